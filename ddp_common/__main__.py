@@ -1,0 +1,3 @@
+from ddp_common.cli import main
+
+main()

@@ -1,0 +1,275 @@
+"""The worker's side of a run: a Dask task that starts one rank as a process of its own, watches it, and ends it when told.
+
+The rank is forked from a `multiprocessing` forkserver that has torch imported, so it starts in a fraction of a second, can be killed at
+once, and leaves nothing behind in the worker. Relies on: the client's cancel turning the task's state to 'cancelled' while it runs
+(also when the client died). Promises: one rank at a time; when the task ends, its rank and the rank's children are gone; what
+the rank reported and printed, and how it ended, was sent to the client's topic before.
+"""
+
+import collections
+import contextlib
+import ctypes
+import faulthandler
+import io
+import linecache
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import wait
+
+from distributed import Status, WorkerPlugin, get_worker
+from distributed.comm import get_address_host
+
+from ddp_common.errors import Error
+
+TOPIC = "ddp_common"
+PRELOAD = ["torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "ddp_common.agent", "ddp_common.rendezvous",
+           "ddp_common.sampling", "ddp_common.checkpoint"]
+POLL = 0.03  # seconds between looks at whether the client still wants this rank
+FLUSH = 0.1  # seconds that reports and printed lines are gathered before they are sent
+EXIT_TIMEOUT = 1.0  # seconds that a rank has to end by itself after its last word
+
+_one_rank = threading.Lock()
+_listener = None  # (run id, socket) made by `listen`, until rank 0's agent takes it
+_files = collections.OrderedDict()  # what save_file sent, until the client has fetched it
+
+
+class Preload(WorkerPlugin):
+    """Worker plugin: imports torch in the forkserver while the cluster is still being waited for."""
+
+    name = "ddp-preload"
+
+    def setup(self, worker):
+        start_forkserver()
+
+
+def start_forkserver():
+    """Start the forkserver if it does not run. A Dask worker is a daemonic process, which may have no children: lift that."""
+    multiprocessing.current_process()._config["daemon"] = False
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    multiprocessing.forkserver.ensure_running()
+    return context
+
+
+def listen(run_id, dask_worker):
+    """Bind a free port on the address by which Dask reaches this worker; rank 0's store will listen there. Returns (host, port)."""
+    global _listener
+    if _listener is not None:  # of a launch that came no further
+        _listener[1].close()
+    host = get_address_host(dask_worker.address)
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    bound.bind((host, 0))
+    bound.listen(1024)
+    _listener = run_id, bound
+    return host, bound.getsockname()[1]
+
+
+def take_file(token):
+    """The content of a saved file, which this worker then forgets."""
+    return _files.pop(token)
+
+
+def run_rank(spec, payload):
+    """Run one rank to its end; the Dask task. Returns rank 0's pickled result (bytes), None for other ranks or when it failed.
+
+    `spec` is a dict: run (id), rank, world_size, local_rank, local_world_size, store ((host, port)), environment (dict of str).
+    `payload` is the pickled (function, keyword arguments).
+    """
+    worker = get_worker()
+    key = worker.get_current_task()
+    with _one_rank:
+        send = Sender(worker, spec["run"], spec["rank"])
+        try:
+            process, messages, output = _start(worker, spec, payload)
+        except Exception:  # whatever it was, the client must learn of it: it waits for this rank's end
+            send({"ended": {"how": "raised", "traceback": traceback.format_exc(), "message": "The rank could not be started."}})
+            return None
+        send({"started": {"pid": process.pid, "host": socket.gethostname()}})
+        try:
+            ended, result = _watch(process, messages, output, send, lambda: _is_wanted(worker, key))
+        finally:
+            _kill(process)
+            messages.close()
+            output.close()
+        send({"ended": ended})
+        return result
+
+
+def _is_wanted(worker, key):
+    """False once the client has cancelled the task, closed or died, and when the worker itself is closing."""
+    task = worker.state.tasks.get(key)
+    return task is not None and task.state not in ("cancelled", "resumed") and worker.status in (Status.running, Status.paused)
+
+
+class Sender:
+    """Gathers this rank's messages for a moment, then sends them to the client as one event."""
+
+    def __init__(self, worker, run_id, rank):
+        self.worker, self.envelope, self.waiting, self.sent = worker, {"run": run_id, "rank": rank}, [], time.monotonic()
+
+    def __call__(self, message):
+        if "content" in message:  # too large for an event: the client fetches it
+            token = f"{self.envelope['run']}/{self.envelope['rank']}/{time.monotonic_ns()}"
+            _files[token] = message.pop("content")
+            message["token"] = token
+        self.waiting.append(message)
+        if "ended" in message or "started" in message:
+            self.flush()
+
+    def flush(self):
+        if self.waiting:
+            self.worker.log_event(TOPIC, {**self.envelope, "messages": self.waiting})
+        self.waiting, self.sent = [], time.monotonic()
+
+    def flush_if_due(self):
+        if time.monotonic() - self.sent > FLUSH:
+            self.flush()
+
+
+def _start(worker, spec, payload):
+    global _listener
+    listener = None
+    if spec["rank"] == 0:
+        (run_id, listener), _listener = _listener, None
+        assert run_id == spec["run"], "another run's store"
+    environment = {
+        "RANK": spec["rank"], "WORLD_SIZE": spec["world_size"], "LOCAL_RANK": spec["local_rank"],
+        "LOCAL_WORLD_SIZE": spec["local_world_size"], "MASTER_ADDR": spec["store"][0], "MASTER_PORT": spec["store"][1],
+        **({"DDP_OWN_GPU_FIRST": 1} if "dask_cuda" in sys.modules else {}), **spec["environment"],
+    }
+    context = start_forkserver()
+    messages, rank_messages = context.Pipe(duplex=False)
+    output, rank_output = context.Pipe(duplex=False)
+    process = context.Process(
+        target=_rank_main, name=f"rank-{spec['rank']}",
+        args=({name: str(value) for name, value in environment.items()}, worker.state.nthreads, payload, listener,
+              rank_messages, rank_output))
+    try:
+        process.start()
+    finally:
+        for end in (rank_messages, rank_output, *([listener] if listener else [])):
+            end.close()
+    return process, messages, output
+
+
+def _watch(process, messages, output, send, is_wanted):
+    """Relay what the rank says until it ends or is no longer wanted. Returns (how it ended: dict, result bytes or None)."""
+    outcome, result, lines, open_ends, deadline = {"how": "exited"}, None, Lines(send), [messages, output], float("inf")
+    while True:
+        ready = wait([*open_ends, process.sentinel], timeout=POLL)
+        if output in ready and not lines.read(output):
+            open_ends.remove(output)
+        if messages in ready:
+            try:
+                message = messages.recv()
+            except (EOFError, OSError):
+                open_ends.remove(messages)
+            else:
+                if "result" in message or "traceback" in message:
+                    result = message.pop("result", None)
+                    outcome, deadline = message, time.monotonic() + EXIT_TIMEOUT
+                elif message:
+                    send(message)
+        send.flush_if_due()
+        if (process.sentinel in ready and not set(ready) & set(open_ends)) or time.monotonic() > deadline:
+            lines.close()
+            process.join(0)
+            return {**outcome, "exitcode": process.exitcode}, result
+        if not is_wanted():
+            lines.close()
+            return {"how": "cancelled"}, None
+
+
+class Lines:
+    """Turns what a rank prints into lines, and passes each on."""
+
+    def __init__(self, send):
+        self.send, self.rest = send, b""
+
+    def read(self, connection):
+        """Read once; False at the end of the stream."""
+        try:
+            chunk = os.read(connection.fileno(), 65536)
+        except OSError:
+            chunk = b""
+        *lines, self.rest = (self.rest + chunk).split(b"\n")
+        for line in lines:
+            self.send({"line": line.decode(errors="replace")})
+        return bool(chunk)
+
+    def close(self):
+        if self.rest:
+            self.send({"line": self.rest.decode(errors="replace")})
+        self.rest = b""
+
+
+def _kill(process):
+    """End the rank and all that it started (it leads a process group of its own), and wait until it is gone."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError):
+            kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
+def _rank_main(environment, threads, payload, listener, messages, output):
+    """The rank's own process, from here to its end."""
+    os.setsid()  # a terminal's Ctrl-C is for the client; and the agent can end all of this at once
+    _die_with_the_worker()
+    for stream in (1, 2):
+        os.dup2(output.fileno(), stream)
+    sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
+    faulthandler.enable(open(2, "w", closefd=False))
+    os.environ.update(environment)
+
+    import torch
+
+    from ddp_common import rendezvous, reporting
+
+    torch.set_num_threads(threads)
+    finish_reports = reporting.start(messages.send)
+    try:
+        function, arguments, sources = pickle.loads(payload)
+        linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
+        with rendezvous.process_group(listener):
+            result = function(**arguments)
+        message = {"how": "done", "result": _pickle_result(result) if environment["RANK"] == "0" else None}
+    except Exception as error:
+        message = {"how": "raised", "traceback": "".join(traceback.format_exception(error)), "message": _headline(error)}
+    finally:
+        finish_reports()
+    messages.send(message)
+    if message["how"] == "raised":
+        sys.exit(1)
+
+
+def _headline(error):
+    """The exception in one line, as a traceback ends; an `Error` is written to be read by itself."""
+    return str(error) if isinstance(error, Error) else "".join(traceback.format_exception_only(error)).strip()
+
+
+def _die_with_the_worker():
+    """If the worker dies its forkserver ends, and the kernel then kills this child of it, also one that is stopped (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, see prctl(2)
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
+
+
+def _pickle_result(result):
+    """torch.save keeps tensors out of the pickle and lets the client load a GPU's tensors without one."""
+    import torch
+
+    buffer = io.BytesIO()
+    try:
+        torch.save(result, buffer)
+    except Exception as error:
+        raise TypeError(f"The training function returned something that cannot be pickled ({error}). Return tensors, numbers, "
+                        f"a state_dict, or lists and dicts of these; not {type(result).__name__}.") from None
+    return buffer.getvalue()

@@ -1,0 +1,117 @@
+"""A profile in, a connected client out.
+
+A profile is a YAML file in `clusters/`: the cluster class, the number of workers, its keyword arguments. Promises: when `connect`
+returns, the wanted number of workers is there and importing torch ahead of the first launch; when its client is closed, so is
+the cluster.
+"""
+
+import importlib
+import os
+import time
+from pathlib import Path
+
+import dask
+import psutil
+import yaml
+from dask.system import CPU_COUNT
+from distributed import Client
+
+from ddp_common.agent import Preload
+from ddp_common.errors import Error
+
+PROFILES = Path(__file__).parent.parent / "clusters"
+WAIT_TIMEOUT = 60  # seconds that workers have to appear
+
+
+class ClusterClient(Client):
+    """A `distributed.Client` that takes its cluster down with it."""
+
+    def close(self, *args, **kwargs):
+        cluster, self.cluster = self.cluster, None
+        closed = super().close(*args, **kwargs)
+        if cluster is not None:
+            cluster.close()
+        return closed
+
+
+def connect(profile=None, workers=None):
+    """Start the cluster of a profile and return a client to it; use it in a `with` block or close it.
+
+    `profile` is a name in `clusters/` or the path of a YAML file (default: CLUSTER from the environment, else `local`). `workers` is
+    their number (default: WORKERS from the environment, else the profile's). Raises `Error` for an unknown or faulty profile, a
+    number that is none, and workers that do not appear in time.
+    """
+    settings = read_profile(profile or os.environ.get("CLUSTER") or "local")
+    count = number_of_workers(workers if workers is not None else os.environ.get("WORKERS") or settings["workers"])
+    dask.config.set({"distributed.worker.daemon": False})
+    client = ClusterClient(_make_cluster(settings, count))
+    try:
+        client.register_plugin(Preload())
+        _wait(client, count)
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def read_profile(profile):
+    """The content of a profile (dict). Raises `Error` with the names there are, or with what is wrong in the file."""
+    path = Path(profile) if profile.endswith((".yaml", ".yml")) else PROFILES / f"{profile}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in PROFILES.glob("*.yaml")))
+        raise Error(f"There is no cluster profile {profile!r}. CLUSTER takes one of {known}, or the path of a .yaml file.")
+    try:
+        content = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise Error(f"The profile {path} is no valid YAML: {error}") from None
+    if not isinstance(content, dict) or "cluster" not in content:
+        raise Error(f"The profile {path} names no cluster class. It needs a line such as 'cluster: distributed.LocalCluster'.")
+    return {"workers": "auto", "options": {}, **content}
+
+
+def number_of_workers(wanted):
+    """An int of at least 1. 'auto': the number of GPUs if dask-cuda can use them, else of physical cores, from 2 to 4."""
+    if wanted == "auto":
+        return gpus() or max(2, min(4, psutil.cpu_count(logical=False) or 1, CPU_COUNT))
+    try:
+        count = int(wanted)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise Error(f"WORKERS={wanted}: the number of workers is a whole number of at least 1. Each of them trains one rank.")
+    return count
+
+
+def gpus():
+    """The number of GPUs that a local cluster can use: 0 without dask-cuda."""
+    if importlib.util.find_spec("dask_cuda") is None:
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _make_cluster(settings, count):
+    options = dict(settings["options"])
+    name = settings["cluster"]
+    if gpus() and settings.get("gpu_cluster"):
+        name = settings["gpu_cluster"]
+    module, _, attribute = name.rpartition(".")
+    try:
+        cluster_class = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise Error(f"The profile's cluster class {name} cannot be imported: {error}. Is its package installed?") from None
+    if "LocalCluster" in name:
+        options = {"threads_per_worker": max(1, CPU_COUNT // count), **options}
+    try:
+        return cluster_class(n_workers=count, **options)
+    except TypeError as error:
+        raise Error(f"The profile's options do not suit {name}: {error}.") from None
+
+
+def _wait(client, count):
+    deadline = time.monotonic() + WAIT_TIMEOUT
+    while (there := len(client.scheduler_info(n_workers=-1)["workers"])) < count:
+        if time.monotonic() > deadline:
+            raise Error(f"{there} of {count} workers came within {WAIT_TIMEOUT} s. Look at the workers' log, or ask for fewer: WORKERS={max(there, 1)}.")
+        time.sleep(0.05)
