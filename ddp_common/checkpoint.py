@@ -60,6 +60,8 @@ class Checkpoint:
                 part.load_state_dict(state[name])
         except (RuntimeError, ValueError, KeyError) as error:
             raise Error(f"{path} was written by another {name}: {error}. Resume with the settings in its run's config.json.") from None
+        if rank() == 0:
+            print(f"Resumed from {path.name}", flush=True)
         return path
 
 

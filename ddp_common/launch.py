@@ -49,7 +49,7 @@ def launch(client, function, *, workers=None, directory=None, timeout=PLACEMENT_
 
     `client` is a `distributed.Client`. `workers` is the number of ranks (default: as many as the cluster has workers); launches
     that find too few free ones wait up to `timeout` seconds. `directory` continues in an earlier run's directory, whose newest
-    checkpoint `Checkpoint.restore` then finds; default: RESUME from the environment, else a new one.
+    checkpoint `Checkpoint.restore` then finds; default: a new one, or what RESUME names for the first launch of a tutorial.
     Raises `RankFailed` as soon as any rank fails, and `Error` for what can be put right before.
     """
     payload = _pickle(function, arguments)
@@ -60,8 +60,9 @@ def launch(client, function, *, workers=None, directory=None, timeout=PLACEMENT_
         try:
             attempt.start(payload)
             result = attempt.follow()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             attempt.directory.log("interrupted from the keyboard")
+            interrupt.directory = attempt.directory.path
             raise
         finally:
             attempt.end()
@@ -89,8 +90,9 @@ def _open_directory(function, directory):
     from ddp_common.reporting import RunDirectory, new_directory
     from ddp_common.settings import current
 
-    directory = directory or os.environ.get("RESUME") or new_directory(current.name or getattr(function, "__name__", "run"))
-    return RunDirectory(directory)
+    if directory is None:
+        directory, current.resume = current.resume, None  # RESUME means the first launch of a tutorial, not each
+    return RunDirectory(directory or new_directory(current.name or getattr(function, "__name__", "run")))
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 from ddp_common.errors import Error
 
-current = SimpleNamespace(name=None, values={})  # what `launch` writes into config.json
+current = SimpleNamespace(name=None, values={}, resume=None)  # what `launch` writes into config.json, and the run to go on with
 
 
 def settings(tutorial, *, presets=None, **defaults):
@@ -43,7 +43,7 @@ def settings(tutorial, *, presets=None, **defaults):
             listing = ", ".join(f"{n}={v!r}" for n, v in values.items())
             raise Error(f"{tutorial} has no setting {name!r}. It has: {listing}.")
         values[name] = convert(name, text, type(defaults[name]))
-    current.name, current.values = tutorial, values
+    current.name, current.values, current.resume = tutorial, values, os.environ.get("RESUME")
     return SimpleNamespace(**values)
 
 

@@ -1,0 +1,122 @@
+"""The command line: `python -m ddp_common run|data …`. The Makefile is a thin skin over it.
+
+A tutorial is one file for the notebook and for the command line. `run` executes its cells from top to bottom as a notebook does, but
+for those tagged as part of the lesson (proofs, exercises, demonstrations): what is left is the job itself.
+"""
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from ddp_common.errors import Error
+
+TUTORIALS = Path(__file__).parent.parent / "tutorials"
+LESSON_TAGS = {"lesson", "proof", "exercise", "solution", "instructor"}
+
+
+class Commands(click.Group):
+    """Says errors that a person can put right in one message, without a traceback."""
+
+    def invoke(self, context):
+        try:
+            return super().invoke(context)
+        except Error as error:
+            click.echo(f"\nError: {error}", err=True)
+            context.exit(1)
+
+
+@click.group(cls=Commands, context_settings={"show_default": True})
+def main():
+    """Train the tutorials' models with DistributedDataParallel on Dask clusters."""
+
+
+@main.command()
+@click.argument("tutorial")
+@click.option("--cluster", envvar="CLUSTER", help="profile in clusters/, or a .yaml file  [default: local]")
+@click.option("--workers", envvar="WORKERS", help="number of ranks  [default: the profile's]")
+@click.option("--preset", envvar="PRESET", help="laptop, or full where the tutorial has it")
+@click.option("--set", "values", envvar="SET", help='settings, "epochs=2 batch_size=128"')
+@click.option("--resume", envvar="RESUME", help="directory of an earlier run to go on from")
+def run(tutorial, cluster, workers, preset, values, resume):
+    """Train TUTORIAL (such as pets) and leave a run directory."""
+    path = tutorial_path(tutorial)
+    choices = {"CLUSTER": cluster, "WORKERS": workers, "PRESET": preset, "SET": values, "RESUME": resume}
+    for name, value in choices.items():
+        os.environ.pop(name, None)
+        if value:
+            os.environ[name] = value
+    check_resumable(resume)
+    os.environ.setdefault("MPLBACKEND", "agg")
+    os.environ.setdefault("DDP_PROGRESS", "bar" if sys.stderr.isatty() else "lines")
+    namespace = {"__name__": "__main__", "__file__": str(path)}
+    began = time.monotonic()
+    try:
+        exec(compile(job_source(path.read_text()), path, "exec"), namespace)
+    except KeyboardInterrupt as interrupt:
+        directory = getattr(interrupt, "directory", None)
+        click.echo(f"\nStopped.{resume_hint(tutorial, directory)}", err=True)
+        sys.exit(130)
+    except Error as error:
+        error.args = (f"{error}{resume_hint(tutorial, getattr(error, 'directory', None))}",)
+        raise
+    finally:
+        if (client := namespace.get("client")) is not None:
+            client.close()
+    click.echo(f"Done in {time.monotonic() - began:.0f} s.")
+
+
+def tutorial_path(name):
+    path = TUTORIALS / f"{name}.py"
+    if not path.is_file():
+        raise Error(f"There is no tutorial {name!r}. TUTORIAL takes one of: {', '.join(sorted(p.stem for p in TUTORIALS.glob('*.py')))}.")
+    return path
+
+
+def job_source(text):
+    """The percent script `text` with markdown and lesson cells blanked out; line numbers stay those of the file."""
+    lines, keep = [], True
+    for line in text.splitlines():
+        if line.startswith("# %%"):
+            tags = re.search(r"tags=\[(.*?)\]", line)
+            keep = "[markdown]" not in line and not LESSON_TAGS & set(re.findall(r'"([^"]+)"', tags[1] if tags else ""))
+        lines.append(line if keep else "")
+    return "\n".join(lines)
+
+
+def check_resumable(directory):
+    from ddp_common.checkpoint import newest
+    from ddp_common.settings import resumed_config
+
+    if not directory:
+        return
+    resumed_config(directory)
+    if newest(Path(directory) / "checkpoints") is None:
+        raise Error(f"RESUME={directory}: that run has no checkpoint to go on from. It ended before its first save; start a new run.")
+
+
+def resume_hint(tutorial, directory):
+    if directory is None:
+        return ""
+    if not list(Path(directory, "checkpoints").glob("*.pt")):
+        return f" There is no checkpoint yet; what there is lies in {shown(directory)}."
+    return f" Go on from the newest checkpoint with:\n  make run TUTORIAL={tutorial} RESUME={shown(directory)}"
+
+
+def shown(path):
+    """`path` as short as it can be typed here."""
+    return os.path.relpath(path) if Path(path).resolve().is_relative_to(Path.cwd()) else str(path)
+
+
+@main.command()
+@click.argument("tutorial")
+def data(tutorial):
+    """Download the full data set of TUTORIAL into data/cache/."""
+    from ddp_common.datasets import download, entry_of
+
+    click.echo(f"{entry_of(tutorial)['title']}. Licence: {entry_of(tutorial)['licence']}.")
+    path = download(tutorial)
+    click.echo(f"Saved {shown(path)}. Use it with SET=\"data=full\".")

@@ -1,0 +1,108 @@
+"""Data sets: what the repository ships works with nothing downloaded; `download` brings the whole, verified.
+
+`data/datasets.yaml` says for each where it comes from and whose it is. Downloads go to `data/cache/<name>/` under a temporary name
+and are renamed when they are whole: a file that is there is a good one.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas
+import pooch
+import yaml
+
+from ddp_common.errors import Error
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+def registry():
+    """The content of data/datasets.yaml: a dict of name -> entry."""
+    return yaml.safe_load((DATA / "datasets.yaml").read_text())
+
+
+def entry_of(name):
+    known = registry()
+    if name not in known:
+        raise Error(f"There is no data set {name!r}. There is: {', '.join(known)}.")
+    return known[name]
+
+
+def fetch(name, data="shipped"):
+    """Where a data set lies. Nothing is downloaded.
+
+    `data` is 'shipped' (in the repository), 'full' (in DDP_DATA/<name>/ or in data/cache/<name>/, after `make data`), or a path.
+    Returns a namespace: path (Path), origin (a phrase for the reader), licence, title. Raises `Error` if it is missing or empty.
+    """
+    entry = entry_of(name)
+    if data == "shipped":
+        path, origin = DATA / entry["shipped"], "shipped with the repository"
+    elif data == "full":
+        places = [Path(os.environ["DDP_DATA"]) / name] if os.environ.get("DDP_DATA") else []
+        found = [place / entry["full"] for place in [*places, cache(name)] if (place / entry["full"]).exists()]
+        if not found:
+            raise Error(f"The full data set {name} is not here. Run `make data TUTORIAL={name}` first, or use data=shipped.")
+        path, origin = found[0], f"full set in {found[0].parent}"
+    else:
+        path, origin = Path(data), f"your own, {data}"
+    if not path.exists():
+        raise Error(f"There is no file {path} to read {name} from. Use data=shipped, data=full, or the path of your own.")
+    if path.is_file() and path.stat().st_size == 0:
+        raise Error(f"{path} is empty. Restore it (git checkout for shipped data, `make data TUTORIAL={name}` for the full set).")
+    return SimpleNamespace(path=path, origin=origin, licence=entry["licence"], title=entry["title"])
+
+
+def cache(name):
+    return DATA / "cache" / name
+
+
+def download(name, progressbar=True):
+    """Bring the full data set `name` to data/cache/; returns the path. What is there already is kept, unless it is a live list.
+
+    Raises `Error` without a network, when a checksum differs, and when the content is not what was expected.
+    """
+    entry, folder = entry_of(name), cache(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
+        for file in entry["files"]:
+            try:
+                pooch.retrieve(file["url"], known_hash=file["sha256"] and f"sha256:{file['sha256']}", fname=file["name"],
+                               path=temporary, progressbar=progressbar)
+            except Exception as error:  # pooch hands on whatever requests, urllib3 and the disk raise
+                raise Error(f"Downloading {file['url']} failed: {_innermost(error)}. Nothing was changed. Check the network "
+                            f"(a proxy? HTTPS_PROXY) and run the command again; data=shipped needs no download.") from None
+        CONVERT[name](Path(temporary))
+        os.replace(Path(temporary) / entry["full"], folder / entry["full"])
+    return folder / entry["full"]
+
+
+def _innermost(error):
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def count_names(names):
+    """Count a column of names as they were typed: lower case, spaces trimmed, only those of the alphabet [a-z\\-. ] with a letter.
+
+    Returns a DataFrame with the columns name (sorted) and count.
+    """
+    tidy = names.dropna().astype(str).str.lower().str.strip()
+    tidy = tidy[tidy.str.fullmatch(r"[a-z\-. ]+") & tidy.str.contains("[a-z]")]
+    return tidy.value_counts().rename_axis("name").reset_index(name="count").sort_values("name", ignore_index=True)
+
+
+def _convert_pets(folder):
+    column = "Animal's Name"
+    try:
+        names = count_names(pandas.read_csv(folder / "rows.csv", usecols=[column])[column])
+    except (ValueError, pandas.errors.ParserError, UnicodeDecodeError) as error:
+        raise Error(f"The list that came has no column {column!r} ({error}). The city may have changed its format; use data=shipped.") from None
+    if names.empty:
+        raise Error("The list that came holds no names. Try again later; data=shipped needs no download.")
+    names.to_csv(folder / "names.csv", index=False, lineterminator="\n")
+
+
+CONVERT = {"pets": _convert_pets}

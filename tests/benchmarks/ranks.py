@@ -1,0 +1,94 @@
+"""What one rank of the benchmark does; the same functions under `ddp.launch` and, run as a script, under torchrun.
+
+    torchrun --nproc-per-node 2 ranks.py FUNCTION DIRECTORY [STEPS]
+
+Every rank leaves what it measured in DIRECTORY/<rank>.json: all ranks are on this host, so their files and clocks are the
+benchmark's too. The model is that of the pets tutorial in its laptop size, the batches are random characters.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import ddp_common as ddp
+
+LETTERS, WIDTH, GLOBAL_BATCH = 31, 8, 512
+WARM_UP = 20  # steps before the clock starts
+
+
+class NextLetter(nn.Module):
+    """An LSTM that reads WIDTH characters, int64 of shape (batch, WIDTH), and scores the next one: (batch, LETTERS)."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(LETTERS, 32)
+        self.lstm = nn.LSTM(32, 64, num_layers=2, batch_first=True)
+        self.scores = nn.Linear(64, LETTERS)
+
+    def forward(self, contexts):
+        return self.scores(self.lstm(self.embedding(contexts))[0][:, -1])
+
+
+def first_backward(directory):
+    """The time (s since 1970) at which this rank has finished its first backward."""
+    _one_backward()
+    _leave(directory, finished=time.time())
+
+
+def memory(directory, bare):
+    """The memory of this rank after its first backward, beside that of the process with the id `bare`, at the same moment."""
+    _one_backward()
+    torch.distributed.barrier()  # no rank has ended yet: pages that they share are shared
+    _leave(directory, rank=_memory_of(psutil.Process()), bare=_memory_of(psutil.Process(bare)))
+    torch.distributed.barrier()
+
+
+def steps(directory, count):
+    """The mean time (s) of `count` training steps, each of which ends with a report."""
+    torch.set_num_threads(1)
+    contexts, targets = torch.randint(LETTERS, (GLOBAL_BATCH * 50, WIDTH)), torch.randint(LETTERS, (GLOBAL_BATCH * 50,))
+    sampler = ddp.ElasticSampler(len(contexts), GLOBAL_BATCH)
+    model = DDP(NextLetter())
+    optimizer = torch.optim.Adam(model.parameters())
+    done = 0
+    for _ in sampler.epochs(sys.maxsize):
+        for batch in sampler:
+            if done == WARM_UP:
+                began = time.perf_counter()
+            loss = nn.functional.cross_entropy(model(contexts[batch]), targets[batch]) * sampler.weight
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            ddp.report(loss=loss)
+            done += 1
+            if done == WARM_UP + count:
+                _leave(directory, seconds=(time.perf_counter() - began) / count)
+                return
+
+
+def _one_backward():
+    torch.set_num_threads(1)
+    share = GLOBAL_BATCH // ddp.world_size()
+    model = DDP(NextLetter())
+    nn.functional.cross_entropy(model(torch.randint(LETTERS, (share, WIDTH))), torch.randint(LETTERS, (share,))).backward()
+
+
+def _memory_of(process):
+    memory = process.memory_full_info()
+    return {"uss": memory.uss, "pss": memory.pss, "rss": memory.rss}
+
+
+def _leave(directory, **values):
+    (Path(directory) / f"{ddp.rank()}.json").write_text(json.dumps(values))
+
+
+if __name__ == "__main__":
+    function, folder, *numbers = sys.argv[1:]
+    with ddp.process_group():
+        globals()[function](folder, *map(int, numbers))

@@ -1,0 +1,85 @@
+"""Writes the notebooks from the scripts: `python tutorials/sync.py [NAME …]`, or `make sync`.
+
+The percent script is the source, always: `NAME.py` -> `NAME.ipynb` (executed on two workers, outputs kept) and `student/NAME.ipynb`
+(solutions replaced by stubs, instructor cells and outputs taken out). Nothing is ever read back from a notebook but its cell ids.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import jupytext
+import nbformat
+from jupytext.combine import combine_inputs_with_outputs
+from nbclient import NotebookClient
+
+HERE = Path(__file__).parent
+METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "jupytext": {"formats": "ipynb,py:percent"}}
+CELL_TIMEOUT = 300  # seconds
+
+
+def sources():
+    """The tutorials: every percent script in this folder."""
+    return sorted(path for path in HERE.glob("*.py") if path.read_text().startswith("# ---\n# jupyter:"))
+
+
+def from_script(script):
+    """The notebook of a percent script, not executed; cells that an earlier notebook had keep their ids."""
+    notebook, earlier = jupytext.read(script), script.with_suffix(".ipynb")
+    if earlier.exists():
+        notebook = combine_inputs_with_outputs(notebook, nbformat.read(earlier, 4))
+    for cell in notebook.cells:
+        cell.metadata = {"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {}
+    notebook.metadata = METADATA
+    return notebook
+
+
+def execute(notebook, folder=HERE):
+    """Run all cells on two workers, with default settings and a run directory that is thrown away."""
+    with tempfile.TemporaryDirectory() as runs:
+        os.environ.update(WORKERS="2", RUNS=runs, DDP_PROGRESS="off")
+        for name in ("CLUSTER", "PRESET", "SET", "RESUME"):
+            os.environ.pop(name, None)
+        NotebookClient(notebook, timeout=CELL_TIMEOUT, record_timing=False, resources={"metadata": {"path": str(folder)}}).execute()
+    notebook.metadata = METADATA  # without the kernel's own version
+    return notebook
+
+
+def student(notebook):
+    """The notebook a student gets: stubs for solutions, no instructor cells, no outputs."""
+    notebook = nbformat.from_dict(notebook)
+    notebook.cells = [cell for cell in notebook.cells if "instructor" not in cell.metadata.get("tags", [])]
+    for cell in notebook.cells:
+        if "solution" in cell.metadata.get("tags", []):
+            cell.source = stub(cell.source)
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return notebook
+
+
+def stub(source):
+    """`source` with what stands between '# your code' and '# end of your code' replaced by an ellipsis."""
+    before, mark, rest = source.partition("# your code")
+    solution, end, after = rest.partition("    # end of your code")
+    if not (mark and end and solution.strip()):
+        raise ValueError("a solution cell needs the lines '# your code' and '# end of your code'")
+    return f"{before}{mark}\n    ...{after}".rstrip()
+
+
+def main(names):
+    scripts = [path for path in sources() if not names or path.stem in names]
+    if not scripts:
+        sys.exit(f"No tutorial is called {' or '.join(names)}. There is: {', '.join(path.stem for path in sources())}.")
+    (HERE / "student").mkdir(exist_ok=True)
+    for script in scripts:
+        print(f"{script.stem}: executing", flush=True)
+        notebook = execute(from_script(script))
+        nbformat.write(notebook, script.with_suffix(".ipynb"))
+        nbformat.write(student(notebook), HERE / "student" / script.with_suffix(".ipynb").name)
+        print(f"{script.stem}: wrote {script.stem}.ipynb and student/{script.stem}.ipynb", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
