@@ -8,7 +8,6 @@ the rank reported and printed, and how it ended, was sent to the client's topic 
 
 import collections
 import contextlib
-import ctypes
 import faulthandler
 import io
 import linecache
@@ -26,11 +25,12 @@ from multiprocessing.connection import wait
 from distributed import Status, WorkerPlugin, get_worker
 from distributed.comm import get_address_host
 
+from ddp_common._forkserver import die_with_parent
 from ddp_common.errors import Error
 
 TOPIC = "ddp_common"
-PRELOAD = ["torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "ddp_common.agent", "ddp_common.rendezvous",
-           "ddp_common.sampling", "ddp_common.checkpoint"]
+PRELOAD = ["ddp_common._forkserver", "torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "ddp_common.agent",
+           "ddp_common.rendezvous", "ddp_common.sampling", "ddp_common.checkpoint"]
 POLL = 0.03  # seconds between looks at whether the client still wants this rank
 FLUSH = 0.1  # seconds that reports and printed lines are gathered before they are sent
 EXIT_TIMEOUT = 1.0  # seconds that a rank has to end by itself after its last word
@@ -41,11 +41,16 @@ _files = collections.OrderedDict()  # what save_file sent, until the client has 
 
 
 class Preload(WorkerPlugin):
-    """Worker plugin: imports torch in the forkserver while the cluster is still being waited for."""
+    """Worker plugin: imports torch in the forkserver while the cluster is still being waited for.
+
+    It also makes the worker deaf to Ctrl-C, which a terminal sends to every process: only the client shall act on it.
+    """
 
     name = "ddp-preload"
 
     def setup(self, worker):
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         start_forkserver()
 
 
@@ -85,15 +90,18 @@ def run_rank(spec, payload):
     worker = get_worker()
     key = worker.get_current_task()
     with _one_rank:
-        send = Sender(worker, spec["run"], spec["rank"])
+        send, is_wanted = Sender(worker, spec["run"], spec["rank"]), lambda: _is_wanted(worker, key)
         try:
-            process, messages, output = _start(worker, spec, payload)
+            process, messages, output, given = _make_process(worker, spec, payload)
+            if not _start(process, given, is_wanted):
+                send({"ended": {"how": "cancelled"}})
+                return None
         except Exception:  # whatever it was, the client must learn of it: it waits for this rank's end
             send({"ended": {"how": "raised", "traceback": traceback.format_exc(), "message": "The rank could not be started."}})
             return None
         send({"started": {"pid": process.pid, "host": socket.gethostname()}})
         try:
-            ended, result = _watch(process, messages, output, send, lambda: _is_wanted(worker, key))
+            ended, result = _watch(process, messages, output, send, is_wanted)
         finally:
             _kill(process)
             messages.close()
@@ -133,7 +141,8 @@ class Sender:
             self.flush()
 
 
-def _start(worker, spec, payload):
+def _make_process(worker, spec, payload):
+    """The rank's process, not started; our ends of its two pipes; and what is the rank's own, to be closed here once it has it."""
     global _listener
     listener = None
     if spec["rank"] == 0:
@@ -151,12 +160,33 @@ def _start(worker, spec, payload):
         target=_rank_main, name=f"rank-{spec['rank']}",
         args=({name: str(value) for name, value in environment.items()}, worker.state.nthreads, payload, listener,
               rank_messages, rank_output))
-    try:
-        process.start()
-    finally:
-        for end in (rank_messages, rank_output, *([listener] if listener else [])):
+    return process, messages, output, [end for end in (rank_messages, rank_output, listener) if end is not None]
+
+
+def _start(process, given, is_wanted):
+    """Start the process; False if it was no longer wanted before it ran: the first start waits while the forkserver imports torch."""
+    errors, abandoned = [], threading.Event()
+
+    def start():
+        try:
+            process.start()
+        except Exception as error:  # raised again below, in the agent's thread
+            errors.append(error)
+        for end in given:
             end.close()
-    return process, messages, output
+        if abandoned.is_set() and not errors:
+            _kill(process)
+
+    starting = threading.Thread(target=start, daemon=True)
+    starting.start()
+    while starting.is_alive():
+        starting.join(POLL)
+        if starting.is_alive() and not is_wanted():
+            abandoned.set()
+            return False
+    if errors:
+        raise errors[0]
+    return True
 
 
 def _watch(process, messages, output, send, is_wanted):
@@ -195,10 +225,7 @@ class Lines:
 
     def read(self, connection):
         """Read once; False at the end of the stream."""
-        try:
-            chunk = os.read(connection.fileno(), 65536)
-        except OSError:
-            chunk = b""
+        chunk = os.read(connection.fileno(), 65536)
         *lines, self.rest = (self.rest + chunk).split(b"\n")
         for line in lines:
             self.send({"line": line.decode(errors="replace")})
@@ -207,7 +234,6 @@ class Lines:
     def close(self):
         if self.rest:
             self.send({"line": self.rest.decode(errors="replace")})
-        self.rest = b""
 
 
 def _kill(process):
@@ -255,9 +281,8 @@ def _headline(error):
 
 
 def _die_with_the_worker():
-    """If the worker dies its forkserver ends, and the kernel then kills this child of it, also one that is stopped (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, see prctl(2)
+    """When the worker dies its forkserver dies, and with that this rank, even if it is stopped; elsewhere a thread sees to it."""
+    die_with_parent()
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
 

@@ -66,7 +66,7 @@ def run(tutorial, cluster, workers, preset, values, resume):
     finally:
         if (client := namespace.get("client")) is not None:
             client.close()
-    click.echo(f"Done in {time.monotonic() - began:.0f} s.")
+    click.echo(f"\nDone in {time.monotonic() - began:.0f} s. {'' if 'run' not in namespace else listing(namespace['run'].directory)}")
 
 
 def tutorial_path(name):
@@ -104,6 +104,11 @@ def resume_hint(tutorial, directory):
     if not list(Path(directory, "checkpoints").glob("*.pt")):
         return f" There is no checkpoint yet; what there is lies in {shown(directory)}."
     return f" Go on from the newest checkpoint with:\n  make run TUTORIAL={tutorial} RESUME={shown(directory)}"
+
+
+def listing(directory):
+    files = ", ".join(sorted(f"{path.name}/" if path.is_dir() else path.name for path in Path(directory).iterdir()))
+    return f"Run directory: {shown(directory)}\n  {files}"
 
 
 def shown(path):

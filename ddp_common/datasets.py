@@ -97,7 +97,7 @@ def count_names(names):
 def _convert_pets(folder):
     column = "Animal's Name"
     try:
-        names = count_names(pandas.read_csv(folder / "rows.csv", usecols=[column])[column])
+        names = count_names(pandas.read_csv(folder / "rows.csv", usecols=[column], keep_default_na=False)[column])
     except (ValueError, pandas.errors.ParserError, UnicodeDecodeError) as error:
         raise Error(f"The list that came has no column {column!r} ({error}). The city may have changed its format; use data=shipped.") from None
     if names.empty:

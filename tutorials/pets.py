@@ -133,6 +133,7 @@ for (row, column), code in np.ndenumerate(rows.numpy()):
     axes.text(column, row, ALPHABET[code], ha="center", va="center", family="monospace")
 axes.axvline(WIDTH - 0.5, color="black", linewidth=2)
 axes.set(xticks=[WIDTH / 2 - 0.5, WIDTH], xticklabels=["eight characters", "next"], yticks=[], title="Three names as windows")
+plt.show()
 
 # %% [markdown]
 # ## 4. One rank first
@@ -185,6 +186,7 @@ print(f"first batch {losses[0]:.2f} nats per character (a blind guess: ln {len(A
 figure, axes = plt.subplots(figsize=(6, 2.6))
 axes.plot(losses)
 axes.set(xlabel="step", ylabel="loss (nats per character)", title="One process, the plain loop")
+plt.show()
 
 # %% [markdown]
 # ## 5. Predict
@@ -282,7 +284,8 @@ run.metrics.pivot_table(index="rank", columns="epoch", values="loss").round(4)
 # %%
 def plot_losses(metrics):
     """The loss of every rank and of their mean, a point for every 20 steps."""
-    by_rank = metrics.groupby([metrics["step"] // 20 * 20, "rank"])["loss"].mean().unstack()
+    whole = metrics[metrics["step"] < metrics["step"].max() // 20 * 20]  # without the last, incomplete point
+    by_rank = whole.groupby([whole["step"] // 20 * 20, "rank"])["loss"].mean().unstack()
     figure, axes = plt.subplots(figsize=(7, 3.2))
     for rank, curve in by_rank.items():
         axes.plot(curve.index, curve, linewidth=0.8, alpha=0.7, label=f"rank {rank}")
@@ -362,8 +365,7 @@ existing = set(table["name"])
 # %% tags=["nbval-ignore-output"]
 names = invent(model, 40)
 print("Invented:", ", ".join(names[:20]))
-(run.directory / "names.txt").write_text("\n".join(names) + "\n")
-print(f"Held out: {quality:.3f} nats per character. Run directory: {os.path.relpath(run.directory)}")
+_ = (run.directory / "names.txt").write_text("\n".join(names) + "\n")
 
 # %% tags=["lesson", "nbval-ignore-output"]
 for temperature in (0.3, 0.7, 1.0, 1.5):
@@ -417,6 +419,7 @@ for axes, everyones, title in zip(panels, (right, wrong), ("ElasticSampler", "a 
     covered = len(np.unique(np.concatenate(everyones))) / 1_000
     axes.imshow(picture)
     axes.set(xticks=[], yticks=[], title=f"{title}\n{covered:.0%} of 1,000 samples seen")
+plt.show()
 
 # %% tags=["proof"]
 check_partition(right, 1_000)
@@ -469,7 +472,7 @@ resumed = ddp.launch(client, train, **longer, directory=killed.directory, worker
 
 # %% tags=["proof"]
 steps = resumed.metrics.query("rank == 0")["step"]
-last_before, first_after = steps[steps.diff() < 0].index[0] - 1, steps[steps.diff() < 0].iloc[0]
+first_after = steps[steps.diff() < 0].iloc[0]  # where the count jumps back
 print(f"rank {killed.rank} was ended by {killed.signal}; training went on with step {first_after}")
 for name, weights in undisturbed.result.items():
     assert torch.equal(weights, resumed.result[name]), f"{name} differs"
@@ -628,7 +631,7 @@ print("\n".join(line for line in broken.traceback.splitlines() if "Embedding(len
 # refuses a character outside the alphabet, with the name it stands in.
 
 # %% tags=["lesson"]
-(run.directory / "broken.csv").write_text("name,count\nbella,3\nr2d2,1\n")
+_ = (run.directory / "broken.csv").write_text("name,count\nbella,3\nr2d2,1\n")
 try:
     read_names(run.directory / "broken.csv")
 except ddp.Error as error:

@@ -1,8 +1,8 @@
 """What one rank of the benchmark does; the same functions under `ddp.launch` and, run as a script, under torchrun.
 
-    torchrun --nproc-per-node 2 ranks.py FUNCTION DIRECTORY [STEPS]
+    torchrun --nproc-per-node 2 ranks.py FUNCTION FOLDER [STEPS]
 
-Every rank leaves what it measured in DIRECTORY/<rank>.json: all ranks are on this host, so their files and clocks are the
+Every rank leaves what it measured in FOLDER/<rank>.json: all ranks are on this host, so their files and clocks are the
 benchmark's too. The model is that of the pets tutorial in its laptop size, the batches are random characters.
 """
 
@@ -35,21 +35,21 @@ class NextLetter(nn.Module):
         return self.scores(self.lstm(self.embedding(contexts))[0][:, -1])
 
 
-def first_backward(directory):
+def first_backward(folder):
     """The time (s since 1970) at which this rank has finished its first backward."""
     _one_backward()
-    _leave(directory, finished=time.time())
+    _leave(folder, finished=time.time())
 
 
-def memory(directory, bare):
+def memory(folder, bare):
     """The memory of this rank after its first backward, beside that of the process with the id `bare`, at the same moment."""
     _one_backward()
     torch.distributed.barrier()  # no rank has ended yet: pages that they share are shared
-    _leave(directory, rank=_memory_of(psutil.Process()), bare=_memory_of(psutil.Process(bare)))
+    _leave(folder, rank=_memory_of(psutil.Process()), bare=_memory_of(psutil.Process(bare)))
     torch.distributed.barrier()
 
 
-def steps(directory, count):
+def steps(folder, count):
     """The mean time (s) of `count` training steps, each of which ends with a report."""
     torch.set_num_threads(1)
     contexts, targets = torch.randint(LETTERS, (GLOBAL_BATCH * 50, WIDTH)), torch.randint(LETTERS, (GLOBAL_BATCH * 50,))
@@ -57,7 +57,7 @@ def steps(directory, count):
     model = DDP(NextLetter())
     optimizer = torch.optim.Adam(model.parameters())
     done = 0
-    for _ in sampler.epochs(sys.maxsize):
+    for _ in sampler.epochs(WARM_UP + count):
         for batch in sampler:
             if done == WARM_UP:
                 began = time.perf_counter()
@@ -68,7 +68,7 @@ def steps(directory, count):
             ddp.report(loss=loss)
             done += 1
             if done == WARM_UP + count:
-                _leave(directory, seconds=(time.perf_counter() - began) / count)
+                _leave(folder, seconds=(time.perf_counter() - began) / count)
                 return
 
 
@@ -84,11 +84,11 @@ def _memory_of(process):
     return {"uss": memory.uss, "pss": memory.pss, "rss": memory.rss}
 
 
-def _leave(directory, **values):
-    (Path(directory) / f"{ddp.rank()}.json").write_text(json.dumps(values))
+def _leave(folder, **values):
+    (Path(folder) / f"{ddp.rank()}.json").write_text(json.dumps(values))
 
 
 if __name__ == "__main__":
-    function, folder, *numbers = sys.argv[1:]
+    name, folder, *numbers = sys.argv[1:]
     with ddp.process_group():
-        globals()[function](folder, *map(int, numbers))
+        globals()[name](folder, *map(int, numbers))

@@ -1,0 +1,67 @@
+# The only commands a person has to know. `make help` lists them.
+
+export CLUSTER WORKERS PRESET SET RESUME
+
+VENV     := .venv
+PYTHON   := $(VENV)/bin/python
+STAMP    := $(VENV)/installed
+TUTORIAL ?=
+# arguments of pip for torch and torchvision; empty: the build that pip offers on this machine
+TORCH    ?=
+
+.PHONY: help setup run lab data test sync bench clean
+
+help:
+	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
+	@echo '     WORKERS=3              number of ranks (default: physical cores, 2 to 4, or GPUs)'
+	@echo '     SET="epochs=2"         change settings; a wrong name lists them all'
+	@echo '     PRESET=full            the sizes of the original experiment'
+	@echo '     CLUSTER=local          a profile in clusters/, or the path of a .yaml file'
+	@echo '     RESUME=runs/pets/...   go on from the newest checkpoint of a run'
+	@echo 'make lab                    open the notebooks in JupyterLab'
+	@echo 'make data TUTORIAL=pets     download the full data set (the tutorials work without)'
+	@echo 'make test                   run all tests, the notebooks included'
+	@echo 'make sync                   write the notebooks from the scripts (TUTORIAL=pets: only this one)'
+	@echo 'make bench                  measure launch, steps, data; print ratios, write runs/bench.json'
+	@echo 'make setup                  only install, into $(VENV)/'
+	@echo '     TORCH="--index-url URL"  take torch and torchvision from the index that pytorch.org'
+	@echo '                            names for your CUDA version, or for the CPU'
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@for python in $(PYTHON_BASE) python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	  if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; done; \
+	if [ -z "$$found" ]; then \
+	  echo 'No Python 3.11 or newer with the module venv was found (tried python3, python3.14 ... python3.11, python).'; \
+	  echo 'Install one (Debian, Ubuntu: apt install python3 python3-venv; elsewhere: python.org or conda), or name it: make PYTHON_BASE=/path/to/python'; \
+	  exit 1; fi; \
+	echo "Setting up $(VENV)/ with $$($$found --version): a few minutes, once."; \
+	$$found -m venv $(VENV)
+	@if [ -n "$(TORCH)" ]; then echo 'Installing torch and torchvision ($(TORCH))'; \
+	  $(PYTHON) -m pip install --quiet --disable-pip-version-check $(TORCH) -c constraints.txt torch torchvision; fi
+	@echo 'Installing the packages of pyproject.toml in the versions of constraints.txt'
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+run: $(STAMP)
+	@$(PYTHON) -m ddp_common run "$(TUTORIAL)"
+
+data: $(STAMP)
+	@$(PYTHON) -m ddp_common data "$(TUTORIAL)"
+
+lab: $(STAMP)
+	@cd tutorials && DDP_PROGRESS=bar ../$(VENV)/bin/jupyter lab
+
+test: $(STAMP)
+	@$(PYTHON) -m pytest
+
+sync: $(STAMP)
+	@$(PYTHON) tutorials/sync.py $(TUTORIAL)
+
+bench: $(STAMP)
+	@$(PYTHON) tests/benchmarks/bench.py
+
+clean:
+	rm -rf $(VENV) runs data/cache

@@ -1,0 +1,147 @@
+"""The command line as a person uses it: what it prints, what it leaves, and one clear message for bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QUICK = "epochs=1 hidden=16 batch_size=4096"
+
+
+def command(*words, runs, **variables):
+    kept = {key: value for key, value in os.environ.items() if key not in ("CLUSTER", "WORKERS", "PRESET", "SET", "RESUME", "DDP_PROGRESS")}
+    return subprocess.Popen([sys.executable, "-m", "ddp_common", *words], cwd=ROOT, env=kept | {"RUNS": str(runs)} | variables,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def finish(process):
+    """Exit code and both outputs of `process`; fails the test if anything it started outlives it."""
+    out, error = process.communicate(timeout=120)
+    deadline = time.monotonic() + 5
+    while left := session_of(process.pid):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.1)
+    return process.returncode, out, error
+
+
+def session_of(leader):
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and os.getsid(process.pid) == leader:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory):
+    """One real, short training: its output and its run directory."""
+    runs = tmp_path_factory.mktemp("runs")
+    code, out, error = finish(command("run", "pets", runs=runs, SET=QUICK, WORKERS="2"))
+    assert code == 0, error
+    (directory,) = (runs / "pets").iterdir()
+    return out, error, directory
+
+
+def test_run_shows_progress_names_and_where_the_run_is(short_run):
+    out, error, directory = short_run
+    for words in ("2 workers", "epoch 1/1  loss", "samples/s", "Invented:", "Run directory:", directory.name):
+        assert words in out
+    assert error == ""
+
+
+def test_run_directory_holds_config_metrics_checkpoints_log_and_picture(short_run):
+    *_, directory = short_run
+    config = json.loads((directory / "config.json").read_text())
+    assert config["settings"]["hidden"] == 16 and config["versions"]["torch"] and len(config["workers"]) == 2
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert {row["rank"] for row in rows} == {0, 1} and all("loss" in row for row in rows)
+    assert list((directory / "checkpoints").glob("step-*.pt"))
+    assert "rank 0 started" in (directory / "log.txt").read_text()
+    assert (directory / "loss.png").stat().st_size > 1_000 and (directory / "names.txt").exists()
+
+
+def test_resume_takes_the_settings_of_the_run_and_goes_on(short_run):
+    *_, directory = short_run
+    code, out, error = finish(command("run", "pets", runs=directory.parents[1], RESUME=str(directory), SET="epochs=2", WORKERS="1"))
+    assert code == 0, error
+    assert json.loads((directory / "config.json").read_text())["settings"]["hidden"] == 16
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    epochs = [row["epoch"] for row in rows if row["rank"] == 0]
+    assert epochs == sorted(epochs) and set(epochs) == {0, 1}
+    assert "Resumed from step-" in (directory / "log.txt").read_text()
+
+
+def test_resume_passes_over_a_damaged_checkpoint_and_names_it(short_run, tmp_path):
+    *_, directory = short_run
+    newest = sorted((directory / "checkpoints").glob("step-*.pt"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    code, _, error = finish(command("run", "pets", runs=tmp_path, RESUME=str(directory), WORKERS="1"))
+    assert code == 0 or "all 1 are damaged" in error
+    assert str(newest.name) in error
+
+
+@pytest.mark.parametrize("words, variables, message", [
+    (["run", "cats"], {}, "There is no tutorial 'cats'. TUTORIAL takes one of:"),
+    (["run", ""], {}, "TUTORIAL takes one of:"),
+    (["data", "cats"], {}, "There is no data set 'cats'. There is: pets"),
+    (["run", "pets"], {"CLUSTER": "mars"}, "There is no cluster profile 'mars'. CLUSTER takes one of local"),
+    (["run", "pets"], {"PRESET": "huge"}, "pets has no preset 'huge'. It has: laptop, full"),
+    (["run", "pets"], {"SET": "epoch=2"}, "pets has no setting 'epoch'. It has: data='shipped'"),
+    (["run", "pets"], {"SET": "epochs=two"}, "The setting epochs takes a whole number, not 'two'"),
+    (["run", "pets"], {"SET": "epochs"}, "'epochs' has no '='"),
+    (["run", "pets"], {"WORKERS": "0"}, "WORKERS=0: the number of workers is a whole number of at least 1"),
+    (["run", "pets"], {"WORKERS": "many"}, "WORKERS=many: the number of workers is a whole number"),
+    (["run", "pets"], {"RESUME": "/nowhere"}, "there is no run in that folder"),
+    (["run", "pets"], {"SET": "data=/nowhere.csv"}, "There is no file /nowhere.csv"),
+])
+def test_bad_input_gets_one_clear_message(tmp_path, words, variables, message):
+    code, out, error = finish(command(*words, runs=tmp_path, **variables))
+    assert code == 1
+    assert message in error and error.count("Error:") == 1
+    assert "Traceback" not in out + error
+    assert not list(tmp_path.iterdir()), "something was left behind"
+
+
+def test_resume_of_a_run_without_a_checkpoint_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    code, _, error = finish(command("run", "pets", runs=tmp_path / "runs", RESUME=str(tmp_path)))
+    assert code == 1 and "has no checkpoint to go on from" in error
+
+
+def test_an_empty_data_file_is_refused(tmp_path):
+    (tmp_path / "names.csv").touch()
+    code, _, error = finish(command("run", "pets", runs=tmp_path / "runs", SET=f"data={tmp_path / 'names.csv'}"))
+    assert code == 1 and "is empty" in error and "Traceback" not in error
+
+
+def test_full_data_that_were_never_downloaded_name_the_command(tmp_path):
+    code, _, error = finish(command("run", "pets", runs=tmp_path, SET="data=full", DDP_DATA=str(tmp_path)))
+    assert code == 0 or "make data TUTORIAL=pets" in error
+
+
+def test_ctrl_c_stops_all_and_says_how_to_resume(tmp_path):
+    process = command("run", "pets", runs=tmp_path, SET="epochs=50", WORKERS="2")
+    deadline = time.monotonic() + 90
+    while not list(tmp_path.glob("pets/*/checkpoints/*.pt")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the client and to every worker
+    code, out, error = finish(process)
+    assert code == 130
+    assert "make run TUTORIAL=pets RESUME=" in error and "Traceback" not in out + error
+
+
+def test_a_rank_that_fails_ends_the_command_with_its_traceback(tmp_path):
+    code, _, error = finish(command("run", "pets", runs=tmp_path, SET="layers=-1", WORKERS="2"))
+    assert code == 1
+    assert "Rank " in error and "ValueError" in error and "/log.txt" in error

@@ -1,0 +1,58 @@
+"""What the project promises about itself: one list of dependencies, a small package, no traces of where it was made."""
+
+import ast
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted((ROOT / "ddp_common").glob("*.py"))
+
+
+def names(requirements):
+    return {re.split(r"[<>=\[]", requirement)[0].lower() for requirement in requirements}
+
+
+def test_conda_and_pip_users_get_the_same_direct_dependencies():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    conda = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    of_conda = names(line for line in conda if isinstance(line, str)) - {"python", "pip"}
+    of_pip = names(project["dependencies"] + project["optional-dependencies"]["dev"])
+    assert {"pytorch" if name == "torch" else name for name in of_pip} == of_conda
+
+
+def test_every_direct_dependency_has_a_tested_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = names(line for line in (ROOT / "constraints.txt").read_text().lower().splitlines() if not line.startswith("#"))
+    assert names(project["dependencies"] + project["optional-dependencies"]["dev"]) <= pinned
+
+
+def test_the_package_stays_small():
+    lines = {path.name: len(path.read_text().splitlines()) for path in MODULES}
+    assert max(lines.values()) <= 300, lines
+    assert sum(lines.values()) <= 1_600, lines  # "about 1,500"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
+def test_no_function_is_longer_than_sixty_lines(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 60, node.name
+
+
+def test_make_help_names_every_command():
+    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for command in ("setup", "run", "lab", "data", "test", "sync", "bench"):
+        assert f"make {command}" in said
+
+
+def test_make_says_which_python_it_needs(tmp_path):
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    done = subprocess.run(["/usr/bin/make", "setup", f"VENV={tmp_path}/venv", "SHELL=/bin/sh"], cwd=ROOT, capture_output=True,
+                          text=True, env={"PATH": str(tmp_path)})
+    assert done.returncode != 0
+    assert "No Python 3.11 or newer" in done.stdout
