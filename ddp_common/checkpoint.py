@@ -7,6 +7,7 @@ every rank reads. Loading executes no code (`weights_only=True`).
 
 import hashlib
 import os
+import pickle
 import sys
 from pathlib import Path
 
@@ -52,7 +53,11 @@ class Checkpoint:
         path = newest(self.directory) if self.directory is not None else None
         if path is None:
             return None
-        state = torch.load(path, map_location=device(), weights_only=True)
+        try:
+            state = torch.load(path, map_location=device(), weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+            raise Error(f"{path} is not a checkpoint that can be loaded without executing code, so it was not: "
+                        f"{str(error).splitlines()[0]} Remove it to use the one before it.") from None
         if set(state) != set(self.parts):
             raise Error(f"{path} holds {', '.join(state)}; this run saves {', '.join(self.parts)}. Resume with the code that wrote it.")
         try:

@@ -1,24 +1,23 @@
-"""How fast and how small `ddp_common` is, each time beside what one would use without it, both measured in this run.
+"""How fast and how small `ddp_common` is, each time beside what one would use without it, both measured in the same run.
 
     python tests/benchmarks/bench.py [--output FILE.json] [--only NAME]
 
-| name    | ours                                                   | other                                              |
-|---------|--------------------------------------------------------|----------------------------------------------------|
-| launch  | `ddp.launch` on a warm cluster until both ranks have   | the same from starting `torchrun`                  |
-|         | finished their first backward (s)                      |                                                    |
-| step    | mean training step under `ddp.launch`, reports sent    | the same code under `torchrun`, reports dropped    |
-| windows | (8 characters -> next) windows of all pet names, NumPy | the same tensors from Python lists, item by item   |
-| loader  | one epoch over them, one index operation per batch     | one per item and the default collate               |
-| memory  | a rank after its first backward                        | a process that has only imported torch             |
-| lines   | the lines of `ddp_common`                              | the limit that the project has set itself          |
+| name    | ours                                                  | other                                             |
+|---------|-------------------------------------------------------|---------------------------------------------------|
+| launch  | `ddp.launch` on a warm cluster until both ranks have  | the same from starting torchrun                   |
+|         | finished their first backward (s)                     |                                                   |
+| step    | mean training step under `ddp.launch`, reports sent   | the same code under torchrun, reports dropped     |
+| windows | (8 characters -> next) of all pet names, with NumPy   | equal tensors out of Python lists, item by item   |
+| loader  | one epoch over them, one index operation per batch    | one per item, and the default collate             |
+| memory  | a rank after its first backward                       | a process that has only imported torch            |
+| lines   | `ddp_common`                                          | the limits that the project has set itself        |
 
-Time repetitions of ours and other take turns, and the medians are compared; all single values are in the JSON file. `ratio` is
-other / ours for speed-ups (more is better), ours / other for what we add (less is better). A goal is `met` or `missed` and does
-not change the exit code. The machine should have nothing else to do: look at `load` in the JSON file when a number surprises.
+Ours and other take turns, and medians are compared; the JSON file has every single value. `ratio` is other / ours where the goal
+is to be faster, ours / other where it is to add little. A goal is met or missed; the exit code is 0 either way. Nothing else
+should run on the machine: look at `load` in the JSON file when a number surprises.
 
-Memory: USS is what a process has for itself alone, PSS adds its part of what it shares. Ranks share torch's pages with the
-forkserver they come from, and a bare process shares torch's files with everybody, so PSS is the fair one; USS is what one more
-process costs.
+Memory: USS is what a process has for itself alone, so what one more rank costs; PSS adds its part of what it shares, and is the fair
+number for a rank, which shares torch with the forkserver it was forked from.
 """
 
 import argparse
@@ -26,7 +25,6 @@ import ast
 import contextlib
 import csv
 import datetime
-import functools
 import json
 import os
 import platform
@@ -37,15 +35,264 @@ import tempfile
 import time
 from pathlib import Path
 
-import ranks  # in the folder of this script
-
 import ddp_common as ddp
 
 REPOSITORY = Path(__file__).parents[2]
 NAMES = REPOSITORY / "data" / "pets" / "names.csv"
+RANKS = Path(__file__).with_name("ranks.py")
 ALPHABET = "*+abcdefghijklmnopqrstuvwxyz-. "  # '*' pads the beginning, '+' ends a name
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
-            "--rdzv-endpoint", "localhost:0", ranks.__file__]
-STEPS = 200
 LOADER_BATCH = 16_384
-MODULE_LINES, FUNCTION_LINES, ALL_LINES = 300, 60, 1_500
+STEPS = 200  # of each repetition, after those that warm up
+ALL_LINES, MODULE_LINES, FUNCTION_LINES = 1_500, 300, 60  # the project's limits
+
+
+# Launch, step, memory: two ranks, under ddp.launch and under torchrun
+
+
+def measure_launch(client):
+    """Both launchers import torch once for all: torchrun in the page cache, the forkserver in its memory."""
+    for launcher in (under_launch, under_torchrun):
+        launcher(client, "first_backward")
+    seconds = take_turns(lambda: seconds_to_backward(under_launch, client), lambda: seconds_to_backward(under_torchrun, client), turns=5)
+    faster = compared("launch", "to both ranks' first backward, s", *seconds, at_least=15)
+    return [faster, limited("launch", "the same, as a number of seconds", faster["ours"], 0.3)]
+
+
+def measure_step(client):
+    """Half of the turns begin with ours, half with the other: neither profits from the machine's drift."""
+    milliseconds = take_turns(lambda: step_milliseconds(under_launch, client), lambda: step_milliseconds(under_torchrun, client), turns=6)
+    return [compared("step", f"mean of {STEPS} steps of 512 windows, ms", *milliseconds, at_most=1.03)]
+
+
+def measure_memory(client):
+    """The bare process lives as long as the ranks, and both are looked at in one moment: what is shared, is shared by all."""
+    with bare_torch() as bare:
+        found = [rank for _ in range(3) for rank in under_launch(client, "memory", bare=bare)]
+    return [compared("memory", f"{kind.upper()} of a rank, of bare torch, MB", [each["rank"][kind] / 1e6 for each in found],
+                     [each["bare"][kind] / 1e6 for each in found], at_most=None) for kind in ("pss", "uss")]
+
+
+def seconds_to_backward(launcher, client):
+    began = time.time()
+    return max(rank["finished"] for rank in launcher(client, "first_backward")) - began
+
+
+def step_milliseconds(launcher, client):
+    return statistics.mean(rank["seconds"] for rank in launcher(client, "steps", count=STEPS)) * 1e3
+
+
+def under_launch(client, name, **arguments):
+    """Run a function of `ranks` on both workers; returns what each rank left."""
+    import ranks
+
+    with tempfile.TemporaryDirectory() as folder:
+        ddp.launch(client, getattr(ranks, name), directory=f"{folder}/run", folder=folder, **arguments)
+        return left_in(folder)
+
+
+def under_torchrun(_, name, **arguments):
+    """Run a function of `ranks` in both ranks of a torchrun; returns what each rank left."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+               "--rdzv-endpoint", "localhost:0", str(RANKS), name]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([*command, folder, *map(str, arguments.values())], env={**os.environ, "OMP_NUM_THREADS": "1"},
+                              stderr=subprocess.PIPE, text=True)
+        try:
+            return left_in(folder)  # a rank may have died at exit, long after the clock had stopped
+        except OSError:
+            raise SystemExit(f"torchrun left with exit code {done.returncode} before the ranks had measured anything:\n{done.stderr}")
+
+
+def left_in(folder):
+    return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@contextlib.contextmanager
+def bare_torch():
+    """The process id of a Python that has imported torch and waits."""
+    program = "import sys, torch; print('ready', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        yield process.pid
+        process.stdin.close()
+
+
+# Windows, loader: the data of the pets tutorial, without ranks
+
+
+def measure_windows():
+    import torch
+
+    names = read_names()
+    for ours, other in zip(windows(names), windows_item_by_item(names)):
+        assert torch.equal(ours.long(), other), "the two ways disagree"
+    seconds = take_turns(lambda: timed(windows, names), lambda: timed(windows_item_by_item, names), turns=5)
+    return [compared("windows", f"windows of {len(names):,} names, s", *seconds, at_least=100)]
+
+
+def measure_loader():
+    from torch.utils.data import DataLoader
+
+    contexts, targets = windows(read_names())
+    batches, items = Batches(contexts, targets), Items(contexts, targets)
+
+    def by_batch():
+        sampler = ddp.ElasticSampler(len(batches), LOADER_BATCH)
+        return sum(len(y) for _, y in DataLoader(batches, batch_sampler=sampler, collate_fn=lambda batch: batch))
+
+    def by_item():
+        return sum(len(y) for _, y in DataLoader(items, batch_size=LOADER_BATCH, shuffle=True))
+
+    assert by_batch() == by_item() == len(contexts)
+    seconds = take_turns(lambda: timed(by_batch), lambda: timed(by_item), turns=5)
+    return [compared("loader", f"an epoch of {len(contexts):,} windows, s", *seconds, at_least=10)]
+
+
+def read_names():
+    """Every registered name, as often as it was registered."""
+    with NAMES.open(encoding="utf-8", newline="") as file:
+        return [row["name"] for row in csv.DictReader(file) for _ in range(int(row["count"]))]
+
+
+def windows(names, width=8):
+    """Contexts (n, width) and the characters that follow (n,), both uint8 indices into ALPHABET; no loop over names."""
+    import numpy as np
+    import torch
+
+    index_of = np.zeros(256, np.uint8)
+    index_of[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
+    text = "".join("*" * width + name + "+" for name in names)
+    codes = index_of[np.frombuffer(text.encode(), np.uint8)]
+    rows = np.lib.stride_tricks.sliding_window_view(codes, width + 1)
+    rows = torch.from_numpy(rows[codes[width:] != ALPHABET.index("*")])
+    return rows[:, :-1].contiguous(), rows[:, -1].contiguous()
+
+
+def windows_item_by_item(names, width=8):
+    """The same, int64, as the original experiment went about it: a list for every window, a search for every character."""
+    import torch
+
+    alphabet, contexts, targets = list(ALPHABET), [], []
+    for name in names:
+        letters = list(name) + ["+"]
+        for position, letter in enumerate(letters):
+            seen = letters[max(0, position - width):position]
+            padded = ["*"] * (width - len(seen)) + seen
+            contexts.append([alphabet.index(character) for character in padded])
+            targets.append(alphabet.index(letter))
+    return torch.tensor(contexts), torch.tensor(targets)
+
+
+class Items:
+    """A data set that gives one sample at a time."""
+
+    def __init__(self, *tensors):
+        self.tensors = tensors
+
+    def __len__(self):
+        return len(self.tensors[0])
+
+    def __getitem__(self, index):
+        return tuple(tensor[index] for tensor in self.tensors)
+
+
+class Batches(Items):
+    """A data set that gives a whole batch at once."""
+
+    def __getitems__(self, indices):
+        return tuple(tensor[indices] for tensor in self.tensors)
+
+
+# Lines: the size of the package
+
+
+def measure_lines():
+    modules = {path.name: path.read_text() for path in (REPOSITORY / "ddp_common").glob("*.py")}
+    sizes = {name: len(source.splitlines()) for name, source in modules.items()}
+    functions = {f"{name} {node.name}": node.end_lineno - node.lineno + 1 for name, source in modules.items()
+                 for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    module, function = max(sizes, key=sizes.get), max(functions, key=functions.get)
+    return [{**limited("lines", f"all {len(sizes)} modules", sum(sizes.values()), ALL_LINES), "modules": sizes},
+            limited("lines", f"longest module: {module}", sizes[module], MODULE_LINES),
+            limited("lines", f"longest function: {function}", functions[function], FUNCTION_LINES)]
+
+
+# Taking turns, comparing, printing
+
+
+def timed(function, *arguments):
+    began = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - began
+
+
+def take_turns(ours, other, turns):
+    """Two lists with what `ours()` and `other()` returned, `turns` times each, in the order AB BA AB …"""
+    values = {ours: [], other: []}
+    for turn in range(turns):
+        for measure in (ours, other) if turn % 2 == 0 else (other, ours):
+            values[measure].append(measure())
+    return values[ours], values[other]
+
+
+def compared(name, what, ours, other, *, at_least=None, at_most=None):
+    """A result. `at_least`: how many times smaller than the other's median ours shall be; `at_most`: what part of it ours may be."""
+    mine, theirs = statistics.median(ours), statistics.median(other)
+    ratio = mine / theirs if at_least is None else theirs / mine
+    met = None if at_least is None and at_most is None else ratio >= at_least if at_most is None else ratio <= at_most
+    goal = "" if met is None else f">= {at_least}" if at_most is None else f"<= {at_most}"
+    return {"name": name, "what": what, "ours": mine, "other": theirs, "ratio": ratio, "goal": goal, "met": met,
+            "all_ours": ours, "all_other": other}
+
+
+def limited(name, what, value, limit):
+    """A result that has a limit instead of another way beside it."""
+    return {"name": name, "what": what, "ours": value, "other": None, "ratio": None, "goal": f"<= {limit}", "met": value <= limit}
+
+
+def describe_machine():
+    import torch
+
+    return {"date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), "cores": os.cpu_count(), "system": platform.system(),
+            "processor": platform.machine(), "python": platform.python_version(), "torch": torch.__version__, "load": os.getloadavg()}
+
+
+def line(result):
+    def number(value):
+        return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+    verdict = {True: "met", False: "missed", None: ""}[result["met"]]
+    return (f"{result['name']:<8} {result['what']:<42} {number(result['ours']):>8} {number(result['other']):>8} "
+            f"{number(result['ratio']):>7} {result['goal']:>8}  {verdict}")
+
+
+def show(results):
+    print("\n".join(map(line, results)), flush=True)
+
+
+WITHOUT_CLUSTER = {"windows": measure_windows, "loader": measure_loader, "lines": measure_lines}
+ON_CLUSTER = {"launch": measure_launch, "step": measure_step, "memory": measure_memory}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=REPOSITORY / "runs" / "bench.json", metavar="FILE.json")
+    parser.add_argument("--only", choices=[*ON_CLUSTER, *WITHOUT_CLUSTER], metavar="NAME", help="one of %(choices)s")
+    options = parser.parse_args()
+    wanted = {options.only} if options.only else {*ON_CLUSTER, *WITHOUT_CLUSTER}
+    machine, results = describe_machine(), []
+    print(f"{machine['cores']} cores, torch {machine['torch']}, {machine['date']}, load {machine['load'][0]:.1f}\n")
+    print(f"{'':<8} {'what':<42} {'ours':>8} {'other':>8} {'ratio':>7} {'goal':>8}", flush=True)
+    with ddp.connect("local", workers=2) if wanted & {*ON_CLUSTER} else contextlib.nullcontext() as client:
+        for name in [name for name in ON_CLUSTER if name in wanted]:
+            results += ON_CLUSTER[name](client)
+            show([result for result in results if result["name"] == name])
+    for name in [name for name in WITHOUT_CLUSTER if name in wanted]:
+        results += WITHOUT_CLUSTER[name]()
+        show([result for result in results if result["name"] == name])
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps({"machine": machine, "results": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
