@@ -6,14 +6,9 @@ once, and leaves nothing behind in the worker. Relies on: the client's cancel tu
 the rank reported and printed, and how it ended, was sent to the client's topic before.
 """
 
-import collections
 import contextlib
-import faulthandler
-import io
-import linecache
 import multiprocessing
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -25,11 +20,10 @@ from multiprocessing.connection import wait
 from distributed import Status, WorkerPlugin, get_worker
 from distributed.comm import get_address_host
 
-from ddp_common._forkserver import die_with_parent
-from ddp_common.errors import Error
+from ddp_common import process as rank_process
 
 TOPIC = "ddp_common"
-PRELOAD = ["ddp_common._forkserver", "torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "ddp_common.agent",
+PRELOAD = ["ddp_common._forkserver", "torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "ddp_common.process",
            "ddp_common.rendezvous", "ddp_common.sampling", "ddp_common.checkpoint"]
 POLL = 0.03  # seconds between looks at whether the client still wants this rank
 FLUSH = 0.1  # seconds that reports and printed lines are gathered before they are sent
@@ -37,7 +31,7 @@ EXIT_TIMEOUT = 1.0  # seconds that a rank has to end by itself after its last wo
 
 _one_rank = threading.Lock()
 _listener = None  # (run id, socket) made by `listen`, until rank 0's agent takes it
-_files = collections.OrderedDict()  # what save_file sent, until the client has fetched it
+_files = {}  # what save_file sent, until the client has fetched it
 
 
 class Preload(WorkerPlugin):
@@ -52,6 +46,11 @@ class Preload(WorkerPlugin):
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         start_forkserver()
+
+    def teardown(self, worker):
+        """End the forkserver now: while it imports torch it does not notice that its worker leaves, and the worker would wait."""
+        if pid := multiprocessing.forkserver._forkserver._forkserver_pid:
+            os.kill(pid, signal.SIGKILL)
 
 
 def start_forkserver():
@@ -157,7 +156,7 @@ def _make_process(worker, spec, payload):
     messages, rank_messages = context.Pipe(duplex=False)
     output, rank_output = context.Pipe(duplex=False)
     process = context.Process(
-        target=_rank_main, name=f"rank-{spec['rank']}",
+        target=rank_process.main, name=f"rank-{spec['rank']}",
         args=({name: str(value) for name, value in environment.items()}, worker.state.nthreads, payload, listener,
               rank_messages, rank_output))
     return process, messages, output, [end for end in (rank_messages, rank_output, listener) if end is not None]
@@ -242,59 +241,3 @@ def _kill(process):
         with contextlib.suppress(ProcessLookupError):
             kill(process.pid, signal.SIGKILL)
     process.join()
-
-
-def _rank_main(environment, threads, payload, listener, messages, output):
-    """The rank's own process, from here to its end."""
-    os.setsid()  # a terminal's Ctrl-C is for the client; and the agent can end all of this at once
-    _die_with_the_worker()
-    for stream in (1, 2):
-        os.dup2(output.fileno(), stream)
-    sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
-    faulthandler.enable(open(2, "w", closefd=False))
-    os.environ.update(environment)
-
-    import torch
-
-    from ddp_common import rendezvous, reporting
-
-    torch.set_num_threads(threads)
-    finish_reports = reporting.start(messages.send)
-    try:
-        function, arguments, sources = pickle.loads(payload)
-        linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
-        with rendezvous.process_group(listener):
-            result = function(**arguments)
-        message = {"how": "done", "result": _pickle_result(result) if environment["RANK"] == "0" else None}
-    except Exception as error:
-        message = {"how": "raised", "traceback": "".join(traceback.format_exception(error)), "message": _headline(error)}
-    finally:
-        finish_reports()
-    messages.send(message)
-    if message["how"] == "raised":
-        sys.exit(1)
-
-
-def _headline(error):
-    """The exception in one line, as a traceback ends; an `Error` is written to be read by itself."""
-    return str(error) if isinstance(error, Error) else "".join(traceback.format_exception_only(error)).strip()
-
-
-def _die_with_the_worker():
-    """When the worker dies its forkserver dies, and with that this rank, even if it is stopped; elsewhere a thread sees to it."""
-    die_with_parent()
-    parent = multiprocessing.parent_process()
-    threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
-
-
-def _pickle_result(result):
-    """torch.save keeps tensors out of the pickle and lets the client load a GPU's tensors without one."""
-    import torch
-
-    buffer = io.BytesIO()
-    try:
-        torch.save(result, buffer)
-    except Exception as error:
-        raise TypeError(f"The training function returned something that cannot be pickled ({error}). Return tensors, numbers, "
-                        f"a state_dict, or lists and dicts of these; not {type(result).__name__}.") from None
-    return buffer.getvalue()

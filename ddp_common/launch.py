@@ -10,6 +10,7 @@ import linecache
 import os
 import pickle
 import queue
+import re
 import signal
 import threading
 import time
@@ -21,6 +22,8 @@ from ddp_common.errors import Error, RankFailed
 
 PLACEMENT_TIMEOUT = 60  # seconds to wait for free workers
 GONE_TIMEOUT = 5  # seconds to wait for ranks to be gone once they were told
+CAUSE_TIMEOUT = 1  # seconds to wait for the cause when a consequence was reported first
+CONSEQUENCE = re.compile(r"Connection (closed|reset) by peer|Connection was likely closed|Broken pipe|remote process exited|ncclRemoteError")
 KEPT_LINES = 20  # of each rank's output, for the error message
 
 _subscribing = threading.Lock()
@@ -205,12 +208,23 @@ class _Attempt:
 
         while len(self.ended) < len(self.addresses):
             self._take(self.inbox.get())
-            failed = [rank for rank, how in self.ended.items() if how["how"] != "done"]
-            if failed:
-                raise self._failure(failed[0])
+            if failed := self._failed():
+                raise self._failure(self._first_cause(failed))
         result = torch.load(io.BytesIO(self.futures[0].result()), map_location="cpu", weights_only=False)  # our own ranks' pickle
         self.directory.log(f"finished: {len(self.addresses)} rank(s), {time.monotonic() - self.began:.1f} s")
         return result
+
+    def _failed(self):
+        return [rank for rank, how in self.ended.items() if how["how"] != "done"]
+
+    def _first_cause(self, failed):
+        """The rank that failed by itself: peers that lost their connection to it may be heard of before it."""
+        deadline = time.monotonic() + CAUSE_TIMEOUT
+        while all(CONSEQUENCE.search(self.ended[rank].get("message", "")) for rank in failed) and time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                self._take(self.inbox.get(timeout=0.02))
+            failed = self._failed()
+        return min(failed, key=lambda rank: bool(CONSEQUENCE.search(self.ended[rank].get("message", ""))))
 
     def _take(self, event):
         if event.get("lost") in self.addresses:
@@ -255,6 +269,9 @@ class _Attempt:
             cause = f"killed by {killed_by}" + (", often because memory ran out" if killed_by == "SIGKILL" else "")
         else:
             cause = f"it left with exit code {code} before its function returned"
+        consequences = [str(peer) for peer in self._failed() if peer != rank]
+        if consequences:
+            cause += f" (rank {', '.join(consequences)} lost the connection to it: a consequence)"
         said = "".join(f"\n  [rank {r}] {line}" for r, lines in self.lines.items() for line in lines)
         message = (f"Rank {rank} of {len(self.addresses)} on {host} failed: {cause}\n\n{how.get('traceback', '')}"
                    + (f"\nLast lines of the ranks:{said}" if said else "") + f"\nThe whole log: {self.directory.path / 'log.txt'}")

@@ -683,5 +683,5 @@ print(f"2 ranks are {scaling['samples/s'].loc[2] / scaling['samples/s'].loc[1]:.
 # **Next:** run `make run TUTORIAL=pets`, stop it with Ctrl-C, and go on with the command it prints.
 # **Read:** Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020; the docs of `torch.nn.parallel.DistributedDataParallel`; the docs of `dask.distributed`.
 
-# %%
+# %% tags=["nbval-ignore-output"]
 client.close()

@@ -161,11 +161,13 @@ def windows(names, width=8):
 
     index_of = np.zeros(256, np.uint8)
     index_of[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
-    text = "".join("*" * width + name + "+" for name in names)
+    padding = "*" * width
+    text = padding + f"+{padding}".join(names) + "+"
     codes = index_of[np.frombuffer(text.encode(), np.uint8)]
-    rows = np.lib.stride_tricks.sliding_window_view(codes, width + 1)
-    rows = torch.from_numpy(rows[codes[width:] != ALPHABET.index("*")])
-    return rows[:, :-1].contiguous(), rows[:, -1].contiguous()
+    followers = codes[width:]  # one for every window but the last
+    wanted = followers != ALPHABET.index("*")
+    contexts = np.lib.stride_tricks.sliding_window_view(codes, width)[:-1]
+    return torch.from_numpy(contexts[wanted]), torch.from_numpy(followers[wanted])
 
 
 def windows_item_by_item(names, width=8):

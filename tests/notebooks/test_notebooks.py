@@ -82,7 +82,7 @@ PROCESSORS = {"this": {}, "old": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_
 @each_tutorial
 def test_notebook_reproduces_its_outputs(name, processor, tmp_path):
     environment = clean_environment(tmp_path) | PROCESSORS[processor]
-    command = [sys.executable, "-m", "pytest", "-q", "--nbval", "--nbval-current-env", "--nbval-cell-timeout=120", "-p", "no:cacheprovider",
+    command = [sys.executable, "-m", "pytest", "-q", "--nbval", "--nbval-current-env", "--nbval-cell-timeout=240", "-p", "no:cacheprovider",
                "-o", "timeout=600", "-o", "addopts=", f"tutorials/{name}.ipynb"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:]

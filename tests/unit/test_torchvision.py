@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-FORWARD = "print(tuple(torchvision.models.resnet18()(torch.zeros(1, 3, 32, 32)).shape))"
+FORWARD = "print(tuple(torchvision.models.resnet18().eval()(torch.zeros(1, 3, 32, 32)).shape))"
 
 
 @pytest.mark.parametrize("order", ["torch, torchvision", "torchvision, torch"], ids=["torch_first", "torchvision_first"])

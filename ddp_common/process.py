@@ -1,0 +1,79 @@
+"""The rank's own process: what happens in it before and after the training function.
+
+Started by `agent` as a fork of a forkserver. Promises: the last message through the pipe is the function's pickled result or the
+traceback; everything reported and printed was sent before; the process ends with its worker, whatever state either is in.
+"""
+
+import faulthandler
+import io
+import linecache
+import multiprocessing
+import os
+import pickle
+import sys
+import threading
+import traceback
+from multiprocessing.connection import wait
+
+from ddp_common._forkserver import die_with_parent
+from ddp_common.errors import Error
+
+
+def main(environment, threads, payload, listener, messages, output):
+    """Be a rank: from the fork to the last message.
+
+    `environment`: variables to set; `threads`: of torch; `payload`: pickled (function, keyword arguments, sources of notebook cells);
+    `listener`: rank 0's store socket, else None; `messages`, `output`: the write ends of two pipes to the agent.
+    """
+    os.setsid()  # a terminal's Ctrl-C is for the client; and the agent can end all of this at once
+    _die_with_the_worker()
+    for stream in (1, 2):
+        os.dup2(output.fileno(), stream)
+    sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
+    faulthandler.enable(open(2, "w", closefd=False))
+    os.environ.update(environment)
+
+    import torch
+
+    from ddp_common import rendezvous, reporting
+
+    torch.set_num_threads(threads)
+    finish_reports = reporting.start(messages.send)
+    try:
+        function, arguments, sources = pickle.loads(payload)
+        linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
+        with rendezvous.process_group(listener):
+            result = function(**arguments)
+        message = {"how": "done", "result": _pickle_result(result) if environment["RANK"] == "0" else None}
+    except Exception as error:
+        message = {"how": "raised", "traceback": "".join(traceback.format_exception(error)), "message": _headline(error)}
+    finally:
+        finish_reports()
+    messages.send(message)
+    if message["how"] == "raised":
+        sys.exit(1)
+
+
+def _headline(error):
+    """The exception in one line, as a traceback ends; an `Error` is written to be read by itself."""
+    return str(error) if isinstance(error, Error) else "".join(traceback.format_exception_only(error)).strip()
+
+
+def _die_with_the_worker():
+    """When the worker dies its forkserver dies, and with that this rank, even if it is stopped; elsewhere a thread sees to it."""
+    die_with_parent()
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
+
+
+def _pickle_result(result):
+    """torch.save keeps tensors out of the pickle and lets the client load a GPU's tensors without one."""
+    import torch
+
+    buffer = io.BytesIO()
+    try:
+        torch.save(result, buffer)
+    except Exception as error:
+        raise TypeError(f"The training function returned something that cannot be pickled ({error}). Return tensors, numbers, "
+                        f"a state_dict, or lists and dicts of these; not {type(result).__name__}.") from None
+    return buffer.getvalue()
