@@ -1,6 +1,4 @@
-"""What all tests share: a clean environment, one Dask cluster of four workers, and a look at the processes that a run leaves behind."""
-
-import os
+"""What all tests share: a clean environment and one Dask cluster of four workers."""
 
 import pytest
 
@@ -22,8 +20,9 @@ def clean_environment(monkeypatch, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def client():
-    """A client of four workers on this machine."""
-    os.environ.pop("DDP_CHECKPOINTS", None)
+def client(tmp_path_factory):
+    """A client of four workers on this machine, which have launched once and are therefore quick from now on."""
+    directory = tmp_path_factory.mktemp("first-launch") / "run"
     with ddp.connect("local", workers=4) as client:
+        ddp.launch(client, ddp.rank, directory=directory)
         yield client

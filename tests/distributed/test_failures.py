@@ -1,18 +1,22 @@
 """A rank that fails ends the run: the caller learns which one and why, and no process stays."""
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 
 import cloudpickle
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
 from distributed import Client, LocalCluster
 from torch.utils.data import DataLoader
-from processes import PATIENCE, assert_gone, assert_nothing_left, is_alive, log_of, members, rank_pids, wait_until
+from processes import (PATIENCE, Background, assert_gone, assert_nothing_left, is_alive, log_of, members, rank_pids, wait_until,
+                       workers_of)
 
 import ddp_common as ddp
 
@@ -76,7 +80,7 @@ def test_a_failed_rank_is_reported_at_once_with_its_cause_and_leaves_nothing(cli
     assert (failed.rank, failed.exitcode, failed.signal) == (failing_rank, exitcode, signal_name)
     assert f"Rank {failing_rank} of 2 on {failed.host} failed" in str(failed)
     assert f"on {failed.host}" in log_of(failed.directory)
-    assert failed.logs[failing_rank][0] == f"rank {failing_rank} is about to {how}"
+    assert f"[rank {failing_rank}] rank {failing_rank} is about to {how}" in log_of(failed.directory)
     assert_nothing_left(failed.directory, ranks=2, within=1)
     if how == "raises":
         assert 'raise ValueError("the answer is 41")' in failed.traceback
@@ -90,10 +94,16 @@ def test_after_every_failure_the_cluster_is_usable(client):
     assert_usable(client, workers=4)
 
 
-def test_where_a_rank_crashed_is_in_its_last_lines(client):
+def test_the_last_lines_of_all_ranks_are_in_the_message(client):
+    failed = failure(client, fail, how="sys_exit", failing_rank=1, peer="sleeping")
+    assert failed.logs == {rank: [f"rank {rank} is about to sys_exit"] for rank in (0, 1)}
+    assert all(f"[rank {rank}] rank {rank} is about to sys_exit" in str(failed) for rank in (0, 1))
+
+
+def test_the_last_lines_of_a_rank_that_crashed_show_what_it_said_before_and_where_it_was(client):
     failed = failure(client, fail, how="crashes", failing_rank=1, peer="sleeping")
-    assert any("Segmentation fault" in line for line in failed.logs[1])
-    assert "Segmentation fault" in str(failed)
+    said = "\n".join(failed.logs[1])
+    assert "rank 1 is about to crash" in said and "Segmentation fault" in said and " in fail" in said
 
 
 def with_children():
@@ -111,30 +121,122 @@ def test_the_children_of_ranks_are_gone_after_a_failure(client):
 
 
 def test_a_worker_that_dies_ends_the_run(client, tmp_path):
-    def kill_own_worker():
-        loader = iter(DataLoader(range(1000), num_workers=1))
-        next(loader)
+    def train():
+        next(iter(DataLoader(range(1000), num_workers=1)))
         dist.barrier()
-        ddp.report(ready=1)
-        if ddp.rank() == 0:
-            time.sleep(1)
-            os.kill(worker_pids[1], signal.SIGKILL)
+        print("ready", flush=True)
         time.sleep(600)
 
-    pids = client.run(os.getpid)
-    addresses = client.scheduler_info(n_workers=-1)["workers"]
-    worker_pids = []
-
-    def placed():
-        return ddp.launch(client, note_worker, workers=2, pids=pids)
-
-    assert len(pids) == len(addresses) == 4
-    worker_pids.extend(workers_of(placed().directory, pids))
-    began = time.monotonic()
-    failed = failure(client, kill_own_worker)
-    assert time.monotonic() - began < PATIENCE
-    assert failed.rank == 1
-    assert "its worker died" in str(failed)
-    assert_nothing_left(failed.directory, ranks=2)
-    client.wait_for_workers(4)
+    directory = tmp_path / "run"
+    running = Background(ddp.launch, client, train, workers=2, directory=directory)
+    wait_until(lambda: log_of(directory).count("ready") == 2)
+    (victim,) = client.run(os.getpid, workers=[workers_of(directory)[1]]).values()
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(ddp.RankFailed, match="its worker died") as caught:
+        running.outcome(within=PATIENCE)
+    assert (caught.value.rank, caught.value.exitcode, caught.value.signal) == (1, None, None)
+    assert_nothing_left(directory, ranks=2, within=30)  # a DataLoader worker looks for its parent every few seconds
+    wait_until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 4)
     assert_usable(client, workers=4)
+
+
+@pytest.mark.parametrize("make", [lambda: (lambda: 0), lambda: open(os.devnull), lambda: threading.Lock()], ids=["lambda", "open_file", "lock"])
+def test_a_result_that_cannot_travel_is_reported_in_words(client, make):
+    failed = failure(client, make)
+    assert failed.rank == 0
+    assert "cannot be pickled" in str(failed) and "Return tensors" in str(failed)
+    assert_nothing_left(failed.directory, ranks=2, within=1)
+
+
+def test_a_result_of_another_rank_does_not_have_to_travel(client):
+    assert ddp.launch(client, lambda: 5 if ddp.rank() == 0 else threading.Lock(), workers=2).result == 5
+
+
+def test_a_thread_that_does_not_end_does_not_hold_up_the_run(client):
+    def train():
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        return ddp.rank()
+
+    run = ddp.launch(client, train, workers=2)
+    assert run.result == 0
+    assert_nothing_left(run.directory, ranks=2, within=1)
+
+
+def test_a_function_that_cannot_travel_is_refused_before_anything_starts(client):
+    lock = threading.Lock()
+    with pytest.raises(ddp.Error, match="cannot be sent to the workers.*lock"):
+        ddp.launch(client, lambda: lock.acquire())
+    with pytest.raises(ddp.Error, match="cannot be sent to the workers"):
+        ddp.launch(client, len, obj=lock)
+
+
+def test_workers_that_are_threads_are_refused():
+    with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
+        with pytest.raises(ddp.Error, match="processes=False"):
+            ddp.launch(client, ddp.rank)
+
+
+@pytest.mark.parametrize("workers", [0, -1, "two", 1.5], ids=str)
+def test_a_number_of_ranks_that_is_none_is_refused(client, workers):
+    with pytest.raises(ddp.Error, match="whole number of at least 1"):
+        ddp.launch(client, ddp.rank, workers=workers)
+
+
+def test_more_ranks_than_workers_is_an_error_that_counts_them(client):
+    with pytest.raises(ddp.Error, match="No 99 .* the cluster has 4, of which 0 run other launches"):
+        ddp.launch(client, ddp.rank, workers=99, timeout=0.2)
+
+
+PROGRAM = """
+import sys, time
+import ddp_common as ddp
+from distributed import Client
+from torch.utils.data import DataLoader
+
+def train():
+    next(iter(DataLoader(range(1000), num_workers=1)))
+    print("ready", flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    directory, address = sys.argv[1:]
+    with Client(address) if address != "local" else ddp.connect("local", workers=2) as client:
+        ddp.launch(client, train, workers=2, directory=directory)
+"""
+
+
+@contextlib.contextmanager
+def program(tmp_path, address):
+    """A program that trains on two ranks for ever, in a session of its own; yields it and the run's directory once both train."""
+    script, directory = tmp_path / "program.py", tmp_path / "run"
+    script.write_text(PROGRAM)
+    process = subprocess.Popen([sys.executable, script, directory, address], start_new_session=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True)
+    try:
+        wait_until(lambda: log_of(directory).count("ready") == 2 or process.poll() is not None)
+        assert process.poll() is None, process.stdout.read()
+        yield process, directory
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_the_ranks_of_a_killed_client_are_gone_and_their_workers_free(client, tmp_path):
+    with program(tmp_path, client.scheduler.address) as (process, directory):
+        assert len(members(rank_pids(directory))) >= 2
+        process.kill()
+        assert_nothing_left(directory, ranks=2)
+    assert_usable(client, workers=4)
+
+
+@pytest.mark.parametrize("whole_session", [False, True], ids=["sent_to_the_client", "typed_in_a_terminal"])
+def test_ctrl_c_ends_the_program_its_ranks_and_its_cluster(tmp_path, whole_session):
+    with program(tmp_path, "local") as (process, directory):
+        started = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+        (os.killpg if whole_session else os.kill)(process.pid, signal.SIGINT)
+        said, _ = process.communicate(timeout=2 * PATIENCE)
+        assert "KeyboardInterrupt" in said
+        assert "interrupted from the keyboard" in log_of(directory)
+        assert_nothing_left(directory, ranks=2)
+        assert_gone(lambda: [pid for pid in started if is_alive(pid)])

@@ -1,0 +1,51 @@
+"""Clusters that `connect` starts, and what is left of them after they were closed."""
+
+import os
+
+import psutil
+import torch
+from processes import assert_gone, assert_nothing_left, is_alive
+from torch.utils.data import DataLoader
+
+import ddp_common as ddp
+
+
+def processes_of(client):
+    """The worker processes and all that they have started."""
+    workers = client.run(os.getpid).values()
+    return [process.pid for worker in workers for process in (psutil.Process(worker), *psutil.Process(worker).children(recursive=True))]
+
+
+def test_the_number_of_workers_comes_from_the_environment_and_closing_leaves_no_process(monkeypatch):
+    monkeypatch.setenv("WORKERS", "2")
+    with ddp.connect() as client:
+        assert len(client.scheduler_info(n_workers=-1)["workers"]) == 2
+        run = ddp.launch(client, ddp.world_size)
+        started = processes_of(client)
+    assert (run.result, run.world_size) == (2, 2)
+    assert len(started) >= 4  # each worker and its forkserver
+    assert_gone(lambda: [pid for pid in started if is_alive(pid)])
+
+
+def test_a_cluster_closed_while_it_still_imports_torch_leaves_no_process():
+    with ddp.connect("local", workers=1) as client:
+        started = processes_of(client)
+    assert_gone(lambda: [pid for pid in started if is_alive(pid)], within=60)
+
+
+def test_a_data_loader_of_a_rank_may_have_workers(client):
+    def train():
+        return sum(int(batch.sum()) for batch in DataLoader(torch.arange(100), batch_size=10, num_workers=1))
+
+    run = ddp.launch(client, train, workers=2)
+    assert run.result == sum(range(100))
+    assert_nothing_left(run.directory, ranks=2, within=1)
+
+
+def test_torchvision_works_in_a_rank(client):
+    def train():
+        import torchvision
+
+        return tuple(torchvision.models.resnet18().eval()(torch.zeros(1, 3, 32, 32)).shape)
+
+    assert ddp.launch(client, train, workers=1).result == (1, 1000)

@@ -1,0 +1,140 @@
+"""What ranks report, save and print arrives in the run directory."""
+
+import hashlib
+import json
+import math
+import random
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from processes import assert_nothing_left, log_of
+
+import ddp_common as ddp
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def refuse(constant):
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def test_reports_of_all_ranks_arrive_with_rank_and_time_in_the_order_of_each_rank(client):
+    def train():
+        for number in range(2000):
+            ddp.report(number=number, tensor=torch.tensor([number / 2], requires_grad=True))
+
+    metrics = ddp.launch(client, train, workers=3).metrics
+    assert len(metrics) == 6000
+    for rank in range(3):
+        mine = metrics[metrics["rank"] == rank]
+        assert mine["number"].tolist() == list(range(2000))
+        assert (mine["tensor"] == mine["number"] / 2).all()
+        assert mine["time"].is_monotonic_increasing
+
+
+def test_a_loss_that_is_not_a_number_arrives_and_the_metrics_file_stays_strict_json(client):
+    run = ddp.launch(client, lambda: [ddp.report(loss=loss) for loss in (math.nan, torch.tensor(-math.inf), 1.5)] and None, workers=1)
+    losses = [record["loss"] for record in run.records]
+    assert math.isnan(losses[0]) and losses[1:] == [-math.inf, 1.5]
+    assert run.metrics["loss"].dtype == float
+    lines = (run.directory / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line, parse_constant=refuse)["rank"] for line in lines] == [0, 0, 0]
+
+
+def test_reports_between_steps_carry_epoch_and_step(client):
+    def train():
+        sampler = ddp.ElasticSampler(10, 4)
+        for _ in sampler.epochs(2):
+            for _ in sampler:
+                ddp.report(loss=0.0)
+
+    metrics = ddp.launch(client, train, workers=2).metrics
+    mine = metrics[metrics["rank"] == 1]
+    assert list(zip(mine["epoch"], mine["step"])) == [(0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (1, 6)]
+    assert mine["samples"].tolist() == [4, 8, 10, 14, 18, 20]
+
+
+def test_what_was_reported_before_a_failure_is_kept(client):
+    def train():
+        ddp.report(loss=0.25)
+        ddp.save_file("last.txt", "words")
+        raise RuntimeError("no more")
+
+    with pytest.raises(ddp.RankFailed) as caught:
+        ddp.launch(client, train, workers=1)
+    assert json.loads((caught.value.directory / "metrics.jsonl").read_text())["loss"] == 0.25
+    assert (caught.value.directory / "last.txt").read_text() == "words"
+
+
+def test_a_rank_that_reports_something_else_fails_with_its_name(client):
+    with pytest.raises(ddp.RankFailed, match=r"report\(accuracy=…\) takes a number.*shape \(2,\)"):
+        ddp.launch(client, lambda: ddp.report(accuracy=torch.zeros(2)), workers=1)
+
+
+def test_saved_files_arrive_byte_for_byte_also_large_ones_from_every_rank(client):
+    def content(rank):
+        return random.Random(rank).randbytes(3_000_000 + rank)
+
+    def train():
+        ddp.save_file(f"large/{ddp.rank()}.bin", content(ddp.rank()))
+        ddp.save_file(f"small {ddp.rank()}.txt", "ä\n")
+        ddp.save_file("empty", b"")
+        return hashlib.sha256(content(0)).hexdigest()
+
+    run = ddp.launch(client, train, workers=2)
+    for rank in range(2):
+        assert (run.directory / "large" / f"{rank}.bin").read_bytes() == content(rank)
+        assert (run.directory / f"small {rank}.txt").read_bytes() == "ä\n".encode()
+    assert (run.directory / "empty").read_bytes() == b""
+
+
+def test_a_file_that_would_leave_the_run_directory_ends_the_run_and_is_not_written(client, tmp_path):
+    with pytest.raises(ddp.RankFailed, match="would leave the run directory"):
+        ddp.launch(client, lambda: ddp.save_file("../outside", b"x"), workers=1)
+    assert not list(tmp_path.rglob("outside"))
+
+
+def test_files_through_a_link_are_refused_and_the_ranks_are_ended(client, tmp_path):
+    def train():
+        ddp.save_file("link/one", b"x")
+        ddp.save_file("link/two", b"x")
+        dist.barrier()
+        torch.futures.Future().wait()
+
+    directory, outside = tmp_path / "run", tmp_path / "outside"
+    directory.mkdir()
+    outside.mkdir()
+    (directory / "link").symlink_to(outside)
+    with pytest.raises(ddp.Error, match="'link/one' leads out of the run directory"):
+        ddp.launch(client, train, workers=2, directory=directory)
+    assert list(outside.iterdir()) == []
+    assert_nothing_left(directory, ranks=2, within=1)
+    assert ddp.launch(client, ddp.world_size, workers=4).result == 4
+
+
+def test_every_line_that_a_rank_prints_is_in_the_log_in_its_order(client):
+    def train():
+        for number in range(3000):
+            print(f"line {number}")
+        print("an error", file=sys.stderr)
+        print("without an end", end="")
+
+    run = ddp.launch(client, train, workers=2)
+    for rank in range(2):
+        said = [line.partition(f"[rank {rank}] ")[2] for line in log_of(run.directory).splitlines() if f"[rank {rank}] " in line]
+        assert [line for line in said if line.startswith("line ")] == [f"line {number}" for number in range(3000)]
+        assert "an error" in said and "without an end" in said
+
+
+def test_config_json_says_what_ran(client, monkeypatch):
+    monkeypatch.setenv("SET", "epochs=2")
+    ddp.settings("demo", epochs=5)
+    run = ddp.launch(client, ddp.rank, workers=2)
+    config = json.loads((run.directory / "config.json").read_text())
+    assert (config["tutorial"], config["settings"]) == ("demo", {"epochs": 2})
+    assert len(config["workers"]) == 2
+    assert run.directory.parent.name == "demo"
+    assert {"python", "torch", "distributed"} <= set(config["versions"])

@@ -1,0 +1,124 @@
+"""Training to the end: the same on any number of ranks, and the same when it was interrupted and resumed."""
+
+import os
+import signal
+import sys
+
+import cloudpickle
+import pytest
+import torch
+from processes import assert_nothing_left
+from torch.nn.parallel import DistributedDataParallel
+
+import ddp_common as ddp
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SAMPLES, BATCH, EPOCHS = 103, 16, 3  # 7 steps an epoch, the last one ragged
+SAVED, DIES = 10, 12  # steps, of 21: both in the middle of the second epoch
+
+
+def train(dropout=0.0, dying_rank=None):
+    torch.manual_seed(0)
+    data = torch.randn(SAMPLES, 8)
+    targets = data.square().sum(1, keepdim=True)
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Dropout(dropout), torch.nn.Linear(16, 1)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    sampler = ddp.ElasticSampler(SAMPLES, BATCH, seed=1)
+    checkpoint = ddp.Checkpoint(model=model, optimizer=optimizer, sampler=sampler)
+    resumed = checkpoint.restore()
+    steps = 0
+    for epoch in sampler.epochs(EPOCHS):
+        for indices in sampler:
+            loss = torch.nn.functional.mse_loss(model(data[indices]), targets[indices]) * sampler.weight
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            ddp.report(loss=loss)
+            steps += 1
+            if steps == SAVED and resumed is None:
+                checkpoint.save()
+            if steps == DIES and resumed is None and ddp.rank() == dying_rank:
+                os.kill(os.getpid(), signal.SIGKILL)
+    model.eval()
+    with torch.no_grad():
+        final = torch.nn.functional.mse_loss(model.module(data), targets)
+    return {"steps": steps, "resumed": resumed and resumed.name, "loss": final, "keys": list(model.module.state_dict()),
+            "weights": torch.cat([parameter.detach().flatten() for parameter in model.parameters()])}
+
+
+def interrupted(client, ranks, **arguments):
+    """The directory of a run whose `dying_rank` was killed."""
+    with pytest.raises(ddp.RankFailed, match="SIGKILL") as caught:
+        ddp.launch(client, train, workers=ranks, **arguments)
+    assert caught.value.rank == arguments["dying_rank"]
+    assert_nothing_left(caught.value.directory, ranks=ranks, within=1)
+    return caught.value.directory
+
+
+def resumed(client, directory, ranks, **arguments):
+    """The result of going on in `directory`."""
+    run = ddp.launch(client, train, workers=ranks, directory=directory, **arguments)
+    assert run.directory == directory
+    assert (run.result["resumed"], run.result["steps"]) == (f"step-{SAVED:08d}.pt", 7 * EPOCHS - SAVED)
+    return run
+
+
+def relative_difference(one, other):
+    return ((one - other).norm() / other.norm()).item()
+
+
+def assert_equal_up_to_rounding(one, other):
+    assert relative_difference(one["loss"], other["loss"]) < 1e-6
+    assert relative_difference(one["weights"], other["weights"]) < 1e-6
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(client, tmp_path_factory):
+    """The result of training on one rank, without dropout."""
+    return ddp.launch(client, train, workers=1, directory=tmp_path_factory.mktemp("run")).result
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_final_loss_and_weights_are_those_of_a_single_rank(client, uninterrupted, ranks):
+    several = ddp.launch(client, train, workers=ranks).result
+    assert several["steps"] == uninterrupted["steps"] == 7 * EPOCHS
+    assert_equal_up_to_rounding(several, uninterrupted)
+
+
+def test_two_runs_are_equal_to_the_last_bit(client):
+    one, other = (ddp.launch(client, train, workers=2, dropout=0.5).result for _ in range(2))
+    assert torch.equal(one["weights"], other["weights"])
+
+
+@pytest.mark.parametrize("dying_rank", [0, 1], ids=["rank_0_killed", "rank_1_killed"])
+def test_a_resumed_run_ends_with_bit_identical_weights_dropout_included(client, dying_rank):
+    never_interrupted = ddp.launch(client, train, workers=2, dropout=0.5).result
+    directory = interrupted(client, ranks=2, dropout=0.5, dying_rank=dying_rank)
+    run = resumed(client, directory, ranks=2, dropout=0.5)
+    assert torch.equal(run.result["weights"], never_interrupted["weights"])
+    assert torch.equal(run.result["loss"], never_interrupted["loss"])
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (3, 2)])
+def test_a_run_resumed_on_another_number_of_ranks_ends_with_the_same_weights(client, uninterrupted, before, after):
+    directory = interrupted(client, ranks=before, dying_rank=1)
+    assert_equal_up_to_rounding(resumed(client, directory, ranks=after).result, uninterrupted)
+
+
+def test_a_resumed_run_keeps_the_records_of_its_attempts(client):
+    directory = interrupted(client, ranks=2, dying_rank=1)
+    steps = set(resumed(client, directory, ranks=2).metrics["step"])
+    assert steps == set(range(1, 7 * EPOCHS + 1))
+
+
+def test_a_checkpoint_of_a_ddp_model_loads_into_the_plain_model(client):
+    run = ddp.launch(client, train, workers=2)
+    (path,) = (run.directory / "checkpoints").glob("*.pt")
+    state = torch.load(path, weights_only=True)["model"]
+    assert list(state) == run.result["keys"]
+    assert not any(key.startswith("module.") for key in state)
+
+
+def test_the_ranks_of_a_run_see_no_checkpoint_on_a_first_attempt(uninterrupted):
+    assert uninterrupted["resumed"] is None
