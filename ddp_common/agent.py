@@ -54,8 +54,13 @@ class Preload(WorkerPlugin):
 
 
 def start_forkserver():
-    """Start the forkserver if it does not run. A Dask worker is a daemonic process, which may have no children: lift that."""
+    """Start the forkserver if it does not run.
+
+    Two things that the nanny gives a worker must not reach the ranks: a daemonic process may have no children, and a malloc that
+    returns every 64 KB to the system makes each training step fault its memory in again.
+    """
     multiprocessing.current_process()._config["daemon"] = False
+    os.environ.pop("MALLOC_TRIM_THRESHOLD_", None)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     multiprocessing.forkserver.ensure_running()

@@ -42,10 +42,11 @@ def first_backward(folder):
 
 
 def memory(folder, bare):
-    """The memory of this rank after its first backward, beside that of the process with the id `bare`, at the same moment."""
+    """The memory (bytes) after the first backward: of this rank, of its forkserver, and of the process with the id `bare`."""
     _one_backward()
-    torch.distributed.barrier()  # no rank has ended yet: pages that they share are shared
-    _leave(folder, rank=_memory_of(psutil.Process()), bare=_memory_of(psutil.Process(bare)))
+    torch.distributed.barrier()  # between the two barriers all ranks are there, and share what they share
+    processes = {"rank": psutil.Process(), "forkserver": psutil.Process().parent(), "bare": psutil.Process(bare)}
+    _leave(folder, **{name: _memory_of(process) for name, process in processes.items()})
     torch.distributed.barrier()
 
 
@@ -81,7 +82,7 @@ def _one_backward():
 
 def _memory_of(process):
     memory = process.memory_full_info()
-    return {"uss": memory.uss, "pss": memory.pss, "rss": memory.rss}
+    return {"uss": memory.uss, "pss": memory.pss}
 
 
 def _leave(folder, **values):
