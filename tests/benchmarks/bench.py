@@ -13,8 +13,9 @@
 | lines   | `ddp_common`                                          | the limits that the project has set itself        |
 
 Ours and other take turns, and medians are compared; the JSON file has every single value. `ratio` is other / ours where the goal
-is to be faster, ours / other where it is to add little. A goal is met or missed; the exit code is 0 either way. Nothing else
-should run on the machine: look at `load` in the JSON file when a number surprises.
+is to be faster, ours / other where it is to add little; `quartiles` are those of the ratios of single turns: where they lie far
+apart, the verdict is luck. A goal is met or missed; the exit code is 0 either way. Nothing else should run on the machine: `load`
+says what did when the run began.
 
 Memory: USS is what a process has for itself alone; PSS adds its part of what it shares. A rank shares torch with the forkserver
 that it was forked from, so the row that counts both is the price of a rank on a worker that has no other.
@@ -41,8 +42,10 @@ REPOSITORY = Path(__file__).parents[2]
 NAMES = REPOSITORY / "data" / "pets" / "names.csv"
 RANKS = Path(__file__).with_name("ranks.py")
 ALPHABET = "*+abcdefghijklmnopqrstuvwxyz-. "  # '*' pads the beginning, '+' ends a name
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}  # before Dask's nanny adds to this process's what would slow torchrun down
 LOADER_BATCH = 16_384
-STEPS = 200  # of each repetition, after those that warm up
+STEPS = 120  # of each repetition, after those that warm up
+COLUMNS = "{:<8} {:<40} {:>8} {:>8} {:>7} {:>15} {:>8}  {}"
 ALL_LINES, MODULE_LINES, FUNCTION_LINES = 1_500, 300, 60  # the project's limits
 
 
@@ -53,14 +56,22 @@ def measure_launch(client):
     """A first time of each does not count: it fills the forkserver with torch, and the page cache with its files."""
     for launcher in (under_launch, under_torchrun):
         launcher(client, "first_backward")
-    seconds = take_turns(lambda: seconds_to_backward(under_launch, client), lambda: seconds_to_backward(under_torchrun, client), turns=5)
+    seconds = take_turns(lambda: seconds_to_backward(under_launch, client),
+                         lambda: seconds_to_backward(under_torchrun, client), turns=5)
     faster = compared("launch", "to both ranks' first backward, s", *seconds, at_least=15)
     return [faster, limited("launch", "the same, as a number of seconds", faster["ours"], 0.3)]
 
 
 def measure_step(client):
-    milliseconds = take_turns(lambda: step_milliseconds(under_launch, client), lambda: step_milliseconds(under_torchrun, client), turns=6)
-    return [compared("step", f"mean of {STEPS} steps of 512 windows, ms", *milliseconds, at_most=1.03)]
+    """Many short turns: malloc's own thresholds come out differently in every process, and with them a third of a step."""
+    ours, other = take_turns(lambda: under_launch(client, "steps", count=STEPS), lambda: under_torchrun(client, "steps", count=STEPS), turns=8)
+
+    def milliseconds(kind, turns):
+        return [statistics.mean(rank[kind] for rank in turn) * 1e3 for turn in turns]
+
+    return [compared("step", f"mean of {STEPS} steps of 512 windows, ms", milliseconds("seconds", ours), milliseconds("seconds", other),
+                     at_most=1.03),
+            compared("step", "processor time of the same, ms", milliseconds("cpu", ours), milliseconds("cpu", other))]
 
 
 def measure_memory(client):
@@ -81,10 +92,6 @@ def seconds_to_backward(launcher, client):
     return max(rank["finished"] for rank in launcher(client, "first_backward")) - began
 
 
-def step_milliseconds(launcher, client):
-    return statistics.mean(rank["seconds"] for rank in launcher(client, "steps", count=STEPS)) * 1e3
-
-
 def under_launch(client, name, **arguments):
     """Run a function of `ranks` on both workers; returns what each rank left."""
     import ranks
@@ -99,8 +106,7 @@ def under_torchrun(_, name, **arguments):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
                "--rdzv-endpoint", "localhost:0", str(RANKS), name]
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([*command, folder, *map(str, arguments.values())], env={**os.environ, "OMP_NUM_THREADS": "1"},
-                              stderr=subprocess.PIPE, text=True)
+        done = subprocess.run([*command, folder, *map(str, arguments.values())], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
         if done.returncode:  # seen once in forty: a rank aborts while its interpreter shuts down, after the measurement
             print(f"torchrun left with exit code {done.returncode}: {done.stderr.splitlines()[:1]}", file=sys.stderr)
         try:
@@ -117,7 +123,7 @@ def left_in(folder):
 def bare_torch():
     """The process id of a Python that has imported torch and waits."""
     program = "import sys, torch; print('ready', flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", program], env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         yield process.pid
         process.stdin.close()
@@ -137,10 +143,12 @@ def measure_windows():
 
 
 def measure_loader():
+    import torch
     from torch.utils.data import DataLoader
 
+    torch.set_num_threads(1)  # as in a rank
     contexts, targets = windows(read_names())
-    batches, items = Batches(contexts, targets), Items(contexts, targets)
+    batches, items = Batches(contexts, targets), Items(contexts.long(), targets.long())
 
     def by_batch():
         sampler = ddp.ElasticSampler(len(batches), LOADER_BATCH)
@@ -205,10 +213,10 @@ class Items:
 
 
 class Batches(Items):
-    """A data set that gives a whole batch at once."""
+    """A data set that gives a whole batch at once, and only then widens it to int64."""
 
     def __getitems__(self, indices):
-        return tuple(tensor[indices] for tensor in self.tensors)
+        return tuple(tensor[indices].long() for tensor in self.tensors)
 
 
 # Lines: the size of the package
@@ -245,33 +253,39 @@ def take_turns(ours, other, turns):
 
 def compared(name, what, ours, other, *, at_least=None, at_most=None):
     """A result. `at_least`: how many times smaller than the other's median ours shall be; `at_most`: what part of it ours may be."""
-    mine, theirs = statistics.median(ours), statistics.median(other)
-    ratio = mine / theirs if at_least is None else theirs / mine
-    met = None if at_least is None and at_most is None else ratio >= at_least if at_most is None else ratio <= at_most
-    goal = "" if met is None else f">= {at_least}" if at_most is None else f"<= {at_most}"
-    return {"name": name, "what": what, "ours": mine, "other": theirs, "ratio": ratio, "goal": goal, "met": met,
-            "all_ours": ours, "all_other": other}
+    def ratio(mine, theirs):
+        return mine / theirs if at_least is None else theirs / mine
+
+    of_medians = ratio(statistics.median(ours), statistics.median(other))
+    met = of_medians >= at_least if at_least else of_medians <= at_most if at_most else None
+    goal = f">= {at_least}" if at_least else f"<= {at_most}" if at_most else ""
+    low, _, high = statistics.quantiles(map(ratio, ours, other), n=4, method="inclusive")
+    return {"name": name, "what": what, "ours": statistics.median(ours), "other": statistics.median(other), "ratio": of_medians,
+            "quartiles": [low, high], "goal": goal, "met": met, "all_ours": ours, "all_other": other}
 
 
 def limited(name, what, value, limit):
     """A result that has a limit instead of another way beside it."""
-    return {"name": name, "what": what, "ours": value, "other": None, "ratio": None, "goal": f"<= {limit}", "met": value <= limit}
+    return {"name": name, "what": what, "ours": value, "other": None, "ratio": None, "quartiles": None, "goal": f"<= {limit}",
+            "met": value <= limit}
 
 
 def describe_machine():
     import torch
 
-    return {"date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), "cores": os.cpu_count(), "system": platform.system(),
-            "processor": platform.machine(), "python": platform.python_version(), "torch": torch.__version__, "load": os.getloadavg()}
+    return {"date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), "cores": os.cpu_count(),
+            "system": platform.system(), "processor": platform.machine(), "python": platform.python_version(),
+            "torch": torch.__version__, "load": os.getloadavg()}
 
 
 def line(result):
     def number(value):
         return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
+    spread = "" if result["quartiles"] is None else "{:.3g} to {:.3g}".format(*result["quartiles"])
     verdict = {True: "met", False: "missed", None: ""}[result["met"]]
-    return (f"{result['name']:<8} {result['what']:<42} {number(result['ours']):>8} {number(result['other']):>8} "
-            f"{number(result['ratio']):>7} {result['goal']:>8}  {verdict}")
+    return COLUMNS.format(result["name"], result["what"], number(result["ours"]), number(result["other"]), number(result["ratio"]),
+                          spread, result["goal"], verdict)
 
 
 def show(results):
@@ -290,7 +304,7 @@ def main():
     wanted = {options.only} if options.only else {*ON_CLUSTER, *WITHOUT_CLUSTER}
     machine, results = describe_machine(), []
     print(f"{machine['cores']} cores, torch {machine['torch']}, {machine['date']}, load {machine['load'][0]:.1f}\n")
-    print(f"{'':<8} {'what':<42} {'ours':>8} {'other':>8} {'ratio':>7} {'goal':>8}", flush=True)
+    print(COLUMNS.format("", "what", "ours", "other", "ratio", "quartiles", "goal", ""), flush=True)
     with ddp.connect("local", workers=2) if wanted & {*ON_CLUSTER} else contextlib.nullcontext() as client:
         for name in [name for name in ON_CLUSTER if name in wanted]:
             results += ON_CLUSTER[name](client)

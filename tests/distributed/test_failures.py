@@ -206,14 +206,14 @@ if __name__ == "__main__":
 
 
 @contextlib.contextmanager
-def program(tmp_path, address):
-    """A program that trains on two ranks for ever, in a session of its own; yields it and the run's directory once both train."""
+def program(tmp_path, address, has_begun=lambda directory: log_of(directory).count("ready") == 2):
+    """A program that trains on two ranks for ever, in a session of its own; yields it and the run's directory once it has begun."""
     script, directory = tmp_path / "program.py", tmp_path / "run"
     script.write_text(PROGRAM)
     process = subprocess.Popen([sys.executable, script, directory, address], start_new_session=True, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True)
     try:
-        wait_until(lambda: log_of(directory).count("ready") == 2 or process.poll() is not None)
+        wait_until(lambda: has_begun(directory) or process.poll() is not None)
         assert process.poll() is None, process.stdout.read()
         yield process, directory
     finally:
@@ -230,13 +230,24 @@ def test_the_ranks_of_a_killed_client_are_gone_and_their_workers_free(client, tm
     assert_usable(client, workers=4)
 
 
-@pytest.mark.parametrize("whole_session", [False, True], ids=["sent_to_the_client", "typed_in_a_terminal"])
-def test_ctrl_c_ends_the_program_its_ranks_and_its_cluster(tmp_path, whole_session):
+def interrupt(process, kill):
+    """Send Ctrl-C to a program by `kill`; it and all that it has started come to an end. Returns what it said."""
+    started = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+    kill(process.pid, signal.SIGINT)
+    said, _ = process.communicate(timeout=2 * PATIENCE)
+    assert_gone(lambda: [pid for pid in started if is_alive(pid)])
+    return said
+
+
+@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["sent_to_the_client", "typed_in_a_terminal"])
+def test_ctrl_c_ends_the_program_its_ranks_and_its_cluster(tmp_path, kill):
     with program(tmp_path, "local") as (process, directory):
-        started = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
-        (os.killpg if whole_session else os.kill)(process.pid, signal.SIGINT)
-        said, _ = process.communicate(timeout=2 * PATIENCE)
-        assert "KeyboardInterrupt" in said
+        assert "KeyboardInterrupt" in interrupt(process, kill)
         assert "interrupted from the keyboard" in log_of(directory)
         assert_nothing_left(directory, ranks=2)
-        assert_gone(lambda: [pid for pid in started if is_alive(pid)])
+
+
+def test_ctrl_c_while_workers_still_import_torch_ends_all_too(tmp_path):
+    with program(tmp_path, "local", has_begun=lambda directory: (directory / "config.json").exists()) as (process, directory):
+        assert "KeyboardInterrupt" in interrupt(process, os.killpg)
+        assert_gone(lambda: members(rank_pids(directory)))
