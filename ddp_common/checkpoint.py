@@ -28,6 +28,7 @@ class Checkpoint:
     def __init__(self, *, directory=None, keep=2, **parts):
         directory = directory or os.environ.get("DDP_CHECKPOINTS")
         self.directory, self.keep = Path(directory) if directory else None, keep
+        self._loads = False
         self.parts = {name: getattr(part, "module", part) if name == "model" else part for name, part in parts.items()}
         lacking = [name for name, part in self.parts.items() if not hasattr(part, "load_state_dict")]
         if lacking:
@@ -38,9 +39,18 @@ class Checkpoint:
         if self.directory is None or rank() != 0:
             return
         sampler = self.parts.get("sampler")
-        step = sampler.epoch * len(sampler) + sampler.step if sampler is not None else len(checkpoints(self.directory))
         self.directory.mkdir(parents=True, exist_ok=True)
-        write({name: part.state_dict() for name, part in self.parts.items()}, self.directory / f"step-{step:08d}.pt")
+        earlier = checkpoints(self.directory)
+        step = sampler.epoch * len(sampler) + sampler.step if sampler is not None else step_of(earlier[-1]) + 1 if earlier else 0
+        path = self.directory / f"step-{step:08d}.pt"
+        write({name: part.state_dict() for name, part in self.parts.items()}, path)
+        if not self._loads:  # better now than when it is needed
+            try:
+                self._load(path)
+            except Error:
+                path.unlink()
+                raise
+            self._loads = True
         for old in checkpoints(self.directory)[:-self.keep]:
             old.unlink()
             digest_file(old).unlink(missing_ok=True)
@@ -53,11 +63,7 @@ class Checkpoint:
         path = newest(self.directory) if self.directory is not None else None
         if path is None:
             return None
-        try:
-            state = torch.load(path, map_location=device(), weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
-            raise Error(f"{path} is not a checkpoint that can be loaded without executing code, so it was not: "
-                        f"{str(error).splitlines()[0]} Remove it to use the one before it.") from None
+        state = self._load(path)
         if set(state) != set(self.parts):
             raise Error(f"{path} holds {', '.join(state)}; this run saves {', '.join(self.parts)}. Resume with the code that wrote it.")
         try:
@@ -69,10 +75,22 @@ class Checkpoint:
             print(f"Resumed from {path.name}", flush=True)
         return path
 
+    def _load(self, path):
+        try:
+            return torch.load(path, map_location=device(), weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+            what = next((line.strip() for line in str(error).splitlines() if "Unpickler error" in line), str(error).splitlines()[0])
+            raise Error(f"{path} cannot be loaded without executing code, so it was not. It may hold more than tensors and plain Python "
+                        f"values (NumPy numbers, say), or come from elsewhere. What torch says: {what}") from None
+
 
 def checkpoints(directory):
     """The checkpoint files of a directory, oldest first."""
     return sorted(Path(directory).glob("step-*.pt"))
+
+
+def step_of(path):
+    return int(path.stem.removeprefix("step-"))
 
 
 def digest_file(path):
@@ -102,8 +120,8 @@ def fault(path):
     """What is wrong with a checkpoint file, in words; None if it is good."""
     try:
         stated = digest_file(path).read_text().split()[0]
-    except (OSError, IndexError):
-        return f"its digest {digest_file(path).name} is missing or empty"
+    except (OSError, IndexError, UnicodeDecodeError):
+        return f"its digest {digest_file(path).name} is missing or none"
     return None if sha256(path) == stated else "its SHA-256 is not the one it was written with"
 
 

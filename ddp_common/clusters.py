@@ -66,7 +66,10 @@ def read_profile(profile):
         raise Error(f"The profile {path} is no valid YAML: {error}") from None
     if not isinstance(content, dict) or "cluster" not in content:
         raise Error(f"The profile {path} names no cluster class. It needs a line such as 'cluster: distributed.LocalCluster'.")
-    return {"workers": "auto", "options": {}, **content}
+    profile = {"workers": "auto", **content, "options": content.get("options") or {}}
+    if not isinstance(profile["cluster"], str) or not isinstance(profile["options"], dict):
+        raise Error(f"The profile {path}: 'cluster' is the name of a class, 'options' maps its keyword arguments to values.")
+    return profile
 
 
 def number_of_workers(wanted):
@@ -75,7 +78,7 @@ def number_of_workers(wanted):
         return gpus() or max(2, min(4, psutil.cpu_count(logical=False) or 1, CPU_COUNT))
     try:
         count = int(wanted)
-    except ValueError:
+    except (TypeError, ValueError):
         count = 0
     if count < 1:
         raise Error(f"WORKERS={wanted}: the number of workers is a whole number of at least 1. Each of them trains one rank.")
@@ -105,8 +108,8 @@ def _make_cluster(settings, count):
         options = {"threads_per_worker": max(1, CPU_COUNT // count), **options}
     try:
         return cluster_class(n_workers=count, **options)
-    except TypeError as error:
-        raise Error(f"The profile's options do not suit {name}: {error}.") from None
+    except (TypeError, ValueError, RuntimeError) as error:  # some clusters hand their options on to workers, which then fail to start
+        raise Error(f"{name} could not be started with the profile's options: {error.__cause__ or error}.") from None
 
 
 def _wait(client, count):

@@ -24,7 +24,7 @@ PLACEMENT_TIMEOUT = 60  # seconds to wait for free workers
 GONE_TIMEOUT = 5  # seconds to wait for ranks to be gone once they were told
 CAUSE_TIMEOUT = 1  # seconds to wait for the cause when a consequence was reported first
 CONSEQUENCE = re.compile(r"Connection (closed|reset) by peer|Connection was likely closed|Broken pipe|remote process exited|ncclRemoteError")
-KEPT_LINES = 20  # of each rank's output, for the error message
+KEPT_LINES = 50  # of each rank's output, for the error message
 
 _subscribing = threading.Lock()
 

@@ -5,6 +5,7 @@ to the client. There they become `metrics.jsonl` and files of the run directory,
 (a single process, torchrun) nobody listens, and reports are dropped after the same checks.
 """
 
+import decimal
 import itertools
 import json
 import math
@@ -17,6 +18,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy
 from tqdm import tqdm
 
 from ddp_common.errors import Error
@@ -68,8 +70,9 @@ def set_position(**position):
 
 
 def _scalar(name, value):
-    if isinstance(value, numbers.Number) and not isinstance(value, complex):
-        return value
+    value = value.item() if isinstance(value, numpy.generic) else value
+    if isinstance(value, (numbers.Real, decimal.Decimal)):
+        return value if isinstance(value, int) and abs(value) < 2**63 else float(value)  # msgpack knows no larger int
     if hasattr(value, "detach") and value.numel() == 1 and not value.is_complex():
         return value.detach().reshape(()) if value.is_cuda else value.item()
     what = f"a tensor of shape {tuple(value.shape)}" if hasattr(value, "shape") else repr(value)[:80]
@@ -105,13 +108,19 @@ class RunDirectory:
     def __init__(self, path):
         self.path = Path(path)
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-        self.records = [json.loads(line) for line in self._lines("metrics.jsonl")]  # of the attempts before, when it is resumed
+        self.records = self._earlier_records()
         self._metrics = open(self.path / "metrics.jsonl", "a", buffering=1)
         self._log = open(self.path / "log.txt", "a", buffering=1)
 
-    def _lines(self, name):
-        path = self.path / name
-        return path.read_text().splitlines() if path.exists() else []
+    def _earlier_records(self):
+        """Those of a run that is resumed. What ends in a half-written line is written again without it."""
+        lines, records = (self.path / "metrics.jsonl").read_text().splitlines() if (self.path / "metrics.jsonl").exists() else [], []
+        try:
+            for line in lines:
+                records.append({key: float(value) if isinstance(value, str) else value for key, value in json.loads(line).items()})
+        except ValueError:
+            self.save("metrics.jsonl", "".join(line + "\n" for line in lines[:len(records)]).encode())
+        return records
 
     def record(self, rank, values):
         self.records.append({"rank": rank, **values})

@@ -107,9 +107,9 @@ def split(length, fractions, *, seed=0):
     `fractions` are the shares of all parts but the first, which gets the rest: `split(100, [0.1])` returns (90 indices, 10 indices).
     Returns a list of sorted int64 arrays. Raises `Error` unless the shares are positive and leave something for the first part.
     """
-    if any(share <= 0 for share in fractions) or sum(fractions) >= 1:
+    if not all(share > 0 for share in fractions) or not sum(fractions) < 1:
         raise Error(f"split takes positive fractions that sum to less than 1, not {fractions}.")
     order = np.random.default_rng(seed).permutation(length)
-    sizes = [round(share * length) for share in fractions]
-    parts = np.split(order, np.cumsum([length - sum(sizes), *sizes])[:-1])
-    return [np.sort(part) for part in parts]
+    first = 1 - sum(fractions)
+    bounds = np.round(length * np.cumsum([first, *fractions])[:-1]).astype(int)
+    return [np.sort(part) for part in np.split(order, bounds)]

@@ -35,7 +35,7 @@ def settings(tutorial, *, presets=None, **defaults):
         if preset not in presets:
             raise Error(f"{tutorial} has no preset {preset!r}. It has: {', '.join(presets)}.")
         values.update(presets[preset])
-    for word in shlex.split(os.environ.get("SET", "")):
+    for word in split_words(os.environ.get("SET", "")):
         name, equals, text = word.partition("=")
         if not equals:
             raise Error(f"SET takes name=value pairs; {word!r} has no '='. Example: SET=\"{example(defaults)}\".")
@@ -45,6 +45,13 @@ def settings(tutorial, *, presets=None, **defaults):
         values[name] = convert(name, text, type(defaults[name]))
     current.name, current.values, current.resume = tutorial, values, os.environ.get("RESUME")
     return SimpleNamespace(**values)
+
+
+def split_words(text):
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise Error(f"SET={text}: {error}. Quote values as in a shell.") from None
 
 
 def example(defaults):
@@ -74,9 +81,13 @@ def resumed_config(directory):
         raise Error(f"RESUME={directory}: there is no run in that folder ({path.name} is missing). Name a folder that `make run` "
                     "printed, such as runs/pets/2026-01-31T10-00-00.")
     try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise Error(f"RESUME={directory}: {path} is damaged ({error}). Start a new run, or repair the file.") from None
+        config = json.loads(path.read_text())
+        if isinstance(config, dict) and isinstance(config.get("settings", {}), dict):
+            return config
+        error = "it does not hold the settings of a run"
+    except ValueError as reason:
+        error = reason
+    raise Error(f"RESUME={directory}: {path} is damaged ({error}). Start a new run, or repair the file.")
 
 
 def describe(addresses):

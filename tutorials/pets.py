@@ -34,6 +34,7 @@
 # `PRESET=full` selects the sizes of the experiment this tutorial goes back to: 4 layers of 128 cells, 16,384 windows on each of 3 ranks, 25 epochs.
 
 # %%
+import math
 import os
 import signal
 import string
@@ -241,6 +242,11 @@ print("one weight on rank 0 and on rank 1 after the step are equal:", run.result
 # | `ddp.report(loss=loss)` | tells the client; no rank waits for it |
 
 # %%
+def warm_up_and_decay(progress):
+    """The share of the learning rate to use after `progress` (0 to 1) of all steps: up for three tenths, then down along a cosine."""
+    return 0.04 + 0.96 * progress / 0.3 if progress < 0.3 else (1 + math.cos(math.pi * min((progress - 0.3) / 0.7, 1))) / 2
+
+
 def train(contexts, targets, epochs, batch_size, learning_rate, layers, hidden, seed, sabotage=None):
     """Train a NameModel on this rank's share of the windows; returns its weights. `sabotage` is for section 8."""
     device = ddp.device()
@@ -250,7 +256,7 @@ def train(contexts, targets, epochs, batch_size, learning_rate, layers, hidden, 
     loader = DataLoader(data, batch_sampler=sampler, collate_fn=lambda batch: batch)
     model = DDP(NameModel(layers, hidden).to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=epochs * len(sampler))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warm_up_and_decay(step / (epochs * len(sampler))))
     checkpoint = ddp.Checkpoint(model=model, optimizer=optimizer, schedule=schedule, sampler=sampler)
     checkpoint.restore()  # nothing to restore on a first attempt
     for epoch in sampler.epochs(epochs):

@@ -1,13 +1,18 @@
 """Clusters that `connect` starts, and what is left of them after they were closed."""
 
 import os
+import sys
 
+import cloudpickle
 import psutil
+import pytest
 import torch
 from processes import assert_gone, assert_nothing_left, is_alive
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import ddp_common as ddp
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def processes_of(client):
@@ -33,12 +38,23 @@ def test_a_cluster_closed_while_it_still_imports_torch_leaves_no_process():
     assert_gone(lambda: [pid for pid in started if is_alive(pid)], within=60)
 
 
-def test_a_data_loader_of_a_rank_may_have_workers(client):
+class Squares(Dataset):
+    """As a notebook would define it: no module that a worker could import holds it."""
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        return index * index
+
+
+@pytest.mark.parametrize("data", [torch.arange(100).square(), Squares()], ids=["tensor", "own_data_set"])
+def test_a_data_loader_of_a_rank_may_have_workers(client, data):
     def train():
-        return sum(int(batch.sum()) for batch in DataLoader(torch.arange(100), batch_size=10, num_workers=1))
+        return sum(int(batch.sum()) for batch in DataLoader(data, batch_size=10, num_workers=1))
 
     run = ddp.launch(client, train, workers=2)
-    assert run.result == sum(range(100))
+    assert run.result == sum(number * number for number in range(100))
     assert_nothing_left(run.directory, ranks=2, within=1)
 
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed import Client, LocalCluster
-from torch.utils.data import DataLoader
 from processes import (PATIENCE, Background, assert_gone, assert_nothing_left, is_alive, log_of, members, rank_pids, wait_until,
                        workers_of)
+from torch.utils.data import DataLoader
 
 import ddp_common as ddp
 
@@ -213,7 +213,7 @@ def program(tmp_path, address, has_begun=lambda directory: log_of(directory).cou
     process = subprocess.Popen([sys.executable, script, directory, address], start_new_session=True, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True)
     try:
-        wait_until(lambda: has_begun(directory) or process.poll() is not None)
+        wait_until(lambda: has_begun(directory) or process.poll() is not None, within=150)  # both imports of torch, on a busy machine
         assert process.poll() is None, process.stdout.read()
         yield process, directory
     finally:
@@ -239,15 +239,14 @@ def interrupt(process, kill):
     return said
 
 
-@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["sent_to_the_client", "typed_in_a_terminal"])
-def test_ctrl_c_ends_the_program_its_ranks_and_its_cluster(tmp_path, kill):
+def test_ctrl_c_ends_the_program_its_ranks_and_its_cluster(tmp_path):
     with program(tmp_path, "local") as (process, directory):
-        assert "KeyboardInterrupt" in interrupt(process, kill)
+        assert "KeyboardInterrupt" in interrupt(process, os.kill)
         assert "interrupted from the keyboard" in log_of(directory)
         assert_nothing_left(directory, ranks=2)
 
 
-def test_ctrl_c_while_workers_still_import_torch_ends_all_too(tmp_path):
+def test_ctrl_c_typed_in_a_terminal_while_workers_still_import_torch_ends_all_too(tmp_path):
     with program(tmp_path, "local", has_begun=lambda directory: (directory / "config.json").exists()) as (process, directory):
-        assert "KeyboardInterrupt" in interrupt(process, os.killpg)
+        assert "KeyboardInterrupt" in interrupt(process, os.killpg)  # a terminal sends it to every process
         assert_gone(lambda: members(rank_pids(directory)))

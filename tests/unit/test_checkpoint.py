@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -268,3 +269,17 @@ def next_of(process, *words):
 
 def step_of(path):
     return int(Path(path).stem.removeprefix("step-"))
+
+
+class NumpySchedule:
+    def state_dict(self):
+        return {"lr": numpy.float64(0.1)}
+
+    def load_state_dict(self, state):
+        raise AssertionError("never reached")
+
+
+def test_a_state_that_could_not_be_loaded_again_is_refused_when_it_is_saved(tmp_path):
+    with pytest.raises(Error, match="NumPy"):
+        Checkpoint(directory=tmp_path, schedule=NumpySchedule()).save()
+    assert not list(tmp_path.glob("*.pt"))

@@ -14,7 +14,8 @@ from ddp_common.reporting import RunDirectory, new_directory, start
 
 SCALARS = {
     "int": 3, "float": 3.0, "bool": True, "numpy_float32": np.float32(3), "numpy_int64": np.int64(3), "tensor": torch.tensor(3.0),
-    "tensor_of_one": torch.tensor([[3]]), "tensor_with_gradient": torch.tensor(3.0, requires_grad=True), "bfloat16": torch.tensor(3, dtype=torch.bfloat16),
+    "tensor_of_one": torch.tensor([[3]]), "tensor_with_gradient": torch.tensor(3.0, requires_grad=True),
+    "bfloat16": torch.tensor(3, dtype=torch.bfloat16),
 }
 NO_SCALARS = {
     "list": [1.0], "string": "1.0", "none": None, "tensor_of_two": torch.zeros(2), "empty_tensor": torch.zeros(0), "complex": 1j,
