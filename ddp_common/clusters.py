@@ -68,7 +68,8 @@ def read_profile(profile):
         raise Error(f"The profile {path} names no cluster class. It needs a line such as 'cluster: distributed.LocalCluster'.")
     profile = {"workers": "auto", **content, "options": content.get("options") or {}}
     if not isinstance(profile["cluster"], str) or not isinstance(profile["options"], dict):
-        raise Error(f"The profile {path}: 'cluster' is the name of a class, 'options' maps its keyword arguments to values.")
+        raise Error(f"The profile {path} has cluster: {profile['cluster']!r} and options: {profile['options']!r}. 'cluster' is the name of "
+                    "a class, 'options' maps its keyword arguments to values.")
     return profile
 
 
