@@ -19,11 +19,12 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 def work(number, gate):
     """Says that it runs, works until the file `gate` is there, returns the sum over the ranks."""
     print("ready", flush=True)
-    total = torch.tensor(0.0)
-    while not gate.exists():
+    total, asked_to_end = torch.zeros(2)
+    while not asked_to_end:  # the ranks decide together: one may see the file a step before the other
         time.sleep(0.01)
-        total = torch.tensor(float(number + ddp.rank()))
-        dist.all_reduce(total)
+        total_and_gate = torch.tensor([float(number + ddp.rank()), float(gate.exists())])
+        dist.all_reduce(total_and_gate)
+        total, asked_to_end = total_and_gate
     ddp.report(number=number)
     return int(total)
 
