@@ -38,6 +38,7 @@ def main(environment, threads, payload, listener, messages, output):
     from ddp_common import rendezvous, reporting
 
     torch.set_num_threads(threads)
+    multiprocessing.set_start_method("fork", force=True)  # workers of a DataLoader then know a notebook's classes, as they would there
     finish_reports = reporting.start(messages.send)
     try:
         function, arguments, sources = pickle.loads(payload)
