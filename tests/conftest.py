@@ -1,5 +1,7 @@
 """What all tests share: a clean environment and one Dask cluster of four workers."""
 
+import signal
+
 import pytest
 
 import ddp_common as ddp
@@ -7,6 +9,9 @@ from ddp_common.settings import current
 
 OUTSIDE_SETTINGS = ("RESUME", "PRESET", "SET", "CLUSTER", "WORKERS", "DDP_PROGRESS", "DDP_CHECKPOINTS",
                     "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+# A shell starts background jobs deaf to Ctrl-C, and so would be every program that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
