@@ -269,9 +269,9 @@ class _Attempt:
             cause = f"killed by {killed_by}" + (", often because memory ran out" if killed_by == "SIGKILL" else "")
         else:
             cause = f"it left with exit code {code} before its function returned"
-        consequences = [str(peer) for peer in self._failed() if peer != rank]
-        if consequences:
-            cause += f" (rank {', '.join(consequences)} lost the connection to it: a consequence)"
+        consequences = [str(peer) for peer in sorted(self._failed()) if peer != rank]
+        if consequences:  # on a line of its own: how many are heard of in time differs
+            cause += f"\nAs a consequence, rank {', '.join(consequences)} lost the connection to it."
         said = "".join(f"\n  [rank {r}] {line}" for r, lines in self.lines.items() for line in lines)
         message = (f"Rank {rank} of {len(self.addresses)} on {host} failed: {cause}\n\n{how.get('traceback', '')}"
                    + (f"\nLast lines of the ranks:{said}" if said else "") + f"\nThe whole log: {self.directory.path / 'log.txt'}")
