@@ -31,6 +31,9 @@ _HOME = {
     "fetch": "datasets",
     "Error": "errors",
     "RankFailed": "errors",
+    "RankStalled": "errors",
+    "RunStopped": "errors",
+    "SchedulerLost": "errors",
 }
 __all__ = ["Run", "launch", "settings", *_HOME]
 

@@ -15,23 +15,27 @@ import sys
 import threading
 import time
 import traceback
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 
+import psutil
 from distributed import Status, WorkerPlugin, get_worker
 from distributed.comm import get_address_host
 
 from ddp_common import process as rank_process
+from ddp_common import transfer
 
 TOPIC = "ddp_common"
 PRELOAD = ["ddp_common._forkserver", "torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "ddp_common.process",
-           "ddp_common.rendezvous", "ddp_common.sampling", "ddp_common.checkpoint"]
+           "ddp_common.rendezvous", "ddp_common.sampling", "ddp_common.checkpoint", "ddp_common.stopping"]
 POLL = 0.03  # seconds between looks at whether the client still wants this rank
 FLUSH = 0.1  # seconds that reports and printed lines are gathered before they are sent
 EXIT_TIMEOUT = 1.0  # seconds that a rank has to end by itself after its last word
+STACK_TIMEOUT = 1.0  # seconds that a rank has to say where it is
+MEMORY_INTERVAL = 0.5  # seconds between two looks at a rank's memory, where the worker has a limit
 
 _one_rank = threading.Lock()
 _listener = None  # (run id, socket) made by `listen`, until rank 0's agent takes it
-_files = {}  # what save_file sent, until the client has fetched it
+_rank = None  # (process, read end of its stacks) while one runs
 
 
 class Preload(WorkerPlugin):
@@ -80,9 +84,18 @@ def listen(run_id, dask_worker):
     return host, bound.getsockname()[1]
 
 
-def take_file(token):
-    """The content of a saved file, which this worker then forgets."""
-    return _files.pop(token)
+def where_is_it():
+    """What the rank on this worker is doing: (state of its process, Python stack as text), or None without one."""
+    if _rank is None:
+        return None
+    (process, stacks), text = _rank, b""
+    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError), Connection(os.dup(stacks.fileno())) as own:
+        state = psutil.Process(process.pid).status()
+        for number in (signal.SIGUSR1, signal.SIGCONT):  # a stopped process writes its stack as soon as it goes on
+            os.kill(process.pid, number)
+        while own.poll(STACK_TIMEOUT if not text else 0.05) and (piece := os.read(own.fileno(), 65536)):
+            text += piece
+        return state, text.decode(errors="replace")
 
 
 def run_rank(spec, payload):
@@ -91,25 +104,29 @@ def run_rank(spec, payload):
     `spec` is a dict: run (id), rank, world_size, local_rank, local_world_size, store ((host, port)), environment (dict of str).
     `payload` is the pickled (function, keyword arguments).
     """
+    global _rank
     worker = get_worker()
     key = worker.get_current_task()
     with _one_rank:
         send, is_wanted = Sender(worker, spec["run"], spec["rank"]), lambda: _is_wanted(worker, key)
         try:
-            process, messages, output, given = _make_process(worker, spec, payload)
-            if not _start(process, given, is_wanted):
+            process, ours, theirs = _make_process(worker, spec, payload)
+            if not _start(process, theirs, is_wanted):
                 send({"ended": {"how": "cancelled"}})
                 return None
         except Exception:  # whatever it was, the client must learn of it: it waits for this rank's end
             send({"ended": {"how": "raised", "traceback": traceback.format_exc(), "message": "The rank could not be started."}})
             return None
+        messages, output, stacks = ours
+        _rank = process, stacks
         send({"started": {"pid": process.pid, "host": socket.gethostname()}})
         try:
-            ended, result = _watch(process, messages, output, send, is_wanted)
+            ended, result = _watch(process, messages, output, send, is_wanted, MemoryLimit(worker, process))
         finally:
+            _rank = None
             _kill(process)
-            messages.close()
-            output.close()
+            for end in ours:
+                end.close()
         send({"ended": ended})
         return result
 
@@ -128,9 +145,8 @@ class Sender:
 
     def __call__(self, message):
         if "content" in message:  # too large for an event: the client fetches it
-            token = f"{self.envelope['run']}/{self.envelope['rank']}/{time.monotonic_ns()}"
-            _files[token] = message.pop("content")
-            message["token"] = token
+            message["token"] = f"{self.envelope['run']}/{self.envelope['rank']}/{time.monotonic_ns()}"
+            transfer.keep_file(message["token"], message.pop("content"))
         self.waiting.append(message)
         if "ended" in message or "started" in message:
             self.flush()
@@ -146,7 +162,7 @@ class Sender:
 
 
 def _make_process(worker, spec, payload):
-    """The rank's process, not started; our ends of its two pipes; and what is the rank's own, to be closed here once it has it."""
+    """The rank's process, not started; our ends of its three pipes; and what is the rank's own, to be closed here once it has it."""
     global _listener
     listener = None
     if spec["rank"] == 0:
@@ -158,13 +174,10 @@ def _make_process(worker, spec, payload):
         **({"DDP_OWN_GPU_FIRST": 1} if "dask_cuda" in sys.modules else {}), **spec["environment"],
     }
     context = start_forkserver()
-    messages, rank_messages = context.Pipe(duplex=False)
-    output, rank_output = context.Pipe(duplex=False)
-    process = context.Process(
-        target=rank_process.main, name=f"rank-{spec['rank']}",
-        args=({name: str(value) for name, value in environment.items()}, worker.state.nthreads, payload, listener,
-              rank_messages, rank_output))
-    return process, messages, output, [end for end in (rank_messages, rank_output, listener) if end is not None]
+    ours, theirs = zip(*(context.Pipe(duplex=False) for _ in ("messages", "output", "stacks")))
+    process = context.Process(target=rank_process.main, name=f"rank-{spec['rank']}", args=(
+        {name: str(value) for name, value in environment.items()}, worker.state.nthreads, payload, listener, *theirs))
+    return process, ours, [end for end in (*theirs, listener) if end is not None]
 
 
 def _start(process, given, is_wanted):
@@ -193,7 +206,28 @@ def _start(process, given, is_wanted):
     return True
 
 
-def _watch(process, messages, output, send, is_wanted):
+class MemoryLimit:
+    """The worker's memory limit, held against its rank: Dask's nanny sees only the worker's own process."""
+
+    def __init__(self, worker, process):
+        self.limit, self.pid, self.looked = worker.memory_manager.memory_limit, process.pid, time.monotonic()
+
+    def exceeded(self):
+        """A sentence once the rank is over the limit, else None."""
+        if not self.limit or time.monotonic() - self.looked < MEMORY_INTERVAL:
+            return None
+        self.looked = time.monotonic()
+        try:
+            used = psutil.Process(self.pid).memory_info().rss
+        except psutil.NoSuchProcess:
+            return None
+        if used <= self.limit:
+            return None
+        return (f"it used {used / 2**30:.2f} GiB of memory, and its worker's limit is {self.limit / 2**30:.2f} GiB. Take a smaller batch, "
+                "more ranks, or a higher memory_limit in the profile")
+
+
+def _watch(process, messages, output, send, is_wanted, memory):
     """Relay what the rank says until it ends or is no longer wanted. Returns (how it ended: dict, result bytes or None)."""
     outcome, result, lines, open_ends, deadline = {"how": "exited"}, None, Lines(send), [messages, output], float("inf")
     while True:
@@ -206,7 +240,7 @@ def _watch(process, messages, output, send, is_wanted):
             except (EOFError, OSError):
                 open_ends.remove(messages)
             else:
-                if "result" in message or "traceback" in message:
+                if "how" in message:
                     result = message.pop("result", None)
                     outcome, deadline = message, time.monotonic() + EXIT_TIMEOUT
                 elif message:
@@ -219,6 +253,9 @@ def _watch(process, messages, output, send, is_wanted):
         if not is_wanted():
             lines.close()
             return {"how": "cancelled"}, None
+        if too_much := memory.exceeded():
+            lines.close()
+            return {"how": "raised", "message": too_much, "traceback": ""}, None
 
 
 class Lines:

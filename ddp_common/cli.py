@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from ddp_common.errors import Error
+from ddp_common.run_directory import local, shown
 
 TUTORIALS = Path(__file__).parent.parent / "tutorials"
 LESSON_TAGS = {"lesson", "proof", "exercise", "solution", "instructor"}
@@ -94,7 +95,7 @@ def check_resumable(directory):
     if not directory:
         return
     resumed_config(directory)
-    if newest(Path(directory) / "checkpoints") is None:
+    if newest(local(directory) / "checkpoints") is None:
         raise Error(f"RESUME={directory}: that run has no checkpoint to go on from. It ended before its first save; start a new run.")
 
 
@@ -109,11 +110,6 @@ def resume_hint(tutorial, directory):
 def listing(directory):
     files = ", ".join(sorted(f"{path.name}/" if path.is_dir() else path.name for path in Path(directory).iterdir()))
     return f"Run directory: {shown(directory)}\n  {files}"
-
-
-def shown(path):
-    """`path` as short as it can be typed here."""
-    return os.path.relpath(path) if Path(path).resolve().is_relative_to(Path.cwd()) else str(path)
 
 
 @main.command()

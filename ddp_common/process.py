@@ -1,7 +1,8 @@
 """The rank's own process: what happens in it before and after the training function.
 
 Started by `agent` as a fork of a forkserver. Promises: the last message through the pipe is the function's pickled result or the
-traceback; everything reported and printed was sent before; the process ends with its worker, whatever state either is in.
+traceback; everything reported and printed was sent before; the process ends with its worker, whatever state either is in; on
+SIGUSR1 it writes where it is, whatever it waits for.
 """
 
 import faulthandler
@@ -10,6 +11,7 @@ import linecache
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 import threading
 import traceback
@@ -19,11 +21,11 @@ from ddp_common._forkserver import die_with_parent
 from ddp_common.errors import Error
 
 
-def main(environment, threads, payload, listener, messages, output):
+def main(environment, threads, payload, listener, messages, output, stacks):
     """Be a rank: from the fork to the last message.
 
     `environment`: variables to set; `threads`: of torch; `payload`: pickled (function, keyword arguments, sources of notebook cells);
-    `listener`: rank 0's store socket, else None; `messages`, `output`: the write ends of two pipes to the agent.
+    `listener`: rank 0's store socket, else None; `messages`, `output`, `stacks`: the write ends of three pipes to the agent.
     """
     os.setsid()  # a terminal's Ctrl-C is for the client; and the agent can end all of this at once
     _die_with_the_worker()
@@ -31,21 +33,29 @@ def main(environment, threads, payload, listener, messages, output):
         os.dup2(output.fileno(), stream)
     sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
     faulthandler.enable(open(2, "w", closefd=False))
+    faulthandler.register(signal.SIGUSR1, file=stacks.fileno(), all_threads=False)
     os.environ.update(environment)
 
     import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from ddp_common import rendezvous, reporting
+    from ddp_common import checkpoint, rendezvous, reporting, stopping
 
     torch.set_num_threads(threads)
     multiprocessing.set_start_method("fork", force=True)  # workers of a DataLoader then know a notebook's classes, as they would there
+    register_optimizer_step_post_hook(reporting.made_progress)
     finish_reports = reporting.start(messages.send)
     try:
+        stopping.listen_to_sigterm()
         function, arguments, sources = pickle.loads(payload)
         linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
         with rendezvous.process_group(listener):
             result = function(**arguments)
+            checkpoint.finish_writing()
+            reporting.post({"returned": reporting.position()})
         message = {"how": "done", "result": _pickle_result(result) if environment["RANK"] == "0" else None}
+    except stopping.Stopped:
+        message = {"how": "stopped", "told": stopping.was_told(), **reporting.position()}
     except Exception as error:
         message = {"how": "raised", "traceback": "".join(traceback.format_exception(error)), "message": _headline(error)}
     finally:

@@ -18,6 +18,8 @@ from ddp_common.errors import Error
 
 JOIN_TIMEOUT = 60  # seconds that ranks wait for each other to appear
 
+_store = None
+
 
 def rank():
     """This process's rank, 0 when alone."""
@@ -27,6 +29,11 @@ def rank():
 def world_size():
     """The number of ranks, 1 when alone."""
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def current_store():
+    """The store of the process group that this rank is in, None when alone."""
+    return _store
 
 
 def device():
@@ -49,8 +56,9 @@ def process_group(listener=None, timeout=datetime.timedelta(minutes=30)):
     if place is None:
         yield device()
         return
+    global _store
     my_rank, size, address, port = place
-    store = _connect(my_rank, size, address, port, listener)
+    store = _store = _connect(my_rank, size, address, port, listener)
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface_towards(address, port)
     backend = _choose_backend(store, my_rank, size)
     dist.init_process_group(backend, store=dist.PrefixStore("group", store), rank=my_rank, world_size=size, timeout=timeout)
@@ -58,6 +66,7 @@ def process_group(listener=None, timeout=datetime.timedelta(minutes=30)):
     store.set(f"left/{my_rank}", b"")
     if my_rank == 0:
         store.wait([f"left/{peer}" for peer in range(size)], timeout)
+    _store = None
     dist.destroy_process_group()  # not after an exception: it could wait for peers, and the process is about to end
 
 

@@ -8,9 +8,12 @@ of floating-point sums, its loss and gradient.
 import numpy as np
 import torch
 
-from ddp_common import reporting
+from ddp_common import reporting, stopping
 from ddp_common.errors import Error
 from ddp_common.rendezvous import rank, world_size
+
+
+injected = []  # functions of a sampler, called between its steps after all else; the fault lab's way in
 
 
 class ElasticSampler:
@@ -28,6 +31,8 @@ class ElasticSampler:
         self.length, self.batch_size, self.seed, self.shuffle = length, batch_size, seed, shuffle
         self.epoch, self.step, self.weight = 0, 0, 1.0
         self._epochs = None
+        self.between_steps = []  # functions to call before each step, when everything of the steps before it is done
+        self.before_stopping = []  # and before leaving because a rank was told to
 
     def __len__(self):
         """Steps in an epoch, the ragged last one included."""
@@ -55,18 +60,35 @@ class ElasticSampler:
         """
         size, mine, order = world_size(), rank(), self.permutation(self.epoch)
         while self.step < len(self):
+            self._pause()
             batch = order[self.step * self.batch_size:][:self.batch_size]
             share = batch[mine::size]
             self.weight = size * len(share) / len(batch)
             self._start_step(mine, len(batch))
             yield (share if len(share) else batch[:1]).tolist()
 
+    @property
+    def steps_done(self):
+        """Steps since the beginning of the run, over all its epochs and attempts."""
+        return self.epoch * len(self) + self.step
+
+    def _pause(self):
+        """Between two steps, every rank's state belongs to the same position: the moment to save, and to leave."""
+        for call in self.between_steps:
+            call()
+        for call in injected:
+            call(self)
+        if stopping.is_time_to_stop(self.steps_done):
+            for call in self.before_stopping:
+                call()
+            raise stopping.Stopped
+
     def _start_step(self, mine, batch_length):
         step_seed = np.random.SeedSequence([self.seed, self.epoch, self.step, mine]).generate_state(2, np.uint32)
         torch.manual_seed(int(step_seed[0]) << 31 ^ int(step_seed[1]))
         self.step += 1
         total = None if self._epochs is None else self._epochs * self.length
-        reporting.set_position(epoch=self.epoch, step=self.epoch * len(self) + self.step,
+        reporting.set_position(epoch=self.epoch, step=self.steps_done,
                                samples=self.epoch * self.length + (self.step - 1) * self.batch_size + batch_length,
                                total_samples=total, epochs=self._epochs)
 
@@ -98,6 +120,7 @@ class EvalSampler:
 
     def __iter__(self):
         for start in range(0, len(self.indices), self.batch_size):
+            reporting.made_progress()
             yield list(self.indices[start:start + self.batch_size])
 
 

@@ -76,7 +76,9 @@ def convert(name, text, kind):
 
 def resumed_config(directory):
     """The `config.json` of the run in `directory` (dict). Raises `Error` if there is no run."""
-    path = Path(directory) / "config.json"
+    from ddp_common.run_directory import local
+
+    path = local(directory) / "config.json"
     if not path.is_file():
         raise Error(f"RESUME={directory}: there is no run in that folder ({path.name} is missing). Name a folder that `make run` "
                     "printed, such as runs/pets/2026-01-31T10-00-00.")

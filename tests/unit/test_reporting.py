@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ddp_common import Error, report, save_file
-from ddp_common.reporting import RunDirectory, new_directory, start
+from ddp_common.reporting import start
+from ddp_common.run_directory import RunDirectory, new_directory
 
 SCALARS = {
     "int": 3, "float": 3.0, "bool": True, "numpy_float32": np.float32(3), "numpy_int64": np.int64(3), "tensor": torch.tensor(3.0),

@@ -1,0 +1,274 @@
+"""One set of ranks from start to end, as the client sees it: start them, follow what they say, find out which failed first and why.
+
+Relies on the agents' messages and on the scheduler's word on lost workers. Promises: the first failure ends the attempt, with the rank
+that failed by itself as the headline and not the peer that noticed; a rank that lives without getting on is found; when `run` returns
+or raises, the ranks are gone.
+"""
+
+import contextlib
+import io
+import queue
+import re
+import signal
+import threading
+import time
+
+from distributed.comm import get_address_host
+
+from ddp_common import agent
+from ddp_common.errors import RankFailed, RankStalled, RunStopped, SchedulerLost
+from ddp_common.run_directory import Progress
+from ddp_common.settings import describe
+from ddp_common.transfer import Checkpoints, take_file
+
+GONE_TIMEOUT = 5  # seconds to wait for ranks to be gone once they were told
+CAUSE_TIMEOUT = 1  # seconds to wait for the cause when a consequence was reported first
+STACKS_TIMEOUT = 3  # seconds that workers have to say where their ranks are
+KEPT_LINES = 50  # of each rank's output, for the error message
+CONSEQUENCE = re.compile(r"Connection (closed|reset) by peer|Connection was likely closed|Broken pipe|remote process exited|ncclRemoteError"
+                         r"|Failed to recv|Socket closed|failed to connect")
+COLLECTIVE = re.compile(r"_engine_run_backward|torch/distributed/|torch/nn/parallel/distributed")
+PROGRESS = {"report", "position", "token", "checkpoint", "started", "returned"}  # messages that show that a rank gets on
+
+
+class Attempt:
+    """State: which ranks have ended and how, when each was last seen to get on, and the last lines of each."""
+
+    def __init__(self, client, run_id, addresses, inbox, directory, stall_timeout):
+        self.client, self.run_id, self.addresses, self.inbox, self.directory = client, run_id, addresses, inbox, directory
+        self.stall_timeout = stall_timeout
+        self.futures, self.ended, self.hosts, self.returned, self.moved, self.at = [], {}, {}, {}, {}, {}
+        self.lines = {rank: [] for rank in range(len(addresses))}
+        self.scheduler_lost = False
+        self.checkpoints, self.progress, self.began = None, Progress(), time.monotonic()
+
+    def run(self, payload, previous=None, number=1):
+        """Start the ranks, follow them, and have them gone; returns rank 0's result. `previous` is the failure that this is a restart for."""
+        try:
+            self._start(payload, previous, number)
+            return self._follow()
+        finally:
+            self._end()
+
+    def _start(self, payload, previous, number):
+        """Write config.json, settle where checkpoints are, open the store's socket on rank 0's worker, submit one pinned task per rank."""
+        self.directory.write_json("config.json", describe(self.addresses))
+        hosts = [get_address_host(address) for address in self.addresses]
+        self.checkpoints = Checkpoints(self.client, self.run_id, self.directory.path / "checkpoints", self.addresses)
+        if previous is not None:
+            self._note_restart(previous, number)
+        (store,) = self.client.run(agent.listen, self.run_id, workers=self.addresses[:1]).values()
+        for rank, (address, host) in enumerate(zip(self.addresses, hosts)):
+            spec = {"run": self.run_id, "rank": rank, "world_size": len(hosts), "store": store,
+                    "local_rank": hosts[:rank].count(host), "local_world_size": hosts.count(host),
+                    "environment": {"DDP_CHECKPOINTS": self.checkpoints.place[address][0]}}
+            self.futures.append(self.client.submit(agent.run_rank, spec, payload, workers=[address], pure=False, retries=0,
+                                                   key=f"ddp-rank-{self.run_id}-{rank}", priority=10))
+        for rank, future in enumerate(self.futures):
+            future.add_done_callback(lambda done, rank=rank: self.inbox.put({"future": rank, "status": done.status}))
+
+    def _note_restart(self, previous, number):
+        from ddp_common.checkpoint import step_of
+
+        reason, resumed = str(previous).splitlines()[0], self.checkpoints.resumed
+        step = step_of(resumed) if resumed is not None else 0
+        event = {"time": time.time(), "event": "restart", "attempt": number, "reason": reason, "step": step, "ranks": len(self.addresses)}
+        self.directory.record(getattr(previous, "rank", 0), event)
+        text = f"Restart {number - 1} on {len(self.addresses)} rank(s) from step {step}. Why: {reason}"
+        self.directory.log(text)
+        self.progress.note(text)
+
+    def _follow(self):
+        """Take in messages until every rank is done; returns rank 0's result. Raises at the first failure."""
+        import torch
+
+        while len(self.ended) < len(self.addresses):
+            try:
+                self._take(self.inbox.get(timeout=0.5))
+            except queue.Empty:
+                if stalled := self._stalled():
+                    raise self._stall(stalled) from None
+            if failed := self._failed():
+                rank = self._first_cause(failed)
+                if not self._is_consequence(rank) or not self._stopped():
+                    raise self._failure(rank)
+            if self.scheduler_lost:
+                raise self._lost_scheduler()
+        if self._stopped():
+            raise self._stop()
+        result = torch.load(io.BytesIO(self.futures[0].result()), map_location="cpu", weights_only=False)  # our own ranks' pickle
+        self.directory.log(f"finished: {len(self.addresses)} rank(s), {time.monotonic() - self.began:.1f} s")
+        return result
+
+    def _failed(self):
+        return [rank for rank, how in self.ended.items() if how["how"] not in ("done", "stopped")]
+
+    def _stopped(self):
+        return [rank for rank, how in self.ended.items() if how["how"] == "stopped"]
+
+    def _is_consequence(self, rank):
+        return bool(CONSEQUENCE.search(self.ended[rank].get("message", "")))
+
+    def _first_cause(self, failed):
+        """The rank that failed by itself: peers that lost their connection to it may be heard of before it."""
+        deadline = time.monotonic() + CAUSE_TIMEOUT
+        while all(map(self._is_consequence, failed)) and not self._stopped() and time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                self._take(self.inbox.get(timeout=0.02))
+            failed = self._failed()
+        return min(failed, key=self._is_consequence)
+
+    def _take(self, event):
+        if event.get("lost") in self.addresses:
+            self.ended.setdefault(self.addresses.index(event["lost"]), {"how": "lost"})
+        if event.get("status") == "error" and event["future"] not in self.ended:
+            error = self.futures[event["future"]].exception()
+            self.ended[event["future"]] = {"how": "raised", "message": f"Its agent failed: {error!r}", "traceback": ""}
+        if event.get("status") == "cancelled":  # not by us: a client cancels its futures when it loses the scheduler or is closed
+            self.scheduler_lost = True
+        for message in event.get("messages", ()):
+            self._take_message(event["rank"], message)
+
+    def _take_message(self, rank, message):
+        if PROGRESS & set(message):
+            self.moved[rank] = time.monotonic()
+        if "report" in message:
+            self.directory.record(rank, message["report"])
+            self.progress.record(message["report"])
+        elif "position" in message:
+            self.at[rank] = message["position"]
+            self.progress.position(message["position"])
+        elif "line" in message:
+            self.lines[rank] = [*self.lines[rank], message["line"]][-KEPT_LINES:]
+            self.directory.log(f"[rank {rank}] {message['line']}")
+        elif "token" in message:
+            (content,) = self.client.run(take_file, message["token"], workers=[self.addresses[rank]]).values()
+            self.directory.save(message["file"], content)
+        elif "checkpoint" in message:
+            self.checkpoints.announced(self.addresses[rank], message["checkpoint"])
+        elif "returned" in message:
+            self.returned[rank] = self.at[rank] = message["returned"]
+        elif "started" in message:
+            self.hosts[rank] = message["started"]["host"]
+            self.directory.log(f"rank {rank} started: process {message['started']['pid']} on {message['started']['host']}")
+        elif "ended" in message:
+            self.ended.setdefault(rank, message["ended"])
+            if message["ended"]["how"] not in ("done", "cancelled"):
+                self.directory.log(f"rank {rank} ended: {message['ended']}")
+
+    def _failure(self, rank):
+        if self.returned and self._is_consequence(rank):
+            return self._returned_early(rank)
+        how = self.ended[rank]
+        code = how.get("exitcode")
+        killed_by = signal.Signals(-code).name if code is not None and code < 0 else None
+        if how["how"] == "lost":
+            cause = "its worker died"
+        elif how["how"] == "raised":
+            cause = how["message"]
+        elif killed_by:
+            cause = f"killed by {killed_by}" + (", often because memory ran out" if killed_by == "SIGKILL" else "")
+        else:
+            cause = f"it left with exit code {code} before its function returned"
+        consequences = [str(peer) for peer in sorted(self._failed()) if peer != rank]
+        if consequences:  # on a line of its own: how many are heard of in time differs
+            cause += f"\nAs a consequence, rank {', '.join(consequences)} lost the connection to it."
+        if self.at.get(rank, {}).get("step"):
+            cause += f"\nIts last known step is {self.at[rank]['step']}."
+        return self._describe(RankFailed, rank, f"failed: {cause}", how.get("traceback", ""), exitcode=code, signal=killed_by,
+                              traceback=how.get("traceback", ""))
+
+    def _returned_early(self, waiting):
+        rank = min(self.returned)
+        return self._describe(RankFailed, rank, f"failed: its function returned at step {self.returned[rank].get('step', 0)}, while rank "
+                              f"{waiting} went on and lost the connection to it. Every rank must run the same number of steps.",
+                              f"Where rank {waiting} was:\n{self.ended[waiting]['traceback']}")
+
+    def _describe(self, kind, rank, what, details, **attributes):
+        host = self.hosts.get(rank, self.addresses[rank])
+        said = "".join(f"\n  [rank {r}] {line}" for r, lines in self.lines.items() for line in lines)
+        parts = [f"Rank {rank} of {len(self.addresses)} on {host} {what}", details.strip(), said and f"Last lines of the ranks:{said}",
+                 f"The whole log: {self.directory.path / 'log.txt'}"]
+        return kind("\n\n".join(filter(None, parts)), rank=rank, host=host, logs=self.lines, directory=self.directory.path, **attributes)
+
+    def _stalled(self):
+        """Ranks that live, have work to do, and have not got on for too long."""
+        latest = time.monotonic() - (self.stall_timeout or float("inf"))
+        return [rank for rank, moved in self.moved.items() if moved < latest and rank not in self.ended and rank not in self.returned]
+
+    def _stall(self, stalled):
+        alive = {rank: address for rank, address in enumerate(self.addresses) if rank not in self.ended}
+        answers = {}
+        asking = threading.Thread(daemon=True, target=lambda: answers.update(  # a thread, because a worker may not answer at all
+            self.client.run(agent.where_is_it, workers=list(alive.values()), on_error="ignore")))
+        asking.start()
+        asking.join(STACKS_TIMEOUT)
+        found = {rank: answers.get(address) for rank, address in alive.items()}
+        stacks = {rank: _without_launcher(answer[1]) if answer else "(no answer from its worker)" for rank, answer in found.items()}
+        rank, why = self._who_is_to_blame(stalled, found, stacks)
+        details = "Where each rank is, innermost call first:\n" + "\n".join(f"[rank {r}] {stack}" for r, stack in stacks.items())
+        self.directory.log(f"rank {rank} stalled: {why}\n{details}")
+        return self._describe(RankStalled, rank, f"stalled: no progress for {self.stall_timeout:g} s. {why}", details, stacks=stacks)
+
+    def _who_is_to_blame(self, stalled, found, stacks):
+        """(rank, a sentence). Who is stopped or gone keeps the others waiting; then who is not where the others wait; then who is behind."""
+        others = "the others wait for it" if len(self.addresses) > 1 else "nothing goes on"
+        steps = {rank: self.at.get(rank, {}).get("step", 0) for rank in stalled}
+        for rank in stalled:
+            if found[rank] is None:
+                return rank, f"Its worker at {self.addresses[rank]} does not answer; {others}."
+            if found[rank][0] in ("stopped", "tracing-stop"):
+                return rank, f"Its process is stopped (SIGSTOP, or a debugger); {others}."
+        elsewhere = [rank for rank in stalled if not COLLECTIVE.search("\n".join(stacks[rank].splitlines()[:6]))]
+        if self.returned and not elsewhere:
+            rank = min(self.returned)
+            left = self.returned[rank].get("step", 0)
+            return rank, (f"Its function returned at step {left}, while rank {', '.join(map(str, stalled))} went on and waits for it. "
+                          "Every rank must run the same number of steps.")
+        if elsewhere and len(elsewhere) < len(self.addresses):
+            return elsewhere[0], f"It is not in a collective at step {steps[elsewhere[0]]}; {others} there."
+        rank = min(stalled, key=lambda rank: (steps[rank], self.moved[rank]))
+        return rank, f"It is at step {steps[rank]}; " + (f"{others}." if steps[rank] < max(steps.values()) else "all ranks wait.")
+
+    def _stop(self):
+        told = [rank for rank in self._stopped() if self.ended[rank].get("told")] or self._stopped()
+        step = max(self.ended[rank].get("step", 0) for rank in self._stopped())
+        self.directory.log(f"stopped after step {step}: rank {told} was told to")
+        left = f"after step {step}, and their state is saved" if step else "before the first step"
+        return RunStopped(f"The run was told to stop: rank {', '.join(map(str, told))} on {self.hosts[told[0]]} got SIGTERM. "
+                          f"All ranks left {left}.", step=step, directory=self.directory.path)
+
+    def _lost_scheduler(self):
+        self.directory.log("the connection to the scheduler was lost")
+        return SchedulerLost(f"The connection to Dask's scheduler at {getattr(self.client.scheduler, 'address', '?')} was lost or closed. The ranks end by themselves. "
+                             f"What was saved is in {self.directory.path}; connect again and launch with directory= to go on.",
+                             directory=self.directory.path)
+
+    def _end(self):
+        """Cancel what still runs and wait until every rank says that it is gone."""
+        running = [future for future in self.futures if not future.done()]
+        connected = not self.scheduler_lost and self.client.status == "running"
+        if running and connected:
+            self.client.cancel(running, force=True)
+        told = time.monotonic()
+        while connected and time.monotonic() < told + GONE_TIMEOUT:
+            pending = set(range(len(self.futures))) - set(self.ended)
+            if not pending or (time.monotonic() > told + 1 and not pending & set(self.hosts)):  # a rank that never started says nothing
+                break
+            with contextlib.suppress(queue.Empty):
+                self._take(self.inbox.get(timeout=0.1))
+        if connected and self.checkpoints is not None:
+            lost = {self.addresses[rank] for rank, how in self.ended.items() if how["how"] == "lost"}
+            if problem := self.checkpoints.close(lost):
+                self.directory.log(f"the newest checkpoint could not be fetched: {problem}")
+        self.progress.close()
+
+
+def _without_launcher(stack):
+    """The part of a stack that is the user's and torch's, not the launcher's."""
+    kept = []
+    for line in stack.splitlines():
+        if "ddp_common/process.py" in line:
+            break
+        kept.append(line)
+    return "\n".join(kept)

@@ -1,0 +1,230 @@
+"""The client's side of reporting: the run directory and the progress that is drawn.
+
+`runs/<tutorial>/<time>/` holds config.json, metrics.jsonl, log.txt, checkpoints/ and whatever ranks save. It may also be an fsspec URL
+such as s3://bucket/run: then there is a local mirror, and a thread that sends what is new in it. Promises: a file appears whole or not
+at all, and none lies outside; when `close` returns, the remote directory has everything, or an error says where it is kept.
+"""
+
+import atexit
+import contextlib
+import itertools
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ddp_common.errors import Error
+from ddp_common.reporting import check_name
+
+PUSH_INTERVAL = 2.0  # seconds between two looks for what is new in a mirror
+
+_mirrors = {}  # URL -> Mirror
+
+
+class RunDirectory:
+    """Where a run leaves what it has to say. `location` is a path or an fsspec URL; `path` is where it lies on this machine."""
+
+    def __init__(self, location):
+        self.path = local(location)
+        self.mirror = _mirrors.get(str(location))
+        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        self.records = self._earlier_records()
+        self._metrics = open(self.path / "metrics.jsonl", "a", buffering=1)
+        self._log = open(self.path / "log.txt", "a", buffering=1)
+
+    def _earlier_records(self):
+        """Those of a run that is resumed. What ends in a half-written line is written again without it."""
+        lines, records = (self.path / "metrics.jsonl").read_text().splitlines() if (self.path / "metrics.jsonl").exists() else [], []
+        try:
+            for line in lines:
+                record = json.loads(line)
+                records.append({key: math.nan if value is None else NAMES.get(value, value) for key, value in record.items()})
+        except (ValueError, AttributeError):
+            self.save("metrics.jsonl", "".join(line + "\n" for line in lines[:len(records)]).encode())
+        return records
+
+    def record(self, rank, values):
+        self.records.append({"rank": rank, **values})
+        finite = {key: str(value) if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()}
+        self._metrics.write(json.dumps({"rank": rank, **finite}) + "\n")  # JSON has no NaN: it is written as its name
+
+    def log(self, text):
+        self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+    def write_json(self, name, values):
+        self.save(name, (json.dumps(values, indent=2, default=str) + "\n").encode())
+
+    def save(self, name, content):
+        """Write bytes to the relative path `name`, whole or not at all. Raises `Error` if a link leads it out of the directory."""
+        check_name(name)
+        path = self.path / name
+        if not path.resolve().is_relative_to(self.path.resolve()):
+            raise Error(f"The file name {name!r} leads out of the run directory through a link ({path.resolve()}). Choose another name.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_bytes(content)
+        temporary.replace(path)
+
+    def close(self):
+        self._metrics.close()
+        self._log.close()
+        if self.mirror is not None:
+            self.mirror.push()
+
+
+NAMES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # of numbers that JSON does not know
+
+
+def local(location):
+    """The path on this machine of a run directory; for a URL that of its mirror, which is filled from it when first asked for."""
+    if "://" not in str(location):
+        return Path(location)
+    if str(location) not in _mirrors:
+        _mirrors[str(location)] = Mirror(str(location))
+    return _mirrors[str(location)].path
+
+
+def shown(path):
+    """A run directory as a person would type it: the URL of a mirror, a path relative to here where that is shorter."""
+    for url, mirror in _mirrors.items():
+        if mirror.path == Path(path):
+            return url
+    return os.path.relpath(path) if Path(path).resolve().is_relative_to(Path.cwd()) else str(path)
+
+
+class Mirror:
+    """A local folder whose files a thread keeps sending to a URL, until this program ends. Checkpoints follow their digests."""
+
+    def __init__(self, url):
+        import fsspec
+
+        self.url, self.sent, self.lock = url, {}, threading.Lock()
+        try:
+            self.filesystem, self.root = fsspec.url_to_fs(url)
+            present = self.filesystem.find(self.root)
+        except ImportError as error:
+            raise Error(f"Runs at {url} need one more package ({error}). For s3:// install the extra: pip install -e '.[s3]'.") from None
+        except Exception as error:  # each file system has its own: access denied, no such bucket, no network
+            raise Error(f"The run directory {url} cannot be reached: {error}. Check its name, the credentials and the network.") from None
+        self.path = Path(tempfile.mkdtemp(prefix="ddp-run-"))
+        for source in present:
+            target = self.path / source.removeprefix(self.root).lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.filesystem.get_file(source, str(target))
+            self.sent[target.relative_to(self.path)] = self._version(target)
+        self.problem = None
+        threading.Thread(target=self._keep_pushing, daemon=True, name="ddp-mirror").start()
+        atexit.register(self._finish)
+
+    def push(self):
+        """Send what is new, take away what is gone. Raises `Error`, which names the local copy, if that fails."""
+        with self.lock:
+            try:
+                there = {path.relative_to(self.path): path for path in self.path.rglob("*") if path.is_file() and path.suffix != ".tmp"}
+                for name in sorted(there, key=lambda name: (name.suffix == ".pt", name)):
+                    with contextlib.suppress(FileNotFoundError):  # retention has removed it meanwhile
+                        if self.sent.get(name) != (version := self._version(there[name])):
+                            self.filesystem.put_file(str(there[name]), f"{self.root}/{name.as_posix()}")
+                            self.sent[name] = version
+                for name in sorted(set(self.sent) - set(there), key=lambda name: (name.suffix != ".pt", name)):
+                    self.filesystem.rm_file(f"{self.root}/{name.as_posix()}")
+                    del self.sent[name]
+            except Exception as error:  # as above
+                raise Error(f"The run directory {self.url} cannot be written: {error}. Everything is kept in {self.path}.") from None
+
+    @staticmethod
+    def _version(path):
+        return path.stat().st_size, path.stat().st_mtime_ns
+
+    def _keep_pushing(self):
+        while True:
+            time.sleep(PUSH_INTERVAL)
+            try:
+                self.push()
+                self.problem = None
+            except Error as error:  # the network may come back: the last word is that of `close`
+                if self.problem is None:
+                    print(f"{error} Trying again.", file=sys.stderr)
+                self.problem = error
+
+    def _finish(self):
+        self.push()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def new_directory(name):
+    """A path (or URL) that no other run has, under RUNS (default: `runs/` of the repository, or of the working directory)."""
+    repository = Path(__file__).parent.parent
+    root = os.environ.get("RUNS") or (repository if (repository / "tutorials").is_dir() else Path.cwd()) / "runs"
+    stamp = time.strftime("%Y-%m-%dT%H-%M-%S")
+    if "://" in str(root):
+        return f"{str(root).rstrip('/')}/{name}/{stamp}-{uuid.uuid4().hex[:4]}"
+    for suffix in itertools.chain([""], (f"-{n}" for n in itertools.count(2))):
+        path = Path(root) / name / f"{stamp}{suffix}"
+        try:
+            path.mkdir(parents=True)  # the one who makes it owns it, also when two launches share a second
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise Error(f"Cannot make the run directory {path}: {error.strerror}. Choose another place with RUNS=…") from None
+        return path
+
+
+class Progress:
+    """Draws where training is: a bar on a terminal, a line per epoch where DDP_PROGRESS=lines says so, else nothing.
+
+    A notebook that is executed to be kept must print the same every time, so it draws nothing unless DDP_PROGRESS=bar (`make lab`).
+    """
+
+    def __init__(self):
+        self.mode = os.environ.get("DDP_PROGRESS") or ("bar" if sys.stderr.isatty() else "off")
+        self.bar, self.losses, self.epoch, self.mark, self.place = None, [], None, None, {}
+
+    def position(self, place):
+        """`place`: epoch, step, samples, epochs, total_samples, as the sampler counts them; the fastest rank leads."""
+        if self.mode == "off" or "total_samples" not in place or place["samples"] < self.place.get("samples", 0):
+            return
+        if self.mode == "bar":
+            if self.bar is None:
+                self.bar = tqdm(total=place["total_samples"], initial=place["samples"], unit=" samples", unit_scale=True,
+                                dynamic_ncols=True, mininterval=0.1)
+            self.bar.set_description(f"epoch {place['epoch'] + 1}/{place['epochs']}", refresh=False)
+            self.bar.update(place["samples"] - self.bar.n)
+        elif place["epoch"] != self.epoch:
+            self._epoch_line()
+            self.epoch, self.mark = place["epoch"], (time.monotonic(), place["samples"])
+        self.place = place
+
+    def record(self, values):
+        if "loss" not in values:
+            return
+        self.losses.append(values["loss"])
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"loss {sum(self.losses[-50:]) / len(self.losses[-50:]):.4f}", refresh=False)
+
+    def note(self, text):
+        """Say something in between, where progress is drawn at all."""
+        if self.mode != "off":
+            tqdm.write(text, file=sys.stderr if self.mode == "bar" else sys.stdout)
+
+    def _epoch_line(self):
+        if self.epoch is not None and self.losses:
+            started, samples = self.mark
+            rate = (self.place["samples"] - samples) / max(time.monotonic() - started, 1e-9)
+            loss = sum(self.losses) / len(self.losses)
+            print(f"epoch {self.epoch + 1}/{self.place['epochs']}  loss {loss:.4f}  {rate:,.0f} samples/s", flush=True)
+        self.losses = []
+
+    def close(self):
+        if self.mode == "lines":
+            self._epoch_line()
+        if self.bar is not None:
+            self.bar.close()

@@ -1,0 +1,143 @@
+"""Files between the client's run directory and workers that cannot see it.
+
+Whether a worker sees the directory is found out, not configured: the client leaves a marker there, the worker looks for it. One that
+does not see it keeps a spool, a folder of its own, for the checkpoints of its rank; the client fetches each as it is announced, and
+puts the newest one there before a restart. Everything goes through Dask's own connections, in pieces. Promises: what arrives is
+verified by its SHA-256, and appears whole or not at all.
+"""
+
+import queue
+import shutil
+import threading
+from pathlib import Path
+
+from ddp_common.errors import Error
+
+FETCH_TIMEOUT = 60  # seconds that the last checkpoints have to arrive when a run ends
+PIECE = 8 * 2**20  # bytes in one message: large enough to be quick, small enough for heartbeats in between
+
+_files = {}  # on a worker: what save_file sent, until the client has fetched it
+
+
+# On the worker; called with `client.run`
+
+
+def find_checkpoints(run_id, directory, dask_worker):
+    """Where a rank on this worker finds and leaves checkpoints: (path, whether it is the run directory's own)."""
+    if (Path(directory) / f".seen-{run_id}").exists():
+        return directory, True
+    spool = _spool(dask_worker, run_id)
+    spool.mkdir(parents=True)
+    return str(spool), False
+
+
+def _spool(worker, run_id):
+    return Path(worker.local_directory) / f"ddp-{run_id}"
+
+
+def keep_file(token, content):
+    _files[token] = content
+
+
+def take_file(token):
+    """The content of a saved file, which this worker then forgets."""
+    return _files.pop(token)
+
+
+def read_piece(path, offset):
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(PIECE)
+
+
+def write_piece(path, offset, content):
+    with open(path, "r+b" if offset else "wb") as file:
+        file.seek(offset)
+        file.write(content)
+
+
+def forget(run_id, dask_worker):
+    """Remove this worker's spool of a run."""
+    shutil.rmtree(_spool(dask_worker, run_id), ignore_errors=True)
+
+
+# On the client
+
+
+class Checkpoints:
+    """The client's hand in the checkpoints of one attempt: finds out who sees them, hands out the newest, fetches new ones.
+
+    `place` maps a worker's address to (path, whether it is the run directory's own). Fetching is done by a thread, so that a large
+    file does not keep the client from noticing a failure.
+    """
+
+    def __init__(self, client, run_id, directory, addresses):
+        from ddp_common.checkpoint import newest
+
+        self.client, self.run_id, self.directory = client, run_id, directory.absolute()
+        marker = self.directory / f".seen-{run_id}"
+        marker.touch()
+        try:
+            self.place = client.run(find_checkpoints, run_id, str(self.directory), workers=addresses)
+        finally:
+            marker.unlink()
+        self.resumed = newest(self.directory)
+        self.blind = [address for address, (_, sees) in self.place.items() if not sees]
+        if self.resumed is not None and self.blind:
+            self._hand_out(self.resumed)
+        self._announced, self._fetcher, self._problem = queue.SimpleQueue(), None, None
+
+    def _hand_out(self, path):
+        from ddp_common.checkpoint import digest_file
+
+        for source in (digest_file(path), path):
+            with open(source, "rb") as file:
+                for number, piece in enumerate(iter(lambda: file.read(PIECE), b"")):
+                    for address in self.blind:
+                        target = f"{self.place[address][0]}/{source.name}"
+                        self.client.run(write_piece, target, number * PIECE, piece, workers=[address])
+
+    def announced(self, address, name):
+        """A rank has saved a checkpoint on this worker."""
+        if address in self.blind:
+            if self._fetcher is None:
+                self._fetcher = threading.Thread(target=self._fetch, daemon=True, name="ddp-checkpoints")
+                self._fetcher.start()
+            self._announced.put((address, name))
+
+    def _fetch(self):
+        while (wanted := self._announced.get()) is not None:
+            address, name = wanted
+            try:
+                self._fetch_file(address, f"{self.place[address][0]}/{name}", self.directory / name)
+            except Exception as error:  # its worker has died, or retention was quicker: the next one will do
+                self._problem = error
+            else:
+                self._problem = None
+
+    def _fetch_file(self, address, source, path):
+        from ddp_common.checkpoint import checkpoints, digest_file, install, sha256
+
+        (digest,) = self.client.run(read_piece, source.removesuffix(".pt") + ".sha256", 0, workers=[address]).values()
+        temporary = path.with_suffix(".tmp")
+        try:
+            with open(temporary, "wb") as file:
+                while piece := self.client.run(read_piece, source, file.tell(), workers=[address])[address]:
+                    file.write(piece)
+            if sha256(temporary) not in digest.decode().split():
+                raise Error(f"{source} on {address} did not arrive whole.")
+            install(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        for old in checkpoints(self.directory)[:-2]:
+            old.unlink()
+            digest_file(old).unlink(missing_ok=True)
+
+    def close(self, lost):
+        """Fetch what was announced, then have the workers forget it; not from those that are `lost`. Returns the last failure, or None."""
+        if self._fetcher is not None:
+            self._announced.put(None)
+            self._fetcher.join(FETCH_TIMEOUT)
+        if alive := [address for address in self.blind if address not in lost]:
+            self.client.run(forget, self.run_id, workers=alive, on_error="ignore")
+        return self._problem
