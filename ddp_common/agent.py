@@ -148,7 +148,7 @@ class Sender:
             message["token"] = f"{self.envelope['run']}/{self.envelope['rank']}/{time.monotonic_ns()}"
             transfer.keep_file(message["token"], message.pop("content"))
         self.waiting.append(message)
-        if "ended" in message or "started" in message:
+        if {"started", "returned", "ended"} & set(message):
             self.flush()
 
     def flush(self):

@@ -7,6 +7,7 @@ or raises, the ranks are gone.
 
 import contextlib
 import io
+import logging
 import queue
 import re
 import signal
@@ -39,7 +40,7 @@ class Attempt:
         self.stall_timeout = stall_timeout
         self.futures, self.ended, self.hosts, self.returned, self.moved, self.at = [], {}, {}, {}, {}, {}
         self.lines = {rank: [] for rank in range(len(addresses))}
-        self.scheduler_lost = False
+        self.scheduler_lost, self.all_started = False, 0.0
         self.checkpoints, self.progress, self.began = None, Progress(), time.monotonic()
 
     def run(self, payload, previous=None, number=1):
@@ -111,8 +112,9 @@ class Attempt:
 
     def _first_cause(self, failed):
         """The rank that failed by itself: peers that lost their connection to it may be heard of before it."""
-        deadline = time.monotonic() + CAUSE_TIMEOUT
-        while all(map(self._is_consequence, failed)) and not self._stopped() and time.monotonic() < deadline:
+        began = time.monotonic()
+        while (all(map(self._is_consequence, failed)) and not self._stopped()
+               and time.monotonic() < began + (CAUSE_TIMEOUT / 5 if self.returned else CAUSE_TIMEOUT)):
             with contextlib.suppress(queue.Empty):
                 self._take(self.inbox.get(timeout=0.02))
             failed = self._failed()
@@ -149,7 +151,7 @@ class Attempt:
         elif "returned" in message:
             self.returned[rank] = self.at[rank] = message["returned"]
         elif "started" in message:
-            self.hosts[rank] = message["started"]["host"]
+            self.hosts[rank], self.all_started = message["started"]["host"], time.monotonic()
             self.directory.log(f"rank {rank} started: process {message['started']['pid']} on {message['started']['host']}")
         elif "ended" in message:
             self.ended.setdefault(rank, message["ended"])
@@ -192,8 +194,10 @@ class Attempt:
         return kind("\n\n".join(filter(None, parts)), rank=rank, host=host, logs=self.lines, directory=self.directory.path, **attributes)
 
     def _stalled(self):
-        """Ranks that live, have work to do, and have not got on for too long."""
+        """Ranks that live, have work to do, and have not got on for too long. While one is yet to start, the others rightly wait."""
         latest = time.monotonic() - (self.stall_timeout or float("inf"))
+        if len(self.hosts) < len(self.addresses) or self.all_started > latest:
+            return []
         return [rank for rank, moved in self.moved.items() if moved < latest and rank not in self.ended and rank not in self.returned]
 
     def _stall(self, stalled):
@@ -204,9 +208,9 @@ class Attempt:
         asking.start()
         asking.join(STACKS_TIMEOUT)
         found = {rank: answers.get(address) for rank, address in alive.items()}
-        stacks = {rank: _without_launcher(answer[1]) if answer else "(no answer from its worker)" for rank, answer in found.items()}
+        stacks = {rank: _training_stack(answer[1]) if answer else "(no answer from its worker)" for rank, answer in found.items()}
         rank, why = self._who_is_to_blame(stalled, found, stacks)
-        details = "Where each rank is, innermost call first:\n" + "\n".join(f"[rank {r}] {stack}" for r, stack in stacks.items())
+        details = "Where each rank is, innermost call first:\n" + "\n".join(f"[rank {r}]\n{stack}" for r, stack in stacks.items())
         self.directory.log(f"rank {rank} stalled: {why}\n{details}")
         return self._describe(RankStalled, rank, f"stalled: no progress for {self.stall_timeout:g} s. {why}", details, stacks=stacks)
 
@@ -231,7 +235,7 @@ class Attempt:
         return rank, f"It is at step {steps[rank]}; " + (f"{others}." if steps[rank] < max(steps.values()) else "all ranks wait.")
 
     def _stop(self):
-        told = [rank for rank in self._stopped() if self.ended[rank].get("told")] or self._stopped()
+        told = sorted(rank for rank in self._stopped() if self.ended[rank].get("told")) or self._stopped()
         step = max(self.ended[rank].get("step", 0) for rank in self._stopped())
         self.directory.log(f"stopped after step {step}: rank {told} was told to")
         left = f"after step {step}, and their state is saved" if step else "before the first step"
@@ -240,6 +244,7 @@ class Attempt:
 
     def _lost_scheduler(self):
         self.directory.log("the connection to the scheduler was lost")
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # it would print how its attempts to reconnect end
         return SchedulerLost(f"The connection to Dask's scheduler at {getattr(self.client.scheduler, 'address', '?')} was lost or closed. The ranks end by themselves. "
                              f"What was saved is in {self.directory.path}; connect again and launch with directory= to go on.",
                              directory=self.directory.path)
@@ -264,11 +269,11 @@ class Attempt:
         self.progress.close()
 
 
-def _without_launcher(stack):
-    """The part of a stack that is the user's and torch's, not the launcher's."""
-    kept = []
-    for line in stack.splitlines():
-        if "ddp_common/process.py" in line:
-            break
-        kept.append(line)
-    return "\n".join(kept)
+def _training_stack(text):
+    """Of the stacks of all threads, the part that is the user's and torch's: that of the main thread, without the launcher."""
+    for thread in text.split("\n\n"):
+        lines = thread.strip().splitlines()
+        launcher = [number for number, line in enumerate(lines) if "ddp_common/process.py" in line and line.endswith(" in main")]
+        if launcher:
+            return "\n".join(lines[1:launcher[0]])
+    return text

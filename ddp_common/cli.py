@@ -121,3 +121,11 @@ def data(tutorial):
     click.echo(f"{entry_of(tutorial)['title']}. Licence: {entry_of(tutorial)['licence']}.")
     path = download(tutorial)
     click.echo(f"Saved {shown(path)}. Use it with SET=\"data=full\".")
+
+
+@main.command()
+def fault_lab():
+    """Break two ranks in every known way and print what became of it."""
+    from ddp_common import fault_lab
+
+    fault_lab.main(click.echo)

@@ -15,11 +15,11 @@ from pathlib import Path
 import psutil
 
 SLOW_SAVE = 0.3  # seconds that a save takes at the moment 'save'
-MEMORY = 4 * 2**30  # bytes after which a rank stops to hoard, should no limit have stopped it
+MEMORY = 3 * 2**30  # bytes after which a rank stops to hoard, should no limit have stopped it
 
 
 def inject(function, fault, *, rank=1, when="step", step=8, mark=None):
-    """Return `function` with a fault: on `rank`, `FAULTS[fault]` strikes at a moment.
+    """Return `function` with a fault: on `rank`, `FAULTS[fault]` (or `fault` itself, a function) strikes at a moment.
 
     `when` is 'start' (before the function begins), 'step' (between two steps, when `step` are done), or 'save' (the same, while the
     checkpoint of that step is being written: choose one at which there is a save). With `mark`, a path that every rank
@@ -34,7 +34,7 @@ def _run_with_fault(function, fault, rank, when, step, mark, **arguments):
 
     def strike():
         if rendezvous.rank() == rank and (mark is None or _is_first(mark)):
-            FAULTS[fault]()
+            (fault if callable(fault) else FAULTS[fault])()
 
     def strike_between_steps(sampler):
         if sampler.steps_done == step:
@@ -121,11 +121,12 @@ FAULTS = {
 }
 
 
-def train(epochs=2, samples=103, batch_size=16, every_steps=3, dropout=0.5, pause=0.0, leaves_early=None, on_error="warn", file_limit=None):
+def train(epochs=2, samples=103, batch_size=16, every_steps=3, dropout=0.5, pause=0.0, leaves_early=None, on_error="warn", file_limit=None,
+          mark=os.devnull):
     """Train a small network with dropout; returns its weights as one tensor. 7 steps an epoch, a checkpoint every third.
 
     `pause` is in seconds per step. `leaves_early` is a rank that ends the last epoch one batch too soon. `file_limit` (bytes) is the
-    size at which this rank's disk is full.
+    size beyond which no file can grow: a full disk. Both leave the time at which they strike in `mark`.
     """
     import resource
 
@@ -144,11 +145,13 @@ def train(epochs=2, samples=103, batch_size=16, every_steps=3, dropout=0.5, paus
     checkpoint = Checkpoint(model=model, optimizer=optimizer, sampler=sampler, every_steps=every_steps, on_error=on_error)
     checkpoint.restore()
     if file_limit is not None:
+        Path(mark).write_text(repr(time.time()))
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     for epoch in sampler.epochs(epochs):
         for indices in sampler:
             if leaves_early == rank() and sampler.steps_done == epochs * len(sampler):
-                break
+                Path(mark).write_text(repr(time.time()))
+                return None
             loss = torch.nn.functional.mse_loss(model(data[indices]), targets[indices]) * sampler.weight
             optimizer.zero_grad()
             loss.backward()

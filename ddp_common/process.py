@@ -33,7 +33,7 @@ def main(environment, threads, payload, listener, messages, output, stacks):
         os.dup2(output.fileno(), stream)
     sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
     faulthandler.enable(open(2, "w", closefd=False))
-    faulthandler.register(signal.SIGUSR1, file=stacks.fileno(), all_threads=False)
+    faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
     os.environ.update(environment)
 
     import torch

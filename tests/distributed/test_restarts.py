@@ -1,0 +1,100 @@
+"""`launch(restarts=…)`: training goes on from the newest checkpoint, on the workers there are, and says so."""
+
+import json
+import sys
+
+import cloudpickle
+import pytest
+from processes import assert_nothing_left, log_of, rank_pids
+
+import ddp_common as ddp
+from ddp_common import faults
+from ddp_common.fault_lab import processes_of, separate_cluster, survive_kills
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def test_a_killed_rank_is_answered_with_a_restart_from_the_newest_checkpoint(client, tmp_path):
+    undisturbed = ddp.launch(client, faults.train, workers=2).result
+    run = ddp.launch(client, faults.inject(faults.train, "SIGKILL", step=8, mark=tmp_path / "mark"), workers=2, restarts=1)
+    assert (run.result == undisturbed).all()
+    assert [failure.signal for failure in run.failures] == ["SIGKILL"]
+    (event,) = [record for record in run.records if record.get("event") == "restart"]
+    assert (event["rank"], event["attempt"], event["step"], event["ranks"]) == (1, 2, 6, 2)
+    assert "killed by SIGKILL" in event["reason"]
+    assert event in [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
+    assert "Restart 1 on 2 rank(s) from step 6. Why: Rank 1 of 2" in log_of(run.directory)
+    assert "[rank 0] Resumed from step-00000006.pt" in log_of(run.directory)
+    assert_nothing_left(run.directory, ranks=4)
+
+
+def test_the_terminal_says_what_restarted_and_why(client, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("DDP_PROGRESS", "lines")
+    ddp.launch(client, faults.inject(faults.train, "SIGKILL", step=8, mark=tmp_path / "mark"), workers=2, restarts=1)
+    assert "Restart 1 on 2 rank(s) from step 6. Why: Rank 1 of 2" in capfd.readouterr().out
+
+
+def test_the_environment_may_ask_for_restarts(client, tmp_path, monkeypatch):
+    monkeypatch.setenv("RESTARTS", "1")
+    assert len(ddp.launch(client, faults.inject(faults.train, "raise", mark=tmp_path / "mark"), workers=2).failures) == 1
+
+
+def test_restarts_come_to_an_end(client):
+    with pytest.raises(ddp.RankFailed, match="a fault on purpose") as caught:
+        ddp.launch(client, faults.inject(faults.train, "raise", step=8), workers=2, restarts=2)
+    assert len(rank_pids(caught.value.directory)) == 6
+
+
+@pytest.mark.parametrize(("arguments", "words"), [({"restarts": -1}, "at least 0"), ({"restarts": "many"}, "at least 0"),
+                                                  ({"min_workers": 0}, "at least 1")])
+def test_numbers_that_are_none_are_refused(client, arguments, words):
+    with pytest.raises(ddp.Error, match=words):
+        ddp.launch(client, faults.train, workers=2, **arguments)
+
+
+def test_a_run_told_to_stop_goes_on_where_restarts_allow(client, tmp_path):
+    undisturbed = ddp.launch(client, faults.train, workers=2).result
+    sigterm = faults.inject(faults.train, "SIGTERM", step=3, mark=tmp_path / "mark")
+    run = ddp.launch(client, sigterm, workers=2, restarts=1, pause=0.1)
+    assert (run.result == undisturbed).all()
+    assert isinstance(run.failures[0], ddp.RunStopped)
+    assert not run.metrics.dropna(subset="loss").duplicated(["rank", "step"]).any()
+
+
+def test_fewer_workers_after_a_loss_and_a_launch_that_waits_for_enough(tmp_path):
+    """One of two workers is killed together with its nanny: nobody brings it back."""
+    from distributed import Client
+
+    with separate_cluster(tmp_path) as (_, address), Client(address) as client:
+        client.wait_for_workers(2, timeout=60)
+        alone = ddp.launch(client, faults.train, workers=1, dropout=0.0, directory=tmp_path / "alone").result
+        lost = faults.inject(faults.train, "worker and nanny killed", rank=1, step=8, mark=tmp_path / "mark")
+        run = ddp.launch(client, lost, workers=2, min_workers=1, restarts=1, dropout=0.0, directory=tmp_path / "run")
+        assert run.world_size == 1
+        assert ((run.result - alone).norm() / alone.norm()).item() < 1e-6
+        with pytest.raises(ddp.Error, match="No 2 .* the cluster has 1"):
+            ddp.launch(client, faults.train, workers=3, min_workers=2, timeout=0.5, directory=tmp_path / "none")
+        with pytest.raises(ddp.Error, match="(?s)No free worker.*It was to restart because: Rank 0 of 1 .* its worker died") as caught:
+            never = faults.inject(faults.train, "worker and nanny killed", rank=0, step=8)
+            ddp.launch(client, never, restarts=1, timeout=1, directory=tmp_path / "second")
+        assert caught.value.directory == tmp_path / "second"
+
+
+def test_more_workers_than_before_are_used_after_a_restart(tmp_path):
+    with ddp.connect("local", workers=1) as client:
+        undisturbed = ddp.launch(client, faults.train, dropout=0.0, directory=tmp_path / "alone").result
+
+        dies = faults.inject(faults.train, "SIGKILL", rank=0, step=8, mark=tmp_path / "mark")
+        client.cluster.scale(2)  # the second worker comes while the first attempt runs on the first
+        run = ddp.launch(client, dies, restarts=1, dropout=0.0, pause=0.5, directory=tmp_path / "run")
+    assert run.world_size == 2
+    assert ((run.result - undisturbed).norm() / undisturbed.norm()).item() < 1e-6
+
+
+@pytest.mark.parametrize("ranks", [(2,), (1, 2, 3)], ids=["two_ranks", "changing_ranks"])
+def test_killed_at_random_times_it_ends_with_the_weights_of_the_undisturbed_run(client, tmp_path, ranks):
+    survived = survive_kills(client, tmp_path, kills=5, ranks=ranks)
+    assert survived.kills >= 5 and not processes_of(tmp_path / "disturbed")
+    if len(ranks) == 1:
+        assert survived.identical
+    assert survived.difference < 1e-6
