@@ -103,6 +103,8 @@ class Checkpoint:
                 digest_file(old).unlink(missing_ok=True)
             reporting.post({"checkpoint": path.name})
         except (OSError, RuntimeError) as error:  # torch passes on what the disk says as either
+            while not isinstance(error, OSError) and error.__context__ is not None:
+                error = error.__context__
             why = getattr(error, "strerror", None) or str(error).splitlines()[0]
             kept = [path.name for path in checkpoints(self.directory) if fault(path) is None]
             self._problem = Error(f"The checkpoint {path} was not saved: {why}. The last good one is {kept[-1] if kept else 'none'}. "

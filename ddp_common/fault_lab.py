@@ -184,8 +184,8 @@ def separate_cluster(folder, *prefix, workers=2):
             time.sleep(0.05)
         yield scheduler, json.loads(file.read_text())["address"]
     finally:
-        for process in reversed(processes):
-            process.terminate()
+        for process in processes:
+            process.kill()  # what they have started ends with them
         for process in processes:
             process.wait()
 

@@ -106,7 +106,7 @@ class Mirror:
     def __init__(self, url):
         import fsspec
 
-        self.url, self.sent, self.lock = url, {}, threading.Lock()
+        self.url, self.sent, self.lock, self.finished = url, {}, threading.Lock(), False
         try:
             self.filesystem, self.root = fsspec.url_to_fs(url)
             present = self.filesystem.find(self.root)
@@ -122,11 +122,15 @@ class Mirror:
             self.sent[target.relative_to(self.path)] = self._version(target)
         self.problem = None
         threading.Thread(target=self._keep_pushing, daemon=True, name="ddp-mirror").start()
-        atexit.register(self._finish)
+        atexit.register(self.finish)
 
     def push(self):
         """Send what is new, take away what is gone. Raises `Error`, which names the local copy, if that fails."""
         with self.lock:
+            if self.finished:
+                return
+            if not self.path.is_dir():
+                raise Error(f"The local copy {self.path} of {self.url} is gone. What was sent before is still there.")
             try:
                 there = {path.relative_to(self.path): path for path in self.path.rglob("*") if path.is_file() and path.suffix != ".tmp"}
                 for name in sorted(there, key=lambda name: (name.suffix == ".pt", name)):
@@ -145,7 +149,7 @@ class Mirror:
         return path.stat().st_size, path.stat().st_mtime_ns
 
     def _keep_pushing(self):
-        while True:
+        while not self.finished:
             time.sleep(PUSH_INTERVAL)
             try:
                 self.push()
@@ -155,9 +159,13 @@ class Mirror:
                     print(f"{error} Trying again.", file=sys.stderr)
                 self.problem = error
 
-    def _finish(self):
+    def finish(self):
+        """Send the rest and remove the local copy."""
         self.push()
-        shutil.rmtree(self.path, ignore_errors=True)
+        with self.lock:
+            self.finished = True
+            shutil.rmtree(self.path, ignore_errors=True)
+        atexit.unregister(self.finish)
 
 
 def new_directory(name):

@@ -1,0 +1,110 @@
+"""A run directory on object storage: a real server that speaks S3 (moto), in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+
+import ddp_common as ddp
+from ddp_common import faults, run_directory
+
+SERVER = """
+import sys, threading
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+server.start()
+print(*server.get_host_and_port(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    """The URL of an S3 server, alive for this module's tests."""
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        line = ""
+        while not line.startswith("127.0.0.1"):  # it introduces itself first
+            line = server.stdout.readline()
+        yield "http://{}:{}".format(*line.split())
+        server.stdin.close()
+
+
+@pytest.fixture
+def bucket(endpoint, monkeypatch):
+    """The URL of an empty bucket, for this process and those that it starts."""
+    values = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()
+    filesystem = fsspec.filesystem("s3", skip_instance_cache=True)
+    fsspec.filesystem("s3").invalidate_cache()
+    filesystem.mkdir("runs")
+    return "s3://runs"
+
+
+def listing(url):
+    filesystem = fsspec.filesystem("s3", skip_instance_cache=True)
+    return sorted(name.removeprefix(url.removeprefix("s3://")).lstrip("/") for name in filesystem.find(url))
+
+
+def test_a_run_leaves_everything_on_s3(client, bucket):
+    run = ddp.launch(client, faults.train, workers=2, directory=f"{bucket}/first")
+    names = listing(f"{bucket}/first")
+    assert names == sorted(["config.json", "log.txt", "metrics.jsonl", *(f"checkpoints/step-000000{step}.{end}" for step in (12, 14)
+                                                                         for end in ("pt", "sha256"))])
+    with fsspec.open(f"{bucket}/first/metrics.jsonl") as file:
+        assert len(file.readlines()) == len(run.records) == 28
+    assert run_directory.shown(run.directory) == f"{bucket}/first"
+
+
+def test_a_run_is_resumed_from_s3_by_another_program(client, bucket, tmp_path):
+    undisturbed = ddp.launch(client, faults.train, workers=2, directory=tmp_path / "undisturbed").result
+    with pytest.raises(ddp.RankFailed):
+        ddp.launch(client, faults.inject(faults.train, "SIGKILL", step=8), workers=2, directory=f"{bucket}/second")
+    forget(f"{bucket}/second")
+    run = ddp.launch(client, faults.train, workers=2, directory=f"{bucket}/second")
+    assert torch.equal(run.result, undisturbed)
+    assert "Resumed from step-00000006.pt" in (run.directory / "log.txt").read_text()
+    assert "checkpoints/step-00000006.pt" not in listing(f"{bucket}/second")  # retention reaches there too
+
+
+def forget(url):
+    """Be a new program: what the old one had on this machine is gone."""
+    mirror = run_directory._mirrors.pop(url)
+    mirror.finish()
+    assert not mirror.path.exists()
+    mirror.push()  # its thread may do so once more: the remote copy stays
+    assert "config.json" in listing(url)
+
+
+def test_make_run_trains_and_resumes_on_s3(bucket):
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "RUNS": f"{bucket}/mine", "SET": "epochs=1 hidden=8 batch_size=4096", "WORKERS": "2"}
+    done = subprocess.run([sys.executable, "-m", "ddp_common", "run", "pets"], cwd=root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (url,) = [line.split()[-1] for line in done.stdout.splitlines() if "Run directory:" in line]
+    assert url.startswith(f"{bucket}/mine/pets/")
+    assert {"config.json", "loss.png", "names.txt"} <= set(listing(url))  # what the tutorial wrote after the launch, too
+    again = subprocess.run([sys.executable, "-m", "ddp_common", "run", "pets", "--resume", url, "--set", "epochs=2"], cwd=root,
+                           env={**environment, "SET": ""}, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    with fsspec.open(f"{url}/config.json") as file:
+        assert json.load(file)["settings"]["hidden"] == 8
+    with fsspec.open(f"{url}/log.txt", "r") as file:
+        assert "Resumed from step-" in file.read()
+
+
+def test_a_bucket_that_does_not_exist_is_an_error_in_words(client, bucket):
+    with pytest.raises(ddp.Error, match="s3://nobodys-bucket/run cannot be (reached|written).*"):
+        ddp.launch(client, faults.train, workers=2, directory="s3://nobodys-bucket/run")
+
+
+def test_an_unknown_protocol_is_an_error_in_words(client):
+    with pytest.raises(ddp.Error, match="cannot be reached|one more package"):
+        ddp.launch(client, faults.train, workers=2, directory="nosuch://bucket/run")

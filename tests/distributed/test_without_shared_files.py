@@ -1,0 +1,108 @@
+"""Workers that cannot see the run directory: their checkpoints reach the client all the same, and come back to them for a restart.
+
+The workers run in a mount namespace of their own, where something else lies over the run directory.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import cloudpickle
+import pytest
+import torch
+from distributed import Client
+
+import ddp_common as ddp
+from ddp_common import faults
+from ddp_common.checkpoint import checkpoints, fault
+from ddp_common.fault_lab import processes_of, separate_cluster
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def can_unshare():
+    return shutil.which("unshare") and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+
+
+pytestmark = pytest.mark.skipif(not can_unshare(), reason="needs the right to make a mount namespace (root)")
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory):
+    """A client of two workers, and a folder of its own that they see empty and cannot write."""
+    folder, hidden = tmp_path_factory.mktemp("cluster"), tmp_path_factory.mktemp("hidden")
+    hide = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o ro,size=4k tmpfs {hidden} && exec "$@"', "sh"]
+    with separate_cluster(folder, *hide) as (_, address), Client(address) as client:
+        client.wait_for_workers(2, timeout=60)
+        yield client, hidden
+
+
+def test_a_rank_does_not_see_the_run_directory(apart):
+    client, hidden = apart
+    (hidden / "here").touch()
+    assert list(client.run(os.listdir, str(hidden)).values()) == [[], []]
+
+
+def test_checkpoints_reach_the_client_and_a_restart_goes_on_from_them(apart, tmp_path):
+    client, hidden = apart
+    undisturbed = ddp.launch(client, faults.train, workers=2, directory=hidden / "undisturbed")
+    names = [path.name for path in checkpoints(hidden / "undisturbed" / "checkpoints")]
+    assert names == ["step-00000012.pt", "step-00000014.pt"]
+    assert not any(map(fault, checkpoints(hidden / "undisturbed" / "checkpoints")))
+    for rank in (0, 1):
+        faulty = faults.inject(faults.train, "SIGKILL", rank=rank, step=8, mark=tmp_path / f"mark{rank}")
+        run = ddp.launch(client, faulty, workers=2, restarts=1, directory=hidden / f"run{rank}", pause=0.05)
+        assert torch.equal(run.result, undisturbed.result)
+        (event,) = [record for record in run.records if record.get("event") == "restart"]
+        assert event["step"] == 6
+
+
+def test_nothing_stays_on_the_workers(apart):
+    client, hidden = apart
+    ddp.launch(client, faults.train, workers=2, directory=hidden / "tidy")
+    with pytest.raises(ddp.RankFailed):
+        ddp.launch(client, faults.inject(faults.train, "raise"), workers=2, directory=hidden / "tidy-too")
+
+    def spools(dask_worker):
+        return [name for name in os.listdir(dask_worker.local_directory) if name.startswith("ddp-")]
+
+    assert list(client.run(spools).values()) == [[], []]
+
+
+def test_a_large_checkpoint_arrives_whole(apart):
+    def train():
+        sampler = ddp.ElasticSampler(8, 4)
+        model = torch.nn.Linear(2500, 2500)  # 25 MB: several pieces
+        checkpoint = ddp.Checkpoint(model=model, sampler=sampler)
+        checkpoint.restore()
+        for _ in sampler.epochs(1):
+            for _ in sampler:
+                torch.nn.init.constant_(model.weight, sampler.steps_done)
+            checkpoint.save()
+        return model.weight[0, 0].item()
+
+    client, hidden = apart
+    run = ddp.launch(client, train, workers=2, directory=hidden / "large")
+    (path,) = checkpoints(run.directory / "checkpoints")
+    assert fault(path) is None and (torch.load(path)["model"]["weight"] == 2).all()
+    assert ddp.launch(client, train, workers=2, directory=hidden / "large").result == 2  # both ranks got it back, and had nothing to do
+
+
+def test_files_of_ranks_reach_the_client(apart):
+    def train():
+        ddp.save_file(f"notes/{ddp.rank()}.txt", "hello")
+
+    client, hidden = apart
+    run = ddp.launch(client, train, workers=2, directory=hidden / "files")
+    assert [path.read_text() for path in sorted((run.directory / "notes").iterdir())] == ["hello", "hello"]
+
+
+def test_sigterm_saves_for_the_client_too(apart):
+    client, hidden = apart
+    with pytest.raises(ddp.RunStopped) as caught:
+        ddp.launch(client, faults.inject(faults.train, "SIGTERM", step=4), workers=2, directory=hidden / "stopped", pause=0.2)
+    assert f"step-{caught.value.step:08d}.pt" in os.listdir(hidden / "stopped" / "checkpoints")
+    assert not processes_of(hidden / "stopped")
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # the client's own is untouched
