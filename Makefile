@@ -1,6 +1,6 @@
 # The only commands a person has to know. `make help` lists them.
 
-export CLUSTER WORKERS PRESET SET RESUME
+export CLUSTER WORKERS PRESET SET RESUME RESTARTS
 
 VENV     := .venv
 PYTHON   := $(VENV)/bin/python
@@ -9,7 +9,7 @@ TUTORIAL ?=
 # arguments of pip for torch and torchvision; empty: the build that pip offers on this machine
 TORCH    ?=
 
-.PHONY: help setup run lab data test sync bench clean
+.PHONY: help setup run lab data test sync bench fault-lab clean
 
 help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
@@ -17,12 +17,14 @@ help:
 	@echo '     SET="epochs=2"         change settings; a wrong name lists them all'
 	@echo '     PRESET=full            the sizes of the original experiment'
 	@echo '     CLUSTER=local          a profile in clusters/, or the path of a .yaml file'
+	@echo '     RESTARTS=3             after a failure, go on from the newest checkpoint, so many times'
 	@echo '     RESUME=runs/pets/...   go on from the newest checkpoint of a run'
 	@echo 'make lab                    open the notebooks in JupyterLab'
 	@echo 'make data TUTORIAL=pets     download the full data set (the tutorials work without)'
 	@echo 'make test                   run all tests, the notebooks included'
 	@echo 'make sync                   write the notebooks from the scripts (TUTORIAL=pets: only this one)'
-	@echo 'make bench                  measure launch, steps, data; print ratios, write runs/bench.json'
+	@echo 'make bench                  measure launch, steps, data, faults; print ratios, write runs/bench*.json'
+	@echo 'make fault-lab              break two ranks in every known way; print what became of it'
 	@echo 'make setup                  only install, into $(VENV)/'
 	@echo '     TORCH="--index-url URL"  take torch and torchvision from the index that pytorch.org'
 	@echo '                            names for your CUDA version, or for the CPU'
@@ -62,6 +64,10 @@ sync: $(STAMP)
 
 bench: $(STAMP)
 	@$(PYTHON) tests/benchmarks/bench.py
+	@$(PYTHON) tests/benchmarks/faults.py
+
+fault-lab: $(STAMP)
+	@$(PYTHON) -m ddp_common fault-lab
 
 clean:
 	rm -rf $(VENV) runs data/cache

@@ -29,6 +29,7 @@ _HOME = {
     "report": "reporting",
     "save_file": "reporting",
     "fetch": "datasets",
+    "inject": "faults",
     "Error": "errors",
     "RankFailed": "errors",
     "RankStalled": "errors",

@@ -21,6 +21,7 @@ from ddp_common.errors import Error
 
 PROFILES = Path(__file__).parent.parent / "clusters"
 WAIT_TIMEOUT = 60  # seconds that workers have to appear
+SILENCE_TIMEOUT = "11s"  # after which a connection to a host that has vanished counts as closed; Dask takes no less
 
 
 class ClusterClient(Client):
@@ -43,7 +44,8 @@ def connect(profile=None, workers=None):
     """
     settings = read_profile(profile or os.environ.get("CLUSTER") or "local")
     count = number_of_workers(workers if workers is not None else os.environ.get("WORKERS") or settings["workers"])
-    dask.config.set({"distributed.worker.daemon": False})
+    dask.config.set({"distributed.worker.daemon": False,  # ranks are children of workers
+                     "distributed.comm.timeouts.tcp": SILENCE_TIMEOUT})
     client = ClusterClient(_make_cluster(settings, count))
     try:
         client.register_plugin(Preload())

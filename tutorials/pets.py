@@ -36,7 +36,6 @@
 # %%
 import math
 import os
-import signal
 import string
 
 import matplotlib.pyplot as plt
@@ -238,7 +237,7 @@ print("one weight on rank 0 and on rank 1 after the step are equal:", run.result
 # | `sampler = ddp.ElasticSampler(...)` | deals each global batch to the ranks |
 # | `model = DDP(...)` | averages gradients |
 # | `* sampler.weight` | a rank with fewer windows of a ragged last batch counts less |
-# | `checkpoint.restore()`, `.save()` | a run can stop and go on |
+# | `checkpoint.restore()`, `every_steps=50`, `.save()` | a run can stop and go on; training does not wait for the disk |
 # | `ddp.report(loss=loss)` | tells the client; no rank waits for it |
 
 # %%
@@ -247,8 +246,8 @@ def warm_up_and_decay(progress):
     return 0.04 + 0.96 * progress / 0.3 if progress < 0.3 else (1 + math.cos(math.pi * min((progress - 0.3) / 0.7, 1))) / 2
 
 
-def train(contexts, targets, epochs, batch_size, learning_rate, layers, hidden, seed, sabotage=None):
-    """Train a NameModel on this rank's share of the windows; returns its weights. `sabotage` is for section 8."""
+def train(contexts, targets, epochs, batch_size, learning_rate, layers, hidden, seed):
+    """Train a NameModel on this rank's share of the windows; returns its weights."""
     device = ddp.device()
     torch.manual_seed(seed)  # the same initial weights on all ranks
     data = Windows(contexts, targets)
@@ -257,7 +256,7 @@ def train(contexts, targets, epochs, batch_size, learning_rate, layers, hidden, 
     model = DDP(NameModel(layers, hidden).to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warm_up_and_decay(step / (epochs * len(sampler))))
-    checkpoint = ddp.Checkpoint(model=model, optimizer=optimizer, schedule=schedule, sampler=sampler)
+    checkpoint = ddp.Checkpoint(model=model, optimizer=optimizer, schedule=schedule, sampler=sampler, every_steps=50)
     checkpoint.restore()  # nothing to restore on a first attempt
     for epoch in sampler.epochs(epochs):
         for context, target in loader:
@@ -267,10 +266,6 @@ def train(contexts, targets, epochs, batch_size, learning_rate, layers, hidden, 
             optimizer.step()
             schedule.step()
             ddp.report(loss=loss)
-            if sampler.step % 50 == 0:
-                checkpoint.save()
-            if sabotage is not None:
-                sabotage(epoch, sampler.step)
         checkpoint.save()
     return model.module.state_dict()
 
@@ -459,33 +454,26 @@ print(f"after 8 steps the loss on 1, 2 and 3 ranks is {final_loss[1]:.3f}, equal
 print("your prediction was", repr(my_prediction), "— right" if my_prediction == "same" else "— and the ranks say: 'same'")
 
 # %% [markdown]
-# ### Kill a rank, resume, same weights
+# ### Kill a rank, go on, same weights
 #
-# Rank 1 is killed in the middle of the second epoch: no exception, no goodbye. The other rank does not wait for half an hour, as it would on its own:
-# `launch` ends it and raises `RankFailed`. A second launch in the same directory goes on from the newest checkpoint.
+# Rank 1 is killed in the middle of the second epoch, after step 170: no exception, no goodbye. The other rank does not wait for half an hour, as it
+# would on its own: `launch` ends it, and `restarts=1` has it start both again from the newest checkpoint. `ddp.inject` wraps a training function
+# with a fault, here one that strikes once: its mark is a file.
 
 # %% tags=["lesson"]
-def kill_rank_1(epoch, step):
-    """Called after each step: rank 1 dies at step 70 of its second epoch, 20 steps after a checkpoint."""
-    if ddp.rank() == 1 and (epoch, step) == (1, 70):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-longer = {**few, "contexts": contexts[:10_000], "targets": targets[:10_000], "batch_size": 100}
+longer = {**few, "contexts": contexts[:10_000], "targets": targets[:10_000], "batch_size": 100}  # 100 steps an epoch
 undisturbed = ddp.launch(client, train, **longer, workers=2)
-try:
-    ddp.launch(client, train, **longer, sabotage=kill_rank_1, workers=2)
-except ddp.RankFailed as failure:
-    killed = failure
-resumed = ddp.launch(client, train, **longer, directory=killed.directory, workers=2)
+dies_once = ddp.inject(train, "SIGKILL", rank=1, step=170, mark=run.directory / "struck")
+killed = ddp.launch(client, dies_once, **longer, workers=2, restarts=1)
+
+# %% tags=["lesson", "nbval-ignore-output"]
+killed.metrics.query("event == 'restart'")[["rank", "reason", "step", "ranks"]]
 
 # %% tags=["proof"]
-steps = resumed.metrics.query("rank == 0")["step"]
-first_after = steps[steps.diff() < 0].iloc[0]  # where the count jumps back
-print(f"rank {killed.rank} was ended by {killed.signal}; training went on with step {first_after}")
+print(f"rank {killed.failures[0].rank} was ended by {killed.failures[0].signal}")
 for name, weights in undisturbed.result.items():
-    assert torch.equal(weights, resumed.result[name]), f"{name} differs"
-print("the resumed run ends with the weights of the undisturbed one, bit for bit")
+    assert torch.equal(weights, killed.result[name]), f"{name} differs"
+print("the run that was killed ends with the weights of the undisturbed one, bit for bit")
 
 # %% [markdown]
 # ### From the museum: a checkpoint of the wrapper
@@ -621,14 +609,13 @@ check_search(train_one) and None
 # gradient that will never come. Read the message together: which rank, on which host, in which line?
 
 # %% tags=["lesson"]
-def damage_rank_1(epoch, step):
-    """After ten steps, rank 1's embedding is asked for a character that does not exist."""
-    if ddp.rank() == 1 and step == 10:
-        nn.Embedding(len(ALPHABET), 16)(torch.tensor([99]))
+def damaged_character():
+    """The embedding is asked for a character that does not exist."""
+    nn.Embedding(len(ALPHABET), 16)(torch.tensor([99]))
 
 
 try:
-    ddp.launch(client, train, **longer, sabotage=damage_rank_1, workers=2)
+    ddp.launch(client, ddp.inject(train, damaged_character, rank=1, step=10), **longer, workers=2)
 except ddp.RankFailed as failure:
     broken = failure
 print(str(broken).splitlines()[0].replace(broken.host, "HOST"))
@@ -647,6 +634,22 @@ except ddp.Error as error:
     print(error)
 after = ddp.launch(client, train, **{**longer, "epochs": 1}, workers=2)
 print("the same workers train again:", len(after.records), "reports of", after.world_size, "ranks")
+
+# %% [markdown]
+# A rank that is alive but does nothing is harder to see: no error, no message, only silence. `stall_timeout` is how long it may last. Then every
+# rank is asked where it is. Read who waits for whom: one rank is inside `backward()`, in the averaging; where is the other?
+
+# %% tags=["lesson"]
+try:
+    ddp.launch(client, ddp.inject(train, "deadlock", rank=1, step=10), **longer, workers=2, stall_timeout=2)
+except ddp.RankStalled as failure:
+    stalled = failure
+print(str(stalled).splitlines()[0].replace(stalled.host, "HOST"))
+for rank, stack in stalled.stacks.items():
+    print(f"rank {rank} is in {stack.splitlines()[0].split()[-1]}")
+
+# %% [markdown]
+# `make fault-lab` does this with every fault we know, and prints how long each took to be noticed; `docs/faults.md` says what each looks like.
 
 # %% [markdown]
 # ## 11. Does it scale?
@@ -684,7 +687,7 @@ print(f"2 ranks are {scaling['samples/s'].loc[2] / scaling['samples/s'].loc[1]:.
 #
 # - Every rank holds the whole model and takes its share of each global batch; averaged gradients keep the models equal.
 # - A deal that depends on (seed, epoch) alone gives every sample once per epoch, the same loss on any number of ranks, and an exact resume.
-# - Ranks are processes: one that dies is noticed at once and takes nobody with it into a time-out.
+# - Ranks are processes: one that dies is noticed at once and takes nobody with it into a time-out; `restarts` goes on from the newest checkpoint.
 # - Ranks report; the client prints. No rank waits for that.
 #
 # **Common mistakes.** Shuffling inside the data set; saving the wrapper's weights; comparing numbers of ranks at equal steps; forgetting that DDP averages over ranks, not samples.

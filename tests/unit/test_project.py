@@ -56,7 +56,7 @@ def test_no_function_is_longer_than_sixty_lines(path):
 
 def test_make_help_names_every_command():
     said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for command in ("setup", "run", "lab", "data", "test", "sync", "bench"):
+    for command in ("setup", "run", "lab", "data", "test", "sync", "bench", "fault-lab"):
         assert f"make {command}" in said
 
 

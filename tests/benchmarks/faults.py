@@ -1,0 +1,229 @@
+"""What failures and checkpoints cost, each beside what one would use without `ddp_common`.
+
+    python tests/benchmarks/faults.py [--output FILE.json] [--only NAME] [--kills 100] [--saves 1000]
+
+| name     | what                                                                                                     |
+|----------|----------------------------------------------------------------------------------------------------------|
+| notice   | a rank raises, or is killed: seconds until the caller knows, under launch, under torchrun, and in a plain |
+|          | Dask task on each worker (whose peers wait for the collective's own time-out)                            |
+| kills    | one training run whose random ranks are killed at random times: the final weights against undisturbed ones |
+| saves    | kill -9 at random moments of a loop that only saves: is there a good file, and how old                     |
+| recovery | from a kill to the first step after the restart                                                            |
+| cost     | seconds that training stands still for a save of a 100 MB state, against torch.save on the training thread |
+"""
+
+import argparse
+import json
+import logging
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import ddp_common as ddp
+from ddp_common import fault_lab, faults
+
+REPOSITORY = Path(__file__).parents[2]
+GIVE_UP = 10.0  # seconds after which a peer that still waits is taken to wait for its time-out
+REPEATS = 5
+
+
+def measure_notice(client):
+    results = []
+    for fault in ("raise", "SIGKILL"):
+        ours, torchrun = (statistics.median(measure(client, fault) for _ in range(REPEATS)) for measure in (under_launch, under_torchrun))
+        task = in_dask_tasks(client, fault)
+        results.append({"fault": fault, "ours": ours, "torchrun": torchrun, "dask task": task})
+        print(f"notice    {fault:<8} launch {ours:6.2f} s    torchrun {torchrun:6.2f} s    Dask task "
+              f"{f'{task:6.2f} s' if task is not None else f'not within {GIVE_UP:g} s'}", flush=True)
+    return results
+
+
+def under_launch(client, fault):
+    with tempfile.TemporaryDirectory() as folder:
+        mark = Path(folder) / "mark"
+        try:
+            ddp.launch(client, faults.inject(faults.train, fault, mark=mark), workers=2, directory=Path(folder) / "run")
+        except ddp.RankFailed:
+            return time.time() - faults.struck_at(mark)
+
+
+def under_torchrun(client, fault):
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint",
+                        "localhost:0", __file__, "--rank-that-gets", fault, "--mark", f"{folder}/mark"], capture_output=True,
+                       env={**os.environ, "OMP_NUM_THREADS": "1"})
+        return time.time() - faults.struck_at(f"{folder}/mark")
+
+
+def be_a_rank(fault, mark):
+    with ddp.process_group():
+        faults.inject(faults.train, fault, mark=mark)()
+
+
+def in_dask_tasks(client, fault):
+    """Ranks as plain tasks in the workers' own processes, on a cluster of their own: it does not survive this."""
+    import torch.distributed as dist
+    from distributed import wait
+
+    def task(rank, port, mark):
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+        return faults.inject(faults.train, fault, mark=mark)()
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder, ddp.connect("local", workers=2) as other:
+        other.run(lambda: logging.disable())  # what the workers would print of their tasks
+        mark, addresses = Path(folder) / "mark", list(other.scheduler_info(n_workers=-1)["workers"])
+        tasks = [other.submit(task, rank, port, str(mark), workers=[address], pure=False, retries=0) for rank, address in enumerate(addresses)]
+        while faults.struck_at(mark) is None:
+            time.sleep(0.01)
+        try:
+            wait(tasks, timeout=GIVE_UP)
+            return time.time() - faults.struck_at(mark)
+        except TimeoutError:
+            return None
+        finally:
+            for process in other.cluster.workers.values():
+                if process.pid:
+                    os.kill(process.pid, signal.SIGKILL)  # closing would wait for the tasks
+
+
+def measure_kills(client, kills):
+    results = []
+    for ranks in ((2,), (1, 2, 3)):
+        with tempfile.TemporaryDirectory() as folder:
+            survived = fault_lab.survive_kills(client, folder, kills, ranks)
+        results.append({"ranks": ranks, **vars(survived)})
+        verdict = "identical" if survived.identical else f"relative difference {survived.difference:.1e}"
+        print(f"kills     {survived.kills} on {' or '.join(map(str, ranks))} ranks: weights {verdict}, {survived.seconds:.0f} s", flush=True)
+    return results
+
+
+SAVE_UNTIL_KILLED = """
+import os, sys, torch
+from ddp_common.checkpoint import Checkpoint
+from ddp_common.sampling import ElasticSampler
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # a line is written whole or not at all
+
+while True:
+    if (child := os.fork()) == 0:
+        sampler = ElasticSampler(10**9, 1, shuffle=False)
+        checkpoint = Checkpoint(directory=sys.argv[1], model=torch.nn.Linear(50, 50), sampler=sampler)
+        checkpoint.restore()
+        say("started", os.getpid())
+        while True:
+            sampler.step += 1
+            checkpoint.save()
+            checkpoint.wait()
+            say("saved", sampler.step)
+    os.waitpid(child, 0)
+    say("dead")
+"""
+
+
+def measure_saves(saves):
+    """After every kill: the newest good file is that of the last confirmed save, or of the one after it."""
+    from ddp_common.checkpoint import newest, step_of
+
+    confirmed, none, old, chance, began = 0, 0, 0, random.Random(0), time.time()
+    with tempfile.TemporaryDirectory() as folder, subprocess.Popen([sys.executable, "-c", SAVE_UNTIL_KILLED, folder], stdout=subprocess.PIPE,
+                                                                   stderr=subprocess.DEVNULL, text=True) as process:
+        for _ in range(saves):
+            words = next(line.split() for line in process.stdout if line.startswith("started"))
+            confirmed = int(next(line for line in process.stdout if line.startswith("saved")).split()[1])
+            time.sleep(chance.random() * 0.004)
+            os.kill(int(words[1]), signal.SIGKILL)
+            for line in process.stdout:
+                if line.startswith("dead"):
+                    break
+                confirmed = int(line.split()[1]) if line.startswith("saved") else confirmed
+            path = newest(folder)
+            none += path is None
+            old += path is not None and step_of(path) < confirmed
+        process.kill()
+    print(f"saves     {saves} kills during saves: {none} times no good file, {old} times older than the last save, {time.time() - began:.0f} s", flush=True)
+    return {"kills": saves, "none": none, "old": old}
+
+
+def measure_recovery(client):
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = [fault_lab.recovery(client, Path(folder) / str(number)) for number in range(REPEATS)]
+    print(f"recovery  kill to the first step after the restart: {statistics.median(seconds):.2f} s (goal <= 2)", flush=True)
+    return seconds
+
+
+def measure_cost(client):
+    ours, plain = ddp.launch(client, save_100_mb, workers=2).result
+    print(f"cost      training stands still for {statistics.median(ours) * 1e3:.0f} ms per save of 100 MB; torch.save on the training thread: "
+          f"{statistics.median(plain) * 1e3:.0f} ms; ratio {statistics.median(ours) / statistics.median(plain):.2f} (goal <= 0.2)", flush=True)
+    return {"ours": ours, "plain": plain}
+
+
+def save_100_mb(saves=8):
+    """Seconds of each save, ours and plain in turns; the state is 100 MB of float32, the file synced in both."""
+    import torch
+
+    class State:
+        def __init__(self):
+            self.tensors = [torch.randn(2_500_000) for _ in range(10)]
+
+        def state_dict(self):
+            return {"tensors": self.tensors}
+
+        def load_state_dict(self, state):
+            self.tensors = state["tensors"]
+
+    ours, plain, part = [], [], State()
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = ddp.Checkpoint(directory=Path(folder) / "ours", part=part)
+        checkpoint.save()  # the first allocates
+        for number in range(saves if ddp.rank() == 0 else 0):
+            checkpoint.wait()
+            began = time.perf_counter()
+            checkpoint.save()
+            ours.append(time.perf_counter() - began)
+            checkpoint.wait()
+            began = time.perf_counter()
+            with open(Path(folder) / "plain.pt", "wb") as file:
+                torch.save({"part": part.state_dict()}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            plain.append(time.perf_counter() - began)
+        checkpoint.wait()
+    return ours, plain
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=REPOSITORY / "runs" / "bench-faults.json", metavar="FILE.json")
+    parser.add_argument("--only", choices=("notice", "kills", "saves", "recovery", "cost"), metavar="NAME", help="one of %(choices)s")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--saves", type=int, default=1000)
+    parser.add_argument("--rank-that-gets", help=argparse.SUPPRESS)
+    parser.add_argument("--mark", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank_that_gets:
+        return be_a_rank(options.rank_that_gets, options.mark)
+    wanted = [options.only] if options.only else ["notice", "recovery", "cost", "kills", "saves"]
+    results = {}
+    with ddp.connect("local", workers=3) as client:
+        ddp.launch(client, faults.train)
+        for name in wanted:
+            results[name] = (measure_saves(options.saves) if name == "saves" else measure_kills(client, options.kills) if name == "kills"
+                             else {"notice": measure_notice, "recovery": measure_recovery, "cost": measure_cost}[name](client))
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(results, indent=2, default=str) + "\n")
+
+
+if __name__ == "__main__":
+    main()
