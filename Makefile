@@ -1,6 +1,6 @@
 # The only commands a person has to know. `make help` lists them.
 
-export CLUSTER WORKERS PRESET SET RESUME RESTARTS
+export CLUSTER WORKERS PRESET SET RESUME RESTARTS CHECKPOINT
 
 VENV     := .venv
 PYTHON   := $(VENV)/bin/python

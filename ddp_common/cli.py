@@ -6,13 +6,14 @@ for those tagged as part of the lesson (proofs, exercises, demonstrations): what
 
 import os
 import re
+import signal
 import sys
 import time
 from pathlib import Path
 
 import click
 
-from ddp_common.errors import Error
+from ddp_common.errors import Error, RunStopped
 from ddp_common.run_directory import local, shown
 
 TUTORIALS = Path(__file__).parent.parent / "tutorials"
@@ -25,6 +26,9 @@ class Commands(click.Group):
     def invoke(self, context):
         try:
             return super().invoke(context)
+        except RunStopped as stopped:
+            click.echo(f"\n{stopped}", err=True)
+            context.exit(128 + signal.SIGTERM)
         except Error as error:
             click.echo(f"\nError: {error}", err=True)
             context.exit(1)
@@ -37,22 +41,39 @@ def main():
 
 @main.command()
 @click.argument("tutorial")
-@click.option("--cluster", envvar="CLUSTER", help="profile in clusters/, or a .yaml file  [default: local]")
+@click.option("--cluster", envvar="CLUSTER", help="profile in clusters/, a .yaml file, torchrun or srun  [default: local]")
 @click.option("--workers", envvar="WORKERS", help="number of ranks  [default: the profile's]")
 @click.option("--preset", envvar="PRESET", help="laptop, or full where the tutorial has it")
 @click.option("--set", "values", envvar="SET", help='settings, "epochs=2 batch_size=128"')
 @click.option("--resume", envvar="RESUME", help="directory of an earlier run to go on from")
-def run(tutorial, cluster, workers, preset, values, resume):
+@click.option("--checkpoint", envvar="CHECKPOINT", help="directory to begin a run in, or to go on if one has begun there")
+@click.option("--restarts", envvar="RESTARTS", help="how often to go on by itself after a failure  [default: 0]")
+def run(tutorial, **choices):
     """Train TUTORIAL (such as pets) and leave a run directory."""
+    from ddp_common.without_dask import LAUNCHERS, start_ranks, started_by
+
     path = tutorial_path(tutorial)
-    choices = {"CLUSTER": cluster, "WORKERS": workers, "PRESET": preset, "SET": values, "RESUME": resume}
+    choices["SET"] = choices.pop("values")
     for name, value in choices.items():
-        os.environ.pop(name, None)
+        os.environ.pop(name.upper(), None)
         if value:
-            os.environ[name] = value
-    check_resumable(resume)
-    os.environ.setdefault("MPLBACKEND", "agg")
+            os.environ[name.upper()] = value
+    check_resumable(choices["resume"])
     os.environ.setdefault("DDP_PROGRESS", "bar" if sys.stderr.isatty() else "lines")
+    if choices["cluster"] in LAUNCHERS and started_by() != choices["cluster"]:
+        from ddp_common.clusters import number_of_workers
+        from ddp_common.run_directory import new_directory
+
+        if not (choices["resume"] or choices["checkpoint"]):
+            os.environ["CHECKPOINT"] = str(new_directory(tutorial))  # so that a restarted rank finds it
+        start_ranks(choices["cluster"], tutorial, number_of_workers(choices["workers"] or "auto"), int(choices["restarts"] or 0))
+    else:
+        execute(tutorial, path)
+
+
+def execute(tutorial, path):
+    """Run the job of a tutorial in this process."""
+    os.environ.setdefault("MPLBACKEND", "agg")
     namespace = {"__name__": "__main__", "__file__": str(path)}
     began = time.monotonic()
     try:
@@ -66,7 +87,7 @@ def run(tutorial, cluster, workers, preset, values, resume):
         raise
     finally:
         if (client := namespace.get("client")) is not None:
-            client.close()
+            client.__exit__(*sys.exc_info())
     click.echo(f"\nDone in {time.monotonic() - began:.0f} s. {'' if 'run' not in namespace else listing(namespace['run'].directory)}")
 
 

@@ -27,6 +27,11 @@ SILENCE_TIMEOUT = "11s"  # after which a connection to a host that has vanished 
 class ClusterClient(Client):
     """A `distributed.Client` that takes its cluster down with it."""
 
+    @property
+    def ranks(self):
+        """How many ranks a launch would have: the number of workers."""
+        return len(self.scheduler_info(n_workers=-1)["workers"])
+
     def close(self, *args, **kwargs):
         cluster, self.cluster = self.cluster, None
         closed = super().close(*args, **kwargs)
@@ -38,11 +43,21 @@ class ClusterClient(Client):
 def connect(profile=None, workers=None):
     """Start the cluster of a profile and return a client to it; use it in a `with` block or close it.
 
+    Under torchrun or srun (CLUSTER unset or naming them) it joins their ranks instead and returns a `without_dask.Ranks`.
+
     `profile` is a name in `clusters/` or the path of a YAML file (default: CLUSTER from the environment, else `local`). `workers` is
     their number (default: WORKERS from the environment, else the profile's). Raises `Error` for an unknown or faulty profile, a
     number that is none, and workers that do not appear in time.
     """
-    settings = read_profile(profile or os.environ.get("CLUSTER") or "local")
+    from ddp_common.without_dask import LAUNCHERS, Ranks, started_by
+
+    name = profile or os.environ.get("CLUSTER") or started_by() or "local"
+    if name in LAUNCHERS:
+        if started_by() != name:
+            raise Error(f"CLUSTER={name}: this process was not started by {name}. Use `make run TUTORIAL=… CLUSTER={name}`, which does so, or "
+                        f"start the script with {name} yourself.")
+        return Ranks()
+    settings = read_profile(name)
     count = number_of_workers(workers if workers is not None else os.environ.get("WORKERS") or settings["workers"])
     dask.config.set({"distributed.worker.daemon": False,  # ranks are children of workers
                      "distributed.comm.timeouts.tcp": SILENCE_TIMEOUT})
@@ -61,7 +76,7 @@ def read_profile(profile):
     path = Path(profile) if profile.endswith((".yaml", ".yml")) else PROFILES / f"{profile}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(p.stem for p in PROFILES.glob("*.yaml")))
-        raise Error(f"There is no cluster profile {profile!r}. CLUSTER takes one of {known}, or the path of a .yaml file.")
+        raise Error(f"There is no cluster profile {profile!r}. CLUSTER takes one of {known}, torchrun, srun, or the path of a .yaml file.")
     try:
         content = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:

@@ -46,7 +46,8 @@ def launch(client, function, *, workers=None, min_workers=None, restarts=None, s
            timeout=PLACEMENT_TIMEOUT, **arguments):
     """Run `function(**arguments)` on one rank per worker and return a `Run`.
 
-    `client` is a `distributed.Client`. `workers` is the number of ranks (default: as many as the cluster has workers); launches
+    `client` is a `distributed.Client`, or what `connect` gives under torchrun and srun: there the ranks are running already, and only
+    `directory` and `arguments` matter. `workers` is the number of ranks (default: as many as the cluster has workers); launches
     that find too few free ones wait up to `timeout` seconds, or start with fewer once there are `min_workers`. After a failure it
     starts again from the newest good checkpoint, on the workers there are then, up to `restarts` times (default: RESTARTS from the
     environment, else 0). A rank that makes no progress for `stall_timeout` seconds is a failure (None: never); progress is a step of
@@ -55,6 +56,10 @@ def launch(client, function, *, workers=None, min_workers=None, restarts=None, s
     Raises `RankFailed` as soon as any rank fails, `RunStopped` when ranks left because they got SIGTERM, `SchedulerLost`, and `Error`
     for what can be put right before.
     """
+    from ddp_common.without_dask import Ranks, run_here
+
+    if isinstance(client, Ranks):
+        return run_here(function, arguments, directory)
     from ddp_common.attempt import Attempt
 
     payload = _pickle(function, arguments)

@@ -1,22 +1,27 @@
 """The rank's side of a run: find the store, form the process group, choose the device.
 
-Relies on the six variables that torchrun sets and that `agent` sets in the same way: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-MASTER_ADDR, MASTER_PORT. Without them there is one rank, and everything works alone. Promises: the backend is NCCL when every rank
-has a GPU of its own, else gloo; both talk through the network interface by which the ranks' addresses are reached.
+Relies on the variables that torchrun sets, and `agent` in the same way (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), or on
+those of a Slurm step (`slurm`). Without them there is one rank, and everything works alone. Promises: the backend is NCCL when every
+rank has a GPU of its own, else gloo; both talk through the network interface by which the ranks reach each other; a rank that is
+missing or doubled is named.
 """
 
 import contextlib
 import datetime
 import os
 import socket
+import time
+from dataclasses import dataclass
 
 import psutil
 import torch
 import torch.distributed as dist
 
+from ddp_common import slurm
 from ddp_common.errors import Error
 
-JOIN_TIMEOUT = 60  # seconds that ranks wait for each other to appear
+JOIN_TIMEOUT = float(os.environ.get("DDP_JOIN_TIMEOUT", 60))  # seconds that ranks wait for each other to appear
+PROBE_TIMEOUT = 5  # seconds that a stranger on a derived port has to answer
 
 _store = None
 
@@ -48,49 +53,123 @@ def device():
 def process_group(listener=None, timeout=datetime.timedelta(minutes=30)):
     """Be a member of the process group inside a `with` block; yields the device.
 
-    `listener` is the bound socket of the store, given to rank 0 by its agent; without it rank 0 opens MASTER_PORT itself.
-    `timeout` is that of collectives. Leaving the block waits until every rank has left it, so that nobody loses the store; leaving
-    it with an exception waits for nobody. Raises `Error` when variables are missing or ranks do not appear in time.
+    `listener` is the bound socket of the store, given to rank 0 by its agent; without it rank 0 opens MASTER_PORT itself, or in a
+    Slurm step a port that all ranks derive from the step's number. `timeout` is that of collectives. Leaving the block waits until
+    every rank has left it, so that nobody loses the store; leaving it with an exception waits for nobody. Raises `Error` when
+    variables are missing, ranks do not appear in time, or two processes claim one rank.
     """
-    place = _read_environment()
+    global _store
+    place = place_of_this_process()
     if place is None:
         yield device()
         return
-    global _store
-    my_rank, size, address, port = place
-    store = _store = _connect(my_rank, size, address, port, listener)
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface_towards(address, port)
-    backend = _choose_backend(store, my_rank, size)
-    dist.init_process_group(backend, store=dist.PrefixStore("group", store), rank=my_rank, world_size=size, timeout=timeout)
+    # torchrun's own store outlives a restart of the ranks: the count keeps the attempts apart
+    store = _store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", _connect(place, listener))
+    _claim_rank(store, place)
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface_towards(_address_for_all(store, place), place.ports[0])
+    backend = _choose_backend(store, place)
+    dist.init_process_group(backend, store=dist.PrefixStore("group", store), rank=place.rank, world_size=place.world_size, timeout=timeout)
     yield device()
-    store.set(f"left/{my_rank}", b"")
-    if my_rank == 0:
-        store.wait([f"left/{peer}" for peer in range(size)], timeout)
+    store.set(f"left/{place.rank}", b"")
+    if place.rank == 0:
+        store.wait([f"left/{peer}" for peer in range(place.world_size)], timeout)
     _store = None
     dist.destroy_process_group()  # not after an exception: it could wait for peers, and the process is about to end
 
 
-def _read_environment():
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands among the ranks, and where their store is: on `address`, at the first of `ports` that it can have."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    address: str
+    ports: tuple
+    token: str = ""  # what proves a store to be that of this run, where the port is only derived
+
+
+def place_of_this_process():
+    """The `Place` that a launcher has given this process, None if there was no launcher. Raises `Error` for half a set of variables."""
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
     if len(missing) == len(names):
-        return None
+        return slurm.place()
     if missing:
         raise Error(f"A launcher has set some of {', '.join(names)} but not {', '.join(missing)}. Start the ranks with torchrun or "
                     "`make run`, or unset the others to run alone.")
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", 0)), os.environ["MASTER_ADDR"],
+                 (int(os.environ["MASTER_PORT"]),))
 
 
-def _connect(my_rank, size, address, port, listener):
+def _connect(place, listener):
     hosted_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    hosting = my_rank == 0 and not hosted_by_torchrun
-    deadline = datetime.timedelta(seconds=JOIN_TIMEOUT)
+    hosting, problem, deadline = place.rank == 0 and not hosted_by_torchrun, None, time.monotonic() + JOIN_TIMEOUT
+    while time.monotonic() < deadline:
+        for port in place.ports:
+            if not hosting and not _answers(place.address, port):
+                problem = f"nothing answers at port {' or '.join(map(str, place.ports))}"
+                continue
+            try:
+                store = dist.TCPStore(place.address, port, None, is_master=hosting, wait_for_workers=False,
+                                      timeout=datetime.timedelta(seconds=JOIN_TIMEOUT if len(place.ports) == 1 else PROBE_TIMEOUT),
+                                      master_listen_fd=listener.detach() if hosting and listener is not None else None)
+                if _is_ours(store, place, hosting):
+                    store.set_timeout(datetime.timedelta(seconds=JOIN_TIMEOUT))
+                    return store
+            except (dist.DistError, RuntimeError) as error:  # taken by another program, or something else listens there
+                problem = str(error).splitlines()[0]
+        time.sleep(0.1)
+        if hosting and len(place.ports) == 1:
+            break
+    raise Error(f"Rank {place.rank} of {place.world_size} could not {'open' if hosting else 'reach'} the store of rank 0 at {place.address}, port "
+                f"{', '.join(map(str, place.ports))}, within {JOIN_TIMEOUT} s: {problem}. "
+                + ("Another program holds the port: choose another MASTER_PORT." if hosting else
+                   "Is rank 0 alive, and does a firewall lie between the two hosts?"))
+
+
+def _answers(address, port):
     try:
-        return dist.TCPStore(address, port, None, is_master=hosting, wait_for_workers=False, timeout=deadline,
-                             master_listen_fd=listener.detach() if hosting and listener is not None else None)
-    except (dist.DistError, RuntimeError) as error:
-        raise Error(f"Rank {my_rank} of {size} could not reach the store of rank 0 at {address}:{port} within {JOIN_TIMEOUT} s: "
-                    f"{error}. Is rank 0 alive, and does a firewall lie between the two hosts?") from error
+        socket.create_connection((address, port), timeout=PROBE_TIMEOUT).close()
+    except OSError:
+        return False
+    return True
+
+
+def _is_ours(store, place, hosting):
+    """A derived port may belong to another run's store: this run's bears its token."""
+    if not place.token:
+        return True
+    if hosting:
+        store.set("token", place.token)
+    return store.get("token") == place.token.encode()
+
+
+def _claim_rank(store, place):
+    me = f"process {os.getpid()} on {socket.gethostname()}"
+    if store.add(f"claims/{place.rank}", 1) > 1:
+        other = store.get(f"who/{place.rank}").decode()
+        raise Error(f"Rank {place.rank} is taken: {other} has it, and {me} claims it too. Give every process a rank of its own; a process "
+                    "of an earlier run that still lives would also explain it.")
+    store.set(f"who/{place.rank}", me)
+
+
+def _address_for_all(store, place):
+    """The address of rank 0's host as the last rank sees it: on its own host a name may lead to 127.0.1.1, which nobody else reaches."""
+    if place.rank == place.world_size - 1:
+        store.set("address", socket.getaddrinfo(place.address, None, type=socket.SOCK_STREAM)[0][4][0])
+    _wait_for_all(store, place, "claims")
+    return store.get("address").decode()
+
+
+def _wait_for_all(store, place, what):
+    keys = [f"{what}/{peer}" for peer in range(place.world_size)]
+    try:
+        store.wait(keys, datetime.timedelta(seconds=JOIN_TIMEOUT))
+    except dist.DistStoreError:
+        missing = [str(peer) for peer, key in enumerate(keys) if not store.check([key])]
+        raise Error(f"Rank {place.rank} waited {JOIN_TIMEOUT} s for all {place.world_size} ranks; still missing: rank {', '.join(missing)}. "
+                    "Were they started, and with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE?") from None
 
 
 def interface_towards(address, port):
@@ -104,19 +183,14 @@ def interface_towards(address, port):
     raise Error(f"No network interface of this host has the address {mine}, by which {address} is reached.")
 
 
-def _choose_backend(store, my_rank, size):
+def _choose_backend(store, place):
     """NCCL if every rank has a GPU that no other rank has. The ranks tell each other through the store."""
     mine = ""
     if torch.cuda.is_available() and dist.is_nccl_available():
-        local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()  # dask-cuda: own GPU first, Slurm: only own GPU
+        local = place.local_rank % torch.cuda.device_count()  # dask-cuda: own GPU first, Slurm: only own GPU
         torch.cuda.set_device(0 if os.environ.get("DDP_OWN_GPU_FIRST") else local)
         mine = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-    store.set(f"gpu/{my_rank}", mine)
-    try:
-        store.wait([f"gpu/{peer}" for peer in range(size)], datetime.timedelta(seconds=JOIN_TIMEOUT))
-    except dist.DistStoreError:
-        missing = [str(peer) for peer in range(size) if not store.check([f"gpu/{peer}"])]
-        raise Error(f"Rank {my_rank} waited {JOIN_TIMEOUT} s for all {size} ranks; still missing: rank {', '.join(missing)}. "
-                    "Were they started, and with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE?") from None
-    all_gpus = [bytes(store.get(f"gpu/{peer}")).decode() for peer in range(size)]
-    return "nccl" if all(all_gpus) and len(set(all_gpus)) == size else "gloo"
+    store.set(f"gpu/{place.rank}", mine)
+    _wait_for_all(store, place, "gpu")
+    all_gpus = [bytes(store.get(f"gpu/{peer}")).decode() for peer in range(place.world_size)]
+    return "nccl" if all(all_gpus) and len(set(all_gpus)) == place.world_size else "gloo"

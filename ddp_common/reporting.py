@@ -98,6 +98,12 @@ def start(send):
     return finish
 
 
+def stop():
+    """Nobody listens any more."""
+    global _outbox
+    _outbox = None
+
+
 def _deliver(outbox, send):
     message, moves, told = {}, _moves, 0.0
     while message is not None:

@@ -1,7 +1,8 @@
 """The settings of a tutorial: stated once, at its top, with defaults for a laptop; overridden from outside by name.
 
-Three variables of the environment override them, in this order: `RESUME=runs/…` takes the settings of that run, `PRESET=full` the
-values the tutorial defines under that name, `SET="epochs=25 batch_size=16384"` single values. An unknown name or a value of the
+Variables of the environment override them, in this order: `RESUME=runs/…` takes the settings of that run (so does `CHECKPOINT=…`, a
+folder in which a run begins or goes on), `PRESET=full` the values the tutorial defines under that name, `SET="epochs=25
+batch_size=16384"` single values. An unknown name or a value of the
 wrong type is an error that lists what exists.
 """
 
@@ -28,7 +29,8 @@ def settings(tutorial, *, presets=None, **defaults):
     """
     presets = {"laptop": {}, **(presets or {})}
     values = dict(defaults)
-    if resumed := os.environ.get("RESUME"):
+    checkpoint = os.environ.get("CHECKPOINT") or None
+    if resumed := os.environ.get("RESUME") or (checkpoint if checkpoint and has_run(checkpoint) else None):
         saved = resumed_config(resumed).get("settings", {})
         values.update({name: value for name, value in saved.items() if name in defaults})
     if preset := os.environ.get("PRESET"):
@@ -43,7 +45,7 @@ def settings(tutorial, *, presets=None, **defaults):
             listing = ", ".join(f"{n}={v!r}" for n, v in values.items())
             raise Error(f"{tutorial} has no setting {name!r}. It has: {listing}.")
         values[name] = convert(name, text, type(defaults[name]))
-    current.name, current.values, current.resume = tutorial, values, os.environ.get("RESUME")
+    current.name, current.values, current.resume = tutorial, values, os.environ.get("RESUME") or checkpoint
     return SimpleNamespace(**values)
 
 
@@ -72,6 +74,13 @@ def convert(name, text, kind):
         return text
     wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
     raise Error(f"The setting {name} takes {wanted}, not {text!r}.")
+
+
+def has_run(directory):
+    """Whether a run has begun in `directory`."""
+    from ddp_common.run_directory import local
+
+    return (local(directory) / "config.json").is_file()
 
 
 def resumed_config(directory):

@@ -69,9 +69,8 @@ settings = ddp.settings(
 
 # %% tags=["nbval-ignore-output"]
 client = ddp.connect()
-workers = len(client.scheduler_info(n_workers=-1)["workers"])
 dataset = ddp.fetch("pets", settings.data)
-print(f"torch {torch.__version__} · {workers} workers, one rank each · {dataset.title}: {dataset.origin}")
+print(f"torch {torch.__version__} · {client.ranks} ranks · {dataset.title}: {dataset.origin}")
 
 # %% [markdown]
 # ## 3. The data

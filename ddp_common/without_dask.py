@@ -1,0 +1,182 @@
+"""The same tutorials where a launcher without Dask has started the ranks: torchrun, or srun in a Slurm step.
+
+There every rank executes the whole program. `connect` joins the process group and gives a `Ranks` instead of a client; `launch` calls
+the function in this very process. Rank 0 is the one that a person hears and that keeps the run directory; what the others print goes
+nowhere, what they report reaches rank 0 when the function has returned. Relies on a file system that all ranks see.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+
+from ddp_common import checkpoint, rendezvous, reporting, slurm, stopping
+from ddp_common.errors import Error, RankFailed, RunStopped
+from ddp_common.run_directory import Progress, RunDirectory, new_directory
+from ddp_common.settings import current, describe
+
+LAUNCHERS = ("torchrun", "srun")
+
+
+def started_by():
+    """The launcher that has started this process as one of its ranks, else None."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return "torchrun"
+    if slurm.in_step() and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        return "srun"
+    return None
+
+
+class Ranks:
+    """Stands for all ranks, as a client stands for a cluster: one of these in each. Close it, or use it in a `with` block."""
+
+    def __init__(self):
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(rendezvous.process_group())
+        self.ranks, self.cluster = rendezvous.world_size(), None
+        if rendezvous.rank() != 0:
+            sys.stdout.flush()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._stack.__exit__(*exception)
+
+    def close(self):
+        self._stack.close()
+
+
+def run_here(function, arguments, directory):
+    """Call the function in this rank, and do for it what agent and client do elsewhere. Returns what `launch` returns, on every rank."""
+    from ddp_common.launch import Run
+
+    rank, began, records, files = rendezvous.rank(), time.monotonic(), [], []
+    path = _agree_on_directory(function, directory)
+    run_directory = RunDirectory(path) if rank == 0 else None
+    progress = Progress() if rank == 0 else None
+    os.environ["DDP_CHECKPOINTS"] = str(path / "checkpoints")
+    before = list(run_directory.records) if rank == 0 else []
+
+    def receive(message):
+        if "report" in message:
+            records.append({"rank": rank, **message["report"]})
+            if rank == 0:
+                run_directory.record(rank, message["report"])
+                progress.record(message["report"])
+        elif "position" in message and rank == 0:
+            progress.position(message["position"])
+        elif "file" in message:
+            files.append((message["file"], message["content"]))
+
+    if rank == 0:
+        run_directory.write_json("config.json", describe([]))
+        run_directory.log(f"{rendezvous.world_size()} ranks of {started_by()}; rank 0 is process {os.getpid()} on {socket.gethostname()}")
+    finish_reports, earlier = reporting.start(receive), signal.getsignal(signal.SIGTERM)
+    try:
+        stopping.listen_to_sigterm()
+        result = function(**arguments)
+        checkpoint.finish_writing()
+    except stopping.Stopped:
+        checkpoint.finish_writing()
+        step = reporting.position().get("step", 0)
+        raise RunStopped(f"The ranks were told to stop (SIGTERM). They left after step {step}, and their state is saved.", step=step,
+                         directory=path) from None
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+        finish_reports()
+        reporting.stop()
+        if progress is not None:
+            progress.close()
+    everything = [None] * rendezvous.world_size()
+    dist.all_gather_object(everything, (records, files, _on_cpu(result) if rank == 0 else None))
+    if rank == 0:
+        for other, (its_records, its_files, _) in enumerate(everything):
+            for record in its_records if other else ():
+                run_directory.record(other, {key: value for key, value in record.items() if key != "rank"})
+            for name, content in its_files:
+                run_directory.save(name, content)
+        run_directory.log(f"finished: {rendezvous.world_size()} rank(s), {time.monotonic() - began:.1f} s")
+        run_directory.close()
+    else:
+        path = Path(tempfile.mkdtemp(prefix=f"ddp-rank-{rank}-"))  # what the program writes there, rank 0 writes into the real one
+    return Run(everything[0][2], path, rendezvous.world_size(), [*before, *(record for each in everything for record in each[0])],
+               time.monotonic() - began)
+
+
+def _agree_on_directory(function, directory):
+    """Rank 0 chooses and makes the run directory; every rank must see it."""
+    chosen = [None]
+    if rendezvous.rank() == 0:
+        directory, current.resume = directory or current.resume, None
+        chosen = [str(directory or new_directory(current.name or getattr(function, "__name__", "run")))]
+        if "://" in chosen[0]:
+            raise Error(f"{chosen[0]}: ranks of {started_by()} need a run directory in a file system that all of them see. Object storage "
+                        "works where Dask starts the ranks.")
+        Path(chosen[0]).mkdir(parents=True, exist_ok=True)
+    dist.broadcast_object_list(chosen)
+    path, seen = Path(chosen[0]).absolute(), [None] * rendezvous.world_size()
+    dist.all_gather_object(seen, None if path.is_dir() else socket.gethostname())
+    if blind := sorted({host for host in seen if host}):
+        raise Error(f"The run directory {path} is not visible on {', '.join(blind)}. Choose one in a shared file system: RUNS=/path.")
+    return path
+
+
+def _on_cpu(value):
+    """A result without tensors of a GPU, which other ranks may not have."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {key: _on_cpu(each) for key, each in value.items()}
+    return type(value)(map(_on_cpu, value)) if type(value) in (list, tuple) else value
+
+
+def start_ranks(launcher, tutorial, workers, restarts):
+    """Start `python -m ddp_common run TUTORIAL` on every rank with torchrun or srun, and wait for them; settings are in the environment.
+
+    Raises `RankFailed` with what the launcher knows: the ranks have said the rest themselves.
+    """
+    program = ["-m", "ddp_common", "run", tutorial]
+    cores = len(os.sched_getaffinity(0))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
+    if launcher == "srun":
+        command = ["srun", f"--ntasks={workers}", "--kill-on-bad-exit=1", sys.executable, *program]
+        try:
+            code = subprocess.run(command).returncode
+        except FileNotFoundError:
+            raise Error("There is no srun here. CLUSTER=srun needs Slurm's commands: log in to the cluster, or use CLUSTER=torchrun.") from None
+        if code == 143 or code == 15:
+            raise SystemExit(143)
+        if code:
+            raise Error(f"srun ended with exit code {code}. What the ranks said stands above; srun names the task that failed first.")
+        return
+    _run_torchrun(["--standalone", f"--nproc-per-node={workers}", f"--max-restarts={restarts}", *program])
+
+
+def _run_torchrun(arguments):
+    import logging
+
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    try:
+        torchrun.main(arguments)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        code = failure.exitcode
+        if code == 143:
+            raise SystemExit(143) from None
+        name = signal.Signals(-code).name if code < 0 else None
+        what = f"killed by {name}" if name else f"exit code {code}; what it said stands above"
+        raise RankFailed(f"Rank {rank} failed: {what}.", rank=rank, host=socket.gethostname(), exitcode=code, signal=name) from None

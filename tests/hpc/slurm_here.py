@@ -1,0 +1,109 @@
+"""A real Slurm of one node on this machine, without systemd or Docker: munged, slurmctld and slurmd in a folder of their own.
+
+    with running_slurm(folder) as environment: subprocess.run(["sinfo"], env={**os.environ, **environment})
+
+Needs root and the packages slurm-wlm and munge (Debian, Ubuntu). Nothing outside the folder is touched; ports are free ones.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sinfo", "srun", "sbatch")
+CPUS = 8  # more than the machine may have: Slurm is told not to look
+START_TIMEOUT = 60  # seconds
+
+CONFIGURATION = """
+ClusterName=here
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmdPort={node_port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SlurmdParameters=config_overrides
+ReturnToService=2
+KillWait=5
+MinJobAge=3600
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def why_not():
+    """Why no Slurm can be started here; None if it can."""
+    if os.geteuid() != 0:
+        return "needs root to start slurmd"
+    missing = [program for program in PROGRAMS if shutil.which(program) is None and not Path("/usr/sbin", program).exists()]
+    return f"{', '.join(missing)} not installed (Debian: apt install slurm-wlm munge)" if missing else None
+
+
+@contextlib.contextmanager
+def running_slurm(folder):
+    """Start the three daemons in `folder`; yields the variables that Slurm's commands need, once a node is idle."""
+    folder, host = Path(folder), socket.gethostname().split(".")[0]
+    for name in ("state", "spool", "munge"):
+        (folder / name).mkdir(parents=True)
+    configuration = folder / "slurm.conf"
+    configuration.write_text(CONFIGURATION.format(folder=folder, host=host, cpus=CPUS, controller_port=free_port(), node_port=free_port()))
+    environment = {"SLURM_CONF": str(configuration), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+    everything = {**os.environ, **environment}
+    subprocess.run(["mungekey", "--create", "--keyfile", folder / "munge" / "key"], env=everything, check=True)
+    commands = {
+        "munged": ["munged", "--foreground", "--force", f"--key-file={folder}/munge/key", f"--socket={folder}/munge.socket", f"--pid-file={folder}/munge/pid",
+                   f"--log-file={folder}/munge/log", f"--seed-file={folder}/munge/seed"],
+        "slurmctld": ["slurmctld", "-D"],
+        "slurmd": ["slurmd", "-D", "-N", host],
+    }
+    daemons = []
+    try:
+        for name, command in commands.items():
+            with open(folder / f"{name}.out", "w") as output:
+                daemons.append(subprocess.Popen(command, env=everything, stdout=output, stderr=output))
+            if name == "munged":
+                wait_until(lambda: (folder / "munge.socket").exists(), "munged", folder)
+        wait_until(lambda: "idle" in subprocess.run(["sinfo", "-h", "-o", "%t"], env=everything, capture_output=True, text=True).stdout, "slurmd", folder)
+        yield environment
+    finally:
+        subprocess.run(["scancel", "--user=root"], env=everything, capture_output=True)
+        for daemon in reversed(daemons):
+            daemon.terminate()
+        for daemon in daemons:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                daemon.wait(10)
+            daemon.kill()
+            daemon.wait()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(condition, name, folder):
+    deadline = time.monotonic() + START_TIMEOUT
+    while not condition():
+        if time.monotonic() > deadline:
+            logs = "\n".join(f"{path.name}:\n{path.read_text()[-1500:]}" for path in sorted(folder.glob("*.out")) + sorted(folder.glob("*.log")))
+            raise RuntimeError(f"{name} was not ready within {START_TIMEOUT} s.\n{logs}")
+        time.sleep(0.1)

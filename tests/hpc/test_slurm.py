@@ -1,0 +1,145 @@
+"""Without Dask on a real Slurm: sbatch, srun, scancel; the same files and the same weights as everywhere."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from slurm_here import running_slurm, why_not
+
+from ddp_common.checkpoint import checkpoints, newest
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = "epochs=2 hidden=16 batch_size=512"  # 388 steps
+PATIENCE = 120  # seconds for a job on a busy machine
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    """The environment of Slurm's commands, for a cluster that is there for this module."""
+    folder = tmp_path_factory.mktemp("slurm")
+    folder.chmod(0o755)
+    with running_slurm(folder) as variables:
+        yield {**os.environ, **variables, "PYTHON": sys.executable, "TUTORIAL": "pets", "SET": SETTINGS, "DDP_PROGRESS": "lines"}
+
+
+def submit(slurm, folder, *options, **variables):
+    """Submit the repository's batch script; returns the job's number. The log is in `folder`."""
+    done = subprocess.run(["sbatch", "--parsable", f"--output={folder}/%j.log", *options, "clusters/batch/mnist.sbatch"], cwd=ROOT,
+                          env={**slurm, **variables}, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def state(slurm, job):
+    said = subprocess.run(["scontrol", "show", "job", str(job)], env=slurm, capture_output=True, text=True).stdout
+    return re.search(r"JobState=(\w+)", said)[1]
+
+
+def finish(slurm, job):
+    wait_until(lambda: state(slurm, job) not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"))
+    return state(slurm, job)
+
+
+def wait_until(condition, within=PATIENCE):
+    deadline = time.monotonic() + within
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return value
+
+
+def weights(directory):
+    return torch.load(newest(directory / "checkpoints"))["model"]
+
+
+def equal(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(slurm, tmp_path_factory):
+    """The run directory of a job that nothing happened to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    job = submit(slurm, folder, CHECKPOINT=str(folder / "run"))
+    assert finish(slurm, job) == "COMPLETED", (folder / f"{job}.log").read_text()
+    assert "Done in" in (folder / f"{job}.log").read_text()
+    return folder / "run"
+
+
+def test_sbatch_trains_on_two_tasks_and_leaves_what_every_run_leaves(undisturbed):
+    names = {path.name for path in undisturbed.iterdir()}
+    assert {"config.json", "metrics.jsonl", "log.txt", "checkpoints", "loss.png", "names.txt"} <= names
+    assert '"rank": 1' in (undisturbed / "metrics.jsonl").read_text()
+    assert [path.name for path in checkpoints(undisturbed / "checkpoints")][-1] == "step-00000388.pt"
+
+
+def test_only_rank_0_is_heard(slurm, undisturbed):
+    log = next(undisturbed.parent.glob("*.log")).read_text()
+    assert log.count("Invented:") == 1
+
+
+def test_scancel_and_sbatch_again_ends_with_the_weights_of_an_undisturbed_run(slurm, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    first = submit(slurm, tmp_path, CHECKPOINT=str(run))
+    wait_until(lambda: checkpoints(run / "checkpoints"))
+    subprocess.run(["scancel", str(first)], env=slurm, check=True)
+    assert finish(slurm, first) == "CANCELLED"
+    saved = int(checkpoints(run / "checkpoints")[-1].stem.removeprefix("step-"))
+    assert saved < 388
+    second = submit(slurm, tmp_path, CHECKPOINT=str(run))
+    assert finish(slurm, second) == "COMPLETED", (tmp_path / f"{second}.log").read_text()
+    assert f"Resumed from step-{saved:08d}.pt" in (tmp_path / f"{second}.log").read_text()
+    assert equal(weights(run), weights(undisturbed))
+
+
+def test_a_killed_task_ends_the_job_within_seconds_and_the_log_names_it(slurm, tmp_path):
+    run = tmp_path / "run"
+    job = submit(slurm, tmp_path, CHECKPOINT=str(run), SET="epochs=100 hidden=16")
+    wait_until(lambda: checkpoints(run / "checkpoints"))
+    steps = subprocess.run(["scontrol", "listpids", str(job)], env=slurm, capture_output=True, text=True).stdout
+    rank_1 = next(int(line.split()[0]) for line in steps.splitlines() if line.split()[2:5] == ["0", "1", "1"])
+    os.kill(rank_1, signal.SIGKILL)
+    began = time.monotonic()
+    assert finish(slurm, job) == "FAILED"
+    assert time.monotonic() - began < 30
+    assert re.search(r"task 1: Killed", (tmp_path / f"{job}.log").read_text())
+
+
+def test_the_warning_before_the_time_limit_lets_all_ranks_save_and_leave(slurm, tmp_path):
+    """The signal that `#SBATCH --signal=TERM@60` has Slurm send to the tasks, sent here as soon as training has begun."""
+    run = tmp_path / "run"
+    job = submit(slurm, tmp_path, CHECKPOINT=str(run), SET="epochs=100 hidden=16")
+    wait_until(lambda: checkpoints(run / "checkpoints"))
+    subprocess.run(["scancel", "--signal=TERM", str(job)], env=slurm, check=True)
+    assert finish(slurm, job) == "FAILED"  # exit code 143: there is more to do
+    log = (tmp_path / f"{job}.log").read_text()
+    step = re.search(r"told to stop \(SIGTERM\). They left after step (\d+), and their state is saved", log)
+    assert step and checkpoints(run / "checkpoints")[-1].name == f"step-{int(step[1]):08d}.pt", log
+
+
+def test_make_run_starts_srun_itself(slurm, undisturbed, tmp_path):
+    done = subprocess.run([sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", "srun", "--workers", "2"], cwd=ROOT,
+                          env={**slurm, "CHECKPOINT": str(tmp_path / "run")}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert equal(weights(tmp_path / "run"), weights(undisturbed))
+
+
+def test_two_jobs_on_one_node_do_not_meet(slurm, undisturbed, tmp_path):
+    jobs = [submit(slurm, tmp_path, CHECKPOINT=str(tmp_path / name)) for name in ("one", "two")]
+    assert [finish(slurm, job) for job in jobs] == ["COMPLETED"] * 2
+    assert equal(weights(tmp_path / "one"), weights(undisturbed)) and equal(weights(tmp_path / "two"), weights(undisturbed))
+
+
+def test_torchrun_and_dask_end_with_the_same_weights_as_srun(slurm, undisturbed, tmp_path):
+    for cluster in ("torchrun", "local"):
+        done = subprocess.run([sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", cluster, "--workers", "2"], cwd=ROOT,
+                              env={**slurm, "CHECKPOINT": str(tmp_path / cluster)}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert equal(weights(tmp_path / cluster), weights(undisturbed)), cluster
