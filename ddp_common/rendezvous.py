@@ -21,7 +21,6 @@ from ddp_common import slurm
 from ddp_common.errors import Error
 
 JOIN_TIMEOUT = float(os.environ.get("DDP_JOIN_TIMEOUT", 60))  # seconds that ranks wait for each other to appear
-PROBE_TIMEOUT = 5  # seconds that a stranger on a derived port has to answer
 
 _store = None
 
@@ -54,7 +53,7 @@ def process_group(listener=None, timeout=datetime.timedelta(minutes=30)):
     """Be a member of the process group inside a `with` block; yields the device.
 
     `listener` is the bound socket of the store, given to rank 0 by its agent; without it rank 0 opens MASTER_PORT itself, or in a
-    Slurm step a port that all ranks derive from the step's number. `timeout` is that of collectives. Leaving the block waits until
+    Slurm step any free port. `timeout` is that of collectives. Leaving the block waits until
     every rank has left it, so that nobody loses the store; leaving it with an exception waits for nobody. Raises `Error` when
     variables are missing, ranks do not appear in time, or two processes claim one rank.
     """
@@ -66,7 +65,7 @@ def process_group(listener=None, timeout=datetime.timedelta(minutes=30)):
     # torchrun's own store outlives a restart of the ranks: the count keeps the attempts apart
     store = _store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", _connect(place, listener))
     _claim_rank(store, place)
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface_towards(_address_for_all(store, place), place.ports[0])
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface_towards(_address_for_all(store, place))
     backend = _choose_backend(store, place)
     dist.init_process_group(backend, store=dist.PrefixStore("group", store), rank=place.rank, world_size=place.world_size, timeout=timeout)
     yield device()
@@ -79,14 +78,13 @@ def process_group(listener=None, timeout=datetime.timedelta(minutes=30)):
 
 @dataclass(frozen=True)
 class Place:
-    """Where this process stands among the ranks, and where their store is: on `address`, at the first of `ports` that it can have."""
+    """Where this process stands among the ranks, and where their store is. `port` is None in a Slurm step: there a beacon tells it."""
 
     rank: int
     world_size: int
     local_rank: int
     address: str
-    ports: tuple
-    token: str = ""  # what proves a store to be that of this run, where the port is only derived
+    port: int | None = None
 
 
 def place_of_this_process():
@@ -99,50 +97,39 @@ def place_of_this_process():
         raise Error(f"A launcher has set some of {', '.join(names)} but not {', '.join(missing)}. Start the ranks with torchrun or "
                     "`make run`, or unset the others to run alone.")
     return Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", 0)), os.environ["MASTER_ADDR"],
-                 (int(os.environ["MASTER_PORT"]),))
+                 int(os.environ["MASTER_PORT"]))
 
 
 def _connect(place, listener):
-    hosted_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    hosting, problem, deadline = place.rank == 0 and not hosted_by_torchrun, None, time.monotonic() + JOIN_TIMEOUT
-    while time.monotonic() < deadline:
-        for port in place.ports:
-            if not hosting and not _answers(place.address, port):
-                problem = f"nothing answers at port {' or '.join(map(str, place.ports))}"
-                continue
-            try:
-                store = dist.TCPStore(place.address, port, None, is_master=hosting, wait_for_workers=False,
-                                      timeout=datetime.timedelta(seconds=JOIN_TIMEOUT if len(place.ports) == 1 else PROBE_TIMEOUT),
-                                      master_listen_fd=listener.detach() if hosting and listener is not None else None)
-                if _is_ours(store, place, hosting):
-                    store.set_timeout(datetime.timedelta(seconds=JOIN_TIMEOUT))
-                    return store
-            except (dist.DistError, RuntimeError) as error:  # taken by another program, or something else listens there
-                problem = str(error).splitlines()[0]
-        time.sleep(0.1)
-        if hosting and len(place.ports) == 1:
-            break
-    raise Error(f"Rank {place.rank} of {place.world_size} could not {'open' if hosting else 'reach'} the store of rank 0 at {place.address}, port "
-                f"{', '.join(map(str, place.ports))}, within {JOIN_TIMEOUT} s: {problem}. "
-                + ("Another program holds the port: choose another MASTER_PORT." if hosting else
-                   "Is rank 0 alive, and does a firewall lie between the two hosts?"))
+    hosting = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    deadline, options = time.monotonic() + JOIN_TIMEOUT, {"wait_for_workers": False, "timeout": datetime.timedelta(seconds=JOIN_TIMEOUT)}
+    try:
+        if hosting:
+            store = dist.TCPStore(place.address, place.port or 0, None, is_master=True,
+                                  master_listen_fd=listener.detach() if listener is not None else None, **options)
+            if place.port is None:
+                slurm.light_beacon(store.port)
+            return store
+        port = place.port or slurm.find_beacon(place.address, deadline)
+        while not _answers(place.address, port):  # a store's own client would wait for ever on a silent stranger
+            if time.monotonic() > deadline:
+                raise ConnectionError("nothing answers there")
+            time.sleep(0.1)
+        return dist.TCPStore(place.address, port, None, is_master=False, **options)
+    except (dist.DistError, RuntimeError, OSError) as error:
+        where = f"{place.address}, port {place.port or 'of its beacon'}"
+        raise Error(f"Rank {place.rank} of {place.world_size} could not {'open' if hosting else 'reach'} the store of rank 0 at {where}, within "
+                    f"{JOIN_TIMEOUT} s: {str(error).splitlines()[0]}. "
+                    + ("Another program holds the port: choose another MASTER_PORT." if hosting else
+                       "Is rank 0 alive, and does a firewall lie between the two hosts?")) from error
 
 
 def _answers(address, port):
     try:
-        socket.create_connection((address, port), timeout=PROBE_TIMEOUT).close()
+        socket.create_connection((address, port), timeout=1).close()
     except OSError:
         return False
     return True
-
-
-def _is_ours(store, place, hosting):
-    """A derived port may belong to another run's store: this run's bears its token."""
-    if not place.token:
-        return True
-    if hosting:
-        store.set("token", place.token)
-    return store.get("token") == place.token.encode()
 
 
 def _claim_rank(store, place):
@@ -170,12 +157,15 @@ def _wait_for_all(store, place, what):
         missing = [str(peer) for peer, key in enumerate(keys) if not store.check([key])]
         raise Error(f"Rank {place.rank} waited {JOIN_TIMEOUT} s for all {place.world_size} ranks; still missing: rank {', '.join(missing)}. "
                     "Were they started, and with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE?") from None
+    except dist.DistError:
+        raise Error(f"Rank {place.rank} lost the store while it waited for the other ranks: rank 0 has given up or died. Its own message says "
+                    "why.") from None
 
 
-def interface_towards(address, port):
+def interface_towards(address):
     """The name of the network interface that holds this host's address as `address` sees it; gloo and NCCL would guess."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, port))  # a UDP socket sends nothing here: the kernel only picks the route
+        probe.connect((address, 9))  # a UDP socket sends nothing here: the kernel only picks the route
         mine = probe.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address.split("%")[0] == mine for entry in addresses):

@@ -1,0 +1,114 @@
+"""A tutorial under torchrun: one command, the same run directory, the same weights as on Dask, one message when it fails."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from processes import log_of, wait_until
+
+from ddp_common.checkpoint import checkpoints, newest
+
+ROOT = Path(__file__).parents[2]
+QUICK = "epochs=1 hidden=16 batch_size=2048"
+LONG = "epochs=200 hidden=16 batch_size=512"
+
+
+def command(cluster, checkpoint, *options, settings=QUICK, **variables):
+    arguments = [sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", cluster, "--workers", "2", "--checkpoint", checkpoint, *options]
+    return subprocess.Popen(arguments, cwd=ROOT, env={**os.environ, "SET": settings, **variables}, text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, start_new_session=True)
+
+
+def finish(process):
+    out, error = process.communicate(timeout=120)
+    return process.returncode, out, error
+
+
+def ranks_of(process):
+    """The processes that torchrun has started, in rank order, once they train."""
+    import psutil
+
+    found = psutil.Process(process.pid).children(recursive=True)
+    return sorted((child for child in found if "RANK" in child.environ()), key=lambda child: int(child.environ()["RANK"]))
+
+
+def test_torchrun_trains_to_the_same_loss_and_leaves_the_same_files_as_dask(tmp_path):
+    losses = {}
+    for cluster in ("torchrun", "local"):
+        code, out, error = finish(command(cluster, tmp_path / cluster))
+        assert code == 0, error
+        assert out.count("Invented:") == 1 and f"Run directory: {tmp_path / cluster}" in out
+        records = [json.loads(line) for line in (tmp_path / cluster / "metrics.jsonl").read_text().splitlines()]
+        last = [record for record in records if record["step"] == max(record["step"] for record in records)]
+        assert sorted(record["rank"] for record in last) == [0, 1]
+        losses[cluster] = sum(record["loss"] for record in last) / 2
+    assert abs(losses["torchrun"] / losses["local"] - 1) < 1e-6
+    assert {path.name for path in (tmp_path / "torchrun").iterdir()} == {path.name for path in (tmp_path / "local").iterdir()}
+
+
+@pytest.mark.parametrize(("first", "second"), [("torchrun", "local"), ("local", "torchrun")])
+def test_a_run_begun_with_one_launcher_goes_on_with_another(tmp_path, first, second):
+    assert finish(command(first, tmp_path / "run", "--set", "epochs=1 hidden=16 batch_size=2048"))[0] == 0
+    code, out, error = finish(command(second, tmp_path / "run", "--set", "epochs=2"))
+    assert code == 0, error
+    assert "Resumed from step-00000049.pt" in out + log_of(tmp_path / "run")
+    assert checkpoints(tmp_path / "run" / "checkpoints")[-1].name == "step-00000098.pt"
+
+
+def test_a_killed_rank_is_named_in_one_message(tmp_path):
+    process = command("torchrun", tmp_path / "run", settings=LONG)
+    wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
+    ranks = ranks_of(process)
+    began = time.monotonic()
+    ranks[1].kill()
+    code, _, error = finish(process)
+    assert code == 1 and time.monotonic() - began < 30
+    assert re.search(r"Error: Rank [01] failed", error) and "ChildFailedError" not in error
+    assert not any(rank.is_running() for rank in ranks)
+
+
+def test_restarts_go_on_from_the_newest_checkpoint(tmp_path):
+    undisturbed = command("torchrun", tmp_path / "undisturbed", settings="epochs=3 hidden=16 batch_size=512")
+    assert finish(undisturbed)[0] == 0
+    process = command("torchrun", tmp_path / "run", "--restarts", "1", settings="epochs=3 hidden=16 batch_size=512")
+    wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
+    ranks_of(process)[1].kill()
+    code, out, error = finish(process)
+    assert code == 0, error
+    assert "Resumed from step-" in out
+    states = [torch.load(newest(tmp_path / name / "checkpoints"))["model"] for name in ("run", "undisturbed")]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_ctrl_c_ends_all_ranks(tmp_path):
+    process = command("torchrun", tmp_path / "run", settings=LONG)
+    wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
+    ranks = ranks_of(process)
+    os.killpg(process.pid, signal.SIGINT)
+    assert finish(process)[0] != 0
+    assert not any(rank.is_running() for rank in ranks)
+
+
+def test_bad_input_is_one_message(tmp_path):
+    code, _, error = finish(command("torchrun", tmp_path / "run", settings="epoch=1"))
+    assert code == 1
+    assert "pets has no setting 'epoch'" in error and "Traceback" not in error
+
+
+def test_a_process_that_no_launcher_has_started_says_so(monkeypatch):
+    import ddp_common as ddp
+
+    with pytest.raises(ddp.Error, match="was not started by torchrun"):
+        ddp.connect("torchrun")
+
+
+def test_without_srun_the_message_says_so(tmp_path):
+    code, _, error = finish(command("srun", tmp_path / "run", PATH="/nowhere"))
+    assert code == 1 and "There is no srun here" in error
