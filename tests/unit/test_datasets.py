@@ -129,7 +129,7 @@ def idx(*shape, kind=8, stated=None):
 
 @pytest.fixture
 def mnist(tmp_path, monkeypatch, server):
-    """The registry's entry of mnist with small files on the server; returns (served folder, cache, requests)."""
+    """The registry's entry of mnist with small files on the server; returns (served folder, cache)."""
     folder, address = server
     monkeypatch.setattr(datasets, "DATA", tmp_path / "data")
     monkeypatch.delenv("DDP_DATA", raising=False)
