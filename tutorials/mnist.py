@@ -22,12 +22,13 @@
 # **Time:** 75 minutes in class, under 90 seconds of computing on two cores. **Data:** 10,000 handwritten digits, shipped with the repository.
 
 # %% [markdown] tags=["instructor"]
-# **Instructor.** 2 minutes. Ask what two processes have to tell each other so that they train *one* model. Collect the answers (weights? losses? gradients?
-# digits?) and come back to them in section 6. If you are late: skip the figure of section 6 on what is ready when, the museum in section 8, and the stretch exercise.
+# **Instructor.** 2 minutes. Ask what two processes have to tell each other so that they train *one* model. Collect the answers (weights? losses?
+# gradients? digits?) and come back to them in section 6. If you are late: skip the figure of section 6 on what is ready when, the museum in section
+# 8, and the stretch exercise.
 #
-# Minutes per section: set-up 3, data 6, one rank 8, predict 3, what changes 10, on Dask 6, proofs 8, exercises 20, break it 8, scaling 6, cluster 4, recap 3.
-# With questions that is 90; without exercise 2 it is 75. The training of section 7 takes a quarter of a minute. A class that works on a batch cluster and never
-# uses Dask needs the table of section 7 first: let them run the line with `srun` while you explain sections 4 to 6.
+# Minutes per section: set-up 3, data 6, one rank 8, predict 3, what changes 10, on Dask 6, proofs 8, exercises 20, break it 8, scaling 6, cluster 4,
+# recap 3. With questions that is 90; without exercise 2 it is 75. The training of section 7 takes a quarter of a minute. A class that works on a
+# batch cluster and never uses Dask needs the table of section 7 first: let them run the line with `srun` while you explain sections 4 to 6.
 
 # %% [markdown]
 # ## 2. Set-up and preflight
@@ -77,8 +78,9 @@ print(f"torch {torch.__version__} · {os.cpu_count()} cores · {dataset.title}: 
 # %% [markdown]
 # ## 3. The data
 #
-# Digits that people wrote around 1990: 28 x 28 grey values, 0 for paper, 255 for ink. The files have the format of the originals, *IDX*: a header that
-# states the shape, then the bytes. The full set has digits for testing. Of the shipped ones a tenth is held out: the model never sees them, and they will judge it.
+# Digits that people wrote around 1990: 28 x 28 grey values, 0 for paper, 255 for ink. The files have the format of the originals, *IDX*: a header
+# that states the shape, then the bytes. The full set has digits for testing. Of the shipped ones a tenth is held out: the model never sees them, and
+# they will judge it.
 
 # %%
 def read_digits(folder):
@@ -163,8 +165,9 @@ plt.show()
 # %% [markdown]
 # ## 5. Predict
 #
-# Two processes hold the same model. A batch has 128 digits: each process takes 64 of them, runs `backward()`, and then the two *average* their gradients,
-# parameter by parameter. Each makes one step with what came out. **Write your prediction before you go on.** Compared with one process that takes all 128, the weights are
+# Two processes hold the same model. A batch has 128 digits: each process takes 64 of them, runs `backward()`, and then the two *average* their
+# gradients, parameter by parameter. Each makes one step with what came out. **Write your prediction before you go on.** Compared with one process
+# that takes all 128, the weights are
 #
 # - `"half"`: moved half as far, for each saw only half of the digits;
 # - `"double"`: moved twice as far, for there were two gradients;
@@ -178,8 +181,9 @@ my_prediction = "double"
 #
 # ### Two ranks by hand
 #
-# A *rank* is a process that trains; the *world size* is their number. The ranks run the same program. What one of them computes, the others learn only through a
-# *collective call*, which all must make, in the same order. `all_reduce` is the one needed here: it adds up a tensor over all ranks and leaves the sum on each.
+# A *rank* is a process that trains; the *world size* is their number. The ranks run the same program. What one of them computes, the others learn
+# only through a *collective call*, which all must make, in the same order. `all_reduce` is the one needed here: it adds up a tensor over all ranks
+# and leaves the sum on each.
 
 # %% tags=["lesson"]
 def one_by_one(model):
@@ -253,8 +257,8 @@ print(f"one bucket: the weights differ from those above by less than 1e-6: {bool
 # %% [markdown]
 # ### Why DDP does not wait for the end of `backward()`
 #
-# `backward()` goes from the last layer to the first. The gradients of the last layer are ready long before those of the first, and nothing will change them any more.
-# A hook on each parameter shows when.
+# `backward()` goes from the last layer to the first. The gradients of the last layer are ready well before those of the first, and nothing will
+# change them any more. A hook on each parameter shows when.
 
 # %% tags=["lesson"]
 def readiness(model, digits, repeats=30):
@@ -283,9 +287,9 @@ axes.set(xlim=(0, 100), xlabel="time in backward() (%)", title="Green: the gradi
 plt.show()
 
 # %% [markdown]
-# `DistributedDataParallel` uses that time. It fills buckets from the last parameter to the first and starts to add up each as soon as it is full, while
-# `backward()` still works on the layers before: communication hides behind computation. It also copies rank 0's weights to the others when the model is wrapped.
-# There is no call to `average` any more.
+# `DistributedDataParallel` uses that time. It fills buckets from the last parameter to the first and starts to add up each as soon as it is full,
+# while `backward()` still works on the layers before: communication hides behind computation. It also copies rank 0's weights to the others when the
+# model is wrapped. There is no call to `average` any more.
 
 # %% tags=["lesson"]
 weights["DDP"], seconds["DDP"] = on_two_ranks(train_by_hand, pixels=sixty_batches, average=lambda model: None, wrap=DDP)
@@ -295,21 +299,24 @@ print(f"DDP: the weights differ from those made by hand by less than 1e-6: {bool
 print(f"{mebibytes:.1f} MiB of gradients; DDP's first bucket takes {dist._DEFAULT_FIRST_BUCKET_BYTES / 2**20:.0f} MiB")
 
 # %% [markdown]
-# The time of each of the three, per step on this machine. All gradients of this small model fit into DDP's first bucket, so hardly anything is left to overlap, and
-# DDP's own bookkeeping counts. The larger the model and the slower the network, the more the order of the rows depends on it: measure yours.
+# The time of each of the three, per step on this machine. All gradients of this small model fit into DDP's first bucket, so hardly anything is left
+# to overlap, and DDP's own bookkeeping counts. The larger the model and the slower the network, the more the order of the rows depends on it: measure
+# yours.
 
 # %% tags=["lesson", "nbval-ignore-output"]
 steps = pd.DataFrame({way: 1_000 * np.array(each[10:]) for way, each in seconds.items()})  # without the first ten, which warm up
-print(steps.describe().loc[["50%", "25%", "75%"]].T.rename(columns={"50%": "median, ms", "25%": "a quarter below", "75%": "a quarter above"}).round(2).to_string())
+quartiles = steps.quantile([0.5, 0.25, 0.75]).T.set_axis(["median, ms", "a quarter below", "a quarter above"], axis=1)
+print(quartiles.round(2).to_string())
 
 # %% [markdown]
-# > **Box · Batch per rank and global batch.** 64 digits on each of 2 ranks are one *global batch* of 128, and that is what the optimizer sees. Most tutorials state the batch *per rank*:
-# > then 8 ranks make steps with batches 8 times as large, 8 times fewer of them per epoch, and the learning rate no longer fits. Here `batch_size` is global, always: the number of
-# > ranks changes the speed and not the training.
+# > **Box · Batch per rank and global batch.** 64 digits on each of 2 ranks are one *global batch* of 128, and that is what the optimizer sees. Many
+# > tutorials state the batch *per rank*: then 8 ranks make steps with batches 8 times as large, 8 times fewer of them per epoch, and the learning
+# > rate no longer fits. Here `batch_size` is global, always: the number of ranks changes the speed and not the training.
 #
-# > **Box · Why the seeds are the same on all ranks.** Three things are drawn: the initial weights, the order of the digits, and noise such as dropout. The first must agree (DDP
-# > sees to that itself, the loop by hand does not). The second must agree, or a digit goes to two ranks and another to none. The third should *differ*, or all ranks
-# > drop the same units. `ElasticSampler` draws the order from (seed, epoch), and sets the random state of each step from (seed, epoch, step, rank).
+# > **Box · Why the seeds are the same on all ranks.** Three things are drawn: the initial weights, the order of the digits, and noise such as
+# > dropout. The first must agree (DDP sees to that itself, the loop by hand does not). The second must agree, or a digit goes to two ranks and
+# > another to none. The third should *differ*, or all ranks drop the same units. `ElasticSampler` draws the order from (seed, epoch), and sets the
+# > random state of each step from (seed, epoch, step, rank).
 
 # %% [markdown]
 # ### The training function
@@ -349,14 +356,16 @@ def train(images, epochs, batch_size, learning_rate, width, bottleneck, seed):
 
 
 # %% [markdown]
-# > **Box · Who may save.** All ranks hold the same weights, so one file is enough and one rank writes it: rank 0. All ranks *read* it. `ddp.Checkpoint` keeps to that, and
-# > it saves `model.module`, the model inside the wrapper.
+# > **Box · Who may save.** All ranks hold the same weights, so one file is enough and one rank writes it: rank 0. All ranks *read* it.
+# > `ddp.Checkpoint` keeps to that, and it saves `model.module`, the model inside the wrapper.
 #
-# > **Box · The optimizer's state on the right device.** Adam keeps two tensors for each parameter. `optimizer.load_state_dict` moves them to where the *parameters* are. So: model to its device first,
-# > then the optimizer, then load. And load with `map_location`: without it every rank puts the tensors on the device they were saved from, which is rank 0's GPU.
+# > **Box · The optimizer's state on the right device.** Adam keeps two tensors for each parameter. `optimizer.load_state_dict` moves them to where
+# > the *parameters* are. So: model to its device first, then the optimizer, then load. And load with `map_location`: without it every rank puts the
+# > tensors on the device they were saved from, which is rank 0's GPU.
 #
-# > **Box · SyncBatchNorm.** Batch normalisation takes mean and variance of the digits that *this rank* sees. With 64 per rank that does no harm; with 2 or 4 large images per GPU the figures are noise, and they
-# > differ between ranks. `nn.SyncBatchNorm.convert_sync_batchnorm(model)` takes them over all ranks, for one more collective call per layer and step. It needs GPUs. This model normalises nothing.
+# > **Box · SyncBatchNorm.** Batch normalisation takes mean and variance of the digits that *this rank* sees. With 64 per rank that does no harm; with
+# > 2 or 4 large images per GPU the figures are noise, and they differ between ranks. `nn.SyncBatchNorm.convert_sync_batchnorm(model)` takes them over
+# > all ranks, for one more collective call per layer and step. It needs GPUs. This model normalises nothing.
 
 # %% [markdown]
 # ## 7. On Dask
@@ -366,12 +375,13 @@ def train(images, epochs, batch_size, learning_rate, width, bottleneck, seed):
 # %%
 hyperparameters = {name: getattr(settings, name) for name in ("epochs", "batch_size", "learning_rate", "width", "bottleneck", "seed")}
 run = ddp.launch(client, train, images=images, **hyperparameters)
+print(f"{run.world_size} ranks, {settings.epochs} epochs in global batches of {settings.batch_size}")
 
 # %% [markdown]
 # Every report of every rank is a row of `run.metrics` and a line of `metrics.jsonl` in the run directory.
 
 # %% tags=["lesson", "nbval-ignore-output"]
-run.metrics.pivot_table(index="rank", columns="epoch", values="loss").iloc[:, ::max(1, settings.epochs // 7)].round(4)
+run.metrics.pivot_table(index="rank", columns="epoch", values="loss").iloc[:, ::max(1, settings.epochs // 5)].round(4)
 
 # %%
 def plot_losses(metrics):
@@ -379,10 +389,10 @@ def plot_losses(metrics):
     whole = metrics[metrics["step"] < metrics["step"].max() // 20 * 20]  # without the last, incomplete point
     by_rank = whole.groupby([whole["step"] // 20 * 20, "rank"])["loss"].mean().unstack()
     figure, axes = plt.subplots(figsize=(7, 3.2))
+    axes.plot(by_rank.index, by_rank.mean(axis=1), color="lightgrey", linewidth=5, label="mean: the loss of the global batch")
     for rank, curve in by_rank.items():
-        axes.plot(curve.index, curve, linewidth=0.8, alpha=0.7, label=f"rank {rank}")
-    axes.plot(by_rank.index, by_rank.mean(axis=1), color="black", label="mean: the loss of the global batch")
-    axes.set(xlabel="step", ylabel="loss (MSE per pixel)", title=f"Training on {by_rank.shape[1]} ranks", yscale="log")
+        axes.plot(curve.index, curve, linewidth=1, label=f"rank {rank}")
+    axes.set(xlabel="step", ylabel="loss (MSE per pixel)", title=f"Training on {by_rank.shape[1]} ranks", ylim=0)
     axes.legend()
     return figure
 
@@ -393,8 +403,9 @@ figure.savefig(run.directory / "loss.png", dpi=120, bbox_inches="tight")
 # %% [markdown]
 # ### Is it any good?
 #
-# The held-out digits judge. An error alone says nothing, so it stands beside two references that nobody has to train. The *mean digit* is the same picture for every digit: whoever does no better
-# has learned nothing. *Principal component analysis* (PCA) is the best that a *linear* map can do with as many numbers as the bottleneck has.
+# The held-out digits judge. An error alone says nothing, so it stands beside two references that nobody has to train. The *mean digit* is the same
+# picture for every digit: whoever does no better has learned nothing. *Principal component analysis* (PCA) is the best that a *linear* map can do
+# with as many numbers as the bottleneck has.
 
 # %%
 def principal_directions(pixels):
@@ -439,7 +450,8 @@ figure.savefig(run.directory / "reconstructions.png", dpi=120, bbox_inches="tigh
 # %% [markdown]
 # ### The bottleneck is a knob
 #
-# The fewer numbers are left of a digit, the larger the error. How much larger depends on the map: a short training for each of four sizes, beside PCA with as many components.
+# The fewer numbers are left of a digit, the larger the error. How much larger depends on the map: a short training for each of four sizes, beside PCA
+# with as many components.
 
 # %% tags=["lesson"]
 def held_out_error(bottleneck, epochs):
@@ -476,15 +488,16 @@ assert trade_off["PCA"][128] < trade_off["autoencoder"][128], "with 128 numbers,
 print("with 8 numbers the autoencoder beats PCA; with 128, after a short training, it does not")
 
 # %% [markdown]
-# That is what references are for. The curve alone says that a wide bottleneck is good. Beside PCA it says that a network earns its training where the bottleneck is
-# *narrow*: there a curved map keeps more than a straight one. Where it is wide, a linear map has little left to lose, and gradient descent
-# needs many steps to come near it. Look again at the errors of the long training above before you praise it.
+# That is what references are for. The curve alone says that a wide bottleneck is good. Beside PCA it says that a network earns its training where the
+# bottleneck is *narrow*: there a curved map keeps more than a straight one. Where it is wide, a straight map has little left to lose, and the network,
+# whose layers are no wider than the bottleneck, has to learn to pass nearly everything on. Look again at the errors of the long training above before
+# you praise it. What does `SET="width=512"` change?
 
 # %% [markdown]
 # ### The same function under four launchers
 #
-# `train` does not know who started it. A launcher owes it three things: a process for each rank, the numbers (which rank, how many), and a place where the ranks
-# meet. Dask, `torchrun` and Slurm's `srun` all provide them, and the only difference is the command:
+# `train` does not know who started it. A launcher owes it three things: a process for each rank, the numbers (which rank, how many), and a place
+# where the ranks meet. Dask, `torchrun` and Slurm's `srun` all provide them, and the only difference is the command:
 #
 # | launcher | command | when |
 # |---|---|---|
@@ -493,12 +506,15 @@ print("with 8 numbers the autoencoder beats PCA; with 128, after a short trainin
 # | `srun` | `make run TUTORIAL=mnist CLUSTER=srun WORKERS=2` | inside an allocation of Slurm, such as an interactive session |
 # | `sbatch` | `sbatch clusters/batch/mnist.sbatch` | a job that waits in the queue and runs while you sleep |
 #
-# `make run` is short for `python -m ddp_common run mnist`. The losses do not depend on the launcher either: which digits a step takes is drawn from (seed, epoch) alone, whoever started the ranks.
+# `make run` is short for `python -m ddp_common run mnist`. The losses do not depend on the launcher either: which digits a step takes is drawn from
+# (seed, epoch) alone, whoever started the ranks.
 #
-# > **Box · The address, the port, the interface.** By hand you would need all three. The *address* is that of the host of rank 0: `scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1` names it. The *port* must be
-# > free there: two jobs with the same fixed port on one node end each other. The *interface* is the network card that the ranks reach each other by; `ip route get ADDRESS` prints it after `dev`, and
-# > `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` take it. This project asks you for none of them. Under Dask rank 0 opens a port that the system picks, on the address by which
-# > Dask already reaches its worker, and Dask tells the others; under `torchrun` and `srun` address and port follow from the variables that the launcher sets. The interface is the one that holds the address.
+# > **Box · The address, the port, the interface.** By hand you would need all three. The *address* is that of the host of rank 0: `scontrol show
+# > hostnames "$SLURM_JOB_NODELIST" | head -n 1` names it. The *port* must be free there: two jobs with the same fixed port on one node get in each
+# > other's way. The *interface* is the network card that the ranks reach each other by; `ip route get ADDRESS` prints it after `dev`, and
+# > `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` take it. This project asks you for none of them. Under Dask rank 0 opens a port that the system
+# > picks, on the address by which Dask already reaches its worker, and Dask tells the others; under `torchrun` and `srun` address and port follow
+# > from the variables that the launcher sets. The interface is the one that holds the address.
 
 # %% [markdown]
 # ## 8. Proofs
@@ -542,8 +558,8 @@ print("without averaging they are not: two models instead of one")
 # %% [markdown]
 # ### A ragged batch: the average of averages is not the average
 #
-# Five digits, two ranks: three here, two there. Each rank takes the mean over its own, and DDP averages over *ranks*, so a digit on the second rank counts one and a half times as much.
-# `sampler.weight` is the cure: the loss of a rank times its share of the batch, times the number of ranks.
+# Five digits, two ranks: three here, two there. Each rank takes the mean over its own, and DDP averages over *ranks*, so a digit on the second rank
+# counts one and a half times as much. `sampler.weight` is the cure: the loss of a rank times its share of the batch, times the number of ranks.
 
 # %% tags=["lesson"]
 def gradient_and_loss(pixels, weighted):
@@ -561,7 +577,6 @@ def gradient_and_loss(pixels, weighted):
 
 
 five = images[:5].flatten(1)
-model.zero_grad()
 torch.manual_seed(0)
 model = Autoencoder()
 whole_loss = F.mse_loss(model(five.float() / 255), five.float() / 255)
@@ -579,8 +594,8 @@ for weighted in (False, True):
 # %% [markdown]
 # ### Without `set_epoch`, every epoch deals the same batches
 #
-# PyTorch's `DistributedSampler` shuffles, but from (seed, epoch), and it counts no epochs: it has to be told, by `sampler.set_epoch(epoch)`. Whoever forgets gets no error, only the same batches again and again.
-# `ElasticSampler.epochs()` counts for itself.
+# PyTorch's `DistributedSampler` shuffles, but from (seed, epoch), and it counts no epochs: it has to be told, by `sampler.set_epoch(epoch)`. Whoever
+# forgets gets no error, only the same batches again and again. `ElasticSampler.epochs()` counts for itself.
 
 # %% tags=["lesson"]
 def deals(samples=1_000, epochs=3):
@@ -596,6 +611,7 @@ def deals(samples=1_000, epochs=3):
     return dealt
 
 
+# %% tags=["lesson"]
 def check_epochs_differ(epochs):
     """Raise AssertionError if two epochs deal the same samples in the same order."""
     assert len(set(map(tuple, epochs))) == len(epochs), "every epoch deals the same batches"
@@ -613,9 +629,9 @@ for way, epochs in deals().items():
 # %% [markdown]
 # ### From the museum: all ranks make one folder, all ranks write one file
 #
-# `if not os.path.exists(folder): os.mkdir(folder)` works for years on one process. With several, all of them look, all see nothing, all make it, and all but one fail.
-# `open(path, "wb")`, with which `torch.save` begins, empties the file: what rank 0 has just written is gone until the last rank is done. Which rank comes when is luck; here
-# barriers stage the bad case, so that everybody sees it.
+# `if not os.path.exists(folder): os.mkdir(folder)` works for years on one process. With several, all of them look, all see nothing, all make it, and
+# all but one fail. `open(path, "wb")`, with which `torch.save` begins, empties the file: what rank 0 has just written is gone until the last rank is
+# done. Which rank comes when is luck; here barriers stage the bad case, so that everybody sees it.
 
 # %% tags=["lesson"]
 def all_ranks_write(folder, rank_0_only):
@@ -641,6 +657,7 @@ def all_ranks_write(folder, rank_0_only):
     return troubles, found
 
 
+# %% tags=["lesson"]
 def check_written_once(troubles, found):
     """Raise AssertionError if a rank failed or a reader may find an empty file."""
     assert not any(troubles) and found > 0, f"{[each for each in troubles if each]}, and a reader finds {found} bytes"
@@ -657,14 +674,15 @@ for rank_0_only in (False, True):
         print("all ranks: caught,", caught)
 
 # %% [markdown]
-# > **Box · `mkdir` races.** Three cures: only rank 0 makes the folder, and a barrier comes before anybody else uses it; `os.makedirs(folder, exist_ok=True)`, which does not mind; or let
-# > the launcher make it before there are ranks, as `launch` does with the run directory. On a shared file system another host may see a new folder late: prefer the third.
+# > **Box · `mkdir` races.** Three cures: only rank 0 makes the folder, and a barrier comes before anybody else uses it; `os.makedirs(folder,
+# > exist_ok=True)`, which does not mind; or let the launcher make it before there are ranks, as `launch` does with the run directory. On a shared
+# > file system another host may see a new folder late: prefer the third.
 
 # %% [markdown]
 # ### From the museum: validation with the training sampler
 #
-# A script has a loader for training, copies the line for validation, and forgets to change the sampler. It runs, and the validation error is splendid: it is the training error.
-# Whether the right digits were judged is a question about indices: gather them from all ranks and count.
+# A script has a loader for training, copies the line for validation, and forgets to change the sampler. It runs, and the validation error is
+# splendid: it is the training error. Whether the right digits were judged is a question about indices: gather them from all ranks and count.
 
 # %% tags=["lesson"]
 def judged(samples, training, held_out, with_training_sampler):
@@ -679,6 +697,7 @@ def judged(samples, training, held_out, with_training_sampler):
     return everyones
 
 
+# %% tags=["lesson"]
 def check_judged(everyones, held_out):
     """Raise AssertionError unless exactly the held-out digits were evaluated, each once."""
     seen, trained_on = np.concatenate(everyones), set(np.concatenate(everyones)) - set(held_out)
@@ -702,8 +721,9 @@ for with_training_sampler in (True, False):
 #
 # ### Exercise 1 · Fill the buckets (12 minutes)
 #
-# **Goal.** Write the rule by which DDP fills its buckets. `sizes` are the numbers of elements of the parameters, in the order of the model. Return the buckets as lists of parameter numbers: the *last*
-# parameter first, because its gradient is ready first, and a new bucket whenever the one at hand holds `capacity` elements or more.
+# **Goal.** Write the rule by which DDP fills its buckets. `sizes` are the numbers of elements of the parameters, in the order of the model. Return
+# the buckets as lists of parameter numbers: the *last* parameter first, because its gradient is ready first, and a new bucket whenever the one at
+# hand holds `capacity` elements or more.
 # **Hint.** `sizes=[5, 5, 5]` and `capacity=8` give `[[2, 1], [0]]`. Count what the bucket at hand holds; `reversed(range(len(sizes)))` goes backwards.
 
 # %% tags=["solution"]
@@ -738,8 +758,10 @@ check_buckets(my_buckets) and None
 # %% [markdown]
 # ### Exercise 2 · Start equal (8 minutes)
 #
-# **Goal.** Averaged gradients keep replicas equal only if they *start* equal. Here each rank has another seed. Make the weights of all ranks those of rank 0, as `DDP(model)` does.
-# **Hint.** `dist.broadcast(tensor, src=0)` overwrites a tensor with rank 0's, in place. Every rank has to call it. A parameter's own tensor is `parameter.data`.
+# **Goal.** Averaged gradients keep replicas equal only if they *start* equal. Here each rank has another seed. Make the weights of all ranks those of
+# rank 0, as `DDP(model)` does.
+# **Hint.** `dist.broadcast(tensor, src=0)` overwrites a tensor with rank 0's, in place. Every rank has to call it. A parameter's own tensor is
+# `parameter.data`.
 
 # %% tags=["solution"]
 def my_broadcast(model):
@@ -762,6 +784,7 @@ def first_weights(broadcast):
     return firsts + everyones
 
 
+# %% tags=["exercise"]
 def check_broadcast(answer):
     try:
         expected, *yours = ddp.launch(client, first_weights, broadcast=answer, workers=2, stall_timeout=20).result
@@ -781,8 +804,10 @@ check_broadcast(my_broadcast) and None
 # %% [markdown]
 # ### Stretch · A large batch in small parts (15 minutes)
 #
-# A global batch may be too large for the memory. Take it in parts, let the gradients add up, and make one step at the end. DDP would average after every `backward()`; inside `with model.no_sync():` it does not.
-# **Goal.** `model` is wrapped in DDP; `parts` is a list of equally large tensors of pixels. Leave in `.grad` the gradient of the mean loss over all parts, with *one* averaging over the ranks.
+# A global batch may be too large for the memory. Take it in parts, let the gradients add up, and make one step at the end. DDP would average after
+# every `backward()`; inside `with model.no_sync():` it does not.
+# **Goal.** `model` is wrapped in DDP; `parts` is a list of equally large tensors of pixels. Leave in `.grad` the gradient of the mean loss over all
+# parts, with *one* averaging over the ranks.
 # **Hint.** All parts but the last go inside `no_sync()`. Divide each loss by the number of parts.
 
 # %% tags=["solution"]
@@ -812,13 +837,14 @@ def accumulate(pixels, accumulation):
     return None if gradient is None else gradient.cpu(), len(averagings)
 
 
+# %% tags=["exercise"]
 def check_accumulation(answer):
     digits = images[:128].flatten(1).float() / 255
     torch.manual_seed(0)
     alone = Autoencoder()
     F.mse_loss(alone(digits), digits).backward()
     expected = alone.encoder[0].weight.grad
-    yours, averagings = on_two_ranks(accumulate, pixels=images[:128].flatten(1), accumulation=answer)
+    yours, averagings = on_two_ranks(accumulate, pixels=images[:128].flatten(1), accumulation=answer, stall_timeout=20)
     if yours is None or averagings != 1 or not torch.allclose(yours, expected, atol=1e-6 * expected.abs().max().item(), rtol=1e-3):
         size = 0.0 if yours is None else (yours.norm() / expected.norm()).item()
         print(f"not yet: yours averages {averagings} times, expected 1; your gradient is {size:.2f} times as long, expected 1.00 (and the same direction)")
@@ -830,15 +856,18 @@ def check_accumulation(answer):
 check_accumulation(my_accumulation) and None
 
 # %% [markdown] tags=["instructor"]
-# **Instructor.** Expected wrong answers. Exercise 1: buckets in the order of the model (sent last, what was ready first); a bucket closed *before* it would overflow (DDP closes it after; `[5, 5, 5]` with 8 shows it).
-# Exercise 2: only rank 0 calls `broadcast` (the check's stall time-out names who is missing: let it happen once, it is the most frequent error of all); averaging the weights instead (equal, but nobody's).
-# Stretch: no division by the number of parts (four times too long); everything inside `no_sync()` (no averaging: 0 times). Prediction: "double" is the most frequent answer, from those who forget the division.
+# **Instructor.** Expected wrong answers. Exercise 1: buckets in the order of the model (sent last, what was ready first); a bucket closed *before* it
+# would overflow (DDP closes it after; `[5, 5, 5]` with 8 shows it). Exercise 2: only rank 0 calls `broadcast` (the check's stall time-out names who
+# is missing: let it happen once, it is the most frequent error of all); averaging the weights instead (equal, but nobody's). Stretch: no division by
+# the number of parts (four times too long); everything inside `no_sync()` (no averaging: 0 times). Prediction: "double" is the most frequent answer,
+# from those who forget the division.
 
 # %% [markdown]
 # ## 10. Break it
 #
-# Somebody cuts the digits by hand, 600 for rank 0, the 500 that are left for rank 1, and gives each rank its part. Each trains in batches of its own part, and rank 1 is through one batch earlier.
-# On its own rank 0 would now wait for half an hour, the time-out of a collective call. Read the message together: which rank, at which step, and what was the other one doing?
+# Somebody cuts the digits by hand, 600 for rank 0, the 500 that are left for rank 1, and gives each rank its part. Each trains in batches of its own
+# part, and rank 1 is through one batch earlier. On its own rank 0 would now wait for half an hour, the time-out of a collective call. Read the
+# message together: which rank, at which step, and what was the other one doing?
 
 # %% tags=["lesson"]
 def train_on_own_part(images, **arguments):
@@ -856,8 +885,8 @@ print("...")
 print("\n".join(line.strip() for line in str(broken).splitlines() if "Where rank" in line or "loss.backward()" in line))
 
 # %% [markdown]
-# The peer was ended at once, and the workers are free. The repair: no rank decides for itself how many steps there are. Give all ranks all digits and let the sampler deal; then the number of steps follows from
-# the *global* batch, and a ragged one is shared out.
+# The peer was ended at once, and the workers are free. The repair: no rank decides for itself how many steps there are. Give all ranks all digits and
+# let the sampler deal; then the number of steps follows from the *global* batch, and a ragged one is shared out.
 
 # %% tags=["lesson"]
 repaired = ddp.launch(client, train, **few, workers=2)
@@ -883,13 +912,14 @@ for batch_size, speeds in scaling["samples/s"].groupby("batch"):
     print(f"batch {batch_size}: 2 ranks are {speeds.iloc[1] / speeds.iloc[0]:.2f} times as fast as 1 on {os.cpu_count()} cores")
 
 # %% [markdown]
-# A larger batch gives the ranks more to do between two meetings, so it speeds up better. It is no gift: the number of steps is an eighth, and after the same number of samples the loss is another. Compare the
-# last column before you call it faster.
+# A larger batch gives the ranks more to do between two meetings, so it should speed up better. It is no gift: the number of steps is an eighth, and after
+# the same number of samples the loss is another. Compare the last column before you call it faster.
 
 # %% [markdown]
 # ## 12. The same on a cluster
 #
-# Not a line of this file changes; the command does, as in the table of section 7. `clusters/batch/mnist.sbatch` has comments that say what to adapt: account, partition, time, GPUs. What differs:
+# Not a line of this file changes; the command does, as in the table of section 7. `clusters/batch/mnist.sbatch` has comments that say what to adapt:
+# account, partition, time, GPUs. What differs:
 #
 # | | laptop | cluster |
 # |---|---|---|
@@ -908,12 +938,13 @@ for batch_size, speeds in scaling["samples/s"].groupby("batch"):
 # - A launcher provides processes, numbers and a place to meet. The training function does not know which one it was.
 # - An error is worth what its references are worth.
 #
-# **Common mistakes.** Forgetting `set_epoch`; ranks that disagree on the number of steps; a collective call inside `if rank == 0`; saving from all ranks; validating with the training sampler; a batch size
-# per rank that nobody multiplied.
+# **Common mistakes.** Forgetting `set_epoch`; ranks that disagree on the number of steps; a collective call inside `if rank == 0`; saving from all
+# ranks; validating with the training sampler; a batch size per rank that nobody multiplied.
 #
 # **Next:** `make run TUTORIAL=mnist SET="bottleneck=8"`, then `pets`: how Dask runs the ranks, and how to watch, kill and resume them.
-# **Read:** Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020; the docs of `torch.nn.parallel.DistributedDataParallel` and of `torchrun`; Hinton and Salakhutdinov, *Reducing the
-# Dimensionality of Data with Neural Networks*, Science 2006, for autoencoders beside PCA.
+# **Read:** Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020; the docs of
+# `torch.nn.parallel.DistributedDataParallel` and of `torchrun`; Hinton and Salakhutdinov, *Reducing the Dimensionality of Data with Neural Networks*,
+# Science 2006, for autoencoders beside PCA.
 
 # %% tags=["nbval-ignore-output"]
 client.close()
