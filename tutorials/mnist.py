@@ -789,7 +789,7 @@ def check_broadcast(answer):
     try:
         expected, *yours = ddp.launch(client, first_weights, broadcast=answer, workers=2, stall_timeout=20).result
     except ddp.RankFailed as failure:
-        print("not yet:", str(failure).splitlines()[0])
+        print("not yet:", str(failure).splitlines()[0], "Does every rank make the same calls?")
         return False
     for rank, weights in enumerate(yours):
         if weights != expected:
@@ -857,8 +857,8 @@ check_accumulation(my_accumulation) and None
 
 # %% [markdown] tags=["instructor"]
 # **Instructor.** Expected wrong answers. Exercise 1: buckets in the order of the model (sent last, what was ready first); a bucket closed *before* it
-# would overflow (DDP closes it after; `[5, 5, 5]` with 8 shows it). Exercise 2: only rank 0 calls `broadcast` (the check's stall time-out names who
-# is missing: let it happen once, it is the most frequent error of all); averaging the weights instead (equal, but nobody's). Stretch: no division by
+# would overflow (DDP closes it after; `[5, 5, 5]` with 8 shows it). Exercise 2: only rank 0 calls `broadcast` (all ranks wait; the check says so
+# after 20 s: let it happen once, it is the most frequent error of all); averaging the weights instead (equal, but nobody's). Stretch: no division by
 # the number of parts (four times too long); everything inside `no_sync()` (no averaging: 0 times). Prediction: "double" is the most frequent answer,
 # from those who forget the division.
 
