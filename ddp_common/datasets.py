@@ -4,8 +4,11 @@
 and are renamed when they are whole: a file that is there is a good one.
 """
 
+import gzip
+import math
 import os
 import tempfile
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,10 +44,10 @@ def fetch(name, data="shipped"):
         path, origin = DATA / entry["shipped"], "shipped with the repository"
     elif data == "full":
         places = [Path(os.environ["DDP_DATA"]) / name] if os.environ.get("DDP_DATA") else []
-        found = [place / entry["full"] for place in [*places, cache(name)] if (place / entry["full"]).exists()]
+        found = [place for place in [*places, cache(name)] if all((place / each).exists() for each in full_files(entry))]
         if not found:
             raise Error(f"The full data set {name} is not here. Run `make data TUTORIAL={name}` first, or use data=shipped.")
-        path, origin = found[0], f"full set in {found[0].parent}"
+        path, origin = full_path(entry, found[0]), f"full set in {found[0]}"
     else:
         path, origin = Path(data), f"your own, {data}"
     if not path.exists():
@@ -58,6 +61,16 @@ def cache(name):
     return DATA / "cache" / name
 
 
+def full_files(entry):
+    """The names of the files that a full data set consists of."""
+    return entry["full"] if isinstance(entry["full"], list) else [entry["full"]]
+
+
+def full_path(entry, folder):
+    """The path of a full data set in `folder`: its one file, or the folder of its files."""
+    return folder if isinstance(entry["full"], list) else folder / entry["full"]
+
+
 def download(name, progressbar=True):
     """Bring the full data set `name` to data/cache/; returns the path. What is there already is kept, unless it is a live list.
 
@@ -67,15 +80,20 @@ def download(name, progressbar=True):
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
         for file in entry["files"]:
+            if file["sha256"] and (folder / file["name"]).exists() and pooch.file_hash(folder / file["name"]) == file["sha256"]:
+                continue
             try:
                 pooch.retrieve(file["url"], known_hash=file["sha256"] and f"sha256:{file['sha256']}", fname=file["name"],
                                path=temporary, progressbar=progressbar)
             except Exception as error:  # pooch hands on whatever requests, urllib3 and the disk raise
                 raise Error(f"Downloading {file['url']} failed: {_innermost(error)}. Nothing was changed. Check the network "
                             f"(a proxy? HTTPS_PROXY) and run the command again; data=shipped needs no download.") from None
-        CONVERT[name](Path(temporary))
-        os.replace(Path(temporary) / entry["full"], folder / entry["full"])
-    return folder / entry["full"]
+        if name in CONVERT:
+            CONVERT[name](Path(temporary))
+        for path in Path(temporary).iterdir():
+            if path.name in full_files(entry):
+                os.replace(path, folder / path.name)
+    return full_path(entry, folder)
 
 
 def _innermost(error):
@@ -105,4 +123,26 @@ def _convert_pets(folder):
     names.to_csv(folder / "names.csv", index=False, lineterminator="\n")
 
 
-CONVERT = {"pets": _convert_pets}
+CONVERT = {"pets": _convert_pets}  # what has to be made of the files that came, where they are not used as they are
+
+
+def read_idx(path):
+    """The content of a gzipped IDX file of bytes (MNIST's format): a uint8 tensor of the shape that its header states.
+
+    Raises `Error` for a file that is missing, not gzip, damaged, of another type, or of another length than it states.
+    """
+    import torch
+
+    remedy = "Restore it: git checkout for shipped data, `make data` for the full set."
+    try:
+        with gzip.open(path) as file:
+            content = file.read()
+    except (OSError, EOFError, zlib.error) as error:  # OSError: also what is no gzip, or has a wrong CRC
+        raise Error(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}. {remedy}") from None
+    axes = content[3] if len(content) > 3 else 0
+    if content[:3] != b"\0\0\x08" or not axes or len(content) < 4 + 4 * axes:
+        raise Error(f"{path} is no IDX file of bytes: it begins with {content[:4].hex(' ') or 'nothing'}, not with 00 00 08 and the number of axes. {remedy}")
+    shape = [int.from_bytes(content[4 + 4 * axis:8 + 4 * axis]) for axis in range(axes)]
+    if (there := len(content) - 4 - 4 * axes) != math.prod(shape) or not there:
+        raise Error(f"{path} states {' x '.join(map(str, shape))} = {math.prod(shape):,} bytes and holds {there:,}. {remedy}")
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)[4 + 4 * axes:].reshape(shape)

@@ -1,5 +1,6 @@
 """Data sets against a real HTTP server on this machine: whole or nothing, verified, only what may be kept."""
 
+import gzip
 import hashlib
 import http.server
 import os
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pandas
 import pytest
+import torch
 import yaml
 
 from ddp_common import datasets
@@ -52,8 +54,8 @@ def data(tmp_path, monkeypatch, server):
     return folder, tmp_path / "data" / "cache" / "pets", register
 
 
-def datasets_entry():
-    return yaml.safe_load((Path(datasets.__file__).parents[1] / "data" / "datasets.yaml").read_text())["pets"]
+def datasets_entry(name="pets"):
+    return yaml.safe_load((Path(datasets.__file__).parents[1] / "data" / "datasets.yaml").read_text())[name]
 
 
 def test_the_city_list_becomes_names_and_counts_and_nothing_else(data):
@@ -117,3 +119,117 @@ def test_the_real_city_list_of_2019_is_understood(data):
     (served / "rows.csv").write_bytes(city_list.read_bytes())
     table = pandas.read_csv(datasets.download("pets", progressbar=False), keep_default_na=False)
     assert len(table) == 13_288 and table["count"].sum() == 50_645
+
+
+def idx(*shape, kind=8, stated=None):
+    """The content of an IDX file whose bytes count upwards."""
+    lengths = b"".join(length.to_bytes(4) for length in stated or shape)
+    return bytes([0, 0, kind, len(shape)]) + lengths + bytes(number % 256 for number in range(torch.Size(shape).numel()))
+
+
+@pytest.fixture
+def mnist(tmp_path, monkeypatch, server):
+    """The registry's entry of mnist with small files on the server; returns (served folder, cache)."""
+    folder, address = server
+    monkeypatch.setattr(datasets, "DATA", tmp_path / "data")
+    monkeypatch.delenv("DDP_DATA", raising=False)
+    entry = datasets_entry("mnist")
+    for file in entry["files"]:
+        content = gzip.compress(idx(3, 28, 28) if "images" in file["name"] else idx(3), mtime=0)
+        (folder / file["name"]).write_bytes(content)
+        file.update(url=f"{address}/{file['name']}", sha256=hashlib.sha256(content).hexdigest())
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "datasets.yaml").write_text(yaml.safe_dump({"mnist": entry}))
+    return folder, tmp_path / "data" / "cache" / "mnist"
+
+
+def test_the_full_set_of_digits_is_a_folder_of_four_verified_files(mnist):
+    _, cache = mnist
+    with pytest.raises(Error, match="make data TUTORIAL=mnist"):
+        datasets.fetch("mnist", "full")
+    assert datasets.download("mnist", progressbar=False) == cache
+    assert sorted(path.name for path in cache.iterdir()) == sorted(datasets_entry("mnist")["full"])
+    assert datasets.fetch("mnist", "full").path == cache
+    assert datasets.read_idx(cache / "t10k-images-idx3-ubyte.gz").shape == (3, 28, 28)
+
+
+def test_what_is_there_and_verifies_is_not_fetched_again(mnist):
+    served, cache = mnist
+    datasets.download("mnist", progressbar=False)
+    for path in served.iterdir():
+        path.unlink()
+    assert datasets.download("mnist", progressbar=False) == cache
+    (cache / "t10k-labels-idx1-ubyte.gz").write_bytes(b"damaged")
+    with pytest.raises(Error, match="t10k-labels"):  # it would be fetched, and is not there
+        datasets.download("mnist", progressbar=False)
+
+
+def test_digits_with_a_wrong_checksum_are_refused_and_leave_nothing(mnist):
+    served, cache = mnist
+    (served / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(4, 28, 28)))
+    with pytest.raises(Error, match="t10k-images.*hash"):
+        datasets.download("mnist", progressbar=False)
+    assert list(cache.iterdir()) == []
+
+
+def test_an_incomplete_full_set_is_not_taken(mnist):
+    _, cache = mnist
+    datasets.download("mnist", progressbar=False)
+    (cache / "train-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(Error, match="make data TUTORIAL=mnist"):
+        datasets.fetch("mnist", "full")
+
+
+def test_idx_files_are_read_as_bytes_of_the_stated_shape(tmp_path):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(idx(2, 3, 4)))
+    tensor = datasets.read_idx(tmp_path / "a.gz")
+    assert tensor.dtype == torch.uint8 and torch.equal(tensor, torch.arange(24, dtype=torch.uint8).reshape(2, 3, 4))
+
+
+@pytest.mark.parametrize("content, said", [
+    (b"no gzip at all", "Not a gzipped file"),
+    (b"", "begins with nothing"),
+    (gzip.compress(idx(2, 3))[:-12], "ended before the end-of-stream"),
+    (gzip.compress(idx(2, 3))[:-8] + bytes(8), "CRC check failed"),
+    (gzip.compress(b""), "begins with nothing"),
+    (gzip.compress(b"\x00\x00\x08"), "begins with 00 00 08"),
+    (gzip.compress(b"\x89PNG and so on"), "begins with 89 50 4e 47"),
+    (gzip.compress(idx(2, 3, kind=13)), "begins with 00 00 0d 02"),
+    (gzip.compress(idx(2, 3)[:10]), "begins with 00 00 08 02"),
+    (gzip.compress(idx(2, 3)[:-1]), "2 x 3 = 6 bytes and holds 5"),
+    (gzip.compress(idx(2, 3) + b"x"), "2 x 3 = 6 bytes and holds 7"),
+    (gzip.compress(idx(2, 3, stated=(3, 3))), "3 x 3 = 9 bytes and holds 6"),
+    (gzip.compress(idx(0, 3)), "0 x 3 = 0 bytes and holds 0"),
+])
+def test_a_damaged_idx_file_is_refused_with_its_name_the_reason_and_the_remedy(tmp_path, content, said):
+    (tmp_path / "digits.gz").write_bytes(content)
+    with pytest.raises(Error) as refused:
+        datasets.read_idx(tmp_path / "digits.gz")
+    assert "digits.gz" in str(refused.value) and said in str(refused.value) and "make data" in str(refused.value)
+
+
+def test_a_missing_idx_file_is_named(tmp_path):
+    with pytest.raises(Error, match="nowhere.gz cannot be read: No such file"):
+        datasets.read_idx(tmp_path / "nowhere.gz")
+
+
+def digits_of(folder, part):
+    return (datasets.read_idx(folder / f"{part}-images-idx3-ubyte.gz"), datasets.read_idx(folder / f"{part}-labels-idx1-ubyte.gz"))
+
+
+def test_shipped_digits_are_those_that_the_card_describes():
+    images, labels = digits_of(datasets.fetch("mnist").path, "digits")
+    assert images.shape == (10_000, 28, 28)
+    assert labels.bincount().tolist() == [1001, 1127, 991, 1032, 980, 863, 1014, 1070, 944, 978]
+    digest = hashlib.sha256(images.numpy().tobytes()).hexdigest()  # of the content: compressed, it depends on the version of zlib
+    assert digest == "01a649acf97bc53c9bbc1a378d3087f5a8f67ccf25746dab384bcbe11feed658"
+
+
+@pytest.mark.skipif(not REAL_DATA, reason="DDP_DATA names no folder of real data")
+def test_shipped_digits_are_the_first_of_the_real_training_set_and_none_of_the_test_set():
+    full = datasets.fetch("mnist", "full").path
+    shipped, training, test = (digits_of(folder, part) for folder, part in
+                               ((datasets.fetch("mnist").path, "digits"), (full, "train"), (full, "t10k")))
+    with_label = lambda images, labels: {image.tobytes() + bytes([label]) for image, label in zip(images.numpy(), labels.tolist())}  # noqa: E731
+    assert with_label(*shipped) == with_label(training[0][:10_000], training[1][:10_000])
+    assert not with_label(*shipped) & with_label(*test)
