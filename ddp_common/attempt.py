@@ -25,6 +25,7 @@ from ddp_common.transfer import Checkpoints, take_file
 GONE_TIMEOUT = 5  # seconds to wait for ranks to be gone once they were told
 CAUSE_TIMEOUT = 1  # seconds to wait for the cause when a consequence was reported first
 STACKS_TIMEOUT = 3  # seconds that workers have to say where their ranks are
+LARGE = 2**20  # bytes of function and arguments
 KEPT_LINES = 50  # of each rank's output, for the error message
 CONSEQUENCE = re.compile(r"Connection (closed|reset) by peer|Connection was likely closed|Broken pipe|remote process exited|ncclRemoteError"
                          r"|Failed to recv|Socket closed|failed to connect")
@@ -59,6 +60,8 @@ class Attempt:
         if previous is not None:
             self._note_restart(previous, number)
         (store,) = self.client.run(agent.listen, self.run_id, workers=self.addresses[:1]).values()
+        if len(payload) > LARGE:  # to one worker, from which the others take it: a task's own arguments go through the scheduler
+            payload = self.client.scatter(payload, workers=self.addresses[:1], hash=False)
         for rank, (address, host) in enumerate(zip(self.addresses, hosts)):
             spec = {"run": self.run_id, "rank": rank, "world_size": len(hosts), "store": store,
                     "local_rank": hosts[:rank].count(host), "local_world_size": hosts.count(host),

@@ -38,6 +38,8 @@
 
 # %%
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -73,7 +75,7 @@ settings = ddp.settings(
 # %% tags=["nbval-ignore-output"]
 client = ddp.connect()
 dataset = ddp.fetch("mnist", settings.data)
-print(f"torch {torch.__version__} · {os.cpu_count()} cores · {dataset.title}: {dataset.origin} · {dataset.licence}")
+print(f"torch {torch.__version__} · {client.ranks} ranks on {os.cpu_count()} cores · {dataset.title}: {dataset.origin} · {dataset.licence}")
 
 # %% [markdown]
 # ## 3. The data
@@ -507,8 +509,26 @@ print("with 8 numbers the autoencoder beats PCA; with 128, after a short trainin
 # | `sbatch` | `sbatch clusters/batch/mnist.sbatch` | a job that waits in the queue and runs while you sleep |
 #
 # `make run` is short for `python -m ddp_common run mnist`. The losses do not depend on the launcher either: which digits a step takes is drawn from
-# (seed, epoch) alone, whoever started the ranks.
-#
+# (seed, epoch) alone, whoever started the ranks. Here is `torchrun`, as a program of its own, against Dask, for one epoch:
+
+# %% tags=["lesson"]
+def final_loss(records):
+    """The loss of the last step, as the mean over ranks."""
+    return records[records["step"] == records["step"].max()]["loss"].mean()
+
+
+folder = run.directory / "torchrun"
+command = [sys.executable, "-m", "ddp_common", "run", "mnist", "--cluster", "torchrun", "--workers", "2", "--checkpoint", str(folder), "--set", "epochs=1"]
+done = subprocess.run(command, capture_output=True, text=True)
+assert done.returncode == 0, done.stderr
+under_torchrun = final_loss(pd.read_json(folder / "metrics.jsonl", lines=True))
+under_dask = final_loss(ddp.launch(client, train, images=images, **{**hyperparameters, "epochs": 1}, workers=2).metrics)
+
+# %% tags=["proof"]
+assert abs(under_torchrun / under_dask - 1) < 1e-6, f"torchrun {under_torchrun}, Dask {under_dask}"
+print("after one epoch the loss under torchrun and under Dask is the same, to a relative 1e-6")
+
+# %% [markdown]
 # > **Box · The address, the port, the interface.** By hand you would need all three. The *address* is that of the host of rank 0: `scontrol show
 # > hostnames "$SLURM_JOB_NODELIST" | head -n 1` names it. The *port* must be free there: two jobs with the same fixed port on one node get in each
 # > other's way. The *interface* is the network card that the ranks reach each other by; `ip route get ADDRESS` prints it after `dev`, and

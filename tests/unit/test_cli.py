@@ -54,7 +54,7 @@ def short_run(tmp_path_factory):
 
 def test_run_shows_progress_names_and_where_the_run_is(short_run):
     out, error, directory = short_run
-    for words in ("2 workers", "epoch 1/1  loss", "samples/s", "Invented:", "Run directory:", directory.name):
+    for words in ("2 ranks", "epoch 1/1  loss", "samples/s", "Invented:", "Run directory:", directory.name):
         assert words in out
     assert error == ""
 
