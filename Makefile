@@ -64,6 +64,7 @@ sync: $(STAMP)
 
 bench: $(STAMP)
 	@$(PYTHON) tests/benchmarks/bench.py
+	@$(PYTHON) tests/benchmarks/mnist.py
 	@$(PYTHON) tests/benchmarks/faults.py
 
 fault-lab: $(STAMP)

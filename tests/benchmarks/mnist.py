@@ -1,0 +1,178 @@
+"""What the mnist tutorial shows, measured: ways to average gradients, launchers, and the input pipeline.
+
+    python tests/benchmarks/mnist.py [--output FILE.json] [--only NAME]
+
+| name      | what                                                                                                            |
+|-----------|-----------------------------------------------------------------------------------------------------------------|
+| averaging | a training step of two ranks: an all_reduce per gradient by hand, one for all in a bucket, DDP (ms)               |
+| launchers | from the command to both ranks' first backward: Dask (warm), torchrun, srun and sbatch (a real Slurm, where installed) |
+| pipeline  | one epoch of batches of 128: digits as one uint8 tensor, against torchvision's MNIST with four loader workers       |
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import ddp_common as ddp
+
+REPOSITORY = Path(__file__).parents[2]
+RANKS = Path(__file__).with_name("ranks.py")
+REPEATS = 5
+sys.path.insert(0, str(REPOSITORY / "tests" / "hpc"))
+
+
+def averaging(steps=200):
+    """Median seconds of a step for each way, on this rank; the autoencoder of the tutorial, 64 digits on each of two ranks."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    def one_by_one(model):
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+    def in_a_bucket(model):
+        gradients = [parameter.grad for parameter in model.parameters()]
+        bucket = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(bucket)
+        bucket /= dist.get_world_size()
+        for gradient, part in zip(gradients, bucket.split([gradient.numel() for gradient in gradients])):
+            gradient.copy_(part.view_as(gradient))
+
+    torch.set_num_threads(1)
+    digits, seconds = torch.rand(64, 784), {"one by one": [], "bucket": [], "DDP": []}
+    models = {}
+    for name in seconds:
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 784))
+        model = DistributedDataParallel(network) if name == "DDP" else network
+        models[name] = model, torch.optim.Adam(model.parameters()), {"one by one": one_by_one, "bucket": in_a_bucket}.get(name, lambda model: None)
+    for step in range(20 + steps):
+        for name, (model, optimizer, average) in models.items():
+            dist.barrier()
+            began = time.perf_counter()
+            loss = nn.functional.mse_loss(model(digits), digits)
+            optimizer.zero_grad()
+            loss.backward()
+            average(model)
+            optimizer.step()
+            if step >= 20:
+                seconds[name].append(time.perf_counter() - began)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def measure_averaging():
+    with ddp.connect("local", workers=2) as client:
+        found = ddp.launch(client, averaging, workers=2).result
+    print("averaging  " + "   ".join(f"{name} {seconds * 1e3:.1f} ms ({seconds / found['DDP']:.2f} x DDP)" for name, seconds in found.items()), flush=True)
+    return found
+
+
+def measure_launchers():
+    import ranks
+    from slurm_here import running_slurm, why_not
+
+    results = {}
+
+    def seconds(start):
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.time()
+            start(folder)
+            return max(json.loads((Path(folder) / f"{rank}.json").read_text())["finished"] for rank in range(2)) - began
+
+    def measure(name, start):
+        results[name] = [seconds(start) for _ in range(REPEATS)]
+        print(f"launchers  {name:<12} {statistics.median(results[name]):6.2f} s", flush=True)
+
+    with ddp.connect("local", workers=2) as client:
+        ddp.launch(client, ddp.rank)
+        measure("Dask, warm", lambda folder: ddp.launch(client, ranks.first_backward, directory=f"{folder}/run", folder=folder))
+    measure("torchrun", lambda folder: subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", RANKS,
+                                                       "first_backward", folder], check=True, stderr=subprocess.DEVNULL))
+    if why_not():
+        print(f"launchers  srun and sbatch not measured: {why_not()}")
+        return results
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        with running_slurm(Path(place) / "slurm") as variables:
+            environment = {**os.environ, **variables}
+            command = f"srun --ntasks=2 {sys.executable} {RANKS} first_backward"
+            measure("srun", lambda folder: subprocess.run([*command.split(), folder], check=True, env=environment))
+            measure("sbatch", lambda folder: subprocess.run(["sbatch", "--wait", "--ntasks=2", f"--output={place}/log", f"--wrap={command} {folder}"],
+                                                            check=True, env=environment, stdout=subprocess.DEVNULL))
+    return results
+
+
+def measure_pipeline():
+    import torch
+    import torchvision
+    from torch.utils.data import DataLoader, Dataset
+
+    from ddp_common.datasets import fetch, read_idx
+
+    folder = fetch("mnist").path
+    images, labels = (read_idx(folder / f"digits-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1"))
+
+    class Digits(Dataset):
+        def __len__(self):
+            return len(images)
+
+        def __getitems__(self, indices):
+            return images[indices].float() / 255, labels[indices]
+
+    def ours():
+        sampler = ddp.ElasticSampler(len(images), 128)
+        return sum(len(digits) for digits, _ in DataLoader(Digits(), batch_sampler=sampler, collate_fn=lambda batch: batch))
+
+    with tempfile.TemporaryDirectory() as root:
+        raw = Path(root) / "MNIST" / "raw"
+        raw.mkdir(parents=True)
+        for part in ("train", "t10k"):
+            for kind, magic, tensor in (("images-idx3", b"\0\0\x08\x03", images), ("labels-idx1", b"\0\0\x08\x01", labels)):
+                header = magic + b"".join(size.to_bytes(4, "big") for size in tensor.shape)
+                (raw / f"{part}-{kind}-ubyte").write_bytes(header + tensor.numpy().tobytes())
+        theirs = torchvision.datasets.MNIST(root, train=True, transform=torchvision.transforms.ToTensor())
+
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: that is what is measured
+
+        def original():
+            return sum(len(digits) for digits, _ in DataLoader(theirs, batch_size=128, shuffle=True, num_workers=4))
+
+        assert ours() == original() == len(images)
+        pairs = [(timed(ours), timed(original)) for _ in range(3)]
+    mine, other = (statistics.median(values) for values in zip(*pairs))
+    print(f"pipeline   an epoch of {len(images):,} digits: one uint8 tensor {mine:.3f} s, torchvision with 4 workers {other:.2f} s: "
+          f"{other / mine:.0f} times (goal >= 10)", flush=True)
+    return pairs
+
+
+def timed(function):
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+MEASURES = {"averaging": measure_averaging, "launchers": measure_launchers, "pipeline": measure_pipeline}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=REPOSITORY / "runs" / "bench-mnist.json", metavar="FILE.json")
+    parser.add_argument("--only", choices=MEASURES, metavar="NAME", help="one of %(choices)s")
+    options = parser.parse_args()
+    results = {name: measure() for name, measure in MEASURES.items() if options.only in (None, name)}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
