@@ -41,14 +41,16 @@ _rank = None  # (process, read end of its stacks) while one runs
 class Preload(WorkerPlugin):
     """Worker plugin: imports torch in the forkserver while the cluster is still being waited for.
 
-    It also makes the worker deaf to Ctrl-C, which a terminal sends to every process: only the client shall act on it.
+    It also makes the worker deaf to Ctrl-C, which a terminal sends to every process, and to SIGTERM, which a batch system does: it is
+    the client that acts on the one, and the ranks that act on the other, and they need their worker until they have saved.
     """
 
     name = "ddp-preload"
 
     def setup(self, worker):
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
         start_forkserver()
 
     def teardown(self, worker):
@@ -82,6 +84,13 @@ def listen(run_id, dask_worker):
     bound.listen(1024)
     _listener = run_id, bound
     return host, bound.getsockname()[1]
+
+
+def tell_to_stop():
+    """Send SIGTERM to the rank on this worker, if there is one."""
+    if _rank is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(_rank[0].pid, signal.SIGTERM)
 
 
 def where_is_it():

@@ -25,32 +25,38 @@ from ddp_common.transfer import Checkpoints, take_file
 GONE_TIMEOUT = 5  # seconds to wait for ranks to be gone once they were told
 CAUSE_TIMEOUT = 1  # seconds to wait for the cause when a consequence was reported first
 STACKS_TIMEOUT = 3  # seconds that workers have to say where their ranks are
+LOOK_INTERVAL = 0.5  # seconds
 LARGE = 2**20  # bytes of function and arguments
 KEPT_LINES = 50  # of each rank's output, for the error message
 CONSEQUENCE = re.compile(r"Connection (closed|reset) by peer|Connection was likely closed|Broken pipe|remote process exited|ncclRemoteError"
                          r"|Failed to recv|Socket closed|failed to connect")
 COLLECTIVE = re.compile(r"_engine_run_backward|torch/distributed/|torch/nn/parallel/distributed")
+stop_requested = False  # set by a program that was told to stop, such as `make run` in a batch job: the ranks shall save and leave
 PROGRESS = {"report", "position", "token", "checkpoint", "started", "returned"}  # messages that show that a rank gets on
 
 
 class Attempt:
     """State: which ranks have ended and how, when each was last seen to get on, and the last lines of each."""
 
+    running = 0  # attempts that are going on in this program
+
     def __init__(self, client, run_id, addresses, inbox, directory, stall_timeout):
         self.client, self.run_id, self.addresses, self.inbox, self.directory = client, run_id, addresses, inbox, directory
         self.stall_timeout = stall_timeout
         self.futures, self.ended, self.hosts, self.returned, self.moved, self.at = [], {}, {}, {}, {}, {}
         self.lines = {rank: [] for rank in range(len(addresses))}
-        self.scheduler_lost, self.all_started = False, 0.0
+        self.scheduler_lost, self.looked, self.all_started = False, time.monotonic(), 0.0
         self.checkpoints, self.progress, self.began = None, Progress(), time.monotonic()
 
     def run(self, payload, previous=None, number=1):
         """Start the ranks, follow them, and have them gone; returns rank 0's result. `previous` is the failure that this is a restart for."""
+        Attempt.running += 1
         try:
             self._start(payload, previous, number)
             return self._follow()
         finally:
             self._end()
+            Attempt.running -= 1
 
     def _start(self, payload, previous, number):
         """Write config.json, settle where checkpoints are, open the store's socket on rank 0's worker, submit one pinned task per rank."""
@@ -87,11 +93,10 @@ class Attempt:
         import torch
 
         while len(self.ended) < len(self.addresses):
-            try:
-                self._take(self.inbox.get(timeout=0.5))
-            except queue.Empty:
-                if stalled := self._stalled():
-                    raise self._stall(stalled) from None
+            with contextlib.suppress(queue.Empty):
+                self._take(self.inbox.get(timeout=LOOK_INTERVAL))
+            if time.monotonic() - self.looked > LOOK_INTERVAL and self.inbox.empty():
+                self._look_around()
             if failed := self._failed():
                 rank = self._first_cause(failed)
                 if not self._is_consequence(rank) or not self._stopped():
@@ -103,6 +108,14 @@ class Attempt:
         result = torch.load(io.BytesIO(self.futures[0].result()), map_location="cpu", weights_only=False)  # our own ranks' pickle
         self.directory.log(f"finished: {len(self.addresses)} rank(s), {time.monotonic() - self.began:.1f} s")
         return result
+
+    def _look_around(self):
+        """What no message tells: that this program shall stop, and that a rank has not got on."""
+        self.looked = time.monotonic()
+        if stop_requested and self.moved and not self._stopped():  # said again until it is heard: a rank may not listen yet
+            self.client.run(agent.tell_to_stop, workers=self.addresses[:1], on_error="ignore")
+        if stalled := self._stalled():
+            raise self._stall(stalled)
 
     def _failed(self):
         return [rank for rank, how in self.ended.items() if how["how"] not in ("done", "stopped")]
@@ -147,10 +160,10 @@ class Attempt:
             self.lines[rank] = [*self.lines[rank], message["line"]][-KEPT_LINES:]
             self.directory.log(f"[rank {rank}] {message['line']}")
         elif "token" in message:
-            (content,) = self.client.run(take_file, message["token"], workers=[self.addresses[rank]]).values()
-            self.directory.save(message["file"], content)
+            for content in self.client.run(take_file, message["token"], workers=[self.addresses[rank]], on_error="ignore").values():
+                self.directory.save(message["file"], content)  # none if its worker has died
         elif "checkpoint" in message:
-            self.checkpoints.announced(self.addresses[rank], message["checkpoint"])
+            self.checkpoints.announced(self.addresses[rank], message["checkpoint"], message["keep"])
         elif "returned" in message:
             self.returned[rank] = self.at[rank] = message["returned"]
         elif "started" in message:
@@ -162,13 +175,13 @@ class Attempt:
                 self.directory.log(f"rank {rank} ended: {message['ended']}")
 
     def _failure(self, rank):
-        if self.returned and self._is_consequence(rank):
+        if self.returned and self._is_consequence(rank) and COLLECTIVE.search(self.ended[rank].get("traceback", "")):
             return self._returned_early(rank)
         how = self.ended[rank]
         code = how.get("exitcode")
         killed_by = signal.Signals(-code).name if code is not None and code < 0 else None
-        if how["how"] == "lost":
-            cause = "its worker died"
+        if how["how"] in ("lost", "cancelled"):
+            cause = "its worker died" if how["how"] == "lost" else "its worker was closed"
         elif how["how"] == "raised":
             cause = how["message"]
         elif killed_by:
@@ -241,7 +254,8 @@ class Attempt:
         told = sorted(rank for rank in self._stopped() if self.ended[rank].get("told")) or self._stopped()
         step = max(self.ended[rank].get("step", 0) for rank in self._stopped())
         self.directory.log(f"stopped after step {step}: rank {told} was told to")
-        left = f"after step {step}, and their state is saved" if step else "before the first step"
+        saved = self.checkpoints.newest()
+        left = (f"after step {step}; " + (f"the newest checkpoint is {saved.name}" if saved else "there is no checkpoint")) if step else "before the first step"
         return RunStopped(f"The run was told to stop: rank {', '.join(map(str, told))} on {self.hosts[told[0]]} got SIGTERM. "
                           f"All ranks left {left}.", step=step, directory=self.directory.path)
 

@@ -98,10 +98,8 @@ class Checkpoint:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write(self._copies, path)
-            for old in checkpoints(self.directory)[:-self.keep]:
-                old.unlink()
-                digest_file(old).unlink(missing_ok=True)
-            reporting.post({"checkpoint": path.name})
+            remove_all_but(self.keep, path)
+            reporting.post({"checkpoint": path.name, "keep": self.keep})
         except (OSError, RuntimeError) as error:  # torch passes on what the disk says as either
             while not isinstance(error, OSError) and error.__context__ is not None:
                 error = error.__context__
@@ -159,6 +157,15 @@ def copy_of(value, earlier, where):
         return value
     raise Error(f"The state {where} is a {type(value).__module__}.{type(value).__name__}, which cannot be loaded again without executing code. "
                 "Keep states to tensors and plain Python values (a NumPy number becomes one with .item()).")
+
+
+def remove_all_but(keep, newest):
+    """Retention: of the files up to `newest`, the one just written, the last `keep` stay; later ones can only be damaged, and go."""
+    known = checkpoints(newest.parent)
+    position = known.index(newest) + 1
+    for old in [*known[:max(0, position - keep)], *known[position:]]:
+        old.unlink(missing_ok=True)
+        digest_file(old).unlink(missing_ok=True)
 
 
 def load(path):

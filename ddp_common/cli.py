@@ -62,17 +62,24 @@ def run(tutorial, **choices):
     os.environ.setdefault("DDP_PROGRESS", "bar" if sys.stderr.isatty() else "lines")
     if choices["cluster"] in LAUNCHERS and started_by() != choices["cluster"]:
         from ddp_common.clusters import number_of_workers
+        from ddp_common.launch import whole_number
         from ddp_common.run_directory import new_directory
 
         if not (choices["resume"] or choices["checkpoint"]):
             os.environ["CHECKPOINT"] = str(new_directory(tutorial))  # so that a restarted rank finds it
-        start_ranks(choices["cluster"], tutorial, number_of_workers(choices["workers"] or "auto"), int(choices["restarts"] or 0))
+        restarts = whole_number("restarts", choices["restarts"] or 0, least=0)
+        try:
+            start_ranks(choices["cluster"], tutorial, number_of_workers(choices["workers"] or "auto"), restarts)
+        except (Error, SystemExit):
+            click.echo(resume_hint(tutorial, os.environ.get("CHECKPOINT") or choices["resume"]), err=True)
+            raise
     else:
         execute(tutorial, path)
 
 
 def execute(tutorial, path):
-    """Run the job of a tutorial in this process."""
+    """Run the job of a tutorial in this process. SIGTERM, which a batch system sends, reaches the ranks if any are training."""
+    signal.signal(signal.SIGTERM, pass_on_sigterm)
     os.environ.setdefault("MPLBACKEND", "agg")
     namespace = {"__name__": "__main__", "__file__": str(path)}
     began = time.monotonic()
@@ -89,6 +96,14 @@ def execute(tutorial, path):
         if (client := namespace.get("client")) is not None:
             client.__exit__(*sys.exc_info())
     click.echo(f"\nDone in {time.monotonic() - began:.0f} s. {'' if 'run' not in namespace else listing(namespace['run'].directory)}")
+
+
+def pass_on_sigterm(number, frame):
+    from ddp_common import attempt
+
+    if attempt.stop_requested or not attempt.Attempt.running:
+        sys.exit(128 + number)
+    attempt.stop_requested = True
 
 
 def tutorial_path(name):

@@ -60,11 +60,11 @@ def launch(client, function, *, workers=None, min_workers=None, restarts=None, s
 
     if isinstance(client, Ranks):
         return run_here(function, arguments, directory)
-    from ddp_common.attempt import Attempt
+    from ddp_common import attempt as attempt_module
 
     payload = _pickle(function, arguments)
     _refuse_threads(client)
-    restarts = _number("restarts", os.environ.get("RESTARTS") or 0 if restarts is None else restarts, least=0)
+    restarts = whole_number("restarts", os.environ.get("RESTARTS") or 0 if restarts is None else restarts, least=0)
     run_directory, failures, began = None, [], time.monotonic()
     try:
         while True:
@@ -72,11 +72,11 @@ def launch(client, function, *, workers=None, min_workers=None, restarts=None, s
             with _inbox(client, run_id) as inbox, _placement(client, run_id, workers, min_workers, timeout) as addresses:
                 run_directory = run_directory or _open_directory(function, directory)
                 try:
-                    attempt = Attempt(client, run_id, addresses, inbox, run_directory, stall_timeout)
+                    attempt = attempt_module.Attempt(client, run_id, addresses, inbox, run_directory, stall_timeout)
                     result = attempt.run(payload, *failures[-1:], number=len(failures) + 1)
                     return Run(result, run_directory.path, len(addresses), run_directory.records, time.monotonic() - began, failures)
                 except (RankFailed, RunStopped) as failure:
-                    if len(failures) == restarts:
+                    if len(failures) == restarts or attempt_module.stop_requested:
                         raise
                     failures.append(failure)
     except KeyboardInterrupt as interrupt:
@@ -94,7 +94,7 @@ def launch(client, function, *, workers=None, min_workers=None, restarts=None, s
             run_directory.close()
 
 
-def _number(name, value, least):
+def whole_number(name, value, least):
     with contextlib.suppress(TypeError, ValueError):
         if int(value) == float(value) >= least:
             return int(value)
@@ -163,10 +163,10 @@ def _inbox(client, run_id):
 @contextlib.contextmanager
 def _placement(client, run_id, wanted, least, timeout):
     """Claim workers, wait for them if need be; yields their addresses in rank order and gives them back at the end."""
-    wanted = None if wanted is None else _number("workers", wanted, least=1)
-    least = None if least is None else _number("min_workers", least, least=1)
+    wanted = None if wanted is None else whole_number("workers", wanted, least=1)
+    least = None if least is None else whole_number("min_workers", least, least=1)
     deadline = time.monotonic() + timeout
-    while not (answer := client.run_on_scheduler(_claim, run_id, client.id, wanted, least))["claimed"]:
+    while not (answer := client.run_on_scheduler(_claim, run_id, client.id, list(client.ddp_inboxes), wanted, least))["claimed"]:
         if time.monotonic() > deadline:
             raise Error(f"No {least or wanted or 'free'} worker(s) for this launch within {timeout} s: the cluster has {answer['known']}, of which "
                         f"{answer['busy']} run other launches. Start more (WORKERS=…), ask for fewer ranks, or wait for the others.")
@@ -178,11 +178,14 @@ def _placement(client, run_id, wanted, least, timeout):
             client.run_on_scheduler(_release, run_id)
 
 
-def _claim(run_id, client_id, wanted, least, dask_scheduler):
-    """Runs on the scheduler, whose event loop makes it atomic: no two launches get one worker. A dead client's claims are void."""
+def _claim(run_id, client_id, active, wanted, least, dask_scheduler):
+    """Runs on the scheduler, whose event loop makes it atomic: no two launches get one worker.
+
+    Void are the claims of a dead client, and those of runs that are not `active` any more on a client which had lost its connection.
+    """
     claims = dask_scheduler.__dict__.setdefault("ddp_claims", {})  # worker address -> (client id, run id)
-    for address, (owner, _) in list(claims.items()):
-        if owner not in dask_scheduler.clients or address not in dask_scheduler.workers:
+    for address, (owner, run) in list(claims.items()):
+        if owner not in dask_scheduler.clients or address not in dask_scheduler.workers or (owner == client_id and run not in active):
             del claims[address]
     known = [address for address, worker in dask_scheduler.workers.items() if worker.status.name == "running"]
     free = sorted((address for address in known if address not in claims), key=lambda a: dask_scheduler.workers[a].host)

@@ -34,11 +34,14 @@ class RunDirectory:
 
     def __init__(self, location):
         self.path = local(location)
-        self.mirror = _mirrors.get(str(location))
-        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-        self.records = self._earlier_records()
-        self._metrics = open(self.path / "metrics.jsonl", "a", buffering=1)
-        self._log = open(self.path / "log.txt", "a", buffering=1)
+        self.mirror, self.problem = _mirrors.get(str(location)), None
+        try:
+            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            self.records = self._earlier_records()
+            self._metrics = open(self.path / "metrics.jsonl", "a", buffering=1)
+            self._log = open(self.path / "log.txt", "a", buffering=1)
+        except OSError as error:
+            raise Error(f"{self.path} cannot be a run directory: {error.strerror}. Choose a folder that you may write to.") from None
 
     def _earlier_records(self):
         """Those of a run that is resumed. What ends in a half-written line is written again without it."""
@@ -54,30 +57,43 @@ class RunDirectory:
     def record(self, rank, values):
         self.records.append({"rank": rank, **values})
         finite = {key: str(value) if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()}
-        self._metrics.write(json.dumps({"rank": rank, **finite}) + "\n")  # JSON has no NaN: it is written as its name
+        with self._going_on("metrics.jsonl"):
+            self._metrics.write(json.dumps({"rank": rank, **finite}) + "\n")  # JSON has no NaN: it is written as its name
 
     def log(self, text):
-        self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        with self._going_on("log.txt"):
+            self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+    @contextlib.contextmanager
+    def _going_on(self, name):
+        """A full disk here is no reason to end the training there: the first time it is said, and records stay in memory."""
+        try:
+            yield
+        except OSError as error:
+            if self.problem is None:
+                print(f"{self.path / name} cannot be written: {error.strerror}. Training goes on.", file=sys.stderr, flush=True)
+            self.problem = error
 
     def write_json(self, name, values):
         self.save(name, (json.dumps(values, indent=2, default=str) + "\n").encode())
 
     def save(self, name, content):
         """Write bytes to the relative path `name`, whole or not at all. Raises `Error` if a link leads it out of the directory."""
-        check_name(name)
-        path = self.path / name
-        if not path.resolve().is_relative_to(self.path.resolve()):
-            raise Error(f"The file name {name!r} leads out of the run directory through a link ({path.resolve()}). Choose another name.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        with self._going_on(name):
+            save_whole(self.path, name, content)
 
     def close(self):
-        self._metrics.close()
-        self._log.close()
+        """Finish writing. With a mirror: raises `Error` if it could not be sent, unless another exception is on its way already."""
+        for file, name in ((self._metrics, "metrics.jsonl"), (self._log, "log.txt")):
+            with self._going_on(name):
+                file.close()
         if self.mirror is not None:
-            self.mirror.push()
+            try:
+                self.mirror.push()
+            except Error as error:
+                if sys.exc_info()[0] is None or error.__context__ is None:
+                    raise
+                print(error, file=sys.stderr)
 
 
 NAMES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # of numbers that JSON does not know
@@ -98,6 +114,23 @@ def shown(path):
         if mirror.path == Path(path):
             return url
     return os.path.relpath(path) if Path(path).resolve().is_relative_to(Path.cwd()) else str(path)
+
+
+def save_whole(directory, name, content):
+    """Write bytes to `name` in `directory`, whole or not at all. Raises `Error` for a name that leads out of it, OSError for a full disk."""
+    check_name(name)
+    path = directory / name
+    if not path.resolve().is_relative_to(directory.resolve()):
+        raise Error(f"The file name {name!r} leads out of the run directory through a link ({path.resolve()}). Choose another name.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def is_temporary(path):
+    """Whether a file of a run directory is one of ours that is being written."""
+    return path.suffix == ".tmp" and (path.name.startswith(".") or path.parent.name == "checkpoints")
 
 
 class Mirror:
@@ -132,17 +165,26 @@ class Mirror:
             if not self.path.is_dir():
                 raise Error(f"The local copy {self.path} of {self.url} is gone. What was sent before is still there.")
             try:
-                there = {path.relative_to(self.path): path for path in self.path.rglob("*") if path.is_file() and path.suffix != ".tmp"}
+                there = {path.relative_to(self.path): path for path in self.path.rglob("*") if path.is_file() and not is_temporary(path)}
                 for name in sorted(there, key=lambda name: (name.suffix == ".pt", name)):
-                    with contextlib.suppress(FileNotFoundError):  # retention has removed it meanwhile
-                        if self.sent.get(name) != (version := self._version(there[name])):
-                            self.filesystem.put_file(str(there[name]), f"{self.root}/{name.as_posix()}")
-                            self.sent[name] = version
-                for name in sorted(set(self.sent) - set(there), key=lambda name: (name.suffix != ".pt", name)):
+                    self._send(name, there[name])
+                gone = {name for name in self.sent if name not in there and name.match("checkpoints/step-*")}  # by retention; nothing else goes
+                for name in sorted(gone, key=lambda name: (name.suffix != ".pt", name)):
                     self.filesystem.rm_file(f"{self.root}/{name.as_posix()}")
                     del self.sent[name]
             except Exception as error:  # as above
                 raise Error(f"The run directory {self.url} cannot be written: {error}. Everything is kept in {self.path}.") from None
+
+    def _send(self, name, path):
+        try:
+            if self.sent.get(name) != (version := self._version(path)):
+                target = f"{self.root}/{name.as_posix()}"
+                self.filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)  # object storage has no folders, others do
+                self.filesystem.put_file(str(path), target)
+                self.sent[name] = version
+        except FileNotFoundError:
+            if path.exists():
+                raise  # the place it should go to is missing; else retention has removed the file meanwhile
 
     @staticmethod
     def _version(path):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddp_common.errors import Error
 
-FETCH_TIMEOUT = 60  # seconds that the last checkpoints have to arrive when a run ends
+FETCH_TIMEOUT = 600  # seconds that the last checkpoints have to arrive when a run ends
 PIECE = 8 * 2**20  # bytes in one message: large enough to be quick, small enough for heartbeats in between
 
 _files = {}  # on a worker: what save_file sent, until the client has fetched it
@@ -87,6 +87,14 @@ class Checkpoints:
             self._hand_out(self.resumed)
         self._announced, self._fetcher, self._problem = queue.SimpleQueue(), None, None
 
+    def newest(self):
+        """The newest good checkpoint on the client, None if there is none."""
+        from ddp_common.checkpoint import checkpoints, fault
+
+        if self._fetcher is not None:
+            self._finish_fetching()
+        return next((path for path in reversed(checkpoints(self.directory)) if fault(path) is None), None)
+
     def _hand_out(self, path):
         from ddp_common.checkpoint import digest_file
 
@@ -97,26 +105,32 @@ class Checkpoints:
                         target = f"{self.place[address][0]}/{source.name}"
                         self.client.run(write_piece, target, number * PIECE, piece, workers=[address])
 
-    def announced(self, address, name):
-        """A rank has saved a checkpoint on this worker."""
+    def announced(self, address, name, keep):
+        """A rank has saved a checkpoint on this worker, and keeps the last `keep`."""
         if address in self.blind:
             if self._fetcher is None:
                 self._fetcher = threading.Thread(target=self._fetch, daemon=True, name="ddp-checkpoints")
                 self._fetcher.start()
-            self._announced.put((address, name))
+            self._announced.put((address, name, keep))
 
     def _fetch(self):
         while (wanted := self._announced.get()) is not None:
-            address, name = wanted
+            while not self._announced.empty():
+                newer = self._announced.get()
+                if newer is None:
+                    self._announced.put(None)  # for the loop around this one
+                    break
+                wanted = newer  # retention may have removed those before it
+            address, name, keep = wanted
             try:
-                self._fetch_file(address, f"{self.place[address][0]}/{name}", self.directory / name)
+                self._fetch_file(address, f"{self.place[address][0]}/{name}", self.directory / name, keep)
             except Exception as error:  # its worker has died, or retention was quicker: the next one will do
                 self._problem = error
             else:
                 self._problem = None
 
-    def _fetch_file(self, address, source, path):
-        from ddp_common.checkpoint import checkpoints, digest_file, install, sha256
+    def _fetch_file(self, address, source, path, keep):
+        from ddp_common.checkpoint import install, remove_all_but, sha256
 
         (digest,) = self.client.run(read_piece, source.removesuffix(".pt") + ".sha256", 0, workers=[address]).values()
         temporary = path.with_suffix(".tmp")
@@ -129,15 +143,17 @@ class Checkpoints:
             install(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-        for old in checkpoints(self.directory)[:-2]:
-            old.unlink()
-            digest_file(old).unlink(missing_ok=True)
+        remove_all_but(keep, path)
+
+    def _finish_fetching(self):
+        self._announced.put(None)
+        self._fetcher.join(FETCH_TIMEOUT)
+        return not self._fetcher.is_alive()
 
     def close(self, lost):
         """Fetch what was announced, then have the workers forget it; not from those that are `lost`. Returns the last failure, or None."""
-        if self._fetcher is not None:
-            self._announced.put(None)
-            self._fetcher.join(FETCH_TIMEOUT)
+        if self._fetcher is not None and not self._finish_fetching():
+            return f"it had not arrived after {FETCH_TIMEOUT} s; it stays on the worker, in {[self.place[each][0] for each in self.blind]}"
         if alive := [address for address in self.blind if address not in lost]:
             self.client.run(forget, self.run_id, workers=alive, on_error="ignore")
         return self._problem

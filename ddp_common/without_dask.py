@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from ddp_common import checkpoint, rendezvous, reporting, slurm, stopping
 from ddp_common.errors import Error, RankFailed, RunStopped
-from ddp_common.run_directory import Progress, RunDirectory, new_directory
+from ddp_common.run_directory import Progress, RunDirectory, new_directory, save_whole
 from ddp_common.settings import current, describe
 
 LAUNCHERS = ("torchrun", "srun")
@@ -29,7 +29,7 @@ def started_by():
     """The launcher that has started this process as one of its ranks, else None."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return "torchrun"
-    if slurm.in_step() and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+    if slurm.in_step() and (int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1 or os.environ.get("DDP_LAUNCHER") == "srun"):
         return "srun"
     return None
 
@@ -59,9 +59,9 @@ def run_here(function, arguments, directory):
     """Call the function in this rank, and do for it what agent and client do elsewhere. Returns what `launch` returns, on every rank."""
     from ddp_common.launch import Run
 
-    rank, began, records, files = rendezvous.rank(), time.monotonic(), [], []
+    rank, began, records = rendezvous.rank(), time.monotonic(), []
     path = _agree_on_directory(function, directory)
-    run_directory = RunDirectory(path) if rank == 0 else None
+    run_directory, own_path = (RunDirectory(path) if rank == 0 else None), path
     progress = Progress() if rank == 0 else None
     os.environ["DDP_CHECKPOINTS"] = str(path / "checkpoints")
     before = list(run_directory.records) if rank == 0 else []
@@ -75,41 +75,46 @@ def run_here(function, arguments, directory):
         elif "position" in message and rank == 0:
             progress.position(message["position"])
         elif "file" in message:
-            files.append((message["file"], message["content"]))
+            save_whole(path, message["file"], message["content"])
 
     if rank == 0:
         run_directory.write_json("config.json", describe([]))
         run_directory.log(f"{rendezvous.world_size()} ranks of {started_by()}; rank 0 is process {os.getpid()} on {socket.gethostname()}")
-    finish_reports, earlier = reporting.start(receive), signal.getsignal(signal.SIGTERM)
+    finish_reports, earlier, result, stopped = reporting.start(receive), signal.getsignal(signal.SIGTERM), None, False
     try:
         stopping.listen_to_sigterm()
         result = function(**arguments)
-        checkpoint.finish_writing()
     except stopping.Stopped:
-        checkpoint.finish_writing()
-        step = reporting.position().get("step", 0)
-        raise RunStopped(f"The ranks were told to stop (SIGTERM). They left after step {step}, and their state is saved.", step=step,
-                         directory=path) from None
+        stopped = True
     finally:
-        signal.signal(signal.SIGTERM, earlier)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if stopped else earlier)
+        checkpoint.finish_writing()
         finish_reports()
         reporting.stop()
         if progress is not None:
             progress.close()
-    everything = [None] * rendezvous.world_size()
-    dist.all_gather_object(everything, (records, files, _on_cpu(result) if rank == 0 else None))
+    step, everything = reporting.position().get("step", 0), [None] * rendezvous.world_size()
+    if stopped and not step:
+        raise _stopped(step, path)
+    dist.all_gather_object(everything, (records, _on_cpu(result) if rank == 0 else None))  # nobody leaves before rank 0 has saved
     if rank == 0:
-        for other, (its_records, its_files, _) in enumerate(everything):
+        for other, (its_records, _) in enumerate(everything):
             for record in its_records if other else ():
                 run_directory.record(other, {key: value for key, value in record.items() if key != "rank"})
-            for name, content in its_files:
-                run_directory.save(name, content)
-        run_directory.log(f"finished: {rendezvous.world_size()} rank(s), {time.monotonic() - began:.1f} s")
+        run_directory.log(f"{'stopped' if stopped else 'finished'}: {rendezvous.world_size()} rank(s), {time.monotonic() - began:.1f} s")
         run_directory.close()
     else:
-        path = Path(tempfile.mkdtemp(prefix=f"ddp-rank-{rank}-"))  # what the program writes there, rank 0 writes into the real one
-    return Run(everything[0][2], path, rendezvous.world_size(), [*before, *(record for each in everything for record in each[0])],
+        own_path = Path(tempfile.mkdtemp(prefix=f"ddp-rank-{rank}-"))  # what the program writes there, rank 0 writes into the real one
+    if stopped:
+        raise _stopped(step, path)
+    return Run(everything[0][1], own_path, rendezvous.world_size(), [*before, *(record for each in everything for record in each[0])],
                time.monotonic() - began)
+
+
+def _stopped(step, path):
+    saved = [each for each in checkpoint.checkpoints(path / "checkpoints") if checkpoint.fault(each) is None]
+    newest = f"the newest checkpoint is {saved[-1].name}" if saved else "there is no checkpoint"
+    return RunStopped(f"The ranks were told to stop (SIGTERM). They left after step {step}; {newest}.", step=step, directory=path)
 
 
 def _agree_on_directory(function, directory):
@@ -150,12 +155,9 @@ def start_ranks(launcher, tutorial, workers, restarts):
     cores = len(os.sched_getaffinity(0))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
     if launcher == "srun":
-        command = ["srun", f"--ntasks={workers}", "--kill-on-bad-exit=1", sys.executable, *program]
-        try:
-            code = subprocess.run(command).returncode
-        except FileNotFoundError:
-            raise Error("There is no srun here. CLUSTER=srun needs Slurm's commands: log in to the cluster, or use CLUSTER=torchrun.") from None
-        if code == 143 or code == 15:
+        os.environ["DDP_LAUNCHER"] = "srun"
+        code = _run_srun(["srun", f"--ntasks={workers}", "--kill-on-bad-exit=1", sys.executable, *program])
+        if code in (143, 15):
             raise SystemExit(143)
         if code:
             raise Error(f"srun ended with exit code {code}. What the ranks said stands above; srun names the task that failed first.")
@@ -163,15 +165,32 @@ def start_ranks(launcher, tutorial, workers, restarts):
     _run_torchrun(["--standalone", f"--nproc-per-node={workers}", f"--max-restarts={restarts}", *program])
 
 
+def _run_srun(command):
+    """Its exit code. Ctrl-C and SIGTERM become its SIGTERM: it hands that on to the ranks, which save and leave."""
+    try:
+        process = subprocess.Popen(command, start_new_session=True)  # a terminal's Ctrl-C would only have it print a question
+    except FileNotFoundError:
+        raise Error("There is no srun here. CLUSTER=srun needs Slurm's commands: log in to the cluster, or use CLUSTER=torchrun.") from None
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+
+
 def _run_torchrun(arguments):
     import logging
 
     from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         torchrun.main(arguments)
+    except SignalException as error:
+        raise SystemExit(128 + error.sigval) from None
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code = failure.exitcode

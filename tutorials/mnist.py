@@ -807,7 +807,7 @@ def first_weights(broadcast):
 # %% tags=["exercise"]
 def check_broadcast(answer):
     try:
-        expected, *yours = ddp.launch(client, first_weights, broadcast=answer, workers=2, stall_timeout=20).result
+        expected, *yours = ddp.launch(client, first_weights, broadcast=answer, workers=2, stall_timeout=8).result
     except ddp.RankFailed as failure:
         print("not yet:", str(failure).splitlines()[0], "Does every rank make the same calls?")
         return False
@@ -864,7 +864,7 @@ def check_accumulation(answer):
     alone = Autoencoder()
     F.mse_loss(alone(digits), digits).backward()
     expected = alone.encoder[0].weight.grad
-    yours, averagings = on_two_ranks(accumulate, pixels=images[:128].flatten(1), accumulation=answer, stall_timeout=20)
+    yours, averagings = on_two_ranks(accumulate, pixels=images[:128].flatten(1), accumulation=answer, stall_timeout=8)
     if yours is None or averagings != 1 or not torch.allclose(yours, expected, atol=1e-6 * expected.abs().max().item(), rtol=1e-3):
         size = 0.0 if yours is None else (yours.norm() / expected.norm()).item()
         print(f"not yet: yours averages {averagings} times, expected 1; your gradient is {size:.2f} times as long, expected 1.00 (and the same direction)")
@@ -878,7 +878,7 @@ check_accumulation(my_accumulation) and None
 # %% [markdown] tags=["instructor"]
 # **Instructor.** Expected wrong answers. Exercise 1: buckets in the order of the model (sent last, what was ready first); a bucket closed *before* it
 # would overflow (DDP closes it after; `[5, 5, 5]` with 8 shows it). Exercise 2: only rank 0 calls `broadcast` (all ranks wait; the check says so
-# after 20 s: let it happen once, it is the most frequent error of all); averaging the weights instead (equal, but nobody's). Stretch: no division by
+# after 8 s: let it happen once, it is the most frequent error of all); averaging the weights instead (equal, but nobody's). Stretch: no division by
 # the number of parts (four times too long); everything inside `no_sync()` (no averaging: 0 times). Prediction: "double" is the most frequent answer,
 # from those who forget the division.
 

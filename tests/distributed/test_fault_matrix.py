@@ -9,11 +9,14 @@ import subprocess
 import sys
 import time
 
+import cloudpickle
 import pytest
 from processes import PATIENCE
 
 import ddp_common as ddp
 from ddp_common import fault_lab, faults
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SAYS = {  # fault: type, exit code, signal, words of the first line
     "raise": (ddp.RankFailed, 1, None, "ValueError: a fault on purpose"),
@@ -138,7 +141,7 @@ def test_interrupt_in_a_notebook(client, undisturbed, tmp_path):
 
 def test_sigterm_lets_all_ranks_finish_their_step_save_and_leave(client, undisturbed, tmp_path):
     sigterm = faults.inject(faults.train, "SIGTERM", rank=1, step=4, mark=tmp_path / "mark")
-    with pytest.raises(ddp.RunStopped, match="rank 1 on .* got SIGTERM. All ranks left after step .*state is saved") as caught:
+    with pytest.raises(ddp.RunStopped, match="rank 1 on .* got SIGTERM. All ranks left after step .*; the newest checkpoint is step-") as caught:
         ddp.launch(client, sigterm, workers=2, directory=tmp_path / "run", pause=0.2)
     assert 5 <= caught.value.step < 14
     assert (tmp_path / "run" / "checkpoints" / f"step-{caught.value.step:08d}.pt").exists()
@@ -165,3 +168,33 @@ def test_sigterm_before_the_first_step_ends_the_run_at_once(client, rank):
 def test_the_fault_lab_names_its_command():
     said = subprocess.run([sys.executable, "-m", "ddp_common", "fault-lab", "--help"], capture_output=True, text=True, check=True).stdout
     assert "Break two ranks" in said
+
+
+def chatter_and_deadlock():
+    """A rank that waits for ever while a thread of it goes on printing."""
+    import threading
+
+    def chatter():
+        while True:
+            print("still here", flush=True)
+            time.sleep(0.1)
+
+    threading.Thread(target=chatter, daemon=True).start()
+    threading.Event().wait()
+
+
+def test_printing_is_no_progress(client):
+    with pytest.raises(ddp.RankStalled, match="no progress for 2 s"):
+        ddp.launch(client, faults.inject(faults.train, chatter_and_deadlock), workers=2, stall_timeout=2)
+
+
+def test_a_worker_that_dies_right_after_its_rank_has_sent_a_file(client):
+    def train():
+        ddp.save_file("last.txt", "words")
+        time.sleep(0.11)
+        if ddp.rank() == 1:
+            faults.worker_of_this_rank().kill()
+        time.sleep(600)
+
+    with pytest.raises(ddp.RankFailed, match="its worker died"):
+        ddp.launch(client, train, workers=2)

@@ -112,3 +112,9 @@ def test_a_process_that_no_launcher_has_started_says_so(monkeypatch):
 def test_without_srun_the_message_says_so(tmp_path):
     code, _, error = finish(command("srun", tmp_path / "run", PATH="/nowhere"))
     assert code == 1 and "There is no srun here" in error
+
+
+@pytest.mark.parametrize("restarts", ["x", "-1"])
+def test_a_number_of_restarts_that_is_none_is_one_message(tmp_path, restarts):
+    code, _, error = finish(command("torchrun", tmp_path / "run", "--restarts", restarts))
+    assert code == 1 and "restarts is a whole number of at least 0" in error and "Traceback" not in error

@@ -120,7 +120,7 @@ def test_the_warning_before_the_time_limit_lets_all_ranks_save_and_leave(slurm, 
     subprocess.run(["scancel", "--signal=TERM", str(job)], env=slurm, check=True)
     assert finish(slurm, job) == "FAILED"  # exit code 143: there is more to do
     log = (tmp_path / f"{job}.log").read_text()
-    step = re.search(r"told to stop \(SIGTERM\). They left after step (\d+), and their state is saved", log)
+    step = re.search(r"told to stop \(SIGTERM\). They left after step (\d+); the newest checkpoint is", log)
     assert step and checkpoints(run / "checkpoints")[-1].name == f"step-{int(step[1]):08d}.pt", log
 
 
@@ -129,6 +129,22 @@ def test_make_run_starts_srun_itself(slurm, undisturbed, tmp_path):
                           env={**slurm, "CHECKPOINT": str(tmp_path / "run")}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert equal(weights(tmp_path / "run"), weights(undisturbed))
+
+
+def test_ctrl_c_on_make_run_cancels_the_step_after_the_ranks_have_saved(slurm, tmp_path):
+    process = subprocess.Popen([sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", "srun", "--workers", "2"], cwd=ROOT, text=True,
+                               env={**slurm, "CHECKPOINT": str(tmp_path / "run"), "SET": "epochs=100 hidden=16"}, stderr=subprocess.PIPE)
+    wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode != 0 and "make run TUTORIAL=pets RESUME=" in error
+    wait_until(lambda: not subprocess.run(["squeue", "-h"], env=slurm, capture_output=True, text=True).stdout.strip(), within=30)
+
+
+def test_one_task_does_not_start_srun_within_srun(slurm, tmp_path):
+    done = subprocess.run([sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", "srun", "--workers", "1"], cwd=ROOT, timeout=PATIENCE,
+                          env={**slurm, "CHECKPOINT": str(tmp_path / "run"), "SET": "epochs=1 hidden=8 batch_size=8192"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_two_jobs_on_one_node_do_not_meet(slurm, undisturbed, tmp_path):

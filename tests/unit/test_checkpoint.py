@@ -286,3 +286,22 @@ def test_a_state_that_could_not_be_loaded_again_is_refused_when_it_is_saved(tmp_
     with pytest.raises(Error, match="schedule.*numpy.float64"):
         Checkpoint(directory=tmp_path, schedule=NumpySchedule()).save()
     assert not list(tmp_path.glob("*.pt"))
+
+
+def test_retention_never_removes_the_file_that_was_just_written(tmp_path):
+    """After a damaged newest file training goes back; the damaged ones ahead of it are the ones to go."""
+    state = saved(tmp_path, steps=4, keep=1)
+    DAMAGES["flipped_bit"](tmp_path / "step-00000004.pt")
+    assert newest_step(tmp_path) is None
+    (tmp_path / "step-00000004.pt").rename(tmp_path / "step-00000009.pt")
+    (tmp_path / "step-00000004.sha256").rename(tmp_path / "step-00000009.sha256")
+    state.save(1)
+    assert names(tmp_path) == ["step-00000005.pt", "step-00000005.sha256"]
+    assert newest_step(tmp_path) == 5
+
+
+def newest_step(directory):
+    try:
+        return step_of(newest(directory, quiet=True))
+    except Error:
+        return None

@@ -144,3 +144,42 @@ def test_a_place_where_no_directory_can_be_made_is_an_error(tmp_path, monkeypatc
     monkeypatch.setenv("RUNS", str(tmp_path / "file"))
     with pytest.raises(Error, match="RUNS="):
         new_directory("demo")
+
+
+def test_a_mirror_makes_the_folders_it_needs_and_takes_only_checkpoints_away(tmp_path):
+    """file:// stands for file systems that have folders; object storage is tested with a real server elsewhere."""
+    from ddp_common import run_directory
+
+    url = f"file://{tmp_path}/there/run"
+    directory = RunDirectory(url)
+    directory.save("notes/a.txt", b"1")
+    directory.save("mine.tmp", b"2")
+    (directory.path / "checkpoints" / "step-00000001.pt").write_bytes(b"3")
+    directory.mirror.push()
+    (directory.path / "checkpoints" / "step-00000001.pt").unlink()
+    (directory.path / "notes" / "a.txt").unlink()  # by something that tidies /tmp
+    directory.close()
+    there = tmp_path / "there" / "run"
+    assert sorted(str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()) == ["log.txt", "metrics.jsonl", "mine.tmp", "notes/a.txt"]
+    run_directory._mirrors.pop(url).finish()
+
+
+def test_a_full_disk_of_the_client_is_said_once_and_records_are_kept(tmp_path, capsys):
+    import resource
+
+    directory, limits = RunDirectory(tmp_path / "run"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        for step in range(1000):
+            directory.record(0, {"step": step})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(directory.records) == 1000
+    assert capsys.readouterr().err.count("metrics.jsonl cannot be written: File too large. Training goes on.") == 1
+
+
+@pytest.mark.parametrize("place", ["a_file", "/proc/run"])
+def test_a_place_that_cannot_be_a_run_directory_is_an_error_in_words(tmp_path, place):
+    (tmp_path / "a_file").write_text("")
+    with pytest.raises(Error, match="cannot be a run directory"):
+        RunDirectory(tmp_path / place)

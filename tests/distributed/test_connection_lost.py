@@ -1,0 +1,48 @@
+"""A client that loses its connection, though both it and the scheduler live; and a program that is told to stop."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from processes import Background, assert_nothing_left, log_of, wait_until
+
+import ddp_common as ddp
+from ddp_common import faults
+from ddp_common.checkpoint import checkpoints
+from ddp_common.fault_lab import processes_of, separate_cluster
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_broken_connection_ends_the_run_and_the_same_client_trains_again(tmp_path):
+    from distributed import Client
+
+    with separate_cluster(tmp_path) as (_, address), Client(address) as client:
+        client.wait_for_workers(2, timeout=60)
+        undisturbed = ddp.launch(client, faults.train, workers=2, directory=tmp_path / "undisturbed").result
+        running = Background(ddp.launch, client, faults.train, workers=2, directory=tmp_path / "run", pause=0.2)
+        wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
+        client.loop.add_callback(client.scheduler_comm.comm.abort)
+        with pytest.raises(ddp.SchedulerLost, match="connect again and launch with directory="):
+            running.outcome(within=10)
+        assert_nothing_left(tmp_path / "run", ranks=2)
+        wait_until(lambda: client.status == "running")
+        assert (ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run").result == undisturbed).all()
+
+
+def test_make_run_that_gets_sigterm_has_its_ranks_save_and_leave(tmp_path):
+    process = subprocess.Popen([sys.executable, "-m", "ddp_common", "run", "pets", "--workers", "2", "--checkpoint", tmp_path / "run", "--restarts", "3",
+                                "--set", "epochs=100 hidden=16 batch_size=512"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"), within=120)
+    began = time.monotonic()
+    os.kill(process.pid, signal.SIGTERM)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 143 and time.monotonic() - began < 20
+    assert "The run was told to stop" in error and "make run TUTORIAL=pets RESUME=" in error and "Traceback" not in error
+    step = int(error.split("All ranks left after step ")[1].split(";")[0])
+    assert checkpoints(tmp_path / "run" / "checkpoints")[-1].name == f"step-{step:08d}.pt"
+    assert "Restart" not in log_of(tmp_path / "run") and not processes_of(tmp_path / "run")
