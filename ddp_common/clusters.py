@@ -5,8 +5,11 @@ returns, the wanted number of workers is there and importing torch ahead of the 
 the cluster.
 """
 
+import contextlib
 import importlib
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -61,14 +64,33 @@ def connect(profile=None, workers=None):
     count = number_of_workers(workers if workers is not None else os.environ.get("WORKERS") or settings["workers"])
     dask.config.set({"distributed.worker.daemon": False,  # ranks are children of workers
                      "distributed.comm.timeouts.tcp": SILENCE_TIMEOUT})
-    client = ClusterClient(_make_cluster(settings, count))
+    client = None
     try:
+        with interrupts_held():
+            client = ClusterClient(_make_cluster(settings, count))
         client.register_plugin(Preload())
         _wait(client, count)
     except BaseException:
-        client.close()
+        if client is not None:
+            client.close()
         raise
     return client
+
+
+@contextlib.contextmanager
+def interrupts_held():
+    """Ctrl-C waits until the cluster stands: Dask cannot close half of one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed = []
+    handler = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if pressed:  # whatever became of the cluster: its workers have heard it too
+            raise KeyboardInterrupt from None
 
 
 def read_profile(profile):

@@ -1,6 +1,7 @@
 """`launch(restarts=…)`: training goes on from the newest checkpoint, on the workers there are, and says so."""
 
 import json
+import re
 import sys
 
 import cloudpickle
@@ -16,22 +17,23 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 def test_a_killed_rank_is_answered_with_a_restart_from_the_newest_checkpoint(client, tmp_path):
     undisturbed = ddp.launch(client, faults.train, workers=2).result
-    run = ddp.launch(client, faults.inject(faults.train, "SIGKILL", step=8, mark=tmp_path / "mark"), workers=2, restarts=1)
+    run = ddp.launch(client, faults.inject(faults.train, "SIGKILL", step=8, mark=tmp_path / "mark"), workers=2, restarts=1, pause=0.1)
     assert (run.result == undisturbed).all()
     assert [failure.signal for failure in run.failures] == ["SIGKILL"]
     (event,) = [record for record in run.records if record.get("event") == "restart"]
-    assert (event["rank"], event["attempt"], event["step"], event["ranks"]) == (1, 2, 6, 2)
+    assert (event["rank"], event["attempt"], event["ranks"]) == (1, 2, 2)
+    assert event["step"] in (3, 6)  # a save may still be on its way when the rank dies
     assert "killed by SIGKILL" in event["reason"]
     assert event in [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
-    assert "Restart 1 on 2 rank(s) from step 6. Why: Rank 1 of 2" in log_of(run.directory)
-    assert "[rank 0] Resumed from step-00000006.pt" in log_of(run.directory)
+    assert f"Restart 1 on 2 rank(s) from step {event['step']}. Why: Rank 1 of 2" in log_of(run.directory)
+    assert f"[rank 0] Resumed from step-{event['step']:08d}.pt" in log_of(run.directory)
     assert_nothing_left(run.directory, ranks=4)
 
 
 def test_the_terminal_says_what_restarted_and_why(client, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("DDP_PROGRESS", "lines")
     ddp.launch(client, faults.inject(faults.train, "SIGKILL", step=8, mark=tmp_path / "mark"), workers=2, restarts=1)
-    assert "Restart 1 on 2 rank(s) from step 6. Why: Rank 1 of 2" in capfd.readouterr().out
+    assert re.search(r"Restart 1 on 2 rank\(s\) from step \d. Why: Rank 1 of 2", capfd.readouterr().out)
 
 
 def test_the_environment_may_ask_for_restarts(client, tmp_path, monkeypatch):

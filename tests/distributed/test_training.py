@@ -38,6 +38,7 @@ def train(dropout=0.0, dying_rank=None):
             steps += 1
             if steps == SAVED and resumed is None:
                 checkpoint.save()
+                checkpoint.wait()  # it is on disk before the rank dies
             if steps == DIES and resumed is None and ddp.rank() == dying_rank:
                 os.kill(os.getpid(), signal.SIGKILL)
     model.eval()

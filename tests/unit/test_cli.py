@@ -141,6 +141,30 @@ def test_ctrl_c_stops_all_and_says_how_to_resume(tmp_path):
     assert "make run TUTORIAL=pets RESUME=" in error and "Traceback" not in out + error
 
 
+@pytest.mark.parametrize("delay", [0.0, 0.4, 1.0])
+def test_ctrl_c_while_the_cluster_starts_is_heard_when_it_stands(tmp_path, delay):
+    process = command("run", "pets", runs=tmp_path, SET="epochs=50", WORKERS="2")
+    deadline = time.monotonic() + 90
+    while not any("spawn_main" in " ".join(child.cmdline()) for child in children(process.pid)):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    time.sleep(delay)
+    os.killpg(process.pid, signal.SIGINT)
+    began = time.monotonic()
+    started = children(process.pid)
+    code, _, error = finish(process)
+    assert code == 130 and "Stopped." in error and time.monotonic() - began < 60
+    assert not [child for child in started if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+def children(pid):
+    """Living children; none if the process has just ended."""
+    try:
+        return [child for child in psutil.Process(pid).children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE and child.cmdline()]
+    except psutil.NoSuchProcess:
+        return []
+
+
 def test_a_rank_that_fails_ends_the_command_with_its_traceback(tmp_path):
     code, _, error = finish(command("run", "pets", runs=tmp_path, SET="layers=-1", WORKERS="2"))
     assert code == 1
