@@ -100,10 +100,20 @@ def _resume(client, outcome, directory, undisturbed):
 
 
 def processes_of(directory):
-    """Living processes (pids) of a run: of the sessions that its ranks lead. Every rank's pid is in the run's log."""
+    """Living processes (pids) of a run: its ranks and what they have started."""
+    return members(rank_pids(directory))
+
+
+def rank_pids(directory):
+    """The process numbers of all ranks that a run has started, in all its attempts; they are in its log."""
     log = Path(directory) / "log.txt"
-    leaders = {int(pid) for pid in re.findall(r"rank \d+ started: process (\d+) on", log.read_text())} if log.exists() else set()
-    return [process.pid for process in psutil.process_iter() if _session(process.pid) in leaders and _is_alive(process)]
+    return [int(pid) for pid in re.findall(r"rank \d+ started: process (\d+) on", log.read_text())] if log.exists() else []
+
+
+def members(pids):
+    """Living processes of the sessions that `pids` lead: each rank leads one, its children are in it."""
+    leaders = set(pids)
+    return [process.pid for process in psutil.process_iter() if _session(process.pid) in leaders and is_alive(process.pid)]
 
 
 def _session(pid):
@@ -111,9 +121,9 @@ def _session(pid):
         return os.getsid(pid)
 
 
-def _is_alive(process):
+def is_alive(pid):
     with contextlib.suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
 
 

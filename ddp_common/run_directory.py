@@ -49,7 +49,7 @@ class RunDirectory:
         try:
             for line in lines:
                 record = json.loads(line)
-                records.append({key: math.nan if value is None else NAMES.get(value, value) for key, value in record.items()})
+                records.append({key: NAMES.get(value, value) for key, value in record.items()})
         except (ValueError, AttributeError):
             self.save("metrics.jsonl", "".join(line + "\n" for line in lines[:len(records)]).encode())
         return records
@@ -83,7 +83,7 @@ class RunDirectory:
             save_whole(self.path, name, content)
 
     def close(self):
-        """Finish writing. With a mirror: raises `Error` if it could not be sent, unless another exception is on its way already."""
+        """Finish writing. With a mirror, send the rest; if that fails, say where it is kept: it is tried again when the program ends."""
         for file, name in ((self._metrics, "metrics.jsonl"), (self._log, "log.txt")):
             with self._going_on(name):
                 file.close()
@@ -91,8 +91,6 @@ class RunDirectory:
             try:
                 self.mirror.push()
             except Error as error:
-                if sys.exc_info()[0] is None or error.__context__ is None:
-                    raise
                 print(error, file=sys.stderr)
 
 

@@ -1,12 +1,10 @@
 """Look at the processes of a run from outside."""
 
 import json
-import os
-import re
 import threading
 import time
 
-import psutil
+from ddp_common.fault_lab import is_alive, members, rank_pids  # noqa: F401 (for the tests)
 
 PATIENCE = 10.0  # seconds: how long a busy machine may take for what takes a fraction of one
 
@@ -28,30 +26,6 @@ def log_of(directory):
 def workers_of(directory):
     """The addresses of the workers of a run, in rank order."""
     return json.loads((directory / "config.json").read_text())["workers"]
-
-
-def rank_pids(directory):
-    """The process numbers of all ranks that a run has started, in all its attempts."""
-    return [int(number) for number in re.findall(r"rank \d+ started: process (\d+) on", log_of(directory))]
-
-
-def members(pids):
-    """Living processes of the sessions that `pids` lead: each rank leads one, its children are in it."""
-    return [process.pid for process in psutil.process_iter() if is_alive(process.pid) and session_of(process.pid) in set(pids)]
-
-
-def session_of(pid):
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return None
-
-
-def is_alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def assert_nothing_left(directory, ranks, within=PATIENCE):
