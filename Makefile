@@ -1,6 +1,6 @@
 # The only commands a person has to know. `make help` lists them.
 
-export CLUSTER WORKERS PRESET SET RESUME RESTARTS CHECKPOINT
+export CLUSTER WORKERS PRESET SET RESUME RESTARTS CHECKPOINT OPTIONS DRY
 
 VENV     := .venv
 PYTHON   := $(VENV)/bin/python
@@ -16,7 +16,8 @@ help:
 	@echo '     WORKERS=3              number of ranks (default: physical cores, 2 to 4, or GPUs)'
 	@echo '     SET="epochs=2"         change settings; a wrong name lists them all'
 	@echo '     PRESET=full            the sizes of the original experiment'
-	@echo '     CLUSTER=local          a profile in clusters/, or the path of a .yaml file'
+	@echo '     CLUSTER=slurm          a profile in clusters/, the path of a .yaml file, or tcp://host:port'
+	@echo '     OPTIONS="queue=gpu"    change options of the profile for this once; DRY=1: print the job script, submit nothing'
 	@echo '     RESTARTS=3             after a failure, go on from the newest checkpoint, so many times'
 	@echo '     RESUME=runs/pets/...   go on from the newest checkpoint of a run'
 	@echo 'make lab                    open the notebooks in JupyterLab'

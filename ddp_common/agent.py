@@ -21,8 +21,8 @@ import psutil
 from distributed import Status, WorkerPlugin, get_worker
 from distributed.comm import get_address_host
 
+from ddp_common import batch, transfer
 from ddp_common import process as rank_process
-from ddp_common import transfer
 
 TOPIC = "ddp_common"
 PRELOAD = ["ddp_common._forkserver", "torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "ddp_common.process",
@@ -52,6 +52,7 @@ class Preload(WorkerPlugin):
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
         start_forkserver()
+        batch.watch_time_limit(tell_to_stop)
 
     def teardown(self, worker):
         """End the forkserver now: while it imports torch it does not notice that its worker leaves, and the worker would wait."""

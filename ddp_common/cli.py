@@ -41,14 +41,16 @@ def main():
 
 @main.command()
 @click.argument("tutorial")
-@click.option("--cluster", envvar="CLUSTER", help="profile in clusters/, a .yaml file, torchrun or srun  [default: local]")
+@click.option("--cluster", envvar="CLUSTER", help="profile in clusters/, a .yaml file, tcp://host:port, torchrun or srun  [default: local]")
 @click.option("--workers", envvar="WORKERS", help="number of ranks  [default: the profile's]")
 @click.option("--preset", envvar="PRESET", help="laptop, or full where the tutorial has it")
 @click.option("--set", "values", envvar="SET", help='settings, "epochs=2 batch_size=128"')
 @click.option("--resume", envvar="RESUME", help="directory of an earlier run to go on from")
 @click.option("--checkpoint", envvar="CHECKPOINT", help="directory to begin a run in, or to go on if one has begun there")
+@click.option("--options", envvar="OPTIONS", help='options of the profile for this once, "queue=gpu walltime=02:00:00"')
+@click.option("--dry", envvar="DRY", is_flag=True, help="print what would be submitted, and submit nothing")
 @click.option("--restarts", envvar="RESTARTS", help="how often to go on by itself after a failure  [default: 0]")
-def run(tutorial, **choices):
+def run(tutorial, dry, **choices):
     """Train TUTORIAL (such as pets) and leave a run directory."""
     from ddp_common.without_dask import LAUNCHERS, start_ranks, started_by
 
@@ -58,10 +60,15 @@ def run(tutorial, **choices):
         os.environ.pop(name.upper(), None)
         if value:
             os.environ[name.upper()] = value
+    if dry:
+        from ddp_common.clusters import describe
+
+        click.echo(describe(choices["cluster"] or "local", choices["workers"], tutorial))
+        return
     check_resumable(choices["resume"])
     os.environ.setdefault("DDP_PROGRESS", "bar" if sys.stderr.isatty() else "lines")
     if choices["cluster"] in LAUNCHERS and started_by() != choices["cluster"]:
-        from ddp_common.clusters import number_of_workers
+        from ddp_common.profiles import number_of_workers
         from ddp_common.launch import whole_number
         from ddp_common.run_directory import new_directory
 

@@ -1,44 +1,72 @@
 """A profile in, a connected client out.
 
-A profile is a YAML file in `clusters/`: the cluster class, the number of workers, its keyword arguments. Promises: when `connect`
-returns, the wanted number of workers is there and importing torch ahead of the first launch; when its client is closed, so is
-the cluster.
+Relies on `profiles` for what to start, on `batch` where workers are jobs, on `shipping` where they lack this package. Promises: when
+`connect` returns, the wanted number of workers is there and importing torch ahead of the first launch; when they do not come, it says
+why; when its client is closed, so is the cluster that it started.
 """
 
 import contextlib
-import importlib
+import logging
 import os
 import signal
+import sys
 import threading
 import time
-from pathlib import Path
 
 import dask
-import psutil
-import yaml
 from dask.system import CPU_COUNT
 from distributed import Client
+from distributed.comm import get_address_host
 
+from ddp_common import batch, shipping
 from ddp_common.agent import Preload
 from ddp_common.errors import Error
+from ddp_common.profiles import gpus, number_of_workers, read_profile
 
-PROFILES = Path(__file__).parent.parent / "clusters"
-WAIT_TIMEOUT = 60  # seconds that workers have to appear
 SILENCE_TIMEOUT = "11s"  # after which a connection to a host that has vanished counts as closed; Dask takes no less
+ANSWER_TIMEOUT = 10  # seconds that a scheduler has to answer at an address
 
 
 class ClusterClient(Client):
-    """A `distributed.Client` that takes its cluster down with it."""
+    """A `distributed.Client` that takes its cluster down with it.
+
+    `jobs` is a `batch.Jobs` where workers are jobs, else None; `most` the number of ranks that were asked for where there are more
+    workers, else None.
+    """
+
+    cluster = jobs = most = None
+    timeout, expected = 60, 1
 
     @property
     def ranks(self):
-        """How many ranks a launch would have: the number of workers."""
-        return len(self.scheduler_info(n_workers=-1)["workers"])
+        """How many ranks a launch would have: the number of workers, unless fewer were asked for."""
+        there = len(self.workers())
+        return min(self.most or there, there)
+
+    def workers(self):
+        """What the scheduler knows of its workers: address -> dict."""
+        return self.scheduler_info(n_workers=-1)["workers"]
+
+    def make_ready(self, failed):
+        """Before a launch: jobs that have ended, or after a failure are about to, are submitted anew and waited for."""
+        if self.jobs is None or (not failed and len(self.workers()) >= self.expected):
+            return
+        states, ending = self.jobs.states() or {}, set()
+        if failed:
+            names = {address: str(worker["name"]) for address, worker in self.workers().items()}
+            for address, left in self.run(batch.time_left, on_error="ignore").items():
+                if left < 1.5 * self.jobs.warning:
+                    ending |= {job for job in states if names.get(address) == job or names.get(address, "").startswith(f"{job}-")}
+        self.jobs.replace([name for name, (kind, _) in states.items() if kind == batch.ENDED or name in ending])
+        self.jobs.submit(self.expected)
+        _wait(self, self.expected, at_least=1)
 
     def close(self, *args, **kwargs):
         cluster, self.cluster = self.cluster, None
         closed = super().close(*args, **kwargs)
-        if cluster is not None:
+        if self.jobs is not None:
+            self.jobs.close()
+        elif cluster is not None and getattr(cluster, "shutdown_on_close", True):  # Saturn's may be told to stay
             cluster.close()
         return closed
 
@@ -46,11 +74,12 @@ class ClusterClient(Client):
 def connect(profile=None, workers=None):
     """Start the cluster of a profile and return a client to it; use it in a `with` block or close it.
 
-    Under torchrun or srun (CLUSTER unset or naming them) it joins their ranks instead and returns a `without_dask.Ranks`.
+    Under torchrun or srun (CLUSTER unset or naming them) it joins their ranks instead and returns a `without_dask.Ranks`. At the address
+    of a scheduler (tcp://host:port, tls://host:port) it starts nothing, and leaves the cluster there when it is closed.
 
-    `profile` is a name in `clusters/` or the path of a YAML file (default: CLUSTER from the environment, else `local`). `workers` is
-    their number (default: WORKERS from the environment, else the profile's). Raises `Error` for an unknown or faulty profile, a
-    number that is none, and workers that do not appear in time.
+    `profile` is a name in `clusters/`, the path of a YAML file or an address (default: CLUSTER from the environment, else `local`).
+    `workers` is their number (default: WORKERS from the environment, else the profile's, or all that are at the address). Raises `Error`
+    for an unknown or faulty profile, a number that is none, and workers that do not appear in time, with the reason.
     """
     from ddp_common.without_dask import LAUNCHERS, Ranks, started_by
 
@@ -60,21 +89,80 @@ def connect(profile=None, workers=None):
             raise Error(f"CLUSTER={name}: this process was not started by {name}. Use `make run TUTORIAL=… CLUSTER={name}`, which does so, or "
                         f"start the script with {name} yourself.")
         return Ranks()
-    settings = read_profile(name)
-    count = number_of_workers(workers if workers is not None else os.environ.get("WORKERS") or settings["workers"])
     dask.config.set({"distributed.worker.daemon": False,  # ranks are children of workers
                      "distributed.comm.timeouts.tcp": SILENCE_TIMEOUT})
-    client = None
+    wanted = workers if workers is not None else os.environ.get("WORKERS")
+    client = _at_address(name, wanted) if "://" in name else _started(read_profile(name), wanted)
     try:
-        with interrupts_held():
-            client = ClusterClient(_make_cluster(settings, count))
+        _wait(client, client.expected)
+        if name != "local":
+            shipping.provide(client)
         client.register_plugin(Preload())
-        _wait(client, count)
+        if len(client.workers()) > client.expected and wanted:
+            client.most = client.expected
     except BaseException:
-        if client is not None:
-            client.close()
+        client.close()
         raise
     return client
+
+
+def _at_address(address, wanted):
+    client, count = None, 1 if wanted is None else number_of_workers(wanted)
+    try:
+        with _quiet():
+            client = ClusterClient(address, timeout=ANSWER_TIMEOUT)
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
+        raise Error(f"CLUSTER={address}: no Dask scheduler could be reached there: {str(error).splitlines()[0]}. Is it running, is the port right, "
+                    "and does it speak TLS? For tls://, Dask's own settings name the credentials: DASK_DISTRIBUTED__COMM__TLS__CA_FILE, "
+                    "…__TLS__CLIENT__CERT and …__TLS__CLIENT__KEY.") from None
+    client.expected = count
+    return client
+
+
+def _started(profile, wanted):
+    """A client of the cluster that a profile describes, whose workers may be yet to come."""
+    count = number_of_workers(wanted if wanted is not None else profile["workers"])
+    jobs = cluster = client = None
+    try:
+        with interrupts_held():
+            if batch.is_batch(profile):
+                jobs = batch.Jobs(profile)
+                cluster = jobs.cluster
+            else:
+                cluster = _make_cluster(profile, count)
+            client = ClusterClient(cluster.scheduler_address, security=cluster.security)
+        client.cluster, client.jobs, client.timeout, client.expected = cluster, jobs, profile["timeout"], count
+        if jobs is not None:
+            print(f"Job logs and credentials: {jobs.directory}", file=sys.stderr)
+            jobs.submit(count)
+        elif "LocalCluster" not in profile["cluster"]:
+            cluster.scale(count)
+    except BaseException as error:
+        if client is not None:
+            client.close()
+        elif jobs is not None or cluster is not None:
+            (jobs or cluster).close()
+        raise _explained(profile, error)
+    return client
+
+
+def _explained(profile, error):
+    """What a cluster class says of its options, as an `Error`; everything else as it is."""
+    if not isinstance(error, (TypeError, ValueError, RuntimeError, OSError)):
+        return error
+    return Error(f"{profile['cluster']} could not be started with the profile's options: {error.__cause__ or error}.").with_traceback(None)
+
+
+@contextlib.contextmanager
+def _quiet():
+    """What failed is said once, by us."""
+    logger = logging.getLogger("distributed")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -93,68 +181,64 @@ def interrupts_held():
             raise KeyboardInterrupt from None
 
 
-def read_profile(profile):
-    """The content of a profile (dict). Raises `Error` with the names there are, or with what is wrong in the file."""
-    path = Path(profile) if profile.endswith((".yaml", ".yml")) else PROFILES / f"{profile}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in PROFILES.glob("*.yaml")))
-        raise Error(f"There is no cluster profile {profile!r}. CLUSTER takes one of {known}, torchrun, srun, or the path of a .yaml file.")
-    try:
-        content = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise Error(f"The profile {path} is no valid YAML: {error}") from None
-    if not isinstance(content, dict) or "cluster" not in content:
-        raise Error(f"The profile {path} names no cluster class. It needs a line such as 'cluster: distributed.LocalCluster'.")
-    profile = {"workers": "auto", **content, "options": content.get("options") or {}}
-    if not isinstance(profile["cluster"], str) or not isinstance(profile["options"], dict):
-        raise Error(f"The profile {path} has cluster: {profile['cluster']!r} and options: {profile['options']!r}. 'cluster' is the name of "
-                    "a class, 'options' maps its keyword arguments to values.")
-    return profile
+def _make_cluster(profile, count):
+    name, options = _class_and_options(profile, count)
+    return batch.cluster_class(name)(n_workers=count, **options)
 
 
-def number_of_workers(wanted):
-    """An int of at least 1. 'auto': the number of GPUs if dask-cuda can use them, else of physical cores, from 2 to 4."""
-    if wanted == "auto":
-        return gpus() or max(2, min(4, psutil.cpu_count(logical=False) or 1, CPU_COUNT))
-    try:
-        count = int(wanted)
-    except (TypeError, ValueError):
-        count = 0
-    if count < 1:
-        raise Error(f"WORKERS={wanted}: the number of workers is a whole number of at least 1. Each of them trains one rank.")
-    return count
+def _class_and_options(profile, count):
+    name = profile["gpu_cluster"] if gpus() and profile["gpu_cluster"] else profile["cluster"]
+    threads = {"threads_per_worker": max(1, CPU_COUNT // count)} if "LocalCluster" in name else {}
+    return name, {**threads, **profile["options"]}
 
 
-def gpus():
-    """The number of GPUs that a local cluster can use: 0 without dask-cuda."""
-    if importlib.util.find_spec("dask_cuda") is None:
-        return 0
-    import torch
+def describe(name, workers=None, tutorial="TUTORIAL"):
+    """What `make run` would start, as text: a job script, a call, a command, an address. Starts nothing. Raises `Error` as `connect` does."""
+    from ddp_common.without_dask import LAUNCHERS, command
 
-    return torch.cuda.device_count()
-
-
-def _make_cluster(settings, count):
-    options = dict(settings["options"])
-    name = settings["cluster"]
-    if gpus() and settings.get("gpu_cluster"):
-        name = settings["gpu_cluster"]
-    module, _, attribute = name.rpartition(".")
-    try:
-        cluster_class = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise Error(f"The profile's cluster class {name} cannot be imported: {error}. Is its package installed?") from None
-    if "LocalCluster" in name:
-        options = {"threads_per_worker": max(1, CPU_COUNT // count), **options}
-    try:
-        return cluster_class(n_workers=count, **options)
-    except (TypeError, ValueError, RuntimeError) as error:  # some clusters hand their options on to workers, which then fail to start
-        raise Error(f"{name} could not be started with the profile's options: {error.__cause__ or error}.") from None
+    if name in LAUNCHERS:
+        return f"# No Dask: {name} starts the ranks.\n" + " ".join(command(name, tutorial, number_of_workers(workers or "auto"), restarts=0))
+    if "://" in name:
+        return f"Nothing would be started: there is a scheduler at {name}."
+    profile = read_profile(name)
+    count = number_of_workers(workers or profile["workers"])
+    if batch.is_batch(profile):
+        processes = profile["options"].get("processes") or 1
+        return f"# {-(-count // processes)} job(s) such as this one, for {count} rank(s):\n{batch.job_script(profile)}"
+    cls, options = _class_and_options(profile, count)
+    arguments = ", ".join(f"{key}={value!r}" for key, value in {"n_workers": count, **options}.items())
+    return f"# No jobs: the cluster is one call.\n{cls}({arguments})"
 
 
-def _wait(client, count):
-    deadline = time.monotonic() + WAIT_TIMEOUT
-    while (there := len(client.scheduler_info(n_workers=-1)["workers"])) < count:
-        if time.monotonic() > deadline:
-            raise Error(f"{there} of {count} workers came within {WAIT_TIMEOUT} s. Look at the workers' log, or ask for fewer: WORKERS={max(there, 1)}.")
+def _wait(client, count, at_least=None):
+    """Until `count` workers are there; or, once the time is over, `at_least` so many. Says what the queue says whenever it changes."""
+    began, looked, said = time.monotonic(), 0.0, None
+    while (there := len(workers := client.workers())) < count:
+        now = time.monotonic()
+        if client.jobs is not None and now - looked > batch.LOOK_INTERVAL:
+            states, looked = client.jobs.states(), now
+            line = f"Waiting for workers: {there} of {count}. Jobs: {batch.summary(states) if states is not None else 'the queue does not answer'}"
+            if line != said:
+                print(line, file=sys.stderr, flush=True)
+            said = line
+            arrived = {str(worker["name"]) for worker in workers.values()}
+            for job, (kind, reason) in (states or {}).items():
+                if kind == batch.ENDED and job not in arrived:
+                    raise Error(f"Job {client.cluster.workers[job].job_id} ended before its worker came ({reason}). {client.jobs.log(job)}\nSet right what "
+                                "it says; DRY=1 prints the job script, `make doctor` checks the usual causes.")
+        if now - began > client.timeout:
+            if at_least and there >= at_least:
+                print(f"Going on with {there} of {count} workers: the others did not come within {client.timeout:g} s.", file=sys.stderr)
+                return
+            raise Error(_too_late(client, there, count, said))
         time.sleep(0.05)
+
+
+def _too_late(client, there, count, said):
+    message = f"{there} of {count} workers came within {client.timeout:g} s."
+    if client.jobs is None:
+        return f"{message} Look at the workers' log, or ask for fewer: WORKERS={max(there, 1)}."
+    states, arrived = client.jobs.states() or {}, {str(worker["name"]) for worker in client.workers().values()}
+    logs = "\n".join(client.jobs.log(job) for job, (kind, _) in states.items() if kind == batch.RUNNING and job not in arrived)
+    return (f"{message} {client.jobs.system.name} says of the jobs: {batch.summary(states)}. They were cancelled.\n" + (f"{logs}\n" if logs else "")
+            + f"Wait longer (OPTIONS=\"timeout=3600\"), ask for fewer (WORKERS={max(there, 1)}) or for another queue (OPTIONS=\"queue=…\").")

@@ -69,6 +69,8 @@ def launch(client, function, *, workers=None, min_workers=None, restarts=None, s
     try:
         while True:
             run_id = uuid.uuid4().hex[:12]
+            if hasattr(client, "make_ready"):  # one of `connect`
+                client.make_ready(bool(failures))
             with _inbox(client, run_id) as inbox, _placement(client, run_id, workers, min_workers, timeout) as addresses:
                 run_directory = run_directory or _open_directory(function, directory)
                 try:
@@ -165,8 +167,8 @@ def _placement(client, run_id, wanted, least, timeout):
     """Claim workers, wait for them if need be; yields their addresses in rank order and gives them back at the end."""
     wanted = None if wanted is None else whole_number("workers", wanted, least=1)
     least = None if least is None else whole_number("min_workers", least, least=1)
-    deadline = time.monotonic() + timeout
-    while not (answer := client.run_on_scheduler(_claim, run_id, client.id, list(client.ddp_inboxes), wanted, least))["claimed"]:
+    deadline, most = time.monotonic() + timeout, getattr(client, "most", None)
+    while not (answer := client.run_on_scheduler(_claim, run_id, client.id, list(client.ddp_inboxes), wanted, least, most))["claimed"]:
         if time.monotonic() > deadline:
             raise Error(f"No {least or wanted or 'free'} worker(s) for this launch within {timeout} s: the cluster has {answer['known']}, of which "
                         f"{answer['busy']} run other launches. Start more (WORKERS=…), ask for fewer ranks, or wait for the others.")
@@ -178,7 +180,7 @@ def _placement(client, run_id, wanted, least, timeout):
             client.run_on_scheduler(_release, run_id)
 
 
-def _claim(run_id, client_id, active, wanted, least, dask_scheduler):
+def _claim(run_id, client_id, active, wanted, least, most, dask_scheduler):
     """Runs on the scheduler, whose event loop makes it atomic: no two launches get one worker.
 
     Void are the claims of a dead client, and those of runs that are not `active` any more on a client which had lost its connection.
@@ -189,7 +191,7 @@ def _claim(run_id, client_id, active, wanted, least, dask_scheduler):
             del claims[address]
     known = [address for address, worker in dask_scheduler.workers.items() if worker.status.name == "running"]
     free = sorted((address for address in known if address not in claims), key=lambda a: dask_scheduler.workers[a].host)
-    count = wanted or len(known)
+    count = wanted or min(most or len(known), len(known))
     if len(free) < count:
         count = len(free) if least and len(free) >= least else 0
     if count == 0 or count < (least or 0):

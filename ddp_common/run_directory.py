@@ -208,10 +208,12 @@ class Mirror:
         atexit.unregister(self.finish)
 
 
-def new_directory(name):
-    """A path (or URL) that no other run has, under RUNS (default: `runs/` of the repository, or of the working directory)."""
+def new_directory(name, local=False):
+    """A path (or URL, unless it must be `local`) that no other run has, under RUNS (default: `runs/` of the repository, or of the working directory)."""
     repository = Path(__file__).parent.parent
-    root = os.environ.get("RUNS") or (repository if (repository / "tutorials").is_dir() else Path.cwd()) / "runs"
+    root = os.environ.get("RUNS")
+    if not root or (local and "://" in root):
+        root = (repository if (repository / "tutorials").is_dir() else Path.cwd()) / "runs"
     stamp = time.strftime("%Y-%m-%dT%H-%M-%S")
     if "://" in str(root):
         return f"{str(root).rstrip('/')}/{name}/{stamp}-{uuid.uuid4().hex[:4]}"

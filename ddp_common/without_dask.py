@@ -151,18 +151,26 @@ def start_ranks(launcher, tutorial, workers, restarts):
 
     Raises `RankFailed` with what the launcher knows: the ranks have said the rest themselves.
     """
-    program = ["-m", "ddp_common", "run", tutorial]
+    started = command(launcher, tutorial, workers, restarts)
     cores = len(os.sched_getaffinity(0))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
     if launcher == "srun":
         os.environ["DDP_LAUNCHER"] = "srun"
-        code = _run_srun(["srun", f"--ntasks={workers}", "--kill-on-bad-exit=1", sys.executable, *program])
+        code = _run_srun(started)
         if code in (143, 15):
             raise SystemExit(143)
         if code:
             raise Error(f"srun ended with exit code {code}. What the ranks said stands above; srun names the task that failed first.")
         return
-    _run_torchrun(["--standalone", f"--nproc-per-node={workers}", f"--max-restarts={restarts}", *program])
+    _run_torchrun(started[1:])
+
+
+def command(launcher, tutorial, workers, restarts):
+    """The command line, a list of str, by which torchrun or srun starts the ranks."""
+    program = ["-m", "ddp_common", "run", tutorial]
+    if launcher == "srun":
+        return ["srun", f"--ntasks={workers}", "--kill-on-bad-exit=1", sys.executable, *program]
+    return ["torchrun", "--standalone", f"--nproc-per-node={workers}", f"--max-restarts={restarts}", *program]
 
 
 def _run_srun(command):

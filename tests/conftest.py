@@ -7,7 +7,7 @@ import pytest
 import ddp_common as ddp
 from ddp_common.settings import current
 
-OUTSIDE_SETTINGS = ("RESUME", "PRESET", "SET", "CLUSTER", "WORKERS", "DDP_PROGRESS", "DDP_CHECKPOINTS",
+OUTSIDE_SETTINGS = ("RESUME", "PRESET", "SET", "CLUSTER", "WORKERS", "OPTIONS", "DRY", "DDP_PROGRESS", "DDP_CHECKPOINTS",
                     "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 # A shell starts background jobs deaf to Ctrl-C, and so would be every program that a test interrupts.

@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sinfo", "srun", "sbatch")
-CPUS = 8  # more than the machine may have: Slurm is told not to look
+CPUS = 16  # more than the machine may have: Slurm is told not to look
+MEMORY = 64_000  # MiB; the same
 START_TIMEOUT = 60  # seconds
 
 CONFIGURATION = """
@@ -44,7 +45,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.log
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory={memory} State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -64,7 +65,7 @@ def running_slurm(folder):
     for name in ("state", "spool", "munge"):
         (folder / name).mkdir(parents=True)
     configuration = folder / "slurm.conf"
-    configuration.write_text(CONFIGURATION.format(folder=folder, host=host, cpus=CPUS, controller_port=free_port(), node_port=free_port()))
+    configuration.write_text(CONFIGURATION.format(folder=folder, host=host, cpus=CPUS, memory=MEMORY, controller_port=free_port(), node_port=free_port()))
     environment = {"SLURM_CONF": str(configuration), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
     everything = {**os.environ, **environment}
     subprocess.run(["mungekey", "--create", "--keyfile", folder / "munge" / "key"], env=everything, check=True)
