@@ -52,11 +52,19 @@ class Attempt:
         """Start the ranks, follow them, and have them gone; returns rank 0's result. `previous` is the failure that this is a restart for."""
         Attempt.running += 1
         try:
-            self._start(payload, previous, number)
+            self._start_or_say_who_is_missing(payload, previous, number)
             return self._follow()
         finally:
             self._end()
             Attempt.running -= 1
+
+    def _start_or_say_who_is_missing(self, *arguments):
+        try:
+            self._start(*arguments)
+        except OSError as error:  # no connection to a worker: it has left since it was chosen
+            if not (unreachable := [rank for rank, address in enumerate(self.addresses) if address in str(error)]):
+                raise
+            raise self._describe(RankFailed, unreachable[0], f"failed: its worker at {self.addresses[unreachable[0]]} cannot be reached.", "") from None
 
     def _start(self, payload, previous, number):
         """Write config.json, settle where checkpoints are, open the store's socket on rank 0's worker, submit one pinned task per rank."""

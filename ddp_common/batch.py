@@ -37,7 +37,7 @@ def slurm_states(ids):
     states = {}
     for job, state, reason in (line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2):
         kind = QUEUED if state in ("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED") else RUNNING if state == "RUNNING" else ENDED
-        states[job] = kind, reason if kind == QUEUED else f"{state}, {reason}" if reason not in ("None", "") else state
+        states[job] = kind, reason.replace("None", "just submitted") if kind == QUEUED else f"{state}, {reason}" if reason not in ("None", "") else state
     return {job: states[job] for job in ids if job in states}
 
 
@@ -105,8 +105,9 @@ def job_options(profile, directory):
 
 
 def job_warning(profile):
-    """Seconds before a job's time limit that its rank is told: the profile's, but no more than a quarter of the job."""
-    return min(profile["warning"], seconds_of(profile["options"].get("walltime")) // 4)
+    """Seconds before a job's time limit that its rank is told: the profile's; for a job that is no longer than that, a quarter of it."""
+    limit = seconds_of(profile["options"].get("walltime"))
+    return profile["warning"] if profile["warning"] < limit else limit // 4
 
 
 def system_of(profile):
@@ -149,7 +150,7 @@ class Jobs:
         if shutil.which(self.system.commands[0]) is None:
             raise Error(f"There is no {self.system.commands[0]} here: {profile['cluster']} submits its jobs with it. Log in to a host of the cluster that "
                         "has the batch system's commands (`module load` may bring them), or use CLUSTER=local. DRY=1 prints the job script anywhere.")
-        self.warning = job_warning(profile)
+        self.warning, self.arrived = job_warning(profile), set()  # names of jobs whose workers have been there
         self.directory = Path(new_directory("clusters", local=True)).absolute()
         self.directory.chmod(0o700)
         self._write_credentials()
@@ -188,6 +189,14 @@ class Jobs:
             raise Error(f"{self.system.name} refused the job: {(said[1] if said else str(error)).strip()}\nChange the profile, or for once "
                         "OPTIONS=\"queue=… account=… walltime=…\". DRY=1 prints the job script; `make doctor` lists the queues.") from None
 
+    def job_of(self, worker):
+        """The name of the job that a worker, as the scheduler describes it, is in."""
+        name = str(worker["name"])
+        return name if name in self.cluster.worker_spec else name.rpartition("-")[0]  # one of several in a job
+
+    def note_arrivals(self, workers):
+        self.arrived.update(map(self.job_of, workers.values()))
+
     def states(self):
         """Name of a job -> (pending, running or ended; why). None if the batch system does not answer."""
         ids = {name: job.job_id for name, job in self.cluster.workers.items() if job.job_id}
@@ -197,10 +206,14 @@ class Jobs:
             return None
         return {name: known.get(job, (ENDED, "no longer in the queue")) for name, job in ids.items()}
 
-    def replace(self, names):
-        """Cancel these jobs, as far as they live, and forget them; `submit` then makes others."""
-        for name in names:
+    def cancel(self, names):
+        """Cancel these jobs (a dict: name -> why), as far as they live, and forget them."""
+        for name, why in names.items():
+            print(f"Job {self.cluster.workers[name].job_id} makes room for a new one: {why}", file=sys.stderr, flush=True)
             self.cluster.worker_spec.pop(name, None)
+            self.arrived.discard(name)
+        if names:
+            self.cluster.sync(lambda: self.cluster)  # now: Dask may give one of these names to the next job
 
     def log(self, name):
         """The end of what a job has printed, with the path; a sentence if there is nothing."""

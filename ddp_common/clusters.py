@@ -24,6 +24,7 @@ from ddp_common.errors import Error
 from ddp_common.profiles import gpus, number_of_workers, read_profile
 
 SILENCE_TIMEOUT = "11s"  # after which a connection to a host that has vanished counts as closed; Dask takes no less
+GONE_TIMEOUT = 15  # seconds that the workers of cancelled jobs have to leave
 ANSWER_TIMEOUT = 10  # seconds that a scheduler has to answer at an address
 
 
@@ -44,22 +45,29 @@ class ClusterClient(Client):
         return min(self.most or there, there)
 
     def workers(self):
-        """What the scheduler knows of its workers: address -> dict."""
-        return self.scheduler_info(n_workers=-1)["workers"]
+        """What the scheduler knows of its workers that are ready to work: address -> dict."""
+        return {address: worker for address, worker in self.scheduler_info(n_workers=-1)["workers"].items() if worker["status"] == "running"}
 
     def make_ready(self, failed):
         """Before a launch: jobs that have ended, or after a failure are about to, are submitted anew and waited for."""
         if self.jobs is None or (not failed and len(self.workers()) >= self.expected):
             return
-        states, ending = self.jobs.states() or {}, set()
+        ending = {}
         if failed:
-            names = {address: str(worker["name"]) for address, worker in self.workers().items()}
-            for address, left in self.run(batch.time_left, on_error="ignore").items():
-                if left < 1.5 * self.jobs.warning:
-                    ending |= {job for job in states if names.get(address) == job or names.get(address, "").startswith(f"{job}-")}
-        self.jobs.replace([name for name, (kind, _) in states.items() if kind == batch.ENDED or name in ending])
+            jobs = {address: self.jobs.job_of(worker) for address, worker in self.workers().items()}
+            left = self.run(batch.time_left, on_error="ignore")
+            ending = {jobs[address]: "its time limit is near" for address, seconds in left.items() if address in jobs and seconds < 1.5 * self.jobs.warning}
+        self.replace({**ending, **ended(self.jobs.states())})
         self.jobs.submit(self.expected)
         _wait(self, self.expected, at_least=1)
+
+    def replace(self, jobs):
+        """Cancel jobs (a dict: name -> why) and wait until their workers are gone; `jobs.submit` then makes others."""
+        leaving = {address for address, worker in self.workers().items() if self.jobs.job_of(worker) in jobs}
+        self.jobs.cancel(jobs)
+        deadline = time.monotonic() + GONE_TIMEOUT
+        while leaving & set(self.workers()) and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def close(self, *args, **kwargs):
         cluster, self.cluster = self.cluster, None
@@ -213,32 +221,50 @@ def describe(name, workers=None, tutorial="TUTORIAL"):
 def _wait(client, count, at_least=None):
     """Until `count` workers are there; or, once the time is over, `at_least` so many. Says what the queue says whenever it changes."""
     began, looked, said = time.monotonic(), 0.0, None
-    while (there := len(workers := client.workers())) < count:
+    while (there := len(client.workers())) < count:
         now = time.monotonic()
         if client.jobs is not None and now - looked > batch.LOOK_INTERVAL:
-            states, looked = client.jobs.states(), now
-            line = f"Waiting for workers: {there} of {count}. Jobs: {batch.summary(states) if states is not None else 'the queue does not answer'}"
+            states, looked = _look_at_jobs(client), now
+            line = f"Waiting for workers: {there} of {count}. Jobs: {batch.summary(states)}"
             if line != said:
                 print(line, file=sys.stderr, flush=True)
             said = line
-            arrived = {str(worker["name"]) for worker in workers.values()}
-            for job, (kind, reason) in (states or {}).items():
-                if kind == batch.ENDED and job not in arrived:
-                    raise Error(f"Job {client.cluster.workers[job].job_id} ended before its worker came ({reason}). {client.jobs.log(job)}\nSet right what "
-                                "it says; DRY=1 prints the job script, `make doctor` checks the usual causes.")
         if now - began > client.timeout:
             if at_least and there >= at_least:
                 print(f"Going on with {there} of {count} workers: the others did not come within {client.timeout:g} s.", file=sys.stderr)
                 return
-            raise Error(_too_late(client, there, count, said))
+            raise Error(_too_late(client, there, count))
         time.sleep(0.05)
+    if client.jobs is not None:
+        client.jobs.note_arrivals(client.workers())
 
 
-def _too_late(client, there, count, said):
+def _look_at_jobs(client):
+    """The jobs' states. Those that have ended are submitted anew if their workers had been there, else it is an `Error`."""
+    client.jobs.note_arrivals(client.workers())
+    states = client.jobs.states() or {}
+    over = ended(states)
+    for job, reason in over.items():
+        if job not in client.jobs.arrived:
+            raise Error(f"Job {client.cluster.workers[job].job_id} ended before its worker came ({reason}).\n{client.jobs.log(job)}\nSet right what it "
+                        "says; DRY=1 prints the job script, `make doctor` checks the usual causes.")
+    if over:
+        client.replace(over)
+        client.jobs.submit(client.expected)
+    return states
+
+
+def ended(states):
+    """Of the jobs in `states` (None: the queue does not answer) those that are over: name -> why."""
+    return {job: reason for job, (kind, reason) in (states or {}).items() if kind == batch.ENDED}
+
+
+def _too_late(client, there, count):
     message = f"{there} of {count} workers came within {client.timeout:g} s."
     if client.jobs is None:
         return f"{message} Look at the workers' log, or ask for fewer: WORKERS={max(there, 1)}."
-    states, arrived = client.jobs.states() or {}, {str(worker["name"]) for worker in client.workers().values()}
-    logs = "\n".join(client.jobs.log(job) for job, (kind, _) in states.items() if kind == batch.RUNNING and job not in arrived)
-    return (f"{message} {client.jobs.system.name} says of the jobs: {batch.summary(states)}. They were cancelled.\n" + (f"{logs}\n" if logs else "")
+    states = client.jobs.states()
+    queue = batch.summary(states) if states is not None else "nothing, it does not answer"
+    logs = "\n".join(client.jobs.log(job) for job, (kind, _) in (states or {}).items() if kind == batch.RUNNING and job not in client.jobs.arrived)
+    return (f"{message} {client.jobs.system.name} says of the jobs: {queue}. They were cancelled.\n" + (f"{logs}\n" if logs else "")
             + f"Wait longer (OPTIONS=\"timeout=3600\"), ask for fewer (WORKERS={max(there, 1)}) or for another queue (OPTIONS=\"queue=…\").")

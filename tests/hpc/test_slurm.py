@@ -10,24 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from slurm_here import running_slurm, why_not
+from slurm_here import why_not
 
 from ddp_common.checkpoint import checkpoints, newest
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = "epochs=2 hidden=16 batch_size=512"  # 388 steps
 PATIENCE = 120  # seconds for a job on a busy machine
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    """The environment of Slurm's commands, for a cluster that is there for this module."""
-    folder = tmp_path_factory.mktemp("slurm")
-    folder.chmod(0o755)
-    with running_slurm(folder) as variables:
-        yield {**os.environ, **variables, "PYTHON": sys.executable, "TUTORIAL": "pets", "SET": SETTINGS, "DDP_PROGRESS": "lines"}
 
 
 def submit(slurm, folder, *options, **variables):

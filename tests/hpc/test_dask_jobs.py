@@ -1,0 +1,275 @@
+"""CLUSTER=slurm and CLUSTER=pbs: Dask workers that are jobs of a real Slurm, for PBS behind its own qsub, qstat and qdel."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from distributed import Client
+from distributed.security import Security
+from slurm_here import why_not
+
+import ddp_common as ddp
+from ddp_common import Error
+from ddp_common.checkpoint import checkpoints, newest
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 120  # seconds for what takes a few on an idle machine
+JOB = "cores=1 memory=1GiB"
+OPTIONS = {"slurm": JOB, "pbs": f"{JOB} resource_spec=nodes=1:ppn=1"}
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")
+
+
+@pytest.fixture(params=["slurm", "pbs"])
+def system(request):
+    """A batch system of which all three commands are here."""
+    if request.param == "pbs" and shutil.which("qsub") is None:
+        pytest.skip("no qsub here (Debian: apt install slurm-wlm-torque)")
+    return request.param
+
+
+@pytest.fixture
+def here(slurm, monkeypatch, tmp_path):
+    """This process can submit jobs, from an empty folder; what it submits is small."""
+    for name in ("PATH", "SLURM_CONF"):
+        monkeypatch.setenv(name, slurm[name])
+    monkeypatch.setenv("OPTIONS", JOB)
+    monkeypatch.chdir(tmp_path)
+
+
+def make_run(slurm, folder, system="slurm", **variables):
+    """Start the command behind `make run`, two workers by default; its output is in `folder`/output."""
+    folder.mkdir(exist_ok=True)
+    variables = {"CLUSTER": system, "WORKERS": "2", "OPTIONS": OPTIONS[system], "CHECKPOINT": str(folder / "run"), "RUNS": str(folder / "runs"), **variables}
+    with open(folder / "output", "w") as output:
+        return subprocess.Popen([sys.executable, "-m", "ddp_common", "run", "pets"], cwd=folder, env={**slurm, **variables}, stdout=output, stderr=output)
+
+
+def finish(process, folder):
+    """(exit code, what it said)."""
+    process.wait(PATIENCE)
+    return process.returncode, (folder / "output").read_text()
+
+
+def jobs(slurm):
+    """The numbers of the jobs that wait or run."""
+    return subprocess.run(["squeue", "--noheader", "--format=%i"], env=slurm, capture_output=True, text=True).stdout.split()
+
+
+def wait_until(condition, within=PATIENCE):
+    deadline = time.monotonic() + within
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return value
+
+
+def weights(directory):
+    return torch.load(newest(directory / "checkpoints"))["model"]
+
+
+def equal(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(slurm, tmp_path_factory):
+    """The run directory of two ranks on this machine, without a batch system."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    code, said = finish(make_run(slurm, folder, CLUSTER="local", OPTIONS=""), folder)
+    assert code == 0, said
+    return folder / "run"
+
+
+def test_two_jobs_train_and_leave_nothing_but_logs(slurm, system, undisturbed, tmp_path):
+    code, said = finish(make_run(slurm, tmp_path, system), tmp_path)
+    assert code == 0, said
+    assert equal(weights(tmp_path / "run"), weights(undisturbed))
+    (cluster,) = (tmp_path / "runs" / "clusters").iterdir()
+    assert cluster.stat().st_mode & 0o777 == 0o700
+    assert sum("Starting Worker plugin ddp-preload" in path.read_text() for path in cluster.iterdir()) == 2
+    assert not list(cluster.glob("*.pem"))
+    wait_until(lambda: not jobs(slurm))
+
+
+def test_three_runs_at_once_do_not_meet(slurm, undisturbed, tmp_path):
+    folders = [tmp_path / name for name in ("one", "two", "three")]
+    processes = [make_run(slurm, folder) for folder in folders]
+    for process, folder in zip(processes, folders):
+        code, said = finish(process, folder)
+        assert code == 0, said
+        assert equal(weights(folder / "run"), weights(undisturbed))
+
+
+def test_a_job_that_is_cancelled_in_the_middle_is_submitted_again_and_the_weights_are_the_same(slurm, system, undisturbed, tmp_path):
+    process = make_run(slurm, tmp_path, system, RESTARTS="2")
+    wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
+    subprocess.run(["scancel" if system == "slurm" else "qdel", jobs(slurm)[0]], env=slurm, check=True)
+    code, said = finish(process, tmp_path)
+    assert code == 0, said
+    assert re.search(r"Restart 1 on 2 rank\(s\) from step [1-9]\d*\. Why: (Rank \d of 2 on \S+ failed|The run was told to stop)", said), said
+    assert re.search(r"Job \d+ makes room for a new one: ", said), said
+    assert equal(weights(tmp_path / "run"), weights(undisturbed))
+
+
+def test_near_the_time_limit_ranks_save_and_the_run_goes_on_in_new_jobs(slurm, tmp_path):
+    """Slurm's shortest limit is a minute; ranks are told 45 s before, so that they train for a quarter of it."""
+    longer = {"SET": "epochs=12 hidden=16 batch_size=512 seed=3", "RESTARTS": "4"}
+    code, said = finish(make_run(slurm, tmp_path, OPTIONS=f"{JOB} walltime=00:01:00 warning=45", **longer), tmp_path)
+    assert code == 0, said
+    assert re.search(r"Job \d+ makes room for a new one: its time limit is near", said), said
+    assert re.search(r"Restart 1 on 2 rank\(s\) from step [1-9]\d*\. Why: The run was told to stop: rank [01, ]+ on \S+ got SIGTERM", said), said
+    log = "".join(path.read_text() for path in (tmp_path / "runs" / "clusters").glob("*/*"))
+    assert re.search(r"4\d s before this job's time limit: the rank is told to save and leave", log)
+    alone = tmp_path / "alone"
+    code, said = finish(make_run(slurm, alone, CLUSTER="local", OPTIONS="", **longer), alone)
+    assert code == 0, said
+    assert equal(weights(tmp_path / "run"), weights(alone / "run"))
+
+
+def test_without_restarts_the_time_limit_ends_the_run_with_the_command_to_go_on(slurm, tmp_path):
+    code, said = finish(make_run(slurm, tmp_path, OPTIONS=f"{JOB} walltime=00:01:00 warning=50", SET="epochs=100 hidden=16"), tmp_path)
+    assert code == 143
+    assert "make run TUTORIAL=pets RESUME=" in said or re.search(r"the newest checkpoint is step-\d+\.pt", said), said
+
+
+# What goes wrong before there is a worker
+
+
+def refusal(slurm, tmp_path, system="slurm", **variables):
+    code, said = finish(make_run(slurm, tmp_path, system, **variables), tmp_path)
+    assert code == 1, said
+    assert "Traceback" not in said
+    wait_until(lambda: not jobs(slurm))
+    assert not list((tmp_path / "runs").rglob("*.pem"))
+    return said
+
+
+def test_a_partition_that_does_not_exist_is_named_in_slurms_words(slurm, tmp_path):
+    said = refusal(slurm, tmp_path, OPTIONS=f"{JOB} queue=nowhere")
+    assert "Slurm refused the job: sbatch: error: invalid partition specified: nowhere" in said
+    assert 'Change the profile, or for once OPTIONS="queue=… account=… walltime=…".' in said
+
+
+def test_a_queue_that_does_not_exist_is_named_by_pbs_too(slurm, tmp_path):
+    if shutil.which("qsub") is None:
+        pytest.skip("no qsub here (Debian: apt install slurm-wlm-torque)")
+    said = refusal(slurm, tmp_path, "pbs", OPTIONS=f"{OPTIONS['pbs']} queue=nowhere")
+    assert "PBS refused the job" in said and "nowhere" in said
+
+
+def test_a_request_that_no_node_can_fulfil_is_refused_at_once(slurm, tmp_path):
+    assert "Slurm refused the job: sbatch: error:" in refusal(slurm, tmp_path, OPTIONS="cores=1 memory=900GiB")
+
+
+def test_jobs_that_never_start_end_the_wait_with_the_queues_own_reason(slurm, tmp_path):
+    subprocess.run(["scontrol", "update", "PartitionName=main", "State=DOWN"], env=slurm, check=True)
+    try:
+        said = refusal(slurm, tmp_path, OPTIONS=f"{JOB} timeout=4")
+    finally:
+        subprocess.run(["scontrol", "update", "PartitionName=main", "State=UP"], env=slurm, check=True)
+    assert "Waiting for workers: 0 of 2. Jobs: 2 pending (PartitionDown)" in said
+    assert "0 of 2 workers came within 4 s. Slurm says of the jobs: 2 pending (PartitionDown). They were cancelled." in said
+    assert 'Wait longer (OPTIONS="timeout=3600"), ask for fewer (WORKERS=1) or for another queue (OPTIONS="queue=…").' in said
+
+
+def test_a_job_that_dies_at_start_is_noticed_within_seconds_with_its_log(slurm, system, tmp_path):
+    began = time.monotonic()
+    said = refusal(slurm, tmp_path, system, OPTIONS=f"{OPTIONS[system]} python=/no/such/python")
+    assert time.monotonic() - began < 30  # the profile would wait for ten minutes
+    assert re.search(r"Job \d+ ended before its worker came \(", said), said
+    assert "/no/such/python: No such file or directory" in said
+
+
+def test_a_misspelt_option_is_named(slurm, tmp_path):
+    assert "unexpected keyword argument 'quue'" in refusal(slurm, tmp_path, OPTIONS=f"{JOB} quue=main")
+
+
+def test_without_the_commands_of_the_batch_system_it_says_so(slurm, system, tmp_path):
+    said = refusal(slurm, tmp_path, system, PATH=str(tmp_path))
+    assert f"There is no {'sbatch' if system == 'slurm' else 'qsub'} here" in said and "DRY=1" in said
+
+
+def test_ctrl_c_while_jobs_wait_leaves_none_in_the_queue(slurm, tmp_path):
+    subprocess.run(["scontrol", "update", "PartitionName=main", "State=DOWN"], env=slurm, check=True)
+    try:
+        process = make_run(slurm, tmp_path)
+        wait_until(lambda: "2 pending" in (tmp_path / "output").read_text())
+        process.send_signal(signal.SIGINT)
+        code, said = finish(process, tmp_path)
+        assert code == 130 and "Stopped." in said and "Traceback" not in said
+        wait_until(lambda: not jobs(slurm))
+    finally:
+        subprocess.run(["scontrol", "update", "PartitionName=main", "State=UP"], env=slurm, check=True)
+    assert not list((tmp_path / "runs").rglob("*.pem"))
+
+
+def test_jobs_end_by_themselves_when_the_program_that_submitted_them_is_killed(slurm, tmp_path):
+    process = make_run(slurm, tmp_path, SET="epochs=100 hidden=16")
+    wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
+    process.kill()
+    process.wait()
+    wait_until(lambda: not jobs(slurm), within=60)
+
+
+# Who may connect
+
+
+def test_a_client_without_the_credentials_of_the_run_is_refused(slurm, here):
+    with ddp.connect("slurm", workers=1) as client:
+        address = client.scheduler.address
+        assert address.startswith("tls://")
+        for name in ("cert.pem", "key.pem"):
+            assert (client.jobs.directory / name).stat().st_mode & 0o777 == 0o600
+        for stranger, security in ((address.replace("tls://", "tcp://"), None), (address, Security.temporary())):
+            with pytest.raises(OSError):
+                Client(stranger, security=security, timeout=3)
+        (worker,) = client.workers()
+        with pytest.raises(OSError):  # a worker runs code, too
+            Client(worker.replace("tls://", "tcp://"), timeout=3)
+        with pytest.raises(Error, match="no Dask scheduler could be reached"):
+            ddp.connect(address)
+        assert ddp.launch(client, ddp.world_size).result == 1
+
+
+def test_web_pages_of_scheduler_and_workers_listen_on_loopback_only(slurm, here):
+    with ddp.connect("slurm", workers=1) as client:
+        assert "://127.0.0.1:" in client.dashboard_link
+        ports = client.run(lambda dask_worker: [socket.getsockname() for server in (dask_worker.http_server,) for socket in
+                                                (each for each in server._sockets.values())])
+        assert all(host == "127.0.0.1" for sockets in ports.values() for host, *_ in sockets)
+
+
+def test_a_second_launch_finds_the_same_jobs_and_a_cancelled_one_is_replaced_before_it(slurm, here):
+    with ddp.connect("slurm", workers=2) as client:
+        before = set(jobs(slurm))
+        assert ddp.launch(client, ddp.world_size).result == 2
+        assert set(jobs(slurm)) == before
+        subprocess.run(["scancel", min(before)], env=slurm, check=True)
+        wait_until(lambda: len(client.workers()) == 1)
+        assert ddp.launch(client, ddp.world_size).result == 2
+        assert set(jobs(slurm)) != before
+
+
+# The client as a job
+
+
+def test_the_job_script_submits_the_client_which_submits_the_workers(slurm, system, undisturbed, tmp_path):
+    (tmp_path / "clusters").symlink_to(ROOT / "clusters")
+    script, command = ("clusters/batch/pets.sbatch", "sbatch") if system == "slurm" else ("clusters/batch/pets.pbs", "qsub")
+    subprocess.run([command, script], cwd=tmp_path, check=True, capture_output=True,
+                   env={**slurm, "OPTIONS": OPTIONS[system], "CHECKPOINT": str(tmp_path / "run"), "RUNS": str(tmp_path / "runs")})
+    wait_until(lambda: len(jobs(slurm)) == 3)  # the client and two workers
+    wait_until(lambda: not jobs(slurm))
+    logs = "".join(path.read_text() for path in tmp_path.glob("pets-*.log"))
+    assert "Done in" in logs, logs
+    assert equal(weights(tmp_path / "run"), weights(undisturbed))
+
+
