@@ -16,7 +16,7 @@ import time
 import dask
 
 from ddp_common import checks
-from ddp_common.checks import FAILED, OK, SKIPPED, WARNING, Finding
+from ddp_common.checks import FAILED, SKIPPED, WARNING, Finding
 from ddp_common.clusters import connect, read_profile
 from ddp_common.errors import Error
 from ddp_common.launch import whole_number
