@@ -9,7 +9,7 @@ TUTORIAL ?=
 # arguments of pip for torch and torchvision; empty: the build that pip offers on this machine
 TORCH    ?=
 
-.PHONY: help setup run lab data test sync bench fault-lab clean
+.PHONY: help setup run lab data test sync bench doctor fault-lab clean
 
 help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
@@ -25,6 +25,7 @@ help:
 	@echo 'make test                   run all tests, the notebooks included'
 	@echo 'make sync                   write the notebooks from the scripts (TUTORIAL=pets: only this one)'
 	@echo 'make bench                  measure launch, steps, data, faults; print ratios, write runs/bench*.json'
+	@echo 'make doctor CLUSTER=slurm   check what usually goes wrong on a cluster; say what to do'
 	@echo 'make fault-lab              break two ranks in every known way; print what became of it'
 	@echo 'make setup                  only install, into $(VENV)/'
 	@echo '     TORCH="--index-url URL"  take torch and torchvision from the index that pytorch.org'
@@ -67,6 +68,9 @@ bench: $(STAMP)
 	@$(PYTHON) tests/benchmarks/bench.py
 	@$(PYTHON) tests/benchmarks/mnist.py
 	@$(PYTHON) tests/benchmarks/faults.py
+
+doctor: $(STAMP)
+	@$(PYTHON) -m ddp_common doctor
 
 fault-lab: $(STAMP)
 	@$(PYTHON) -m ddp_common fault-lab

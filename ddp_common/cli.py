@@ -1,4 +1,4 @@
-"""The command line: `python -m ddp_common run|data …`. The Makefile is a thin skin over it.
+"""The command line: `python -m ddp_common run|data|doctor …`. The Makefile is a thin skin over it.
 
 A tutorial is one file for the notebook and for the command line. `run` executes its cells from top to bottom as a notebook does, but
 for those tagged as part of the lesson (proofs, exercises, demonstrations): what is left is the job itself.
@@ -172,3 +172,14 @@ def fault_lab():
     from ddp_common import fault_lab
 
     fault_lab.main(click.echo)
+
+
+@main.command()
+@click.option("--cluster", envvar="CLUSTER", help="profile in clusters/, a .yaml file, or the address of a scheduler  [default: local]")
+@click.option("--workers", envvar="WORKERS", help="number of workers to look at  [default: 2]")
+def doctor(cluster, workers):
+    """Check what usually goes wrong on a cluster, and say what to do."""
+    from ddp_common.doctor import examine
+
+    if not examine(cluster, workers, click.echo):
+        sys.exit(1)

@@ -44,7 +44,7 @@ def code_lines(path):
 
 def test_the_package_stays_small():
     assert max(len(path.read_text().splitlines()) for path in MODULES) <= 300
-    assert sum(code_lines(path) for path in MODULES) <= 3_200
+    assert sum(code_lines(path) for path in MODULES) <= 3_400
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
@@ -56,7 +56,7 @@ def test_no_function_is_longer_than_sixty_lines(path):
 
 def test_make_help_names_every_command():
     said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for command in ("setup", "run", "lab", "data", "test", "sync", "bench", "fault-lab"):
+    for command in ("setup", "run", "lab", "data", "test", "sync", "bench", "doctor", "fault-lab"):
         assert f"make {command}" in said
 
 
