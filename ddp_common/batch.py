@@ -244,8 +244,11 @@ def summary(states):
 
 
 def time_left():
-    """Seconds until the job's time limit; infinite without one."""
-    end = float(os.environ.get("DDP_JOB_END", "inf"))
+    """Seconds until the job's time limit; infinite without one, or without one that is a number."""
+    try:
+        end = float(os.environ.get("DDP_JOB_END", "inf"))
+    except ValueError:
+        end = float("inf")
     return end - time.time() if end < UNLIMITED else float("inf")
 
 

@@ -5,7 +5,6 @@ also a worker with another ddp_common can be looked at. Promises: none of them w
 """
 
 import contextlib
-import hashlib
 import os
 import platform
 import shutil
@@ -15,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-from importlib import metadata, resources
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +22,7 @@ import psutil
 from dask.system import cpu_count
 from distributed.comm import get_address_host
 
+from ddp_common import shipping
 from ddp_common.launch import launch
 from ddp_common.run_directory import new_directory
 
@@ -67,11 +66,7 @@ def interface_towards(host):
 
 def versions():
     """What must be the same everywhere; of ddp_common a digest of its source."""
-    source = hashlib.sha256()
-    for file in sorted(resources.files("ddp_common").iterdir(), key=lambda file: file.name):
-        source.update(file.read_bytes() if file.name.endswith(".py") else b"")
-    installed = {name: next((found.version for found in metadata.distributions(name=name)), "missing") for name in ("torch", "distributed")}
-    return {"python": platform.python_version(), **installed, "ddp_common": source.hexdigest()[:8]}
+    return {**shipping.installed(), "python": platform.python_version()}
 
 
 def check_versions(client, workers):

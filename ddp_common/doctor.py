@@ -15,11 +15,12 @@ import time
 
 import dask
 
-from ddp_common import checks
+from ddp_common import batch, checks
 from ddp_common.checks import FAILED, SKIPPED, WARNING, Finding
-from ddp_common.clusters import connect, read_profile
+from ddp_common.clusters import connect
 from ddp_common.errors import Error
 from ddp_common.launch import whole_number
+from ddp_common.profiles import read_profile
 
 QUERY_TIMEOUT = 30  # seconds for the batch system to answer
 ROW, WIDTH = "{:<16} {:<90} {}", 90
@@ -150,9 +151,9 @@ def pbs_queues(said):
     return queues
 
 
-BATCH_SYSTEMS = {  # cluster class -> name, commands that it needs, question about its queues, who reads the answer, what a queue is called
-    "SLURMCluster": ("Slurm", ["sbatch", "squeue", "scancel", "sinfo"], ["sinfo", "-a", "-h", "-o", "%P %a"], slurm_partitions, "partition"),
-    "PBSCluster": ("PBS", ["qsub", "qstat", "qdel"], ["qstat", "-Q", "-f"], pbs_queues, "queue"),
+QUEUES = {  # batch system -> question about its queues, who reads the answer, what a queue is called there
+    "Slurm": (["sinfo", "-a", "-h", "-o", "%P %a"], slurm_partitions, "partition"),
+    "PBS": (["qstat", "-Q", "-f"], pbs_queues, "queue"),
 }
 
 
@@ -161,12 +162,11 @@ def _before_the_cluster(name):
         yield Finding("profile", f"none: {name} is the address of a scheduler that runs already")
         return
     settings = read_profile(name)
-    kind = settings["cluster"].rpartition(".")[2]
     yield Finding("profile", f"{name}: {settings['cluster']}")
-    if kind not in BATCH_SYSTEMS:
+    if not batch.is_batch(settings) or (system := batch.system_of(settings).name) not in QUEUES:
         return
-    system, commands, question, read, queue_word = BATCH_SYSTEMS[kind]
-    if missing := [command for command in commands if shutil.which(command) is None]:
+    question, read, queue_word = QUEUES[system]
+    if missing := [command for command in batch.system_of(settings).commands if shutil.which(command) is None]:
         yield Finding(system, f"not on PATH: {', '.join(missing)}", FAILED, f"Run this where {system} is: on a login node, perhaps after "
                       f"`module load {system.lower()}`. To train on this machine alone, take CLUSTER=local.")
         return
@@ -201,10 +201,9 @@ def _why_no_workers(name):
     if "://" in name:
         return "Is the scheduler running, do its workers run, and does a firewall lie between here and it? For tls:// the certificates must be the same."
     settings = read_profile(name)
-    options = settings["options"]
-    if settings["cluster"].rpartition(".")[2] not in BATCH_SYSTEMS:
+    if not batch.is_batch(settings):
         return "The message names the cause. Close other clusters on this machine, or ask for fewer workers: WORKERS=1."
-    log = options.get("log_directory") or "the folder you started from"
-    return (f"See whether the job waits (squeue, qstat) or has ended, and read its log in {log}. A job starts {options.get('python') or sys.executable}: this file must exist on the compute nodes, so the environment belongs on a "
-            "disk that they see, not into /tmp. A job that runs without its worker coming cannot reach the scheduler here: set "
-            "`interface:` (and scheduler_options: interface) in the profile to the network that login and compute nodes share.")
+    return (f"The message names the cause, and the job's log if there is one. A job starts {settings['options'].get('python') or sys.executable}: this file must "
+            "exist on the compute nodes, so the environment belongs on a disk that they see, not into /tmp. A job that runs without its worker "
+            "coming cannot reach the scheduler here: set `interface:` (and scheduler_options: interface) in the profile to the network that "
+            "login and compute nodes share.")

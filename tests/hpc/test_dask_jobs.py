@@ -20,7 +20,7 @@ from ddp_common import Error
 from ddp_common.checkpoint import checkpoints, newest
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 120  # seconds for what takes a few on an idle machine
+PATIENCE = 240  # seconds for what takes a few on an idle machine
 JOB = "cores=1 memory=1GiB"
 OPTIONS = {"slurm": JOB, "pbs": f"{JOB} resource_spec=nodes=1:ppn=1"}
 
@@ -120,14 +120,14 @@ def test_a_job_that_is_cancelled_in_the_middle_is_submitted_again_and_the_weight
 
 
 def test_near_the_time_limit_ranks_save_and_the_run_goes_on_in_new_jobs(slurm, tmp_path):
-    """Slurm's shortest limit is a minute; ranks are told 45 s before, so that they train for a quarter of it."""
-    longer = {"SET": "epochs=12 hidden=16 batch_size=512 seed=3", "RESTARTS": "4"}
-    code, said = finish(make_run(slurm, tmp_path, OPTIONS=f"{JOB} walltime=00:01:00 warning=45", **longer), tmp_path)
+    """Slurm's shortest limit is a minute; ranks are told 40 s before, so that they train for a third of it."""
+    longer = {"SET": "epochs=6 hidden=16 batch_size=512 seed=3", "RESTARTS": "9"}
+    code, said = finish(make_run(slurm, tmp_path, OPTIONS=f"{JOB} walltime=00:01:00 warning=40", **longer), tmp_path)
     assert code == 0, said
     assert re.search(r"Job \d+ makes room for a new one: its time limit is near", said), said
     assert re.search(r"Restart 1 on 2 rank\(s\) from step [1-9]\d*\. Why: The run was told to stop: rank [01, ]+ on \S+ got SIGTERM", said), said
     log = "".join(path.read_text() for path in (tmp_path / "runs" / "clusters").glob("*/*"))
-    assert re.search(r"4\d s before this job's time limit: the rank is told to save and leave", log)
+    assert re.search(r"[34]\d s before this job's time limit: the rank is told to save and leave", log)
     alone = tmp_path / "alone"
     code, said = finish(make_run(slurm, alone, CLUSTER="local", OPTIONS="", **longer), alone)
     assert code == 0, said

@@ -1,0 +1,150 @@
+"""What would be submitted: DRY=1 for every profile, on a machine without a batch system; extended and overridden profiles."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from ddp_common import Error
+from ddp_common.batch import seconds_of
+from ddp_common.clusters import describe
+from ddp_common.profiles import PROFILES, read_profile
+
+NAMES = sorted(path.stem for path in PROFILES.glob("*.yaml"))
+
+PBS_PRO = """# 2 job(s) such as this one, for 2 rank(s):
+#!/usr/bin/env bash
+
+#PBS -N dask-worker
+#PBS -l select=1:ncpus=8:ngpus=1:mem=32gb
+#PBS -l walltime=01:00:00
+#PBS -e runs/clusters/TIME/
+#PBS -o runs/clusters/TIME/
+exec >> "runs/clusters/TIME/worker-${PBS_JOBID:-$SLURM_JOB_ID}.log" 2>&1
+export DDP_JOB_END=${SLURM_JOB_END_TIME:-$(($(date +%s) + 3600))}  # seconds since 1970
+export DDP_JOB_WARNING=60  # seconds before it, ranks save and leave
+export DASK_DISTRIBUTED__WORKER__DAEMON=False DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s
+PYTHON -m dask_cuda.cli tls://SCHEDULER:PORT --name worker-0 --nthreads 8 --memory-limit 32.00GiB --death-timeout 60 \
+--dashboard-address 127.0.0.1:0 --no-dashboard --protocol tls:// --tls-ca-file runs/clusters/TIME/cert.pem \
+--tls-cert runs/clusters/TIME/cert.pem --tls-key runs/clusters/TIME/key.pem
+"""
+
+
+def dry(tmp_path, **variables):
+    """What `make run DRY=1` prints where no program is on the path; nothing may be left."""
+    done = subprocess.run([sys.executable, "-m", "ddp_common", "run", "pets"], cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, "PATH": str(tmp_path), "DRY": "1", **variables})
+    assert not list(tmp_path.iterdir())
+    return done
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_profile_can_be_printed_on_any_machine(name):
+    text = describe(name)
+    assert "python" in text or "Cluster(" in text
+    if "#!" in text:
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_dry_starts_and_leaves_nothing(tmp_path):
+    done = dry(tmp_path, CLUSTER="slurm", WORKERS="3", OPTIONS="queue=gpu account=abc walltime=02:00:00")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("# 3 job(s) such as this one, for 3 rank(s):\n#!/usr/bin/env bash\n")
+    for line in ("#SBATCH -p gpu", "#SBATCH -A abc", "#SBATCH -t 02:00:00", "#SBATCH --cpus-per-task=2", "#SBATCH --mem=4G", "+ 7200"):
+        assert line in done.stdout
+
+
+@pytest.mark.parametrize(("cluster", "expected"), [("tcp://10.0.0.1:8786", "Nothing would be started: there is a scheduler at tcp://10.0.0.1:8786."),
+                                                   ("torchrun", "torchrun --standalone --nproc-per-node=2"), ("srun", "srun --ntasks=2 --kill-on-bad-exit=1"),
+                                                   ("local", "distributed.LocalCluster(n_workers=2,")])
+def test_dry_says_what_starts_without_jobs(tmp_path, cluster, expected):
+    assert expected in dry(tmp_path, CLUSTER=cluster, WORKERS="2").stdout
+
+
+def test_dry_refuses_what_a_run_would_refuse(tmp_path):
+    done = dry(tmp_path, CLUSTER="slurm", OPTIONS="quue=gpu")
+    assert done.returncode == 1 and "unexpected keyword argument 'quue'" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_script_of_pbs_pro_asks_with_select():
+    assert describe("pbs-gpu").replace(sys.executable, "PYTHON") == PBS_PRO
+
+
+def test_without_a_resource_spec_pbs_is_asked_for_cores_and_memory():
+    assert "#PBS -l select=1:ncpus=2:mem=4096MB\n" in describe("pbs")
+
+
+def test_several_gpus_of_one_job_are_several_ranks(monkeypatch):
+    monkeypatch.setenv("OPTIONS", "processes=4 cores=32 memory=128GiB job_extra_directives=[--gres=gpu:4]")
+    text = describe("slurm-gpu", workers=8)
+    assert text.startswith("# 2 job(s) such as this one, for 8 rank(s):")
+    assert "#SBATCH --gres=gpu:4\n" in text and "--nthreads 8 --memory-limit 32.00GiB" in text and "dask_cuda.cli" in text
+
+
+def test_the_sites_differ_from_what_they_extend_only_where_they_say_so():
+    puhti, base = read_profile("puhti", ""), read_profile("slurm-gpu", "")
+    assert puhti["cluster"] == base["cluster"] and puhti["timeout"] == base["timeout"] == 600
+    assert puhti["options"]["job_extra_directives"] == ["--gres=gpu:v100:1"] and puhti["options"]["worker_command"] == "dask_cuda.cli"
+    sciclone = describe("sciclone")
+    assert sciclone.splitlines()[1] == "#!/usr/bin/env bash"  # not the tcsh of the login shell
+    assert "#PBS -l nodes=1:c18a:ppn=12\n" in sciclone and "--interface ib0" in sciclone
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, text):
+        (tmp_path / name).write_text(textwrap.dedent(text))
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_a_profile_may_extend_one_beside_it(write):
+    write("base.yaml", "cluster: dask_jobqueue.SLURMCluster\ntimeout: 5\noptions: {cores: 3, memory: 1GiB}")
+    profile = read_profile(write("mine.yaml", "extends: base.yaml\noptions: {memory: 2GiB}"), "")
+    assert profile["timeout"] == 5 and profile["options"] == {"cores": 3, "memory": "2GiB"}
+
+
+FAULTS = {
+    "extends_nothing": ("extends: no-such-profile", "There is no cluster profile 'no-such-profile', which"),
+    "extends_itself": ("extends: mine.yaml", "extends itself"),
+    "unknown_key": ("cluster: a.B\nwalltime: 5", "unknown keys: walltime"),
+    "timeout_in_words": ("cluster: a.B\ntimeout: soon", "timeout: 'soon'"),
+    "negative": ("cluster: a.B\nwarning: -5", "warning: -5"),
+    "walltime_in_words": ("extends: slurm\noptions: {walltime: two hours}", "it is written hours:minutes:seconds"),
+    "binary": ("\x00\x01", "valid YAML"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_profile_with_a_fault_is_refused_with_what_is_wrong(write, fault):
+    text, reason = FAULTS[fault]
+    with pytest.raises(Error) as refused:
+        describe(write("mine.yaml", text))
+    assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["queue", "=gpu", "queue='gpu"])
+def test_options_that_are_no_pairs_are_refused_with_how_they_are_written(text):
+    with pytest.raises(Error, match=r"OPTIONS=.* Write OPTIONS="):
+        read_profile("slurm", text)
+
+
+def test_options_reach_the_profile_and_into_its_mappings():
+    profile = read_profile("slurm", "timeout=5 workers=7 cores=12 walltime=12:00:00 scheduler_options.interface=eth1 job_extra_directives='[--exclusive, -C x]'")
+    assert (profile["timeout"], profile["workers"]) == (5, 7)
+    assert profile["options"]["walltime"] == "12:00:00" and profile["options"]["cores"] == 12
+    assert profile["options"]["scheduler_options"] == {"interface": "eth1"}
+    assert profile["options"]["job_extra_directives"] == ["--exclusive", "-C x"]
+
+
+def test_a_walltime_without_quotes_is_the_time_that_was_meant(write):
+    profile = read_profile(write("mine.yaml", "extends: slurm\noptions: {walltime: 12:30:00}"), "")
+    assert profile["options"]["walltime"] == "12:30:00"
+
+
+@pytest.mark.parametrize(("walltime", "seconds"), [("00:01:00", 60), ("02:00:00", 7200), ("1-00:00:00", 86400), ("30:00", 1800)])
+def test_walltimes_are_understood_as_the_batch_systems_do(walltime, seconds):
+    assert seconds_of(walltime) == seconds
