@@ -24,7 +24,7 @@ help:
 	@echo 'make data TUTORIAL=pets     download the full data set (the tutorials work without)'
 	@echo 'make test                   run all tests, the notebooks included'
 	@echo 'make sync                   write the notebooks from the scripts (TUTORIAL=pets: only this one)'
-	@echo 'make bench                  measure launch, steps, data, faults; print ratios, write runs/bench*.json'
+	@echo 'make bench                  measure launch, steps, data, faults, clusters; print ratios, write runs/bench*.json'
 	@echo 'make doctor CLUSTER=slurm   check what usually goes wrong on a cluster; say what to do'
 	@echo 'make fault-lab              break two ranks in every known way; print what became of it'
 	@echo 'make setup                  only install, into $(VENV)/'
@@ -68,6 +68,7 @@ bench: $(STAMP)
 	@$(PYTHON) tests/benchmarks/bench.py
 	@$(PYTHON) tests/benchmarks/mnist.py
 	@$(PYTHON) tests/benchmarks/faults.py
+	@$(PYTHON) tests/benchmarks/clusters.py
 
 doctor: $(STAMP)
 	@$(PYTHON) -m ddp_common doctor

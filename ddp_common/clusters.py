@@ -8,7 +8,9 @@ why; when its client is closed, so is the cluster that it started.
 import contextlib
 import logging
 import os
+import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -47,6 +49,12 @@ class ClusterClient(Client):
     def workers(self):
         """What the scheduler knows of its workers that are ready to work: address -> dict."""
         return {address: worker for address, worker in self.scheduler_info(n_workers=-1)["workers"].items() if worker["status"] == "running"}
+
+    @property
+    def dashboard_link(self):
+        """The address of the dashboard; with jobs, one on this host alone, whatever the scheduler's own address is."""
+        link = super().dashboard_link
+        return re.sub(r"//[^/]*(:\d+)", r"//127.0.0.1\1", link) if self.jobs is not None else link
 
     def make_ready(self, failed):
         """Before a launch: jobs that have ended, or after a failure are about to, are submitted anew and waited for."""
@@ -141,7 +149,7 @@ def _started(profile, wanted):
             client = ClusterClient(cluster.scheduler_address, security=cluster.security)
         client.cluster, client.jobs, client.timeout, client.expected = cluster, jobs, profile["timeout"], count
         if jobs is not None:
-            print(f"Job logs and credentials: {jobs.directory}", file=sys.stderr)
+            print(f"Job logs and credentials: {jobs.directory}\nDashboard, on {socket.gethostname()} only: {client.dashboard_link}", file=sys.stderr)
             jobs.submit(count)
         elif "LocalCluster" not in profile["cluster"]:
             cluster.scale(count)

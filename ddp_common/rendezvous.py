@@ -182,5 +182,5 @@ def _choose_backend(store, place):
         mine = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
     store.set(f"gpu/{place.rank}", mine)
     _wait_for_all(store, place, "gpu")
-    all_gpus = [bytes(store.get(f"gpu/{peer}")).decode() for peer in range(place.world_size)]
+    all_gpus = [bytes(gpu).decode() for gpu in store.multi_get([f"gpu/{peer}" for peer in range(place.world_size)])]  # one question, not one for each
     return "nccl" if all(all_gpus) and len(set(all_gpus)) == place.world_size else "gloo"

@@ -1,0 +1,142 @@
+"""What it takes to start: ranks against time on one machine, and jobs of a real Slurm.
+
+    python tests/benchmarks/clusters.py [--output FILE.json] [--only NAME]
+
+| name  | what                                                                                                                  |
+|-------|-----------------------------------------------------------------------------------------------------------------------|
+| ranks | 1 to 32 ranks (as many as memory allows): form a group, 10 steps of a tiny model, end; a curve in runs/launch-time.png    |
+| slurm | `make run CLUSTER=slurm` to the first step, beyond what `srun hostname` takes; a second launch on the same jobs            |
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+import ddp_common as ddp
+
+REPOSITORY = Path(__file__).parents[2]
+SIZES = (1, 2, 4, 8, 16, 32)
+MEMORY = 0.45  # GiB that a worker takes with its forkserver and its rank, as measured below
+REPEATS = 5
+sys.path.insert(0, str(REPOSITORY / "tests" / "hpc"))
+
+
+def ten_steps():
+    """Train a tiny model; returns when (s since 1970) this rank had its group, and when it had made its steps."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    formed = time.time()
+    model = DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.distributed.barrier()
+    return formed, time.time()
+
+
+def one_launch(client, ranks):
+    """Seconds from the call: until rank 0 has its group, until all have made ten steps, until the call returns."""
+    began = time.time()
+    formed, trained = ddp.launch(client, ten_steps, workers=ranks).result
+    return {"group": formed - began, "steps": trained - began, "end": time.time() - began}
+
+
+def measure_ranks():
+    affordable = int((psutil.virtual_memory().available / 2**30 - 2) / MEMORY)
+    sizes = [size for size in SIZES if size <= affordable]
+    print(f"ranks      {psutil.cpu_count()} cores, {psutil.virtual_memory().available / 2**30:.0f} GiB free: up to {sizes[-1]} ranks", flush=True)
+    free, began = psutil.virtual_memory().available, time.monotonic()
+    curve = {}
+    with ddp.connect("local", workers=sizes[-1]) as client:
+        one_launch(client, sizes[-1])
+        print(f"ranks      {sizes[-1]} workers started and torch imported in each after {time.monotonic() - began:.0f} s; they take "
+              f"{(free - psutil.virtual_memory().available) / 2**30 / sizes[-1]:.2f} GiB each", flush=True)
+        for size in sizes:
+            times = [one_launch(client, size) for _ in range(REPEATS)]
+            curve[size] = {what: statistics.median(each[what] for each in times) for what in times[0]}
+            print(f"ranks      {size:3d}: group {curve[size]['group']:.2f} s, 10 steps {curve[size]['steps']:.2f} s, end {curve[size]['end']:.2f} s", flush=True)
+    draw(curve, REPOSITORY / "runs" / "launch-time.png")
+    return curve
+
+
+def draw(curve, path):
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4))
+    for what, label in (("group", "the process group is formed"), ("steps", "10 steps are made"), ("end", "launch returns")):
+        axes.plot(list(curve), [times[what] for times in curve.values()], marker="o", label=label)
+    axes.set(xscale="log", yscale="log", xlabel="ranks", ylabel="seconds since launch was called",
+             title=f"Launch time, warm, one machine with {psutil.cpu_count()} cores")
+    axes.set_xticks(list(curve), [str(size) for size in curve])
+    axes.legend()
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=100, bbox_inches="tight")
+
+
+def measure_slurm():
+    from slurm_here import running_slurm, why_not
+
+    if reason := why_not():
+        print(f"slurm      skipped: {reason}", flush=True)
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        folder.chmod(0o755)
+        with running_slurm(folder / "slurm") as variables:
+            os.environ.update(variables, OPTIONS="cores=1 memory=1GiB", RUNS=str(folder / "runs"))
+            pairs = [(hostname(), first_step(folder / f"run-{number}")) for number in range(3)]
+            with ddp.connect("slurm", workers=2) as client:
+                ddp.launch(client, ten_steps)
+                again = [one_launch(client, 2)["steps"] for _ in range(REPEATS)]
+    beyond = statistics.median(ours - theirs for theirs, ours in pairs)
+    print(f"slurm      from the command to the first step: {statistics.median(ours for _, ours in pairs):.1f} s; srun hostname "
+          f"{statistics.median(theirs for theirs, _ in pairs):.2f} s: {beyond:.1f} s beyond it (goal <= 20)", flush=True)
+    print(f"slurm      a second launch on the same jobs, to its tenth step: {statistics.median(again):.2f} s (goal <= 0.5)", flush=True)
+    return {"pairs": pairs, "second": again}
+
+
+def hostname():
+    began = time.time()
+    subprocess.run(["srun", "--ntasks=2", "hostname"], check=True, capture_output=True)
+    return time.time() - began
+
+
+def first_step(run):
+    """Seconds from `python -m ddp_common run pets --cluster slurm` to the report of its first step."""
+    began = time.time()
+    subprocess.run([sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", "slurm", "--workers", "2"], check=True, capture_output=True,
+                   cwd=REPOSITORY, env={**os.environ, "CHECKPOINT": str(run), "SET": "epochs=1 hidden=16 batch_size=2048"})
+    with open(run / "metrics.jsonl") as lines:
+        return min(json.loads(line)["time"] for line in lines) - began
+
+
+MEASURES = {"ranks": measure_ranks, "slurm": measure_slurm}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=REPOSITORY / "runs" / "bench-clusters.json", metavar="FILE.json")
+    parser.add_argument("--only", choices=MEASURES, metavar="NAME", help="one of %(choices)s")
+    options = parser.parse_args()
+    results = {name: measure() for name, measure in MEASURES.items() if options.only in (None, name)}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
