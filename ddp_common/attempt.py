@@ -52,7 +52,12 @@ class Attempt:
         """Start the ranks, follow them, and have them gone; returns rank 0's result. `previous` is the failure that this is a restart for."""
         Attempt.running += 1
         try:
-            self._start(payload, previous, number)
+            try:
+                self._start(payload, previous, number)
+            except OSError:  # Dask says so when a worker or the scheduler cannot be reached
+                if (failure := self._failure_at_start()) is None:
+                    raise
+                raise failure from None
             return self._follow()
         finally:
             self._end()
@@ -76,6 +81,16 @@ class Attempt:
                                                    key=f"ddp-rank-{self.run_id}-{rank}", priority=10))
         for rank, future in enumerate(self.futures):
             future.add_done_callback(lambda done, rank=rank: self.inbox.put({"future": rank, "status": done.status}))
+
+    def _failure_at_start(self):
+        """What became of a worker, or the scheduler, that was asked and did not answer; None if both are there."""
+        began = time.monotonic()
+        while not self.ended and self.client.status == "running" and time.monotonic() < began + CAUSE_TIMEOUT:
+            with contextlib.suppress(queue.Empty):
+                self._take(self.inbox.get(timeout=0.02))
+        if self.ended:
+            return self._failure(min(self.ended))
+        return self._lost_scheduler() if self.client.status != "running" else None
 
     def _note_restart(self, previous, number):
         from ddp_common.checkpoint import step_of
@@ -181,7 +196,7 @@ class Attempt:
         code = how.get("exitcode")
         killed_by = signal.Signals(-code).name if code is not None and code < 0 else None
         if how["how"] in ("lost", "cancelled"):
-            cause = "its worker died" if how["how"] == "lost" else "its worker was closed"
+            cause = "its worker died or cannot be reached" if how["how"] == "lost" else "its worker was closed"
         elif how["how"] == "raised":
             cause = how["message"]
         elif killed_by:
