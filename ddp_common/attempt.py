@@ -18,6 +18,7 @@ from distributed.comm import get_address_host
 
 from ddp_common import agent
 from ddp_common.errors import RankFailed, RankStalled, RunStopped, SchedulerLost
+from ddp_common.process import training_stack
 from ddp_common.run_directory import Progress
 from ddp_common.settings import describe
 from ddp_common.transfer import Checkpoints, take_file
@@ -52,19 +53,16 @@ class Attempt:
         """Start the ranks, follow them, and have them gone; returns rank 0's result. `previous` is the failure that this is a restart for."""
         Attempt.running += 1
         try:
-            self._start_or_say_who_is_missing(payload, previous, number)
+            try:
+                self._start(payload, previous, number)
+            except OSError:  # Dask says so when a worker or the scheduler cannot be reached
+                if (failure := self._failure_at_start()) is None:
+                    raise
+                raise failure from None
             return self._follow()
         finally:
             self._end()
             Attempt.running -= 1
-
-    def _start_or_say_who_is_missing(self, *arguments):
-        try:
-            self._start(*arguments)
-        except OSError as error:  # no connection to a worker: it has left since it was chosen
-            if not (unreachable := [rank for rank, address in enumerate(self.addresses) if address in str(error)]):
-                raise
-            raise self._describe(RankFailed, unreachable[0], f"failed: its worker at {self.addresses[unreachable[0]]} cannot be reached.", "") from None
 
     def _start(self, payload, previous, number):
         """Write config.json, settle where checkpoints are, open the store's socket on rank 0's worker, submit one pinned task per rank."""
@@ -84,6 +82,16 @@ class Attempt:
                                                    key=f"ddp-rank-{self.run_id}-{rank}", priority=10))
         for rank, future in enumerate(self.futures):
             future.add_done_callback(lambda done, rank=rank: self.inbox.put({"future": rank, "status": done.status}))
+
+    def _failure_at_start(self):
+        """What became of a worker, or the scheduler, that was asked and did not answer; None if both are there."""
+        began = time.monotonic()
+        while not self.ended and self.client.status == "running" and time.monotonic() < began + CAUSE_TIMEOUT:
+            with contextlib.suppress(queue.Empty):
+                self._take(self.inbox.get(timeout=0.02))
+        if self.ended:
+            return self._failure(min(self.ended))
+        return self._lost_scheduler() if self.client.status != "running" else None
 
     def _note_restart(self, previous, number):
         from ddp_common.checkpoint import step_of
@@ -189,7 +197,7 @@ class Attempt:
         code = how.get("exitcode")
         killed_by = signal.Signals(-code).name if code is not None and code < 0 else None
         if how["how"] in ("lost", "cancelled"):
-            cause = "its worker died" if how["how"] == "lost" else "its worker was closed"
+            cause = "its worker died or cannot be reached" if how["how"] == "lost" else "its worker was closed"
         elif how["how"] == "raised":
             cause = how["message"]
         elif killed_by:
@@ -232,7 +240,7 @@ class Attempt:
         asking.start()
         asking.join(STACKS_TIMEOUT)
         found = {rank: answers.get(address) for rank, address in alive.items()}
-        stacks = {rank: _training_stack(answer[1]) if answer else "(no answer from its worker)" for rank, answer in found.items()}
+        stacks = {rank: training_stack(answer[1]) if answer else "(no answer from its worker)" for rank, answer in found.items()}
         rank, why = self._who_is_to_blame(stalled, found, stacks)
         details = "Where each rank is, innermost call first:\n" + "\n".join(f"[rank {r}]\n{stack}" for r, stack in stacks.items())
         self.directory.log(f"rank {rank} stalled: {why}\n{details}")
@@ -292,13 +300,3 @@ class Attempt:
             if problem := self.checkpoints.close(lost):
                 self.directory.log(f"the newest checkpoint could not be fetched: {problem}")
         self.progress.close()
-
-
-def _training_stack(text):
-    """Of the stacks of all threads, the part that is the user's and torch's: that of the main thread, without the launcher."""
-    for thread in text.split("\n\n"):
-        lines = thread.strip().splitlines()
-        launcher = [number for number, line in enumerate(lines) if "ddp_common/process.py" in line and line.endswith(" in main")]
-        if launcher:
-            return "\n".join(lines[1:launcher[0]])
-    return text

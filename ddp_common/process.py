@@ -88,3 +88,13 @@ def _pickle_result(result):
         raise TypeError(f"The training function returned something that cannot be pickled ({error}). Return tensors, numbers, "
                         f"a state_dict, or lists and dicts of these; not {type(result).__name__}.") from None
     return buffer.getvalue()
+
+
+def training_stack(text):
+    """Of the stacks of all threads, the part that is the user's and torch's: that of the main thread, without the launcher."""
+    for thread in text.split("\n\n"):
+        lines = thread.strip().splitlines()
+        launcher = [number for number, line in enumerate(lines) if "ddp_common/process.py" in line and line.endswith(" in main")]
+        if launcher:
+            return "\n".join(lines[1:launcher[0]])
+    return text

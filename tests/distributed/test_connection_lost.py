@@ -34,6 +34,20 @@ def test_a_broken_connection_ends_the_run_and_the_same_client_trains_again(tmp_p
         assert (ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run").result == undisturbed).all()
 
 
+def test_a_worker_that_vanishes_while_a_launch_asks_it_is_a_failed_rank_and_restarts_answer_it(tmp_path):
+    from distributed import Client
+
+    with separate_cluster(tmp_path) as (_, address), Client(address) as client:
+        client.wait_for_workers(2, timeout=60)
+        pid = client.run(os.getpid).popitem()[1]
+        os.kill(pid, signal.SIGSTOP)
+        running = Background(ddp.launch, client, faults.train, workers=2, restarts=1, directory=tmp_path / "run")
+        wait_until(lambda: list((tmp_path / "run" / "checkpoints").glob(".seen-*")))
+        os.kill(pid, signal.SIGKILL)  # its nanny brings another one
+        run = running.outcome()
+        assert run.world_size == 2 and "its worker died or cannot be reached" in str(run.failures[0])
+
+
 def test_make_run_that_gets_sigterm_has_its_ranks_save_and_leave(tmp_path):
     process = subprocess.Popen([sys.executable, "-m", "ddp_common", "run", "pets", "--workers", "2", "--checkpoint", tmp_path / "run", "--restarts", "3",
                                 "--set", "epochs=100 hidden=16 batch_size=512"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -1,0 +1,160 @@
+"""Several hosts on this machine: network namespaces, each with an address and a name of its own, and a switch between them.
+
+    with running_hosts(3) as (one, two, three): two.run("ping", "-c1", one.name)
+
+Needs root and iproute2 (Debian, Ubuntu). The hosts share files, processors and memory; they reach each other through the switch, and
+nothing else. A host's own name leads to 127.0.1.1 there, as Debian has it. The switch is a namespace too: this machine's own network
+sees none of it, so that addresses cannot clash. Promises: at the end namespaces, links and every process in them are gone; what a
+program left that was killed itself, the next one removes.
+"""
+
+import contextlib
+import functools
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PROGRAMS = ("ip", "bridge", "unshare", "sh")
+INTERFACE = "link0"
+NAMESPACES = Path("/run/netns")
+NAMES_OF_HOSTS = Path("/etc/netns")  # where `ip netns exec` looks for a namespace's own /etc/hosts
+GONE_TIMEOUT = 10  # seconds
+
+_numbers = itertools.count()
+
+
+@functools.cache
+def why_not():
+    """Why no hosts can be made here; None if they can. Finds out by making one."""
+    if os.geteuid() != 0:
+        return "needs root to make network namespaces"
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing:
+        return f"{', '.join(missing)} not installed (Debian: apt install iproute2 util-linux)"
+    try:
+        with running_hosts(count=1) as (host,):
+            assert host.run("hostname").stdout.strip() == host.name
+            host.cut(silently=True)
+            host.mend()
+    except (subprocess.CalledProcessError, OSError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip()
+        return f"network namespaces cannot be made here: {said}"
+
+
+@dataclass
+class Host:
+    """A host: its name, its address, and the name of the one interface that has this address."""
+
+    name: str
+    address: str
+    interface: str
+    namespace: str
+    switch: str
+    port: str  # of the switch: the other end of the host's cable
+    processes: list = field(default_factory=list)
+
+    def start(self, *command, **options):
+        """`subprocess.Popen` of a command on this host. Its process number is the command's own."""
+        here = ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name]
+        process = subprocess.Popen([*here, *map(str, command)], **options)
+        self.processes.append(process)
+        return process
+
+    def run(self, *command, timeout=60):
+        """Run a command to its end and return it, with stdout and stderr as text. Raises `CalledProcessError` if it fails."""
+        process = self.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            out, error = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command, out, error)
+        return subprocess.CompletedProcess(command, 0, out, error)
+
+    def cut(self, silently=False):
+        """Pull the host's cable. `silently`: the switch drops what the host sends and gets, and the link still looks sound to it."""
+        if silently:
+            _ip("netns", "exec", self.switch, "bridge", "link", "set", "dev", self.port, "state", "0")
+        else:
+            _ip("-n", self.switch, "link", "set", self.port, "down")
+
+    def mend(self):
+        """Undo `cut`."""
+        _ip("-n", self.switch, "link", "set", self.port, "up")
+        _ip("netns", "exec", self.switch, "bridge", "link", "set", "dev", self.port, "state", "3")
+
+
+@contextlib.contextmanager
+def running_hosts(count=3):
+    """Make `count` hosts on one switch; yields a list of `Host`: host-1, host-2 and so on."""
+    common = f"ddp-{os.getpid()}-{next(_numbers)}"
+    switch, hosts = f"{common}-switch", []
+    for number in range(1, count + 1):
+        name = f"host-{number}"
+        hosts.append(Host(name, f"10.77.0.{number}", INTERFACE, f"{common}-{name}", switch, f"port{number}"))
+    _remove_what_killed_programs_left()
+    try:
+        _ip("netns", "add", switch)
+        _ip("-n", switch, "link", "add", "switch", "type", "bridge")
+        _ip("-n", switch, "link", "set", "switch", "up")
+        for host in hosts:
+            _connect(host)
+            _name(host, hosts)
+        yield hosts
+    finally:
+        _remove([*(host.namespace for host in hosts), switch])
+        for host in hosts:
+            for process in host.processes:
+                process.wait(GONE_TIMEOUT)
+
+
+def _connect(host):
+    _ip("netns", "add", host.namespace)
+    _ip("-n", host.switch, "link", "add", host.port, "type", "veth", "peer", "name", host.interface, "netns", host.namespace)
+    _ip("-n", host.switch, "link", "set", host.port, "master", "switch", "up")
+    _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", host.interface)
+    for interface in ("lo", host.interface):
+        _ip("-n", host.namespace, "link", "set", interface, "up")
+
+
+def _name(host, hosts):
+    lines = ["127.0.0.1 localhost", f"127.0.1.1 {host.name}", *(f"{other.address} {other.name}" for other in hosts if other is not host)]
+    folder = NAMES_OF_HOSTS / host.namespace
+    folder.mkdir(parents=True)
+    (folder / "hosts").write_text("\n".join(lines) + "\n")
+
+
+def _remove(namespaces):
+    """Kill every process in these namespaces, also those whose parent has left, and wait until they are gone; then remove all there is."""
+    there = [namespace for namespace in namespaces if (NAMESPACES / namespace).exists()]
+    deadline = time.monotonic() + GONE_TIMEOUT
+    while (pids := [pid for namespace in there for pid in _pids(namespace)]) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    for namespace in namespaces:
+        subprocess.run(["ip", "netns", "delete", namespace], capture_output=True)  # its links go with it
+        shutil.rmtree(NAMES_OF_HOSTS / namespace, ignore_errors=True)
+    with contextlib.suppress(OSError):  # others have something there
+        NAMES_OF_HOSTS.rmdir()
+
+
+def _remove_what_killed_programs_left():
+    names = {path.name for folder in (NAMESPACES, NAMES_OF_HOSTS) if folder.is_dir() for path in folder.glob("ddp-*-*-*")}
+    if left := sorted(name for name in names if not Path("/proc", name.split("-")[1]).exists()):
+        _remove(left)
+
+
+def _pids(namespace):
+    return [int(pid) for pid in _ip("netns", "pids", namespace).split()]
+
+
+def _ip(*arguments):
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
