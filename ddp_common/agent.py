@@ -46,6 +46,7 @@ class Preload(WorkerPlugin):
     """
 
     name = "ddp-preload"
+    idempotent = True  # a second client that connects must not end the forkserver, and with it the ranks, of the first
 
     def setup(self, worker):
         if threading.current_thread() is threading.main_thread():
