@@ -149,7 +149,7 @@ def _started(profile, wanted):
             else:
                 cluster = _make_cluster(profile, count)
             client = ClusterClient(cluster.scheduler_address, security=cluster.security)
-        client.cluster, client.jobs, client.timeout, client.expected = cluster, jobs, profile["timeout"], count
+            client.cluster, client.jobs, client.timeout, client.expected = cluster, jobs, profile["timeout"], count
         if jobs is not None:
             print(f"Job logs and credentials: {jobs.directory}", file=sys.stderr)
             jobs.submit(count)
