@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -31,6 +32,7 @@ POLL = 0.03  # seconds between looks at whether the client still wants this rank
 FLUSH = 0.1  # seconds that reports and printed lines are gathered before they are sent
 EXIT_TIMEOUT = 1.0  # seconds that a rank has to end by itself after its last word
 STACK_TIMEOUT = 1.0  # seconds that a rank has to say where it is
+LONGEST_FOLDER = 70  # characters, for temporary files: a socket's path below it has 108 at most
 MEMORY_INTERVAL = 0.5  # seconds between two looks at a rank's memory, where the worker has a limit
 
 _one_rank = threading.Lock()
@@ -46,6 +48,7 @@ class Preload(WorkerPlugin):
     """
 
     name = "ddp-preload"
+    idempotent = True  # a second client that connects must not end the forkserver, and with it the ranks, of the first
 
     def setup(self, worker):
         if threading.current_thread() is threading.main_thread():
@@ -64,10 +67,12 @@ def start_forkserver():
     """Start the forkserver if it does not run.
 
     Two things that the nanny gives a worker must not reach the ranks: a daemonic process may have no children, and a malloc that
-    returns every 64 KB to the system makes each training step fault its memory in again.
+    returns every 64 KB to the system makes each training step fault its memory in again. Its socket's path must be short (unix(7)).
     """
     multiprocessing.current_process()._config["daemon"] = False
     os.environ.pop("MALLOC_TRIM_THRESHOLD_", None)
+    if len(tempfile.gettempdir()) > LONGEST_FOLDER:
+        tempfile.tempdir = "/tmp"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     multiprocessing.forkserver.ensure_running()

@@ -53,13 +53,12 @@ class Attempt:
         """Start the ranks, follow them, and have them gone; returns rank 0's result. `previous` is the failure that this is a restart for."""
         Attempt.running += 1
         try:
-            try:
-                self._start(payload, previous, number)
-            except OSError:  # Dask says so when a worker or the scheduler cannot be reached
-                if (failure := self._failure_at_start()) is None:
-                    raise
-                raise failure from None
+            self._start(payload, previous, number)
             return self._follow()
+        except OSError:  # Dask says so when a worker or the scheduler cannot be reached
+            if self.futures or (failure := self._failure_at_start()) is None:
+                raise
+            raise failure from None
         finally:
             self._end()
             Attempt.running -= 1
@@ -219,9 +218,8 @@ class Attempt:
                               f"Where rank {waiting} was:\n{self.ended[waiting]['traceback']}")
 
     def _describe(self, kind, rank, what, details, **attributes):
-        host = self.hosts.get(rank, self.addresses[rank])
         said = "".join(f"\n  [rank {r}] {line}" for r, lines in self.lines.items() for line in lines)
-        parts = [f"Rank {rank} of {len(self.addresses)} on {host} {what}", details.strip(), said and f"Last lines of the ranks:{said}",
+        parts = [f"Rank {rank} of {len(self.addresses)} on {(host := self.hosts.get(rank, self.addresses[rank]))} {what}", details.strip(), said and f"Last lines of the ranks:{said}",
                  f"The whole log: {self.directory.path / 'log.txt'}"]
         return kind("\n\n".join(filter(None, parts)), rank=rank, host=host, logs=self.lines, directory=self.directory.path, **attributes)
 

@@ -5,6 +5,7 @@ Relies on `profiles` for what to start, on `batch` where workers are jobs, on `s
 why; when its client is closed, so is the cluster that it started.
 """
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -14,11 +15,13 @@ import socket
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import dask
 from dask.system import CPU_COUNT
 from distributed import Client
-from distributed.comm import get_address_host
+from distributed.comm import connect as connect_to
+from distributed.security import Security
 
 from ddp_common import batch, shipping
 from ddp_common.agent import Preload
@@ -108,7 +111,7 @@ def connect(profile=None, workers=None):
     dask.config.set({"distributed.worker.daemon": False,  # ranks are children of workers
                      "distributed.comm.timeouts.tcp": SILENCE_TIMEOUT})
     wanted = workers if workers is not None else os.environ.get("WORKERS")
-    client = _at_address(name, wanted) if "://" in name else _started(read_profile(name), wanted)
+    client = (_at_address if "://" in name else _started)(read_profile(name), wanted)
     try:
         _wait(client, client.expected)
         if name != "local":
@@ -122,17 +125,32 @@ def connect(profile=None, workers=None):
     return client
 
 
-def _at_address(address, wanted):
-    client, count = None, 1 if wanted is None else number_of_workers(wanted)
+def _at_address(profile, wanted):
+    address, count = profile["cluster"], 1 if wanted is None else number_of_workers(wanted)
     try:
-        with _quiet():
+        with _quiet(), ThreadPoolExecutor(1) as own_thread:  # a notebook's has a loop that runs
+            own_thread.submit(asyncio.run, _shake_hands(address)).result()
             client = ClusterClient(address, timeout=ANSWER_TIMEOUT)
-    except (OSError, ValueError, TypeError, RuntimeError) as error:
-        raise Error(f"CLUSTER={address}: no Dask scheduler could be reached there: {str(error).splitlines()[0]}. Is it running, is the port right, "
-                    "and does it speak TLS? For tls://, Dask's own settings name the credentials: DASK_DISTRIBUTED__COMM__TLS__CA_FILE, "
+    except Exception as error:  # what does not speak Dask's protocol may look like anything
+        raise Error(f"CLUSTER={address}: no Dask scheduler could be reached there: {_why_not(error)}. Is it running, is the port right (the dashboard's is "
+                    "another), and does it speak TLS? For tls://, Dask's own settings name the credentials: DASK_DISTRIBUTED__COMM__TLS__CA_FILE, "
                     "…__TLS__CLIENT__CERT and …__TLS__CLIENT__KEY.") from None
-    client.expected = count
+    client.timeout, client.expected = profile["timeout"], count
     return client
+
+
+def _why_not(error):
+    """Of a failed connection, in a few words."""
+    if isinstance(error, MemoryError):  # it took the first bytes for the length of a message
+        return "what answers does not speak Dask's protocol"
+    said = [str(each).partition("\n")[0].rpartition("Error: ")[2] for each in (error, error.__cause__) if str(each or "")]
+    return f"{said[0]}{f' ({said[1]})' if said[1:] else ''}" if said else f"no answer within {ANSWER_TIMEOUT} s"
+
+
+async def _shake_hands(address):
+    """Raise an exception unless there is a Dask scheduler. A `Client` would wait for ever for a port that takes connections and says nothing."""
+    greeting = connect_to(address, timeout=ANSWER_TIMEOUT, **Security().get_connection_args("client"))
+    (await asyncio.wait_for(greeting, ANSWER_TIMEOUT + 1)).abort()
 
 
 def _started(profile, wanted):
@@ -147,7 +165,7 @@ def _started(profile, wanted):
             else:
                 cluster = _make_cluster(profile, count)
             client = ClusterClient(cluster.scheduler_address, security=cluster.security)
-        client.cluster, client.jobs, client.timeout, client.expected = cluster, jobs, profile["timeout"], count
+            client.cluster, client.jobs, client.timeout, client.expected = cluster, jobs, profile["timeout"], count
         if jobs is not None:
             print(f"Job logs and credentials: {jobs.directory}\nDashboard, on {socket.gethostname()} only: {client.dashboard_link}", file=sys.stderr)
             jobs.submit(count)
@@ -270,7 +288,9 @@ def ended(states):
 def _too_late(client, there, count):
     message = f"{there} of {count} workers came within {client.timeout:g} s."
     if client.jobs is None:
-        return f"{message} Look at the workers' log, or ask for fewer: WORKERS={max(there, 1)}."
+        missing = "Look at the workers' log" if client.cluster is not None else f"Start them with `dask worker {client.scheduler.address}`"
+        fewer = f", or ask for fewer: WORKERS={there}" if there else ""
+        return f"{message} {missing}, wait longer (OPTIONS=\"timeout=3600\"){fewer}."
     states = client.jobs.states()
     queue = batch.summary(states) if states is not None else "nothing, it does not answer"
     logs = "\n".join(client.jobs.log(job) for job, (kind, _) in (states or {}).items() if kind == batch.RUNNING and job not in client.jobs.arrived)

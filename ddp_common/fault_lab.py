@@ -188,7 +188,7 @@ def separate_cluster(folder, *prefix, workers=2):
     processes = [scheduler, *(subprocess.Popen(each, **quiet) for _ in range(workers))]
     try:
         deadline = time.time() + PATIENCE
-        while not file.exists():
+        while not (file.exists() and file.read_text().endswith("}")):  # it is not written at once
             if time.time() > deadline:
                 raise Error(f"dask scheduler did not start within {PATIENCE} s.")
             time.sleep(0.05)

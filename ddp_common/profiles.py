@@ -27,7 +27,7 @@ TIME = re.compile(r"(\d+-)?\d+(:\d+)+")  # YAML would make a number of 12:00:00
 
 
 def read_profile(name, overrides=None):
-    """The content of a profile: a dict with cluster, workers, timeout, warning, gpu_cluster, options.
+    """The content of a profile: a dict with cluster, workers, timeout, warning, gpu_cluster, options. That of an address has no more to say than `timeout`.
 
     `overrides` (default: OPTIONS from the environment) is text such as 'queue=gpu walltime=02:00:00 workers=3'. Raises `Error` with the
     names that there are, or with what is wrong in the file.
@@ -38,7 +38,10 @@ def read_profile(name, overrides=None):
     if not isinstance(profile["cluster"], str) or not isinstance(profile["options"], dict):
         raise Error(f"The profile {name} has cluster: {profile['cluster']!r} and options: {profile['options']!r}. 'cluster' is the name of "
                     "a class, 'options' maps its keyword arguments to values.")
-    _override(profile, os.environ.get("OPTIONS", "") if overrides is None else overrides)
+    text = os.environ.get("OPTIONS", "") if overrides is None else overrides
+    _override(profile, text)
+    if "://" in name and {**profile, "timeout": DEFAULTS["timeout"]} != {**DEFAULTS, "cluster": name, "options": {}}:
+        raise Error(f"OPTIONS={text}: nothing is started at an address, so only timeout=… (seconds that workers have to appear) is of use there.")
     for key in ("timeout", "warning"):
         if isinstance(profile[key], bool) or not isinstance(profile[key], (int, float)) or profile[key] < 0:
             raise Error(f"The profile {name} has {key}: {profile[key]!r}. It is a number of seconds, such as {DEFAULTS[key]}.")
@@ -49,6 +52,8 @@ def read_profile(name, overrides=None):
 
 def _load(name, extended_by=()):
     """The dict in a profile's file, on top of those that it extends."""
+    if "://" in name:
+        return {"cluster": name}
     path = Path(name).expanduser() if name.endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
     if not path.is_file() and extended_by:
         path = extended_by[-1].parent / path
