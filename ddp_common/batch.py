@@ -185,8 +185,8 @@ class Jobs:
             for job in self.cluster.workers.values():
                 if job.job_id is None:  # dask-jobqueue forgets to; Dask would not close the cluster
                     job.status = Status.closed
-            said = re.search(r"stderr:\n(.*)", str(error), re.DOTALL)
-            raise Error(f"{self.system.name} refused the job: {(said[1] if said else str(error)).strip()}\nChange the profile, or for once "
+            said = re.search(r"stdout:\n(.*)stderr:\n(.*)", str(error), re.DOTALL)
+            raise Error(f"{self.system.name} refused the job: {(said[1] + said[2] if said else str(error)).strip()}\nChange the profile, or for once "
                         "OPTIONS=\"queue=… account=… walltime=…\". DRY=1 prints the job script; `make doctor` lists the queues.") from None
 
     def job_of(self, worker):

@@ -121,7 +121,7 @@ def test_a_job_that_is_cancelled_in_the_middle_is_submitted_again_and_the_weight
 
 def test_near_the_time_limit_ranks_save_and_the_run_goes_on_in_new_jobs(slurm, tmp_path):
     """Slurm's shortest limit is a minute; ranks are told 40 s before, so that they train for a third of it."""
-    longer = {"SET": "epochs=6 hidden=16 batch_size=512 seed=3", "RESTARTS": "9"}
+    longer = {"SET": "epochs=16 hidden=16 batch_size=512 seed=3", "RESTARTS": "9"}
     code, said = finish(make_run(slurm, tmp_path, OPTIONS=f"{JOB} walltime=00:01:00 warning=40", **longer), tmp_path)
     assert code == 0, said
     assert re.search(r"Job \d+ makes room for a new one: its time limit is near", said), said
@@ -162,7 +162,7 @@ def test_a_queue_that_does_not_exist_is_named_by_pbs_too(slurm, tmp_path):
     if shutil.which("qsub") is None:
         pytest.skip("no qsub here (Debian: apt install slurm-wlm-torque)")
     said = refusal(slurm, tmp_path, "pbs", OPTIONS=f"{OPTIONS['pbs']} queue=nowhere")
-    assert "PBS refused the job" in said and "nowhere" in said
+    assert "PBS refused the job" in said and "nowhere" in said, said
 
 
 def test_a_request_that_no_node_can_fulfil_is_refused_at_once(slurm, tmp_path):
@@ -222,7 +222,7 @@ def test_jobs_end_by_themselves_when_the_program_that_submitted_them_is_killed(s
 # Who may connect
 
 
-def test_a_client_without_the_credentials_of_the_run_is_refused(slurm, here):
+def test_a_client_without_the_credentials_of_the_run_is_refused(slurm, here, monkeypatch):
     with ddp.connect("slurm", workers=1) as client:
         address = client.scheduler.address
         assert address.startswith("tls://")
@@ -234,6 +234,7 @@ def test_a_client_without_the_credentials_of_the_run_is_refused(slurm, here):
         (worker,) = client.workers()
         with pytest.raises(OSError):  # a worker runs code, too
             Client(worker.replace("tls://", "tcp://"), timeout=3)
+        monkeypatch.delenv("OPTIONS")
         with pytest.raises(Error, match="no Dask scheduler could be reached"):
             ddp.connect(address)
         assert ddp.launch(client, ddp.world_size).result == 1
