@@ -21,8 +21,8 @@ class ElasticSampler:
 
     `epochs(n)` yields the epochs still to run and iterating yields lists of this rank's indices. Both go on from the position that
     `load_state_dict` set, also in the middle of an epoch and at another world size. Before each step torch's random state is set
-    from (seed, epoch, step, rank): dropout is the same however often a run was interrupted. Use a `DataLoader` without workers:
-    its prefetching would count batches that training has not seen yet.
+    from (seed, epoch, step, rank): dropout is the same however often a run was interrupted. A `DataLoader` with workers asks for
+    batches before training is there: iterate over `sampler.follow(loader)` instead of `loader`, and the position is that of training.
     """
 
     def __init__(self, length, batch_size, *, seed=0, shuffle=True):
@@ -30,7 +30,7 @@ class ElasticSampler:
             raise Error(f"ElasticSampler needs at least one sample and a batch size of at least 1, not {length} and {batch_size}.")
         self.length, self.batch_size, self.seed, self.shuffle = length, batch_size, seed, shuffle
         self.epoch, self.step, self.weight = 0, 0, 1.0
-        self._epochs = None
+        self._epochs, self._followed_from = None, None
         self.between_steps = []  # functions to call before each step, when everything of the steps before it is done
         self.before_stopping = []  # and before leaving because a rank was told to
 
@@ -58,14 +58,25 @@ class ElasticSampler:
 
         A rank whose share of a small last batch is empty gets one sample of it with weight 0, so that it takes part in the step.
         """
-        size, mine, order = world_size(), rank(), self.permutation(self.epoch)
+        order, ahead_from, self._followed_from = self.permutation(self.epoch), self._followed_from, None
+        for step in range(self.step if ahead_from is None else ahead_from, len(self)):
+            if ahead_from is None:
+                self._pause()
+                self._start_step()
+            batch = order[step * self.batch_size:][:self.batch_size]
+            share = batch[rank()::world_size()]
+            yield (share if len(share) else batch[:1]).tolist()
+
+    def follow(self, loader):
+        """Yield the batches of a `DataLoader` with this sampler and any number of workers; a step counts when training takes its batch."""
+        if loader.batch_sampler is not self:
+            raise Error("follow takes a DataLoader whose batch_sampler is this sampler: DataLoader(data, batch_sampler=sampler, num_workers=…).")
+        self._followed_from = self.step
+        batches = iter(loader)
         while self.step < len(self):
             self._pause()
-            batch = order[self.step * self.batch_size:][:self.batch_size]
-            share = batch[mine::size]
-            self.weight = size * len(share) / len(batch)
-            self._start_step(mine, len(batch))
-            yield (share if len(share) else batch[:1]).tolist()
+            self._start_step()
+            yield next(batches)
 
     @property
     def steps_done(self):
@@ -83,13 +94,15 @@ class ElasticSampler:
                 call()
             raise stopping.Stopped
 
-    def _start_step(self, mine, batch_length):
+    def _start_step(self):
+        size, mine, first = world_size(), rank(), self.step * self.batch_size
+        batch_length = min(self.batch_size, self.length - first)
+        self.weight = size * len(range(mine, batch_length, size)) / batch_length
         step_seed = np.random.SeedSequence([self.seed, self.epoch, self.step, mine]).generate_state(2, np.uint32)
         torch.manual_seed(int(step_seed[0]) << 31 ^ int(step_seed[1]))
         self.step += 1
         total = None if self._epochs is None else self._epochs * self.length
-        reporting.set_position(epoch=self.epoch, step=self.steps_done,
-                               samples=self.epoch * self.length + (self.step - 1) * self.batch_size + batch_length,
+        reporting.set_position(epoch=self.epoch, step=self.steps_done, samples=self.epoch * self.length + first + batch_length,
                                total_samples=total, epochs=self._epochs)
 
     def state_dict(self):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from ddp_common import ElasticSampler, Error, EvalSampler, split
 
@@ -112,3 +113,31 @@ def test_a_split_of_few_samples_is_still_complete():
 def test_fractions_that_leave_nothing_are_refused(fractions):
     with pytest.raises(Error, match="fractions"):
         split(10, fractions)
+
+
+def followed(sampler, epochs, workers):
+    """Of each step: the samples, and where the sampler says that training is."""
+    loader = DataLoader(range(103), batch_sampler=sampler, num_workers=workers)
+    return [(batch.tolist(), sampler.state_dict(), sampler.weight, torch.rand(1)) for _ in sampler.epochs(epochs) for batch in sampler.follow(loader)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_with_workers_asks_ahead_and_the_position_is_that_of_training(workers):
+    sampler = ElasticSampler(103, 16, seed=3)
+    plain = [(batch, sampler.state_dict(), sampler.weight, torch.rand(1)) for _ in sampler.epochs(2) for batch in sampler]
+    assert followed(ElasticSampler(103, 16, seed=3), 2, workers) == plain
+
+
+@pytest.mark.parametrize("stop", [1, 5, 7, 8])
+def test_a_followed_loader_that_was_left_goes_on_with_exactly_the_next_step(stop):
+    first = ElasticSampler(103, 16, seed=3)
+    endless = (batch for _ in first.epochs(2) for batch in first.follow(DataLoader(range(103), batch_sampler=first, num_workers=2)))
+    begun = [next(endless).tolist() for _ in range(stop)]
+    second = ElasticSampler(103, 16, seed=3)
+    second.load_state_dict(first.state_dict())
+    assert begun + [batch for batch, *_ in followed(second, 2, workers=2)] == steps(ElasticSampler(103, 16, seed=3), epochs=2)
+
+
+def test_a_loader_with_another_sampler_cannot_be_followed():
+    with pytest.raises(Error, match="batch_sampler is this sampler"):
+        next(ElasticSampler(103, 16).follow(DataLoader(range(103), batch_size=16)))
