@@ -7,8 +7,8 @@ coats; the coats of different breeds share their colours, and pose, place, light
 the breed. A part of a dog is a limb: a list of (point, radius), discs joined to one another. Points are complex numbers with y downwards;
 the picture is 100 wide, and a dog faces to the right until it is mirrored.
 
-Promises: a picture depends on its class, number and size and on nothing else. With the same versions of Pillow and NumPy every call
-gives the same bytes. Needs no fonts, no files, no network.
+Promises: a picture depends on its class, number and size and on nothing else. Every call gives the same bytes; so do other
+machines of the same kind with the same versions of Pillow and NumPy. Needs no fonts, no files, no network.
 """
 
 import cmath
@@ -42,7 +42,7 @@ class Breed:
     head: float
     muzzle: float
     deep: float
-    ears: str  # pricked, hanging, folded
+    ears: str  # pricked, hanging, folded forward, rose (folded back)
     ear: float
     tail: str  # rod, sabre, plume, bushy, sickle, curl, thin, pom, none
     coats: tuple
@@ -59,24 +59,26 @@ BREEDS = {
         dict(base=GOLD, under=WHITE, socks=WHITE, muzzle=WHITE, blaze=WHITE),
         dict(base=TAN, saddle=BLACK, under=WHITE, socks=WHITE, muzzle=WHITE, blaze=WHITE)), "long"),
     "dachshund": Breed(6, 44, 7.8, 6.8, 8, 6.2, 1.35, 0.36, "hanging", 1.5, "rod", (
-        dict(base=RED, ear=CHOCOLATE), dict(base=BLACK, socks=TAN, muzzle=TAN, brows=TAN), dict(base=CHOCOLATE, socks=TAN, muzzle=TAN, brows=TAN),
-        dict(base=FAWN, ear=TAN))),
+        dict(base=RED, ear=CHOCOLATE), dict(base=BLACK, socks=TAN, muzzle=TAN, brows=TAN), dict(base=CHOCOLATE, socks=TAN, muzzle=TAN, brows=TAN))),
     "dalmatian": Breed(24, 31, 9.4, 7.4, 10, 6.8, 1.05, 0.47, "hanging", 1.1, "sabre", (
         dict(base=WHITE, spots=BLACK, ear=BLACK), dict(base=WHITE, spots=CHOCOLATE, ear=CHOCOLATE), dict(base=CREAM, spots=BLACK, ear=WHITE))),
     "german_shepherd": Breed(20, 35, 10.4, 8, 10, 7, 1.2, 0.42, "pricked", 1.35, "bushy", (
         dict(base=TAN, saddle=BLACK, muzzle=BLACK, ear=BLACK), dict(base=FAWN, saddle=BLACK, muzzle=BLACK, ear=SABLE), dict(base=BLACK),
         dict(base=SABLE, saddle=BLACK, muzzle=BLACK, socks=FAWN))),
     "golden_retriever": Breed(18, 33, 10.6, 9.6, 9, 7.7, 0.95, 0.52, "hanging", 1.0, "plume", (
-        dict(base=GOLD), dict(base=CREAM), dict(base=APRICOT), dict(base=RED, under=GOLD)), "long"),
-    "greyhound": Breed(29, 33, 9, 4.9, 12, 5.2, 1.75, 0.32, "folded", 0.8, "thin", (
-        dict(base=GREY), dict(base=FAWN), dict(base=BLACK, under=WHITE), dict(base=TAN, brindle=BROWN), dict(base=WHITE, patch=TAN), dict(base=SLATE, socks=WHITE))),
+        dict(base=GOLD), dict(base=CREAM), dict(base=APRICOT, under=GOLD)), "long"),
+    "greyhound": Breed(29, 33, 9, 4.9, 12, 5.2, 1.75, 0.32, "rose", 0.8, "thin", (
+        dict(base=FAWN), dict(base=BLACK, under=WHITE), dict(base=TAN, brindle=BROWN), dict(base=SLATE, socks=WHITE))),
     "poodle": Breed(25, 25, 8.6, 5.8, 10, 6.3, 1.4, 0.33, "hanging", 1.35, "pom", (
-        dict(base=WHITE), dict(base=BLACK), dict(base=APRICOT), dict(base=GREY), dict(base=CHOCOLATE)), "curly"),
+        dict(base=WHITE), dict(base=BLACK), dict(base=APRICOT), dict(base=GREY)), "curly"),
     "pug": Breed(13, 25, 10.6, 9.6, 4, 8.8, 0.05, 0.58, "folded", 0.75, "curl", (
-        dict(base=FAWN, muzzle=BLACK, ear=BLACK), dict(base=BLACK), dict(base=GREY, muzzle=BLACK, ear=BLACK), dict(base=CREAM, muzzle=BLACK, ear=BROWN))),
+        dict(base=FAWN, muzzle=BLACK, ear=BLACK), dict(base=BLACK), dict(base=GREY, muzzle=BLACK, ear=BLACK),
+        dict(base=CREAM, muzzle=BLACK, ear=BROWN))),
     "siberian_husky": Breed(20, 31, 10.8, 9.4, 8, 7.7, 0.9, 0.42, "pricked", 1.0, "sickle", (
-        dict(base=GREY, under=WHITE, socks=WHITE, muzzle=WHITE, mask=WHITE, eye=BLUE), dict(base=BLACK, under=WHITE, socks=WHITE, muzzle=WHITE, mask=WHITE, eye=BLUE),
-        dict(base=RED, under=WHITE, socks=WHITE, muzzle=WHITE, mask=WHITE, eye=BLUE), dict(base=SABLE, under=WHITE, socks=WHITE, muzzle=WHITE, mask=WHITE)), "long"),
+        dict(base=GREY, under=WHITE, socks=WHITE, muzzle=WHITE, mask=WHITE, eye=BLUE),
+        dict(base=BLACK, under=WHITE, socks=WHITE, muzzle=WHITE, mask=WHITE, eye=BLUE),
+        dict(base=RED, under=WHITE, socks=WHITE, muzzle=WHITE, mask=WHITE, eye=BLUE),
+        dict(base=SABLE, under=WHITE, socks=WHITE, muzzle=WHITE, mask=WHITE)), "long"),
 }
 CLASSES = tuple(BREEDS)
 
@@ -103,8 +105,8 @@ class Picture:
 
     def tint(self, colour, by=10):
         """A colour near `colour`: its brightness differs by up to `by`, each channel by a third of that."""
-        lighter = self.uniform(-by, by)
-        return tuple(max(0, min(255, round(channel + lighter + self.uniform(-by, by) / 3))) for channel in colour)
+        brightness = self.uniform(-by, by)
+        return tuple(max(0, min(255, round(channel + brightness + self.uniform(-by, by) / 3))) for channel in colour)
 
     def polygon(self, points, colour, pen=None):
         (pen or self.pen).polygon([self.at(point) for point in points], colour)
@@ -123,7 +125,8 @@ class Picture:
         """Discs along the points, joined; `more` thickens."""
         for (start, first), (end, second) in zip(limb, limb[1:]):
             across = 1j * (end - start) / (abs(end - start) or 1)
-            self.polygon([start + across * (first + more), end + across * (second + more), end - across * (second + more), start - across * (first + more)],
+            self.polygon([start + across * (first + more), end + across * (second + more), end - across * (second + more),
+                          start - across * (first + more)],
                          colour, pen)
         for point, radius in limb:
             self.oval(point, radius + more, radius + more, colour, pen)
@@ -138,7 +141,7 @@ class Picture:
             self.limb(limb, dark, more=outline / self.scale)
         for limb in limbs:
             self.limb(limb, 255, pen)
-        self.image.paste(coat, mask=mask) if isinstance(coat, Image.Image) else self.image.paste(coat, (0, 0), mask)
+        self.image.paste(coat, (0, 0), mask)
 
     def tufts(self, limb, size):
         """Small discs on the edge of a limb."""
@@ -146,7 +149,8 @@ class Picture:
             across = 1j * (end - start) / (abs(end - start) or 1)
             for k in range(int(abs(end - start) / size) + 2):
                 along = self.random.random()
-                yield start + (end - start) * along + across * (first + (second - first) * along) * self.choice((-1, 1)), size * self.uniform(0.7, 1.3)
+                edge = across * (first + (second - first) * along) * self.choice((-1, 1))
+                yield start + (end - start) * along + edge, size * self.uniform(0.7, 1.3)
         for point, radius in limb[-1:]:
             for k in range(int(radius * 4 / size)):
                 yield point + cmath.rect(radius, self.uniform(0, 6.3)), size * self.uniform(0.6, 1.1)
@@ -165,8 +169,6 @@ def body_coat(p, breed, coat, hip, shoulder, legs):
     if "saddle" in coat:
         steps = [hip - spine * breed.waist * 0.5 + spine * (length + breed.waist * 0.3) * k / 6 for k in range(7)]
         p.limb([(point + up * breed.waist * 0.55, breed.chest * p.uniform(0.72, 0.95)) for point in steps], coat["saddle"], pen)
-    for _ in range(3 if "patch" in coat else 0):
-        p.oval(hip + spine * length * p.uniform(0, 1) + up * p.uniform(-2, 5), p.uniform(4, 8), p.uniform(4, 7), coat["patch"], pen)
     if "under" in coat:
         p.limb([(hip + spine * length * 0.4 - up * breed.waist, breed.waist * 0.45), (shoulder - up * breed.chest * 0.8, breed.chest * 0.6),
                 (shoulder + spine * breed.chest * 1.05 + up * breed.chest * 0.2, breed.chest * 0.62),
@@ -175,7 +177,8 @@ def body_coat(p, breed, coat, hip, shoulder, legs):
         p.limb([(point, radius * 1.5) for point, radius in leg[-3:]], coat["socks"], pen)
     for k in range(18 if "brindle" in coat else 0):
         foot = hip + spine * length * (k / 14 - 0.15)
-        p.line([foot + up * breed.chest, foot + spine * p.uniform(-2, 2) - up * breed.chest], p.uniform(0.5, 0.9), mixed(coat["base"], coat["brindle"], 0.6), pen)
+        p.line([foot + up * breed.chest, foot + spine * p.uniform(-2, 2) - up * breed.chest], p.uniform(0.5, 0.9),
+               mixed(coat["base"], coat["brindle"], 0.6), pen)
     if "spots" in coat:
         spots(p, pen, coat["spots"], (hip + shoulder) / 2 + 4j, 40, 1.0)
     return layer
@@ -183,14 +186,15 @@ def body_coat(p, breed, coat, hip, shoulder, legs):
 
 def spots(p, pen, colour, centre, reach, size):
     for _ in range(70):
-        p.oval(centre + complex(p.uniform(-reach, reach), p.uniform(-reach, reach)), size * p.uniform(0.8, 2), size * p.uniform(0.8, 1.8), colour, pen)
+        p.oval(centre + complex(p.uniform(-reach, reach), p.uniform(-reach, reach)), size * p.uniform(0.8, 2), size * p.uniform(0.8, 1.8),
+               colour, pen)
 
 
 def texture(p, pen, colour, fur, centre, reach):
     """Hair: strokes for a long coat, curls for a curly one."""
     for _ in range({"short": 0, "long": 60, "curly": 110}[fur]):
         point = centre + complex(p.uniform(-reach, reach), p.uniform(-reach, reach))
-        shade = mixed(colour, p.choice((BLACK, WHITE)), p.uniform(0.05, 0.2))
+        shade = mixed(colour, p.choice((BLACK, WHITE)), p.uniform(0.05, 0.2) * (1.5 if fur == "curly" else 1))
         if fur == "long":
             p.line([point, point + complex(p.uniform(-2.5, -1), p.uniform(1, 3.5)) * reach / 34], 0.7 * reach / 34, shade, pen)
         else:
@@ -202,8 +206,10 @@ def tail(p, breed, coat, rump, ground):
     points, radii = {
         "rod": ((0, -5 - 6j, -8 - 13j), (1.8, 1.5, 0.8)), "sabre": ((0, -7 + 3j, -14 + 1j, -18 - 3j), (1.7, 1.4, 1.1, 0.7)),
         "plume": ((0, -7 - 1j, -13 + 2j, -17 + 7j), (2.0, 3.0, 3.4, 1.6)), "bushy": ((0, -5 + 5j, -7 + 13j, -5 + 20j), (2.2, 2.8, 3.0, 1.4)),
-        "sickle": ((0, -4 - 7j, 0 - 13j, 7 - 14j, 10 - 10j), (2.6, 3.2, 3.4, 3.0, 2.0)), "thin": ((0, -4 + 7j, -4 + 14j, -9 + 18j), (1.4, 1.1, 0.9, 0.6)),
-        "curl": ((0, -4 - 3j, -3 - 7j, 1 - 7.5j, 2 - 4j, -1 - 3.4j), (1.7, 1.7, 1.6, 1.5, 1.4, 1.1)), "pom": ((0, -2 - 5j, -3 - 10j), (1.3, 1.2, 4.0)),
+        "sickle": ((0, -4 - 7j, 0 - 13j, 7 - 14j, 10 - 10j), (2.6, 3.2, 3.4, 3.0, 2.0)),
+        "thin": ((0, -4 + 7j, -4 + 14j, -9 + 18j), (1.4, 1.1, 0.9, 0.6)),
+        "curl": ((0, -4 - 3j, -3 - 7j, 1 - 7.5j, 2 - 4j, -1 - 3.4j), (1.7, 1.7, 1.6, 1.5, 1.4, 1.1)),
+        "pom": ((0, -2 - 5j, -3 - 11j), (1.3, 1.2, 4.8)),
         "none": ((0, -1.2 - 0.8j), (2.4, 2.0)),
     }[breed.tail]
     places = [rump + point * cmath.rect(1, wag) for point in points]
@@ -227,18 +233,21 @@ def shadow(p, left, right, ground):
 def front_leg(breed, shoulder, ground, forward):
     w, x = 1.4 + breed.waist * 0.13, shoulder.real + breed.chest * 0.2
     return [(complex(x - 1, shoulder.imag + breed.chest * 0.25), 2.2 * w), (complex(x + forward * 0.2, ground - max(breed.leg, 6) * 0.8), 1.35 * w),
-            (complex(x + forward * 0.7, ground - breed.leg * 0.3 - w), 0.95 * w), (complex(x + forward, ground - w), 0.95 * w), (complex(x + forward + 1.7 * w, ground - w * 0.8), 0.85 * w)]
+            (complex(x + forward * 0.7, ground - breed.leg * 0.3 - w), 0.95 * w), (complex(x + forward, ground - w), 0.95 * w),
+            (complex(x + forward + 1.7 * w, ground - w * 0.8), 0.85 * w)]
 
 
 def back_leg(breed, hip, ground, forward):
     w, x = 1.4 + breed.waist * 0.13, hip.real
-    return [(hip + 1j, breed.waist * 0.92), (complex(x + 2.5, ground - max(breed.leg, 6) * 0.85), 1.9 * w), (complex(x - 2.6 + forward * 0.6, ground - breed.leg * 0.42 - 0.5 * w), w),
+    return [(hip + 1j, breed.waist * 0.92), (complex(x + 2.5, ground - max(breed.leg, 6) * 0.85), 1.9 * w),
+            (complex(x - 2.6 + forward * 0.6, ground - breed.leg * 0.42 - 0.5 * w), w),
             (complex(x - 2 + forward, ground - w), 0.95 * w), (complex(x + forward + 1.7 * w - 2, ground - w * 0.8), 0.85 * w)]
 
 
 def standing(p, breed, coat):
     ground = 88
-    hip, shoulder = complex(46 - breed.length / 2, ground - breed.leg - breed.chest * 0.95), complex(46 + breed.length / 2, ground - breed.leg - breed.chest)
+    hip = complex(46 - breed.length / 2, ground - breed.leg - breed.chest * 0.95)
+    shoulder = complex(46 + breed.length / 2, ground - breed.leg - breed.chest)
     if breed.tail == "bushy":
         hip += 2.5j
     stride = p.uniform(-3.5, 3.5)
@@ -251,8 +260,10 @@ def lying(p, breed, coat):
     ground, w = 86, 1.5 + breed.waist * 0.14
     hip, shoulder = complex(46 - breed.length / 2, ground - breed.waist), complex(46 + breed.length / 2, ground - breed.chest - 1.5)
     reach = 9 + breed.leg * 0.35
-    near = [[(shoulder + 4j, 2.2 * w), (complex(shoulder.real + 4, ground - w), 1.3 * w), (complex(shoulder.real + reach, ground - w), w), (complex(shoulder.real + reach + 2, ground - w), w)],
-            [(hip + 2 + 1j, breed.waist * 0.95), (complex(hip.real + 4, ground - 2 * w), 2 * w), (complex(hip.real + 8, ground - w), w), (complex(hip.real + 6 + reach * 0.6, ground - w), w)]]
+    near = [[(shoulder + 4j, 2.2 * w), (complex(shoulder.real + 4, ground - w), 1.3 * w), (complex(shoulder.real + reach, ground - w), w),
+             (complex(shoulder.real + reach + 2, ground - w), w)],
+            [(hip + 2 + 1j, breed.waist * 0.95), (complex(hip.real + 4, ground - 2 * w), 2 * w), (complex(hip.real + 8, ground - w), w),
+             (complex(hip.real + 6 + reach * 0.6, ground - w), w)]]
     far = [[(point + 3.5 - 0.8j, radius) for point, radius in near[0]]]
     whole(p, breed, coat, hip, shoulder, near, far, ground)
 
@@ -263,10 +274,12 @@ def sitting(p, breed, coat):
     rise = min(0.87, max(0.45, (breed.leg * 0.95 + breed.chest * 1.25 - breed.waist) / (breed.length * 0.84)))
     shoulder = hip + breed.length * 0.84 * complex(math.sqrt(1 - rise * rise), -rise)
     x = shoulder.real + breed.chest * 0.25
-    legs = [[(shoulder + 3j, 2.4 * w), (complex(x + shift, (shoulder.imag + ground) / 2), 1.4 * w), (complex(x + shift, ground - 3 * w), w), (complex(x + shift, ground - w), w),
+    legs = [[(shoulder + 3j, 2.4 * w), (complex(x + shift, (shoulder.imag + ground) / 2), 1.4 * w), (complex(x + shift, ground - 3 * w), w),
+             (complex(x + shift, ground - w), w),
              (complex(x + shift + 1.7 * w, ground - w), 0.9 * w)] for shift in (0, 3)]
     foot = max(hip.real + breed.waist * 0.8, hip.real + breed.length * 0.22)
-    thigh = [(hip + 1.5 - 0.5j, breed.waist * 1.0), (complex(hip.real + breed.waist * 0.6, ground - 2.4 * w), 2 * w), (complex(foot, ground - w), w), (complex(foot + 3, ground - w), w)]
+    thigh = [(hip + 1.5 - 0.5j, breed.waist * 1.0), (complex(hip.real + breed.waist * 0.6, ground - 2.4 * w), 2 * w), (complex(foot, ground - w), w),
+             (complex(foot + 3, ground - w), w)]
     whole(p, breed, coat, hip, shoulder, [legs[0], thigh], [legs[1]], ground)
 
 
@@ -282,7 +295,7 @@ def whole(p, breed, coat, hip, shoulder, near, far, ground):
     trunk = [(hip, breed.waist), ((hip + shoulder) / 2 - 1j * spine * (breed.chest - breed.waist) * 0.7, (breed.waist * 0.75 + breed.chest * 0.25)),
              (shoulder - spine * breed.chest * 0.3, breed.chest), (shoulder + spine, breed.chest * 0.96)]
     neck = [(shoulder - 0.15j * breed.chest, breed.chest * 0.78), (head - 0.3 * breed.head, breed.head * 0.8)]
-    edge = {"short": 0, "long": 1.3, "curly": 0}[breed.fur]
+    edge = {"short": 0, "long": 1.3, "curly": 1.5}[breed.fur]
     p.part([trunk, neck], layer, shaggy=edge)
     p.part(near, layer, outline=0.35)
     p.part([trunk[1:], neck, near[0][:1], near[1][:1]], layer, 0)
@@ -299,7 +312,7 @@ def curls(p, breed, coat, shoulder, legs, head):
     texture(p, ImageDraw.Draw(layer), coat["base"], "curly", shoulder + 10j, 34)
     p.part([[(shoulder - 2, breed.chest * 1.12), ((shoulder + head) / 2, breed.chest * 0.8)]], layer, 0.4, 1.5)
     for leg in legs:
-        p.part([[(leg[-2][0] - 2.5j, 3.3)]], layer, 0.4, 1.1)
+        p.part([[(leg[-2][0] - 3j, 4.0)]], layer, 0.4, 1.3)
 
 
 def collar(p, neck):
@@ -324,10 +337,16 @@ def head_coat(p, breed, coat, local, r, frontal):
         p.limb([(local(0, 0.35), (0.42 + d * 0.5) * r), (local(0, 0.6 + 0.3 * m), 0.9 * r)] if frontal else
                [(local(0.85, 0.4), d * 1.3 * r), (local(1.2 + m, 0.4), d * 1.6 * r)], coat["muzzle"], pen)
     if "blaze" in coat:
-        p.limb([(local(0, -1.1), 0.14 * r), (local(0, 0.2), 0.26 * r)] if frontal else [(local(0.6, -0.85), 0.13 * r), (local(1.1, 0.1), 0.25 * r)], coat["blaze"], pen)
+        p.limb([(local(0, -1.1), 0.14 * r), (local(0, 0.2), 0.26 * r)] if frontal else [(local(0.6, -0.85), 0.13 * r), (local(1.1, 0.1), 0.25 * r)],
+               coat["blaze"], pen)
     for x in side if "brows" in coat else ():
         p.oval(local(x * (0.4 if frontal else 0.52), -0.42), 0.15 * r, 0.12 * r, coat["brows"], pen)
     return layer
+
+
+def ear_colour(coat):
+    """An ear stands out from the head a little: darker, and lighter on a black dog."""
+    return coat.get("ear", mixed(coat["base"], BLACK, 0.14) if sum(coat["base"]) > 200 else mixed(coat["base"], WHITE, 0.09))
 
 
 def seam(coat):
@@ -349,10 +368,11 @@ def head_side(p, breed, coat, centre, tilt):
     def local(x, y):
         return centre + cmath.rect(r, tilt) * complex(x, y)
 
-    layer, ear = head_coat(p, breed, coat, local, r, False), coat.get("ear", mixed(coat["base"], *((BLACK, 0.14) if sum(coat["base"]) > 200 else (WHITE, 0.09))))
+    layer, ear = head_coat(p, breed, coat, local, r, False), ear_colour(coat)
     shapes = {"pricked": ((-0.3, -0.55, 0.48), (-0.5, -0.6 - breed.ear * 0.75, 0.1)),
               "hanging": ((-0.4, -0.5, 0.28), (-0.55, 0.1, 0.46), (-0.5, -0.45 + breed.ear, 0.36)),
-              "folded": ((-0.45, -0.6, 0.3), (-0.5 - breed.ear, -0.3, 0.1)) if m > 1 else ((-0.35, -0.66, 0.32), (0.12, -0.62 + breed.ear * 0.6, 0.12))}
+              "folded": ((-0.35, -0.66, 0.32), (0.12, -0.62 + breed.ear * 0.6, 0.12)),
+              "rose": ((-0.45, -0.6, 0.3), (-0.5 - breed.ear, -0.3, 0.1))}
     flap = [(local(x, y), radius * r) for x, y, radius in shapes[breed.ears]]
     if breed.ears == "pricked":
         p.part([[(point + cmath.rect(r * 0.6, tilt), radius) for point, radius in flap]], mixed(ear, BLACK, 0.3))
@@ -366,7 +386,7 @@ def head_side(p, breed, coat, centre, tilt):
     p.oval(local(tip + d * 0.72, 0.4 - d * 0.5), 0.25 * r, 0.21 * r, NOSE)
     eye(p, coat, local(0.5, -0.14), (0.2 if m < 0.5 else 0.16) * r)
     if breed.fur == "curly":
-        p.part([[(local(-0.15, -0.75), 0.85 * r), (local(-0.1, -0.5), 0.7 * r)]], layer, 0.4, 0.24 * r)
+        p.part([[(local(-0.15, -0.85), 0.95 * r), (local(-0.1, -0.5), 0.7 * r)]], layer, 0.4, 0.24 * r)
     p.part([flap], ear, shaggy={"short": 0, "long": 0, "curly": 0.25}[breed.fur] * r)
     if breed.ears == "pricked":
         p.limb([(point + 0.08 * r, radius * 0.45) for point, radius in flap], mixed(ear, PINK, 0.5))
@@ -391,11 +411,12 @@ def portrait(p, breed, coat):
     def local(x, y):
         return 50 + 46j + cmath.rect(r, tilt) * complex(x, y)
 
-    layer, ear = head_coat(p, breed, coat, local, r, True), coat.get("ear", mixed(coat["base"], *((BLACK, 0.14) if sum(coat["base"]) > 200 else (WHITE, 0.09))))
+    layer, ear = head_coat(p, breed, coat, local, r, True), ear_colour(coat)
     chest(p, breed, coat, r, narrow)
     behind, front = {"pricked": (((0.55, -0.5, 0.46), (0.8, -0.55 - breed.ear * 0.75, 0.1)), None),
                      "hanging": (None, ((0.82, -0.5, 0.26), (1.12, 0.1, 0.36), (1.06, -0.5 + breed.ear, 0.32))),
-                     "folded": (((0.6, -0.55, 0.28), (1.25, -0.5, 0.1)), None) if m > 1 else (None, ((0.66, -0.76, 0.3), (1.02, -0.76 + breed.ear * 0.65, 0.13)))}[breed.ears]
+                     "folded": (None, ((0.66, -0.76, 0.3), (1.02, -0.76 + breed.ear * 0.65, 0.13))),
+                     "rose": (((0.6, -0.55, 0.28), (1.25, -0.5, 0.1)), None)}[breed.ears]
     for x in (-1, 1) if behind else ():
         flap = [(local(x * side * narrow, y), radius * r) for side, y, radius in behind]
         p.part([flap], ear)
@@ -403,7 +424,8 @@ def portrait(p, breed, coat):
     cheek = 0.55 if breed.fur == "long" else 0.42
     skull = [(local(-0.28 * narrow, -0.1), 0.85 * narrow * r), (local(0.28 * narrow, -0.1), 0.85 * narrow * r)]
     p.part([skull, [(local(-cheek * narrow, 0.3), 0.62 * narrow * r), (local(cheek * narrow, 0.3), 0.62 * narrow * r)],
-            [(local(0, 0.4), (0.3 + d * 0.6) * r), (local(0, 0.6 + 0.28 * m), (0.26 + d * 0.5) * r)]], layer, shaggy=1.0 if breed.fur == "long" else 0)
+            [(local(0, 0.4), (0.3 + d * 0.6) * r), (local(0, 0.6 + 0.28 * m), (0.26 + d * 0.5) * r)]], layer,
+            shaggy=1.0 if breed.fur == "long" else 0)
     if breed.fur == "curly":
         p.part([[(local(0, -0.95), 0.62 * r), (local(0, -0.6), 0.6 * r)]], layer, 0.4, 0.26 * r)
     for x in (-1, 1) if front else ():
@@ -419,7 +441,8 @@ def snout(p, breed, coat, local, r):
     bottom, dark, wide = 0.42 + 0.3 * m, seam(coat), 0.14 + d * 0.35
     if p.chance(0.45):
         p.limb([(local(0, bottom + 0.35), 0.16 * r), (local(0, bottom + 0.62), 0.19 * r)], PINK)
-    p.line([local(-wide, bottom + 0.26), local(-wide * 0.5, bottom + 0.36), local(0, bottom + 0.24), local(wide * 0.5, bottom + 0.36), local(wide, bottom + 0.26)], 0.08 * r, dark)
+    p.line([local(-wide, bottom + 0.26), local(-wide * 0.5, bottom + 0.36), local(0, bottom + 0.24), local(wide * 0.5, bottom + 0.36),
+            local(wide, bottom + 0.26)], 0.08 * r, dark)
     p.line([local(0, bottom), local(0, bottom + 0.26)], 0.08 * r, dark)
     p.limb([(local(-0.1, bottom - 0.04), 0.13 * r), (local(0.1, bottom - 0.04), 0.13 * r), (local(0, bottom + 0.06), 0.11 * r)], NOSE)
     p.oval(local(-0.06, bottom - 0.1), 0.07 * r, 0.035 * r, (120, 116, 120))
@@ -428,7 +451,8 @@ def snout(p, breed, coat, local, r):
 
 
 def chest(p, breed, coat, r, narrow):
-    neck = [(50 + 46j + 0.6j * r, 0.75 * narrow * r), (50 + 46j + 2.2j * r, (1.05 + 0.1 * breed.waist / breed.leg) * narrow * r), (50 + 46j + 5j * r, 1.9 * r)]
+    neck = [(50 + 46j + 0.6j * r, 0.75 * narrow * r), (50 + 46j + 2.2j * r, (1.05 + 0.1 * breed.waist / breed.leg) * narrow * r),
+            (50 + 46j + 5j * r, 1.9 * r)]
     layer = Image.new("RGB", p.image.size, coat.get("saddle", coat["base"]))
     pen = ImageDraw.Draw(layer)
     texture(p, pen, coat["base"], breed.fur, 50 + 46j + 3j * r, 3 * r)
@@ -470,7 +494,8 @@ def lawn(p):
         for y in (15, 6):
             p.box(complex(-5, horizon - y), complex(105, horizon - y + 2.5), mixed(wood, BLACK, 0.15))
         for x in range(-3, 105, 8):
-            p.polygon([complex(x, horizon + 1), complex(x, horizon - 18), complex(x + 2.4, horizon - 21), complex(x + 4.8, horizon - 18), complex(x + 4.8, horizon + 1)], wood)
+            p.polygon([complex(x, horizon + 1), complex(x, horizon - 18), complex(x + 2.4, horizon - 21), complex(x + 4.8, horizon - 18),
+                       complex(x + 4.8, horizon + 1)], wood)
     floor(p, horizon, grass)
     for _ in range(60):
         at = complex(p.uniform(0, 100), p.uniform(horizon + 1, 100))
@@ -509,7 +534,8 @@ def snow(p):
             p.polygon([complex(x, top), complex(x - wide * 0.5, top + high * 0.18), complex(x + wide * 0.3, top + high * 0.2)], white)
     floor(p, horizon, white)
     for _ in range(5):
-        p.oval(complex(p.uniform(0, 100), p.uniform(horizon, 100)), p.uniform(12, 30), p.uniform(2, 5), mixed(white, (170, 190, 220), p.uniform(0.1, 0.4)))
+        p.oval(complex(p.uniform(0, 100), p.uniform(horizon, 100)), p.uniform(12, 30), p.uniform(2, 5),
+               mixed(white, (170, 190, 220), p.uniform(0.1, 0.4)))
     p.flakes = p.choice((0, 0, 40))
 
 
@@ -522,12 +548,14 @@ def autumn(p):
         p.oval(complex(x, horizon - r * 1.3), r, r * 0.95, p.tint(p.choice(((206, 132, 50), (184, 84, 44), (214, 170, 70), (130, 120, 60))), 12))
     floor(p, horizon, earth)
     for _ in range(70):
-        p.oval(complex(p.uniform(0, 100), p.uniform(horizon, 100)), 1.5, 0.9, p.tint(p.choice(((206, 132, 50), (184, 84, 44), (222, 180, 80), (120, 84, 52))), 12))
+        p.oval(complex(p.uniform(0, 100), p.uniform(horizon, 100)), 1.5, 0.9,
+               p.tint(p.choice(((206, 132, 50), (184, 84, 44), (222, 180, 80), (120, 84, 52))), 12))
 
 
 def room(p):
     horizon = p.uniform(60, 74)
-    wall = p.tint(p.choice(((206, 196, 176), (168, 188, 196), (196, 172, 168), (172, 188, 160), (222, 216, 204), (120, 132, 150), (214, 190, 120))), 12)
+    wall = p.tint(p.choice(((206, 196, 176), (168, 188, 196), (196, 172, 168), (172, 188, 160), (222, 216, 204), (120, 132, 150),
+                            (214, 190, 120))), 12)
     p.box(-5 - 5j, complex(105, horizon), wall)
     if p.chance(0.4):
         for x in range(-4, 105, 9):
@@ -558,7 +586,8 @@ def tiles(p, horizon):
     for j, (top, bottom) in enumerate(zip(rows, rows[1:])):
         for k in range(-6, 6):
             near, far = ((y - horizon + 30) / 30 * 11 for y in (bottom, top))
-            p.polygon([complex(50 + k * far, top), complex(50 + (k + 1) * far, top), complex(50 + (k + 1) * near, bottom), complex(50 + k * near, bottom)],
+            p.polygon([complex(50 + k * far, top), complex(50 + (k + 1) * far, top), complex(50 + (k + 1) * near, bottom),
+                       complex(50 + k * near, bottom)],
                       light if (j + k) % 2 else dark)
 
 
@@ -575,7 +604,8 @@ def sofa(p):
     for x in (0, 100):
         p.limb([(complex(x, seat - 12), 7), (complex(x, 101), 7)], mixed(cloth, WHITE, 0.1))
     if p.chance(0.6):
-        p.limb([(complex(p.choice((18, 82)), seat - 8), 8), (complex(p.choice((18, 82)), seat - 10), 8)], p.tint(p.choice(((230, 200, 90), WHITE, (90, 140, 150), (180, 80, 90))), 10))
+        p.limb([(complex(p.choice((18, 82)), seat - 8), 8), (complex(p.choice((18, 82)), seat - 10), 8)],
+               p.tint(p.choice(((230, 200, 90), WHITE, (90, 140, 150), (180, 80, 90))), 10))
     p.floor = cloth
 
 
@@ -597,12 +627,13 @@ def street(p):
 
 
 PLACES = (lawn, lawn, beach, snow, autumn, room, sofa, street)
-POSES = (standing, standing, sitting, sitting, lying, profile, portrait, portrait)
+POSES = (standing, standing, standing, sitting, sitting, lying, profile, portrait, portrait, portrait)
 
 
 def thing(p):
     """Something that lies about."""
-    at, colour = complex(p.choice((p.uniform(5, 22), p.uniform(78, 95))), p.uniform(88, 95)), p.choice(((200, 50, 44), (240, 200, 60), (60, 120, 190), (90, 160, 80), WHITE))
+    at = complex(p.choice((p.uniform(5, 22), p.uniform(78, 95))), p.uniform(88, 95))
+    colour = p.choice(((200, 50, 44), (240, 200, 60), (60, 120, 190), (90, 160, 80), WHITE))
     kind = p.choice(("ball", "bowl", "bone", "flowers"))
     if kind == "ball":
         p.oval(at, 5, 5, mixed(colour, BLACK, 0.3))
@@ -624,22 +655,25 @@ def thing(p):
 
 
 def draw(label: str, number: int, size: int = 64) -> np.ndarray:
-    """Picture `number` of the class `label`: RGB bytes of the shape (size, size, 3). Raises KeyError for a class that is not in CLASSES."""
+    """Picture `number` of the class `label`: RGB bytes of the shape (size, size, 3). Raises ValueError for a class that is not in CLASSES."""
+    if label not in CLASSES:
+        raise ValueError(f"No breed {label!r} is drawn. There is: {', '.join(CLASSES)}.")
     breed, p = BREEDS[label], Picture(f"{SEED} {label} {number}", size)
     coat = {part: p.tint(colour, 12) for part, colour in p.choice(breed.coats).items()}
     p.flakes = 0
     p.choice(PLACES)(p)
-    if p.chance(0.5):
+    if p.chance(0.4):
         thing(p)
     pose, mirrored = p.choice(POSES), p.chance(0.5)
     if pose in (profile, portrait):
         ahead = breed.muzzle * breed.head if pose is profile else 0
-        nearer = p.uniform(50, 66) / (2.3 * breed.head + (ahead or 0.6 * breed.ear * breed.head))
-        p.place(nearer, complex(50 - 0.45 * ahead * nearer + p.uniform(-6, 6), p.uniform(42, 54)), mirrored)
+        nearer = p.uniform(54, 69) / (2.3 * breed.head + (ahead or 0.6 * breed.ear * breed.head))
+        p.place(nearer, complex(50 - 0.45 * ahead * nearer + p.uniform(-10, 10), p.uniform(42, 56)), mirrored)
     else:
-        extent = max(breed.length + breed.chest + breed.neck + breed.head * (1 + breed.muzzle), breed.leg + 2 * breed.chest + breed.neck + 2.4 * breed.head)
-        nearer = p.uniform(0.88, 1.12) * 72 / extent
-        p.place(nearer, complex(50 + p.uniform(-5, 5), p.uniform(84, 94) - 38 * nearer), mirrored)
+        extent = max(breed.length + breed.chest + breed.neck + breed.head * (1 + breed.muzzle),
+                     breed.leg + 2 * breed.chest + breed.neck + 2.4 * breed.head)
+        nearer = p.uniform(0.88, 1.12) * 78 / extent
+        p.place(nearer, complex(50 + p.uniform(-7, 7), p.uniform(84, 95) - 38 * nearer), mirrored)
     pose(p, breed, coat)
     return photographed(p, size)
 
@@ -649,13 +683,13 @@ def photographed(p, size):
     p.place()
     for _ in range(p.flakes):
         p.oval(complex(p.uniform(0, 100), p.uniform(0, 100)), 0.8, 0.8, (255, 255, 255))
-    image = p.image.reduce(FINER).filter(ImageFilter.GaussianBlur(p.uniform(0.0, 0.4) * size / 64))
+    image = p.image.reduce(FINER).filter(ImageFilter.GaussianBlur(p.uniform(0.0, 0.3) * size / 64))
     noise = np.random.default_rng(p.random.getrandbits(64))
-    patches = Image.fromarray(noise.normal(1, 0.05, (5, 5)).astype(np.float32)).resize((size, size), Image.Resampling.BICUBIC)
-    light = p.uniform(0.72, 1.12) * np.array([1 + p.uniform(-0.09, 0.09), 1.0, 1 + p.uniform(-0.12, 0.12)])
+    patches = Image.fromarray(noise.normal(1, 0.035, (5, 5)).astype(np.float32)).resize((size, size), Image.Resampling.BICUBIC)
+    light = p.uniform(0.74, 1.14) * np.array([1 + p.uniform(-0.09, 0.09), 1.0, 1 + p.uniform(-0.12, 0.12)])
     haze, contrast = p.uniform(0, 22), p.uniform(0.8, 1.05)
     picture = np.asarray(image, np.float32) * np.asarray(patches)[:, :, None] * light.astype(np.float32) * contrast + haze
-    picture += noise.normal(0, p.uniform(1, 4.5), picture.shape).astype(np.float32)
+    picture += noise.normal(0, p.uniform(1, 3.5), picture.shape).astype(np.float32)
     return np.clip(picture, 0, 255).astype(np.uint8)
 
 

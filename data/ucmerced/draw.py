@@ -7,8 +7,8 @@ them. A scene is laid out in metres with the origin in its middle (points are co
 as a whole, so that a picture shows about the 77 m that one of the real set shows. Season, light, blur and noise vary in every class:
 colour alone does not give the class away. Dense, medium and sparse residential are one drawing with overlapping densities.
 
-Promises: a picture depends on its class, number and size and on nothing else. With the same versions of Pillow and NumPy every call
-gives the same bytes. Needs no fonts, no files, no network.
+Promises: a picture depends on its class, number and size and on nothing else. Every call gives the same bytes; so do other
+machines of the same kind with the same versions of Pillow and NumPy. Needs no fonts, no files, no network.
 """
 
 import cmath
@@ -41,6 +41,14 @@ CARS = ((232, 232, 232), (40, 42, 48), (176, 40, 36), (44, 72, 140), (150, 154, 
 WATERS = ((46, 84, 98), (58, 98, 122), (66, 88, 74), (86, 96, 78), (36, 58, 72), (84, 118, 128))
 
 
+def lighter(colour, more):
+    return tuple(max(0, min(255, channel + more)) for channel in colour)
+
+
+def darker(colour, share):
+    return tuple(int(channel * share) for channel in colour)
+
+
 class Scene:
     """A canvas measured in metres, with a season, a sun and a source of random numbers of its own."""
 
@@ -48,10 +56,9 @@ class Scene:
         self.random = random.Random(name)  # seeded by the text itself: the same in every process
         self.uniform, self.choice, self.chance = self.random.uniform, self.random.choice, lambda p: self.random.random() < p
         self.canvas = FINER * size
-        zoom = self.canvas / (TILE * self.uniform(0.8, 1.15))
-        self.axis = cmath.rect(zoom, self.uniform(0, 2 * math.pi))
+        self.zoom = self.canvas / (TILE * self.uniform(0.8, 1.15))  # pixels of the canvas a metre
+        self.axis = cmath.rect(self.zoom, self.uniform(0, 2 * math.pi))
         self.middle = self.canvas / 2 * (1 + 1j) + self.axis * complex(self.uniform(-9, 9), self.uniform(-9, 9))
-        self.zoom = zoom
         self.shadow = cmath.rect(self.uniform(0.35, 1.1), self.uniform(0, 2 * math.pi))  # of one metre of height
         self.grass, self.leaf, self.soil = (self.tint(colour, 14) for colour in self.choice(SEASONS))
         self.asphalt = self.tint(self.choice(((92, 92, 96), (116, 114, 112), (142, 138, 132), (74, 76, 82))), 8)
@@ -62,8 +69,8 @@ class Scene:
 
     def tint(self, colour, by=10):
         """A colour near `colour`: its brightness differs by up to `by`, each channel by a third of that."""
-        lighter = self.uniform(-by, by)
-        return tuple(max(0, min(255, round(channel + lighter + self.uniform(-by, by) / 3))) for channel in colour)
+        brightness = self.uniform(-by, by)
+        return tuple(max(0, min(255, round(channel + brightness + self.uniform(-by, by) / 3))) for channel in colour)
 
     def at(self, point):
         place = point * self.axis + self.middle
@@ -109,7 +116,7 @@ class Scene:
 
     @property
     def dark(self):
-        return tuple(channel * 2 // 5 for channel in self.asphalt)
+        return darker(self.asphalt, 0.4)
 
     def blob(self, centre, radius, colour, rough=0.25, corners=14):
         """A round patch with an uneven edge."""
@@ -119,9 +126,9 @@ class Scene:
         if not self.sees(centre, 2 * radius):
             return
         colour = self.tint(colour or self.leaf, 14)
-        self.disc(centre + radius * 0.8 * self.shadow, radius, tuple(channel // 2 for channel in self.leaf))
+        self.disc(centre + radius * 0.8 * self.shadow, radius, darker(self.leaf, 0.5))
         self.disc(centre, radius, colour)
-        self.disc(centre - self.shadow / abs(self.shadow) * radius * 0.3, radius * 0.55, tuple(min(255, channel + 16) for channel in colour))
+        self.disc(centre - self.shadow / abs(self.shadow) * radius * 0.3, radius * 0.55, lighter(colour, 16))
 
     def trees(self, count, smallest=1.8, largest=4.0):
         for _ in range(count):
@@ -131,13 +138,13 @@ class Scene:
         if self.sees(centre, 4):
             colour = self.choice(CARS)
             self.box(centre, length, 2.1, colour, turn, 1.0)
-            self.box(centre - cmath.rect(0.3, turn), length * 0.45, 1.7, tuple(channel * 2 // 3 for channel in colour), turn)
+            self.box(centre - cmath.rect(0.3, turn), length * 0.45, 1.7, darker(colour, 0.67), turn)
 
     def house(self, centre, length, width, turn, colour=None):
         """A gabled roof, its two sides in different light; often with a wing."""
         colour = self.tint(colour or self.choice(ROOFS), 12)
         wing = centre + cmath.rect(length * self.choice((-0.25, 0.25)), turn) + cmath.rect(width * 0.45, turn + math.pi / 2)
-        lit = tuple(min(255, channel + 24) for channel in colour)
+        lit = lighter(colour, 24)
         if self.chance(0.6):
             self.box(wing, length * 0.42, width * 0.8, lit, turn, 4.0)
         self.box(centre, length, width, colour, turn, 4.5)
@@ -200,7 +207,8 @@ def plane(s, centre, length, nose):
     stripe = s.choice(((40, 60, 130), (170, 40, 40), (30, 110, 90), (200, 120, 30), body))
 
     def outline(points, colour, offset=0j):
-        s.polygon([centre + offset + nose * length * complex(x, y * side) for side in (1, -1) for x, y in (points if side > 0 else points[::-1])], colour)
+        s.polygon([centre + offset + nose * length * complex(x, y * side) for side in (1, -1) for x, y in (points if side > 0 else points[::-1])],
+                  colour)
 
     span, sweep = wing / length, s.uniform(0.1, 0.22)
     wings = [(0.12, 0), (0.1 - sweep, span), (0.03 - sweep, span), (-0.08, 0.04), (-0.08, 0)]
@@ -208,7 +216,7 @@ def plane(s, centre, length, nose):
     hull = [(0.5, 0), (0.47, 0.025), (0.4, 0.05), (-0.3, 0.05), (-0.5, 0.012)]
     for shape in (wings, tail, hull):
         outline(shape, s.dark, s.shadow * 2.6)
-    outline(wings, tuple(channel * 9 // 10 for channel in body))
+    outline(wings, darker(body, 0.9))
     outline(tail, stripe)
     for side in (0.16, -0.16) if length < 26 or s.chance(0.6) else (0.14, -0.14, 0.28, -0.28):
         s.line([centre + nose * length * complex(x, side) for x in (0.1 - abs(side) * 0.4, -0.02 - abs(side) * 0.4)], length * 0.045, (120, 122, 128))
@@ -230,8 +238,8 @@ def baseballdiamond(s):
     fan(base * 1.72, dirt, math.pi / 4 + 0.05, home)
     bases = [home + cmath.rect(base * reach, turn) for reach, turn in ((0.13, 0), (1, math.pi / 4), (1.414, 0), (1, -math.pi / 4))]
     if s.chance(0.8):
-        inner = base * 0.86
-        s.polygon([home + 0.1 * base] + [home + 0.1 * base + cmath.rect(inner * reach, turn) for reach, turn in ((1, math.pi / 4), (1.414, 0), (1, -math.pi / 4))], lawn)
+        inner, corners = base * 0.86, ((1, math.pi / 4), (1.414, 0), (1, -math.pi / 4))
+        s.polygon([home + 0.1 * base] + [home + 0.1 * base + cmath.rect(inner * reach, turn) for reach, turn in corners], lawn)
     s.disc(home + base * 0.66, 2.8, dirt)
     s.disc(home, 4.2, dirt)
     for side in (1, -1):
@@ -254,7 +262,7 @@ def beach(s):
     def beyond(offset, colour):
         s.polygon([point + 1j * (offset + s.uniform(-0.6, 0.6)) for point in shore] + [90 + 110j, -90 + 110j], colour)
 
-    beyond(-5, tuple(channel * 4 // 5 for channel in sand))
+    beyond(-5, darker(sand, 0.8))
     beyond(-1.5, WHITE)
     for part in range(5):
         beyond(7 * part, tuple((sea[i] * (part + 3) + sand[i] * (4 - part)) // 7 for i in range(3)))
@@ -264,7 +272,7 @@ def beach(s):
     for _ in range(s.choice((0, 4, 12, 20))):
         place = s.anywhere()
         if place.imag < shore[0].imag - 14:
-            s.disc(place + s.shadow * 1.6, 1.4, tuple(channel * 2 // 3 for channel in sand))
+            s.disc(place + s.shadow * 1.6, 1.4, darker(sand, 0.67))
             s.disc(place, 1.4, s.choice(CARS[2:] + (WHITE, YELLOW)))
     if s.chance(0.5):
         behind = s.uniform(-46, -28)
@@ -292,7 +300,7 @@ def buildings(s):
 def block(s, centre, length, width, height):
     """A building with a flat roof, a parapet and machines on top; some have a second wing or a court."""
     roof = s.tint(s.choice(FLAT_ROOFS), 10)
-    rim = tuple(min(255, channel + 26) for channel in roof)
+    rim = lighter(roof, 26)
     for place, long, wide in [(centre, length, width)] + [(centre + complex(length * 0.3, width * 0.25), length * 0.4, width * 1.1)] * s.chance(0.4):
         s.box(place, long, wide, rim, 0, height)
         s.box(place, long - 1.6, wide - 1.6, roof)
@@ -364,7 +372,7 @@ def sparseresidential(s):
 
 
 def forest(s):
-    s.fill(tuple(channel // 2 for channel in s.leaf))
+    s.fill(darker(s.leaf, 0.5))
     autumn = s.chance(0.2)
     palette = [s.tint(s.leaf, 16) for _ in range(3)] + ([(168, 120, 50), (150, 84, 46)] if autumn else [s.grass] if s.chance(0.3) else [])
     small, large = s.choice(((1.6, 3.0), (2.2, 4.2), (3, 5.5)))
@@ -414,7 +422,7 @@ def freeway(s):
         s.line([-90, 90], gap, s.concrete)
     width = carriageways(s, 1 + 0j, s.choice((2, 3, 4)), gap, s.uniform(0.4, 1.6))
     if gap < 5:
-        s.line([-90, 90], 0.9, tuple(min(255, channel + 20) for channel in s.concrete))
+        s.line([-90, 90], 0.9, lighter(s.concrete, 20))
     if s.chance(0.35):
         ramp = [complex(x, width / 2 + 3 + 0.004 * max(0, x + 30) ** 2) for x in range(-80, 81, 8)]
         s.line(ramp, 7, s.asphalt)
@@ -423,8 +431,8 @@ def freeway(s):
 
 def golfcourse(s):
     lush = s.tint(s.choice((s.grass, (104, 146, 70), (124, 158, 80), (92, 134, 78))), 10)
-    s.fill(s.choice((s.grass, s.leaf, tuple(channel - 14 for channel in lush))))
-    mown = [tuple(min(255, channel + more) for channel in lush) for more in (6, 18)]
+    s.fill(s.choice((s.grass, s.leaf, lighter(lush, -14))))
+    mown = [lighter(lush, more) for more in (6, 18)]
     course, width = winding(s, s.uniform(7, 13), s.uniform(18, 30), s.uniform(-8, 8)), s.uniform(18, 26)
     for point in course:
         s.disc(point, width / 2 + 0.8, lush)
@@ -434,7 +442,7 @@ def golfcourse(s):
     if s.chance(0.4):
         s.blob(hole + complex(s.uniform(-16, 16), s.uniform(22, 32) * s.choice((-1, 1))), s.uniform(8, 12), s.water, 0.15, 20)
     for radius, more in ((s.uniform(10, 12), 26), (s.uniform(7.5, 9), 44)):
-        s.blob(hole, radius, tuple(min(255, channel + more) for channel in lush), 0.1, 20)
+        s.blob(hole, radius, lighter(lush, more), 0.1, 20)
     sand = s.tint((226, 208, 168), 12)
     for k in range(s.random.randrange(3, 7)):
         bunker = hole + cmath.rect(s.uniform(13, 16 + 3 * k), s.uniform(0, 6.3))
@@ -453,9 +461,10 @@ def golfcourse(s):
 def boat(s, centre, length, turn):
     bow, beam = cmath.rect(length / 2, turn), cmath.rect(length * 0.17, turn + math.pi / 2)
     hull = [bow, bow * 0.3 + beam, -bow + beam * 0.9, -bow - beam * 0.9, bow * 0.3 - beam]
-    s.polygon([centre + point + s.shadow * 1.2 for point in hull], tuple(channel // 2 for channel in s.water))
+    s.polygon([centre + point + s.shadow * 1.2 for point in hull], darker(s.water, 0.5))
     s.polygon([centre + point for point in hull], s.tint(WHITE, 14))
-    s.polygon([centre + point * 0.55 - bow * 0.15 for point in hull], s.choice(((40, 60, 110), (150, 120, 84), (190, 196, 200), (120, 40, 40), (80, 90, 96))))
+    s.polygon([centre + point * 0.55 - bow * 0.15 for point in hull],
+              s.choice(((40, 60, 110), (150, 120, 84), (190, 196, 200), (120, 40, 40), (80, 90, 96))))
     if s.chance(0.3):
         s.line([centre + bow * 0.2, centre + bow * 0.2 + s.shadow * length * 0.5], 0.3, s.dark)
 
@@ -536,7 +545,8 @@ def mobilehomepark(s):
                 if s.sees(here, length) and s.chance(0.94):
                     roof = s.tint(s.choice(((226, 226, 222), (206, 202, 192), (190, 186, 184), (168, 160, 150), (214, 204, 186), (184, 196, 200))), 8)
                     s.box(here, length * s.uniform(0.85, 1), width, roof, slant, 2.6)
-                    s.line([here - cmath.rect(length * 0.4, slant), here + cmath.rect(length * 0.4, slant)], 0.4, tuple(channel * 5 // 6 for channel in roof))
+                    s.line([here - cmath.rect(length * 0.4, slant), here + cmath.rect(length * 0.4, slant)], 0.4,
+                           darker(roof, 0.83))
                     beside = here + pitch / 2
                     if s.chance(0.4):
                         s.car(beside - 1j * side * length * 0.25, slant)
@@ -551,10 +561,9 @@ def overpass(s):
     turn = cmath.rect(1, s.uniform(1.1, 2.04))
     lanes = s.choice((2, 2, 4, 6))
     width = lanes * 3.6 + 3
-    if abs(s.shadow * turn.conjugate()) > 0:
-        for part in (0.5, 1):
-            s.line([-90 * turn + s.shadow * 9 * part, 90 * turn + s.shadow * 9 * part], width, s.dark)
-    s.line([-90 * turn, 90 * turn], width + 1.8, tuple(min(255, channel + 22) for channel in s.concrete))
+    for part in (0.5, 1):
+        s.line([-90 * turn + s.shadow * 9 * part, 90 * turn + s.shadow * 9 * part], width, s.dark)
+    s.line([-90 * turn, 90 * turn], width + 1.8, lighter(s.concrete, 22))
     deck = s.tint(s.choice((s.asphalt, s.concrete)), 12)
     s.line([-90 * turn, 90 * turn], width, deck)
     s.line([-90 * turn, 90 * turn], 0.6, YELLOW)
@@ -600,7 +609,7 @@ def river(s):
     s.line(course, width, s.water)
     for point in course:
         s.disc(point + complex(s.uniform(-2, 2), s.uniform(-2, 2)), width / 2, s.water)
-    s.line([point + 1j * width * 0.12 for point in course], width * 0.4, tuple(channel - 8 for channel in s.water))
+    s.line([point + 1j * width * 0.12 for point in course], width * 0.4, lighter(s.water, -8))
     for _ in range(s.choice((0, 0, 1, 2))):
         s.blob(s.choice(course) + 1j * s.uniform(-0.5, 0.5) * width, s.uniform(2, 4), (200, 184, 150), 0.3)
     for _ in range(wooded):
@@ -620,7 +629,7 @@ def runway(s):
     if s.chance(0.6):
         for _ in range(5):
             middle = complex(s.uniform(-10, 50), y + s.uniform(-0.2, 0.2) * width)
-            s.line([middle - s.uniform(10, 30), middle + s.uniform(10, 30)], s.uniform(0.6, 1.8), tuple(channel * 3 // 4 for channel in strip))
+            s.line([middle - s.uniform(10, 30), middle + s.uniform(10, 30)], s.uniform(0.6, 1.8), darker(strip, 0.75))
     s.dashes(complex(max(end + 30, -90), y), complex(90, y), 1.1, WHITE, s.uniform(14, 22), s.uniform(9, 14))
     if end > -100:
         s.line([complex(end, y - width / 2), complex(end, y + width / 2)], 1.2, WHITE)
@@ -660,17 +669,17 @@ def storagetanks(s):
 def tank(s, centre, radius, colour):
     for part in (0.35, 0.7, 1):
         s.disc(centre + s.shadow * 9 * part, radius, s.dark)
-    s.disc(centre, radius, tuple(channel * 4 // 5 for channel in colour))
+    s.disc(centre, radius, darker(colour, 0.8))
     sun = -s.shadow / abs(s.shadow)
     s.disc(centre, radius * 0.94, colour)
     spokes = s.choice((0, 0, 8, 12))
     for k in range(spokes):
-        s.line([centre, centre + cmath.rect(radius * 0.9, 6.283 * k / spokes)], 0.3, tuple(channel * 7 // 8 for channel in colour))
+        s.line([centre, centre + cmath.rect(radius * 0.9, 6.283 * k / spokes)], 0.3, darker(colour, 0.88))
     if s.chance(0.35):  # a floating roof lies deep: the wall's shadow falls inside
-        s.disc(centre, radius * 0.9, tuple(channel // 2 for channel in colour))
-        s.disc(centre - sun * radius * 0.16, radius * 0.76, tuple(channel * 5 // 6 for channel in colour))
+        s.disc(centre, radius * 0.9, darker(colour, 0.5))
+        s.disc(centre - sun * radius * 0.16, radius * 0.76, darker(colour, 0.83))
     else:
-        s.disc(centre + sun * radius * 0.3, radius * 0.5, tuple(min(255, channel + 14) for channel in colour))
+        s.disc(centre + sun * radius * 0.3, radius * 0.5, lighter(colour, 14))
     s.line([centre + cmath.rect(radius, 0.4 * k + abs(centre)) for k in range(5)], 0.8, (110, 106, 100))
 
 
@@ -678,8 +687,9 @@ def tenniscourt(s):
     s.fill(s.choice((s.grass, s.concrete, s.asphalt, s.soil)))
     s.trees(s.choice((3, 8, 16)), 1.8, 3.6)
     columns, rows = s.choice(((1, 1), (2, 1), (2, 1), (3, 1), (2, 2)))
-    around, inside = s.choice((((72, 112, 84), (52, 92, 138)), ((150, 86, 66), (78, 118, 82)), ((96, 128, 96), (92, 124, 92)), ((66, 96, 140), (66, 96, 140)),
-                               ((130, 126, 120), (104, 116, 110)), ((178, 116, 82), (178, 116, 82)), ((84, 120, 90), (150, 88, 72))))
+    around, inside = s.choice((((72, 112, 84), (52, 92, 138)), ((150, 86, 66), (78, 118, 82)), ((96, 128, 96), (92, 124, 92)),
+                               ((66, 96, 140), (66, 96, 140)), ((130, 126, 120), (104, 116, 110)), ((178, 116, 82), (178, 116, 82)),
+                               ((84, 120, 90), (150, 88, 72))))
     around, inside = s.tint(around, 12), s.tint(inside, 12)
     wide, deep = 17.0, 35.0
     s.box(0j, columns * wide + 3, rows * deep + 3, around, 0)
@@ -708,6 +718,8 @@ CLASSES = tuple(scene.__name__ for scene in SCENES)
 
 def draw(label: str, number: int, size: int = 64) -> np.ndarray:
     """Picture `number` of the class `label`: RGB bytes of the shape (size, size, 3). Raises ValueError for a class that is not in CLASSES."""
+    if label not in CLASSES:
+        raise ValueError(f"No class {label!r} is drawn. There is: {', '.join(CLASSES)}.")
     scene = Scene(f"{SEED} {label} {number}", size)
     SCENES[CLASSES.index(label)](scene)
     return photographed(scene, size)
