@@ -66,7 +66,7 @@ BREEDS = {
         dict(base=TAN, saddle=BLACK, muzzle=BLACK, ear=BLACK), dict(base=FAWN, saddle=BLACK, muzzle=BLACK, ear=SABLE), dict(base=BLACK),
         dict(base=SABLE, saddle=BLACK, muzzle=BLACK, socks=FAWN))),
     "golden_retriever": Breed(18, 33, 10.6, 9.6, 9, 7.7, 0.95, 0.52, "hanging", 1.0, "plume", (
-        dict(base=GOLD), dict(base=CREAM), dict(base=APRICOT, under=GOLD)), "long"),
+        dict(base=GOLD, ear=TAN), dict(base=CREAM, ear=GOLD), dict(base=APRICOT, under=GOLD, ear=TAN)), "long"),
     "greyhound": Breed(29, 33, 9, 4.9, 12, 5.2, 1.75, 0.32, "rose", 0.8, "thin", (
         dict(base=FAWN), dict(base=BLACK, under=WHITE), dict(base=TAN, brindle=BROWN), dict(base=SLATE, socks=WHITE))),
     "poodle": Breed(25, 25, 8.6, 5.8, 10, 6.3, 1.4, 0.33, "hanging", 1.35, "pom", (
@@ -192,13 +192,15 @@ def spots(p, pen, colour, centre, reach, size):
 
 def texture(p, pen, colour, fur, centre, reach):
     """Hair: strokes for a long coat, curls for a curly one."""
-    for _ in range({"short": 0, "long": 60, "curly": 110}[fur]):
+    unit = reach / 34
+    for _ in range({"short": 0, "long": 60, "curly": 90}[fur]):
         point = centre + complex(p.uniform(-reach, reach), p.uniform(-reach, reach))
-        shade = mixed(colour, p.choice((BLACK, WHITE)), p.uniform(0.05, 0.2) * (1.5 if fur == "curly" else 1))
         if fur == "long":
-            p.line([point, point + complex(p.uniform(-2.5, -1), p.uniform(1, 3.5)) * reach / 34], 0.7 * reach / 34, shade, pen)
+            p.line([point, point + complex(p.uniform(-2.5, -1), p.uniform(1, 3.5)) * unit], 0.7 * unit,
+                   mixed(colour, p.choice((BLACK, WHITE)), p.uniform(0.05, 0.2)), pen)
         else:
-            p.oval(point, 1.5 * reach / 34, 1.5 * reach / 34, shade, pen)
+            p.oval(point + (0.4 + 0.5j) * unit, 2 * unit, 2 * unit, mixed(colour, BLACK, 0.24), pen)
+            p.oval(point, 1.9 * unit, 1.9 * unit, mixed(colour, WHITE, p.uniform(0.0, 0.14)), pen)
 
 
 def tail(p, breed, coat, rump, ground):
@@ -352,7 +354,7 @@ def ear_colour(coat):
 def seam(coat):
     """The colour of the mouth's line, which must show on a dark muzzle too."""
     around = coat.get("muzzle", coat["base"])
-    return mixed(around, BLACK, 0.6) if sum(around) > 250 else mixed(around, WHITE, 0.25)
+    return mixed(around, BLACK, 0.6) if sum(around) > 250 else mixed(around, WHITE, 0.16)
 
 
 def eye(p, coat, centre, radius):
@@ -381,7 +383,7 @@ def head_side(p, breed, coat, centre, tilt):
     if p.chance(0.35):
         p.limb([(local(tip - 0.25, 0.4 + d * 0.8), 0.2 * r), (local(tip - 0.3, 0.75 + d), 0.24 * r)], PINK)
     p.part([[(local(0, 0), r), (local(0.12, 0.2), 0.88 * r)], muzzle], layer, shaggy=0.9 if breed.fur == "long" else 0)
-    p.part([[(local(0.3, 0.1), 0.5 * r), (local(0.9, 0.35), d * r)]], layer, 0)
+    p.part([[(local(0.3, 0.1), 0.5 * r), (local(0.9, 0.35), d * r)], [(local(-0.22, 0.22), 0.72 * r), (local(-0.5, 0.75), 0.56 * r)]], layer, 0)
     p.line([local(tip + d * 0.55, 0.42 + d * 0.5), local(tip * 0.8, 0.42 + d * 0.72), local(0.55, 0.78)], 0.11 * r, seam(coat))
     p.oval(local(tip + d * 0.72, 0.4 - d * 0.5), 0.25 * r, 0.21 * r, NOSE)
     eye(p, coat, local(0.5, -0.14), (0.2 if m < 0.5 else 0.16) * r)
@@ -627,7 +629,7 @@ def street(p):
 
 
 PLACES = (lawn, lawn, beach, snow, autumn, room, sofa, street)
-POSES = (standing, standing, standing, sitting, sitting, lying, profile, portrait, portrait, portrait)
+POSES = (standing, standing, standing, standing, sitting, sitting, sitting, lying, profile, portrait, portrait, portrait)
 
 
 def thing(p):
@@ -668,12 +670,12 @@ def draw(label: str, number: int, size: int = 64) -> np.ndarray:
     if pose in (profile, portrait):
         ahead = breed.muzzle * breed.head if pose is profile else 0
         nearer = p.uniform(54, 69) / (2.3 * breed.head + (ahead or 0.6 * breed.ear * breed.head))
-        p.place(nearer, complex(50 - 0.45 * ahead * nearer + p.uniform(-10, 10), p.uniform(42, 56)), mirrored)
+        p.place(nearer, complex(50 - 0.45 * ahead * nearer + p.uniform(-8, 8), p.uniform(41, 56)), mirrored)
     else:
         extent = max(breed.length + breed.chest + breed.neck + breed.head * (1 + breed.muzzle),
                      breed.leg + 2 * breed.chest + breed.neck + 2.4 * breed.head)
-        nearer = p.uniform(0.88, 1.12) * 78 / extent
-        p.place(nearer, complex(50 + p.uniform(-7, 7), p.uniform(84, 95) - 38 * nearer), mirrored)
+        nearer = p.uniform(0.82, 1.12) * 76 / extent
+        p.place(nearer, complex(50 + p.uniform(-6, 6), p.uniform(83, 96) - 38 * nearer), mirrored)
     pose(p, breed, coat)
     return photographed(p, size)
 
