@@ -282,19 +282,18 @@ def beach(s):
 
 def buildings(s):
     s.fill(s.choice((s.asphalt, s.concrete, s.grass, s.asphalt)))
-    if s.chance(0.7):
-        road(s, s.uniform(34, 44) * s.choice((-1, 1)), s.uniform(8, 12))
-    if s.chance(0.5):
-        road(s, s.uniform(34, 44) * s.choice((-1, 1)), s.uniform(8, 12), 1j)
+    for turn in (1, 1j):
+        if s.chance(0.75):
+            road(s, s.uniform(34, 44) * s.choice((-1, 1)), s.uniform(8, 12), turn)
     s.trees(s.choice((0, 4, 9)))
     for row in (-1, 1):
-        for turn in range(s.choice((0, 4, 8))):
-            s.car(complex(-34 + turn * 8 + s.uniform(-1, 1), row * 3), s.choice((0, math.pi / 2)))
-    columns, rows = s.choice(((1, 1), (2, 1), (2, 2), (2, 2), (3, 2)))
+        for k in range(s.choice((3, 6, 9))):
+            s.car(complex(-34 + k * 8 + s.uniform(-1, 1), row * 3), s.choice((0, math.pi / 2)))
+    columns, rows = s.choice(((1, 1), (2, 1), (2, 2), (3, 1), (3, 2)))
     for column in range(columns):
         for row in range(rows):
-            cell = complex((column - (columns - 1) / 2) * 74 / columns, (row - (rows - 1) / 2) * 74 / rows)
-            block(s, cell, 74 / columns * s.uniform(0.6, 0.84), 74 / rows * s.uniform(0.5, 0.8), s.uniform(5, 13))
+            cell = complex((column - (columns - 1) / 2) * 76 / columns, (row - (rows - 1) / 2) * 76 / rows)
+            block(s, cell, 76 / columns * s.uniform(0.6, 0.88), 76 / rows * s.uniform(0.5, 0.85), s.uniform(5, 11))
 
 
 def block(s, centre, length, width, height):
@@ -359,15 +358,15 @@ def lot(s, here, frontage, depth, kerb, side):
 
 
 def denseresidential(s):
-    homes(s, s.uniform(10.5, 16), s.uniform(14.5, 20), s.uniform(8.8, 10.5), s.uniform(8.5, 11))
+    homes(s, s.uniform(10.5, 15), s.uniform(14.5, 19), s.uniform(8.8, 10.5), s.uniform(8.5, 11))
 
 
 def mediumresidential(s):
-    homes(s, s.uniform(15, 26), s.uniform(19, 30), s.uniform(12, 15), s.uniform(9, 11.5))
+    homes(s, s.uniform(15.5, 25), s.uniform(20, 28), s.uniform(12, 15), s.uniform(9, 11.5))
 
 
 def sparseresidential(s):
-    homes(s, s.uniform(27, 60), s.uniform(30, 55), s.uniform(13, 20), s.uniform(9, 13))
+    homes(s, s.uniform(29, 60), s.uniform(33, 55), s.uniform(13, 20), s.uniform(9, 13))
     s.trees(s.choice((4, 12, 30)), 2, 4.5)
 
 
