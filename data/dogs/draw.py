@@ -68,7 +68,7 @@ BREEDS = {
     "golden_retriever": Breed(18, 33, 10.6, 9.6, 9, 7.7, 0.95, 0.52, "hanging", 1.0, "plume", (
         dict(base=GOLD, ear=TAN), dict(base=CREAM, ear=GOLD), dict(base=APRICOT, under=GOLD, ear=TAN)), "long"),
     "greyhound": Breed(29, 33, 9, 4.9, 12, 5.2, 1.75, 0.32, "rose", 0.8, "thin", (
-        dict(base=FAWN), dict(base=BLACK, under=WHITE), dict(base=TAN, brindle=BROWN), dict(base=SLATE, socks=WHITE))),
+        dict(base=FAWN, under=WHITE), dict(base=BLACK, under=WHITE), dict(base=TAN, brindle=BROWN), dict(base=SLATE, under=WHITE, socks=WHITE))),
     "poodle": Breed(25, 25, 8.6, 5.8, 10, 6.3, 1.4, 0.33, "hanging", 1.35, "pom", (
         dict(base=WHITE), dict(base=BLACK), dict(base=APRICOT), dict(base=GREY)), "curly"),
     "pug": Breed(13, 25, 10.6, 9.6, 4, 8.8, 0.05, 0.58, "folded", 0.75, "curl", (
@@ -670,12 +670,12 @@ def draw(label: str, number: int, size: int = 64) -> np.ndarray:
     if pose in (profile, portrait):
         ahead = breed.muzzle * breed.head if pose is profile else 0
         nearer = p.uniform(54, 69) / (2.3 * breed.head + (ahead or 0.6 * breed.ear * breed.head))
-        p.place(nearer, complex(50 - 0.45 * ahead * nearer + p.uniform(-8, 8), p.uniform(41, 56)), mirrored)
+        p.place(nearer, complex(50 - 0.45 * ahead * nearer + p.uniform(-7, 7), p.uniform(42, 55)), mirrored)
     else:
         extent = max(breed.length + breed.chest + breed.neck + breed.head * (1 + breed.muzzle),
                      breed.leg + 2 * breed.chest + breed.neck + 2.4 * breed.head)
-        nearer = p.uniform(0.82, 1.12) * 76 / extent
-        p.place(nearer, complex(50 + p.uniform(-6, 6), p.uniform(83, 96) - 38 * nearer), mirrored)
+        nearer = p.uniform(0.87, 1.12) * 75 / extent
+        p.place(nearer, complex(50 + p.uniform(-6, 6), p.uniform(85, 95) - 38 * nearer), mirrored)
     pose(p, breed, coat)
     return photographed(p, size)
 
