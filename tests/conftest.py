@@ -1,6 +1,8 @@
-"""What all tests share: a clean environment and one Dask cluster of four workers."""
+"""What all tests share: a clean environment, one Dask cluster of four workers, one server that speaks S3."""
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -31,3 +33,25 @@ def client(tmp_path_factory):
     with ddp.connect("local", workers=4) as client:
         ddp.launch(client, ddp.rank, directory=directory)
         yield client
+
+
+S3_SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+server.start()
+print(*server.get_host_and_port(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="session")
+def endpoint():
+    """The URL of an S3 server (moto), a process of its own."""
+    with subprocess.Popen([sys.executable, "-c", S3_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                          text=True) as server:
+        line = ""
+        while not line.startswith("127.0.0.1"):  # it introduces itself first
+            line = server.stdout.readline()
+        yield "http://{}:{}".format(*line.split())
+        server.stdin.close()

@@ -1,4 +1,4 @@
-"""A run directory on object storage: a real server that speaks S3 (moto), in a process of its own."""
+"""A run directory on object storage: a real server that speaks S3 (`endpoint`)."""
 
 import json
 import os
@@ -14,27 +14,6 @@ import torch
 
 import ddp_common as ddp
 from ddp_common import faults, run_directory
-
-SERVER = """
-import sys, threading
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-server.start()
-print(*server.get_host_and_port(), flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    """The URL of an S3 server, alive for this module's tests."""
-    with subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-        line = ""
-        while not line.startswith("127.0.0.1"):  # it introduces itself first
-            line = server.stdout.readline()
-        yield "http://{}:{}".format(*line.split())
-        server.stdin.close()
-
 
 @pytest.fixture
 def bucket(endpoint, monkeypatch):
