@@ -109,7 +109,7 @@ def download(name, progressbar=True):
                     continue
                 path = downloads.retrieve(file, Path(temporary), folder, progressbar)
                 if "unpack" in file:
-                    downloads.unpack(path, folder / path.stem, **file["unpack"])
+                    downloads.unpack(path, folder / path.stem, progressbar, **file["unpack"])
                     path.unlink()
             if name in CONVERT:
                 CONVERT[name](Path(temporary))

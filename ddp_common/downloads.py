@@ -28,7 +28,7 @@ from ddp_common.errors import Error
 ATTEMPTS = 5  # at one address, as long as something comes
 PAUSE = 1.0  # seconds, times the number of attempts so far
 TIMEOUT = 30  # seconds without a byte
-CHUNK = 1 << 18
+CHUNK = 1 << 14  # bytes; what came of a chunk is lost when the connection breaks in it
 
 
 @contextlib.contextmanager
@@ -51,8 +51,8 @@ def _lock(file, folder, wait):
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         raise Error(f"Another program is downloading to {folder} at this moment. Wait until it is done.") from None
-    except (ImportError, OSError):
-        pass  # a system without such locks: two programs at once waste time there, and what they leave is whole all the same
+    except (ImportError, OSError):  # a system without such locks
+        return  # two programs at once waste time there, and what they leave is whole all the same
 
 
 def retrieve(file, folder, parts, progressbar=True):
@@ -130,8 +130,8 @@ def _stream(url, part, begun, size, progressbar):
         raise requests.ConnectionError(f"broke off after {came:,} of {size:,} bytes")
 
 
-def unpack(archive, folder, *, bytes, files):
-    """Unpack the zip or tar `archive` into the new folder `folder`, which gets its name when it is whole.
+def unpack(archive, folder, progressbar=True, *, bytes, files):
+    """Unpack the zip or tar `archive` into the new folder `folder`, which gets its name when it is whole; until then it lies beside `archive`.
 
     Only plain files are written. Raises `Error`, and leaves nothing, for a member that would lie outside, a link or device, more than
     `bytes` in all or more than `files`, a damaged archive; OSError for a full disk.
@@ -139,10 +139,11 @@ def unpack(archive, folder, *, bytes, files):
     def refuse(why):
         raise Error(f"{archive.name} is not unpacked: {why}. Nothing was changed. It is not the archive that is expected; do not use it.")
 
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unpacking-") as temporary:
+    with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".unpacking-") as temporary:
         try:
             with contextlib.ExitStack() as opened:
-                for count, (name, size, is_plain, content) in enumerate(_members(archive, opened), 1):
+                members = tqdm(_members(archive, opened), desc=f"unpacking {archive.name}", unit=" files", disable=not progressbar)
+                for count, (name, size, is_plain, content) in enumerate(members, 1):
                     if name.startswith(("/", "\\")) or ".." in (parts := re.split(r"[/\\]", name)) or ":" in parts[0]:
                         refuse(f"its member {name!r} would lie outside of the folder")
                     if not is_plain:
@@ -158,9 +159,9 @@ def unpack(archive, folder, *, bytes, files):
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
                 raise
-            refuse(f"it is damaged ({error})")
+            refuse(f"it is damaged ({error.strerror})")
         except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, ValueError, RuntimeError) as error:
-            refuse(f"it is damaged ({error})")  # RuntimeError: encrypted, or packed by an unknown method
+            refuse(f"it is damaged ({str(error).splitlines()[0]})")  # RuntimeError: encrypted, or packed by an unknown method
 
 
 def _members(archive, opened):
