@@ -11,7 +11,6 @@ import io
 import mmap
 import os
 import stat
-import tempfile
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -48,8 +47,8 @@ class ImageFolder(torch.utils.data.Dataset):
             raise Error(f"on_error takes 'raise' or 'skip', not {on_error!r}.")
         self.url, self.size, self.anonymous, self._process = str(url), size, anonymous, None
         self._names, version = _told_by_rank_0(self._list)
-        self._kept = None if cache is None else Kept(cache, len(self._names), (3, size, size), f"{self.url} {size} {version}")
         self._index(range(len(self._names)))
+        self._kept = None if cache is None else Kept(cache, len(self._names), (3, size, size), f"{self.url} {size} {version}")
         if on_error == "skip":
             self._leave_out_damaged()
 
@@ -108,7 +107,8 @@ class ImageFolder(torch.utils.data.Dataset):
             if self.url.startswith("s3://"):
                 options = S3 | ({"anon": True} if self.anonymous else {})
             filesystem, root = fsspec.url_to_fs(self.url, skip_instance_cache=True, **options)
-            self._mine = filesystem, root.rstrip("/"), ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4)
+            pool = ThreadPoolExecutor(torch.get_num_threads())  # a rank's share of the cores; in a worker of a DataLoader one
+            self._mine = filesystem, root.rstrip("/"), pool
             self._process = os.getpid()
         return self._mine
 
@@ -171,7 +171,6 @@ def _walk(root):
     def stop(error):
         raise error
 
-    os.scandir(root).close()
     for folder, _, names in os.walk(root, onerror=stop, followlinks=True):
         for name in names:
             path = os.path.join(folder, name)
@@ -228,9 +227,9 @@ class Kept:
         else:
             path = Path(self.place) / self.name
             try:
-                if not path.exists():
-                    _allocate(path, total)
-                with open(path, "r+b") as file:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with open(path, "a+b") as file:  # made if it is not there, never cut
+                    _reserve(file, path, total)
                     self.map = mmap.mmap(file.fileno(), total)
             except (OSError, ValueError) as error:
                 raise Error(f"The images cannot be kept in {self.place}, which takes {total / 1e6:,.0f} MB: {error}. Make room, name another "
@@ -258,18 +257,15 @@ def _sum(array):
     return zlib.crc32(array) or 1  # 0: nothing is there
 
 
-def _allocate(path, total):
-    """Make a file of `total` zeros, whose blocks are reserved, unless another process has done so meanwhile."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".images-") as file:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, total)
-        else:
-            file.truncate(total)
-        try:
-            os.link(file.name, path)
-        except FileExistsError:
-            pass
+def _reserve(file, path, total):
+    """Let `file` have `total` bytes on the disk; those that it has already stay as they are, the others become 0."""
+    if not hasattr(os, "posix_fallocate"):
+        return file.truncate(total)
+    try:
+        os.posix_fallocate(file.fileno(), 0, total)
+    except OSError:
+        path.unlink(missing_ok=True)  # nobody has got more of it
+        raise
 
 
 class Augmented(torch.utils.data.Dataset):

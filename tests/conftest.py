@@ -1,9 +1,12 @@
 """What all tests share: a clean environment, one Dask cluster of four workers, one server that speaks S3."""
 
+import os
 import signal
 import subprocess
 import sys
+import urllib.request
 
+import fsspec
 import pytest
 
 import ddp_common as ddp
@@ -46,12 +49,41 @@ sys.stdin.read()
 
 
 @pytest.fixture(scope="session")
-def endpoint():
+def s3_log(tmp_path_factory):
+    """The file in which the S3 server writes a line for each request."""
+    return tmp_path_factory.mktemp("s3") / "requests.log"
+
+
+@pytest.fixture(scope="session")
+def endpoint(s3_log):
     """The URL of an S3 server (moto), a process of its own."""
-    with subprocess.Popen([sys.executable, "-c", S3_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                          text=True) as server:
+    with open(s3_log, "w") as log, subprocess.Popen([sys.executable, "-c", S3_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                                    stderr=log, text=True) as server:
         line = ""
         while not line.startswith("127.0.0.1"):  # it introduces itself first
             line = server.stdout.readline()
         yield "http://{}:{}".format(*line.split())
         server.stdin.close()
+
+
+@pytest.fixture
+def s3(endpoint, monkeypatch):
+    """A file system on that server, without buckets, with credentials for this process and those that it starts."""
+    values = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1",
+              "AWS_EC2_METADATA_DISABLED": "true"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()
+    fsspec.filesystem("s3").invalidate_cache()
+    return fsspec.filesystem("s3", skip_instance_cache=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a disk of half a megabyte."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("only root may mount a small disk")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import fsspec
@@ -15,16 +14,11 @@ import torch
 import ddp_common as ddp
 from ddp_common import faults, run_directory
 
+
 @pytest.fixture
-def bucket(endpoint, monkeypatch):
-    """The URL of an empty bucket, for this process and those that it starts."""
-    values = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
-    for name, value in values.items():
-        monkeypatch.setenv(name, value)
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()
-    filesystem = fsspec.filesystem("s3", skip_instance_cache=True)
-    fsspec.filesystem("s3").invalidate_cache()
-    filesystem.mkdir("runs")
+def bucket(s3):
+    """The URL of an empty bucket."""
+    s3.mkdir("runs")
     return "s3://runs"
 
 

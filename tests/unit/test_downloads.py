@@ -167,17 +167,6 @@ def test_without_a_digest_nothing_is_resumed(server, tmp_path):
     assert {asked for _, asked in server.asked} == {None}
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A folder on a disk of half a megabyte."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("only root may mount a small disk")
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
-
-
 def register(monkeypatch, folder, **entry):
     """Make `entry` the data set 'set' of a registry in `folder`."""
     monkeypatch.setattr(datasets, "DATA", folder)
