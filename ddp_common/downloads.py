@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from ddp_common.errors import Error
 
+pooch.get_logger().setLevel("WARNING")  # the progress bar says what is downloaded
 ATTEMPTS = 5  # at one address, as long as something comes
 PAUSE = 1.0  # seconds, times the number of attempts so far
 TIMEOUT = 30  # seconds without a byte

@@ -5,7 +5,6 @@ import http.server
 import io
 import os
 import random
-import signal
 import stat
 import subprocess
 import sys
@@ -17,12 +16,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
-from ddp_common import datasets, downloads
+from ddp_common import ImageFolder, datasets, downloads
 from ddp_common.errors import Error
 
 CONTENT = random.Random(0).randbytes(700_001)
 DRAW = datasets.DATA / "dogs" / "draw.py"
+ROOT = Path(__file__).parents[2]
 
 
 def begin_of(asked):
@@ -34,7 +35,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """Serves `server.content` in the way of which the URL's first part says how."""
 
     def do_GET(self):
-        way, content, asked = self.path.split("/")[1], self.server.content, self.headers.get("Range")
+        way, name = self.path.split("/")[1:]
+        content, asked = self.server.files.get(name, self.server.content), self.headers.get("Range")
         self.server.asked.append((way, asked))
         begin = begin_of(asked) if way != "ignores-range" else 0
         if way == "error" or begin >= len(content):
@@ -66,7 +68,7 @@ def server(monkeypatch):
     monkeypatch.setattr(downloads, "PAUSE", 0)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
         running.daemon_threads, running.block_on_close = True, False
-        running.content, running.asked, running.address = CONTENT, [], f"http://127.0.0.1:{running.server_port}"
+        running.content, running.files, running.asked, running.address = CONTENT, {}, [], f"http://127.0.0.1:{running.server_port}"
         threading.Thread(target=running.serve_forever, args=[0.01], daemon=True).start()
         yield running
         running.shutdown()
@@ -101,17 +103,25 @@ def test_a_server_without_ranges_starts_again(server, tmp_path):
     assert len(server.asked) == 2 and server.asked[1][1]
 
 
-def test_a_killed_download_is_gone_on_with_by_the_next_program(server, tmp_path):
-    program = "import sys, yaml, pathlib; from ddp_common import downloads; f = pathlib.Path(sys.argv[1]); " \
-              "downloads.retrieve(yaml.safe_load(sys.argv[2]), f, f, False)"
-    file = file_at(server, "stalls")
-    with subprocess.Popen([sys.executable, "-c", program, tmp_path, yaml.safe_dump(file)], cwd=datasets.DATA.parent, stderr=subprocess.DEVNULL) as first:
-        while not (parts := list(tmp_path.glob("*.part"))) or parts[0].stat().st_size < len(CONTENT) // 4:
-            assert first.poll() is None
-            time.sleep(0.05)
-        first.send_signal(signal.SIGKILL)
-    assert bring(file, tmp_path).read_bytes() == CONTENT
+def make_data(folder, name):
+    """`make data` with the registry in `folder`, as a program."""
+    program = "import sys, pathlib; from ddp_common import cli, datasets; datasets.DATA = pathlib.Path(sys.argv[1]); cli.main(['data', sys.argv[2]])"
+    return subprocess.Popen([sys.executable, "-c", program, folder, name], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_two_programs_do_not_mix_and_a_killed_download_is_gone_on_with(server, tmp_path, monkeypatch):
+    register(monkeypatch, tmp_path, full="file.bin", files=[file_at(server, "stalls")])
+    first = make_data(tmp_path, "set")
+    while not (parts := list((tmp_path / "cache" / "set").glob("*.part"))) or parts[0].stat().st_size < len(CONTENT) // 4:
+        assert first.poll() is None
+        time.sleep(0.05)
+    with pytest.raises(Error, match="Another program is downloading to .*Wait until it is done"):
+        datasets.download("set", progressbar=False)
+    first.kill()
+    first.communicate()
+    assert datasets.download("set", progressbar=False).read_bytes() == CONTENT
     assert len(server.asked) == 2 and begin_of(server.asked[1][1]) >= len(CONTENT) // 4
+    assert left_in(tmp_path / "cache") == [".set.lock", "file.bin"] and len(list((tmp_path / "cache" / "set").iterdir())) == 1
 
 
 @pytest.mark.parametrize("rubbish", [b"something else", CONTENT[:-5] + b"other", CONTENT, CONTENT + b"more"], ids=["start", "full", "whole", "long"])
@@ -204,12 +214,8 @@ def tarred(*members, mode="w"):
     with tarfile.open(fileobj=buffer, mode=mode) as file:
         for name, content in members:
             about = tarfile.TarInfo(name)
-            if isinstance(content, bytes):
-                about.size = len(content)
-            else:
-                vars_of = content
-                for key, value in vars_of.items():
-                    setattr(about, key, value)
+            for key, value in ({"size": len(content)} if isinstance(content, bytes) else content).items():
+                setattr(about, key, value)
             file.addfile(about, io.BytesIO(content) if isinstance(content, bytes) else None)
     return buffer.getvalue()
 
@@ -229,7 +235,7 @@ def archive_at(server, name, **unpack):
     (".zip", zipped(("set/Images/a/1.jpg", b"one"), ("set/Images/b/2.jpg", b"two"), ("set/", b""))),
     (".tar", tarred(("./set", {"type": tarfile.DIRTYPE}), ("./set/Images/a/1.jpg", b"one"), ("set/Images/b/2.jpg", b"two"))),
     (".tgz", tarred(("set/Images/a/1.jpg", b"one"), ("set/Images/b/2.jpg", b"two"), mode="w:gz")),
-])
+], ids=["zip", "tar", "tgz"])
 def test_an_archive_becomes_a_folder_once(server, tmp_path, monkeypatch, suffix, content):
     server.content = content
     register(monkeypatch, tmp_path, full="photos/set/Images", files=[archive_at(server, f"photos{suffix}")])
@@ -242,30 +248,33 @@ def test_an_archive_becomes_a_folder_once(server, tmp_path, monkeypatch, suffix,
 
 
 OUTSIDE = "would lie outside"
-@pytest.mark.parametrize("suffix, content, said", [
-    (".zip", zipped(("good", b""), ("../evil", b"")), OUTSIDE),
-    (".zip", zipped(("a/../../evil", b"")), OUTSIDE),
-    (".zip", zipped(("/tmp/evil", b"")), OUTSIDE),
-    (".zip", zipped(("C:/evil", b"")), OUTSIDE),
-    (".zip", zipped(("..\\evil", b"")), OUTSIDE),
-    (".zip", zipped(zip_link("link", "/etc"), ("link/evil", b"")), "link or a device"),
-    (".tar", tarred(("good", b""), ("../evil", b"")), OUTSIDE),
-    (".tar", tarred(("/tmp/evil", b"")), OUTSIDE),
-    (".tar", tarred(("link", {"type": tarfile.SYMTYPE, "linkname": "/etc"}), ("link/evil", b"")), "link or a device"),
-    (".tar", tarred(("link", {"type": tarfile.LNKTYPE, "linkname": "../../secret"})), "link or a device"),
-    (".tar", tarred(("disk", {"type": tarfile.BLKTYPE, "devmajor": 8})), "link or a device"),
-    (".tar", tarred(("pipe", {"type": tarfile.FIFOTYPE})), "link or a device"),
-    (".zip", zipped(("zeros", bytes(20_000_000)), compression=zipfile.ZIP_DEFLATED), "more than it should"),
-    (".tgz", tarred(("zeros", bytes(20_000_000)), mode="w:gz"), "more than it should"),
-    (".zip", zipped(*((f"{n}", b"") for n in range(11))), "more than it should"),
-    (".tar", tarred(*((f"{n}", b"") for n in range(11))), "more than it should"),
-    (".zip", zipped(("a", b"1" * 1000)).replace(b"1" * 1000, b"2" * 1000), "damaged.*CRC"),
-    (".zip", zipped(("a", b""), ("a/b", b"")), "damaged"),
-    (".zip", b"no zip", "damaged"),
-    (".tar", b"no tar", "damaged"),
-    (".tar", tarred(("a", b"1" * 10_000))[:5000], "damaged"),
-    (".tgz", tarred(("a", CONTENT), mode="w:gz")[:-1000], "damaged"),
-], ids=str)
+BAD_ARCHIVES = {
+    "zip up": (".zip", zipped(("good", b""), ("../evil", b"")), OUTSIDE),
+    "zip up in the middle": (".zip", zipped(("a/../../evil", b"")), OUTSIDE),
+    "zip absolute": (".zip", zipped(("/tmp/evil", b"")), OUTSIDE),
+    "zip drive": (".zip", zipped(("C:/evil", b"")), OUTSIDE),
+    "zip backslash": (".zip", zipped(("..\\evil", b"")), OUTSIDE),
+    "zip link": (".zip", zipped(zip_link("link", "/etc"), ("link/evil", b"")), "link or a device"),
+    "tar up": (".tar", tarred(("good", b""), ("../evil", b"")), OUTSIDE),
+    "tar absolute": (".tar", tarred(("/tmp/evil", b"")), OUTSIDE),
+    "tar link": (".tar", tarred(("link", {"type": tarfile.SYMTYPE, "linkname": "/etc"}), ("link/evil", b"")), "link or a device"),
+    "tar hard link": (".tar", tarred(("link", {"type": tarfile.LNKTYPE, "linkname": "../../secret"})), "link or a device"),
+    "tar device": (".tar", tarred(("disk", {"type": tarfile.BLKTYPE, "devmajor": 8})), "link or a device"),
+    "tar pipe": (".tar", tarred(("pipe", {"type": tarfile.FIFOTYPE})), "link or a device"),
+    "zip bomb": (".zip", zipped(("zeros", bytes(20_000_000)), compression=zipfile.ZIP_DEFLATED), "more than it should"),
+    "tgz bomb": (".tgz", tarred(("zeros", bytes(20_000_000)), mode="w:gz"), "more than it should"),
+    "zip of too many": (".zip", zipped(*((f"{n}", b"") for n in range(11))), "more than it should"),
+    "tar of too many": (".tar", tarred(*((f"{n}", b"") for n in range(11))), "more than it should"),
+    "zip with a wrong sum": (".zip", zipped(("a", b"1" * 1000)).replace(b"1" * 1000, b"2" * 1000), "damaged.*CRC"),
+    "zip with a file that is a folder": (".zip", zipped(("a", b""), ("a/b", b"")), "damaged"),
+    "no zip": (".zip", b"no zip", "damaged"),
+    "no tar": (".tar", b"no tar", "damaged"),
+    "cut tar": (".tar", tarred(("a", b"1" * 10_000))[:5000], "damaged"),
+    "cut tgz": (".tgz", tarred(("a", CONTENT), mode="w:gz")[:-1000], "damaged"),
+}
+
+
+@pytest.mark.parametrize("suffix, content, said", BAD_ARCHIVES.values(), ids=BAD_ARCHIVES)
 def test_an_archive_that_wants_to_escape_or_to_fill_the_disk_or_is_damaged_leaves_nothing(server, tmp_path, monkeypatch, suffix, content, said):
     server.content = content
     register(monkeypatch, tmp_path, full="photos", files=[archive_at(server, f"photos{suffix}")])
@@ -273,12 +282,6 @@ def test_an_archive_that_wants_to_escape_or_to_fill_the_disk_or_is_damaged_leave
         datasets.download("set", progressbar=False)
     assert left_in(tmp_path) == [".set.lock", "datasets.yaml"] and list((tmp_path / "cache" / "set").iterdir()) == []
     assert not Path("/tmp/evil").exists()
-
-
-def test_a_second_download_at_the_same_time_is_told_to_wait(tmp_path):
-    with downloads.only_one(tmp_path / "set"):
-        with pytest.raises(Error, match="Another program is downloading"), downloads.only_one(tmp_path / "set"):
-            pass
 
 
 @pytest.fixture
@@ -315,17 +318,62 @@ def test_another_version_of_the_script_draws_anew(small_drawing):
     assert datasets.fetch("set").path != first
 
 
-@pytest.mark.parametrize("name", ["ucmerced", "dogs"])
-def test_the_registry_says_whence_the_images_come_and_what_they_may_become(name):
+def photo(kind):
+    buffer = io.BytesIO()
+    Image.new("RGB", (30, 20), (200, 100, 50)).save(buffer, kind)
+    return buffer.getvalue()
+
+
+SMALL = {  # archives of the shape of the real ones: name of a file -> content
+    "ucmerced": {"UCMerced_LandUse.zip": zipped(("UCMerced_LandUse/readme.txt", b"..."), *(
+        (f"UCMerced_LandUse/Images/{label}/{label}{number:02d}.tif", photo("TIFF")) for label in ("airplane", "beach") for number in range(2)))},
+    "dogs": {"images.tar": tarred(("Images", {"type": tarfile.DIRTYPE}), *(
+        (f"Images/{label}/{label[:9]}_{number}.jpg", photo("JPEG")) for label in ("n02085620-Chihuahua", "n02085936-Maltese_dog") for number in range(2))),
+             "lists.tar": tarred(("train_list.mat", b"..."), ("test_list.mat", b"..."))},
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_make_data_brings_archives_of_the_real_shape_and_they_are_image_folders(server, tmp_path, monkeypatch, name):
     entry = datasets.entry_of(name)
-    assert (datasets.DATA / entry["shipped"]).is_file() and entry["licence"] and entry["citation"]
     for file in entry["files"]:
-        assert len(file["sha256"]) == 64 and file["size"] and file["unpack"]["bytes"] > file["size"]
-        assert full_parts(entry)[0] in {Path(each["name"]).stem for each in entry["files"]}
+        assert len(file["sha256"]) == 64 and file["unpack"]["bytes"] > file["size"]
+        content = server.files[file["name"]] = SMALL[name][file["name"]]
+        file |= {"url": f"{server.address}/well/{file['name']}", "sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+        for mirror in file.get("mirrors", ()):
+            file["url"] = file["url"].replace("well", "error")
+            mirror |= {"url": f"{server.address}/well/{file['name']}", "md5": hashlib.md5(content).hexdigest()}
+    (tmp_path / "datasets.yaml").write_text(yaml.safe_dump({name: entry}))
+    out, said = make_data(tmp_path, name).communicate()
+    assert "Licence: " in out and "Use it with SET=\"data=full\"" in out, said
+    assert "100%" in said and "unpacking" in said
+    monkeypatch.setattr(datasets, "DATA", tmp_path)
+    found = datasets.fetch(name, "full")
+    images = ImageFolder(found.path, 16)
+    assert "full set in" in found.origin and images.targets == [0, 0, 1, 1] and images[3][0].shape == (3, 16, 16)
+    assert (tmp_path / "cache" / "dogs" / "lists" / "test_list.mat").exists() == (name == "dogs")
 
 
-def full_parts(entry):
-    return Path(entry["full"]).parts
+@pytest.mark.parametrize("content", [b"another file", zipped(("../evil", b""))], ids=["digest", "archive"])
+def test_make_data_says_in_one_message_what_went_wrong(server, tmp_path, monkeypatch, content):
+    server.content = zipped(("../evil", b""))
+    register(monkeypatch, tmp_path, full="photos", files=[archive_at(server, "photos.zip")])
+    server.content = content
+    process = make_data(tmp_path, "set")
+    _, said = process.communicate()
+    assert process.returncode == 1 and "Nothing was changed" in said.splitlines()[-1] and said.count("Error: ") == 1 and "Traceback" not in said
+
+
+def test_a_full_set_that_is_not_here_says_how_to_bring_it(tmp_path, monkeypatch):
+    register(monkeypatch, tmp_path, full="photos", files=[], shipped="draw.py")
+    with pytest.raises(Error, match="full data set set is not here. Run `make data TUTORIAL=set` first, or use data=shipped"):
+        datasets.fetch("set", "full")
+
+
+def test_a_folder_of_the_readers_own_is_taken_and_a_missing_one_refused(tmp_path):
+    assert datasets.fetch("dogs", str(tmp_path)).path == tmp_path
+    with pytest.raises(Error, match="nowhere to read dogs from"):
+        datasets.fetch("dogs", str(tmp_path / "nowhere"))
 
 
 def test_a_data_set_at_a_url_is_handed_on_as_it_is():
