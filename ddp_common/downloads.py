@@ -41,7 +41,7 @@ def only_one(folder, wait=False):
             _lock(lock, folder, wait)
             yield
     except OSError as error:
-        room = " Make room there." if error.errno in (errno.ENOSPC, errno.EDQUOT) else " Choose a place that you may write to."
+        room = " Make room there." if error.errno in (errno.ENOSPC, errno.EDQUOT) else " Work in a copy of the repository that is yours to write to."
         raise Error(f"{folder} cannot be written: {error.strerror or error}. Nothing half-written was left.{room}") from None
 
 
@@ -111,9 +111,6 @@ def _stream(url, part, begun, size, progressbar):
             return  # all is here; the digest will tell
         response.raise_for_status()
         goes_on = response.status_code == requests.codes.partial_content
-        if goes_on and not response.headers.get("Content-Range", "").startswith(f"bytes {begun}-"):
-            part.unlink()
-            raise requests.RequestException(f"was asked for the bytes from {begun} on and sent others")
         total = size or begun * goes_on + int(response.headers.get("Content-Length", 0)) or None
         with (open(part, "ab" if goes_on else "wb") as file,
               tqdm(total=total, initial=file.tell(), desc=part.name[1:].rpartition("-")[0] or part.name, unit="B", unit_scale=True,

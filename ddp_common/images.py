@@ -272,7 +272,7 @@ class Augmented(torch.utils.data.Dataset):
     """`dataset` with `transform` (torchvision.transforms.v2) applied to each image, at random by (seed, epoch, index) alone.
 
     The same image in the same epoch looks the same on any number of ranks and in any worker. `position` is whatever has the number of
-    the epoch as its attribute `epoch`: an `ElasticSampler`.
+    the epoch as its attribute `epoch`: an `ElasticSampler`. Not for a `DataLoader` with persistent_workers, whose copy stays in its epoch.
     """
 
     def __init__(self, dataset, transform, position, *, seed=0):
