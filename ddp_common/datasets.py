@@ -1,12 +1,16 @@
-"""Data sets: what the repository ships works with nothing downloaded; `download` brings the whole, verified.
+"""Data sets: what the repository ships or draws works with nothing downloaded; `download` brings the whole, verified.
 
 `data/datasets.yaml` says for each where it comes from and whose it is. Downloads go to `data/cache/<name>/` under a temporary name
-and are renamed when they are whole: a file that is there is a good one.
+and are renamed when they are whole: a file or folder that is there is a good one (see `downloads`). Pictures are drawn into
+`data/cache/<name>-drawn/`, in a folder named after the script that drew them: they are never those of another version.
 """
 
 import gzip
+import hashlib
+import importlib.util
 import math
 import os
+import shutil
 import tempfile
 import zlib
 from pathlib import Path
@@ -16,6 +20,7 @@ import pandas
 import pooch
 import yaml
 
+from ddp_common import downloads
 from ddp_common.errors import Error
 
 DATA = Path(__file__).parent.parent / "data"
@@ -36,11 +41,15 @@ def entry_of(name):
 def fetch(name, data="shipped"):
     """Where a data set lies. Nothing is downloaded.
 
-    `data` is 'shipped' (in the repository), 'full' (in DDP_DATA/<name>/ or in data/cache/<name>/, after `make data`), or a path.
-    Returns a namespace: path (Path), origin (a phrase for the reader), licence, title. Raises `Error` if it is missing or empty.
+    `data` is 'shipped' (in the repository, or drawn by it), 'full' (in DDP_DATA/<name>/ or in data/cache/<name>/, after `make data`),
+    a path, or a URL such as s3://bucket/prefix. Returns a namespace: path (Path, or the URL as a str), origin (a phrase for the
+    reader), licence, title. Raises `Error` if it is missing or empty; a URL is not looked at.
     """
     entry = entry_of(name)
-    if data == "shipped":
+    licence = entry["licence"]
+    if data == "shipped" and entry["shipped"].endswith(".py"):
+        path, origin, licence = drawn(name, DATA / entry["shipped"]), "drawn stand-in, not photographs", "that of this repository"
+    elif data == "shipped":
         path, origin = DATA / entry["shipped"], "shipped with the repository"
     elif data == "full":
         places = [Path(os.environ["DDP_DATA"]) / name] if os.environ.get("DDP_DATA") else []
@@ -49,12 +58,14 @@ def fetch(name, data="shipped"):
             raise Error(f"The full data set {name} is not here. Run `make data TUTORIAL={name}` first, or use data=shipped.")
         path, origin = full_path(entry, found[0]), f"full set in {found[0]}"
     else:
-        path, origin = Path(data), f"your own, {data}"
+        path, origin = data if "://" in str(data) else Path(data), f"your own, {data}"
+    if isinstance(path, str):
+        return SimpleNamespace(path=path, origin=origin, licence=licence, title=entry["title"])
     if not path.exists():
         raise Error(f"There is no file {path} to read {name} from. Use data=shipped, data=full, or the path of your own.")
     if path.is_file() and path.stat().st_size == 0:
         raise Error(f"{path} is empty. Restore it (git checkout for shipped data, `make data TUTORIAL={name}` for the full set).")
-    return SimpleNamespace(path=path, origin=origin, licence=entry["licence"], title=entry["title"])
+    return SimpleNamespace(path=path, origin=origin, licence=licence, title=entry["title"])
 
 
 def cache(name):
@@ -71,35 +82,48 @@ def full_path(entry, folder):
     return folder if isinstance(entry["full"], list) else folder / entry["full"]
 
 
+def drawn(name, script):
+    """The folder of pictures that `script` (a draw.py with `draw_all(folder)`) draws: in seconds, once, whole or not at all."""
+    version = hashlib.sha256(script.read_bytes()).hexdigest()[:8]
+    folder = cache(f"{name}-drawn") / version
+    if folder.is_dir() and any(folder.iterdir()):
+        return folder
+    specification = importlib.util.spec_from_file_location(f"draw_{name}", script)
+    specification.loader.exec_module(module := importlib.util.module_from_spec(specification))
+    with downloads.only_one(folder.parent, wait=True):
+        return module.draw_all(folder)
+
+
 def download(name, progressbar=True):
     """Bring the full data set `name` to data/cache/; returns the path. What is there already is kept, unless it is a live list.
 
-    Raises `Error` without a network, when a checksum differs, and when the content is not what was expected.
+    Raises `Error` without a network, when a checksum differs, when the content is not what was expected, and when the disk is full.
     """
     entry, folder = entry_of(name), cache(name)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
-        for file in entry["files"]:
-            if file["sha256"] and (folder / file["name"]).exists() and pooch.file_hash(folder / file["name"]) == file["sha256"]:
-                continue
-            try:
-                pooch.retrieve(file["url"], known_hash=file["sha256"] and f"sha256:{file['sha256']}", fname=file["name"],
-                               path=temporary, progressbar=progressbar)
-            except Exception as error:  # pooch hands on whatever requests, urllib3 and the disk raise
-                raise Error(f"Downloading {file['url']} failed: {_innermost(error)}. Nothing was changed. Check the network "
-                            f"(a proxy? HTTPS_PROXY) and run the command again; data=shipped needs no download.") from None
-        if name in CONVERT:
-            CONVERT[name](Path(temporary))
-        for path in Path(temporary).iterdir():
-            if path.name in full_files(entry):
-                os.replace(path, folder / path.name)
+    with downloads.only_one(folder):
+        for left in folder.glob(".download-*"):  # by a program that was killed
+            shutil.rmtree(left)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
+            for file in entry["files"]:
+                if is_here(folder, file):
+                    continue
+                path = downloads.retrieve(file, Path(temporary), folder, progressbar)
+                if "unpack" in file:
+                    downloads.unpack(path, folder / path.stem, progressbar, **file["unpack"])
+                    path.unlink()
+            if name in CONVERT:
+                CONVERT[name](Path(temporary))
+            for path in Path(temporary).iterdir():
+                if path.name in full_files(entry):
+                    os.replace(path, folder / path.name)
     return full_path(entry, folder)
 
 
-def _innermost(error):
-    while error.__cause__ or error.__context__:
-        error = error.__cause__ or error.__context__
-    return error
+def is_here(folder, file):
+    """Whether a file of the registry lies in `folder`: unpacked, or with its digest."""
+    if "unpack" in file:
+        return (folder / Path(file["name"]).stem).is_dir()
+    return bool(file["sha256"]) and (folder / file["name"]).exists() and pooch.file_hash(folder / file["name"]) == file["sha256"]
 
 
 def count_names(names):

@@ -5,6 +5,8 @@ every world_size-th index of it. The samples of a step are therefore the same fo
 of floating-point sums, its loss and gradient.
 """
 
+import math
+
 import numpy as np
 import torch
 
@@ -149,3 +151,22 @@ def split(length, fractions, *, seed=0):
     first = 1 - sum(fractions)
     bounds = np.round(length * np.cumsum([first, *fractions])[:-1]).astype(int)
     return [np.sort(part) for part in np.split(order, bounds)]
+
+
+def stratified_split(targets, fractions, *, seed=0):
+    """Split the samples at random into disjoint parts, the same on every rank, each with every class in its proportion.
+
+    `targets` is the class (int) of each sample; `fractions` are those of `split`. A class has at least one sample in each part.
+    Returns a list of sorted int64 arrays. Raises `Error` for fractions that `split` refuses, and for a class that is too small.
+    """
+    split(1, fractions)
+    targets, parts = np.asarray(targets), [[] for _ in range(len(fractions) + 1)]
+    for label in np.unique(targets):
+        members = np.random.default_rng([seed, label]).permutation(np.flatnonzero(targets == label))
+        counts = [max(1, math.floor(len(members) * share + 1e-9)) for share in fractions]
+        if sum(counts) >= len(members):
+            raise Error(f"Class {label} has only {len(members)} samples, too few for {len(parts)} parts in which it must not be missing. "
+                        "Add samples, or leave the class out.")
+        for part, chosen in zip(parts, np.split(members, np.cumsum([len(members) - sum(counts), *counts])[:-1])):
+            part.append(chosen)
+    return [np.sort(np.concatenate(part)) for part in parts]

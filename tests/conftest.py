@@ -1,8 +1,13 @@
-"""What all tests share: a clean environment and one Dask cluster of four workers."""
+"""What all tests share: a clean environment, one Dask cluster of four workers, one server that speaks S3."""
 
 import os
 import signal
+import subprocess
+import sys
+import time
+import urllib.request
 
+import fsspec
 import pytest
 
 import ddp_common as ddp
@@ -49,3 +54,63 @@ def client(tmp_path_factory):
     with ddp.connect("local", workers=4) as client:
         ddp.launch(client, ddp.rank, directory=directory)
         yield client
+
+
+@pytest.fixture(autouse=True)
+def killed_workers_are_back(request):
+    """Dask brings a killed worker back, but not one that is killed a second time while it starts: the next test must not be that early."""
+    yield
+    if "client" in request.fixturenames:
+        cluster, deadline = request.getfixturevalue("client").cluster, time.monotonic() + 60
+        while any(nanny.status.name != "running" for nanny in cluster.workers.values()):
+            assert time.monotonic() < deadline, "a worker that this test has killed did not come back"
+            time.sleep(0.05)
+
+
+S3_SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+server.start()
+print(*server.get_host_and_port(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="session")
+def s3_log(tmp_path_factory):
+    """The file in which the S3 server writes a line for each request."""
+    return tmp_path_factory.mktemp("s3") / "requests.log"
+
+
+@pytest.fixture(scope="session")
+def endpoint(s3_log):
+    """The URL of an S3 server (moto), a process of its own."""
+    with open(s3_log, "w") as log, subprocess.Popen([sys.executable, "-c", S3_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                                    stderr=log, text=True) as server:
+        line = next(line for line in server.stdout if line.startswith("127.0.0.1"))  # it introduces itself first
+        yield "http://{}:{}".format(*line.split())
+        server.stdin.close()
+
+
+@pytest.fixture
+def s3(endpoint, monkeypatch):
+    """A file system on that server, without buckets, with credentials for this process and those that it starts."""
+    values = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1",
+              "AWS_EC2_METADATA_DISABLED": "true"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()
+    fsspec.filesystem("s3").invalidate_cache()
+    return fsspec.filesystem("s3", skip_instance_cache=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a disk of half a megabyte."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("only root may mount a small disk")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)

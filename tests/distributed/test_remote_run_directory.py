@@ -1,11 +1,10 @@
-"""A run directory on object storage: a real server that speaks S3 (moto), in a process of its own."""
+"""A run directory on object storage: a real server that speaks S3 (`endpoint`)."""
 
 import json
 import os
 import re
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import fsspec
@@ -15,37 +14,11 @@ import torch
 import ddp_common as ddp
 from ddp_common import faults, run_directory
 
-SERVER = """
-import sys, threading
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-server.start()
-print(*server.get_host_and_port(), flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    """The URL of an S3 server, alive for this module's tests."""
-    with subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-        line = ""
-        while not line.startswith("127.0.0.1"):  # it introduces itself first
-            line = server.stdout.readline()
-        yield "http://{}:{}".format(*line.split())
-        server.stdin.close()
-
 
 @pytest.fixture
-def bucket(endpoint, monkeypatch):
-    """The URL of an empty bucket, for this process and those that it starts."""
-    values = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
-    for name, value in values.items():
-        monkeypatch.setenv(name, value)
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()
-    filesystem = fsspec.filesystem("s3", skip_instance_cache=True)
-    fsspec.filesystem("s3").invalidate_cache()
-    filesystem.mkdir("runs")
+def bucket(s3):
+    """The URL of an empty bucket."""
+    s3.mkdir("runs")
     return "s3://runs"
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ddp_common import ElasticSampler, Error, EvalSampler, split
+from ddp_common import ElasticSampler, Error, EvalSampler, split, stratified_split
 
 
 def steps(sampler, epochs):
@@ -141,3 +141,29 @@ def test_a_followed_loader_that_was_left_goes_on_with_exactly_the_next_step(stop
 def test_a_loader_with_another_sampler_cannot_be_followed():
     with pytest.raises(Error, match="batch_sampler is this sampler"):
         next(ElasticSampler(103, 16).follow(DataLoader(range(103), batch_size=16)))
+
+
+def test_a_stratified_split_gives_each_part_its_share_of_every_class():
+    targets = [0] * 100 + [1] * 50 + [2] * 7
+    parts = stratified_split(targets, [0.2, 0.1])
+    assert [np.bincount(np.take(targets, part)).tolist() for part in parts] == [[70, 35, 5], [20, 10, 1], [10, 5, 1]]
+    assert sorted(np.concatenate(parts)) == list(range(157)) and all((np.diff(part) > 0).all() for part in parts)
+
+
+def test_a_stratified_split_depends_on_the_seed_alone():
+    targets = np.arange(300) % 3
+    first, again, other = (stratified_split(targets, [0.1], seed=seed)[1] for seed in (4, 4, 5))
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+    assert len({tuple(first[targets[first] == label] // 3) for label in range(3)}) == 3  # each class has its own order
+
+
+def test_the_smallest_class_is_in_every_part_or_the_split_is_refused():
+    assert [len(part) for part in stratified_split([0, 0, 0, 1, 1, 1], [0.01, 0.01])] == [2, 2, 2]
+    with pytest.raises(Error, match="Class 1 has only 2 samples, too few for 3 parts"):
+        stratified_split([0, 0, 0, 1, 1], [0.01, 0.01])
+
+
+@pytest.mark.parametrize("fractions", [[0.0], [1.0], [0.5, 0.5], [-0.1]])
+def test_a_stratified_split_takes_the_fractions_of_a_split(fractions):
+    with pytest.raises(Error, match="positive fractions"):
+        stratified_split([0] * 10, fractions)

@@ -1,0 +1,91 @@
+"""Folders of images as several ranks see them: listed once, the same for all, augmented the same on any number of ranks."""
+
+import hashlib
+import os
+import sys
+import warnings
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch.distributed as dist
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision.transforms import v2
+
+import ddp_common as ddp
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SIZE = 8
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Seven images in each of two classes."""
+    for label in ("cat", "dog"):
+        (tmp_path / "set" / label).mkdir(parents=True)
+        for number in range(7):
+            pixels = np.random.default_rng([ord(label[0]), number]).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "set" / label / f"{number}.png")
+    return tmp_path / "set"
+
+
+def gather(mine):
+    everyone = [mine] * ddp.world_size()
+    if ddp.world_size() > 1:
+        dist.all_gather_object(everyone, mine)
+    return everyone
+
+
+def look(url, environment=None, on_error="raise", cache=None, feeders=0):
+    """Per rank: the classes, the targets, what a warning said, and (epoch, index) -> digest of the augmented image."""
+    os.environ.update(environment or {})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        images = ddp.ImageFolder(url, SIZE, cache=cache, on_error=on_error)
+    sampler = ddp.ElasticSampler(len(images), 4, seed=1)
+    augmented = ddp.Augmented(images, v2.Compose([v2.RandomCrop(6), v2.ColorJitter(0.5)]), sampler)
+    seen = {}
+    for epoch in sampler.epochs(2):
+        for indices in sampler:
+            for index, (pixels, _) in zip(indices, augmented.__getitems__(indices)):
+                seen[epoch, index] = hashlib.sha256(pixels.numpy().tobytes()).hexdigest()
+    evaluated = [label for _, labels in DataLoader(images, batch_sampler=ddp.EvalSampler(len(images), 3), num_workers=feeders) for label in labels.tolist()]
+    return gather((images.classes, images.targets, [str(warning.message) for warning in said if issubclass(warning.category, UserWarning)], seen, evaluated))
+
+
+def launched(client, size, directory, **arguments):
+    return ddp.launch(client, look, workers=size, directory=directory, **arguments).result
+
+
+def test_on_any_number_of_ranks_an_image_is_augmented_in_the_same_way(client, folder, tmp_path):
+    whole = None
+    for size in (1, 2, 3):
+        ranks = launched(client, size, tmp_path / f"run-{size}", url=str(folder), cache=str(tmp_path / "kept"), feeders=2 if size == 2 else 0)
+        seen = {key: digest for rank in ranks for key, digest in rank[3].items()}
+        whole = whole or seen
+        assert len(seen) == 28 and seen == whole
+        assert sorted(label for rank in ranks for label in rank[4]) == [0] * 7 + [1] * 7
+        assert all(rank[:2] == (["cat", "dog"], [0] * 7 + [1] * 7) for rank in ranks)
+    assert len(set(whole.values())) == 28  # each epoch, each image another
+    assert len(list((tmp_path / "kept").iterdir())) == 1
+
+
+def test_one_rank_asks_object_storage_for_the_list_and_damaged_images_are_looked_for_once(client, s3, s3_log, folder, tmp_path):
+    (folder / "dog" / "3.png").write_bytes(b"no image")
+    s3.mkdir("photos")
+    s3.put(f"{folder}/", "s3://photos/set/", recursive=True)
+    before = len(s3_log.read_text().splitlines())
+    environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    ranks = launched(client, 3, tmp_path / "run", url="s3://photos/set", environment=environment, on_error="skip", cache=str(tmp_path / "kept"))
+    asked = [line.split('"')[1] for line in s3_log.read_text().splitlines()[before:] if '"' in line]
+    assert len(asked) == 1 + 14 and sum("list-type=2" in line for line in asked) == 1, asked
+    assert all(rank[1] == [0] * 7 + [1] * 6 for rank in ranks)
+    (warning,) = [text for rank in ranks for text in rank[2]]
+    assert "1 of 14 files in s3://photos/set" in warning and "dog/3.png: cannot identify" in warning
+
+
+def test_what_rank_0_finds_wrong_is_said_by_the_run(client, tmp_path):
+    with pytest.raises(ddp.RankFailed, match="There is no folder or bucket .*/nowhere to read images from"):
+        launched(client, 3, tmp_path / "run", url=str(tmp_path / "nowhere"))
