@@ -118,10 +118,10 @@ def pass_on_sigterm(number, frame):
 
 
 def tutorial_path(name):
-    path = TUTORIALS / f"{name}.py"
-    if not path.is_file():
-        raise Error(f"There is no tutorial {name!r}. TUTORIAL takes one of: {', '.join(sorted(p.stem for p in TUTORIALS.glob('*.py')))}.")
-    return path
+    known = {path.stem: path for path in sorted(TUTORIALS.glob("*.py")) if path.read_text().startswith("# ---\n# jupyter:")}
+    if name not in known:
+        raise Error(f"There is no tutorial {name!r}. TUTORIAL takes one of: {', '.join(known)}.")
+    return known[name]
 
 
 def job_source(text):

@@ -335,7 +335,8 @@ baselines = pd.Series({f"{order}-gram": ngram_cross_entropy(order, *rows) for or
 
 # %% tags=["nbval-ignore-output"]
 print(pd.concat([baselines, pd.Series({"this LSTM": quality})]).round(3).to_string())
-print(f"The best n-gram needs {baselines.min():.3f} nats per character, this model {quality:.3f}: {baselines.min() - quality:+.3f} less surprise.")
+difference = baselines.min() - quality
+print(f"The best n-gram needs {baselines.min():.3f} nats per character, this model {quality:.3f}: {abs(difference):.3f} {'less' if difference > 0 else 'more'} surprise.")
 
 # %% tags=["proof"]
 if settings.epochs >= 6:
@@ -671,15 +672,21 @@ print(f"2 ranks are {scaling['samples/s'].loc[2] / scaling['samples/s'].loc[1]:.
 # %% [markdown]
 # ## 12. The same on a cluster
 #
-# Not a line of this file changes. A *profile* says where the workers come from: `make run TUTORIAL=pets CLUSTER=my-site.yaml WORKERS=8`, with a YAML file
-# that names any Dask cluster class and its arguments (`clusters/local.yaml` is the one you have just used). What differs:
+# Not a line of this file changes. A *profile* says where the workers come from, a file in `clusters/`: `local.yaml` is the one you have just used.
+# On a Slurm cluster (a PBS one: `CLUSTER=pbs`; elsewhere: `clusters/README.md`), first look, then check, then train:
+#
+#     make run TUTORIAL=pets CLUSTER=slurm DRY=1                   # print the job script, submit nothing
+#     make doctor CLUSTER=slurm OPTIONS="account=abc"              # what usually goes wrong, and what to do
+#     make run TUTORIAL=pets CLUSTER=slurm OPTIONS="account=abc" WORKERS=4 RESTARTS=3
+#
+# What differs:
 #
 # | | laptop | cluster |
 # |---|---|---|
 # | workers come | within seconds | when the queue lets them |
 # | backend | gloo | NCCL, if every rank has its own GPU |
 # | cost | your battery | core or GPU hours, also while a rank waits for its peers |
-# | the run ends early because | you closed the lid | the time limit: resume with `RESUME=runs/pets/…` |
+# | the run ends early because | you closed the lid | the time limit: ranks save before it; `RESTARTS` goes on in new jobs, or you with `RESUME=runs/pets/…` |
 
 # %% [markdown]
 # ## 13. Recap

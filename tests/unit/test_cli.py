@@ -93,6 +93,7 @@ def test_resume_passes_over_a_damaged_checkpoint_and_names_it(short_run, tmp_pat
 @pytest.mark.parametrize("words, variables, message", [
     (["run", "cats"], {}, "There is no tutorial 'cats'. TUTORIAL takes one of:"),
     (["run", ""], {}, "TUTORIAL takes one of:"),
+    (["run", "sync"], {}, "There is no tutorial 'sync'"),
     (["data", "cats"], {}, "There is no data set 'cats'. There is: pets"),
     (["run", "pets"], {"CLUSTER": "mars"}, "There is no cluster profile 'mars'. CLUSTER takes one of local"),
     (["run", "pets"], {"PRESET": "huge"}, "pets has no preset 'huge'. It has: laptop, full"),
