@@ -24,7 +24,7 @@ help:
 	@echo 'make data TUTORIAL=pets     download the full data set (the tutorials work without)'
 	@echo 'make test                   run all tests, the notebooks included'
 	@echo 'make sync                   write the notebooks from the scripts (TUTORIAL=pets: only this one)'
-	@echo 'make bench                  measure launch, steps, data, faults, clusters; print ratios, write runs/bench*.json'
+	@echo 'make bench                  measure launch, steps, data, faults, clusters, images; print ratios, write runs/bench*.json'
 	@echo 'make scaling TUTORIAL=pets  compare numbers of ranks: speed, and loss at equal samples (WORKERS="1 2 4")'
 	@echo 'make doctor CLUSTER=slurm   check what usually goes wrong on a cluster; say what to do'
 	@echo 'make fault-lab              break two ranks in every known way; print what became of it'
@@ -70,6 +70,7 @@ bench: $(STAMP)
 	@$(PYTHON) tests/benchmarks/mnist.py
 	@$(PYTHON) tests/benchmarks/faults.py
 	@$(PYTHON) tests/benchmarks/clusters.py
+	@$(PYTHON) tests/benchmarks/images.py
 
 scaling: $(STAMP)
 	@$(PYTHON) -m ddp_common scaling "$(TUTORIAL)"

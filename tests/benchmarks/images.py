@@ -1,0 +1,223 @@
+"""Folders of images, and what two ranks make of them, measured.
+
+    python tests/benchmarks/images.py [--output FILE.json] [--only NAME]
+
+| name       | what                                                                                                                       |
+|------------|----------------------------------------------------------------------------------------------------------------------------|
+| s3         | images/s from object storage (moto, 20 ms added to each request): `ImageFolder` against one boto3 request per item, 2 loader workers |
+| local      | images/s from a folder: `ImageFolder`, undecoded and kept, against torchvision's with its `DataLoader`; the better of 0 and 2 workers  |
+| scaling    | ResNet18 on 64 x 64 pixels, global batch 64: samples/s of two ranks over those of one, a core each                              |
+| evaluation | the same network judges 1,024 images with `EvalSampler`: two ranks against one                                                 |
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from PIL import Image, ImageOps
+from torch.utils.data import DataLoader, Dataset
+
+import ddp_common as ddp
+from ddp_common import datasets
+
+REPOSITORY = Path(__file__).parents[2]
+REPEATS, SIZE, BATCH, WORKERS = 3, 64, 64, 2
+SERVER = """
+import time
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+application = DomainDispatcherApplication(create_backend_app)
+
+
+def slow(environment, start_response):
+    time.sleep(0.020)
+    return application(environment, start_response)
+
+
+class Quiet(WSGIRequestHandler):
+    protocol_version = "HTTP/1.1"  # connections stay open, as those of S3 do
+
+    def log_request(self, *_):
+        return None
+
+
+server = make_server("127.0.0.1", 0, slow, threaded=True, request_handler=Quiet)
+print(server.port, flush=True)
+server.serve_forever()
+"""
+
+
+def photographs(folder):
+    """A folder of 400 JPEG files of 256 x 256 pixels in ten classes: the drawn dogs, enlarged, so that decoding costs what it usually does."""
+    source = Path(datasets.fetch("dogs").path)
+    for label in sorted(path for path in source.iterdir() if path.is_dir()):
+        (folder / label.name).mkdir(parents=True)
+        for path in sorted(label.iterdir())[:40]:
+            Image.open(path).convert("RGB").resize((256, 256), Image.Resampling.BICUBIC).save(folder / label.name / f"{path.stem}.jpg", quality=92)
+    return folder
+
+
+class OneRequestPerItem(Dataset):
+    """What a data set on S3 usually is: `__getitem__` asks for one object, and waits."""
+
+    def __init__(self, bucket, prefix):
+        self.bucket, self.client = bucket, None
+        pages = self._own().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        self.keys = sorted(each["Key"] for page in pages for each in page["Contents"])
+        self.client = None
+
+    def _own(self):
+        import boto3
+
+        self.client = self.client or boto3.client("s3")
+        return self.client
+
+    def __len__(self):
+        return len(self.keys)
+
+    def __getitem__(self, index):
+        content = self._own().get_object(Bucket=self.bucket, Key=self.keys[index])["Body"].read()
+        image = ImageOps.fit(Image.open(io.BytesIO(content)).convert("RGB"), (SIZE, SIZE))
+        return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).reshape(SIZE, SIZE, 3).permute(2, 0, 1), 0
+
+
+def rate(dataset, workers):
+    """Images per second of one epoch of batches."""
+    began = time.perf_counter()
+    seen = sum(len(images) for images, _ in DataLoader(dataset, batch_size=BATCH, num_workers=workers))
+    return seen / (time.perf_counter() - began)
+
+
+@contextlib.contextmanager
+def slow_s3():
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        port = server.stdout.readline().strip()
+        os.environ.update(AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}", AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION="us-east-1")
+        try:
+            yield psutil.Process(server.pid)
+        finally:
+            server.terminate()
+
+
+def measure_s3():
+    import fsspec
+
+    with tempfile.TemporaryDirectory() as folder, slow_s3() as server:
+        filesystem = fsspec.filesystem("s3")
+        filesystem.mkdir("bench")
+        filesystem.put(str(photographs(Path(folder) / "dogs")), "bench/", recursive=True)
+        ours, theirs = ddp.ImageFolder("s3://bench/dogs", SIZE), OneRequestPerItem("bench", "dogs/")
+        assert len(ours) == len(theirs) == 400
+        before = sum(server.cpu_times()[:2])
+        found = [(rate(ours, WORKERS), rate(theirs, WORKERS), rate(ours, 0)) for _ in range(REPEATS)]
+        work = (sum(server.cpu_times()[:2]) - before) / (3 * REPEATS * len(ours))
+    batch, item, alone = (statistics.median(column) for column in zip(*found))
+    print(f"s3         ImageFolder {batch:.0f} images/s, one request per item {item:.0f}: {batch / item:.1f} times as many with {WORKERS} loader workers each "
+          f"(goal >= 10); ImageFolder without workers: {alone:.0f}. The server takes {work * 1e3:.1f} ms of a core for a request: it cannot answer "
+          f"more than {1 / work:.0f} a second", flush=True)
+    return {"batch": batch, "item": item, "without workers": alone, "server": work}
+
+
+def measure_local():
+    import torchvision
+    from torchvision.transforms import v2
+
+    with tempfile.TemporaryDirectory() as folder:
+        folder = photographs(Path(folder) / "dogs")
+        theirs = torchvision.datasets.ImageFolder(folder, v2.Compose([v2.Resize(SIZE), v2.CenterCrop(SIZE), v2.PILToTensor()]))
+        ours, kept = ddp.ImageFolder(folder, SIZE), ddp.ImageFolder(folder, SIZE, cache="memory")
+        rate(kept, 0)
+        found = [[max(rate(dataset, 0), rate(dataset, WORKERS)) for dataset in (ours, kept, theirs)] for _ in range(REPEATS)]
+    cold, cached, torchvisions = (statistics.median(column) for column in zip(*found))
+    print(f"local      ImageFolder {cold:.0f} images/s, torchvision's {torchvisions:.0f}: {cold / torchvisions:.2f} times as many (goal >= 1.3); kept in memory "
+          f"{cached:.0f}: {cached / torchvisions:.0f} times (goal >= 5)", flush=True)
+    return {"cold": cold, "cached": cached, "torchvision": torchvisions}
+
+
+def train(steps, together=True):
+    """Seconds that `steps` steps of ResNet18 take on this rank, at a global batch of 64; `together`: the ranks average their gradients."""
+    import torchvision
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(num_classes=21)
+    model = DistributedDataParallel(model) if together else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    images, labels = torch.rand(64 // ddp.world_size(), 3, SIZE, SIZE), torch.arange(64 // ddp.world_size()) % 21
+    for step in range(2 + steps):
+        if step == 2:
+            began = time.perf_counter()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return time.perf_counter() - began
+
+
+def judge(count):
+    """Seconds until `count` images are classified and the right ones counted, over all ranks."""
+    import torch.distributed as dist
+    import torchvision
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model, images = torchvision.models.resnet18(num_classes=21).eval(), torch.rand(BATCH, 3, SIZE, SIZE)
+    if ddp.world_size() > 1:
+        dist.barrier()
+    began, right = time.perf_counter(), torch.zeros(1)
+    with torch.no_grad():
+        for indices in ddp.EvalSampler(count, BATCH):
+            right += (model(images[:len(indices)]).argmax(1) == 0).sum()
+    if ddp.world_size() > 1:
+        dist.all_reduce(right)
+    return time.perf_counter() - began
+
+
+def measure_scaling():
+    with ddp.connect("local", workers=2) as client:
+        def seconds(ranks, **arguments):
+            return ddp.launch(client, train, workers=ranks, steps=12, **arguments).result
+
+        seconds(2)
+        found = [(seconds(1), seconds(2), seconds(2, together=False)) for _ in range(REPEATS)]
+    ratio, apart = (statistics.median(one / each[column] for one, *each in found) for column in (0, 1))
+    print(f"scaling    two ranks train ResNet18 {ratio:.2f} times as fast as one, a core each: efficiency {ratio / 2:.2f} (goal >= 0.85). Two that do not "
+          f"average their gradients: {apart:.2f} times; averaging takes {1 - ratio / apart:.0%}", flush=True)
+    return {"efficiency": ratio / 2, "without averaging": apart / 2}
+
+
+def measure_evaluation():
+    with ddp.connect("local", workers=2) as client:
+        ddp.launch(client, ddp.rank)
+        pairs = [[ddp.launch(client, judge, workers=ranks, count=1_024).result for ranks in (1, 2)] for _ in range(REPEATS)]
+    ratio = statistics.median(one / two for one, two in pairs)
+    print(f"evaluation two ranks judge 1,024 images {ratio:.2f} times as fast as one", flush=True)
+    return ratio
+
+
+MEASURES = {"s3": measure_s3, "local": measure_local, "scaling": measure_scaling, "evaluation": measure_evaluation}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=REPOSITORY / "runs" / "bench-images.json", metavar="FILE.json")
+    parser.add_argument("--only", choices=MEASURES, metavar="NAME", help="one of %(choices)s")
+    options = parser.parse_args()
+    results = {name: measure() for name, measure in MEASURES.items() if options.only in (None, name)}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
