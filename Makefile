@@ -9,7 +9,7 @@ TUTORIAL ?=
 # arguments of pip for torch and torchvision; empty: the build that pip offers on this machine
 TORCH    ?=
 
-.PHONY: help setup run lab data test sync bench doctor fault-lab clean
+.PHONY: help setup run lab data test sync bench scaling doctor fault-lab clean
 
 help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
@@ -25,6 +25,7 @@ help:
 	@echo 'make test                   run all tests, the notebooks included'
 	@echo 'make sync                   write the notebooks from the scripts (TUTORIAL=pets: only this one)'
 	@echo 'make bench                  measure launch, steps, data, faults, clusters; print ratios, write runs/bench*.json'
+	@echo 'make scaling TUTORIAL=pets  compare numbers of ranks: speed, and loss at equal samples (WORKERS="1 2 4")'
 	@echo 'make doctor CLUSTER=slurm   check what usually goes wrong on a cluster; say what to do'
 	@echo 'make fault-lab              break two ranks in every known way; print what became of it'
 	@echo 'make setup                  only install, into $(VENV)/'
@@ -59,7 +60,7 @@ lab: $(STAMP)
 	@cd tutorials && DDP_PROGRESS=bar ../$(VENV)/bin/jupyter lab
 
 test: $(STAMP)
-	@$(PYTHON) -m pytest
+	@$(PYTHON) -m pytest --numprocesses auto --dist loadgroup --no-loadscope-reorder
 
 sync: $(STAMP)
 	@$(PYTHON) tutorials/sync.py $(TUTORIAL)
@@ -69,6 +70,9 @@ bench: $(STAMP)
 	@$(PYTHON) tests/benchmarks/mnist.py
 	@$(PYTHON) tests/benchmarks/faults.py
 	@$(PYTHON) tests/benchmarks/clusters.py
+
+scaling: $(STAMP)
+	@$(PYTHON) -m ddp_common scaling "$(TUTORIAL)"
 
 doctor: $(STAMP)
 	@$(PYTHON) -m ddp_common doctor

@@ -23,7 +23,7 @@ from distributed import Status
 
 from ddp_common.errors import Error
 
-LOOK_INTERVAL = 1.0  # seconds between two questions to the queue
+LOOK_INTERVAL, LONGEST_INTERVAL = 1.0, 10.0  # seconds between two questions to the queue: at first, and when it has been long
 LOG_LINES = 15  # of a worker's log, for an error message
 UNLIMITED = 10**10  # seconds: no limit known
 CLUSTER_ONLY = {"scheduler_options", "silence_logs", "shared_temp_directory", "n_workers", "name"}  # no business of a job's script

@@ -1,4 +1,4 @@
-"""The command line: `python -m ddp_common run|data|doctor …`. The Makefile is a thin skin over it.
+"""The command line: `python -m ddp_common run|data|scaling|doctor …`. The Makefile is a thin skin over it.
 
 A tutorial is one file for the notebook and for the command line. `run` executes its cells from top to bottom as a notebook does, but
 for those tagged as part of the lesson (proofs, exercises, demonstrations): what is left is the job itself.
@@ -55,11 +55,7 @@ def run(tutorial, dry, **choices):
     from ddp_common.without_dask import LAUNCHERS, start_ranks, started_by
 
     path = tutorial_path(tutorial)
-    choices["SET"] = choices.pop("values")
-    for name, value in choices.items():
-        os.environ.pop(name.upper(), None)
-        if value:
-            os.environ[name.upper()] = value
+    outside({"SET": choices.pop("values"), **choices})
     if dry:
         from ddp_common.clusters import describe
 
@@ -82,6 +78,14 @@ def run(tutorial, dry, **choices):
             raise
     else:
         execute(tutorial, path)
+
+
+def outside(choices):
+    """Let the environment say what was chosen, and nothing that was not: from there the tutorial's own process takes it."""
+    for name, value in choices.items():
+        os.environ.pop(name.upper(), None)
+        if value:
+            os.environ[name.upper()] = value
 
 
 def execute(tutorial, path):
@@ -164,6 +168,22 @@ def data(tutorial):
     click.echo(f"{entry_of(tutorial)['title']}. Licence: {entry_of(tutorial)['licence']}.")
     path = download(tutorial)
     click.echo(f"Saved {shown(path)}. Use it with SET=\"data=full\".")
+
+
+@main.command()
+@click.argument("tutorial")
+@click.option("--ranks", envvar="WORKERS", default="1 2", help='numbers of ranks to compare, "1 2 4"')
+@click.option("--cluster", envvar="CLUSTER", help="as for run")
+@click.option("--preset", envvar="PRESET", help="as for run")
+@click.option("--set", "values", envvar="SET", help="as for run")
+@click.option("--options", envvar="OPTIONS", help="as for run")
+def scaling(tutorial, ranks, values, **choices):
+    """Train TUTORIAL on several numbers of ranks, and compare speed and loss."""
+    from ddp_common.scaling import numbers_of_ranks, study
+
+    tutorial_path(tutorial)
+    outside({"SET": values, "RESUME": None, "CHECKPOINT": None, **choices})
+    study(tutorial, numbers_of_ranks(ranks), click.echo)
 
 
 @main.command()

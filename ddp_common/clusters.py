@@ -249,7 +249,7 @@ def _wait(client, count, at_least=None):
     began, looked, said = time.monotonic(), 0.0, None
     while (there := len(client.workers())) < count:
         now = time.monotonic()
-        if client.jobs is not None and now - looked > batch.LOOK_INTERVAL:
+        if client.jobs is not None and now - looked > min(batch.LONGEST_INTERVAL, max(batch.LOOK_INTERVAL, (now - began) / 10)):
             states, looked = _look_at_jobs(client), now
             line = f"Waiting for workers: {there} of {count}. Jobs: {batch.summary(states)}"
             if line != said:

@@ -1,5 +1,6 @@
 """What all tests share: a clean environment, one Dask cluster of four workers, one server that speaks S3."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,23 @@ OUTSIDE_SETTINGS = ("RESUME", "PRESET", "SET", "CLUSTER", "WORKERS", "OPTIONS", 
 
 # A shell starts background jobs deaf to Ctrl-C, and so would be every program that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LONGEST_FIRST = ("hpc", "notebooks", "distributed", "unit")
+
+
+def pytest_xdist_auto_num_workers(config):
+    """How many files `make test` runs at once: two on one core, since tests wait more than they compute; at most four, each with up to four ranks."""
+    return min(4, max(2, os.cpu_count()))
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items):
+    """Begin with what takes longest, or it runs alone at the end. A file's tests stay together, those of all notebooks a tutorial at a time."""
+    items.sort(key=lambda item: LONGEST_FIRST.index(item.path.parent.name))
+    for item in items:
+        tutorial = getattr(item, "callspec", None) and item.path.parent.name == "notebooks" and item.callspec.params.get("name")
+        item.add_marker(pytest.mark.xdist_group(tutorial or item.path.stem))
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """CLUSTER=slurm and CLUSTER=pbs: Dask workers that are jobs of a real Slurm, for PBS behind its own qsub, qstat and qdel."""
 
-import os
+import contextlib
 import re
 import shutil
 import signal
@@ -71,6 +71,16 @@ def wait_until(condition, within=PATIENCE):
     return value
 
 
+@contextlib.contextmanager
+def partition_down(slurm):
+    """Meanwhile no job starts."""
+    subprocess.run(["scontrol", "update", "PartitionName=main", "State=DOWN"], env=slurm, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["scontrol", "update", "PartitionName=main", "State=UP"], env=slurm, check=True)
+
+
 def weights(directory):
     return torch.load(newest(directory / "checkpoints"))["model"]
 
@@ -119,10 +129,10 @@ def test_a_job_that_is_cancelled_in_the_middle_is_submitted_again_and_the_weight
     assert equal(weights(tmp_path / "run"), weights(undisturbed))
 
 
-def test_near_the_time_limit_ranks_save_and_the_run_goes_on_in_new_jobs(slurm, tmp_path):
+def test_near_the_time_limit_ranks_save_and_the_run_goes_on_in_new_jobs(slurm, system, tmp_path):
     """Slurm's shortest limit is a minute; ranks are told 40 s before, so that they train for a third of it."""
     longer = {"SET": "epochs=16 hidden=16 batch_size=512 seed=3", "RESTARTS": "9"}
-    code, said = finish(make_run(slurm, tmp_path, OPTIONS=f"{JOB} walltime=00:01:00 warning=40", **longer), tmp_path)
+    code, said = finish(make_run(slurm, tmp_path, system, OPTIONS=f"{OPTIONS[system]} walltime=00:01:00 warning=40", **longer), tmp_path)
     assert code == 0, said
     assert re.search(r"Job \d+ makes room for a new one: its time limit is near", said), said
     assert re.search(r"Restart 1 on 2 rank\(s\) from step [1-9]\d*\. Why: The run was told to stop: rank [01, ]+ on \S+ got SIGTERM", said), said
@@ -132,6 +142,17 @@ def test_near_the_time_limit_ranks_save_and_the_run_goes_on_in_new_jobs(slurm, t
     code, said = finish(make_run(slurm, alone, CLUSTER="local", OPTIONS="", **longer), alone)
     assert code == 0, said
     assert equal(weights(tmp_path / "run"), weights(alone / "run"))
+
+
+def test_where_no_new_job_starts_in_time_the_run_goes_on_with_those_there_are(slurm, tmp_path):
+    process = make_run(slurm, tmp_path, RESTARTS="1", OPTIONS=f"{JOB} timeout=15")
+    wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
+    with partition_down(slurm):
+        subprocess.run(["scancel", jobs(slurm)[0]], env=slurm, check=True)
+        code, said = finish(process, tmp_path)
+    assert code == 0, said
+    assert "Going on with 1 of 2 workers: the others did not come within 15 s." in said
+    assert re.search(r"Restart 1 on 1 rank\(s\) from step [1-9]", said), said
 
 
 def test_without_restarts_the_time_limit_ends_the_run_with_the_command_to_go_on(slurm, tmp_path):
@@ -169,15 +190,19 @@ def test_a_request_that_no_node_can_fulfil_is_refused_at_once(slurm, tmp_path):
     assert "Slurm refused the job: sbatch: error:" in refusal(slurm, tmp_path, OPTIONS="cores=1 memory=900GiB")
 
 
-def test_jobs_that_never_start_end_the_wait_with_the_queues_own_reason(slurm, tmp_path):
-    subprocess.run(["scontrol", "update", "PartitionName=main", "State=DOWN"], env=slurm, check=True)
-    try:
-        said = refusal(slurm, tmp_path, OPTIONS=f"{JOB} timeout=4")
-    finally:
-        subprocess.run(["scontrol", "update", "PartitionName=main", "State=UP"], env=slurm, check=True)
-    assert "Waiting for workers: 0 of 2. Jobs: 2 pending (PartitionDown)" in said
-    assert "0 of 2 workers came within 4 s. Slurm says of the jobs: 2 pending (PartitionDown). They were cancelled." in said
+def test_jobs_that_never_start_end_the_wait_with_the_queues_own_reason(slurm, system, tmp_path):
+    with partition_down(slurm):
+        said = refusal(slurm, tmp_path, system, OPTIONS=f"{OPTIONS[system]} timeout=4")
+    name, reason = ("Slurm", "PartitionDown") if system == "slurm" else ("PBS", "state Q")
+    assert f"Waiting for workers: 0 of 2. Jobs: 2 pending ({reason})" in said
+    assert f"0 of 2 workers came within 4 s. {name} says of the jobs: 2 pending ({reason}). They were cancelled." in said
     assert 'Wait longer (OPTIONS="timeout=3600"), ask for fewer (WORKERS=1) or for another queue (OPTIONS="queue=…").' in said
+
+
+def test_jobs_that_run_without_their_worker_coming_end_the_wait_with_what_they_have_printed(slurm, tmp_path):
+    said = refusal(slurm, tmp_path, OPTIONS=f"{JOB} timeout=6 job_script_prologue='[echo loading the module, sleep 300]'")
+    assert "0 of 2 workers came within 6 s. Slurm says of the jobs: 2 running." in said
+    assert re.search(r"dask-worker-\d+\.out:\nloading the module", said), said
 
 
 def test_a_job_that_dies_at_start_is_noticed_within_seconds_with_its_log(slurm, system, tmp_path):
@@ -198,16 +223,13 @@ def test_without_the_commands_of_the_batch_system_it_says_so(slurm, system, tmp_
 
 
 def test_ctrl_c_while_jobs_wait_leaves_none_in_the_queue(slurm, tmp_path):
-    subprocess.run(["scontrol", "update", "PartitionName=main", "State=DOWN"], env=slurm, check=True)
-    try:
+    with partition_down(slurm):
         process = make_run(slurm, tmp_path)
         wait_until(lambda: "2 pending" in (tmp_path / "output").read_text())
         process.send_signal(signal.SIGINT)
         code, said = finish(process, tmp_path)
         assert code == 130 and "Stopped." in said and "Traceback" not in said
         wait_until(lambda: not jobs(slurm))
-    finally:
-        subprocess.run(["scontrol", "update", "PartitionName=main", "State=UP"], env=slurm, check=True)
     assert not list((tmp_path / "runs").rglob("*.pem"))
 
 
