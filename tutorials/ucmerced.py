@@ -32,7 +32,7 @@
 # %% [markdown]
 # ## 2. Set-up and preflight
 #
-# All settings stand here, once. Defaults suit a laptop; `make run TUTORIAL=ucmerced SET="epochs=20 size=64"` changes them. `PRESET=full` is for
+# All settings stand here, once. Defaults suit a laptop; `make run TUTORIAL=ucmerced SET="epochs=20"` changes one of them. `PRESET=full` is for
 # GPUs: the real photographs at nearly their full size and a ResNet101, the network of the experiment this tutorial goes back to. The other sizes of
 # `full` are our choice.
 
@@ -63,8 +63,8 @@ settings = ddp.settings(
     data="shipped",  # or "full" after `make data TUTORIAL=ucmerced`, a folder or s3://bucket/prefix with a folder for each class
     anonymous=False,  # True: read a public s3:// bucket without credentials
     network="resnet18",  # or another ResNet of torchvision
-    size=48,  # pixels: images are scaled to size x size
-    epochs=8,
+    size=64,  # pixels: images are scaled to size x size
+    epochs=4,
     batch_size=32,  # of all ranks together
     learning_rate=2e-3,  # at its peak
     held_out=0.15,  # the share of each class for validation, and as much again for the test
@@ -322,8 +322,8 @@ def train(images, network, epochs, batch_size, learning_rate, held_out, seed):
     sampler = ddp.ElasticSampler(len(training), batch_size, seed=seed)
     data = ddp.Augmented(Subset(images, training), eight_views, sampler, seed=seed)
     loader = DataLoader(data, batch_sampler=sampler)
-    model = DDP(make_network(network, len(images.classes)).to(device))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    model = DDP(make_network(network, len(images.classes)).to(device), gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=epochs * len(sampler), pct_start=0.25)
     best = Best()
     checkpoint = ddp.Checkpoint(model=model, optimizer=optimizer, schedule=schedule, sampler=sampler, best=best)
@@ -406,7 +406,7 @@ print(f"  linear on pixels {baseline:6.1%}")
 print(f"  {settings.network:16} {accuracy:6.1%} ± {error:.1%}   (validation, which chose the epoch: {best['accuracy']:.1%})")
 
 # %% tags=["proof"]
-if settings.epochs >= 8:
+if settings.epochs >= 4:
     assert accuracy > baseline + 0.2, f"the network ({accuracy:.1%}) should be far above the linear model ({baseline:.1%})"
     print("the network is more than 20 points above the linear model")
 
@@ -846,22 +846,39 @@ print("all ranks evaluate:", repaired.result[0].sum().item(), "images judged,", 
 # ## 11. Does it scale?
 #
 # Compare at equal *samples seen*, never at equal steps. Here the global batch is the same, so equal steps are equal samples. The loss is *nearly* the same:
-# batch normalisation sees other shares. The work of a convolution is large compared with the gradients that travel, which is why image networks
-# scale better than the small models of `mnist` and `pets`. Believe the measurement.
+# batch normalisation sees other shares. Believe the measurement.
+
+# %% tags=["lesson"]
+def fifteen_steps(images, rows, network, batch_size):
+    """The training loop without validation and checkpoints, for so many steps at a constant learning rate."""
+    torch.manual_seed(0)
+    sampler = ddp.ElasticSampler(15 * batch_size, batch_size)
+    model = DDP(make_network(network, len(images.classes)).to(ddp.device()), gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    for scenes, labels in DataLoader(Subset(images, rows[:15 * batch_size]), batch_sampler=sampler):
+        loss = F.cross_entropy(model(normalized(scenes.to(ddp.device()))), labels.to(ddp.device())) * sampler.weight
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        ddp.report(loss=loss)
+
 
 # %% tags=["lesson", "nbval-ignore-output"]
-measured = []
+measured, shuffled = [], np.random.default_rng(0).permutation(training)
 for ranks in (1, 2):
-    trial = ddp.launch(client, train, images=images, **{**hyperparameters, "epochs": 1, "held_out": 0.4}, workers=ranks)  # few images to learn from
-    times = trial.metrics.query("rank == 0 and loss.notna()").sort_values("step")
-    speed = times["samples"].diff().sum() / (times["time"].iloc[-1] - times["time"].iloc[0])
-    measured.append({"ranks": ranks, "images/s": speed, "images seen": times["samples"].max(), "loss": trial.metrics["loss"].tail(5 * ranks).mean()})
+    trial = ddp.launch(client, fifteen_steps, images=images, rows=shuffled, network=settings.network, batch_size=32, workers=ranks)
+    steps = trial.metrics.query("rank == 0").sort_values("step")
+    speed = 32 / steps["time"].diff().median()
+    measured.append({"ranks": ranks, "images/s": speed, "images seen": steps["samples"].max(), "loss": trial.metrics["loss"].tail(5 * ranks).mean()})
 scaling = pd.DataFrame(measured).set_index("ranks")
 scaling["efficiency"] = scaling["images/s"] / scaling["images/s"].loc[1] / scaling.index
 print(scaling.round({"images/s": 0, "loss": 3, "efficiency": 2}).to_string())
 print(f"2 ranks are {scaling['images/s'].loc[2] / scaling['images/s'].loc[1]:.2f} times as fast as 1 on {os.cpu_count()} cores")
 
 # %% [markdown]
+# ResNet18 has 11 million weights: 45 MB of gradients travel in each step, and each rank moves all weights by itself. Both cost the same for a batch
+# of 32 as for one of 512. Larger batches and larger images give the ranks more to compute between two meetings.
+#
 # `make scaling TUTORIAL=ucmerced WORKERS="1 2 4"` does this with whole runs, and draws both curves: the loss against samples, and against seconds.
 
 # %% [markdown]
