@@ -162,16 +162,10 @@ def run_tutorial(tmp_path, values):
                           env=clean_environment(tmp_path / "runs"), capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("counts, says", [
-    ({"forest": 5}, "holds only the class 'forest'"),
-    ({}, "holds no image"),
-    ({"forest": 5, "river": 2}, "The class 'river' has 2 image(s)"),
-])
-def test_a_folder_that_cannot_be_trained_on_is_refused_in_one_message(tmp_path, counts, says):
-    (tmp_path / "mine").mkdir()
-    done = run_tutorial(tmp_path, f"data={make_folder(tmp_path / 'mine', counts)}")
+def test_a_class_that_is_too_small_for_three_sets_is_refused_in_one_message(tmp_path):
+    done = run_tutorial(tmp_path, f"data={make_folder(tmp_path / 'mine', {'forest': 5, 'river': 2})}")
     assert done.returncode == 1
-    assert says in done.stderr and "Traceback" not in done.stderr and done.stderr.count("Error") == 1
+    assert "The class 'river' has 2 image(s)" in done.stderr and "Traceback" not in done.stderr and done.stderr.count("Error") == 1
 
 
 @pytest.mark.skipif(not AERIAL.is_dir(), reason="DDP_DATA names no folder with ucmerced/rsscn7_subset, real aerial scenes")
