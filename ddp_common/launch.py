@@ -6,9 +6,12 @@ or raises, every rank it started is gone and the workers are free.
 """
 
 import contextlib
+import copyreg
+import importlib
 import linecache
 import os
 import queue
+import sys
 import threading
 import time
 import uuid
@@ -106,6 +109,9 @@ def whole_number(name, value, least):
 def _pickle(function, arguments):
     import cloudpickle
 
+    for name in ("torch.classes", "torch.ops"):  # of a class of their own; cloudpickle sends them with any function that says `images.classes`
+        if name in sys.modules:
+            copyreg.pickle(type(sys.modules[name]), lambda module: (importlib.import_module, (module.__name__,)))
     cells = {name: entry for name, entry in list(linecache.cache.items()) if len(entry) == 4 and not os.path.exists(name)}
     try:
         return cloudpickle.dumps((function, arguments, cells))
