@@ -33,6 +33,7 @@ CONSEQUENCE = re.compile(r"Connection (closed|reset) by peer|Connection was like
                          r"|Failed to recv|Socket closed|failed to connect")
 COLLECTIVE = re.compile(r"_engine_run_backward|torch/distributed/|torch/nn/parallel/distributed")
 stop_requested = False  # set by a program that was told to stop, such as `make run` in a batch job: the ranks shall save and leave
+interrupted = False  # set by its handler of Ctrl-C: an exception is lost if that moment lies in a callback of an import or of the collector
 PROGRESS = {"report", "position", "token", "checkpoint", "started", "returned"}  # messages that show that a rank gets on
 
 
@@ -97,8 +98,8 @@ class Attempt:
 
         reason, resumed = str(previous).splitlines()[0], self.checkpoints.resumed
         step = step_of(resumed) if resumed is not None else 0
-        event = {"time": time.time(), "event": "restart", "attempt": number, "reason": reason, "step": step, "ranks": len(self.addresses)}
-        self.directory.record(getattr(previous, "rank", 0), event)
+        self.directory.record(getattr(previous, "rank", 0), {"time": time.time(), "event": "restart", "attempt": number, "reason": reason,
+                                                             "step": step, "ranks": len(self.addresses)})
         text = f"Restart {number - 1} on {len(self.addresses)} rank(s) from step {step}. Why: {reason}"
         self.directory.log(text)
         self.progress.note(text)
@@ -127,6 +128,8 @@ class Attempt:
     def _look_around(self):
         """What no message tells: that this program shall stop, and that a rank has not got on."""
         self.looked = time.monotonic()
+        if interrupted:
+            raise KeyboardInterrupt
         if stop_requested and self.moved and not self._stopped():  # said again until it is heard: a rank may not listen yet
             self.client.run(agent.tell_to_stop, workers=self.addresses[:1], on_error="ignore")
         if stalled := self._stalled():
@@ -256,8 +259,7 @@ class Attempt:
         elsewhere = [rank for rank in stalled if not COLLECTIVE.search("\n".join(stacks[rank].splitlines()[:6]))]
         if self.returned and not elsewhere:
             rank = min(self.returned)
-            left = self.returned[rank].get("step", 0)
-            return rank, (f"Its function returned at step {left}, while rank {', '.join(map(str, stalled))} went on and waits for it. "
+            return rank, (f"Its function returned at step {self.returned[rank].get('step', 0)}, while rank {', '.join(map(str, stalled))} went on and waits for it. "
                           "Every rank must run the same number of steps.")
         if elsewhere and len(elsewhere) < len(self.addresses):
             return elsewhere[0], f"It is not in a collective at step {steps[elsewhere[0]]}; {others} there."
@@ -287,14 +289,12 @@ class Attempt:
         if running and connected:
             self.client.cancel(running, force=True)
         told = time.monotonic()
-        while connected and time.monotonic() < told + GONE_TIMEOUT:
-            pending = set(range(len(self.futures))) - set(self.ended)
-            if not pending or (time.monotonic() > told + 1 and not pending & set(self.hosts)):  # a rank that never started says nothing
+        while connected and time.monotonic() < told + GONE_TIMEOUT and (pending := set(range(len(self.futures))) - set(self.ended)):
+            if time.monotonic() > told + 1 and not pending & set(self.hosts):  # a rank that never started says nothing
                 break
             with contextlib.suppress(queue.Empty):
                 self._take(self.inbox.get(timeout=0.1))
         if connected and self.checkpoints is not None:
-            lost = {self.addresses[rank] for rank, how in self.ended.items() if how["how"] == "lost"}
-            if problem := self.checkpoints.close(lost):
+            if problem := self.checkpoints.close({self.addresses[rank] for rank, how in self.ended.items() if how["how"] == "lost"}):
                 self.directory.log(f"the newest checkpoint could not be fetched: {problem}")
         self.progress.close()

@@ -91,6 +91,8 @@ def outside(choices):
 def execute(tutorial, path):
     """Run the job of a tutorial in this process. SIGTERM, which a batch system sends, reaches the ranks if any are training."""
     signal.signal(signal.SIGTERM, pass_on_sigterm)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, note_interrupt)
     os.environ.setdefault("MPLBACKEND", "agg")
     namespace = {"__name__": "__main__", "__file__": str(path)}
     began = time.monotonic()
@@ -107,6 +109,13 @@ def execute(tutorial, path):
         if (client := namespace.get("client")) is not None:
             client.__exit__(*sys.exc_info())
     click.echo(f"\nDone in {time.monotonic() - began:.0f} s. {'' if 'run' not in namespace else listing(namespace['run'].directory)}")
+
+
+def note_interrupt(number, frame):
+    from ddp_common import attempt
+
+    attempt.interrupted = True
+    raise KeyboardInterrupt
 
 
 def pass_on_sigterm(number, frame):

@@ -170,3 +170,32 @@ def test_a_rank_that_fails_ends_the_command_with_its_traceback(tmp_path):
     code, _, error = finish(command("run", "pets", runs=tmp_path, SET="layers=-1", WORKERS="2"))
     assert code == 1
     assert "Rank " in error and "ValueError" in error and "/log.txt" in error
+
+
+LOSES_AN_INTERRUPT = """
+import os, signal, time
+import ddp_common as ddp
+
+class Collected:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)  # the exception comes here, and is lost
+
+def train():
+    for epoch in (sampler := ddp.ElasticSampler(10_000, 1)).epochs(1):
+        for batch in sampler:
+            time.sleep(0.01)
+
+client = ddp.connect()
+Collected()
+ddp.launch(client, train)
+"""
+
+
+def test_ctrl_c_that_python_loses_is_heard_by_the_launch(tmp_path, monkeypatch):
+    (tmp_path / "lost.py").write_text("# ---\n# jupyter:\n# ---\n\n# %%" + LOSES_AN_INTERRUPT)
+    program = f"import pathlib, ddp_common.cli as cli; cli.TUTORIALS = pathlib.Path({str(tmp_path)!r}); cli.main()"
+    process = subprocess.Popen([sys.executable, "-c", program, "run", "lost"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               start_new_session=True, env=os.environ | {"RUNS": str(tmp_path / "runs"), "WORKERS": "1"})
+    code, _, error = finish(process)
+    assert code == 130 and "Exception ignored in" in error and "Stopped." in error
