@@ -237,7 +237,7 @@ millions = sum(weight.numel() for weight in make_network(settings.network, len(i
 print(f"{settings.network} with {len(images.classes)} outputs: {millions:.1f} million weights")
 
 # %% [markdown]
-# With the weights of a training, and rows to judge, this is what `launch` will start on every rank:
+# The test will be a launch of its own: every rank gets the weights that validation has chosen, and the rows to judge.
 
 # %%
 def judge(images, network, weights, rows):
@@ -334,7 +334,7 @@ def train(images, network, epochs, batch_size, learning_rate, held_out, seed):
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=epochs * len(sampler), pct_start=0.25)
     best = Best()
-    checkpoint = ddp.Checkpoint(model=model, optimizer=optimizer, schedule=schedule, sampler=sampler, best=best)
+    checkpoint = ddp.Checkpoint(model=model, optimizer=optimizer, schedule=schedule, sampler=sampler, best=best, every_seconds=20)
     checkpoint.restore()  # nothing to restore on a first attempt
     for epoch in sampler.epochs(epochs):
         model.train()
@@ -351,7 +351,7 @@ def train(images, network, epochs, batch_size, learning_rate, held_out, seed):
         if ddp.rank() == 0:
             ddp.report(validation_accuracy=accuracy)
             print(f"epoch {epoch + 1} of {epochs}: validation accuracy {accuracy:.1%}, best {best.accuracy:.1%}", flush=True)
-        checkpoint.save()
+    checkpoint.save()
     return best.state_dict()
 
 

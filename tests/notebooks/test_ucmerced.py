@@ -169,8 +169,9 @@ def test_a_class_that_is_too_small_for_three_sets_is_refused_in_one_message(tmp_
 
 
 @pytest.mark.skipif(not AERIAL.is_dir(), reason="DDP_DATA names no folder with ucmerced/rsscn7_subset, real aerial scenes")
-def test_real_aerial_scenes_are_told_apart(tmp_path):
-    done = run_tutorial(tmp_path, f"data={AERIAL} epochs=20 batch_size=16 held_out=0.2")
+def test_real_aerial_scenes_are_told_apart_better_than_by_a_linear_model(tmp_path):
+    """The bar is low because the data are few: 105 photographs to learn from, 35 for the test, whose standard error is 8 points."""
+    done = run_tutorial(tmp_path, f"data={AERIAL} epochs=30 batch_size=16 learning_rate=1e-3 held_out=0.2")
     assert done.returncode == 0, done.stderr[-3000:]
-    accuracy = float(re.search(r"resnet18 +([\d.]+)%", done.stdout)[1])
-    assert accuracy > 60, done.stdout
+    network, linear = (float(re.search(rf"{name} +([\d.]+)%", done.stdout)[1]) for name in ("resnet18", "linear on pixels"))
+    assert network > 40 and network > linear + 5, done.stdout
