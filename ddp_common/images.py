@@ -20,7 +20,7 @@ import fsspec
 import numpy as np
 import torch
 import torch.distributed as dist
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ddp_common import reporting
 from ddp_common.errors import Error
@@ -204,6 +204,8 @@ def _decoded(content, size):
         image.draft("RGB", (size, size))  # a JPEG is decoded at the next larger of its own scales
         image = ImageOps.fit(ImageOps.exif_transpose(image).convert("RGB"), (size, size), Image.Resampling.BICUBIC)
         return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+    except UnidentifiedImageError:
+        return Undecodable("its content is of no image format that is known here")
     except Exception as error:  # Pillow's decoders raise all kinds
         return Undecodable(error)
 

@@ -83,7 +83,7 @@ def test_one_rank_asks_object_storage_for_the_list_and_damaged_images_are_looked
     assert len(asked) == 1 + 14 and sum("list-type=2" in line for line in asked) == 1, asked
     assert all(rank[1] == [0] * 7 + [1] * 6 for rank in ranks)
     (warning,) = [text for rank in ranks for text in rank[2]]
-    assert "1 of 14 files in s3://photos/set" in warning and "dog/3.png: cannot identify" in warning
+    assert "1 of 14 files in s3://photos/set" in warning and "dog/3.png: its content is of no image format" in warning
 
 
 def test_what_rank_0_finds_wrong_is_said_by_the_run(client, tmp_path):

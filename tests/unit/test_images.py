@@ -167,7 +167,7 @@ def test_damaged_files_are_left_out_and_named_once(folder, place, request):
     for name, content in zip(("cat/0.png", "dog/1.png", "dog/2.png", "emu/3.png"), DAMAGES.values()):
         (folder / name).write_bytes(content)
     where = request.getfixturevalue("bucket") if place == "s3" else folder
-    with pytest.warns(UserWarning, match=r"4 of 12 files in .*set are no images.*left out: cat/0.png: the file is empty; dog/1.png: cannot identify"):
+    with pytest.warns(UserWarning, match=r"4 of 12 files in .*set are no images.*left out: cat/0.png: the file is empty; dog/1.png: its content is of no image format"):
         dataset = ImageFolder(where, SIZE, on_error="skip")
     pixels, labels = everything(dataset)
     assert labels == dataset.targets == [0] * 3 + [1] * 2 + [2] * 3
