@@ -8,7 +8,6 @@
 | slurm | `make run CLUSTER=slurm` to the first step, beyond what `srun hostname` takes; a second launch on the same jobs            |
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -20,9 +19,11 @@ from pathlib import Path
 
 import psutil
 
+import measuring
+from measuring import REPOSITORY
+
 import ddp_common as ddp
 
-REPOSITORY = Path(__file__).parents[2]
 SIZES = (1, 2, 4, 8, 16, 32)
 MEMORY = 0.3  # GiB that a worker takes with its forkserver and its rank; 0.24 as measured below
 REPEATS = 5
@@ -128,15 +129,5 @@ def first_step(run):
 MEASURES = {"ranks": measure_ranks, "slurm": measure_slurm}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=REPOSITORY / "runs" / "bench-clusters.json", metavar="FILE.json")
-    parser.add_argument("--only", choices=MEASURES, metavar="NAME", help="one of %(choices)s")
-    options = parser.parse_args()
-    results = {name: measure() for name, measure in MEASURES.items() if options.only in (None, name)}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(results, indent=2) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    measuring.main(__doc__, MEASURES, "clusters")

@@ -10,10 +10,8 @@
 | evaluation | the same network judges 1,024 images with `EvalSampler`: two ranks against one                                                 |
 """
 
-import argparse
 import contextlib
 import io
-import json
 import os
 import statistics
 import subprocess
@@ -27,10 +25,11 @@ import torch
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset
 
+import measuring
+
 import ddp_common as ddp
 from ddp_common import datasets
 
-REPOSITORY = Path(__file__).parents[2]
 REPEATS, SIZE, BATCH, WORKERS = 3, 64, 64, 2
 SERVER = """
 import time
@@ -209,15 +208,5 @@ def measure_evaluation():
 MEASURES = {"s3": measure_s3, "local": measure_local, "scaling": measure_scaling, "evaluation": measure_evaluation}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=REPOSITORY / "runs" / "bench-images.json", metavar="FILE.json")
-    parser.add_argument("--only", choices=MEASURES, metavar="NAME", help="one of %(choices)s")
-    options = parser.parse_args()
-    results = {name: measure() for name, measure in MEASURES.items() if options.only in (None, name)}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(results, indent=2) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    measuring.main(__doc__, MEASURES, "images")

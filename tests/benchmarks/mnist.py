@@ -9,7 +9,6 @@
 | pipeline  | one epoch of batches of 128: digits as one uint8 tensor, against torchvision's MNIST with four loader workers       |
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -20,9 +19,11 @@ import time
 import warnings
 from pathlib import Path
 
+import measuring
+from measuring import REPOSITORY
+
 import ddp_common as ddp
 
-REPOSITORY = Path(__file__).parents[2]
 RANKS = Path(__file__).with_name("ranks.py")
 REPEATS = 5
 sys.path.insert(0, str(REPOSITORY / "tests" / "hpc"))
@@ -164,15 +165,5 @@ def timed(function):
 MEASURES = {"averaging": measure_averaging, "launchers": measure_launchers, "pipeline": measure_pipeline}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=REPOSITORY / "runs" / "bench-mnist.json", metavar="FILE.json")
-    parser.add_argument("--only", choices=MEASURES, metavar="NAME", help="one of %(choices)s")
-    options = parser.parse_args()
-    results = {name: measure() for name, measure in MEASURES.items() if options.only in (None, name)}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(results, indent=2) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    measuring.main(__doc__, MEASURES, "mnist")
