@@ -200,7 +200,7 @@ def test_idx_files_are_read_as_bytes_of_the_stated_shape(tmp_path):
     (gzip.compress(idx(2, 3) + b"x"), "2 x 3 = 6 bytes and holds 7"),
     (gzip.compress(idx(2, 3, stated=(3, 3))), "3 x 3 = 9 bytes and holds 6"),
     (gzip.compress(idx(0, 3)), "0 x 3 = 0 bytes and holds 0"),
-])
+], ids=lambda value: value if isinstance(value, str) else "file")  # a compressed file holds the time
 def test_a_damaged_idx_file_is_refused_with_its_name_the_reason_and_the_remedy(tmp_path, content, said):
     (tmp_path / "digits.gz").write_bytes(content)
     with pytest.raises(Error) as refused:
