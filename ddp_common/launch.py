@@ -6,9 +6,12 @@ or raises, every rank it started is gone and the workers are free.
 """
 
 import contextlib
+import copyreg
+import importlib
 import linecache
 import os
 import queue
+import sys
 import threading
 import time
 import uuid
@@ -107,6 +110,9 @@ def _pickle(function, arguments):
     import cloudpickle
 
     cells = {name: entry for name, entry in list(linecache.cache.items()) if len(entry) == 4 and not os.path.exists(name)}
+    for name in ("torch.classes", "torch.ops"):  # cloudpickle takes along what a function's attributes are called like: `images.classes`, too
+        if name in sys.modules:
+            copyreg.pickle(type(sys.modules[name]), lambda module: (importlib.import_module, (module.__name__,)))
     try:
         return cloudpickle.dumps((function, arguments, cells))
     except Exception as error:
