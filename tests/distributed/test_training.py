@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -123,3 +124,13 @@ def test_a_checkpoint_of_a_ddp_model_loads_into_the_plain_model(client):
 
 def test_the_ranks_of_a_run_see_no_checkpoint_on_a_first_attempt(uninterrupted):
     assert uninterrupted["resumed"] is None
+
+
+def how_many_classes(images):
+    """Uses a name that torch has as well, for something that is no module: torch.classes."""
+    return len(images.classes) if torch.is_tensor(images.table) else None
+
+
+def test_a_function_may_use_an_attribute_called_classes(client):
+    images = SimpleNamespace(classes=["beagle", "pug"], table=torch.zeros(1))
+    assert ddp.launch(client, how_many_classes, images=images, workers=1).result == 2

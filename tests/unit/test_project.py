@@ -21,6 +21,8 @@ def test_conda_and_pip_users_get_the_same_direct_dependencies():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     conda = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     of_conda = names(line for line in conda if isinstance(line, str)) - {"python", "pip"}
+    only_on_pypi = next(line["pip"] for line in conda if isinstance(line, dict))
+    of_conda |= names(line for line in only_on_pypi if not line.startswith("-"))
     of_pip = names(project["dependencies"] + project["optional-dependencies"]["dev"])
     assert {"pytorch" if name == "torch" else name for name in of_pip} == of_conda
 
