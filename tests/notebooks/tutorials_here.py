@@ -26,7 +26,7 @@ def clean_environment(runs):
 
 @contextlib.contextmanager
 def names_of(name, runs):
-    """The names that a tutorial's job defines before section 5, and all functions of the cells after it: exercises, solutions, checks."""
+    """The names that a tutorial's job defines before section 5, and all functions and classes of the cells after it: exercises, solutions, checks."""
     with pytest.MonkeyPatch.context() as patch:
         for key, value in clean_environment(runs).items():
             patch.setenv(key, value)
@@ -38,7 +38,7 @@ def names_of(name, runs):
                 exec(cell.source, names)
         for cell in cells[start:]:
             if cell.cell_type == "code":
-                functions = [node for node in ast.parse(cell.source).body if isinstance(node, ast.FunctionDef)]
+                functions = [node for node in ast.parse(cell.source).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
                 exec(compile(ast.Module(functions, []), "<cell>", "exec"), names)
         yield names
         names["client"].close()
