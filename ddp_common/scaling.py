@@ -4,6 +4,7 @@ Every number of ranks is a `make run` of its own in the folder of the study; wha
 study therefore needs nothing of a tutorial but a setting `batch_size`, the global batch, and a loss that every rank reports.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -65,10 +66,11 @@ def curve(directory):
 
     Raises `Error` for a run that reported no loss with a position of a sampler.
     """
-    metrics = pandas.read_json(directory / "metrics.jsonl", lines=True, convert_dates=False)
+    metrics = pandas.DataFrame(map(json.loads, (directory / "metrics.jsonl").read_text().splitlines()))
     if not {"loss", "samples", "step"} <= set(metrics):
         raise Error(f"{shown(directory)} has no curve: its ranks reported no `loss` while an ElasticSampler counted steps.")
-    rows = metrics.select_dtypes("number").drop(columns="rank").groupby("step").mean()
+    steps = metrics.select_dtypes("number").drop(columns="rank").groupby("step")
+    rows = steps.mean().assign(time=steps["time"].min())  # an evaluation after a step is reported later, but belongs to it
     rows["seconds"] = rows["time"] - rows["time"].min()
     return rows.drop(columns="time").reset_index()
 

@@ -476,7 +476,7 @@ if not settings.pretrained:
     hyperparameters.update(weights=None, head_epochs=0)
 run = ddp.launch(client, train, **hyperparameters)
 torch.save(run.result, run.directory / "best.pt")
-print(f"{run.world_size} ranks, {hyperparameters['head_epochs']} epochs of the head, {settings.epochs} of all")
+print(f"ranks: {run.world_size}, epochs of the head: {hyperparameters['head_epochs']}, of all layers: {settings.epochs}")
 
 # %% tags=["nbval-ignore-output"]
 evaluations = run.metrics.dropna(subset="validation_loss").set_index("epoch")
