@@ -60,7 +60,7 @@ lab: $(STAMP)
 	@cd tutorials && DDP_PROGRESS=bar ../$(VENV)/bin/jupyter lab
 
 test: $(STAMP)
-	@$(PYTHON) -m pytest --numprocesses auto --dist loadgroup --no-loadscope-reorder
+	@$(PYTHON) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 sync: $(STAMP)
 	@$(PYTHON) tutorials/sync.py $(TUTORIAL)

@@ -32,13 +32,9 @@ def pytest_xdist_auto_num_workers(config):
     return min(4, max(2, os.cpu_count()))
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """Begin with what takes longest, or it runs alone at the end. A file's tests stay together, those of all notebooks a tutorial at a time."""
+    """Begin with the files that take longest, or they run alone at the end. A file's tests stay together: they share fixtures."""
     items.sort(key=lambda item: LONGEST_FIRST.index(item.path.parent.name))
-    for item in items:
-        tutorial = getattr(item, "callspec", None) and item.path.parent.name == "notebooks" and item.callspec.params.get("name")
-        item.add_marker(pytest.mark.xdist_group(tutorial or item.path.stem))
 
 
 @pytest.fixture(autouse=True)
