@@ -154,7 +154,7 @@ os.environ.update(AWS_ENDPOINT_URL=f"http://127.0.0.1:{server.server_port}", AWS
 # %% tags=["lesson"]
 store = fsspec.filesystem("s3")
 store.mkdir("kennel")
-some = sorted(Path(dataset.path).glob("*/*"))[::25]
+some = sorted(Path(dataset.path).glob("*/*"))[::40]
 store.put([str(path) for path in some], [f"kennel/dogs/{path.parent.name}/{path.name}" for path in some])
 
 distant_images = ddp.ImageFolder("s3://kennel/dogs", settings.size)
@@ -169,7 +169,7 @@ waited = time.perf_counter() - began
 print(f"{len(some)} images from s3://kennel/dogs: one after the other {waited:.1f} s, as one batch {concurrent:.1f} s, {waited / concurrent:.0f} times as fast")
 
 # %% tags=["proof"]
-assert all(torch.equal(image, picture) for (image, _), picture in zip(at_once, pictures[::25], strict=True))
+assert all(torch.equal(image, picture) for (image, _), picture in zip(at_once, pictures[::40], strict=True))
 assert all(torch.equal(image, again) for (image, _), (again, _) in zip(at_once, one_by_one))
 print("the images from the bucket are those from the disk, bit for bit")
 
@@ -920,11 +920,11 @@ print(f"{len(whole)} images are left, and {repaired.world_size} ranks train on t
 # ## 11. Does it scale?
 #
 # The study this tutorial is named after. One rank; two ranks that share its batch of 32; two ranks with 32 each, a learning rate twice as high, warmed up. The same training three
-# times, drawn three times: by *step*, as is often done; by *samples seen*; by *seconds*.
+# times, on a part of the images, drawn three times: by *step*, as is often done; by *samples seen*; by *seconds*.
 
 # %% tags=["lesson"]
 study = {"1 rank, batch 32": (1, False), "2 ranks, batch 32": (2, False), "2 ranks, batch 64": (2, True)}
-plan = {**hyperparameters, "weights": weights, "backbone": settings.backbone, "head_epochs": 1, "epochs": 1, "batch_size": 32}
+plan = {**hyperparameters, "weights": weights, "backbone": settings.backbone, "head_epochs": 1, "epochs": 1, "batch_size": 32, "images_per_breed": 60}
 trials = {name: ddp.launch(client, train, **{**plan, "grow_batch": grow}, workers=ranks).metrics for name, (ranks, grow) in study.items()}
 
 # %% tags=["lesson"]
@@ -964,15 +964,15 @@ def check_comparable(samples):
 
 # %% tags=["proof"]
 alone, shared = (by_step(trials[name])["loss"] for name in list(study)[:2])
-assert (alone / shared - 1).abs()[:len(training) // 32 + 2].max() < 1e-3, "a fixed global batch should train the same on any number of ranks"
-print("one batch of 32, on 1 rank or on 2: through the head phase and into fine-tuning the loss of every step is the same, to a relative 1e-3")
+assert (alone / shared - 1).abs()[:17].max() < 1e-3, "a fixed global batch should train the same on any number of ranks"
+print("one batch of 32, on 1 rank or on 2: the loss of the first 17 steps, into fine-tuning, is the same to a relative 1e-3")
 check_comparable({name: metrics["samples"].max() for name, metrics in trials.items()})
 print("at the end all three have seen the same number of samples")
 try:
-    check_comparable({name: metrics.query("step == 20")["samples"].max() for name, metrics in trials.items()})
+    check_comparable({name: metrics.query("step == 10")["samples"].max() for name, metrics in trials.items()})
     raise RuntimeError("the fault went unnoticed")
 except AssertionError as caught:
-    print("at step 20: caught,", caught)
+    print("at step 10: caught,", caught)
 
 # %% [markdown]
 # Why not the same loss to the very end? Two ranks add up in another order than one, so the last digit of a gradient differs, and a deep network that trains with large steps

@@ -319,12 +319,11 @@ PHOTOS = Path(os.environ.get("DDP_DATA", "/nowhere"), "dogs", "tiny-imagenet-64p
 
 
 @pytest.mark.skipif(not PHOTOS.is_dir(), reason="DDP_DATA names no folder with photographs of dogs")
-@pytest.mark.timeout(400)
 def test_photographs_of_six_breeds_are_told_apart_with_a_pretrained_backbone(tmp_path):
+    """On frozen features; all 3,000 photographs give more still, and take twice as long."""
     accuracy = {}
-    for name, words in {"ImageNet": "size=128 head_epochs=6 epochs=0", "scratch": "size=64 pretrained=False epochs=1 images_per_breed=100"}.items():
-        done = make_run(tmp_path / name, f"data={PHOTOS} images_per_breed=0 {words}")
+    for name, words in {"ImageNet": "size=160 images_per_breed=300 head_epochs=4 epochs=0", "scratch": "pretrained=False epochs=2"}.items():
+        done = make_run(tmp_path / name, f"data={PHOTOS} {words}")
         assert done.returncode == 0, done.stderr
         accuracy[name] = metrics_of(tmp_path / name)["validation_accuracy"].max()
-    assert accuracy["ImageNet"] >= 0.7, accuracy
-    assert accuracy["scratch"] < accuracy["ImageNet"] - 0.3, accuracy
+    assert accuracy["ImageNet"] >= 0.75 and accuracy["scratch"] < 0.45, accuracy
