@@ -418,7 +418,7 @@ plt.show()
 def train(reading, images_per_breed, backbone, weights, head_epochs, epochs, batch_size, grow_batch, learning_rate, warm_up, seed):
     """Train a Classifier, the head first if there are `weights`; returns the weights that had the lowest validation loss."""
     device = ddp.device()
-    torch.set_flush_denormal(True)  # a CPU takes ten times as long for numbers that are nearly 0, and a network from scratch makes many
+    torch.set_flush_denormal(True)  # CPUs are slow with numbers that are nearly 0, and a network from scratch makes many
     torch.manual_seed(seed)  # the same initial weights on all ranks
     images = ddp.ImageFolder(**reading)
     training, held_out = (rows.tolist() for rows in divide(images.targets, images_per_breed, seed))
@@ -519,10 +519,11 @@ def plot_curves(runs):
         left.plot(training["samples"], training["loss"], color=f"C{number}", linewidth=1, label=f"{name}: training")
         left.plot(validation["samples"], validation["validation_loss"], "o--", color=f"C{number}", label=f"{name}: held out")
         right.plot(validation["samples"], 100 * validation["validation_accuracy"], "o--", color=f"C{number}", label=name)
-    left.set(xlabel="samples seen", ylabel="loss (nats per image)", ylim=(0, None))
+    left.set(xlabel="samples seen", ylabel="loss (nats per image)")
     right.axhline(100 / len(images.classes), color="grey", linestyle=":", label="a blind guess")
     right.set(xlabel="samples seen", ylabel="held-out accuracy (%)", ylim=(0, 100))
-    left.legend()
+    left.set_ylim(0, 1.4 * left.get_ylim()[1])
+    left.legend(ncol=2, fontsize="small", loc="upper right")
     right.legend()
     return figure
 
