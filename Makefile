@@ -79,7 +79,7 @@ doctor: $(STAMP)
 	@$(PYTHON) -m ddp_common doctor
 
 fault-lab: $(STAMP)
-	@$(PYTHON) -m ddp_common fault-lab
+	@$(PYTHON) tests/fault_lab.py
 
 clean:
 	rm -rf $(VENV) runs data/cache

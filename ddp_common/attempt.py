@@ -1,8 +1,7 @@
 """One set of ranks from start to end, as the client sees it: start them, follow what they say, find out which failed first and why.
 
 Relies on the agents' messages and on the scheduler's word on lost workers. Promises: the first failure ends the attempt, with the rank
-that failed by itself as the headline and not the peer that noticed; a rank that lives without getting on is found; when `run` returns
-or raises, the ranks are gone.
+that failed by itself as the headline, not the peer that noticed; a rank that does not get on is found; afterwards the ranks are gone.
 """
 
 import contextlib
@@ -80,8 +79,7 @@ class Attempt:
                     "environment": {"DDP_CHECKPOINTS": self.checkpoints.place[address][0]}}
             self.futures.append(self.client.submit(agent.run_rank, spec, payload, workers=[address], pure=False, retries=0,
                                                    key=f"ddp-rank-{self.run_id}-{rank}", priority=10))
-        for rank, future in enumerate(self.futures):
-            future.add_done_callback(lambda done, rank=rank: self.inbox.put({"future": rank, "status": done.status}))
+            self.futures[-1].add_done_callback(lambda done, rank=rank: self.inbox.put({"future": rank, "status": done.status}))
 
     def _failure_at_start(self):
         """What became of a worker, or the scheduler, that was asked and did not answer; None if both are there."""
@@ -108,7 +106,7 @@ class Attempt:
         """Take in messages until every rank is done; returns rank 0's result. Raises at the first failure."""
         import torch
 
-        while len(self.ended) < len(self.addresses):
+        while len(self.ended) < len(self.addresses) and not self._left_alone():
             with contextlib.suppress(queue.Empty):
                 self._take(self.inbox.get(timeout=LOOK_INTERVAL))
             if time.monotonic() - self.looked > LOOK_INTERVAL and self.inbox.empty():
@@ -140,6 +138,9 @@ class Attempt:
 
     def _stopped(self):
         return [rank for rank, how in self.ended.items() if how["how"] == "stopped"]
+
+    def _left_alone(self):  # before the first step; the others may wait for them where no signal is heard
+        return [rank for rank in self._stopped() if not self.ended[rank]["in_loop"]]
 
     def _is_consequence(self, rank):
         return bool(CONSEQUENCE.search(self.ended[rank].get("message", "")))
@@ -188,6 +189,8 @@ class Attempt:
             self.hosts[rank], self.all_started = message["started"]["host"], time.monotonic()
             self.directory.log(f"rank {rank} started: process {message['started']['pid']} on {message['started']['host']}")
         elif "ended" in message:
+            if message["ended"].get("exitcode") == -signal.SIGTERM:  # told before it listened
+                message["ended"] = {"how": "stopped", "told": True, "in_loop": False}
             self.ended.setdefault(rank, message["ended"])
             if message["ended"]["how"] not in ("done", "cancelled"):
                 self.directory.log(f"rank {rank} ended: {message['ended']}")
@@ -195,8 +198,7 @@ class Attempt:
     def _failure(self, rank):
         if self.returned and self._is_consequence(rank) and COLLECTIVE.search(self.ended[rank].get("traceback", "")):
             return self._returned_early(rank)
-        how = self.ended[rank]
-        code = how.get("exitcode")
+        how, code = self.ended[rank], self.ended[rank].get("exitcode")
         killed_by = signal.Signals(-code).name if code is not None and code < 0 else None
         if how["how"] in ("lost", "cancelled"):
             cause = "its worker died or cannot be reached" if how["how"] == "lost" else "its worker was closed"
@@ -206,8 +208,7 @@ class Attempt:
             cause = f"killed by {killed_by}" + (", often because memory ran out" if killed_by == "SIGKILL" else "")
         else:
             cause = f"it left with exit code {code} before its function returned"
-        consequences = [str(peer) for peer in sorted(self._failed()) if peer != rank]
-        if consequences:  # on a line of its own: how many are heard of in time differs
+        if consequences := [str(peer) for peer in sorted(self._failed()) if peer != rank]:  # on a line of its own: how many are heard of in time differs
             cause += f"\nAs a consequence, rank {', '.join(consequences)} lost the connection to it."
         if self.at.get(rank, {}).get("step"):
             cause += f"\nIts last known step is {self.at[rank]['step']}."
@@ -234,8 +235,7 @@ class Attempt:
         return [rank for rank, moved in self.moved.items() if moved < latest and rank not in self.ended and rank not in self.returned]
 
     def _stall(self, stalled):
-        alive = {rank: address for rank, address in enumerate(self.addresses) if rank not in self.ended}
-        answers = {}
+        alive, answers = {rank: address for rank, address in enumerate(self.addresses) if rank not in self.ended}, {}
         asking = threading.Thread(daemon=True, target=lambda: answers.update(  # a thread, because a worker may not answer at all
             self.client.run(agent.where_is_it, workers=list(alive.values()), on_error="ignore")))
         asking.start()

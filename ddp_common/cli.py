@@ -196,14 +196,6 @@ def scaling(tutorial, ranks, values, **choices):
 
 
 @main.command()
-def fault_lab():
-    """Break two ranks in every known way and print what became of it."""
-    from ddp_common import fault_lab
-
-    fault_lab.main(click.echo)
-
-
-@main.command()
 @click.option("--cluster", envvar="CLUSTER", help="profile in clusters/, a .yaml file, or the address of a scheduler  [default: local]")
 @click.option("--workers", envvar="WORKERS", help="number of workers to look at  [default: 2]")
 def doctor(cluster, workers):

@@ -82,11 +82,12 @@ class ClusterClient(Client):
 
     def close(self, *args, **kwargs):
         cluster, self.cluster = self.cluster, None
-        closed = super().close(*args, **kwargs)
-        if self.jobs is not None:
-            self.jobs.close()
-        elif cluster is not None and getattr(cluster, "shutdown_on_close", True):  # Saturn's may be told to stay
-            cluster.close()
+        with _quiet():  # connections to workers end in the middle of what Dask wanted to tell them
+            closed = super().close(*args, **kwargs)
+            if self.jobs is not None:
+                self.jobs.close()
+            elif cluster is not None and getattr(cluster, "shutdown_on_close", True):  # Saturn's may be told to stay
+                cluster.close()
         return closed
 
 

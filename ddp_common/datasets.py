@@ -83,7 +83,7 @@ def full_path(entry, folder):
 
 
 def drawn(name, script):
-    """The folder of pictures that `script` (a draw.py with `draw_all(folder)`) draws: in seconds, once, whole or not at all."""
+    """The folder of pictures that `script` draws (it has `draw`, CLASSES and PER_CLASS): in seconds, once, whole or not at all."""
     version = hashlib.sha256(script.read_bytes()).hexdigest()[:8]
     folder = cache(f"{name}-drawn") / version
     if folder.is_dir() and any(folder.iterdir()):
@@ -91,7 +91,38 @@ def drawn(name, script):
     specification = importlib.util.spec_from_file_location(f"draw_{name}", script)
     specification.loader.exec_module(module := importlib.util.module_from_spec(specification))
     with downloads.only_one(folder.parent, wait=True):
-        return module.draw_all(folder)
+        return draw_all(module.draw, module.CLASSES, module.PER_CLASS, folder)
+
+
+def draw_all(draw, classes, per_class, folder):
+    """Write what `draw(class, number)` returns (uint8, (size, size, 3)) to `folder`/<class>/<class><number>.png, and return the folder.
+
+    Numbers begin with 0 and have as many digits as the last. The folder gets its name when it is whole. One that holds so many
+    pictures already is kept; raises `Error` if it holds anything else.
+    """
+    from PIL import Image
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".drawing-") as temporary:
+        whole, digits = Path(temporary) / folder.name, len(str(per_class - 1))
+        for label in classes if not _is_drawn(folder, classes, per_class) else ():
+            (whole / label).mkdir(parents=True)
+            for number in range(per_class):
+                Image.fromarray(draw(label, number)).save(whole / label / f"{label}{number:0{digits}d}.png", compress_level=1)
+        try:
+            os.rename(whole, folder)
+        except OSError:  # there is one, from earlier or from another process just now
+            if not _is_drawn(folder, classes, per_class):
+                raise
+    return folder
+
+
+def _is_drawn(folder, classes, per_class):
+    if not folder.exists() or not any(folder.iterdir()):
+        return False
+    if len(list(folder.glob("*/*.png"))) != per_class * len(classes):
+        raise Error(f"{folder} holds something other than {per_class} pictures of each class. Nothing was drawn: remove the folder or name another one.")
+    return True
 
 
 def download(name, progressbar=True):

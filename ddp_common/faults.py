@@ -1,7 +1,7 @@
 """Faults on purpose: break a rank at a chosen moment, in a real run, to see what becomes of it.
 
 `inject` wraps any training function that uses `ElasticSampler`; the tutorials and the tests use it. `train` is a small, quick one. See
-`fault_lab` for the table of all of them.
+`tests/fault_lab.py` for the table of all of them.
 """
 
 import functools

@@ -55,7 +55,7 @@ def main(environment, threads, payload, listener, messages, output, stacks):
             reporting.post({"returned": reporting.position()})
         message = {"how": "done", "result": _pickle_result(result) if environment["RANK"] == "0" else None}
     except stopping.Stopped:
-        message = {"how": "stopped", "told": stopping.was_told(), **reporting.position()}
+        message = {"how": "stopped", "told": stopping.was_told(), "in_loop": stopping.is_in_loop(), **reporting.position()}
     except Exception as error:
         message = {"how": "raised", "traceback": "".join(traceback.format_exception(error)), "message": _headline(error)}
     finally:

@@ -13,7 +13,7 @@ from ddp_common import rendezvous
 LOOK_INTERVAL = 0.5  # seconds between two looks into the store
 
 _told = False  # this rank has got SIGTERM
-_in_loop = False  # training has come to its first step
+_in_loop = False
 _aware = None  # the store in which this rank has said that it knows of the wish
 _looked = 0.0
 
@@ -37,6 +37,11 @@ def _on_sigterm(number, frame):
 def was_told():
     """Whether it was this rank that got SIGTERM."""
     return _told
+
+
+def is_in_loop():
+    """Whether training has come to its first step: from there on ranks leave together, before that each for itself."""
+    return _in_loop
 
 
 def is_time_to_stop(step):

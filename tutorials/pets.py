@@ -290,9 +290,9 @@ def plot_losses(metrics):
     whole = metrics[metrics["step"] < metrics["step"].max() // 20 * 20]  # without the last, incomplete point
     by_rank = whole.groupby([whole["step"] // 20 * 20, "rank"])["loss"].mean().unstack()
     figure, axes = plt.subplots(figsize=(7, 3.2))
+    axes.plot(by_rank.index, by_rank.mean(axis=1), color="lightgrey", linewidth=5, label="mean: the loss of the global batch")
     for rank, curve in by_rank.items():
-        axes.plot(curve.index, curve, linewidth=0.8, alpha=0.7, label=f"rank {rank}")
-    axes.plot(by_rank.index, by_rank.mean(axis=1), color="black", label="mean: the loss of the global batch")
+        axes.plot(curve.index, curve, linewidth=1, label=f"rank {rank}")
     axes.set(xlabel="step", ylabel="loss (nats per character)", title=f"Training on {by_rank.shape[1]} ranks")
     axes.legend()
     return figure
@@ -407,7 +407,7 @@ def check_partition(everyones, samples):
 # Three ranks need a third worker. A Dask cluster grows while it runs.
 
 # %% tags=["lesson"]
-if client.cluster is not None and len(client.scheduler_info(n_workers=-1)["workers"]) < 3:
+if client.cluster is not None and len(client.workers()) < 3:
     client.cluster.scale(3)
 client.wait_for_workers(3, timeout=60)
 right = ddp.launch(client, deal_an_epoch, samples=1_000, data_set_shuffles_itself=False, workers=3).result

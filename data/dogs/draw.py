@@ -13,10 +13,8 @@ machines of the same kind with the same versions of Pillow and NumPy. Needs no f
 
 import cmath
 import math
-import os
 import random
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +22,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
 SEED = 2011
+PER_CLASS = 150
 FINER = 3  # drawn so many times larger, then reduced: smooth edges
 
 BLACK, WHITE, TAN, RED, CHOCOLATE, FAWN = (44, 41, 44), (240, 236, 228), (192, 136, 82), (162, 88, 46), (94, 60, 44), (212, 178, 132)
@@ -695,36 +694,7 @@ def photographed(p, size):
     return np.clip(picture, 0, 255).astype(np.uint8)
 
 
-def draw_all(folder, per_class: int = 150, size: int = 64):
-    """Write `folder`/<breed>/<breed><number>.png, numbers from 000, and return the folder as a Path.
-
-    It gets its name when it is whole. One that holds so many pictures already is kept; raises FileExistsError if it holds anything else.
-    """
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".drawing-") as temporary:
-        whole = Path(temporary) / folder.name
-        for label in CLASSES if not is_drawn(folder, per_class) else ():
-            (whole / label).mkdir(parents=True)
-            for number in range(per_class):
-                Image.fromarray(draw(label, number, size)).save(whole / label / f"{label}{number:03d}.png", compress_level=1)
-        try:
-            os.rename(whole, folder)
-        except OSError:  # there is one, from earlier or from another process just now
-            if not is_drawn(folder, per_class):
-                raise
-    return folder
-
-
-def is_drawn(folder, per_class):
-    """Whether the pictures lie in `folder` already."""
-    if not folder.exists() or not any(folder.iterdir()):
-        return False
-    if len(list(folder.glob("*/*.png"))) != per_class * len(CLASSES):
-        raise FileExistsError(f"{folder} holds something other than {per_class} pictures of each class. Nothing was drawn: "
-                              "remove the folder or name another one.")
-    return True
-
-
 if __name__ == "__main__":
-    draw_all(sys.argv[1])
+    from ddp_common.datasets import draw_all
+
+    draw_all(draw, CLASSES, PER_CLASS, Path(sys.argv[1]))

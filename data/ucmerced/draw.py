@@ -13,10 +13,8 @@ machines of the same kind with the same versions of Pillow and NumPy. Needs no f
 
 import cmath
 import math
-import os
 import random
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +22,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 SEED = 2010
 TILE = 77  # metres that a picture is wide, before scaling
+PER_CLASS = 100
 FINER = 3  # drawn so many times larger, then reduced: smooth edges
 REACH = 75  # metres from the middle beyond which nothing is seen
 
@@ -736,36 +735,7 @@ def photographed(scene, size):
     return np.clip(picture, 0, 255).astype(np.uint8)
 
 
-def draw_all(folder, per_class: int = 100, size: int = 64):
-    """Write `folder`/<class>/<class><number>.png, numbers from 00, and return the folder as a Path.
-
-    It gets its name when it is whole. One that holds so many pictures already is kept; raises FileExistsError if it holds anything else.
-    """
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".drawing-") as temporary:
-        whole = Path(temporary) / folder.name
-        for label in CLASSES if not is_drawn(folder, per_class) else ():
-            (whole / label).mkdir(parents=True)
-            for number in range(per_class):
-                Image.fromarray(draw(label, number, size)).save(whole / label / f"{label}{number:02d}.png", compress_level=1)
-        try:
-            os.rename(whole, folder)
-        except OSError:  # there is one, from earlier or from another process just now
-            if not is_drawn(folder, per_class):
-                raise
-    return folder
-
-
-def is_drawn(folder, per_class):
-    """Whether the pictures lie in `folder` already."""
-    if not folder.exists() or not any(folder.iterdir()):
-        return False
-    if len(list(folder.glob("*/*.png"))) != per_class * len(CLASSES):
-        raise FileExistsError(f"{folder} holds something other than {per_class} pictures of each class. Nothing was drawn: "
-                              "remove the folder or name another one.")
-    return True
-
-
 if __name__ == "__main__":
-    draw_all(sys.argv[1])
+    from ddp_common.datasets import draw_all
+
+    draw_all(draw, CLASSES, PER_CLASS, Path(sys.argv[1]))

@@ -27,9 +27,13 @@ import time
 from pathlib import Path
 
 import ddp_common as ddp
-from ddp_common import fault_lab, faults
+from ddp_common import faults
 
 REPOSITORY = Path(__file__).parents[2]
+sys.path.insert(0, str(REPOSITORY / "tests"))
+
+import fault_lab  # noqa: E402 (of the tests)
+
 GIVE_UP = 10.0  # seconds after which a peer that still waits is taken to wait for its time-out
 REPEATS = 5
 

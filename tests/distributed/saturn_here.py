@@ -20,7 +20,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from ddp_common.fault_lab import is_alive
+from fault_lab import is_alive
 
 SIZES = {"tiny": "1 core", "small": "2 cores"}
 TOKEN = "a-token-of-saturn"

@@ -16,11 +16,11 @@ import cloudpickle
 import pytest
 from distributed import Client
 from distributed.security import Security
+from fault_lab import separate_cluster
 from processes import Background, log_of, wait_until
 
 import ddp_common as ddp
 from ddp_common import clusters, faults
-from ddp_common.fault_lab import separate_cluster
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -14,11 +14,11 @@ import pytest
 import yaml
 from dask.system import CPU_COUNT
 from distributed import Client
+from fault_lab import separate_cluster
 
 from ddp_common import Error, checks
 from ddp_common.checks import FAILED, OK, SKIPPED, WARNING
 from ddp_common.doctor import check_workers, examine, pbs_queues, slurm_partitions
-from ddp_common.fault_lab import separate_cluster
 
 ROOT = Path(__file__).parents[2]
 

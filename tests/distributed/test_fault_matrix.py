@@ -3,18 +3,19 @@
 The cases are those of the fault lab; here each has its assertions.
 """
 
+import datetime
 import os
 import signal
-import subprocess
 import sys
 import time
 
 import cloudpickle
+import fault_lab
 import pytest
 from processes import PATIENCE
 
 import ddp_common as ddp
-from ddp_common import fault_lab, faults
+from ddp_common import faults, rendezvous
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -165,9 +166,19 @@ def test_sigterm_before_the_first_step_ends_the_run_at_once(client, rank):
         ddp.launch(client, faults.inject(faults.train, "SIGTERM", rank=rank, when="start"), workers=2)
 
 
-def test_the_fault_lab_names_its_command():
-    said = subprocess.run([sys.executable, "-m", "ddp_common", "fault-lab", "--help"], capture_output=True, text=True, check=True).stdout
-    assert "Break two ranks" in said
+@pytest.mark.parametrize("listens", [True, False], ids=["listens", "does_not_listen_yet"])
+def test_a_rank_that_waits_deaf_for_one_that_left_before_the_first_step_is_ended(client, listens):
+    def train():
+        if ddp.rank() == 0:
+            rendezvous.current_store().wait(["what nobody sets"], datetime.timedelta(seconds=100))
+        if not listens:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    began = time.monotonic()
+    with pytest.raises(ddp.RunStopped, match="rank 1 on .* got SIGTERM. All ranks left before the first step"):
+        ddp.launch(client, train, workers=2)
+    assert time.monotonic() - began < PATIENCE
 
 
 def chatter_and_deadlock():

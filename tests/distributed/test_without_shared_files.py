@@ -13,11 +13,11 @@ import cloudpickle
 import pytest
 import torch
 from distributed import Client
+from fault_lab import processes_of, separate_cluster
 
 import ddp_common as ddp
 from ddp_common import faults
 from ddp_common.checkpoint import checkpoints, fault
-from ddp_common.fault_lab import processes_of, separate_cluster
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

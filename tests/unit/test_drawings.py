@@ -1,5 +1,6 @@
 """The drawn stand-ins: the same pictures always and everywhere, every class, whole or not at all."""
 
+import functools
 import hashlib
 import importlib.util
 import os
@@ -11,6 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+
+from ddp_common import Error
+from ddp_common.datasets import draw_all
 
 DATA = Path(__file__).parents[2] / "data"
 UCMERCED = """agricultural airplane baseballdiamond beach buildings chaparral denseresidential forest freeway golfcourse harbor intersection
@@ -68,43 +72,43 @@ def test_an_unknown_class_is_an_error(drawing):
         drawing.draw("unicorn", 0)
 
 
+def small(drawing, **options):
+    return {"draw": functools.partial(drawing.draw, size=16), "classes": drawing.CLASSES, "per_class": 2, **options}
+
+
 def test_all_are_written_as_they_are_drawn_and_nothing_else_is_left(drawing, tmp_path):
-    folder = drawing.draw_all(tmp_path / "new" / "drawn", per_class=2, size=32)
+    folder = draw_all(**small(drawing), folder=tmp_path / "new" / "drawn")
     files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    digits = 2 if "airplane" in drawing.CLASSES else 3
-    assert files == sorted(Path(label) / f"{label}{number:0{digits}d}.png" for label in drawing.CLASSES for number in range(2))
+    assert files == sorted(Path(label) / f"{label}{number}.png" for label in drawing.CLASSES for number in range(2))
     for path in files:
-        label, number = path.parts[0], int(path.stem[-digits:])
-        assert (np.asarray(Image.open(folder / path)) == drawing.draw(label, number, 32)).all()
+        assert (np.asarray(Image.open(folder / path)) == drawing.draw(path.parts[0], int(path.stem[-1]), 16)).all()
     assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_what_is_drawn_already_is_kept_and_what_is_something_else_is_not_touched(drawing, tmp_path):
-    folder = drawing.draw_all(tmp_path / "drawn", per_class=1, size=16)
+    folder = draw_all(**small(drawing, per_class=1), folder=tmp_path / "drawn")
     one = next(folder.rglob("*.png"))
     before = one.stat().st_mtime_ns
-    drawing.draw_all(folder, per_class=1, size=16)
+    draw_all(**small(drawing, per_class=1), folder=folder)
     assert one.stat().st_mtime_ns == before
-    with pytest.raises(FileExistsError, match="2 pictures of each class"):
-        drawing.draw_all(folder, per_class=2, size=16)
+    with pytest.raises(Error, match="2 pictures of each class"):
+        draw_all(**small(drawing), folder=folder)
     assert one.stat().st_mtime_ns == before and list(tmp_path.iterdir()) == [folder]
 
 
-def test_an_interrupted_drawing_leaves_nothing(drawing, tmp_path, monkeypatch):
-    def interrupted(label, number, size):
+def test_an_interrupted_drawing_leaves_nothing(drawing, tmp_path):
+    def interrupted(label, number):
         if label == drawing.CLASSES[1]:
             raise KeyboardInterrupt
-        return np.zeros((size, size, 3), np.uint8)
+        return np.zeros((16, 16, 3), np.uint8)
 
-    monkeypatch.setattr(drawing, "draw", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        drawing.draw_all(tmp_path / "drawn", per_class=2, size=16)
+        draw_all(interrupted, drawing.CLASSES, 2, tmp_path / "drawn")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_two_processes_that_draw_at_once_leave_one_whole_folder(drawing, tmp_path):
-    program = "import runpy, sys; runpy.run_path(sys.argv[1])['draw_all'](sys.argv[2], per_class=2, size=16)"
-    both = [subprocess.Popen([sys.executable, "-c", program, drawing.__file__, tmp_path / "drawn"]) for _ in range(2)]
+    both = [subprocess.Popen([sys.executable, drawing.__file__, tmp_path / "drawn"]) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
-    assert len(list((tmp_path / "drawn").glob("*/*.png"))) == 2 * len(drawing.CLASSES)
+    assert len(list((tmp_path / "drawn").glob("*/*.png"))) == drawing.PER_CLASS * len(drawing.CLASSES)
     assert [path.name for path in tmp_path.iterdir()] == ["drawn"]
