@@ -24,17 +24,17 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONGEST_FIRST = ("hpc", "notebooks", "distributed", "unit")
+LONGEST_FIRST = ("hpc/test_dask_jobs.py", "notebooks/test_notebooks.py", "hpc", "notebooks", "distributed", "unit")
 
 
 def pytest_xdist_auto_num_workers(config):
-    """How many files `make test` runs at once: two on one core, since tests wait more than they compute; at most four, each with up to four ranks."""
-    return min(4, max(2, os.cpu_count()))
+    """How many files `make test` runs at once: one more than there are cores, since tests wait as much as they compute; at most four."""
+    return min(4, 1 + os.cpu_count())
 
 
 def pytest_collection_modifyitems(items):
     """Begin with the files that take longest, or they run alone at the end. A file's tests stay together: they share fixtures."""
-    items.sort(key=lambda item: LONGEST_FIRST.index(item.path.parent.name))
+    items.sort(key=lambda item: next(number for number, part in enumerate(LONGEST_FIRST) if f"tests/{part}" in item.path.as_posix()))
 
 
 @pytest.fixture(autouse=True)

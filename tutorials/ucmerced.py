@@ -308,7 +308,7 @@ class Best:
         self.accuracy, self.epoch, self.weights = -1.0, -1, {}
 
     def offer(self, accuracy, epoch, model):
-        if accuracy > self.accuracy:
+        if accuracy >= self.accuracy:  # of equals the later: it has learned longer
             self.accuracy, self.epoch = accuracy, epoch
             self.weights = {name: weight.detach().cpu().clone() for name, weight in model.state_dict().items()}
 
@@ -953,7 +953,8 @@ print("\n".join((run.directory / "log.txt").read_text().splitlines()[:8]))
 # **Common mistakes.** Choosing the epoch by the test set; averaging accuracies; a padded test set; an accuracy without its baseline and its error; evaluating
 # in training mode; 1,000 outputs.
 #
-# **Next:** `make run TUTORIAL=ucmerced SET="data=/path/to/folder"` with images of your own, a folder for each class.
+# **Next:** `make run TUTORIAL=ucmerced SET="data=/path/to/folder"` with images of your own, a folder for each class. With a hundred photographs a network
+# that starts from nothing does not get far: then `dogs`, which starts from ImageNet, takes the same folder.
 # **Read:** Yang and Newsam, *Bag-of-visual-words and spatial extensions for land-use classification*, ACM GIS 2010, for the photographs; He et al., *Deep
 # residual learning for image recognition*, CVPR 2016; Ioffe and Szegedy, *Batch normalization*, ICML 2015; the manual of your cluster, on queues and accounts.
 

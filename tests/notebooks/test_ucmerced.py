@@ -170,8 +170,8 @@ def test_a_class_that_is_too_small_for_three_sets_is_refused_in_one_message(tmp_
 
 @pytest.mark.skipif(not AERIAL.is_dir(), reason="DDP_DATA names no folder with ucmerced/rsscn7_subset, real aerial scenes")
 def test_real_aerial_scenes_are_told_apart_better_than_by_a_linear_model(tmp_path):
-    """The bar is low because the data are few: 105 photographs to learn from, 35 for the test, whose standard error is 8 points."""
-    done = run_tutorial(tmp_path, f"data={AERIAL} epochs=30 batch_size=16 learning_rate=1e-3 held_out=0.2")
+    """The bar is low because the data are few: 105 photographs to learn from, 35 for the test. Over five seeds 59 % were right, from 49 to 66 %."""
+    done = run_tutorial(tmp_path, f"data={AERIAL} epochs=20 batch_size=16 learning_rate=1e-3 held_out=0.2")
     assert done.returncode == 0, done.stderr[-3000:]
     network, linear = (float(re.search(rf"{name} +([\d.]+)%", done.stdout)[1]) for name in ("resnet18", "linear on pixels"))
-    assert network > 40 and network > linear + 5, done.stdout
+    assert network > 45 and network > linear + 10, done.stdout
