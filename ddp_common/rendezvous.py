@@ -52,10 +52,10 @@ def device():
 def process_group(listener=None, timeout=datetime.timedelta(minutes=30)):
     """Be a member of the process group inside a `with` block; yields the device.
 
-    `listener` is the bound socket of the store, given to rank 0 by its agent; without it rank 0 opens MASTER_PORT itself, or in a
-    Slurm step any free port. `timeout` is that of collectives. Leaving the block waits until
-    every rank has left it, so that nobody loses the store; leaving it with an exception waits for nobody. Raises `Error` when
-    variables are missing, ranks do not appear in time, or two processes claim one rank.
+    `listener` is the bound socket of the store, given to rank 0 by its agent; without it rank 0 opens MASTER_PORT itself, or in a Slurm
+    step any free port. `timeout` is that of collectives. Rank 0 leaves the block when every rank has left it, so that nobody loses the
+    store, and the others when every rank is in, so that nobody still connects to them; with an exception nobody waits. Raises `Error`
+    when variables are missing, ranks do not appear in time, or two processes claim one rank.
     """
     global _store
     place = place_of_this_process()
@@ -68,10 +68,11 @@ def process_group(listener=None, timeout=datetime.timedelta(minutes=30)):
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface_towards(_address_for_all(store, place))
     backend = _choose_backend(store, place)
     dist.init_process_group(backend, store=dist.PrefixStore("group", store), rank=place.rank, world_size=place.world_size, timeout=timeout)
+    store.set(f"joined/{place.rank}", b"")
     yield device()
     store.set(f"left/{place.rank}", b"")
-    if place.rank == 0:
-        store.wait([f"left/{peer}" for peer in range(place.world_size)], timeout)
+    awaited = "left" if place.rank == 0 else "joined"
+    store.wait([f"{awaited}/{peer}" for peer in range(place.world_size)], timeout)
     _store = None
     dist.destroy_process_group()  # not after an exception: it could wait for peers, and the process is about to end
 

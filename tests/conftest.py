@@ -28,8 +28,8 @@ LONGEST_FIRST = ("hpc/test_dask_jobs.py", "notebooks/test_notebooks.py", "hpc", 
 
 
 def pytest_xdist_auto_num_workers(config):
-    """How many files `make test` runs at once: one more than there are cores, since tests wait as much as they compute; at most four."""
-    return min(4, 1 + os.cpu_count())
+    """How many files `make test` runs at once: two on one core, since tests wait more than they compute; at most four, each with up to four ranks."""
+    return min(4, max(2, os.cpu_count()))
 
 
 def pytest_collection_modifyitems(items):

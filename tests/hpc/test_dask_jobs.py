@@ -156,8 +156,8 @@ def test_where_no_new_job_starts_in_time_the_run_goes_on_with_those_there_are(sl
 
 
 def test_without_restarts_the_time_limit_ends_the_run_with_the_command_to_go_on(slurm, tmp_path):
-    code, said = finish(make_run(slurm, tmp_path, OPTIONS=f"{JOB} walltime=00:01:00 warning=50", SET="epochs=100 hidden=16"), tmp_path)
-    assert code == 143
+    code, said = finish(make_run(slurm, tmp_path, OPTIONS=f"{JOB} walltime=00:01:00 warning=35", SET="epochs=100 hidden=16"), tmp_path)
+    assert code == 143, said
     assert "make run TUTORIAL=pets RESUME=" in said or re.search(r"the newest checkpoint is step-\d+\.pt", said), said
 
 

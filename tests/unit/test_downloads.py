@@ -292,7 +292,7 @@ def test_an_archive_that_wants_to_escape_or_to_fill_the_disk_or_is_damaged_leave
 def small_drawing(tmp_path, monkeypatch):
     """A registry whose data set is drawn by the real script, two pictures of each breed."""
     register(monkeypatch, tmp_path, shipped="draw.py", full="none")
-    (tmp_path / "draw.py").write_text(DRAW.read_text().replace("per_class: int = 150", "per_class: int = 2"))
+    (tmp_path / "draw.py").write_text(DRAW.read_text().replace("PER_CLASS = 150", "PER_CLASS = 2"))
     return tmp_path
 
 
