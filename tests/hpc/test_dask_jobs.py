@@ -129,19 +129,27 @@ def test_a_job_that_is_cancelled_in_the_middle_is_submitted_again_and_the_weight
     assert equal(weights(tmp_path / "run"), weights(undisturbed))
 
 
-def test_near_the_time_limit_ranks_save_and_the_run_goes_on_in_new_jobs(slurm, system, tmp_path):
+LONGER = {"SET": "epochs=16 hidden=16 batch_size=512 seed=3", "RESTARTS": "9"}
+
+
+@pytest.fixture(scope="module")
+def undisturbed_longer(slurm, tmp_path_factory):
+    """The run directory of a local run with the settings LONGER."""
+    folder = tmp_path_factory.mktemp("longer")
+    code, said = finish(make_run(slurm, folder, CLUSTER="local", OPTIONS="", **LONGER), folder)
+    assert code == 0, said
+    return folder / "run"
+
+
+def test_near_the_time_limit_ranks_save_and_the_run_goes_on_in_new_jobs(slurm, system, undisturbed_longer, tmp_path):
     """Slurm's shortest limit is a minute; ranks are told 40 s before, so that they train for a third of it."""
-    longer = {"SET": "epochs=16 hidden=16 batch_size=512 seed=3", "RESTARTS": "9"}
-    code, said = finish(make_run(slurm, tmp_path, system, OPTIONS=f"{OPTIONS[system]} walltime=00:01:00 warning=40", **longer), tmp_path)
+    code, said = finish(make_run(slurm, tmp_path, system, OPTIONS=f"{OPTIONS[system]} walltime=00:01:00 warning=40", **LONGER), tmp_path)
     assert code == 0, said
     assert re.search(r"Job \d+ makes room for a new one: its time limit is near", said), said
     assert re.search(r"Restart 1 on 2 rank\(s\) from step [1-9]\d*\. Why: The run was told to stop: rank [01, ]+ on \S+ got SIGTERM", said), said
     log = "".join(path.read_text() for path in (tmp_path / "runs" / "clusters").glob("*/*"))
     assert re.search(r"[34]\d s before this job's time limit: the rank is told to save and leave", log)
-    alone = tmp_path / "alone"
-    code, said = finish(make_run(slurm, alone, CLUSTER="local", OPTIONS="", **longer), alone)
-    assert code == 0, said
-    assert equal(weights(tmp_path / "run"), weights(alone / "run"))
+    assert equal(weights(tmp_path / "run"), weights(undisturbed_longer))
 
 
 def test_where_no_new_job_starts_in_time_the_run_goes_on_with_those_there_are(slurm, tmp_path):

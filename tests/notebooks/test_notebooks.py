@@ -78,7 +78,7 @@ def test_notebook_reproduces_its_outputs(name, tmp_path):
     assert " passed" in done.stdout
 
 
-QUICK = {"dogs": "head_epochs=1 epochs=1"}
+QUICK = {"ucmerced": "epochs=1 size=33", "dogs": "head_epochs=1 epochs=1 size=48 images_per_breed=50"}
 
 
 @pytest.mark.timeout(600)
