@@ -7,6 +7,7 @@ the rank reported and printed, and how it ended, was sent to the client's topic 
 """
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -43,8 +44,8 @@ _rank = None  # (process, read end of its stacks) while one runs
 class Preload(WorkerPlugin):
     """Worker plugin: imports torch in the forkserver while the cluster is still being waited for.
 
-    It also makes the worker deaf to Ctrl-C, which a terminal sends to every process, and to SIGTERM, which a batch system does: it is
-    the client that acts on the one, and the ranks that act on the other, and they need their worker until they have saved.
+    It also makes the worker deaf to Ctrl-C, which a terminal sends to every process, and to SIGTERM, which a batch system does: the client acts
+    on the one, the ranks on the other, and they need their worker until they have saved. And a scheduler that is closed first is no error.
     """
 
     name = "ddp-preload"
@@ -54,6 +55,7 @@ class Preload(WorkerPlugin):
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
+        logging.getLogger("distributed.worker").addFilter(lambda record: not isinstance((record.exc_info or (None, None))[1], OSError))
         start_forkserver()
         batch.watch_time_limit(tell_to_stop)
 
@@ -209,8 +211,7 @@ def _start(process, given, is_wanted):
         if abandoned.is_set() and not errors:
             _kill(process)
 
-    starting = threading.Thread(target=start, daemon=True)
-    starting.start()
+    (starting := threading.Thread(target=start, daemon=True)).start()
     while starting.is_alive():
         starting.join(POLL)
         if starting.is_alive() and not is_wanted():
@@ -236,10 +237,9 @@ class MemoryLimit:
             used = psutil.Process(self.pid).memory_info().rss
         except psutil.NoSuchProcess:
             return None
-        if used <= self.limit:
-            return None
-        return (f"it used {used / 2**30:.2f} GiB of memory, and its worker's limit is {self.limit / 2**30:.2f} GiB. Take a smaller batch, "
-                "more ranks, or a higher memory_limit in the profile")
+        return None if used <= self.limit else (
+            f"it used {used / 2**30:.2f} GiB of memory, and its worker's limit is {self.limit / 2**30:.2f} GiB. Take a smaller batch, more ranks, "
+            "or a higher memory_limit in the profile")
 
 
 def _watch(process, messages, output, send, is_wanted, memory):

@@ -1,5 +1,6 @@
 """Clusters that `connect` starts, and what is left of them after they were closed."""
 
+import logging
 import os
 import sys
 
@@ -36,6 +37,21 @@ def test_a_cluster_closed_while_it_still_imports_torch_leaves_no_process():
     with ddp.connect("local", workers=1) as client:
         started = processes_of(client)
     assert_gone(lambda: [pid for pid in started if is_alive(pid)], within=60)
+
+
+def heartbeats_that_fail():
+    for error in (OSError("the scheduler was closed"), ValueError("something else")):
+        try:
+            raise error
+        except Exception:
+            logging.getLogger("distributed.worker").exception("heartbeat")
+
+
+def test_a_worker_whose_scheduler_is_closed_first_prints_no_traceback(capfd):
+    with ddp.connect("local", workers=1) as client:
+        client.run(heartbeats_that_fail)
+    said = capfd.readouterr().err
+    assert "ValueError: something else" in said and "the scheduler was closed" not in said
 
 
 class Squares(Dataset):
