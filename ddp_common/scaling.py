@@ -14,6 +14,7 @@ import time
 import pandas
 
 from ddp_common.errors import Error
+from ddp_common.profiles import gpus
 from ddp_common.run_directory import new_directory, shown
 
 SMOOTHED = 20  # points of a curve of the training loss
@@ -26,10 +27,11 @@ def study(tutorial, ranks, echo):
     Returns the folder of the study. Raises `Error` when a run fails; the runs before it are compared all the same.
     """
     folder, frames, failed = new_directory(f"scaling/{tutorial}", local=True), {}, None
+    options = of_equal_ranks(os.environ.get("OPTIONS", ""), ranks)
     for number in ranks:
         echo(f"\n{tutorial} on {number} rank{'s' * (number > 1)}", err=True)
         directory = folder / f"{number}-ranks"
-        variables = {**os.environ, "WORKERS": str(number), "CHECKPOINT": str(directory)}
+        variables = {**os.environ, "WORKERS": str(number), "CHECKPOINT": str(directory), "OPTIONS": options}
         code = subprocess.run([sys.executable, "-m", "ddp_common", "run", tutorial], env=variables).returncode
         if code:
             failed = f"The run on {number} rank{'s' * (number > 1)} ended with code {code}; what it said stands above."
@@ -55,6 +57,13 @@ def numbers_of_ranks(text):
     if not all(word.isdecimal() and int(word) for word in words):
         raise Error(f"WORKERS={text!r}: a study takes the numbers of ranks to compare, such as WORKERS=\"1 2 4\".")
     return sorted({int(word) for word in words})
+
+
+def of_equal_ranks(options, ranks):
+    """OPTIONS for all runs of a study. On this machine one rank would get all cores: here it gets as many threads as in the largest run."""
+    if os.environ.get("CLUSTER", "local") not in ("", "local") or "threads_per_worker" in options or gpus():
+        return options
+    return f"{options} threads_per_worker={max(1, available_cores() // max(ranks))}".strip()
 
 
 def available_cores():
@@ -115,12 +124,14 @@ def in_words(tutorial, frames, table, cores):
         worst = (table["loss"] / table["loss"].loc[first] - 1).abs().idxmax()
         difference = table["loss"].loc[worst] / table["loss"].loc[first] - 1
         if abs(difference) < SAME:
-            said.append(f"The loss is the same to {max(abs(difference), 0.0005):.1%}: more ranks gave {'a faster' if table['samples/s'].idxmax() != first else 'no faster'}"
-                        " model, not a better one.")
+            gave = "a faster model, not a better one" if table["samples/s"].idxmax() != first else "neither a faster model nor a better one"
+            said.append(f"The loss is the same to {max(abs(difference), 0.0005):.1%}: more ranks gave {gave}.")
         else:
-            said.append(f"With {worst} ranks the loss is {abs(difference):.0%} {'higher' if difference > 0 else 'lower'} than with {first}: the number of ranks changed "
-                        "the training, as when the global batch grows with it; it took "
-                        f"{table['steps'].loc[worst]:,} steps instead of {table['steps'].loc[first]:,}.")
+            steps, steps_of_first = table["steps"].loc[worst], table["steps"].loc[first]
+            why = ("in as many steps with the same samples. That is rounding, which a deep network amplifies, or batch normalisation of each rank's own "
+                   "share; more hardware did not make the model better or worse") if steps == steps_of_first else (
+                   f"the number of ranks changed the training, as when the global batch grows with it; it took {steps:,} steps instead of {steps_of_first:,}")
+            said.append(f"With {worst} ranks the loss is {abs(difference):.0%} {'higher' if difference > 0 else 'lower'} than with {first}: {why}.")
     if cores and table.index[-1] > cores:
         said.append(f"There are {cores} cores here: beyond {cores} ranks they share them, so nothing is learned about a machine that has more.")
     return " ".join(said)

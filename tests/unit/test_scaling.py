@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from ddp_common.errors import Error
-from ddp_common.scaling import compare, curve, draw, in_words, numbers_of_ranks, study
+from ddp_common.scaling import compare, curve, draw, in_words, numbers_of_ranks, of_equal_ranks, study
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,12 +56,17 @@ def test_words_say_faster_but_not_better_when_the_loss_is_the_same():
 
 
 def test_words_admit_that_more_ranks_were_slower():
-    assert "train 0.50 times as fast" in said({1: frame(1.0), 2: frame(2.0)}) and "no faster model" in said({1: frame(1.0), 2: frame(2.0)})
+    assert "train 0.50 times as fast" in said({1: frame(1.0), 2: frame(2.0)}) and "neither a faster model nor" in said({1: frame(1.0), 2: frame(2.0)})
 
 
 def test_words_say_that_the_training_changed_when_the_loss_differs():
     words = said({1: frame(1.0), 4: frame(1.0, batch=20, loss=1.5)})
     assert "With 4 ranks the loss is 50% higher than with 1" in words and "it took 10 steps instead of 20" in words
+
+
+def test_words_call_a_difference_after_the_same_steps_no_effect_of_hardware():
+    words = said({1: frame(1.0), 2: frame(0.6, loss=0.9)})
+    assert "With 2 ranks the loss is 10% lower than with 1: in as many steps with the same samples" in words and "instead of" not in words
 
 
 def test_words_say_that_ranks_shared_the_cores():
@@ -107,6 +112,16 @@ def test_a_small_study_leaves_its_table_curves_picture_and_words(monkeypatch, tm
     assert pd.read_csv(folder / "scaling.csv")["ranks"].tolist() == [1, 2]
     words = (folder / "scaling.txt").read_text().strip()
     assert words in done.stdout and "The loss is the same" in words
+
+
+@pytest.mark.parametrize(("cluster", "options", "ranks", "becomes"), [
+    ("local", "", [1, 2, 4], "threads_per_worker=1"), ("", "timeout=9", [1, 2], "timeout=9 threads_per_worker=2"),
+    ("local", "threads_per_worker=3", [1, 2], "threads_per_worker=3"), ("slurm", "queue=a", [1, 2], "queue=a")])
+def test_every_rank_of_a_study_has_as_many_threads(monkeypatch, cluster, options, ranks, becomes):
+    monkeypatch.setenv("CLUSTER", cluster)
+    monkeypatch.setattr("ddp_common.scaling.available_cores", lambda: 4)
+    monkeypatch.setattr("ddp_common.scaling.gpus", lambda: 0)
+    assert of_equal_ranks(options, ranks) == becomes
 
 
 def test_a_study_whose_run_fails_compares_those_before_it(monkeypatch, tmp_path):
