@@ -46,7 +46,7 @@ def code_lines(path):
 
 def test_the_package_stays_small():
     assert max(len(path.read_text().splitlines()) for path in MODULES) <= 300
-    assert sum(code_lines(path) for path in MODULES) <= 3_780
+    assert sum(code_lines(path) for path in MODULES) <= 3_800
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
