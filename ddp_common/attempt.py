@@ -189,7 +189,7 @@ class Attempt:
             self.hosts[rank], self.all_started = message["started"]["host"], time.monotonic()
             self.directory.log(f"rank {rank} started: process {message['started']['pid']} on {message['started']['host']}")
         elif "ended" in message:
-            if message["ended"].get("exitcode") == -signal.SIGTERM:  # told before it listened
+            if message["ended"] == {"how": "exited", "exitcode": -signal.SIGTERM}:  # told before it listened
                 message["ended"] = {"how": "stopped", "told": True, "in_loop": False}
             self.ended.setdefault(rank, message["ended"])
             if message["ended"]["how"] not in ("done", "cancelled"):

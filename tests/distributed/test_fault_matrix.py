@@ -4,6 +4,7 @@ The cases are those of the fault lab; here each has its assertions.
 """
 
 import datetime
+import multiprocessing.util
 import os
 import re
 import signal
@@ -180,6 +181,15 @@ def test_a_rank_that_waits_deaf_for_one_that_left_before_the_first_step_is_ended
     with pytest.raises(ddp.RunStopped, match="rank 1 on .* got SIGTERM. All ranks left before the first step"):
         ddp.launch(client, train, workers=2)
     assert time.monotonic() - began < PATIENCE
+
+
+def test_a_rank_that_is_told_to_stop_when_it_has_returned_is_done(client):
+    def train():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        multiprocessing.util.Finalize(None, os.kill, (os.getpid(), signal.SIGTERM), exitpriority=0)
+        return 7
+
+    assert ddp.launch(client, train, workers=2).result == 7
 
 
 def chatter_and_deadlock():
