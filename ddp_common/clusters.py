@@ -29,7 +29,7 @@ from ddp_common.errors import Error
 from ddp_common.profiles import gpus, number_of_workers, read_profile
 
 SILENCE_TIMEOUT = "11s"  # after which a connection to a host that has vanished counts as closed; Dask takes no less
-QUIET = {"worker": {"profile": {"enabled": False}}, "admin": {"tick": {"interval": "500ms"}, "system-monitor": {"interval": "2s"}}}  # cores are for ranks
+LEAN = {"worker": {"profile": {"enabled": False}}, "admin": {"tick": {"interval": "500ms"}, "system-monitor": {"interval": "2s"}}}  # cores are for ranks
 GONE_TIMEOUT = 15  # seconds that the workers of cancelled jobs have to leave
 ANSWER_TIMEOUT = 10  # seconds that a scheduler has to answer at an address
 
@@ -111,7 +111,7 @@ def connect(profile=None, workers=None):
                         f"start the script with {name} yourself.")
         return Ranks()
     dask.config.set({"distributed.worker.daemon": False, "distributed.comm.timeouts.tcp": SILENCE_TIMEOUT})  # ranks are children of workers
-    dask.config.update_defaults({"distributed": QUIET})
+    dask.config.update_defaults({"distributed": LEAN})
     wanted = workers if workers is not None else os.environ.get("WORKERS")
     client = (_at_address if "://" in name else _started)(read_profile(name), wanted)
     try:

@@ -102,16 +102,18 @@ def draw_all(draw, classes, per_class, folder):
     """
     from PIL import Image
 
+    if _is_drawn(folder, classes, per_class):
+        return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".drawing-") as temporary:
         whole, digits = Path(temporary) / folder.name, len(str(per_class - 1))
-        for label in classes if not _is_drawn(folder, classes, per_class) else ():
+        for label in classes:
             (whole / label).mkdir(parents=True)
             for number in range(per_class):
                 Image.fromarray(draw(label, number)).save(whole / label / f"{label}{number:0{digits}d}.png", compress_level=1)
         try:
             os.rename(whole, folder)
-        except OSError:  # there is one, from earlier or from another process just now
+        except OSError:  # there is one, from another process just now
             if not _is_drawn(folder, classes, per_class):
                 raise
     return folder
