@@ -233,15 +233,18 @@ def save_until_killed():
         sampler.step += 1
         checkpoint.save()
         checkpoint.wait()
-        print("saved", sampler.step, flush=True)
+        say(f"saved {sampler.step}")
+
+def say(line):
+    os.write(1, f"{line}\\n".encode())  # one call: a process that is killed has written the whole line, or nothing of it
 
 for _ in range(lives):
     child = os.fork()
     if child == 0:
         save_until_killed()
-    print("pid", child, flush=True)
+    say(f"pid {child}")
     os.waitpid(child, 0)
-    print("dead", child, flush=True)
+    say(f"dead {child}")
 """
 
 
