@@ -17,6 +17,8 @@ import numpy
 from ddp_common.errors import Error
 
 POSITION_INTERVAL = 0.1  # seconds between two words on where training is
+OWN_COLUMNS = ("rank", "time", "event")  # of every record, written by us
+LARGEST_INTEGER = 2**63  # from which on msgpack knows none
 
 _outbox = None  # queue of this rank's messages; None when no agent listens
 _position = {}  # epoch, step, samples…: kept up to date by the sampler
@@ -74,14 +76,27 @@ def made_progress(*_):
 
 
 def _scalar(name, value):
+    """`value` as a plain number, or a tensor of a GPU with one element. Raises `Error` for anything else."""
+    if name in OWN_COLUMNS:
+        raise Error(f"report({name}=…): every record has a column {name!r} already. Choose another name.")
     value = value.item() if isinstance(value, numpy.generic) else value
+    if isinstance(value, (bool, int)) and abs(value) < LARGEST_INTEGER:
+        return value
     if isinstance(value, (numbers.Real, decimal.Decimal)):
-        return value if isinstance(value, int) and abs(value) < 2**63 else float(value)  # msgpack knows no larger int
-    if hasattr(value, "detach") and value.numel() == 1 and not value.is_complex():
+        try:
+            return float(value)
+        except (ValueError, OverflowError) as error:
+            raise Error(f"report({name}=…): this {type(value).__name__} does not fit into a float ({error}).") from None
+    if _has_one_real_element(value):
         return value.detach().reshape(()) if value.is_cuda else value.item()
     what = f"a tensor of shape {tuple(value.shape)}" if hasattr(value, "shape") else repr(value)[:80]
     raise Error(f"report({name}=…) takes a number or a tensor with one element, not {what}. Report a mean or a sum instead; "
                 "for anything larger use save_file.")
+
+
+def _has_one_real_element(value):
+    is_tensor = hasattr(value, "detach") and hasattr(value, "is_meta")
+    return is_tensor and value.numel() == 1 and not value.is_complex() and not value.is_meta
 
 
 def start(send):
