@@ -21,7 +21,8 @@ OWN_COLUMNS = ("rank", "time", "event")  # of every record, written by us
 LARGEST_INTEGER = 2**63  # from which on msgpack knows none
 
 _outbox = None  # queue of this rank's messages; None when no agent listens
-_position = {}  # epoch, step, samples…: kept up to date by the sampler
+_position = {}  # epoch, step, samples…: kept up to date by the samplers
+_positions = {}  # the same of each sampler, by its name
 _moves = 0  # counts everything that is progress
 
 
@@ -57,11 +58,27 @@ def post(message):
         _outbox.put(message)
 
 
-def set_position(**position):
-    """The sampler's word on where training is; the client's progress bar lives on it."""
+def set_position(whose=None, **place):
+    """A sampler's word on where its training is; the client's progress bar lives on it.
+
+    Where several samplers train in turns, steps and samples are those of all of them together: they only ever grow.
+    """
     global _position
-    _position = {key: value for key, value in position.items() if value is not None}
+    _positions[whose] = place
+    together = dict(place)
+    if len(_positions) > 1:
+        for name in ("step", "samples", "total_samples"):
+            numbers = [each.get(name) for each in _positions.values()]
+            together[name] = None if None in numbers else sum(numbers)
+    if together.get("total_samples") is None:
+        together["epochs"] = None
+    _position = {key: value for key, value in together.items() if value is not None}
     made_progress()
+
+
+def steps_of_others(whose):
+    """The steps that all samplers but this one have done."""
+    return sum(each.get("step", 0) for name, each in _positions.items() if name is not whose)
 
 
 def position():
@@ -101,8 +118,10 @@ def _has_one_real_element(value):
 
 def start(send):
     """Give this rank an outbox whose messages go to `send(message)`; returns a function that sends the rest and ends the thread."""
-    global _outbox
+    global _outbox, _position
     outbox = _outbox = queue.SimpleQueue()
+    _positions.clear()  # of an earlier launch in this process
+    _position = {}
     thread = threading.Thread(target=_deliver, args=(outbox, send), daemon=True, name="ddp-reports")
     thread.start()
 

@@ -27,12 +27,12 @@ class State:
         self.model = torch.nn.Linear(width, 1)
         self.optimizer = torch.optim.Adam(self.model.parameters())
         self.sampler = ElasticSampler(SIZE, 4)
+        self.batches = iter(self.sampler)
         self.checkpoint = Checkpoint(directory=directory, keep=keep, model=self.model, optimizer=self.optimizer, sampler=self.sampler)
 
     def save(self, steps):
-        batches = iter(self.sampler)
         for _ in range(steps):
-            next(batches)
+            next(self.batches)
             self.optimizer.zero_grad()
             self.model(torch.ones(1, self.model.in_features)).sum().backward()
             self.optimizer.step()

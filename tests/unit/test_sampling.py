@@ -1,11 +1,14 @@
 """Index maths of one rank; what several ranks do together is in tests/distributed."""
 
+import pickle
+import threading
+
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ddp_common import ElasticSampler, Error, EvalSampler, split, stratified_split
+from ddp_common import ElasticSampler, Error, EvalSampler, reporting, split, stopping, stratified_split
 
 
 def steps(sampler, epochs):
@@ -167,3 +170,253 @@ def test_the_smallest_class_is_in_every_part_or_the_split_is_refused():
 def test_a_stratified_split_takes_the_fractions_of_a_split(fractions):
     with pytest.raises(Error, match="positive fractions"):
         stratified_split([0] * 10, fractions)
+
+
+def test_the_order_of_a_seed_and_an_epoch_is_the_one_it_always_was():
+    """Checkpoints of old runs depend on it."""
+    for length in (1, 2, 103, 70_000):
+        expected = np.random.default_rng([3, 5]).permutation(length)
+        assert np.array_equal(ElasticSampler(length, 16, seed=3).permutation(5), expected)
+        assert ElasticSampler(length, 16, seed=3).permutation(5).dtype == np.int64
+    assert ElasticSampler(10, 4, seed=7).permutation(1).tolist() == [9, 0, 8, 6, 7, 1, 3, 4, 2, 5]
+
+
+def test_without_shuffling_nothing_is_kept_in_memory():
+    sampler = ElasticSampler(10**15, 4, shuffle=False)
+    assert next(iter(sampler)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("n", [-1, 1.5, "3", None, float("inf")], ids=str)
+def test_a_number_of_epochs_that_is_none_is_refused_before_the_loop(n):
+    with pytest.raises(Error, match="number of epochs of the whole run, 0 or more"):
+        ElasticSampler(10, 4).epochs(n)
+
+
+def test_no_epochs_are_no_epochs():
+    assert list(ElasticSampler(10, 4).epochs(0)) == []
+
+
+def test_a_position_of_another_order_is_refused_and_an_old_one_without_it_is_not():
+    state = ElasticSampler(10, 4).state_dict()
+    with pytest.raises(Error, match="shuffle True there, False here"):
+        ElasticSampler(10, 4, shuffle=False).load_state_dict(state)
+    old = {"epoch": 1, "step": 3, "seed": 0, "length": 10, "batch_size": 4}
+    sampler = ElasticSampler(10, 4, shuffle=False)
+    sampler.load_state_dict(old)
+    assert list(sampler.epochs(4)) == [2, 3]
+
+
+def restored(epoch, step):
+    sampler = ElasticSampler(10, 4)
+    sampler.load_state_dict({**sampler.state_dict(), "epoch": epoch, "step": step})
+    return sampler
+
+
+def test_a_plain_loop_after_a_restored_first_epoch_goes_on():
+    sampler = restored(0, 1)
+    assert [(sampler.epoch, sampler.step) for _ in range(2) for _ in sampler] == [(0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
+
+
+@pytest.mark.parametrize("position", [(1, 0), (1, 2), (0, 3)], ids=str)
+def test_a_plain_loop_after_a_later_position_is_refused_at_once(position):
+    sampler = restored(*position)
+    print(sampler.epoch)  # looking at it says nothing about the loop
+    with pytest.raises(Error, match=r"for epoch in sampler.epochs\(n\)"):
+        next(iter(sampler))
+    with pytest.raises(Error, match=r"for epoch in sampler.epochs\(n\)"):
+        sampler.set_epoch(0)
+
+
+def test_set_epoch_says_where_the_loop_begins_and_never_goes_back():
+    sampler = restored(1, 2)
+    seen = []
+    for epoch in range(sampler.epoch, 3):
+        sampler.set_epoch(epoch)
+        seen += [(sampler.epoch, sampler.step) for _ in sampler]
+    assert seen == [(1, 3), (2, 1), (2, 2), (2, 3)]
+    with pytest.raises(Error, match="epoch 0 of this sampler is over, the next one is 3"):
+        sampler.set_epoch(0)
+    with pytest.raises(Error, match="number of an epoch, 0 or more"):
+        sampler.set_epoch(-1)
+
+
+def test_set_epoch_within_epochs_agrees_or_is_refused():
+    sampler = ElasticSampler(10, 4)
+    for epoch in sampler.epochs(2):
+        sampler.set_epoch(epoch)
+        assert len(list(sampler)) == 3
+    with pytest.raises(Error, match="counts for itself"):
+        for epoch in sampler.epochs(4):
+            sampler.set_epoch(0)
+
+
+def test_a_position_that_is_restored_within_a_pass_ends_that_pass():
+    sampler = ElasticSampler(10, 4)
+    with pytest.raises(Error, match="can't go on"):
+        for _ in sampler:
+            sampler.load_state_dict({**sampler.state_dict(), "step": 0})
+
+
+def test_loops_over_epochs_do_not_nest():
+    sampler = ElasticSampler(10, 4)
+    with pytest.raises(Error, match="second loop over epochs"):
+        for _ in sampler.epochs(2):
+            for _ in sampler.epochs(2):
+                pass
+
+
+def saved_by(leave):
+    """The state that is saved after the first pass was left in its second step, and the next position of the loop that went on."""
+    sampler = ElasticSampler(10, 4)
+    state = leave(sampler)
+    next(iter(sampler))
+    return state, (sampler.epoch, sampler.step - 1)
+
+
+def test_a_pass_that_was_left_early_is_resumed_where_the_loop_went_on():
+    def leave(sampler):
+        for _ in sampler:
+            if sampler.weight and sampler.step == 2:
+                break
+        return sampler.state_dict()
+
+    state, went_on = saved_by(leave)
+    resumed = ElasticSampler(10, 4)
+    resumed.load_state_dict(state)
+    assert (resumed.epoch, resumed.step) == went_on == (1, 0)
+
+
+def test_a_pass_that_an_exception_ended_is_resumed_in_its_middle():
+    sampler = ElasticSampler(10, 4)
+    try:
+        for _ in sampler:
+            if sampler.step == 2:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        state = sampler.state_dict()
+    resumed = ElasticSampler(10, 4)
+    resumed.load_state_dict(state)
+    assert (resumed.epoch, resumed.step) == (0, 2)
+    with pytest.raises(Error, match="saved within the pass"):
+        next(iter(sampler))
+
+
+def test_a_run_that_left_its_loop_over_epochs_is_resumed_in_the_middle():
+    sampler = ElasticSampler(10, 4)
+    for _ in sampler.epochs(3):
+        for _ in sampler:
+            if sampler.step == 2:
+                break
+        break
+    resumed = ElasticSampler(10, 4)
+    resumed.load_state_dict(sampler.state_dict())
+    assert steps(resumed, 3) == steps(sampler, 3) == steps(ElasticSampler(10, 4), 3)[2:]
+
+
+def test_an_abandoned_iterator_that_is_asked_again_is_refused():
+    sampler = ElasticSampler(103, 16)
+    first = iter(sampler)
+    next(first)
+    next(iter(sampler))
+    with pytest.raises(Error, match="can't go on"):
+        next(first)
+
+
+def test_a_thread_that_takes_batches_ahead_is_refused():
+    sampler = ElasticSampler(103, 16)
+    thread = threading.Thread(target=lambda: next(iter(sampler)))
+    thread.start()
+    thread.join()
+    with pytest.raises(Error, match="Another thread takes this sampler's batches"):
+        sampler.weight
+
+
+class Rows(torch.utils.data.Sampler):
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        for batch in self.sampler:
+            yield [index + 1 for index in batch]
+
+
+def test_what_stands_between_a_loader_and_the_sampler_is_right_without_workers_and_refused_with_them():
+    sampler = ElasticSampler(10, 4, shuffle=False)
+    seen = [(batch.tolist(), sampler.step) for batch in DataLoader(range(11), batch_sampler=Rows(sampler))]
+    assert seen == [([1, 2, 3, 4], 1), ([5, 6, 7, 8], 2), ([9, 10], 3)]
+    with pytest.raises(Error, match="something stands between"):
+        next(iter(DataLoader(range(11), batch_sampler=Rows(ElasticSampler(10, 4)), num_workers=1)))
+
+
+def test_a_loader_that_hands_out_whole_lists_needs_no_batches_of_its_own():
+    sampler = ElasticSampler(10, 4, shuffle=False)
+    data = torch.utils.data.TensorDataset(torch.arange(10))
+    seen = [(batch.tolist(), sampler.step) for (batch,) in DataLoader(data, batch_size=None, sampler=sampler, num_workers=1)]
+    assert seen == [([0, 1, 2, 3], 1), ([4, 5, 6, 7], 2), ([8, 9], 3)]
+
+
+class AsksLater(torch.utils.data.dataloader._MultiProcessingDataLoaderIter):
+    """As another version of torch might: it asks for one batch less at first."""
+
+    def _reset(self, loader, first_iter=False):
+        self.questions = 0
+        super()._reset(loader, first_iter)
+
+    def _try_put_index(self):
+        self.questions += 1
+        if self.questions > 1:
+            super()._try_put_index()
+
+
+class OtherLoader(DataLoader):
+    def _get_iterator(self):
+        return AsksLater(self)
+
+
+def test_a_loader_with_other_workings_is_refused_and_can_be_followed():
+    sampler = ElasticSampler(103, 16, seed=3)
+    loader = OtherLoader(range(103), batch_sampler=sampler, num_workers=2)
+    with pytest.raises(Error, match=r"does not know.*`for batch in sampler.follow\(loader\)`"):
+        next(iter(loader))
+    seen = [(batch.tolist(), sampler.step) for batch in sampler.follow(loader)]
+    assert seen == list(zip(steps(ElasticSampler(103, 16, seed=3), 1), range(1, 8)))
+
+
+def test_an_item_that_cannot_be_read_costs_its_batch_and_no_more():
+    class Torn(torch.utils.data.Dataset):
+        def __getitem__(self, index):
+            if index == 5:
+                raise OSError("torn")
+            return index
+
+    for workers in (0, 2):
+        sampler = ElasticSampler(20, 4, shuffle=False)
+        batches, seen = iter(DataLoader(Torn(), batch_sampler=sampler, num_workers=workers)), []
+        while sampler.step < 5:
+            try:
+                seen.append((next(batches).tolist()[0], sampler.step))
+            except OSError:
+                pass
+        assert seen == [(0, 1), (8, 3), (12, 4), (16, 5)]
+
+
+def test_a_data_set_that_looks_at_the_sampler_travels_to_workers_that_are_spawned():
+    sampler = ElasticSampler(10, 4)
+    sampler.between_steps.append(lambda: None)
+    batches = iter(sampler)
+    next(batches)
+    copy = pickle.loads(pickle.dumps(sampler))
+    assert (copy.epoch, copy.step, copy.between_steps) == (0, 1, [])
+    assert steps(copy, 1) == list(batches)
+
+
+def test_two_samplers_in_turns_count_their_steps_together(monkeypatch):
+    monkeypatch.setattr(reporting, "_positions", {})
+    one, other, asked, places = ElasticSampler(10, 4), ElasticSampler(20, 4), [], []
+    monkeypatch.setattr(stopping, "is_time_to_stop", lambda step: asked.append(step))
+    for _ in one.epochs(2):
+        for _ in zip(one, other):
+            places.append(reporting.position())
+    assert len(asked) == 12 and asked == sorted(set(asked))  # what ranks agree on when one is told to stop: it grows
+    assert [place["step"] for place in places] == [2, 4, 6, 10, 12, 14]  # the second one leaves an epoch of 5 after 3
+    assert all("total_samples" not in place and "epochs" not in place for place in places[1:])
