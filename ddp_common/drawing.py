@@ -1,14 +1,17 @@
-"""Paper, colours, brushes and a camera: what the programs share that draw stand-ins for photographs (data/*/draw.py).
+"""Paper, colours, brushes and a camera: what the programs that draw stand-ins for photographs share.
 
-A picture comes about in three steps. A `Sheet` is laid out, three times as large as the picture will be. The program paints on it
-from the back to the front, and decides by lot where things stand and which colour they have. At last the sheet is `photographed`:
+These are the files data/*/draw.py. With them a picture comes about in three steps. A `Sheet` is laid
+out, three times as large as the picture will be. The program paints on it from the back to the front,
+and decides by lot where things stand and which colour they have. At last the sheet is `photographed`:
 reduced, which makes its edges smooth, and seen in some light through some lens.
 
-A point is a complex number. Where it lies on the paper is a matter of the sheet (`at`, `unit`): one program measures in metres, the
-other in hundredths of the picture's width. A colour is three bytes: red, green, blue.
+A point is a complex number. Where it lies on the paper is a matter of the sheet (`at`, `unit`): one
+program measures in metres, the other in hundredths of the picture's width. A colour is three bytes:
+red, green, blue.
 
-Promises: a picture depends on its name and its size and on nothing else. Every call gives the same bytes; so do other machines of
-the same kind with the same versions of Pillow and NumPy. Needs no fonts, no files, no network.
+Promises: a picture depends on its name and its size and on nothing else. Every call gives the same
+bytes; so do other machines of the same kind with the same versions of Pillow and NumPy. Needs no
+fonts, no files, no network.
 """
 
 import argparse
@@ -27,7 +30,8 @@ from PIL import Image, ImageDraw, ImageFilter
 from ddp_common.errors import Error
 
 __all__ = [
-    "Camera", "Sheet", "command_line", "darker", "draw_all", "edition", "lighter", "mixed", "photographed", "polar",
+    "Camera", "Sheet", "command_line", "darker", "draw_all", "edition", "lighter", "mixed",
+    "photographed", "polar",
 ]
 
 FINER = 3  # a sheet has so many times the width of the picture
@@ -57,8 +61,9 @@ def mixed(colour, other, share):
 class Sheet:
     """A sheet of paper with a pen and a source of random numbers of its own.
 
-    `size` is the width of the picture in pixels, `canvas` that of the paper. A kind of sheet sets `unit`, the pixels of the paper in
-    one unit of length, and says with `at` where a point lies. Where a brush takes a `pen`, that of another layer can be used.
+    `size` is the width of the picture in pixels, `canvas` that of the paper. A kind of sheet sets
+    `unit`, the pixels of the paper in one unit of length, and says with `at` where a point lies.
+    A brush that is given the `pen` of another layer paints on that.
     """
 
     def __init__(self, name, size):
@@ -84,7 +89,7 @@ class Sheet:
         return self.random.random() < share
 
     def tint(self, colour, by=10):
-        """A colour near `colour`: its brightness differs by up to `by`, each channel by a third of that."""
+        """A colour near `colour`: its light differs by up to `by`, each channel by a third of it."""
         brightness = self.uniform(-by, by)
         channels = (channel + brightness + self.uniform(-by, by) / 3 for channel in colour)
         return tuple(max(0, min(255, round(channel))) for channel in channels)
@@ -107,7 +112,9 @@ class Sheet:
         (pen or self.pen).ellipse((x - wide, y - high, x + wide, y + high), colour)
 
     def disc(self, centre, radius, colour, pen=None):
-        self.oval(centre, radius, radius, colour, pen)
+        x, y = self.at(centre)
+        radius *= self.unit
+        (pen or self.pen).ellipse((x - radius, y - radius, x + radius, y + radius), colour)
 
 
 # Light and lens
@@ -115,7 +122,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Camera:
-    """How far the photographs of a set differ from one another. All values are bounds; each picture draws its own within them."""
+    """How far the photographs of a set differ. A picture gets its own values within these bounds."""
 
     blur: float  # the largest, in pixels of a picture that is 64 wide
     patches: int  # of light and shade along an edge of the picture
@@ -153,16 +160,20 @@ def photographed(sheet, camera):
 
 
 def edition(program):
-    """A name of eight characters for the pictures that the file `program` draws: another one if it changes, or what all share."""
+    """A name of eight characters for the pictures that the file `program` draws.
+
+    It is another one as soon as the program changes, or this file, which all programs share.
+    """
     text = program.read_bytes() + Path(__file__).read_bytes()
     return hashlib.sha256(text).hexdigest()[:8]
 
 
 def draw_all(draw, classes, per_class, folder):
-    """Write what `draw(class, number)` returns (uint8, (size, size, 3)) to `folder`/<class>/<class><number>.png, and return the folder.
+    """Write what `draw(class, number)` returns (uint8, (size, size, 3)) to PNG files; return `folder`.
 
-    Numbers begin with 0 and have as many digits as the last. The folder gets its name when it is whole. One that holds so many
-    pictures already is kept; raises `Error` if it holds anything else.
+    The files are `folder`/<class>/<class><number>.png; numbers begin with 0 and have as many digits
+    as the last. The folder gets its name when it is whole. One that holds so many pictures already is
+    kept; raises `Error` if it holds anything else.
     """
     if _is_drawn(folder, classes, per_class):
         return folder
@@ -194,13 +205,15 @@ def _is_drawn(folder, classes, per_class):
 
 def command_line(draw, classes, per_class):
     """What a drawing program does when it is run: python draw.py FOLDER."""
-    parser = argparse.ArgumentParser(description=f"Draws {per_class} pictures of each class: {', '.join(classes)}.")
-    parser.add_argument("folder", type=Path, help="the pictures are written to FOLDER/<class>/<class><number>.png",
-                        metavar="FOLDER")
+    what = f"Draws {per_class} pictures of each class: {', '.join(classes)}."
+    where = "the pictures are written to FOLDER/<class>/<class><number>.png"
+    parser = argparse.ArgumentParser(description=what)
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help=where)
     folder = parser.parse_args().folder
     try:
         draw_all(draw, classes, per_class, folder)
     except Error as error:
         sys.exit(f"Error: {error}")
     except OSError as error:
-        sys.exit(f"Error: the pictures cannot be written to {folder}: {error}. Name a folder that you may write to.")
+        sys.exit(f"Error: The pictures cannot be written to {folder} ({error}). Nothing was drawn: "
+                 "name a folder that you may write to.")

@@ -1,4 +1,6 @@
-"""Draws dogs of ten breeds: a stand-in for photographs of dogs where they cannot be downloaded. Not photographs.
+"""Draws dogs of ten breeds: a stand-in for photographs where these cannot be downloaded.
+
+The pictures are drawings and show no dog that ever lived.
 
     python data/dogs/draw.py FOLDER
 
@@ -9,12 +11,14 @@ A picture is composed from the back to the front, and the file follows it:
 1. the dogs that there are: anatomies and coats (`BREEDS`);
 2. the place: the sky, or a wall, and the ground before it;
 3. perhaps a thing that lies about: a ball, a bowl, a bone, a pot of flowers;
-4. the dog: its coat and its limbs, the body in one of three poses, the head from the side or from the front, or the head alone;
+4. the dog: its coat and its limbs; the whole of it from the side, or the head alone from the side
+   or from the front;
 5. falling snow, and the light: the picture is photographed by a passer-by.
 
-The coats of different breeds share their colours, and pose, place, light and distance vary, so that shape and coat together make the
-breed. A part of a dog is a limb: a list of (point, radius), discs joined to one another. Points are complex numbers with y downwards;
-the picture is 100 wide, and a dog faces to the right until it is mirrored.
+The coats of different breeds share their colours, and pose, place, light and distance vary, so that
+shape and coat together make the breed. A part of a dog is a limb: a list of (point, radius), discs
+joined to one another. Points are complex numbers with y downwards; the picture is 100 wide, and a dog
+faces to the right until it is mirrored.
 
 The promises are those of `ddp_common.drawing`, which has what this program shares with other ones.
 """
@@ -49,12 +53,21 @@ NOSE = (30, 26, 28)
 SNOW = (255, 255, 255)
 
 PASSER_BY = Camera(
-    blur=0.3, patches=5, unevenness=0.035, exposure=(0.74, 1.14), haze=22, contrast=(0.8, 1.05), noise=(1, 3.5),
+    blur=0.3,
+    patches=5,
+    unevenness=0.035,
+    exposure=(0.74, 1.14),
+    haze=22,
+    contrast=(0.8, 1.05),
+    noise=(1, 3.5),
 )
 
 
 def draw(label: str, number: int, size: int = 64) -> np.ndarray:
-    """Picture `number` of the class `label`: RGB bytes of the shape (size, size, 3). Raises ValueError for a class not in CLASSES."""
+    """Picture `number` of the breed `label`: RGB bytes of the shape (size, size, 3).
+
+    Raises ValueError for a breed that is not in CLASSES.
+    """
     if label not in CLASSES:
         raise ValueError(f"No breed {label!r} is drawn. There is: {', '.join(CLASSES)}.")
     breed = BREEDS[label]
@@ -101,7 +114,7 @@ def step_back(picture, breed, mirrored):
 
 @dataclass
 class Breed:
-    """An anatomy: lengths in hundredths of the picture's width; those of muzzle and ears in radii of the head."""
+    """An anatomy in hundredths of the picture's width; muzzle and ears are in radii of the head."""
 
     leg: float
     length: float
@@ -262,7 +275,7 @@ class Picture(Sheet):
             self.disc(point, radius + more, colour, pen)
 
     def part(self, limbs, coat, outline=0.55, shaggy=0.0):
-        """Limbs that belong together, with one dark outline around them, in the colour or the picture `coat`."""
+        """Limbs that belong together, in the colour or the picture `coat`, in one dark outline."""
         if shaggy:  # the edge is rough
             limbs = limbs + [[tuft] for limb in limbs for tuft in self.tufts(limb, shaggy)]
         first = coat if isinstance(coat, tuple) else coat.getpixel((0, 0))
@@ -320,7 +333,8 @@ def floor(picture, horizon, colour):
 def lawn(picture):
     """Trees, a hedge with trees, or a fence; grass with blades and sometimes flowers."""
     horizon = picture.uniform(42, 66)
-    grass = picture.tint(picture.choice(((104, 150, 66), (130, 160, 80), (84, 128, 62), (164, 164, 92))), 12)
+    greens = ((104, 150, 66), (130, 160, 80), (84, 128, 62), (164, 164, 92))
+    grass = picture.tint(picture.choice(greens), 12)
     above = picture.tint((120, 172, 224), 16)
     sky(picture, horizon, above, picture.tint((214, 230, 238), 10))
     leaf = mixed(grass, (30, 70, 40), picture.uniform(0.3, 0.7))
@@ -382,7 +396,8 @@ def beach(picture):
     sand = picture.tint(picture.choice(((222, 200, 156), (206, 184, 146), (190, 172, 144))), 10)
     shore = horizon + 20
     floor(picture, shore, sand)
-    picture.line([complex(x, shore + 1.5 * math.sin(x / 9)) for x in range(-4, 110, 6)], 2.2, WHITE)
+    surf = [complex(x, shore + 1.5 * math.sin(x / 9)) for x in range(-4, 110, 6)]
+    picture.line(surf, 2.2, WHITE)
     for _ in range(30):
         pebble = complex(picture.uniform(0, 100), picture.uniform(horizon + 24, 100))
         picture.oval(pebble, 1.2, 0.5, mixed(sand, BLACK, picture.uniform(0.05, 0.2)))
@@ -421,8 +436,9 @@ def fir(picture, x, horizon, height, white):
         hem = top + height * 0.42
         branches = [tip, complex(x - wide, hem), complex(x + wide, hem)]
         picture.polygon(branches, picture.tint((54, 88, 76), 8))
-        cap = [tip, complex(x - wide * 0.5, top + height * 0.18), complex(x + wide * 0.3, top + height * 0.2)]
-        picture.polygon(cap, white)
+        left = complex(x - wide * 0.5, top + height * 0.18)
+        right = complex(x + wide * 0.3, top + height * 0.2)
+        picture.polygon([tip, left, right], white)
 
 
 def falling_snow(picture):
@@ -454,7 +470,8 @@ def autumn(picture):
 def street(picture):
     """A wall of bricks, perhaps with a door, and a pavement."""
     horizon = picture.uniform(56, 70)
-    wall = picture.tint(picture.choice(((160, 90, 72), (182, 170, 150), (128, 120, 116), (200, 176, 140))), 12)
+    bricks = ((160, 90, 72), (182, 170, 150), (128, 120, 116), (200, 176, 140))
+    wall = picture.tint(picture.choice(bricks), 12)
     mortar = mixed(wall, WHITE, 0.3)
     picture.box(-5 - 5j, complex(105, horizon), mortar)
     for row in range(int(horizon / 7) + 1):
@@ -463,8 +480,8 @@ def street(picture):
             picture.box(brick, brick + 13 + 6j, picture.tint(wall, 8))
     if picture.chance(0.5):
         x = picture.choice((8, 72))
-        door = picture.tint(picture.choice(((60, 90, 120), (120, 50, 50), (60, 100, 80), (90, 70, 60))), 10)
-        picture.box(complex(x, horizon - 50), complex(x + 20, horizon), door)
+        paint = picture.choice(((60, 90, 120), (120, 50, 50), (60, 100, 80), (90, 70, 60)))
+        picture.box(complex(x, horizon - 50), complex(x + 20, horizon), picture.tint(paint, 10))
     floor(picture, horizon, picture.tint((156, 154, 150), 16))
     joint = mixed(picture.floor, BLACK, 0.3)
     for k in range(-5, 6):
@@ -479,8 +496,8 @@ def room(picture):
     """A wall, perhaps with stripes, a window or a painting on it, tiles or boards, a skirting."""
     horizon = picture.uniform(60, 74)
     walls = (
-        (206, 196, 176), (168, 188, 196), (196, 172, 168), (172, 188, 160), (222, 216, 204), (120, 132, 150),
-        (214, 190, 120),
+        (206, 196, 176), (168, 188, 196), (196, 172, 168), (172, 188, 160),
+        (222, 216, 204), (120, 132, 150), (214, 190, 120),
     )
     wall = picture.tint(picture.choice(walls), 12)
     picture.box(-5 - 5j, complex(105, horizon), wall)
@@ -515,7 +532,8 @@ def painting(picture, corner):
 def tiles(picture, horizon):
     """A chequered floor in perspective."""
     light = picture.tint((222, 218, 208), 10)
-    dark = picture.tint(picture.choice(((170, 90, 70), (110, 120, 130), (90, 130, 120), (180, 170, 156))), 10)
+    darks = ((170, 90, 70), (110, 120, 130), (90, 130, 120), (180, 170, 156))
+    dark = picture.tint(picture.choice(darks), 10)
     floor(picture, horizon, mixed(light, dark, 0.5))
     rows = [horizon + (104 - horizon) * share for share in (0, 0.14, 0.34, 0.62, 1)]
     for row, (top, bottom) in enumerate(zip(rows, rows[1:])):
@@ -528,7 +546,8 @@ def tiles(picture, horizon):
 
 
 def boards(picture, horizon):
-    wood = picture.tint(picture.choice(((170, 122, 80), (140, 98, 66), (196, 156, 112), (112, 84, 66))), 10)
+    woods = ((170, 122, 80), (140, 98, 66), (196, 156, 112), (112, 84, 66))
+    wood = picture.tint(picture.choice(woods), 10)
     floor(picture, horizon, wood)
     for k in range(-8, 9):
         gap = [complex(50 + k * 8, horizon), complex(50 + k * 17, 101)]
@@ -539,8 +558,8 @@ def sofa(picture):
     """A room, and before it a sofa that fills the picture: back, seat, arms, perhaps a cushion."""
     room(picture)
     cloths = (
-        (150, 60, 60), (70, 96, 130), (110, 130, 100), (180, 150, 110), (96, 90, 100), (200, 190, 176),
-        (190, 140, 60),
+        (150, 60, 60), (70, 96, 130), (110, 130, 100), (180, 150, 110),
+        (96, 90, 100), (200, 190, 176), (190, 140, 60),
     )
     cloth = picture.tint(picture.choice(cloths), 12)
     shade = mixed(cloth, BLACK, 0.12)
@@ -609,7 +628,10 @@ def flowers(picture, at, colour):
 
 
 def body_coat(picture, breed, coat, hip, shoulder, legs):
-    """The trunk's coat as a picture, of which the limbs show their part: saddle, white below, socks, spots, stripes, texture."""
+    """The coat of the trunk as a picture, of which the limbs show their part.
+
+    It has a texture, and what the breed has of saddle, white below, socks, stripes and spots.
+    """
     layer = picture.layer(coat["base"])
     pen = ImageDraw.Draw(layer)
     length = abs(shoulder - hip)
@@ -619,7 +641,10 @@ def body_coat(picture, breed, coat, hip, shoulder, legs):
     if "saddle" in coat:
         croup = hip - spine * breed.waist * 0.5
         back = [croup + spine * (length + breed.waist * 0.3) * k / 6 for k in range(7)]
-        saddle = [(point + up * breed.waist * 0.55, breed.chest * picture.uniform(0.72, 0.95)) for point in back]
+        saddle = []
+        for point in back:
+            radius = breed.chest * picture.uniform(0.72, 0.95)
+            saddle.append((point + up * breed.waist * 0.55, radius))
         picture.limb(saddle, coat["saddle"], pen)
     if "under" in coat:
         belly = hip + spine * length * 0.4 - up * breed.waist
@@ -627,7 +652,9 @@ def body_coat(picture, breed, coat, hip, shoulder, legs):
         breast = shoulder + spine * breed.chest * 1.05 + up * breed.chest * 0.2
         throat = shoulder + spine * breed.chest * 1.1 + up * breed.chest * 1.0
         under = [
-            (belly, breed.waist * 0.45), (brisket, breed.chest * 0.6), (breast, breed.chest * 0.62),
+            (belly, breed.waist * 0.45),
+            (brisket, breed.chest * 0.6),
+            (breast, breed.chest * 0.62),
             (throat, breed.chest * 0.5),
         ]
         picture.limb(under, coat["under"], pen)
@@ -682,7 +709,9 @@ TAILS = {  # points and radii, from the rump on
     "bushy": ((0, 2.2), (-5 + 5j, 2.8), (-7 + 13j, 3.0), (-5 + 20j, 1.4)),
     "sickle": ((0, 2.6), (-4 - 7j, 3.2), (0 - 13j, 3.4), (7 - 14j, 3.0), (10 - 10j, 2.0)),
     "thin": ((0, 1.4), (-4 + 7j, 1.1), (-4 + 14j, 0.9), (-9 + 18j, 0.6)),
-    "curl": ((0, 1.7), (-4 - 3j, 1.7), (-3 - 7j, 1.6), (1 - 7.5j, 1.5), (2 - 4j, 1.4), (-1 - 3.4j, 1.1)),
+    "curl": (
+        (0, 1.7), (-4 - 3j, 1.7), (-3 - 7j, 1.6), (1 - 7.5j, 1.5), (2 - 4j, 1.4), (-1 - 3.4j, 1.1),
+    ),
     "pom": ((0, 1.3), (-2 - 5j, 1.2), (-3 - 11j, 4.8)),
     "none": ((0, 2.4), (-1.2 - 0.8j, 2.0)),
 }
@@ -746,9 +775,14 @@ def standing(picture, breed, coat):
     if breed.tail == "bushy":  # a shepherd's back slopes
         hip += 2.5j
     stride = picture.uniform(-3.5, 3.5)
-    near = [front_leg(breed, shoulder, ground, stride), hind_leg(breed, hip, ground, -stride)]
-    behind = ground - 1.2
-    far = [front_leg(breed, shoulder, behind, 2.5 - stride), hind_leg(breed, hip, behind, 3 + stride)]
+    near = [
+        front_leg(breed, shoulder, ground, stride),
+        hind_leg(breed, hip, ground, -stride),
+    ]
+    far = [
+        front_leg(breed, shoulder, ground - 1.2, 2.5 - stride),
+        hind_leg(breed, hip, ground - 1.2, 3 + stride),
+    ]
     whole(picture, breed, coat, hip, shoulder, near, far, ground)
 
 
@@ -807,7 +841,10 @@ SHADED = [round(value * 0.72) for value in range(256)] * 3  # the legs on the fa
 
 
 def whole(picture, breed, coat, hip, shoulder, near, far, ground):
-    """A dog from the side, given where hip, shoulder and legs are: first its shadow, then what is behind, the head at last."""
+    """A dog from the side, given where hip, shoulder and legs are.
+
+    Its shadow comes first, then tail and far legs, trunk and neck, the near legs, the head at last.
+    """
     shadow(picture, hip.real - breed.waist, shoulder.real + breed.chest + 4, ground)
     layer = body_coat(picture, breed, coat, hip, shoulder, near + far)
     spine = (shoulder - hip) / abs(shoulder - hip)
@@ -827,11 +864,14 @@ def whole(picture, breed, coat, hip, shoulder, near, far, ground):
         (shoulder - spine * breed.chest * 0.3, breed.chest),
         (shoulder + spine, breed.chest * 0.96),
     ]
-    neck = [(shoulder - 0.15j * breed.chest, breed.chest * 0.78), (head - 0.3 * breed.head, breed.head * 0.8)]
+    neck = [
+        (shoulder - 0.15j * breed.chest, breed.chest * 0.78),
+        (head - 0.3 * breed.head, breed.head * 0.8),
+    ]
     picture.part([trunk, neck], layer, shaggy=ruffled(breed, 1.3, 1.5))
     picture.part(near, layer, outline=0.35)
     thighs = [leg[:1] for leg in near]
-    picture.part([trunk[1:], neck, *thighs], layer, outline=0)  # over the lines where the legs begin
+    picture.part([trunk[1:], neck, *thighs], layer, outline=0)  # hides the lines where legs begin
     if breed.fur == "curly":
         mane_and_bracelets(picture, breed, coat, shoulder, near, head)
     if picture.chance(0.35):
@@ -859,8 +899,8 @@ def collar(picture, neck):
     (below, first), (above, second) = neck
     middle = below * 0.42 + above * 0.58
     half = 1j * (above - below) / abs(above - below) * (first * 0.42 + second * 0.58)
-    leather = picture.choice(((190, 40, 44), (40, 80, 170), (40, 130, 90), (230, 180, 50), (140, 60, 140)))
-    picture.line([middle - half, middle + half], 1.8, leather)
+    colours = ((190, 40, 44), (40, 80, 170), (40, 130, 90), (230, 180, 50), (140, 60, 140))
+    picture.line([middle - half, middle + half], 1.8, picture.choice(colours))
     picture.disc(middle + half * 0.8 + 1.4j, 1.1, (230, 200, 90))
 
 
@@ -868,7 +908,10 @@ def collar(picture, neck):
 
 
 class Head:
-    """Where a head is. Its parts are measured in its radius, from its middle, x ahead or to the right, y downwards."""
+    """Where a head is. Its parts are measured in its radius and from its middle.
+
+    x goes ahead, or to the right where it is seen from the front, and y downwards.
+    """
 
     def __init__(self, centre, radius, tilt):
         self.centre = centre
@@ -943,9 +986,11 @@ def head_from_the_side(picture, breed, coat, centre, tilt):
     picture.part([skull, muzzle], layer, shaggy=0.9 if breed.fur == "long" else 0)
     cheek = head.limb((0.3, 0.1, 0.5), (0.9, 0.35, deep))
     jaw = head.limb((-0.22, 0.22, 0.72), (-0.5, 0.75, 0.56))
-    picture.part([cheek, jaw], layer, outline=0)  # over the lines where muzzle and neck begin
+    picture.part([cheek, jaw], layer, outline=0)  # hides the lines where muzzle and neck begin
     mouth = [
-        head.at(tip + deep * 0.55, 0.42 + deep * 0.5), head.at(tip * 0.8, 0.42 + deep * 0.72), head.at(0.55, 0.78),
+        head.at(tip + deep * 0.55, 0.42 + deep * 0.5),
+        head.at(tip * 0.8, 0.42 + deep * 0.72),
+        head.at(0.55, 0.78),
     ]
     picture.line(mouth, 0.11 * breed.head, seam(coat))
     nose = head.at(tip + deep * 0.72, 0.4 - deep * 0.5)
@@ -977,11 +1022,13 @@ def markings_from_the_side(picture, breed, coat, head, pen):
     """Mask, muzzle, blaze and brows."""
     r = breed.head
     if "mask" in coat:
-        picture.limb(head.limb((0.4, 0.75, 0.62), (0.5, 0.2, 0.36)), coat["mask"], pen)
+        cheek = head.limb((0.4, 0.75, 0.62), (0.5, 0.2, 0.36))
+        picture.limb(cheek, coat["mask"], pen)
         picture.oval(head.at(0.62, -0.5), 0.22 * r, 0.16 * r, coat["mask"], pen)
     if "muzzle" in coat:
-        muzzle = head.limb((0.85, 0.4, breed.deep * 1.3), (1.2 + breed.muzzle, 0.4, breed.deep * 1.6))
-        picture.limb(muzzle, coat["muzzle"], pen)
+        root = (0.85, 0.4, breed.deep * 1.3)
+        tip = (1.2 + breed.muzzle, 0.4, breed.deep * 1.6)
+        picture.limb(head.limb(root, tip), coat["muzzle"], pen)
     if "blaze" in coat:
         picture.limb(head.limb((0.6, -0.85, 0.13), (1.1, 0.1, 0.25)), coat["blaze"], pen)
     if "brows" in coat:
@@ -1010,7 +1057,11 @@ def profile(picture, breed, coat):
 
 
 def portrait(picture, breed, coat):
-    """The face from the front, often tilted: the chest, the ears behind, the skull, the ears before, eyes and snout."""
+    """The face from the front, often tilted.
+
+    The chest comes first, then ears that stand behind the skull, the skull, ears that hang before
+    it, eyes and snout.
+    """
     r = breed.head
     head = Head(50 + 46j, r, picture.uniform(-0.22, 0.22))
     narrow = 1.16 - 0.25 * breed.muzzle  # a long muzzle goes with a narrow skull
@@ -1027,9 +1078,18 @@ def portrait(picture, breed, coat):
             picture.limb(inside, mixed(ear, PINK, 0.5))
 
     cheek = 0.55 if breed.fur == "long" else 0.42
-    skull = head.limb((-0.28 * narrow, -0.1, 0.85 * narrow), (0.28 * narrow, -0.1, 0.85 * narrow))
-    cheeks = head.limb((-cheek * narrow, 0.3, 0.62 * narrow), (cheek * narrow, 0.3, 0.62 * narrow))
-    muzzle = head.limb((0, 0.4, 0.3 + breed.deep * 0.6), (0, 0.6 + 0.28 * breed.muzzle, 0.26 + breed.deep * 0.5))
+    skull = head.limb(
+        (-0.28 * narrow, -0.1, 0.85 * narrow),
+        (0.28 * narrow, -0.1, 0.85 * narrow),
+    )
+    cheeks = head.limb(
+        (-cheek * narrow, 0.3, 0.62 * narrow),
+        (cheek * narrow, 0.3, 0.62 * narrow),
+    )
+    muzzle = head.limb(
+        (0, 0.4, 0.3 + breed.deep * 0.6),
+        (0, 0.6 + 0.28 * breed.muzzle, 0.26 + breed.deep * 0.5),
+    )
     picture.part([skull, cheeks, muzzle], layer, shaggy=1.0 if breed.fur == "long" else 0)
     if breed.fur == "curly":
         topknot = head.limb((0, -0.95, 0.62), (0, -0.6, 0.6))
@@ -1063,7 +1123,8 @@ def markings_from_the_front(picture, breed, coat, head, pen):
     r = breed.head
     if "mask" in coat:
         for side in (-1, 1):
-            picture.limb(head.limb((side * 0.4, 0.75, 0.62), (side * 0.5, 0.2, 0.36)), coat["mask"], pen)
+            cheek = head.limb((side * 0.4, 0.75, 0.62), (side * 0.5, 0.2, 0.36))
+            picture.limb(cheek, coat["mask"], pen)
             picture.oval(head.at(side * 0.42, -0.5), 0.22 * r, 0.16 * r, coat["mask"], pen)
     if "muzzle" in coat:
         muzzle = head.limb((0, 0.35, 0.42 + breed.deep * 0.5), (0, 0.6 + 0.3 * breed.muzzle, 0.9))
@@ -1094,7 +1155,9 @@ def chest(picture, breed, coat, narrow):
         picture.limb(bib, coat.get("under", coat.get("socks")), pen)
     picture.part([neck], layer, shaggy=ruffled(breed, 1.2, 1.8))
     if picture.chance(0.5):
-        collar(picture, [(middle + 2.4j * r, 1.3 * narrow * r), (middle + 1.0j * r, 0.9 * narrow * r)])
+        below = (middle + 2.4j * r, 1.3 * narrow * r)
+        above = (middle + 1.0j * r, 0.9 * narrow * r)
+        collar(picture, [below, above])
 
 
 def snout(picture, breed, coat, head):
@@ -1106,12 +1169,19 @@ def snout(picture, breed, coat, head):
     if picture.chance(0.45):
         picture.limb(head.limb((0, bottom + 0.35, 0.16), (0, bottom + 0.62, 0.19)), PINK)
     lips = [
-        head.at(-wide, bottom + 0.26), head.at(-wide * 0.5, bottom + 0.36), head.at(0, bottom + 0.24),
-        head.at(wide * 0.5, bottom + 0.36), head.at(wide, bottom + 0.26),
+        head.at(-wide, bottom + 0.26),
+        head.at(-wide * 0.5, bottom + 0.36),
+        head.at(0, bottom + 0.24),
+        head.at(wide * 0.5, bottom + 0.36),
+        head.at(wide, bottom + 0.26),
     ]
     picture.line(lips, 0.08 * r, dark)
     picture.line([head.at(0, bottom), head.at(0, bottom + 0.26)], 0.08 * r, dark)
-    nose = head.limb((-0.1, bottom - 0.04, 0.13), (0.1, bottom - 0.04, 0.13), (0, bottom + 0.06, 0.11))
+    nose = head.limb(
+        (-0.1, bottom - 0.04, 0.13),
+        (0.1, bottom - 0.04, 0.13),
+        (0, bottom + 0.06, 0.11),
+    )
     picture.limb(nose, NOSE)
     picture.oval(head.at(-0.06, bottom - 0.1), 0.07 * r, 0.035 * r, (120, 116, 120))
     flat_faced = breed.muzzle < 0.5

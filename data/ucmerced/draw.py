@@ -1,20 +1,26 @@
-"""Draws small scenes from above: a stand-in for the UC Merced Land Use set where it cannot be downloaded. Not photographs.
+"""Draws small scenes from above: a stand-in for the UC Merced Land Use set where it is not at hand.
+
+The pictures are drawings and show no place that there is.
 
     python data/ucmerced/draw.py FOLDER
 
-writes FOLDER/<class>/<class><number>.png, 100 pictures of each of the 21 classes, under the names that the real set gives them.
+writes FOLDER/<class>/<class><number>.png, 100 pictures of each of the 21 classes, under the names that
+the real set gives them.
 
 A picture is composed in four steps, and the file follows them:
 
-1. the map: season, sun, and the colours of grass, leaves, soil, asphalt, concrete and water are chosen by lot (`Scene`);
+1. the map: season, sun, and the colours of grass, leaves, soil, asphalt, concrete and water are
+   chosen by lot (`Scene`);
 2. things that stand in many scenes: trees, cars, houses, roads, traffic;
-3. the scene, one function for each class: it lays the ground, then what lies on it, and at last what stands on that;
+3. the scene, one function for each class: it lays the ground, then what lies on it, and at last what
+   stands on that;
 4. the light: the scene is photographed from an aeroplane.
 
-A scene is laid out in metres with the origin in its middle, then turned, scaled and shifted as a whole, so that a picture shows about
-the 77 m that one of the real set shows. Points are complex numbers, directions angles in radians; whatever has a height throws its
-shadow. Season and light vary in every class: colour alone does not give the class away. Dense, medium and sparse residential are one
-drawing with overlapping densities.
+A scene is laid out in metres with the origin in its middle, then turned, scaled and shifted as a
+whole, so that a picture shows about the 77 m that one of the real set shows. Points are complex
+numbers, directions angles in radians; whatever has a height throws its shadow. Season and light vary
+in every class: colour alone does not give the class away. Dense, medium and sparse residential are
+one drawing with overlapping densities.
 
 The promises are those of `ddp_common.drawing`, which has what this program shares with other ones.
 """
@@ -46,22 +52,35 @@ SEASONS = (  # grass, leaves, soil
 ASPHALTS = ((92, 92, 96), (116, 114, 112), (142, 138, 132), (74, 76, 82))
 CONCRETES = ((186, 182, 172), (164, 162, 158), (198, 190, 176))
 WATERS = ((46, 84, 98), (58, 98, 122), (66, 88, 74), (86, 96, 78), (36, 58, 72), (84, 118, 128))
-ROOFS = ((150, 92, 70), (118, 106, 98), (172, 152, 128), (96, 98, 106), (190, 184, 174), (134, 78, 62))
+ROOFS = (
+    (150, 92, 70), (118, 106, 98), (172, 152, 128),
+    (96, 98, 106), (190, 184, 174), (134, 78, 62),
+)
 FLAT_ROOFS = (
-    (206, 204, 196), (170, 166, 158), (142, 140, 138), (186, 172, 150), (112, 112, 116), (222, 222, 220),
+    (206, 204, 196), (170, 166, 158), (142, 140, 138),
+    (186, 172, 150), (112, 112, 116), (222, 222, 220),
 )
 CARS = (
-    (232, 232, 232), (40, 42, 48), (176, 40, 36), (44, 72, 140), (150, 154, 160), (206, 196, 170),
-    (90, 96, 100), (52, 96, 70),
+    (232, 232, 232), (40, 42, 48), (176, 40, 36), (44, 72, 140),
+    (150, 154, 160), (206, 196, 170), (90, 96, 100), (52, 96, 70),
 )
 
 AEROPLANE = Camera(
-    blur=0.55, patches=6, unevenness=0.06, exposure=(0.72, 1.15), haze=26, contrast=(0.78, 1.05), noise=(1.5, 6),
+    blur=0.55,
+    patches=6,
+    unevenness=0.06,
+    exposure=(0.72, 1.15),
+    haze=26,
+    contrast=(0.78, 1.05),
+    noise=(1.5, 6),
 )
 
 
 def draw(label: str, number: int, size: int = 64) -> np.ndarray:
-    """Picture `number` of the class `label`: RGB bytes of the shape (size, size, 3). Raises ValueError for a class not in CLASSES."""
+    """Picture `number` of the class `label`: RGB bytes of the shape (size, size, 3).
+
+    Raises ValueError for a class that is not in CLASSES.
+    """
     if label not in CLASSES:
         raise ValueError(f"No class {label!r} is drawn. There is: {', '.join(CLASSES)}.")
     scene = Scene(f"{SEED} {label} {number}", size)
@@ -83,7 +102,8 @@ class Scene(Sheet):
         aside = complex(self.uniform(-9, 9), self.uniform(-9, 9))
         self.middle = self.canvas / 2 * (1 + 1j) + self.axis * aside
 
-        self.shadow = polar(self.uniform(0.35, 1.1), self.uniform(0, 2 * math.pi))  # of one metre of height
+        # the shadow of one metre of height
+        self.shadow = polar(self.uniform(0.35, 1.1), self.uniform(0, 2 * math.pi))
         grass, leaf, soil = self.choice(SEASONS)
         self.grass = self.tint(grass, 14)
         self.leaf = self.tint(leaf, 14)
@@ -91,7 +111,7 @@ class Scene(Sheet):
         self.asphalt = self.tint(self.choice(ASPHALTS), 8)
         self.concrete = self.tint(self.choice(CONCRETES), 8)
         self.water = self.tint(self.choice(WATERS), 12)
-        self.dark = darker(self.asphalt, 0.4)  # a shadow on the ground
+        self.dark = darker(self.asphalt, 0.4)  # where a shadow falls
         self.fill(self.grass)
 
     def at(self, point):
@@ -129,7 +149,12 @@ class Scene(Sheet):
         """A rectangle, `length` along the direction `turn`; with a height it throws a shadow."""
         along = polar(length / 2, turn)
         across = polar(width / 2, turn + UPRIGHT)
-        corners = [centre - along - across, centre + along - across, centre + along + across, centre - along + across]
+        corners = [
+            centre - along - across,
+            centre + along - across,
+            centre + along + across,
+            centre - along + across,
+        ]
         if height > 4:
             steps = (0.35, 0.7, 1.0)
         elif height:
@@ -170,7 +195,8 @@ class Scene(Sheet):
         roof = self.tint(colour or self.choice(ROOFS), 12)
         lit = lighter(roof, 24)
         across = turn + UPRIGHT
-        wing = centre + polar(length * self.choice((-0.25, 0.25)), turn) + polar(width * 0.45, across)
+        wing = centre + polar(length * self.choice((-0.25, 0.25)), turn)
+        wing += polar(width * 0.45, across)
         if self.chance(0.6):
             self.box(wing, length * 0.42, width * 0.8, lit, turn, 4.0)
         self.box(centre, length, width, roof, turn, 4.5)
@@ -195,7 +221,10 @@ def winding(scene, amplitude, wavelength, centre=0.0):
 
 
 def across(y=0, turn=1):
-    """Both ends of a straight line across the picture, `y` metres beside the middle; `turn` is its direction, of the length 1."""
+    """Both ends of a straight line across the picture, `y` metres beside the middle.
+
+    `turn` is its direction: a number of the length 1, by which the points are multiplied.
+    """
     return [turn * complex(-FAR, y), turn * complex(FAR, y)]
 
 
@@ -205,7 +234,7 @@ LANE = 3.6  # metres
 
 
 def road(scene, y, width, turn=1, middle=YELLOW, kerb=True):
-    """A street `y` metres beside the middle, with a dashed line in the colour `middle` or with none."""
+    """A street `y` metres beside the middle, with dashes in the colour `middle` or with none."""
     start, end = across(y, turn)
     if kerb:
         scene.line([start, end], width + 3, scene.concrete)
@@ -228,7 +257,10 @@ def traffic(scene, y, turn, density):
 
 
 def carriageways(scene, lanes, gap, density):
-    """Two one-way roads side by side: solid edges, dashed lanes, no crossing. Returns the width of both and of the gap."""
+    """Two one-way roads side by side: solid edges, dashed lanes, no crossing.
+
+    Returns the width of both and of the gap.
+    """
     width = lanes * LANE + 4
     for side in (-1, 1):
         y = side * (gap / 2 + width / 2)
@@ -329,7 +361,7 @@ def corner_house(scene, corner):
 
 
 def approach(scene, way, width, stop, zebra):
-    """One arm of a crossing in the direction `way`: its markings from `stop` metres on, and the cars before them."""
+    """One arm of a crossing in the direction `way`: markings `stop` metres away, cars that wait."""
     if zebra:
         for k in range(int(width / 1.6)):
             y = (k + 0.5) * 1.6 - width / 2
@@ -350,7 +382,7 @@ def approach(scene, way, width, stop, zebra):
 
 @dataclass
 class Crop:
-    plants: tuple  # the two colours of a field
+    plants: tuple  # a colour, as is the soil between the rows
     soil: tuple
     pitch: float  # metres from row to row
 
@@ -371,7 +403,10 @@ def agricultural(scene):
 
 
 def any_crop(scene):
-    wheat, clover, ploughed, stubble = (196, 172, 104), (120, 136, 72), (104, 82, 62), (150, 132, 84)
+    wheat = (196, 172, 104)
+    clover = (120, 136, 72)
+    ploughed = (104, 82, 62)
+    stubble = (150, 132, 84)
     colours = (scene.grass, scene.soil, scene.leaf, wheat, clover, ploughed, stubble)
     plants, soil = scene.random.sample(colours, 2)
     return Crop(plants, soil, scene.uniform(2.2, 6.5))
@@ -425,7 +460,7 @@ def forest(scene):
 
 
 def river(scene):
-    """Meadows, a bank, the water with a deeper middle, perhaps an island of sand, and trees along it."""
+    """Meadows, a bank, the water with a deeper middle, perhaps islands of sand, trees along it."""
     scene.fill(scene.choice((scene.grass, scene.soil, scene.leaf, scene.grass)))
     for _ in range(12):
         place = scene.anywhere()
@@ -436,12 +471,14 @@ def river(scene):
     wooded = scene.choice((20, 60, 110))
 
     bank = width + scene.uniform(3, 7)
-    scene.line(course, bank, scene.tint(scene.choice((scene.soil, scene.leaf, (206, 190, 156))), 12))
+    ground = scene.choice((scene.soil, scene.leaf, (206, 190, 156)))
+    scene.line(course, bank, scene.tint(ground, 12))
     scene.line(course, width, scene.water)
     for point in course:
         aside = complex(scene.uniform(-2, 2), scene.uniform(-2, 2))
         scene.disc(point + aside, width / 2, scene.water)
-    scene.line([point + 1j * width * 0.12 for point in course], width * 0.4, lighter(scene.water, -8))
+    deep = [point + 1j * width * 0.12 for point in course]
+    scene.line(deep, width * 0.4, lighter(scene.water, -8))
     for _ in range(scene.choice((0, 0, 1, 2))):
         island = scene.choice(course) + 1j * scene.uniform(-0.5, 0.5) * width
         scene.blob(island, scene.uniform(2, 4), (200, 184, 150), 0.3)
@@ -454,12 +491,14 @@ def river(scene):
 
 def beach(scene):
     """Sand, the sea that gets deeper, surf, parasols, and sometimes trees behind."""
-    sand = scene.tint(scene.choice(((220, 202, 164), (200, 180, 142), (186, 170, 148), (232, 220, 192))), 8)
+    sands = ((220, 202, 164), (200, 180, 142), (186, 170, 148), (232, 220, 192))
+    sand = scene.tint(scene.choice(sands), 8)
     scene.fill(sand)
     amplitude = scene.uniform(1.5, 6)
     wavelength = scene.uniform(14, 30)
     shore = winding(scene, amplitude, wavelength, scene.uniform(-12, 14))
-    sea = scene.tint(scene.choice(((40, 110, 128), (52, 96, 116), (70, 130, 132), (62, 92, 96))), 10)
+    seas = ((40, 110, 128), (52, 96, 116), (70, 130, 132), (62, 92, 96))
+    sea = scene.tint(scene.choice(seas), 10)
 
     beyond(scene, shore, -5, darker(sand, 0.8))
     beyond(scene, shore, -1.5, WHITE)
@@ -470,7 +509,8 @@ def beach(scene):
     for offset in scene.random.sample(range(4, 50, 5), breakers):
         left = scene.random.randrange(0, 18)
         right = left + scene.random.randrange(6, 14)
-        scene.line([point + 1j * offset for point in shore[left:right]], scene.uniform(0.8, 2.6), WHITE)
+        breaker = [point + 1j * offset for point in shore[left:right]]
+        scene.line(breaker, scene.uniform(0.8, 2.6), WHITE)
 
     for _ in range(scene.choice((0, 4, 12, 20))):
         place = scene.anywhere()
@@ -516,7 +556,7 @@ def sparseresidential(scene):
 
 
 def homes(scene, frontage, depth, length, width):
-    """Streets with a house every `frontage` metres on both sides, and `depth` metres from the kerb to the fence behind."""
+    """Streets with a house every `frontage` metres on both sides, on lots `depth` metres deep."""
     scene.trees(10, 1.5, 4)
     street = scene.uniform(6, 9)
     roofs = scene.random.sample(ROOFS, 4)
@@ -542,7 +582,8 @@ def homes(scene, frontage, depth, length, width):
 
 def lot(scene, here, frontage, depth, kerb, side):
     """What is around a house: a lawn of its own, a drive, sometimes a car and a pool, trees."""
-    scene.box(here + 1j * side * depth * 0.1, frontage * 0.92, depth * 0.8, scene.tint(scene.grass, 12))
+    lawn = here + 1j * side * depth * 0.1
+    scene.box(lawn, frontage * 0.92, depth * 0.8, scene.tint(scene.grass, 12))
     drive = here.real + min(frontage * 0.28, 8)
     scene.line([complex(drive, kerb), complex(drive, here.imag)], 3.2, scene.concrete)
     if scene.chance(0.3):
@@ -595,7 +636,8 @@ def mobilehomepark(scene):
 
 def mobile_home(scene, here, length, width, turn):
     roofs = (
-        (226, 226, 222), (206, 202, 192), (190, 186, 184), (168, 160, 150), (214, 204, 186), (184, 196, 200),
+        (226, 226, 222), (206, 202, 192), (190, 186, 184),
+        (168, 160, 150), (214, 204, 186), (184, 196, 200),
     )
     roof = scene.tint(scene.choice(roofs), 8)
     scene.box(here, length * scene.uniform(0.85, 1), width, roof, turn, 2.6)
@@ -628,7 +670,7 @@ def buildings(scene):
 
 
 def block(scene, centre, length, width, height):
-    """A building with a flat roof, a parapet and machines on top; some have a second wing or a court."""
+    """A flat roof with a parapet and machines on top; some have a second wing or a court."""
     roof = scene.tint(scene.choice(FLAT_ROOFS), 10)
     parapet = lighter(roof, 26)
     wings = [(centre, length, width)]
@@ -649,7 +691,7 @@ def block(scene, centre, length, width, height):
 
 
 def parkinglot(scene):
-    """Rows of stalls, most of them taken; some lots have islands with trees, or a store beside them."""
+    """Rows of stalls, most of them taken; some have islands with trees, or a store beside them."""
     scene.fill(scene.asphalt)
     stall = 2.8
     deep = 5.2
@@ -675,7 +717,8 @@ def parkinglot(scene):
                 if islands and j % 12 == 0:
                     scene.tree(complex(x + stall / 2, y + side * deep * 0.5), 1.7)
                 elif scene.chance(busy):
-                    place = complex(x + stall / 2, y + side * (deep / 2 + scene.uniform(-0.3, 0.3)))
+                    away = deep / 2 + scene.uniform(-0.3, 0.3)
+                    place = complex(x + stall / 2, y + side * away)
                     scene.car(place, UPRIGHT, scene.uniform(4, 5))
     if scene.chance(0.25):
         store = complex(0, scene.uniform(44, 52))
@@ -698,7 +741,9 @@ def storagetanks(scene):
     if scene.chance(0.3):
         scene.car(scene.anywhere(), scene.uniform(0, 3))
     for k in range(count):
-        centre = complex(centred(k % columns, columns) * pitch, centred(k // columns, rows) * pitch)
+        column = centred(k % columns, columns)
+        row = centred(k // columns, rows)
+        centre = complex(column * pitch, row * pitch)
         radius = largest
         if count < 5:
             radius *= scene.uniform(0.75, 1.0)
@@ -714,7 +759,8 @@ def tank(scene, centre, radius, metal):
     scene.disc(centre, radius * 0.94, metal)
     ribs = scene.choice((0, 0, 8, 12))
     for k in range(ribs):
-        scene.line([centre, centre + polar(radius * 0.9, 6.283 * k / ribs)], 0.3, darker(metal, 0.88))
+        rib = polar(radius * 0.9, 6.283 * k / ribs)
+        scene.line([centre, centre + rib], 0.3, darker(metal, 0.88))
     floating_roof = scene.chance(0.35)
     if floating_roof:  # it lies deep: the wall's shadow falls inside
         scene.disc(centre, radius * 0.9, darker(metal, 0.5))
@@ -754,7 +800,7 @@ def harbor(scene):
 
 
 def moored(scene, pier, side, length, berth, planks):
-    """A berth on one side of a pier: a narrow jetty, and mostly a boat, which in a fifth of all cases lies the other way round."""
+    """A berth on one side of a pier: a narrow jetty, and mostly a boat, seldom turned round."""
     place = pier + side * (length / 2 + 1.8)
     if not scene.sees(place, length):
         return
@@ -772,7 +818,8 @@ def boat(scene, centre, length, turn):
     bow = polar(length / 2, turn)
     beam = polar(length * 0.17, turn + UPRIGHT)
     hull = [bow, bow * 0.3 + beam, -bow + beam * 0.9, -bow - beam * 0.9, bow * 0.3 - beam]
-    scene.polygon([centre + point + scene.shadow * 1.2 for point in hull], darker(scene.water, 0.5))
+    shadow = [centre + point + scene.shadow * 1.2 for point in hull]
+    scene.polygon(shadow, darker(scene.water, 0.5))
     scene.polygon([centre + point for point in hull], scene.tint(WHITE, 14))
     cabins = ((40, 60, 110), (150, 120, 84), (190, 196, 200), (120, 40, 40), (80, 90, 96))
     scene.polygon([centre + point * 0.55 - bow * 0.15 for point in hull], scene.choice(cabins))
@@ -782,7 +829,7 @@ def boat(scene, centre, length, turn):
 
 
 def airplane(scene):
-    """An apron with joints and a yellow line, sometimes a hangar, and one to three aeroplanes with cars around them."""
+    """An apron with joints and a yellow line, sometimes a hangar, aeroplanes, cars around them."""
     scene.fill(scene.choice((scene.concrete, scene.asphalt)))
     for x in range(-70, 71, 14):
         scene.line([complex(x, -80), complex(x, 80)], 0.3, scene.tint(scene.concrete, 25))
@@ -805,7 +852,10 @@ def airplane(scene):
 
 
 def plane(scene, centre, length, nose):
-    """An aeroplane that points in the direction `nose`: shadow, wings, tail, engines, hull. Its parts are in lengths of it."""
+    """An aeroplane that points in the direction `nose`: shadow, wings, tail, engines, hull.
+
+    Its outlines are in lengths of it, from tail to nose, and show its right side.
+    """
     body = scene.tint(scene.choice((WHITE, WHITE, (200, 204, 210), (176, 180, 188))), 8)
     wing = length * scene.uniform(0.42, 0.52)
     stripe = scene.choice(((40, 60, 130), (170, 40, 40), (30, 110, 90), (200, 120, 30), body))
@@ -836,7 +886,7 @@ def plane(scene, centre, length, nose):
 
 
 def runway(scene):
-    """A broad strip with edges and dashes; many show its end with bars and chevrons, some skid marks or a taxiway."""
+    """A broad strip with edges and dashes; some with its end, with skid marks, with a taxiway."""
     scene.fill(scene.choice((scene.grass, scene.soil, scene.tint(scene.grass, 20))))
     width = scene.uniform(26, 44)
     y = scene.uniform(-8, 8)
@@ -857,7 +907,8 @@ def runway(scene):
     elif scene.chance(0.7):
         touchdown_zone(scene, y)
     if scene.chance(0.3):
-        taxiway = [complex(20, y + width / 2 - 1), complex(45, y + width / 2 + 14), complex(60, 80)]
+        edge = y + width / 2
+        taxiway = [complex(20, edge - 1), complex(45, edge + 14), complex(60, 80)]
         scene.line(taxiway, 14, scene.asphalt)
         scene.line(taxiway, 0.6, YELLOW)
 
@@ -875,7 +926,8 @@ def threshold(scene, end, y, width):
     bars = scene.choice((6, 8, 10))
     for k in range(bars):
         aside = (k + 0.5 - bars / 2) * width * 0.84 / bars
-        scene.line([complex(end + 3, y + aside), complex(end + 21, y + aside)], width * 0.42 / bars, WHITE)
+        bar = [complex(end + 3, y + aside), complex(end + 21, y + aside)]
+        scene.line(bar, width * 0.42 / bars, WHITE)
     if scene.chance(0.5):
         for chevron in range(1, 5):
             tip = end - 12 * chevron
@@ -959,8 +1011,11 @@ def tenniscourt(scene):
             court(scene, middle, inside)
     right = (columns * wide + 3) / 2
     top = (rows * deep + 3) / 2
-    corners = [complex(-right, -top), complex(right, -top), complex(right, top), complex(-right, top)]
-    scene.line(corners + corners[:1], 0.5, scene.dark)
+    fence = [
+        complex(-right, -top), complex(right, -top), complex(right, top), complex(-right, top),
+        complex(-right, -top),
+    ]
+    scene.line(fence, 0.5, scene.dark)
     if scene.chance(0.5):
         clubhouse = complex(columns * wide / 2 + 14, scene.uniform(-15, 15))
         scene.house(clubhouse, scene.uniform(12, 18), 10, scene.choice((0, UPRIGHT)))
@@ -974,13 +1029,15 @@ def court(scene, middle, colour):
     for y, half in ((-11.9, 5.5), (-6.4, 4.1), (6.4, 4.1), (11.9, 5.5)):
         scene.line([middle + complex(-half, y), middle + complex(half, y)], 0.6, WHITE)
     scene.line([middle - 6.4j, middle + 6.4j], 0.6, WHITE)
-    scene.line([middle - 6.4 + 0.5 * scene.shadow, middle + 6.4 + 0.5 * scene.shadow], 0.8, scene.dark)
-    scene.line([middle - 6.4, middle + 6.4], 0.4, WHITE)
+    net = [middle - 6.4, middle + 6.4]
+    scene.line([end + 0.5 * scene.shadow for end in net], 0.8, scene.dark)
+    scene.line(net, 0.4, WHITE)
 
 
 def golfcourse(scene):
-    """A mown fairway, a green with flag and bunkers, sometimes a pond and a path, trees on both sides."""
-    lush = scene.tint(scene.choice((scene.grass, (104, 146, 70), (124, 158, 80), (92, 134, 78))), 10)
+    """A mown fairway, a green with flag and bunkers, sometimes a pond and a path, trees."""
+    greens = (scene.grass, (104, 146, 70), (124, 158, 80), (92, 134, 78))
+    lush = scene.tint(scene.choice(greens), 10)
     scene.fill(scene.choice((scene.grass, scene.leaf, lighter(lush, -14))))
     amplitude = scene.uniform(7, 13)
     wavelength = scene.uniform(18, 30)
