@@ -1,17 +1,18 @@
-"""Paper, colours, brushes and a camera: what the programs that draw stand-ins for photographs share.
+"""Paper, colours, brushes and a camera: what the programs that draw pictures share.
 
-These are the files data/*/draw.py. With them a picture comes about in three steps. A `Sheet` is laid
-out, three times as large as the picture will be. The program paints on it from the back to the front,
-and decides by lot where things stand and which colour they have. At last the sheet is `photographed`:
-reduced, which makes its edges smooth, and seen in some light through some lens.
+These are the files data/*/draw.py, which draw stand-ins for photographs. A picture comes about
+in three steps. A `Sheet` is laid out, three times as large as the picture will be. The program
+paints on it from the back to the front, and decides by lot where things stand and which colour
+they have. At last the sheet is `photographed`: reduced, which makes its edges smooth, and seen
+in some light through some lens.
 
-A point is a complex number. Where it lies on the paper is a matter of the sheet (`at`, `unit`): one
-program measures in metres, the other in hundredths of the picture's width. A colour is three bytes:
-red, green, blue.
+A point is a complex number. Where it lies on the paper is a matter of the sheet (`at`, `unit`):
+one program measures in metres, the other in hundredths of the picture's width. A colour is
+three bytes: red, green, blue.
 
-Promises: a picture depends on its name and its size and on nothing else. Every call gives the same
-bytes; so do other machines of the same kind with the same versions of Pillow and NumPy. Needs no
-fonts, no files, no network.
+Promises: a picture depends on its name and its size and on nothing else. Every call gives the
+same bytes; so do other machines of the same kind with the same versions of Pillow and NumPy.
+Needs no fonts, no files, no network.
 """
 
 import argparse
@@ -89,7 +90,7 @@ class Sheet:
         return self.random.random() < share
 
     def tint(self, colour, by=10):
-        """A colour near `colour`: its light differs by up to `by`, each channel by a third of it."""
+        """A colour near `colour`: its light differs by up to `by`, a channel by a third."""
         brightness = self.uniform(-by, by)
         channels = (channel + brightness + self.uniform(-by, by) / 3 for channel in colour)
         return tuple(max(0, min(255, round(channel))) for channel in channels)
@@ -122,7 +123,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Camera:
-    """How far the photographs of a set differ. A picture gets its own values within these bounds."""
+    """How far the photographs of a set differ. Each has values of its own in these bounds."""
 
     blur: float  # the largest, in pixels of a picture that is 64 wide
     patches: int  # of light and shade along an edge of the picture
@@ -169,11 +170,11 @@ def edition(program):
 
 
 def draw_all(draw, classes, per_class, folder):
-    """Write what `draw(class, number)` returns (uint8, (size, size, 3)) to PNG files; return `folder`.
+    """Write the pictures that `draw(class, number)` returns (uint8, (size, size, 3)) to files.
 
-    The files are `folder`/<class>/<class><number>.png; numbers begin with 0 and have as many digits
-    as the last. The folder gets its name when it is whole. One that holds so many pictures already is
-    kept; raises `Error` if it holds anything else.
+    Returns `folder`; the files are `folder`/<class>/<class><number>.png. Numbers begin with 0 and
+    have as many digits as the last. The folder gets its name when it is whole. One that holds so
+    many pictures already is kept; raises `Error` if it holds anything else.
     """
     if _is_drawn(folder, classes, per_class):
         return folder
@@ -215,5 +216,5 @@ def command_line(draw, classes, per_class):
     except Error as error:
         sys.exit(f"Error: {error}")
     except OSError as error:
-        sys.exit(f"Error: The pictures cannot be written to {folder} ({error}). Nothing was drawn: "
-                 "name a folder that you may write to.")
+        sys.exit(f"Error: The pictures cannot be written to {folder}: {error}. "
+                 "No picture was kept: name a folder that you may write to.")

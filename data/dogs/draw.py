@@ -1,6 +1,7 @@
-"""Draws dogs of ten breeds: a stand-in for photographs where these cannot be downloaded.
+"""Draws dogs of ten breeds: a stand-in for photographs of dogs.
 
-The pictures are drawings and show no dog that ever lived.
+It is for where these cannot be downloaded. The pictures are not photographs and show no dog
+that ever lived.
 
     python data/dogs/draw.py FOLDER
 
@@ -11,16 +12,17 @@ A picture is composed from the back to the front, and the file follows it:
 1. the dogs that there are: anatomies and coats (`BREEDS`);
 2. the place: the sky, or a wall, and the ground before it;
 3. perhaps a thing that lies about: a ball, a bowl, a bone, a pot of flowers;
-4. the dog: its coat and its limbs; the whole of it from the side, or the head alone from the side
-   or from the front;
+4. the dog: its coat and its limbs; the whole of it from the side, or the head alone from the
+   side or from the front;
 5. falling snow, and the light: the picture is photographed by a passer-by.
 
-The coats of different breeds share their colours, and pose, place, light and distance vary, so that
-shape and coat together make the breed. A part of a dog is a limb: a list of (point, radius), discs
-joined to one another. Points are complex numbers with y downwards; the picture is 100 wide, and a dog
-faces to the right until it is mirrored.
+The coats of different breeds share their colours, and pose, place, light and distance vary, so
+that shape and coat together make the breed. A part of a dog is a limb: a list of (point,
+radius), discs joined to one another. Points are complex numbers with y downwards; the picture
+is 100 wide, and a dog faces to the right until it is mirrored.
 
-The promises are those of `ddp_common.drawing`, which has what this program shares with other ones.
+The promises are those of `ddp_common.drawing`, which has what this program shares with other
+ones.
 """
 
 import math
@@ -114,7 +116,7 @@ def step_back(picture, breed, mirrored):
 
 @dataclass
 class Breed:
-    """An anatomy in hundredths of the picture's width; muzzle and ears are in radii of the head."""
+    """An anatomy in hundredths of the picture; muzzle and ears are in radii of the head."""
 
     leg: float
     length: float
@@ -843,7 +845,8 @@ SHADED = [round(value * 0.72) for value in range(256)] * 3  # the legs on the fa
 def whole(picture, breed, coat, hip, shoulder, near, far, ground):
     """A dog from the side, given where hip, shoulder and legs are.
 
-    Its shadow comes first, then tail and far legs, trunk and neck, the near legs, the head at last.
+    Its shadow comes first, then tail and far legs, trunk and neck, the near legs, and at last the
+    head.
     """
     shadow(picture, hip.real - breed.waist, shoulder.real + breed.chest + 4, ground)
     layer = body_coat(picture, breed, coat, hip, shoulder, near + far)

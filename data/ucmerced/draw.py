@@ -1,28 +1,30 @@
-"""Draws small scenes from above: a stand-in for the UC Merced Land Use set where it is not at hand.
+"""Draws small scenes from above: a stand-in for the UC Merced Land Use set.
 
-The pictures are drawings and show no place that there is.
+It is for where that set cannot be downloaded. The pictures are not photographs and show no
+place that there is.
 
     python data/ucmerced/draw.py FOLDER
 
-writes FOLDER/<class>/<class><number>.png, 100 pictures of each of the 21 classes, under the names that
-the real set gives them.
+writes FOLDER/<class>/<class><number>.png, 100 pictures of each of the 21 classes, under the
+names that the real set gives them.
 
 A picture is composed in four steps, and the file follows them:
 
 1. the map: season, sun, and the colours of grass, leaves, soil, asphalt, concrete and water are
    chosen by lot (`Scene`);
 2. things that stand in many scenes: trees, cars, houses, roads, traffic;
-3. the scene, one function for each class: it lays the ground, then what lies on it, and at last what
-   stands on that;
+3. the scene, one function for each class: it lays the ground, then what lies on it, and at last
+   what stands on that;
 4. the light: the scene is photographed from an aeroplane.
 
-A scene is laid out in metres with the origin in its middle, then turned, scaled and shifted as a
-whole, so that a picture shows about the 77 m that one of the real set shows. Points are complex
-numbers, directions angles in radians; whatever has a height throws its shadow. Season and light vary
-in every class: colour alone does not give the class away. Dense, medium and sparse residential are
-one drawing with overlapping densities.
+A scene is laid out in metres with the origin in its middle, then turned, scaled and shifted as
+a whole, so that a picture shows about the 77 m that one of the real set shows. Points are
+complex numbers, directions angles in radians; whatever has a height throws its shadow. Season
+and light vary in every class: colour alone does not give the class away. Dense, medium and
+sparse residential are one drawing with overlapping densities.
 
-The promises are those of `ddp_common.drawing`, which has what this program shares with other ones.
+The promises are those of `ddp_common.drawing`, which has what this program shares with other
+ones.
 """
 
 import cmath
@@ -361,7 +363,7 @@ def corner_house(scene, corner):
 
 
 def approach(scene, way, width, stop, zebra):
-    """One arm of a crossing in the direction `way`: markings `stop` metres away, cars that wait."""
+    """One arm of a crossing in the direction `way`: markings at `stop` metres, cars that wait."""
     if zebra:
         for k in range(int(width / 1.6)):
             y = (k + 0.5) * 1.6 - width / 2
