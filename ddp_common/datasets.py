@@ -2,11 +2,10 @@
 
 `data/datasets.yaml` says for each where it comes from and whose it is. Downloads go to `data/cache/<name>/` under a temporary name
 and are renamed when they are whole: a file or folder that is there is a good one (see `downloads`). Pictures are drawn into
-`data/cache/<name>-drawn/`, in a folder named after the script that drew them: they are never those of another version.
+`data/cache/<name>-drawn/`, in a folder named after the programs that drew them: they are never those of another version.
 """
 
 import gzip
-import hashlib
 import importlib.util
 import math
 import os
@@ -21,6 +20,7 @@ import pooch
 import yaml
 
 from ddp_common import downloads
+from ddp_common.drawing import draw_all, edition
 from ddp_common.errors import Error
 
 DATA = Path(__file__).parent.parent / "data"
@@ -84,47 +84,13 @@ def full_path(entry, folder):
 
 def drawn(name, script):
     """The folder of pictures that `script` draws (it has `draw`, CLASSES and PER_CLASS): in seconds, once, whole or not at all."""
-    version = hashlib.sha256(script.read_bytes()).hexdigest()[:8]
-    folder = cache(f"{name}-drawn") / version
+    folder = cache(f"{name}-drawn") / edition(script)
     if folder.is_dir() and any(folder.iterdir()):
         return folder
     specification = importlib.util.spec_from_file_location(f"draw_{name}", script)
     specification.loader.exec_module(module := importlib.util.module_from_spec(specification))
     with downloads.only_one(folder.parent, wait=True):
         return draw_all(module.draw, module.CLASSES, module.PER_CLASS, folder)
-
-
-def draw_all(draw, classes, per_class, folder):
-    """Write what `draw(class, number)` returns (uint8, (size, size, 3)) to `folder`/<class>/<class><number>.png, and return the folder.
-
-    Numbers begin with 0 and have as many digits as the last. The folder gets its name when it is whole. One that holds so many
-    pictures already is kept; raises `Error` if it holds anything else.
-    """
-    from PIL import Image
-
-    if _is_drawn(folder, classes, per_class):
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".drawing-") as temporary:
-        whole, digits = Path(temporary) / folder.name, len(str(per_class - 1))
-        for label in classes:
-            (whole / label).mkdir(parents=True)
-            for number in range(per_class):
-                Image.fromarray(draw(label, number)).save(whole / label / f"{label}{number:0{digits}d}.png", compress_level=1)
-        try:
-            os.rename(whole, folder)
-        except OSError:  # there is one, from another process just now
-            if not _is_drawn(folder, classes, per_class):
-                raise
-    return folder
-
-
-def _is_drawn(folder, classes, per_class):
-    if not folder.exists() or not any(folder.iterdir()):
-        return False
-    if len(list(folder.glob("*/*.png"))) != per_class * len(classes):
-        raise Error(f"{folder} holds something other than {per_class} pictures of each class. Nothing was drawn: remove the folder or name another one.")
-    return True
 
 
 def download(name, progressbar=True):

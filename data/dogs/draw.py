@@ -1,38 +1,123 @@
-"""Draws dogs of ten breeds: a stand-in for photographs of dogs where they cannot be downloaded. Not photographs.
+"""Draws dogs of ten breeds: a stand-in for photographs of dogs.
+
+It is for where these cannot be downloaded. The pictures are not photographs and show no dog
+that ever lived.
 
     python data/dogs/draw.py FOLDER
 
-writes FOLDER/<breed>/<breed><number>.png, 150 pictures of each. A breed is an anatomy (legs, trunk, neck, muzzle, ears, tail) and a few
-coats; the coats of different breeds share their colours, and pose, place, light and distance vary, so that shape and coat together make
-the breed. A part of a dog is a limb: a list of (point, radius), discs joined to one another. Points are complex numbers with y downwards;
-the picture is 100 wide, and a dog faces to the right until it is mirrored.
+writes FOLDER/<breed>/<breed><number>.png, 150 pictures of each.
 
-Promises: a picture depends on its class, number and size and on nothing else. Every call gives the same bytes; so do other
-machines of the same kind with the same versions of Pillow and NumPy. Needs no fonts, no files, no network.
+A picture is composed from the back to the front, and the file follows it:
+
+1. the dogs that there are: anatomies and coats (`BREEDS`);
+2. the place: the sky, or a wall, and the ground before it;
+3. perhaps a thing that lies about: a ball, a bowl, a bone, a pot of flowers;
+4. the dog: its coat and its limbs; the whole of it from the side, or the head alone from the
+   side or from the front;
+5. falling snow, and the light: the picture is photographed by a passer-by.
+
+The coats of different breeds share their colours, and pose, place, light and distance vary, so
+that shape and coat together make the breed. A part of a dog is a limb: a list of (point,
+radius), discs joined to one another. Points are complex numbers with y downwards; the picture
+is 100 wide, and a dog faces to the right until it is mirrored.
+
+The promises are those of `ddp_common.drawing`, which has what this program shares with other
+ones.
 """
 
-import cmath
 import math
-import random
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFilter
+from PIL import Image, ImageDraw
+
+from ddp_common.drawing import Camera, Sheet, command_line, mixed, photographed, polar
 
 SEED = 2011
 PER_CLASS = 150
-FINER = 3  # drawn so many times larger, then reduced: smooth edges
 
-BLACK, WHITE, TAN, RED, CHOCOLATE, FAWN = (44, 41, 44), (240, 236, 228), (192, 136, 82), (162, 88, 46), (94, 60, 44), (212, 178, 132)
-GREY, GOLD, CREAM, SABLE, SLATE, APRICOT = (142, 142, 148), (214, 166, 94), (236, 218, 182), (126, 100, 72), (104, 112, 124), (222, 170, 118)
-BROWN, BLUE, PINK, NOSE = (66, 42, 28), (120, 178, 214), (226, 128, 132), (30, 26, 28)
+BLACK = (44, 41, 44)
+WHITE = (240, 236, 228)
+GREY = (142, 142, 148)
+SLATE = (104, 112, 124)
+CREAM = (236, 218, 182)
+FAWN = (212, 178, 132)
+APRICOT = (222, 170, 118)
+GOLD = (214, 166, 94)
+TAN = (192, 136, 82)
+RED = (162, 88, 46)
+SABLE = (126, 100, 72)
+CHOCOLATE = (94, 60, 44)
+BROWN = (66, 42, 28)
+BLUE = (120, 178, 214)
+PINK = (226, 128, 132)
+NOSE = (30, 26, 28)
+SNOW = (255, 255, 255)
+
+PASSER_BY = Camera(
+    blur=0.3,
+    patches=5,
+    unevenness=0.035,
+    exposure=(0.74, 1.14),
+    haze=22,
+    contrast=(0.8, 1.05),
+    noise=(1, 3.5),
+)
+
+
+def draw(label: str, number: int, size: int = 64) -> np.ndarray:
+    """Picture `number` of the breed `label`: RGB bytes of the shape (size, size, 3).
+
+    Raises ValueError for a breed that is not in CLASSES.
+    """
+    if label not in CLASSES:
+        raise ValueError(f"No breed {label!r} is drawn. There is: {', '.join(CLASSES)}.")
+    breed = BREEDS[label]
+    picture = Picture(f"{SEED} {label} {number}", size)
+    colours = picture.choice(breed.coats)
+    coat = {part: picture.tint(colour, 12) for part, colour in colours.items()}
+
+    place = picture.choice(PLACES)
+    place(picture)
+    if picture.chance(0.4):
+        thing(picture)
+    pose = picture.choice(POSES)
+    mirrored = picture.chance(0.5)
+    if pose in (profile, portrait):
+        come_near(picture, breed, pose, mirrored)
+    else:
+        step_back(picture, breed, mirrored)
+    pose(picture, breed, coat)
+    picture.place()
+    falling_snow(picture)
+    return photographed(picture, PASSER_BY)
+
+
+def come_near(picture, breed, pose, mirrored):
+    """So near that the head fills the picture; from the side, muzzle and all."""
+    ahead = breed.muzzle * breed.head if pose is profile else 0
+    aside = ahead or 0.6 * breed.ear * breed.head
+    nearer = picture.uniform(54, 69) / (2.3 * breed.head + aside)
+    x = 50 - 0.45 * ahead * nearer + picture.uniform(-7, 7)
+    picture.place(nearer, complex(x, picture.uniform(42, 55)), mirrored)
+
+
+def step_back(picture, breed, mirrored):
+    """So far that the whole dog is seen."""
+    length = breed.length + breed.chest + breed.neck + breed.head * (1 + breed.muzzle)
+    height = breed.leg + 2 * breed.chest + breed.neck + 2.4 * breed.head
+    nearer = picture.uniform(0.87, 1.12) * 75 / max(length, height)
+    x = 50 + picture.uniform(-6, 6)
+    picture.place(nearer, complex(x, picture.uniform(85, 95) - 38 * nearer), mirrored)
+
+
+# The dogs that there are
 
 
 @dataclass
 class Breed:
-    """Lengths in hundredths of the picture's width; those of muzzle and ears in radii of the head."""
+    """An anatomy in hundredths of the picture; muzzle and ears are in radii of the head."""
+
     leg: float
     length: float
     chest: float
@@ -44,100 +129,163 @@ class Breed:
     ears: str  # pricked, hanging, folded forward, rose (folded back)
     ear: float
     tail: str  # rod, sabre, plume, bushy, sickle, curl, thin, pom, none
-    coats: tuple
+    coats: tuple  # a dict each: part of the coat -> colour
     fur: str = "short"  # short, long, curly
 
 
+WHITE_BELOW = {"under": WHITE, "socks": WHITE, "muzzle": WHITE}
+TAN_POINTS = {"socks": TAN, "muzzle": TAN, "brows": TAN}
+
 BREEDS = {
-    "beagle": Breed(17, 31, 9.5, 8.2, 7, 7.4, 0.85, 0.5, "hanging", 1.55, "rod", (
-        dict(base=TAN, saddle=BLACK, under=WHITE, socks=WHITE, muzzle=WHITE, blaze=WHITE, ear=RED, tip=WHITE),
-        dict(base=RED, saddle=BLACK, under=WHITE, socks=WHITE, muzzle=WHITE, blaze=WHITE, ear=RED, tip=WHITE),
-        dict(base=FAWN, under=WHITE, socks=WHITE, muzzle=WHITE, blaze=WHITE, ear=APRICOT, tip=WHITE))),
-    "corgi": Breed(7.5, 37, 10, 9.4, 7, 7.8, 0.85, 0.38, "pricked", 1.5, "none", (
-        dict(base=RED, under=WHITE, socks=WHITE, muzzle=WHITE, blaze=WHITE),
-        dict(base=GOLD, under=WHITE, socks=WHITE, muzzle=WHITE, blaze=WHITE),
-        dict(base=TAN, saddle=BLACK, under=WHITE, socks=WHITE, muzzle=WHITE, blaze=WHITE)), "long"),
-    "dachshund": Breed(6, 44, 7.8, 6.8, 8, 6.2, 1.35, 0.36, "hanging", 1.5, "rod", (
-        dict(base=RED, ear=CHOCOLATE), dict(base=BLACK, socks=TAN, muzzle=TAN, brows=TAN), dict(base=CHOCOLATE, socks=TAN, muzzle=TAN, brows=TAN))),
-    "dalmatian": Breed(24, 31, 9.4, 7.4, 10, 6.8, 1.05, 0.47, "hanging", 1.1, "sabre", (
-        dict(base=WHITE, spots=BLACK, ear=BLACK), dict(base=WHITE, spots=CHOCOLATE, ear=CHOCOLATE), dict(base=CREAM, spots=BLACK, ear=WHITE))),
-    "german_shepherd": Breed(20, 35, 10.4, 8, 10, 7, 1.2, 0.42, "pricked", 1.35, "bushy", (
-        dict(base=TAN, saddle=BLACK, muzzle=BLACK, ear=BLACK), dict(base=FAWN, saddle=BLACK, muzzle=BLACK, ear=SABLE), dict(base=BLACK),
-        dict(base=SABLE, saddle=BLACK, muzzle=BLACK, socks=FAWN))),
-    "golden_retriever": Breed(18, 33, 10.6, 9.6, 9, 7.7, 0.95, 0.52, "hanging", 1.0, "plume", (
-        dict(base=GOLD, ear=TAN), dict(base=CREAM, ear=GOLD), dict(base=APRICOT, under=GOLD, ear=TAN)), "long"),
-    "greyhound": Breed(29, 33, 9, 4.9, 12, 5.2, 1.75, 0.32, "rose", 0.8, "thin", (
-        dict(base=FAWN, under=WHITE), dict(base=BLACK, under=WHITE), dict(base=TAN, brindle=BROWN), dict(base=SLATE, under=WHITE, socks=WHITE))),
-    "poodle": Breed(25, 25, 8.6, 5.8, 10, 6.3, 1.4, 0.33, "hanging", 1.35, "pom", (
-        dict(base=WHITE), dict(base=BLACK), dict(base=APRICOT), dict(base=GREY)), "curly"),
-    "pug": Breed(13, 25, 10.6, 9.6, 4, 8.8, 0.05, 0.58, "folded", 0.75, "curl", (
-        dict(base=FAWN, muzzle=BLACK, ear=BLACK), dict(base=BLACK), dict(base=GREY, muzzle=BLACK, ear=BLACK),
-        dict(base=CREAM, muzzle=BLACK, ear=BROWN))),
-    "siberian_husky": Breed(20, 31, 10.8, 9.4, 8, 7.7, 0.9, 0.42, "pricked", 1.0, "sickle", (
-        dict(base=GREY, under=WHITE, socks=WHITE, muzzle=WHITE, mask=WHITE, eye=BLUE),
-        dict(base=BLACK, under=WHITE, socks=WHITE, muzzle=WHITE, mask=WHITE, eye=BLUE),
-        dict(base=RED, under=WHITE, socks=WHITE, muzzle=WHITE, mask=WHITE, eye=BLUE),
-        dict(base=SABLE, under=WHITE, socks=WHITE, muzzle=WHITE, mask=WHITE)), "long"),
+    "beagle": Breed(
+        leg=17, length=31, chest=9.5, waist=8.2, neck=7, head=7.4, muzzle=0.85, deep=0.5,
+        ears="hanging", ear=1.55, tail="rod",
+        coats=(
+            dict(base=TAN, saddle=BLACK, **WHITE_BELOW, blaze=WHITE, ear=RED, tip=WHITE),
+            dict(base=RED, saddle=BLACK, **WHITE_BELOW, blaze=WHITE, ear=RED, tip=WHITE),
+            dict(base=FAWN, **WHITE_BELOW, blaze=WHITE, ear=APRICOT, tip=WHITE),
+        ),
+    ),
+    "corgi": Breed(
+        leg=7.5, length=37, chest=10, waist=9.4, neck=7, head=7.8, muzzle=0.85, deep=0.38,
+        ears="pricked", ear=1.5, tail="none", fur="long",
+        coats=(
+            dict(base=RED, **WHITE_BELOW, blaze=WHITE),
+            dict(base=GOLD, **WHITE_BELOW, blaze=WHITE),
+            dict(base=TAN, saddle=BLACK, **WHITE_BELOW, blaze=WHITE),
+        ),
+    ),
+    "dachshund": Breed(
+        leg=6, length=44, chest=7.8, waist=6.8, neck=8, head=6.2, muzzle=1.35, deep=0.36,
+        ears="hanging", ear=1.5, tail="rod",
+        coats=(
+            dict(base=RED, ear=CHOCOLATE),
+            dict(base=BLACK, **TAN_POINTS),
+            dict(base=CHOCOLATE, **TAN_POINTS),
+        ),
+    ),
+    "dalmatian": Breed(
+        leg=24, length=31, chest=9.4, waist=7.4, neck=10, head=6.8, muzzle=1.05, deep=0.47,
+        ears="hanging", ear=1.1, tail="sabre",
+        coats=(
+            dict(base=WHITE, spots=BLACK, ear=BLACK),
+            dict(base=WHITE, spots=CHOCOLATE, ear=CHOCOLATE),
+            dict(base=CREAM, spots=BLACK, ear=WHITE),
+        ),
+    ),
+    "german_shepherd": Breed(
+        leg=20, length=35, chest=10.4, waist=8, neck=10, head=7, muzzle=1.2, deep=0.42,
+        ears="pricked", ear=1.35, tail="bushy",
+        coats=(
+            dict(base=TAN, saddle=BLACK, muzzle=BLACK, ear=BLACK),
+            dict(base=FAWN, saddle=BLACK, muzzle=BLACK, ear=SABLE),
+            dict(base=BLACK),
+            dict(base=SABLE, saddle=BLACK, muzzle=BLACK, socks=FAWN),
+        ),
+    ),
+    "golden_retriever": Breed(
+        leg=18, length=33, chest=10.6, waist=9.6, neck=9, head=7.7, muzzle=0.95, deep=0.52,
+        ears="hanging", ear=1.0, tail="plume", fur="long",
+        coats=(
+            dict(base=GOLD, ear=TAN),
+            dict(base=CREAM, ear=GOLD),
+            dict(base=APRICOT, under=GOLD, ear=TAN),
+        ),
+    ),
+    "greyhound": Breed(
+        leg=29, length=33, chest=9, waist=4.9, neck=12, head=5.2, muzzle=1.75, deep=0.32,
+        ears="rose", ear=0.8, tail="thin",
+        coats=(
+            dict(base=FAWN, under=WHITE),
+            dict(base=BLACK, under=WHITE),
+            dict(base=TAN, brindle=BROWN),
+            dict(base=SLATE, under=WHITE, socks=WHITE),
+        ),
+    ),
+    "poodle": Breed(
+        leg=25, length=25, chest=8.6, waist=5.8, neck=10, head=6.3, muzzle=1.4, deep=0.33,
+        ears="hanging", ear=1.35, tail="pom", fur="curly",
+        coats=(
+            dict(base=WHITE),
+            dict(base=BLACK),
+            dict(base=APRICOT),
+            dict(base=GREY),
+        ),
+    ),
+    "pug": Breed(
+        leg=13, length=25, chest=10.6, waist=9.6, neck=4, head=8.8, muzzle=0.05, deep=0.58,
+        ears="folded", ear=0.75, tail="curl",
+        coats=(
+            dict(base=FAWN, muzzle=BLACK, ear=BLACK),
+            dict(base=BLACK),
+            dict(base=GREY, muzzle=BLACK, ear=BLACK),
+            dict(base=CREAM, muzzle=BLACK, ear=BROWN),
+        ),
+    ),
+    "siberian_husky": Breed(
+        leg=20, length=31, chest=10.8, waist=9.4, neck=8, head=7.7, muzzle=0.9, deep=0.42,
+        ears="pricked", ear=1.0, tail="sickle", fur="long",
+        coats=(
+            dict(base=GREY, **WHITE_BELOW, mask=WHITE, eye=BLUE),
+            dict(base=BLACK, **WHITE_BELOW, mask=WHITE, eye=BLUE),
+            dict(base=RED, **WHITE_BELOW, mask=WHITE, eye=BLUE),
+            dict(base=SABLE, **WHITE_BELOW, mask=WHITE),
+        ),
+    ),
 }
 CLASSES = tuple(BREEDS)
 
 
-class Picture:
-    """A canvas 100 wide with a source of random numbers of its own. `place` says where a figure of size 100 goes."""
+# Paper and brushes
+
+
+class Picture(Sheet):
+    """A sheet 100 wide. `place` says where a figure of the size 100 goes."""
 
     def __init__(self, name, size):
-        self.random = random.Random(name)  # seeded by the text itself: the same in every process
-        self.uniform, self.choice, self.chance = self.random.uniform, self.random.choice, lambda p: self.random.random() < p
-        self.canvas = FINER * size
-        self.image = Image.new("RGB", (self.canvas, self.canvas))
-        self.pen = ImageDraw.Draw(self.image)
+        super().__init__(name, size)
+        self.floor = None  # the colour of the ground, on which shadows fall
+        self.flakes = 0  # of falling snow
         self.place()
 
     def place(self, scale=1.0, middle=50 + 50j, mirrored=False):
         """From now on the point 50 + 50j of what is drawn lies at `middle`."""
-        self.scale, self.shift, self.mirrored = scale, middle - scale * (50 + 50j), mirrored
+        self.scale = scale
+        self.shift = middle - scale * (50 + 50j)
+        self.mirrored = mirrored
         self.unit = scale * self.canvas / 100
 
     def at(self, point):
-        point = (point * self.scale + self.shift) * self.canvas / 100
-        return (self.canvas - point.real if self.mirrored else point.real), point.imag
-
-    def tint(self, colour, by=10):
-        """A colour near `colour`: its brightness differs by up to `by`, each channel by a third of that."""
-        brightness = self.uniform(-by, by)
-        return tuple(max(0, min(255, round(channel + brightness + self.uniform(-by, by) / 3))) for channel in colour)
-
-    def polygon(self, points, colour, pen=None):
-        (pen or self.pen).polygon([self.at(point) for point in points], colour)
+        place = (point * self.scale + self.shift) * self.canvas / 100
+        x = self.canvas - place.real if self.mirrored else place.real
+        return x, place.imag
 
     def box(self, corner, opposite, colour):
-        self.polygon([corner, complex(opposite.real, corner.imag), opposite, complex(corner.real, opposite.imag)], colour)
-
-    def line(self, points, width, colour, pen=None):
-        (pen or self.pen).line([self.at(point) for point in points], colour, max(1, round(width * self.unit)), "curve")
-
-    def oval(self, centre, wide, high, colour, pen=None):
-        (x, y), wide, high = self.at(centre), wide * self.unit, high * self.unit
-        (pen or self.pen).ellipse((x - wide, y - high, x + wide, y + high), colour)
+        """A rectangle between two corners."""
+        above = complex(opposite.real, corner.imag)
+        below = complex(corner.real, opposite.imag)
+        self.polygon([corner, above, opposite, below], colour)
 
     def limb(self, limb, colour, pen=None, more=0.0):
         """Discs along the points, joined; `more` thickens."""
         for (start, first), (end, second) in zip(limb, limb[1:]):
-            across = 1j * (end - start) / (abs(end - start) or 1)
-            self.polygon([start + across * (first + more), end + across * (second + more), end - across * (second + more),
-                          start - across * (first + more)],
-                         colour, pen)
+            side = sideways(start, end)
+            begin = side * (first + more)
+            finish = side * (second + more)
+            self.polygon([start + begin, end + finish, end - finish, start - begin], colour, pen)
         for point, radius in limb:
-            self.oval(point, radius + more, radius + more, colour, pen)
+            self.disc(point, radius + more, colour, pen)
 
     def part(self, limbs, coat, outline=0.55, shaggy=0.0):
-        """Limbs that belong together, with one dark outline around them, in the colour or the picture `coat`; `shaggy` roughens the edge."""
-        mask = Image.new("L", self.image.size)
-        pen = ImageDraw.Draw(mask)
-        limbs = limbs + [[tuft] for limb in limbs for tuft in self.tufts(limb, shaggy)] if shaggy else limbs
-        dark = tuple(channel * 11 // 20 for channel in (coat if isinstance(coat, tuple) else coat.getpixel((0, 0))))
+        """Limbs that belong together, in the colour or the picture `coat`, in one dark outline."""
+        if shaggy:  # the edge is rough
+            limbs = limbs + [[tuft] for limb in limbs for tuft in self.tufts(limb, shaggy)]
+        first = coat if isinstance(coat, tuple) else coat.getpixel((0, 0))
+        dark = tuple(channel * 11 // 20 for channel in first)
         for limb in limbs:
             self.limb(limb, dark, more=outline / self.scale)
+        mask = Image.new("L", self.image.size)
+        pen = ImageDraw.Draw(mask)
         for limb in limbs:
             self.limb(limb, 255, pen)
         self.image.paste(coat, (0, 0), mask)
@@ -145,556 +293,914 @@ class Picture:
     def tufts(self, limb, size):
         """Small discs on the edge of a limb."""
         for (start, first), (end, second) in zip(limb, limb[1:]):
-            across = 1j * (end - start) / (abs(end - start) or 1)
-            for k in range(int(abs(end - start) / size) + 2):
+            side = sideways(start, end)
+            for _ in range(int(abs(end - start) / size) + 2):
                 along = self.random.random()
-                edge = across * (first + (second - first) * along) * self.choice((-1, 1))
+                edge = side * (first + (second - first) * along) * self.choice((-1, 1))
                 yield start + (end - start) * along + edge, size * self.uniform(0.7, 1.3)
-        for point, radius in limb[-1:]:
-            for k in range(int(radius * 4 / size)):
-                yield point + cmath.rect(radius, self.uniform(0, 6.3)), size * self.uniform(0.6, 1.1)
+        point, radius = limb[-1]
+        for _ in range(int(radius * 4 / size)):
+            edge = polar(radius, self.uniform(0, 6.3))
+            yield point + edge, size * self.uniform(0.6, 1.1)
 
 
-def mixed(colour, other, share):
-    return tuple(round(a * (1 - share) + b * share) for a, b in zip(colour, other))
+def sideways(start, end):
+    """The direction to the right of the way from start to end, of the length 1."""
+    return 1j * (end - start) / (abs(end - start) or 1)
 
 
-def body_coat(p, breed, coat, hip, shoulder, legs):
-    """The trunk's coat as a picture, of which the limbs show their part: saddle, white below, socks, spots, stripes, texture."""
-    layer = Image.new("RGB", p.image.size, coat["base"])
-    pen, spine = ImageDraw.Draw(layer), (shoulder - hip) / abs(shoulder - hip)
-    up, length = -1j * spine, abs(shoulder - hip)
-    texture(p, pen, coat["base"], breed.fur, (hip + shoulder) / 2, 34)
+# The sky and the ground
+
+
+def sky(picture, horizon, above, below):
+    """Eight bands down to the horizon, from the colour `above` to the colour `below`."""
+    for k in range(8):
+        top = complex(-5, horizon * k / 8)
+        bottom = complex(105, horizon * (k + 1) / 8 + 1)
+        picture.box(top, bottom, mixed(above, below, k / 7))
+
+
+def floor(picture, horizon, colour):
+    """The ground from the horizon on, and its colour for the shadows that fall on it."""
+    picture.floor = colour
+    for k in range(5):
+        top = complex(-5, horizon + (101 - horizon) * k / 5)
+        shade = WHITE if k % 2 else BLACK
+        picture.box(top, complex(105, 101), mixed(colour, shade, 0.02 * k))
+
+
+# Places outdoors
+
+
+def lawn(picture):
+    """Trees, a hedge with trees, or a fence; grass with blades and sometimes flowers."""
+    horizon = picture.uniform(42, 66)
+    greens = ((104, 150, 66), (130, 160, 80), (84, 128, 62), (164, 164, 92))
+    grass = picture.tint(picture.choice(greens), 12)
+    above = picture.tint((120, 172, 224), 16)
+    sky(picture, horizon, above, picture.tint((214, 230, 238), 10))
+    leaf = mixed(grass, (30, 70, 40), picture.uniform(0.3, 0.7))
+    background = picture.choice(("trees", "hedge", "fence"))
+    if background != "fence":
+        for _ in range(picture.choice((3, 5, 9))):
+            x = picture.uniform(0, 100)
+            radius = picture.uniform(7, 16)
+            trunk(picture, x, horizon, radius, 1.2, (92, 68, 50))
+            picture.disc(complex(x, horizon - radius * 1.3), radius, picture.tint(leaf, 14))
+    if background == "hedge":
+        for x in range(-4, 110, 6):
+            bush = complex(x, horizon - picture.uniform(3, 7))
+            picture.oval(bush, 7, 9, picture.tint(leaf, 8))
+    if background == "fence":
+        fence(picture, horizon)
+
+    floor(picture, horizon, grass)
+    for _ in range(60):
+        foot = complex(picture.uniform(0, 100), picture.uniform(horizon + 1, 100))
+        top = foot + complex(picture.uniform(-1, 1), -2.5)
+        blade = mixed(grass, picture.choice((BLACK, WHITE, (180, 200, 80))), 0.22)
+        picture.line([foot, top], 0.6, picture.tint(blade, 6))
+    for _ in range(picture.choice((0, 0, 12))):
+        flower = complex(picture.uniform(0, 100), picture.uniform(horizon + 6, 100))
+        picture.disc(flower, 1.1, picture.choice((WHITE, (240, 210, 80), (220, 110, 150))))
+
+
+def trunk(picture, x, horizon, height, half, colour):
+    picture.box(complex(x - half, horizon - height), complex(x + half, horizon + 1), colour)
+
+
+def fence(picture, horizon):
+    """Two rails, and pales with pointed tops before them."""
+    wood = picture.tint(picture.choice((WHITE, (170, 130, 90), (140, 110, 90))), 10)
+    for y in (15, 6):
+        rail = complex(-5, horizon - y)
+        picture.box(rail, complex(105, horizon - y + 2.5), mixed(wood, BLACK, 0.15))
+    for x in range(-3, 105, 8):
+        foot = complex(x, horizon + 1)
+        shoulder = complex(x, horizon - 18)
+        tip = complex(x + 2.4, horizon - 21)
+        picture.polygon([foot, shoulder, tip, shoulder + 4.8, foot + 4.8], wood)
+
+
+def beach(picture):
+    """The sea with waves, sometimes a sailing boat, and sand."""
+    horizon = picture.uniform(30, 46)
+    above = picture.tint((110, 170, 220), 20)
+    sky(picture, horizon, above, picture.tint((224, 228, 226), 12))
+    sea = picture.tint(picture.choice(((52, 120, 156), (70, 140, 150), (84, 116, 136))), 12)
+    picture.box(complex(-5, horizon), 105 + 101j, sea)
+    for _ in range(7):
+        wave = complex(picture.uniform(-5, 90), picture.uniform(horizon + 2, horizon + 16))
+        picture.line([wave, wave + picture.uniform(6, 22)], 0.7, mixed(sea, WHITE, 0.5))
+    if picture.chance(0.5):
+        sailing_boat(picture, complex(picture.uniform(8, 92), horizon))
+
+    sand = picture.tint(picture.choice(((222, 200, 156), (206, 184, 146), (190, 172, 144))), 10)
+    shore = horizon + 20
+    floor(picture, shore, sand)
+    surf = [complex(x, shore + 1.5 * math.sin(x / 9)) for x in range(-4, 110, 6)]
+    picture.line(surf, 2.2, WHITE)
+    for _ in range(30):
+        pebble = complex(picture.uniform(0, 100), picture.uniform(horizon + 24, 100))
+        picture.oval(pebble, 1.2, 0.5, mixed(sand, BLACK, picture.uniform(0.05, 0.2)))
+
+
+def sailing_boat(picture, at):
+    picture.polygon([at - 1j, at - 13j, at + 7 - 2j], WHITE)
+    hull = [at - 5 - 1j, at + 7 - 1j, at + 5 + 1.5j, at - 4 + 1.5j]
+    picture.polygon(hull, picture.choice(((170, 50, 40), (60, 60, 80))))
+
+
+def snow(picture):
+    """Firs with snow on them, a white ground with bluish hollows; sometimes it snows."""
+    horizon = picture.uniform(46, 64)
+    white = picture.tint((226, 232, 242), 10)
+    above = picture.tint((150, 178, 208), 24)
+    sky(picture, horizon, above, picture.tint((226, 226, 232), 8))
+    for _ in range(picture.choice((3, 6, 9))):
+        x = picture.uniform(0, 100)
+        fir(picture, x, horizon, picture.uniform(16, 34), white)
+    floor(picture, horizon, white)
+    for _ in range(5):
+        hollow = complex(picture.uniform(0, 100), picture.uniform(horizon, 100))
+        wide = picture.uniform(12, 30)
+        high = picture.uniform(2, 5)
+        picture.oval(hollow, wide, high, mixed(white, (170, 190, 220), picture.uniform(0.1, 0.4)))
+    picture.flakes = picture.choice((0, 0, 40))
+
+
+def fir(picture, x, horizon, height, white):
+    """Three storeys of branches, each with snow on its top."""
+    for k in range(3):
+        top = horizon - height * (1 - 0.24 * k)
+        wide = height * (0.16 + 0.09 * k)
+        tip = complex(x, top)
+        hem = top + height * 0.42
+        branches = [tip, complex(x - wide, hem), complex(x + wide, hem)]
+        picture.polygon(branches, picture.tint((54, 88, 76), 8))
+        left = complex(x - wide * 0.5, top + height * 0.18)
+        right = complex(x + wide * 0.3, top + height * 0.2)
+        picture.polygon([tip, left, right], white)
+
+
+def falling_snow(picture):
+    for _ in range(picture.flakes):
+        flake = complex(picture.uniform(0, 100), picture.uniform(0, 100))
+        picture.disc(flake, 0.8, SNOW)
+
+
+def autumn(picture):
+    """Trees in yellow and red, their leaves on the ground."""
+    horizon = picture.uniform(44, 62)
+    earth = picture.tint((150, 112, 70), 12)
+    above = picture.tint((190, 206, 216), 14)
+    sky(picture, horizon, above, picture.tint((236, 224, 200), 8))
+    for _ in range(8):
+        x = picture.uniform(-5, 105)
+        radius = picture.uniform(9, 18)
+        trunk(picture, x, horizon, radius, 1.6, (84, 62, 48))
+        leaves = picture.choice(((206, 132, 50), (184, 84, 44), (214, 170, 70), (130, 120, 60)))
+        crown = complex(x, horizon - radius * 1.3)
+        picture.oval(crown, radius, radius * 0.95, picture.tint(leaves, 12))
+    floor(picture, horizon, earth)
+    for _ in range(70):
+        leaf = complex(picture.uniform(0, 100), picture.uniform(horizon, 100))
+        colour = picture.choice(((206, 132, 50), (184, 84, 44), (222, 180, 80), (120, 84, 52)))
+        picture.oval(leaf, 1.5, 0.9, picture.tint(colour, 12))
+
+
+def street(picture):
+    """A wall of bricks, perhaps with a door, and a pavement."""
+    horizon = picture.uniform(56, 70)
+    bricks = ((160, 90, 72), (182, 170, 150), (128, 120, 116), (200, 176, 140))
+    wall = picture.tint(picture.choice(bricks), 12)
+    mortar = mixed(wall, WHITE, 0.3)
+    picture.box(-5 - 5j, complex(105, horizon), mortar)
+    for row in range(int(horizon / 7) + 1):
+        for k in range(-1, 8):
+            brick = complex(k * 14 + 7 * (row % 2) + 0.5, horizon - 7 * (row + 1) + 0.5)
+            picture.box(brick, brick + 13 + 6j, picture.tint(wall, 8))
+    if picture.chance(0.5):
+        x = picture.choice((8, 72))
+        paint = picture.choice(((60, 90, 120), (120, 50, 50), (60, 100, 80), (90, 70, 60)))
+        picture.box(complex(x, horizon - 50), complex(x + 20, horizon), picture.tint(paint, 10))
+    floor(picture, horizon, picture.tint((156, 154, 150), 16))
+    joint = mixed(picture.floor, BLACK, 0.3)
+    for k in range(-5, 6):
+        picture.line([complex(50 + k * 14, horizon), complex(50 + k * 26, 101)], 0.5, joint)
+    picture.line([complex(-5, horizon + 12), complex(105, horizon + 12)], 0.6, joint)
+
+
+# Places indoors
+
+
+def room(picture):
+    """A wall, perhaps with stripes, a window or a painting on it, tiles or boards, a skirting."""
+    horizon = picture.uniform(60, 74)
+    walls = (
+        (206, 196, 176), (168, 188, 196), (196, 172, 168), (172, 188, 160),
+        (222, 216, 204), (120, 132, 150), (214, 190, 120),
+    )
+    wall = picture.tint(picture.choice(walls), 12)
+    picture.box(-5 - 5j, complex(105, horizon), wall)
+    if picture.chance(0.4):
+        for x in range(-4, 105, 9):
+            picture.box(complex(x, -5), complex(x + 4, horizon), mixed(wall, WHITE, 0.14))
+    corner = complex(picture.uniform(4, 62), picture.uniform(4, 16))
+    if picture.chance(0.5):
+        window(picture, corner)
+    else:
+        painting(picture, corner)
+    if picture.chance(0.5):
+        tiles(picture, horizon)
+    else:
+        boards(picture, horizon)
+    picture.box(complex(-5, horizon - 2.6), complex(105, horizon + 0.4), mixed(wall, WHITE, 0.6))
+
+
+def window(picture, corner):
+    picture.box(corner, corner + 32 + 30j, WHITE)
+    picture.box(corner + 2 + 2j, corner + 30 + 28j, picture.tint((156, 198, 226), 14))
+    picture.box(corner + 15, corner + 17 + 30j, WHITE)
+    picture.box(corner + 14j, corner + 32 + 16j, WHITE)
+
+
+def painting(picture, corner):
+    picture.box(corner, corner + 22 + 18j, picture.choice(((92, 62, 44), BLACK, (200, 170, 90))))
+    canvas = picture.choice(((180, 200, 170), (220, 180, 140), (140, 170, 200)))
+    picture.box(corner + 2 + 2j, corner + 20 + 16j, picture.tint(canvas, 14))
+
+
+def tiles(picture, horizon):
+    """A chequered floor in perspective."""
+    light = picture.tint((222, 218, 208), 10)
+    darks = ((170, 90, 70), (110, 120, 130), (90, 130, 120), (180, 170, 156))
+    dark = picture.tint(picture.choice(darks), 10)
+    floor(picture, horizon, mixed(light, dark, 0.5))
+    rows = [horizon + (104 - horizon) * share for share in (0, 0.14, 0.34, 0.62, 1)]
+    for row, (top, bottom) in enumerate(zip(rows, rows[1:])):
+        near = (bottom - horizon + 30) / 30 * 11  # the width of a tile there
+        far = (top - horizon + 30) / 30 * 11
+        for k in range(-6, 6):
+            edge = [complex(50 + k * far, top), complex(50 + (k + 1) * far, top)]
+            opposite = [complex(50 + (k + 1) * near, bottom), complex(50 + k * near, bottom)]
+            picture.polygon(edge + opposite, light if (row + k) % 2 else dark)
+
+
+def boards(picture, horizon):
+    woods = ((170, 122, 80), (140, 98, 66), (196, 156, 112), (112, 84, 66))
+    wood = picture.tint(picture.choice(woods), 10)
+    floor(picture, horizon, wood)
+    for k in range(-8, 9):
+        gap = [complex(50 + k * 8, horizon), complex(50 + k * 17, 101)]
+        picture.line(gap, 0.5, mixed(wood, BLACK, 0.3))
+
+
+def sofa(picture):
+    """A room, and before it a sofa that fills the picture: back, seat, arms, perhaps a cushion."""
+    room(picture)
+    cloths = (
+        (150, 60, 60), (70, 96, 130), (110, 130, 100), (180, 150, 110),
+        (96, 90, 100), (200, 190, 176), (190, 140, 60),
+    )
+    cloth = picture.tint(picture.choice(cloths), 12)
+    shade = mixed(cloth, BLACK, 0.12)
+    crease = mixed(cloth, BLACK, 0.35)
+    top = picture.uniform(30, 42)
+    seat = picture.uniform(70, 76)
+    upper_left, upper_right = complex(6, top + 6), complex(94, top + 6)
+    lower_left, lower_right = complex(6, seat), complex(94, seat)
+    picture.limb([(upper_left, 6), (upper_right, 6), (lower_right, 6), (lower_left, 6)], shade)
+    picture.box(upper_left, lower_right, shade)
+    picture.line([complex(50, top + 2), complex(50, seat)], 0.8, crease)
+    picture.limb([(complex(9, seat + 9), 9), (complex(91, seat + 9), 9)], cloth)
+    picture.box(complex(0, seat + 9), complex(100, 101), cloth)
+    picture.line([complex(0, 94), complex(100, 94)], 0.8, crease)
+    for x in (0, 100):
+        picture.limb([(complex(x, seat - 12), 7), (complex(x, 101), 7)], mixed(cloth, WHITE, 0.1))
+    if picture.chance(0.6):
+        left = complex(picture.choice((18, 82)), seat - 8)
+        right = complex(picture.choice((18, 82)), seat - 10)
+        cushion = picture.choice(((230, 200, 90), WHITE, (90, 140, 150), (180, 80, 90)))
+        picture.limb([(left, 8), (right, 8)], picture.tint(cushion, 10))
+    picture.floor = cloth
+
+
+PLACES = (lawn, lawn, beach, snow, autumn, room, sofa, street)
+
+
+# Things that lie about
+
+
+def thing(picture):
+    """Something that lies about, to the left or to the right."""
+    x = picture.choice((picture.uniform(5, 22), picture.uniform(78, 95)))
+    at = complex(x, picture.uniform(88, 95))
+    colour = picture.choice(((200, 50, 44), (240, 200, 60), (60, 120, 190), (90, 160, 80), WHITE))
+    what = picture.choice((ball, bowl, bone, flowers))
+    what(picture, at, colour)
+
+
+def ball(picture, at, colour):
+    picture.disc(at, 5, mixed(colour, BLACK, 0.3))
+    picture.disc(at - 0.6 - 0.6j, 4.2, colour)
+    picture.line([at - 4 - 1j, at - 0.5 + 0.6j, at + 3.4 - 1j], 0.9, WHITE)
+
+
+def bowl(picture, at, colour):
+    picture.polygon([at - 6 - 3j, at + 6 - 3j, at + 8 + 4j, at - 8 + 4j], colour)
+    picture.oval(at - 3j, 6, 1.8, mixed(colour, BLACK, 0.5))
+
+
+def bone(picture, at, _):
+    picture.limb([(at - 5, 1.5), (at + 5, 1.5)], WHITE)
+    for end in (-5 - 1.4j, -5 + 1.4j, 5 - 1.4j, 5 + 1.4j):
+        picture.disc(at + end, 1.9, WHITE)
+
+
+def flowers(picture, at, colour):
+    picture.polygon([at - 4 - 4j, at + 4 - 4j, at + 3 + 4j, at - 3 + 4j], (170, 96, 66))
+    for _ in range(6):
+        blossom = at + complex(picture.uniform(-6, 6), picture.uniform(-17, -9))
+        picture.line([at - 4j, blossom], 0.8, (70, 120, 60))
+        picture.disc(blossom, 2.2, colour)
+
+
+# The dog: its coat
+
+
+def body_coat(picture, breed, coat, hip, shoulder, legs):
+    """The coat of the trunk as a picture, of which the limbs show their part.
+
+    It has a texture, and what the breed has of saddle, white below, socks, stripes and spots.
+    """
+    layer = picture.layer(coat["base"])
+    pen = ImageDraw.Draw(layer)
+    length = abs(shoulder - hip)
+    spine = (shoulder - hip) / length
+    up = -1j * spine
+    texture(picture, pen, coat["base"], breed.fur, (hip + shoulder) / 2, 34)
     if "saddle" in coat:
-        steps = [hip - spine * breed.waist * 0.5 + spine * (length + breed.waist * 0.3) * k / 6 for k in range(7)]
-        p.limb([(point + up * breed.waist * 0.55, breed.chest * p.uniform(0.72, 0.95)) for point in steps], coat["saddle"], pen)
+        croup = hip - spine * breed.waist * 0.5
+        back = [croup + spine * (length + breed.waist * 0.3) * k / 6 for k in range(7)]
+        saddle = []
+        for point in back:
+            radius = breed.chest * picture.uniform(0.72, 0.95)
+            saddle.append((point + up * breed.waist * 0.55, radius))
+        picture.limb(saddle, coat["saddle"], pen)
     if "under" in coat:
-        p.limb([(hip + spine * length * 0.4 - up * breed.waist, breed.waist * 0.45), (shoulder - up * breed.chest * 0.8, breed.chest * 0.6),
-                (shoulder + spine * breed.chest * 1.05 + up * breed.chest * 0.2, breed.chest * 0.62),
-                (shoulder + spine * breed.chest * 1.1 + up * breed.chest * 1.0, breed.chest * 0.5)], coat["under"], pen)
-    for leg in legs if "socks" in coat else ():
-        p.limb([(point, radius * 1.5) for point, radius in leg[-3:]], coat["socks"], pen)
-    for k in range(18 if "brindle" in coat else 0):
-        foot = hip + spine * length * (k / 14 - 0.15)
-        p.line([foot + up * breed.chest, foot + spine * p.uniform(-2, 2) - up * breed.chest], p.uniform(0.5, 0.9),
-               mixed(coat["base"], coat["brindle"], 0.6), pen)
+        belly = hip + spine * length * 0.4 - up * breed.waist
+        brisket = shoulder - up * breed.chest * 0.8
+        breast = shoulder + spine * breed.chest * 1.05 + up * breed.chest * 0.2
+        throat = shoulder + spine * breed.chest * 1.1 + up * breed.chest * 1.0
+        under = [
+            (belly, breed.waist * 0.45),
+            (brisket, breed.chest * 0.6),
+            (breast, breed.chest * 0.62),
+            (throat, breed.chest * 0.5),
+        ]
+        picture.limb(under, coat["under"], pen)
+    if "socks" in coat:
+        for leg in legs:
+            picture.limb([(point, radius * 1.5) for point, radius in leg[-3:]], coat["socks"], pen)
+    if "brindle" in coat:
+        stripe = mixed(coat["base"], coat["brindle"], 0.6)
+        for k in range(18):
+            middle = hip + spine * length * (k / 14 - 0.15)
+            top = middle + up * breed.chest
+            foot = middle + spine * picture.uniform(-2, 2) - up * breed.chest
+            picture.line([top, foot], picture.uniform(0.5, 0.9), stripe, pen)
     if "spots" in coat:
-        spots(p, pen, coat["spots"], (hip + shoulder) / 2 + 4j, 40, 1.0)
+        spots(picture, pen, coat["spots"], (hip + shoulder) / 2 + 4j, 40, 1.0)
     return layer
 
 
-def spots(p, pen, colour, centre, reach, size):
+def spots(picture, pen, colour, centre, reach, size):
     for _ in range(70):
-        p.oval(centre + complex(p.uniform(-reach, reach), p.uniform(-reach, reach)), size * p.uniform(0.8, 2), size * p.uniform(0.8, 1.8),
-               colour, pen)
+        aside = complex(picture.uniform(-reach, reach), picture.uniform(-reach, reach))
+        wide = size * picture.uniform(0.8, 2)
+        picture.oval(centre + aside, wide, size * picture.uniform(0.8, 1.8), colour, pen)
 
 
-def texture(p, pen, colour, fur, centre, reach):
-    """Hair: strokes for a long coat, curls for a curly one."""
+def texture(picture, pen, colour, fur, centre, reach):
+    """Hair, within `reach` of the centre: strokes for a long coat, curls for a curly one."""
+    count = {"short": 0, "long": 60, "curly": 90}[fur]
     unit = reach / 34
-    for _ in range({"short": 0, "long": 60, "curly": 90}[fur]):
-        point = centre + complex(p.uniform(-reach, reach), p.uniform(-reach, reach))
+    for _ in range(count):
+        point = centre + complex(picture.uniform(-reach, reach), picture.uniform(-reach, reach))
         if fur == "long":
-            p.line([point, point + complex(p.uniform(-2.5, -1), p.uniform(1, 3.5)) * unit], 0.7 * unit,
-                   mixed(colour, p.choice((BLACK, WHITE)), p.uniform(0.05, 0.2)), pen)
+            stroke = complex(picture.uniform(-2.5, -1), picture.uniform(1, 3.5)) * unit
+            shade = mixed(colour, picture.choice((BLACK, WHITE)), picture.uniform(0.05, 0.2))
+            picture.line([point, point + stroke], 0.7 * unit, shade, pen)
         else:
-            p.oval(point + (0.4 + 0.5j) * unit, 2 * unit, 2 * unit, mixed(colour, BLACK, 0.24), pen)
-            p.oval(point, 1.9 * unit, 1.9 * unit, mixed(colour, WHITE, p.uniform(0.0, 0.14)), pen)
+            picture.disc(point + (0.4 + 0.5j) * unit, 2 * unit, mixed(colour, BLACK, 0.24), pen)
+            picture.disc(point, 1.9 * unit, mixed(colour, WHITE, picture.uniform(0.0, 0.14)), pen)
 
 
-def tail(p, breed, coat, rump, ground):
-    wag = p.uniform(-0.25, 0.25)
-    points, radii = {
-        "rod": ((0, -5 - 6j, -8 - 13j), (1.8, 1.5, 0.8)), "sabre": ((0, -7 + 3j, -14 + 1j, -18 - 3j), (1.7, 1.4, 1.1, 0.7)),
-        "plume": ((0, -7 - 1j, -13 + 2j, -17 + 7j), (2.0, 3.0, 3.4, 1.6)), "bushy": ((0, -5 + 5j, -7 + 13j, -5 + 20j), (2.2, 2.8, 3.0, 1.4)),
-        "sickle": ((0, -4 - 7j, 0 - 13j, 7 - 14j, 10 - 10j), (2.6, 3.2, 3.4, 3.0, 2.0)),
-        "thin": ((0, -4 + 7j, -4 + 14j, -9 + 18j), (1.4, 1.1, 0.9, 0.6)),
-        "curl": ((0, -4 - 3j, -3 - 7j, 1 - 7.5j, 2 - 4j, -1 - 3.4j), (1.7, 1.7, 1.6, 1.5, 1.4, 1.1)),
-        "pom": ((0, -2 - 5j, -3 - 11j), (1.3, 1.2, 4.8)),
-        "none": ((0, -1.2 - 0.8j), (2.4, 2.0)),
-    }[breed.tail]
-    places = [rump + point * cmath.rect(1, wag) for point in points]
-    limb = [(complex(place.real, min(place.imag, ground - radius)), radius) for place, radius in zip(places, radii)]
+def ruffled(breed, long, curly):
+    """How rough the edge of a part is: that of a short coat is smooth."""
+    return {"short": 0, "long": long, "curly": curly}[breed.fur]
+
+
+# The dog: tail and legs
+
+TAILS = {  # points and radii, from the rump on
+    "rod": ((0, 1.8), (-5 - 6j, 1.5), (-8 - 13j, 0.8)),
+    "sabre": ((0, 1.7), (-7 + 3j, 1.4), (-14 + 1j, 1.1), (-18 - 3j, 0.7)),
+    "plume": ((0, 2.0), (-7 - 1j, 3.0), (-13 + 2j, 3.4), (-17 + 7j, 1.6)),
+    "bushy": ((0, 2.2), (-5 + 5j, 2.8), (-7 + 13j, 3.0), (-5 + 20j, 1.4)),
+    "sickle": ((0, 2.6), (-4 - 7j, 3.2), (0 - 13j, 3.4), (7 - 14j, 3.0), (10 - 10j, 2.0)),
+    "thin": ((0, 1.4), (-4 + 7j, 1.1), (-4 + 14j, 0.9), (-9 + 18j, 0.6)),
+    "curl": (
+        (0, 1.7), (-4 - 3j, 1.7), (-3 - 7j, 1.6), (1 - 7.5j, 1.5), (2 - 4j, 1.4), (-1 - 3.4j, 1.1),
+    ),
+    "pom": ((0, 1.3), (-2 - 5j, 1.2), (-3 - 11j, 4.8)),
+    "none": ((0, 2.4), (-1.2 - 0.8j, 2.0)),
+}
+
+
+def tail(picture, breed, coat, rump, ground):
+    """A tail that wags a little and does not reach into the ground."""
+    wag = polar(1, picture.uniform(-0.25, 0.25))
+    limb = []
+    for point, radius in TAILS[breed.tail]:
+        place = rump + point * wag
+        limb.append((complex(place.real, min(place.imag, ground - radius)), radius))
     colour = mixed(coat.get("saddle", coat["base"]), BLACK, 0.06)
-    p.part([limb], colour, shaggy=1.2 if breed.tail in ("plume", "bushy", "sickle") else 0)
+    hairy = breed.tail in ("plume", "bushy", "sickle")
+    picture.part([limb], colour, shaggy=1.2 if hairy else 0)
     if "tip" in coat:
-        p.part([limb[-1:], [(mixed_point(limb, 0.6), 1.2), limb[-1]]], coat["tip"], 0)
+        (before, _), (last, _) = limb[-2:]
+        begin = before * (1 - 0.6) + last * 0.6
+        picture.part([limb[-1:], [(begin, 1.2), limb[-1]]], coat["tip"], outline=0)
     if breed.tail == "pom":
-        p.part([limb[-1:]], colour, shaggy=1.3)
+        picture.part([limb[-1:]], colour, shaggy=1.3)
 
 
-def mixed_point(limb, share):
-    return limb[-2][0] * (1 - share) + limb[-1][0] * share
-
-
-def shadow(p, left, right, ground):
-    p.oval(complex((left + right) / 2, ground - 0.5), (right - left) / 2, 2.6, mixed(p.floor, BLACK, 0.35))
+def bone_width(breed):
+    return 1.4 + breed.waist * 0.13
 
 
 def front_leg(breed, shoulder, ground, forward):
-    w, x = 1.4 + breed.waist * 0.13, shoulder.real + breed.chest * 0.2
-    return [(complex(x - 1, shoulder.imag + breed.chest * 0.25), 2.2 * w), (complex(x + forward * 0.2, ground - max(breed.leg, 6) * 0.8), 1.35 * w),
-            (complex(x + forward * 0.7, ground - breed.leg * 0.3 - w), 0.95 * w), (complex(x + forward, ground - w), 0.95 * w),
-            (complex(x + forward + 1.7 * w, ground - w * 0.8), 0.85 * w)]
+    """Shoulder, elbow, wrist, heel, toes."""
+    w = bone_width(breed)
+    x = shoulder.real + breed.chest * 0.2
+    return [
+        (complex(x - 1, shoulder.imag + breed.chest * 0.25), 2.2 * w),
+        (complex(x + forward * 0.2, ground - max(breed.leg, 6) * 0.8), 1.35 * w),
+        (complex(x + forward * 0.7, ground - breed.leg * 0.3 - w), 0.95 * w),
+        (complex(x + forward, ground - w), 0.95 * w),
+        (complex(x + forward + 1.7 * w, ground - w * 0.8), 0.85 * w),
+    ]
 
 
-def back_leg(breed, hip, ground, forward):
-    w, x = 1.4 + breed.waist * 0.13, hip.real
-    return [(hip + 1j, breed.waist * 0.92), (complex(x + 2.5, ground - max(breed.leg, 6) * 0.85), 1.9 * w),
-            (complex(x - 2.6 + forward * 0.6, ground - breed.leg * 0.42 - 0.5 * w), w),
-            (complex(x - 2 + forward, ground - w), 0.95 * w), (complex(x + forward + 1.7 * w - 2, ground - w * 0.8), 0.85 * w)]
+def hind_leg(breed, hip, ground, forward):
+    """Hip, knee, hock, heel, toes."""
+    w = bone_width(breed)
+    x = hip.real
+    return [
+        (hip + 1j, breed.waist * 0.92),
+        (complex(x + 2.5, ground - max(breed.leg, 6) * 0.85), 1.9 * w),
+        (complex(x - 2.6 + forward * 0.6, ground - breed.leg * 0.42 - 0.5 * w), w),
+        (complex(x - 2 + forward, ground - w), 0.95 * w),
+        (complex(x + forward + 1.7 * w - 2, ground - w * 0.8), 0.85 * w),
+    ]
 
 
-def standing(p, breed, coat):
+# The dog: poses of the whole body
+
+
+def standing(picture, breed, coat):
     ground = 88
     hip = complex(46 - breed.length / 2, ground - breed.leg - breed.chest * 0.95)
     shoulder = complex(46 + breed.length / 2, ground - breed.leg - breed.chest)
-    if breed.tail == "bushy":
+    if breed.tail == "bushy":  # a shepherd's back slopes
         hip += 2.5j
-    stride = p.uniform(-3.5, 3.5)
-    near = [front_leg(breed, shoulder, ground, stride), back_leg(breed, hip, ground, -stride)]
-    far = [front_leg(breed, shoulder, ground - 1.2, 2.5 - stride), back_leg(breed, hip, ground - 1.2, 3 + stride)]
-    whole(p, breed, coat, hip, shoulder, near, far, ground)
+    stride = picture.uniform(-3.5, 3.5)
+    near = [
+        front_leg(breed, shoulder, ground, stride),
+        hind_leg(breed, hip, ground, -stride),
+    ]
+    far = [
+        front_leg(breed, shoulder, ground - 1.2, 2.5 - stride),
+        hind_leg(breed, hip, ground - 1.2, 3 + stride),
+    ]
+    whole(picture, breed, coat, hip, shoulder, near, far, ground)
 
 
-def lying(p, breed, coat):
-    ground, w = 86, 1.5 + breed.waist * 0.14
-    hip, shoulder = complex(46 - breed.length / 2, ground - breed.waist), complex(46 + breed.length / 2, ground - breed.chest - 1.5)
+def lying(picture, breed, coat):
+    ground = 86
+    w = 1.5 + breed.waist * 0.14
+    hip = complex(46 - breed.length / 2, ground - breed.waist)
+    shoulder = complex(46 + breed.length / 2, ground - breed.chest - 1.5)
     reach = 9 + breed.leg * 0.35
-    near = [[(shoulder + 4j, 2.2 * w), (complex(shoulder.real + 4, ground - w), 1.3 * w), (complex(shoulder.real + reach, ground - w), w),
-             (complex(shoulder.real + reach + 2, ground - w), w)],
-            [(hip + 2 + 1j, breed.waist * 0.95), (complex(hip.real + 4, ground - 2 * w), 2 * w), (complex(hip.real + 8, ground - w), w),
-             (complex(hip.real + 6 + reach * 0.6, ground - w), w)]]
-    far = [[(point + 3.5 - 0.8j, radius) for point, radius in near[0]]]
-    whole(p, breed, coat, hip, shoulder, near, far, ground)
+    front = [
+        (shoulder + 4j, 2.2 * w),
+        (complex(shoulder.real + 4, ground - w), 1.3 * w),
+        (complex(shoulder.real + reach, ground - w), w),
+        (complex(shoulder.real + reach + 2, ground - w), w),
+    ]
+    hind = [
+        (hip + 2 + 1j, breed.waist * 0.95),
+        (complex(hip.real + 4, ground - 2 * w), 2 * w),
+        (complex(hip.real + 8, ground - w), w),
+        (complex(hip.real + 6 + reach * 0.6, ground - w), w),
+    ]
+    far = [(point + 3.5 - 0.8j, radius) for point, radius in front]
+    whole(picture, breed, coat, hip, shoulder, [front, hind], [far], ground)
 
 
-def sitting(p, breed, coat):
-    ground, w = 90, 1.4 + breed.waist * 0.13
+def sitting(picture, breed, coat):
+    ground = 90
+    w = bone_width(breed)
+    trunk_length = breed.length * 0.84
     hip = complex(36, ground - breed.waist * 1.02)
-    rise = min(0.87, max(0.45, (breed.leg * 0.95 + breed.chest * 1.25 - breed.waist) / (breed.length * 0.84)))
-    shoulder = hip + breed.length * 0.84 * complex(math.sqrt(1 - rise * rise), -rise)
-    x = shoulder.real + breed.chest * 0.25
-    legs = [[(shoulder + 3j, 2.4 * w), (complex(x + shift, (shoulder.imag + ground) / 2), 1.4 * w), (complex(x + shift, ground - 3 * w), w),
-             (complex(x + shift, ground - w), w),
-             (complex(x + shift + 1.7 * w, ground - w), 0.9 * w)] for shift in (0, 3)]
+    rise = (breed.leg * 0.95 + breed.chest * 1.25 - breed.waist) / trunk_length
+    rise = min(0.87, max(0.45, rise))  # the sine of the back's slope
+    shoulder = hip + trunk_length * complex(math.sqrt(1 - rise * rise), -rise)
+
+    def front(shift):
+        x = shoulder.real + breed.chest * 0.25 + shift
+        return [
+            (shoulder + 3j, 2.4 * w),
+            (complex(x, (shoulder.imag + ground) / 2), 1.4 * w),
+            (complex(x, ground - 3 * w), w),
+            (complex(x, ground - w), w),
+            (complex(x + 1.7 * w, ground - w), 0.9 * w),
+        ]
+
     foot = max(hip.real + breed.waist * 0.8, hip.real + breed.length * 0.22)
-    thigh = [(hip + 1.5 - 0.5j, breed.waist * 1.0), (complex(hip.real + breed.waist * 0.6, ground - 2.4 * w), 2 * w), (complex(foot, ground - w), w),
-             (complex(foot + 3, ground - w), w)]
-    whole(p, breed, coat, hip, shoulder, [legs[0], thigh], [legs[1]], ground)
+    thigh = [
+        (hip + 1.5 - 0.5j, breed.waist * 1.0),
+        (complex(hip.real + breed.waist * 0.6, ground - 2.4 * w), 2 * w),
+        (complex(foot, ground - w), w),
+        (complex(foot + 3, ground - w), w),
+    ]
+    whole(picture, breed, coat, hip, shoulder, [front(0), thigh], [front(3)], ground)
 
 
-def whole(p, breed, coat, hip, shoulder, near, far, ground):
-    """A dog from the side, given where hip, shoulder and legs are."""
-    shadow(p, hip.real - breed.waist, shoulder.real + breed.chest + 4, ground)
-    layer = body_coat(p, breed, coat, hip, shoulder, near + far)
+SHADED = [round(value * 0.72) for value in range(256)] * 3  # the legs on the far side
+
+
+def whole(picture, breed, coat, hip, shoulder, near, far, ground):
+    """A dog from the side, given where hip, shoulder and legs are.
+
+    Its shadow comes first, then tail and far legs, trunk and neck, the near legs, and at last the
+    head.
+    """
+    shadow(picture, hip.real - breed.waist, shoulder.real + breed.chest + 4, ground)
+    layer = body_coat(picture, breed, coat, hip, shoulder, near + far)
     spine = (shoulder - hip) / abs(shoulder - hip)
-    tail(p, breed, coat, hip - spine * breed.waist * 0.7 - 1j * spine * breed.waist * (0.5 if breed.tail != "none" else 0.2), ground)
-    p.part(far, layer.point([round(value * 0.72) for value in range(256)] * 3))
-    angle = p.uniform(0.7, 1.1) - (0.15 if breed.muzzle < 0.5 else 0)
-    head = shoulder + cmath.rect(breed.chest * 0.55 + breed.neck + breed.head * 0.5, -angle)
-    trunk = [(hip, breed.waist), ((hip + shoulder) / 2 - 1j * spine * (breed.chest - breed.waist) * 0.7, (breed.waist * 0.75 + breed.chest * 0.25)),
-             (shoulder - spine * breed.chest * 0.3, breed.chest), (shoulder + spine, breed.chest * 0.96)]
-    neck = [(shoulder - 0.15j * breed.chest, breed.chest * 0.78), (head - 0.3 * breed.head, breed.head * 0.8)]
-    edge = {"short": 0, "long": 1.3, "curly": 1.5}[breed.fur]
-    p.part([trunk, neck], layer, shaggy=edge)
-    p.part(near, layer, outline=0.35)
-    p.part([trunk[1:], neck, near[0][:1], near[1][:1]], layer, 0)
+    high = 0.5 if breed.tail != "none" else 0.2
+    rump = hip - spine * breed.waist * 0.7 - 1j * spine * breed.waist * high
+    tail(picture, breed, coat, rump, ground)
+    picture.part(far, layer.point(SHADED))
+
+    angle = picture.uniform(0.7, 1.1)
+    if breed.muzzle < 0.5:
+        angle -= 0.15
+    head = shoulder + polar(breed.chest * 0.55 + breed.neck + breed.head * 0.5, -angle)
+    loin = (hip + shoulder) / 2 - 1j * spine * (breed.chest - breed.waist) * 0.7
+    trunk = [
+        (hip, breed.waist),
+        (loin, breed.waist * 0.75 + breed.chest * 0.25),
+        (shoulder - spine * breed.chest * 0.3, breed.chest),
+        (shoulder + spine, breed.chest * 0.96),
+    ]
+    neck = [
+        (shoulder - 0.15j * breed.chest, breed.chest * 0.78),
+        (head - 0.3 * breed.head, breed.head * 0.8),
+    ]
+    picture.part([trunk, neck], layer, shaggy=ruffled(breed, 1.3, 1.5))
+    picture.part(near, layer, outline=0.35)
+    thighs = [leg[:1] for leg in near]
+    picture.part([trunk[1:], neck, *thighs], layer, outline=0)  # hides the lines where legs begin
     if breed.fur == "curly":
-        curls(p, breed, coat, shoulder, near, head)
-    if p.chance(0.35):
-        collar(p, neck)
-    head_side(p, breed, coat, head, p.uniform(-0.25, 0.3))
+        mane_and_bracelets(picture, breed, coat, shoulder, near, head)
+    if picture.chance(0.35):
+        collar(picture, neck)
+    head_from_the_side(picture, breed, coat, head, picture.uniform(-0.25, 0.3))
 
 
-def curls(p, breed, coat, shoulder, legs, head):
-    """A poodle's mane and bracelets."""
-    layer = Image.new("RGB", p.image.size, mixed(coat["base"], WHITE, 0.06))
-    texture(p, ImageDraw.Draw(layer), coat["base"], "curly", shoulder + 10j, 34)
-    p.part([[(shoulder - 2, breed.chest * 1.12), ((shoulder + head) / 2, breed.chest * 0.8)]], layer, 0.4, 1.5)
+def shadow(picture, left, right, ground):
+    middle = complex((left + right) / 2, ground - 0.5)
+    picture.oval(middle, (right - left) / 2, 2.6, mixed(picture.floor, BLACK, 0.35))
+
+
+def mane_and_bracelets(picture, breed, coat, shoulder, legs, head):
+    """A poodle's."""
+    layer = picture.layer(mixed(coat["base"], WHITE, 0.06))
+    texture(picture, ImageDraw.Draw(layer), coat["base"], "curly", shoulder + 10j, 34)
+    mane = [(shoulder - 2, breed.chest * 1.12), ((shoulder + head) / 2, breed.chest * 0.8)]
+    picture.part([mane], layer, outline=0.4, shaggy=1.5)
     for leg in legs:
-        p.part([[(leg[-2][0] - 3j, 4.0)]], layer, 0.4, 1.3)
+        heel, _ = leg[-2]
+        picture.part([[(heel - 3j, 4.0)]], layer, outline=0.4, shaggy=1.3)
 
 
-def collar(p, neck):
+def collar(picture, neck):
     (below, first), (above, second) = neck
-    middle, across = below * 0.42 + above * 0.58, 1j * (above - below) / abs(above - below) * (first * 0.42 + second * 0.58)
-    p.line([middle - across, middle + across], 1.8, p.choice(((190, 40, 44), (40, 80, 170), (40, 130, 90), (230, 180, 50), (140, 60, 140))))
-    p.oval(middle + across * 0.8 + 1.4j, 1.1, 1.1, (230, 200, 90))
+    middle = below * 0.42 + above * 0.58
+    half = 1j * (above - below) / abs(above - below) * (first * 0.42 + second * 0.58)
+    colours = ((190, 40, 44), (40, 80, 170), (40, 130, 90), (230, 180, 50), (140, 60, 140))
+    picture.line([middle - half, middle + half], 1.8, picture.choice(colours))
+    picture.disc(middle + half * 0.8 + 1.4j, 1.1, (230, 200, 90))
 
 
-def head_coat(p, breed, coat, local, r, frontal):
-    """The coat of the head as a picture: muzzle, blaze, mask, brows, spots. `local` turns lengths in radii of the head into points."""
-    layer = Image.new("RGB", p.image.size, coat["base"])
-    pen, m, d = ImageDraw.Draw(layer), breed.muzzle, breed.deep
-    texture(p, pen, coat["base"], breed.fur, local(0, 0), 1.5 * r)
+# The dog: what a head needs from either side
+
+
+class Head:
+    """Where a head is. Its parts are measured in its radius and from its middle.
+
+    x goes ahead, or to the right where it is seen from the front, and y downwards.
+    """
+
+    def __init__(self, centre, radius, tilt):
+        self.centre = centre
+        self.radius = radius
+        self.axis = polar(radius, tilt)
+
+    def at(self, x, y):
+        return self.centre + self.axis * complex(x, y)
+
+    def limb(self, *discs):
+        """A limb of discs, each given as x, y and radius."""
+        return [(self.at(x, y), radius * self.radius) for x, y, radius in discs]
+
+
+def head_coat(picture, breed, coat, head):
+    """The coat of the head as a picture, and a pen for it: its colour, texture and spots."""
+    layer = picture.layer(coat["base"])
+    pen = ImageDraw.Draw(layer)
+    texture(picture, pen, coat["base"], breed.fur, head.centre, 1.5 * head.radius)
     if "spots" in coat:
-        spots(p, pen, coat["spots"], local(0.2, 0), 1.8 * r, r * 0.1)
-    side = (-1, 1) if frontal else (1,)
-    for x in side if "mask" in coat else ():
-        p.limb([(local(x * 0.4, 0.75), 0.62 * r), (local(x * 0.5, 0.2), 0.36 * r)], coat["mask"], pen)
-        p.oval(local(x * (0.42 if frontal else 0.62), -0.5), 0.22 * r, 0.16 * r, coat["mask"], pen)
-    if "muzzle" in coat:
-        p.limb([(local(0, 0.35), (0.42 + d * 0.5) * r), (local(0, 0.6 + 0.3 * m), 0.9 * r)] if frontal else
-               [(local(0.85, 0.4), d * 1.3 * r), (local(1.2 + m, 0.4), d * 1.6 * r)], coat["muzzle"], pen)
-    if "blaze" in coat:
-        p.limb([(local(0, -1.1), 0.14 * r), (local(0, 0.2), 0.26 * r)] if frontal else [(local(0.6, -0.85), 0.13 * r), (local(1.1, 0.1), 0.25 * r)],
-               coat["blaze"], pen)
-    for x in side if "brows" in coat else ():
-        p.oval(local(x * (0.4 if frontal else 0.52), -0.42), 0.15 * r, 0.12 * r, coat["brows"], pen)
-    return layer
+        spots(picture, pen, coat["spots"], head.at(0.2, 0), 1.8 * head.radius, head.radius * 0.1)
+    return layer, pen
 
 
 def ear_colour(coat):
     """An ear stands out from the head a little: darker, and lighter on a black dog."""
-    return coat.get("ear", mixed(coat["base"], BLACK, 0.14) if sum(coat["base"]) > 200 else mixed(coat["base"], WHITE, 0.09))
+    if "ear" in coat:
+        return coat["ear"]
+    if sum(coat["base"]) > 200:
+        return mixed(coat["base"], BLACK, 0.14)
+    return mixed(coat["base"], WHITE, 0.09)
 
 
 def seam(coat):
     """The colour of the mouth's line, which must show on a dark muzzle too."""
     around = coat.get("muzzle", coat["base"])
-    return mixed(around, BLACK, 0.6) if sum(around) > 250 else mixed(around, WHITE, 0.16)
+    if sum(around) > 250:
+        return mixed(around, BLACK, 0.6)
+    return mixed(around, WHITE, 0.16)
 
 
-def eye(p, coat, centre, radius):
-    p.oval(centre, radius * 1.35, radius * 1.2, mixed(coat["base"], BLACK, 0.55) if sum(coat["base"]) > 250 else (120, 100, 84))
-    p.oval(centre, radius, radius, coat.get("eye", BROWN))
-    p.oval(centre, radius * 0.66, radius * 0.66, NOSE)
-    p.oval(centre + radius * (0.35 - 0.35j), radius * 0.34, radius * 0.34, (255, 255, 255))
+def eye(picture, coat, centre, radius):
+    """A rim, the iris, the pupil, and a light in it."""
+    rim = mixed(coat["base"], BLACK, 0.55) if sum(coat["base"]) > 250 else (120, 100, 84)
+    picture.oval(centre, radius * 1.35, radius * 1.2, rim)
+    picture.disc(centre, radius, coat.get("eye", BROWN))
+    picture.disc(centre, radius * 0.66, NOSE)
+    picture.disc(centre + radius * (0.35 - 0.35j), radius * 0.34, (255, 255, 255))
 
 
-def head_side(p, breed, coat, centre, tilt):
-    r, m, d = breed.head, breed.muzzle, breed.deep
+# The dog: a head from the side
 
-    def local(x, y):
-        return centre + cmath.rect(r, tilt) * complex(x, y)
 
-    layer, ear = head_coat(p, breed, coat, local, r, False), ear_colour(coat)
-    shapes = {"pricked": ((-0.3, -0.55, 0.48), (-0.5, -0.6 - breed.ear * 0.75, 0.1)),
-              "hanging": ((-0.4, -0.5, 0.28), (-0.55, 0.1, 0.46), (-0.5, -0.45 + breed.ear, 0.36)),
-              "folded": ((-0.35, -0.66, 0.32), (0.12, -0.62 + breed.ear * 0.6, 0.12)),
-              "rose": ((-0.45, -0.6, 0.3), (-0.5 - breed.ear, -0.3, 0.1))}
-    flap = [(local(x, y), radius * r) for x, y, radius in shapes[breed.ears]]
+def head_from_the_side(picture, breed, coat, centre, tilt):
+    """The far ear, the tongue, skull and muzzle, mouth, nose, eye, and the near ear at last."""
+    head = Head(centre, breed.head, tilt)
+    deep = breed.deep
+    layer, pen = head_coat(picture, breed, coat, head)
+    markings_from_the_side(picture, breed, coat, head, pen)
+    flap = head.limb(*ear_from_the_side(breed))
+    ear = ear_colour(coat)
     if breed.ears == "pricked":
-        p.part([[(point + cmath.rect(r * 0.6, tilt), radius) for point, radius in flap]], mixed(ear, BLACK, 0.3))
-    tip = 0.8 + m
-    muzzle = [(local(0.45, 0.28), max(d * 1.3, 0.58) * r), (local(tip, 0.4), d * r)]
-    if p.chance(0.35):
-        p.limb([(local(tip - 0.25, 0.4 + d * 0.8), 0.2 * r), (local(tip - 0.3, 0.75 + d), 0.24 * r)], PINK)
-    p.part([[(local(0, 0), r), (local(0.12, 0.2), 0.88 * r)], muzzle], layer, shaggy=0.9 if breed.fur == "long" else 0)
-    p.part([[(local(0.3, 0.1), 0.5 * r), (local(0.9, 0.35), d * r)], [(local(-0.22, 0.22), 0.72 * r), (local(-0.5, 0.75), 0.56 * r)]], layer, 0)
-    p.line([local(tip + d * 0.55, 0.42 + d * 0.5), local(tip * 0.8, 0.42 + d * 0.72), local(0.55, 0.78)], 0.11 * r, seam(coat))
-    p.oval(local(tip + d * 0.72, 0.4 - d * 0.5), 0.25 * r, 0.21 * r, NOSE)
-    eye(p, coat, local(0.5, -0.14), (0.2 if m < 0.5 else 0.16) * r)
+        behind = [(point + polar(breed.head * 0.6, tilt), radius) for point, radius in flap]
+        picture.part([behind], mixed(ear, BLACK, 0.3))
+
+    tip = 0.8 + breed.muzzle
+    if picture.chance(0.35):
+        tongue = head.limb((tip - 0.25, 0.4 + deep * 0.8, 0.2), (tip - 0.3, 0.75 + deep, 0.24))
+        picture.limb(tongue, PINK)
+    skull = head.limb((0, 0, 1), (0.12, 0.2, 0.88))
+    muzzle = head.limb((0.45, 0.28, max(deep * 1.3, 0.58)), (tip, 0.4, deep))
+    picture.part([skull, muzzle], layer, shaggy=0.9 if breed.fur == "long" else 0)
+    cheek = head.limb((0.3, 0.1, 0.5), (0.9, 0.35, deep))
+    jaw = head.limb((-0.22, 0.22, 0.72), (-0.5, 0.75, 0.56))
+    picture.part([cheek, jaw], layer, outline=0)  # hides the lines where muzzle and neck begin
+    mouth = [
+        head.at(tip + deep * 0.55, 0.42 + deep * 0.5),
+        head.at(tip * 0.8, 0.42 + deep * 0.72),
+        head.at(0.55, 0.78),
+    ]
+    picture.line(mouth, 0.11 * breed.head, seam(coat))
+    nose = head.at(tip + deep * 0.72, 0.4 - deep * 0.5)
+    picture.oval(nose, 0.25 * breed.head, 0.21 * breed.head, NOSE)
+    flat_faced = breed.muzzle < 0.5
+    eye(picture, coat, head.at(0.5, -0.14), (0.2 if flat_faced else 0.16) * breed.head)
+
     if breed.fur == "curly":
-        p.part([[(local(-0.15, -0.85), 0.95 * r), (local(-0.1, -0.5), 0.7 * r)]], layer, 0.4, 0.24 * r)
-    p.part([flap], ear, shaggy={"short": 0, "long": 0, "curly": 0.25}[breed.fur] * r)
+        topknot = head.limb((-0.15, -0.85, 0.95), (-0.1, -0.5, 0.7))
+        picture.part([topknot], layer, outline=0.4, shaggy=0.24 * breed.head)
+    picture.part([flap], ear, shaggy=ruffled(breed, 0, 0.25) * breed.head)
     if breed.ears == "pricked":
-        p.limb([(point + 0.08 * r, radius * 0.45) for point, radius in flap], mixed(ear, PINK, 0.5))
+        inside = [(point + 0.08 * breed.head, radius * 0.45) for point, radius in flap]
+        picture.limb(inside, mixed(ear, PINK, 0.5))
 
 
-def profile(p, breed, coat):
+def ear_from_the_side(breed):
+    """Discs from the root to the tip."""
+    long = breed.ear
+    return {
+        "pricked": ((-0.3, -0.55, 0.48), (-0.5, -0.6 - long * 0.75, 0.1)),
+        "hanging": ((-0.4, -0.5, 0.28), (-0.55, 0.1, 0.46), (-0.5, -0.45 + long, 0.36)),
+        "folded": ((-0.35, -0.66, 0.32), (0.12, -0.62 + long * 0.6, 0.12)),
+        "rose": ((-0.45, -0.6, 0.3), (-0.5 - long, -0.3, 0.1)),
+    }[breed.ears]
+
+
+def markings_from_the_side(picture, breed, coat, head, pen):
+    """Mask, muzzle, blaze and brows."""
+    r = breed.head
+    if "mask" in coat:
+        cheek = head.limb((0.4, 0.75, 0.62), (0.5, 0.2, 0.36))
+        picture.limb(cheek, coat["mask"], pen)
+        picture.oval(head.at(0.62, -0.5), 0.22 * r, 0.16 * r, coat["mask"], pen)
+    if "muzzle" in coat:
+        root = (0.85, 0.4, breed.deep * 1.3)
+        tip = (1.2 + breed.muzzle, 0.4, breed.deep * 1.6)
+        picture.limb(head.limb(root, tip), coat["muzzle"], pen)
+    if "blaze" in coat:
+        picture.limb(head.limb((0.6, -0.85, 0.13), (1.1, 0.1, 0.25)), coat["blaze"], pen)
+    if "brows" in coat:
+        picture.oval(head.at(0.52, -0.42), 0.15 * r, 0.12 * r, coat["brows"], pen)
+
+
+def profile(picture, breed, coat):
     """Head and neck from the side, near."""
-    r, middle = breed.head, 50 + 50j
-    neck = [(middle + complex(-0.35, 0.2) * r, 0.85 * r), (middle + complex(-1.2, 2.4) * r, 1.5 * r), (middle + complex(-1.5, 6) * r, 2.6 * r)]
-    layer = body_coat(p, breed, coat, middle + complex(-5, 6.5) * r, middle + complex(-1, 3.9) * r, [])
-    p.part([neck], layer, shaggy={"short": 0, "long": 1.2, "curly": 1.6}[breed.fur])
-    if p.chance(0.5):
-        collar(p, neck[1::-1])
-    head_side(p, breed, coat, middle, p.uniform(-0.3, 0.15))
+    r = breed.head
+    middle = 50 + 50j
+    neck = [
+        (middle + complex(-0.35, 0.2) * r, 0.85 * r),
+        (middle + complex(-1.2, 2.4) * r, 1.5 * r),
+        (middle + complex(-1.5, 6) * r, 2.6 * r),
+    ]
+    hip = middle + complex(-5, 6.5) * r
+    shoulder = middle + complex(-1, 3.9) * r
+    layer = body_coat(picture, breed, coat, hip, shoulder, legs=[])
+    picture.part([neck], layer, shaggy=ruffled(breed, 1.2, 1.6))
+    if picture.chance(0.5):
+        collar(picture, [neck[1], neck[0]])
+    head_from_the_side(picture, breed, coat, middle, picture.uniform(-0.3, 0.15))
 
 
-def portrait(p, breed, coat):
-    """The face from the front, often tilted."""
-    r, m, d, tilt = breed.head, breed.muzzle, breed.deep, p.uniform(-0.22, 0.22)
-    narrow = 1.16 - 0.25 * m
+# The dog: a head from the front
 
-    def local(x, y):
-        return 50 + 46j + cmath.rect(r, tilt) * complex(x, y)
 
-    layer, ear = head_coat(p, breed, coat, local, r, True), ear_colour(coat)
-    chest(p, breed, coat, r, narrow)
-    behind, front = {"pricked": (((0.55, -0.5, 0.46), (0.8, -0.55 - breed.ear * 0.75, 0.1)), None),
-                     "hanging": (None, ((0.82, -0.5, 0.26), (1.12, 0.1, 0.36), (1.06, -0.5 + breed.ear, 0.32))),
-                     "folded": (None, ((0.66, -0.76, 0.3), (1.02, -0.76 + breed.ear * 0.65, 0.13))),
-                     "rose": (((0.6, -0.55, 0.28), (1.25, -0.5, 0.1)), None)}[breed.ears]
-    for x in (-1, 1) if behind else ():
-        flap = [(local(x * side * narrow, y), radius * r) for side, y, radius in behind]
-        p.part([flap], ear)
-        p.limb([(point + 0.06j * r, radius * 0.5) for point, radius in flap], mixed(ear, PINK, 0.5))
+def portrait(picture, breed, coat):
+    """The face from the front, often tilted.
+
+    The chest comes first, then ears that stand behind the skull, the skull, ears that hang before
+    it, eyes and snout.
+    """
+    r = breed.head
+    head = Head(50 + 46j, r, picture.uniform(-0.22, 0.22))
+    narrow = 1.16 - 0.25 * breed.muzzle  # a long muzzle goes with a narrow skull
+    layer, pen = head_coat(picture, breed, coat, head)
+    markings_from_the_front(picture, breed, coat, head, pen)
+    chest(picture, breed, coat, narrow)
+    ear = ear_colour(coat)
+    upright = breed.ears in ("pricked", "rose")
+    if upright:
+        for side in (-1, 1):
+            flap = head.limb(*ear_from_the_front(breed, side * narrow))
+            picture.part([flap], ear)
+            inside = [(point + 0.06j * r, radius * 0.5) for point, radius in flap]
+            picture.limb(inside, mixed(ear, PINK, 0.5))
+
     cheek = 0.55 if breed.fur == "long" else 0.42
-    skull = [(local(-0.28 * narrow, -0.1), 0.85 * narrow * r), (local(0.28 * narrow, -0.1), 0.85 * narrow * r)]
-    p.part([skull, [(local(-cheek * narrow, 0.3), 0.62 * narrow * r), (local(cheek * narrow, 0.3), 0.62 * narrow * r)],
-            [(local(0, 0.4), (0.3 + d * 0.6) * r), (local(0, 0.6 + 0.28 * m), (0.26 + d * 0.5) * r)]], layer,
-            shaggy=1.0 if breed.fur == "long" else 0)
+    skull = head.limb(
+        (-0.28 * narrow, -0.1, 0.85 * narrow),
+        (0.28 * narrow, -0.1, 0.85 * narrow),
+    )
+    cheeks = head.limb(
+        (-cheek * narrow, 0.3, 0.62 * narrow),
+        (cheek * narrow, 0.3, 0.62 * narrow),
+    )
+    muzzle = head.limb(
+        (0, 0.4, 0.3 + breed.deep * 0.6),
+        (0, 0.6 + 0.28 * breed.muzzle, 0.26 + breed.deep * 0.5),
+    )
+    picture.part([skull, cheeks, muzzle], layer, shaggy=1.0 if breed.fur == "long" else 0)
     if breed.fur == "curly":
-        p.part([[(local(0, -0.95), 0.62 * r), (local(0, -0.6), 0.6 * r)]], layer, 0.4, 0.26 * r)
-    for x in (-1, 1) if front else ():
-        p.part([[(local(x * side * narrow, y), radius * r) for side, y, radius in front]], ear, shaggy=0.25 * r if breed.fur == "curly" else 0)
-    for x in (-1, 1):
-        eye(p, coat, local(x * 0.43 * narrow, -0.06), (0.21 if m < 0.5 else 0.16) * r)
-    snout(p, breed, coat, local, r)
+        topknot = head.limb((0, -0.95, 0.62), (0, -0.6, 0.6))
+        picture.part([topknot], layer, outline=0.4, shaggy=0.26 * r)
+    if not upright:
+        for side in (-1, 1):
+            flap = head.limb(*ear_from_the_front(breed, side * narrow))
+            picture.part([flap], ear, shaggy=ruffled(breed, 0, 0.25 * r))
+
+    flat_faced = breed.muzzle < 0.5
+    for side in (-1, 1):
+        centre = head.at(side * 0.43 * narrow, -0.06)
+        eye(picture, coat, centre, (0.21 if flat_faced else 0.16) * r)
+    snout(picture, breed, coat, head)
 
 
-def snout(p, breed, coat, local, r):
-    """Nose, mouth and tongue from the front; a pug's wrinkles."""
-    m, d = breed.muzzle, breed.deep
-    bottom, dark, wide = 0.42 + 0.3 * m, seam(coat), 0.14 + d * 0.35
-    if p.chance(0.45):
-        p.limb([(local(0, bottom + 0.35), 0.16 * r), (local(0, bottom + 0.62), 0.19 * r)], PINK)
-    p.line([local(-wide, bottom + 0.26), local(-wide * 0.5, bottom + 0.36), local(0, bottom + 0.24), local(wide * 0.5, bottom + 0.36),
-            local(wide, bottom + 0.26)], 0.08 * r, dark)
-    p.line([local(0, bottom), local(0, bottom + 0.26)], 0.08 * r, dark)
-    p.limb([(local(-0.1, bottom - 0.04), 0.13 * r), (local(0.1, bottom - 0.04), 0.13 * r), (local(0, bottom + 0.06), 0.11 * r)], NOSE)
-    p.oval(local(-0.06, bottom - 0.1), 0.07 * r, 0.035 * r, (120, 116, 120))
-    for y in (-0.55, -0.4) if m < 0.5 else ():
-        p.line([local(-0.3, y), local(0, y - 0.09), local(0.3, y)], 0.07 * r, mixed(coat["base"], BLACK, 0.35))
+def ear_from_the_front(breed, side):
+    """Discs from the root to the tip; `side` is less than 0 on the left."""
+    long = breed.ear
+    discs = {
+        "pricked": ((0.55, -0.5, 0.46), (0.8, -0.55 - long * 0.75, 0.1)),
+        "hanging": ((0.82, -0.5, 0.26), (1.12, 0.1, 0.36), (1.06, -0.5 + long, 0.32)),
+        "folded": ((0.66, -0.76, 0.3), (1.02, -0.76 + long * 0.65, 0.13)),
+        "rose": ((0.6, -0.55, 0.28), (1.25, -0.5, 0.1)),
+    }[breed.ears]
+    return [(side * x, y, radius) for x, y, radius in discs]
 
 
-def chest(p, breed, coat, r, narrow):
-    neck = [(50 + 46j + 0.6j * r, 0.75 * narrow * r), (50 + 46j + 2.2j * r, (1.05 + 0.1 * breed.waist / breed.leg) * narrow * r),
-            (50 + 46j + 5j * r, 1.9 * r)]
-    layer = Image.new("RGB", p.image.size, coat.get("saddle", coat["base"]))
+def markings_from_the_front(picture, breed, coat, head, pen):
+    """Mask, muzzle, blaze and brows."""
+    r = breed.head
+    if "mask" in coat:
+        for side in (-1, 1):
+            cheek = head.limb((side * 0.4, 0.75, 0.62), (side * 0.5, 0.2, 0.36))
+            picture.limb(cheek, coat["mask"], pen)
+            picture.oval(head.at(side * 0.42, -0.5), 0.22 * r, 0.16 * r, coat["mask"], pen)
+    if "muzzle" in coat:
+        muzzle = head.limb((0, 0.35, 0.42 + breed.deep * 0.5), (0, 0.6 + 0.3 * breed.muzzle, 0.9))
+        picture.limb(muzzle, coat["muzzle"], pen)
+    if "blaze" in coat:
+        picture.limb(head.limb((0, -1.1, 0.14), (0, 0.2, 0.26)), coat["blaze"], pen)
+    if "brows" in coat:
+        for side in (-1, 1):
+            picture.oval(head.at(side * 0.4, -0.42), 0.15 * r, 0.12 * r, coat["brows"], pen)
+
+
+def chest(picture, breed, coat, narrow):
+    """Neck and chest below a face, often with a collar."""
+    r = breed.head
+    middle = 50 + 46j
+    neck = [
+        (middle + 0.6j * r, 0.75 * narrow * r),
+        (middle + 2.2j * r, (1.05 + 0.1 * breed.waist / breed.leg) * narrow * r),
+        (middle + 5j * r, 1.9 * r),
+    ]
+    layer = picture.layer(coat.get("saddle", coat["base"]))
     pen = ImageDraw.Draw(layer)
-    texture(p, pen, coat["base"], breed.fur, 50 + 46j + 3j * r, 3 * r)
+    texture(picture, pen, coat["base"], breed.fur, middle + 3j * r, 3 * r)
     if "spots" in coat:
-        spots(p, pen, coat["spots"], 50 + 46j + 3j * r, 3 * r, r * 0.12)
+        spots(picture, pen, coat["spots"], middle + 3j * r, 3 * r, r * 0.12)
     if "under" in coat or "socks" in coat:
-        p.limb([(50 + 46j + 1.3j * r, 0.5 * r), (50 + 46j + 4j * r, 0.9 * r)], coat.get("under", coat.get("socks")), pen)
-    p.part([neck], layer, shaggy={"short": 0, "long": 1.2, "curly": 1.8}[breed.fur])
-    if p.chance(0.5):
-        collar(p, [(50 + 46j + 2.4j * r, 1.3 * narrow * r), (50 + 46j + 1.0j * r, 0.9 * narrow * r)])
+        bib = [(middle + 1.3j * r, 0.5 * r), (middle + 4j * r, 0.9 * r)]
+        picture.limb(bib, coat.get("under", coat.get("socks")), pen)
+    picture.part([neck], layer, shaggy=ruffled(breed, 1.2, 1.8))
+    if picture.chance(0.5):
+        below = (middle + 2.4j * r, 1.3 * narrow * r)
+        above = (middle + 1.0j * r, 0.9 * narrow * r)
+        collar(picture, [below, above])
 
 
-def sky(p, horizon, above, below):
-    for k in range(8):
-        p.box(complex(-5, horizon * k / 8), complex(105, horizon * (k + 1) / 8 + 1), mixed(above, below, k / 7))
+def snout(picture, breed, coat, head):
+    """Tongue, mouth and nose from the front; a pug's wrinkles."""
+    r = breed.head
+    bottom = 0.42 + 0.3 * breed.muzzle
+    wide = 0.14 + breed.deep * 0.35
+    dark = seam(coat)
+    if picture.chance(0.45):
+        picture.limb(head.limb((0, bottom + 0.35, 0.16), (0, bottom + 0.62, 0.19)), PINK)
+    lips = [
+        head.at(-wide, bottom + 0.26),
+        head.at(-wide * 0.5, bottom + 0.36),
+        head.at(0, bottom + 0.24),
+        head.at(wide * 0.5, bottom + 0.36),
+        head.at(wide, bottom + 0.26),
+    ]
+    picture.line(lips, 0.08 * r, dark)
+    picture.line([head.at(0, bottom), head.at(0, bottom + 0.26)], 0.08 * r, dark)
+    nose = head.limb(
+        (-0.1, bottom - 0.04, 0.13),
+        (0.1, bottom - 0.04, 0.13),
+        (0, bottom + 0.06, 0.11),
+    )
+    picture.limb(nose, NOSE)
+    picture.oval(head.at(-0.06, bottom - 0.1), 0.07 * r, 0.035 * r, (120, 116, 120))
+    flat_faced = breed.muzzle < 0.5
+    for y in (-0.55, -0.4) if flat_faced else ():
+        wrinkle = [head.at(-0.3, y), head.at(0, y - 0.09), head.at(0.3, y)]
+        picture.line(wrinkle, 0.07 * r, mixed(coat["base"], BLACK, 0.35))
 
 
-def floor(p, horizon, colour):
-    """The ground from the horizon on, and its colour for the shadows that fall on it."""
-    p.floor = colour
-    for k in range(5):
-        p.box(complex(-5, horizon + (101 - horizon) * k / 5), complex(105, 101), mixed(colour, WHITE if k % 2 else BLACK, 0.02 * k))
-
-
-def lawn(p):
-    horizon, grass = p.uniform(42, 66), p.tint(p.choice(((104, 150, 66), (130, 160, 80), (84, 128, 62), (164, 164, 92))), 12)
-    sky(p, horizon, p.tint((120, 172, 224), 16), p.tint((214, 230, 238), 10))
-    leaf = mixed(grass, (30, 70, 40), p.uniform(0.3, 0.7))
-    kind = p.choice(("trees", "hedge", "fence"))
-    for k in range(p.choice((3, 5, 9)) if kind != "fence" else 0):
-        x, r = p.uniform(0, 100), p.uniform(7, 16)
-        p.box(complex(x - 1.2, horizon - r), complex(x + 1.2, horizon + 1), (92, 68, 50))
-        p.oval(complex(x, horizon - r * 1.3), r, r, p.tint(leaf, 14))
-    if kind == "hedge":
-        for x in range(-4, 110, 6):
-            p.oval(complex(x, horizon - p.uniform(3, 7)), 7, 9, p.tint(leaf, 8))
-    if kind == "fence":
-        wood = p.tint(p.choice((WHITE, (170, 130, 90), (140, 110, 90))), 10)
-        for y in (15, 6):
-            p.box(complex(-5, horizon - y), complex(105, horizon - y + 2.5), mixed(wood, BLACK, 0.15))
-        for x in range(-3, 105, 8):
-            p.polygon([complex(x, horizon + 1), complex(x, horizon - 18), complex(x + 2.4, horizon - 21), complex(x + 4.8, horizon - 18),
-                       complex(x + 4.8, horizon + 1)], wood)
-    floor(p, horizon, grass)
-    for _ in range(60):
-        at = complex(p.uniform(0, 100), p.uniform(horizon + 1, 100))
-        p.line([at, at + complex(p.uniform(-1, 1), -2.5)], 0.6, p.tint(mixed(grass, p.choice((BLACK, WHITE, (180, 200, 80))), 0.22), 6))
-    for _ in range(p.choice((0, 0, 12))):
-        p.oval(complex(p.uniform(0, 100), p.uniform(horizon + 6, 100)), 1.1, 1.1, p.choice((WHITE, (240, 210, 80), (220, 110, 150))))
-
-
-def beach(p):
-    horizon = p.uniform(30, 46)
-    sky(p, horizon, p.tint((110, 170, 220), 20), p.tint((224, 228, 226), 12))
-    sea = p.tint(p.choice(((52, 120, 156), (70, 140, 150), (84, 116, 136))), 12)
-    p.box(complex(-5, horizon), 105 + 101j, sea)
-    for _ in range(7):
-        at = complex(p.uniform(-5, 90), p.uniform(horizon + 2, horizon + 16))
-        p.line([at, at + p.uniform(6, 22)], 0.7, mixed(sea, WHITE, 0.5))
-    if p.chance(0.5):
-        at = complex(p.uniform(8, 92), horizon)
-        p.polygon([at - 1j, at - 13j, at + 7 - 2j], WHITE)
-        p.polygon([at - 5 - 1j, at + 7 - 1j, at + 5 + 1.5j, at - 4 + 1.5j], p.choice(((170, 50, 40), (60, 60, 80))))
-    sand = p.tint(p.choice(((222, 200, 156), (206, 184, 146), (190, 172, 144))), 10)
-    floor(p, horizon + 20, sand)
-    p.line([complex(x, horizon + 20 + 1.5 * math.sin(x / 9)) for x in range(-4, 110, 6)], 2.2, WHITE)
-    for _ in range(30):
-        p.oval(complex(p.uniform(0, 100), p.uniform(horizon + 24, 100)), 1.2, 0.5, mixed(sand, BLACK, p.uniform(0.05, 0.2)))
-
-
-def snow(p):
-    horizon, white = p.uniform(46, 64), p.tint((226, 232, 242), 10)
-    sky(p, horizon, p.tint((150, 178, 208), 24), p.tint((226, 226, 232), 8))
-    for _ in range(p.choice((3, 6, 9))):
-        x, high = p.uniform(0, 100), p.uniform(16, 34)
-        for k in range(3):
-            top, wide = horizon - high * (1 - 0.24 * k), high * (0.16 + 0.09 * k)
-            p.polygon([complex(x, top), complex(x - wide, top + high * 0.42), complex(x + wide, top + high * 0.42)], p.tint((54, 88, 76), 8))
-            p.polygon([complex(x, top), complex(x - wide * 0.5, top + high * 0.18), complex(x + wide * 0.3, top + high * 0.2)], white)
-    floor(p, horizon, white)
-    for _ in range(5):
-        p.oval(complex(p.uniform(0, 100), p.uniform(horizon, 100)), p.uniform(12, 30), p.uniform(2, 5),
-               mixed(white, (170, 190, 220), p.uniform(0.1, 0.4)))
-    p.flakes = p.choice((0, 0, 40))
-
-
-def autumn(p):
-    horizon, earth = p.uniform(44, 62), p.tint((150, 112, 70), 12)
-    sky(p, horizon, p.tint((190, 206, 216), 14), p.tint((236, 224, 200), 8))
-    for _ in range(8):
-        x, r = p.uniform(-5, 105), p.uniform(9, 18)
-        p.box(complex(x - 1.6, horizon - r), complex(x + 1.6, horizon + 1), (84, 62, 48))
-        p.oval(complex(x, horizon - r * 1.3), r, r * 0.95, p.tint(p.choice(((206, 132, 50), (184, 84, 44), (214, 170, 70), (130, 120, 60))), 12))
-    floor(p, horizon, earth)
-    for _ in range(70):
-        p.oval(complex(p.uniform(0, 100), p.uniform(horizon, 100)), 1.5, 0.9,
-               p.tint(p.choice(((206, 132, 50), (184, 84, 44), (222, 180, 80), (120, 84, 52))), 12))
-
-
-def room(p):
-    horizon = p.uniform(60, 74)
-    wall = p.tint(p.choice(((206, 196, 176), (168, 188, 196), (196, 172, 168), (172, 188, 160), (222, 216, 204), (120, 132, 150),
-                            (214, 190, 120))), 12)
-    p.box(-5 - 5j, complex(105, horizon), wall)
-    if p.chance(0.4):
-        for x in range(-4, 105, 9):
-            p.box(complex(x, -5), complex(x + 4, horizon), mixed(wall, WHITE, 0.14))
-    corner = complex(p.uniform(4, 62), p.uniform(4, 16))
-    if p.chance(0.5):
-        p.box(corner, corner + 32 + 30j, WHITE)
-        p.box(corner + 2 + 2j, corner + 30 + 28j, p.tint((156, 198, 226), 14))
-        p.box(corner + 15, corner + 17 + 30j, WHITE)
-        p.box(corner + 14j, corner + 32 + 16j, WHITE)
-    else:
-        p.box(corner, corner + 22 + 18j, p.choice(((92, 62, 44), BLACK, (200, 170, 90))))
-        p.box(corner + 2 + 2j, corner + 20 + 16j, p.tint(p.choice(((180, 200, 170), (220, 180, 140), (140, 170, 200))), 14))
-    if p.chance(0.5):
-        tiles(p, horizon)
-    else:
-        wood = p.tint(p.choice(((170, 122, 80), (140, 98, 66), (196, 156, 112), (112, 84, 66))), 10)
-        floor(p, horizon, wood)
-        for k in range(-8, 9):
-            p.line([complex(50 + k * 8, horizon), complex(50 + k * 17, 101)], 0.5, mixed(wood, BLACK, 0.3))
-    p.box(complex(-5, horizon - 2.6), complex(105, horizon + 0.4), mixed(wall, WHITE, 0.6))
-
-
-def tiles(p, horizon):
-    light, dark = p.tint((222, 218, 208), 10), p.tint(p.choice(((170, 90, 70), (110, 120, 130), (90, 130, 120), (180, 170, 156))), 10)
-    floor(p, horizon, mixed(light, dark, 0.5))
-    rows = [horizon + (104 - horizon) * share for share in (0, 0.14, 0.34, 0.62, 1)]
-    for j, (top, bottom) in enumerate(zip(rows, rows[1:])):
-        for k in range(-6, 6):
-            near, far = ((y - horizon + 30) / 30 * 11 for y in (bottom, top))
-            p.polygon([complex(50 + k * far, top), complex(50 + (k + 1) * far, top), complex(50 + (k + 1) * near, bottom),
-                       complex(50 + k * near, bottom)],
-                      light if (j + k) % 2 else dark)
-
-
-def sofa(p):
-    room(p)
-    cloth = p.tint(p.choice(((150, 60, 60), (70, 96, 130), (110, 130, 100), (180, 150, 110), (96, 90, 100), (200, 190, 176), (190, 140, 60))), 12)
-    top, seat = p.uniform(30, 42), p.uniform(70, 76)
-    p.limb([(complex(6, top + 6), 6), (complex(94, top + 6), 6), (complex(94, seat), 6), (complex(6, seat), 6)], mixed(cloth, BLACK, 0.12))
-    p.box(complex(6, top + 6), complex(94, seat), mixed(cloth, BLACK, 0.12))
-    p.line([complex(50, top + 2), complex(50, seat)], 0.8, mixed(cloth, BLACK, 0.35))
-    p.limb([(complex(9, seat + 9), 9), (complex(91, seat + 9), 9)], cloth)
-    p.box(complex(0, seat + 9), complex(100, 101), cloth)
-    p.line([complex(0, 94), complex(100, 94)], 0.8, mixed(cloth, BLACK, 0.35))
-    for x in (0, 100):
-        p.limb([(complex(x, seat - 12), 7), (complex(x, 101), 7)], mixed(cloth, WHITE, 0.1))
-    if p.chance(0.6):
-        p.limb([(complex(p.choice((18, 82)), seat - 8), 8), (complex(p.choice((18, 82)), seat - 10), 8)],
-               p.tint(p.choice(((230, 200, 90), WHITE, (90, 140, 150), (180, 80, 90))), 10))
-    p.floor = cloth
-
-
-def street(p):
-    horizon = p.uniform(56, 70)
-    wall = p.tint(p.choice(((160, 90, 72), (182, 170, 150), (128, 120, 116), (200, 176, 140))), 12)
-    p.box(-5 - 5j, complex(105, horizon), mixed(wall, WHITE, 0.3))
-    for row in range(int(horizon / 7) + 1):
-        for k in range(-1, 8):
-            corner = complex(k * 14 + 7 * (row % 2) + 0.5, horizon - 7 * (row + 1) + 0.5)
-            p.box(corner, corner + 13 + 6j, p.tint(wall, 8))
-    if p.chance(0.5):
-        x = p.choice((8, 72))
-        p.box(complex(x, horizon - 50), complex(x + 20, horizon), p.tint(p.choice(((60, 90, 120), (120, 50, 50), (60, 100, 80), (90, 70, 60))), 10))
-    floor(p, horizon, p.tint((156, 154, 150), 16))
-    for k in range(-5, 6):
-        p.line([complex(50 + k * 14, horizon), complex(50 + k * 26, 101)], 0.5, mixed(p.floor, BLACK, 0.3))
-    p.line([complex(-5, horizon + 12), complex(105, horizon + 12)], 0.6, mixed(p.floor, BLACK, 0.3))
-
-
-PLACES = (lawn, lawn, beach, snow, autumn, room, sofa, street)
-POSES = (standing, standing, standing, standing, sitting, sitting, sitting, lying, profile, portrait, portrait, portrait)
-
-
-def thing(p):
-    """Something that lies about."""
-    at = complex(p.choice((p.uniform(5, 22), p.uniform(78, 95))), p.uniform(88, 95))
-    colour = p.choice(((200, 50, 44), (240, 200, 60), (60, 120, 190), (90, 160, 80), WHITE))
-    kind = p.choice(("ball", "bowl", "bone", "flowers"))
-    if kind == "ball":
-        p.oval(at, 5, 5, mixed(colour, BLACK, 0.3))
-        p.oval(at - 0.6 - 0.6j, 4.2, 4.2, colour)
-        p.line([at - 4 - 1j, at - 0.5 + 0.6j, at + 3.4 - 1j], 0.9, WHITE)
-    if kind == "bowl":
-        p.polygon([at - 6 - 3j, at + 6 - 3j, at + 8 + 4j, at - 8 + 4j], colour)
-        p.oval(at - 3j, 6, 1.8, mixed(colour, BLACK, 0.5))
-    if kind == "bone":
-        p.limb([(at - 5, 1.5), (at + 5, 1.5)], WHITE)
-        for end in (-5 - 1.4j, -5 + 1.4j, 5 - 1.4j, 5 + 1.4j):
-            p.oval(at + end, 1.9, 1.9, WHITE)
-    if kind == "flowers":
-        p.polygon([at - 4 - 4j, at + 4 - 4j, at + 3 + 4j, at - 3 + 4j], (170, 96, 66))
-        for _ in range(6):
-            top = at + complex(p.uniform(-6, 6), p.uniform(-17, -9))
-            p.line([at - 4j, top], 0.8, (70, 120, 60))
-            p.oval(top, 2.2, 2.2, colour)
-
-
-def draw(label: str, number: int, size: int = 64) -> np.ndarray:
-    """Picture `number` of the class `label`: RGB bytes of the shape (size, size, 3). Raises ValueError for a class that is not in CLASSES."""
-    if label not in CLASSES:
-        raise ValueError(f"No breed {label!r} is drawn. There is: {', '.join(CLASSES)}.")
-    breed, p = BREEDS[label], Picture(f"{SEED} {label} {number}", size)
-    coat = {part: p.tint(colour, 12) for part, colour in p.choice(breed.coats).items()}
-    p.flakes = 0
-    p.choice(PLACES)(p)
-    if p.chance(0.4):
-        thing(p)
-    pose, mirrored = p.choice(POSES), p.chance(0.5)
-    if pose in (profile, portrait):
-        ahead = breed.muzzle * breed.head if pose is profile else 0
-        nearer = p.uniform(54, 69) / (2.3 * breed.head + (ahead or 0.6 * breed.ear * breed.head))
-        p.place(nearer, complex(50 - 0.45 * ahead * nearer + p.uniform(-7, 7), p.uniform(42, 55)), mirrored)
-    else:
-        extent = max(breed.length + breed.chest + breed.neck + breed.head * (1 + breed.muzzle),
-                     breed.leg + 2 * breed.chest + breed.neck + 2.4 * breed.head)
-        nearer = p.uniform(0.87, 1.12) * 75 / extent
-        p.place(nearer, complex(50 + p.uniform(-6, 6), p.uniform(85, 95) - 38 * nearer), mirrored)
-    pose(p, breed, coat)
-    return photographed(p, size)
-
-
-def photographed(p, size):
-    """The drawing in the light of the day: reduced, blurred a little, tinted, in patches lighter and darker, with a sensor's noise."""
-    p.place()
-    for _ in range(p.flakes):
-        p.oval(complex(p.uniform(0, 100), p.uniform(0, 100)), 0.8, 0.8, (255, 255, 255))
-    image = p.image.reduce(FINER).filter(ImageFilter.GaussianBlur(p.uniform(0.0, 0.3) * size / 64))
-    noise = np.random.default_rng(p.random.getrandbits(64))
-    patches = Image.fromarray(noise.normal(1, 0.035, (5, 5)).astype(np.float32)).resize((size, size), Image.Resampling.BICUBIC)
-    light = p.uniform(0.74, 1.14) * np.array([1 + p.uniform(-0.09, 0.09), 1.0, 1 + p.uniform(-0.12, 0.12)])
-    haze, contrast = p.uniform(0, 22), p.uniform(0.8, 1.05)
-    picture = np.asarray(image, np.float32) * np.asarray(patches)[:, :, None] * light.astype(np.float32) * contrast + haze
-    picture += noise.normal(0, p.uniform(1, 3.5), picture.shape).astype(np.float32)
-    return np.clip(picture, 0, 255).astype(np.uint8)
+POSES = (
+    standing, standing, standing, standing,
+    sitting, sitting, sitting,
+    lying,
+    profile,
+    portrait, portrait, portrait,
+)
 
 
 if __name__ == "__main__":
-    from ddp_common.datasets import draw_all
-
-    draw_all(draw, CLASSES, PER_CLASS, Path(sys.argv[1]))
+    command_line(draw, CLASSES, PER_CLASS)
