@@ -87,14 +87,23 @@ def _is_walltime(value):
     return _counts(value) or (isinstance(value, str) and re.fullmatch(r"(\d+-)?\d+(:\d+)*", value) is not None)
 
 
+def _is_list(value):
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
 LONGEST = 10**9  # seconds, and more than any count here
 COUNT = (_counts, "a whole number of at least 1")
+LINES = (_is_list, "a list of texts, such as [\"module load gcc/12\"]")
 WORKER_OPTIONS = {"threads_per_worker": COUNT}
 JOB_OPTIONS = {
     "cores": COUNT,
     "processes": COUNT,
     "memory": (_is_memory, "a number of bytes, such as 4GiB"),
     "walltime": (_is_walltime, "written hours:minutes:seconds, such as 02:00:00"),
+    "job_script_prologue": LINES,
+    "job_extra_directives": LINES,
+    "worker_extra_args": LINES,
+    "scheduler_options": (lambda value: isinstance(value, dict), "a mapping, such as {interface: eth0}"),
 }
 
 

@@ -7,7 +7,6 @@ tutorial are errors that say what is expected. They are found here, before a clu
 """
 
 import json
-import math
 import os
 import platform
 import shlex
@@ -24,6 +23,7 @@ current = SimpleNamespace(name=None, values={}, resume=None)  # what `launch` wr
 
 
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+ABOVE_0 = sys.float_info.min
 MOST = 10**12  # no setting counts further; beyond, steps and samples no longer fit into 64 bits
 
 
@@ -100,7 +100,7 @@ def of_kind(name, value, default, limits, whence=""):
         fits = False
     elif kind in (int, float):
         least, greatest = range_of(default, *limits.get(name, (None, None)))
-        fits = math.isfinite(value) and least <= value <= greatest
+        fits = least <= value <= greatest  # nan is not
     else:
         fits = True
     if not fits:
@@ -115,7 +115,7 @@ def range_of(default, least=None, greatest=None):
     elif least is None and default == 0:
         least = 0
     elif least is None:
-        least = 1 if type(default) is int else sys.float_info.min  # above 0
+        least = 1 if type(default) is int else ABOVE_0
     if greatest is None:
         greatest = MOST
     return least, greatest
@@ -127,7 +127,7 @@ def wanted(name, value, default, limits):
     if type(default) not in (int, float):
         return words
     least, greatest = range_of(default, *limits.get(name, (None, None)))
-    if least == sys.float_info.min:
+    if least == ABOVE_0:
         words += " above 0"
     elif least > -MOST:
         words += f" of at least {least}"
@@ -206,12 +206,10 @@ def resumed_config(directory, variable="RESUME"):
 
 def no_run(directory, path):
     """What to do about a folder without config.json."""
-    inside = path.parent if path.name == "checkpoints" or path.suffix == ".pt" else None
-    if path.suffix == ".pt" and path.parent.name == "checkpoints":
-        inside = path.parent.parent
-    if inside is not None and is_file(inside / "config.json"):
-        return f"Name the folder of the run: {inside}."
-    if any(path.glob("checkpoints/step-*.pt")):
+    folder = path.parent if path.suffix == ".pt" else path
+    if folder.name == "checkpoints" and is_file(folder.parent / "config.json"):
+        return f"Name the folder of the run: {folder.parent}."
+    if os.path.isdir(path) and any(path.glob("checkpoints/step-*.pt")):
         return (f"It has checkpoints, but with which settings they were made is not known. If you know: CHECKPOINT={directory} SET=\"…\" goes on "
                 "from the newest of them.")
     return "Name a folder that `make run` printed, such as runs/pets/2026-01-31T10-00-00."

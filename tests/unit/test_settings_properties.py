@@ -15,7 +15,7 @@ from ddp_common.scaling import numbers_of_ranks
 
 DEFAULTS = dict(epochs=3, seed=0, learning_rate=1e-3, held_out=0.15, layers=2, shuffle=True, name="small")
 LIMITS = {"held_out": (0.01, 0.45), "layers": (None, 16)}
-few = how(max_examples=int(os.environ.get("EXAMPLES", 150)), deadline=None, derandomize="EXAMPLES" not in os.environ,
+few = how(max_examples=int(os.environ.get("EXAMPLES", 60)), deadline=None, derandomize="EXAMPLES" not in os.environ,
           suppress_health_check=list(HealthCheck))
 
 # What the environment can hold, with a liking for what means something to a shell, to YAML, or to a number.
