@@ -1,15 +1,38 @@
 # The only commands a person has to know. `make help` lists them.
 
-export CLUSTER WORKERS PRESET SET RESUME RESTARTS CHECKPOINT OPTIONS DRY
+VENV ?= .venv
 
-VENV     := .venv
-PYTHON   := $(VENV)/bin/python
-STAMP    := $(VENV)/installed
-TUTORIAL ?=
-# arguments of pip for torch and torchvision; empty: the build that pip offers on this machine
-TORCH    ?=
+# What may be given on the command line. All of it reaches programs by the environment, as it was typed: no shell and no make looks into it.
+VARIABLES := TUTORIAL CLUSTER WORKERS PRESET SET RESUME RESTARTS CHECKPOINT OPTIONS DRY RUNS TORCH PYTHON_BASE VENV
+OTHERS    := SHELL DDP_% DASK_% PIP_% PYTHON% TORCH_% OMP_% MKL_% CUDA_% NCCL_% GLOO_% AWS_% SLURM_% MPL% TMPDIR %_PROXY %_proxy
 
-.PHONY: help setup run lab data test sync bench scaling doctor fault-lab clean
+define as_typed
+ifneq ($(origin $(1)),undefined)
+override $(1) := $$(value $(1))
+export $(1)
+endif
+endef
+
+command_line := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+unknown      := $(firstword $(filter-out $(VARIABLES) $(OTHERS) -%-,$(command_line)))
+small         = $(subst A,a,$(subst B,b,$(subst C,c,$(subst D,d,$(subst E,e,$(subst F,f,$(subst G,g,$(subst H,h,$(subst I,i,$(subst J,j,$\
+$(subst K,k,$(subst L,l,$(subst M,m,$(subst N,n,$(subst O,o,$(subst P,p,$(subst Q,q,$(subst R,r,$(subst S,s,$(subst T,t,$(subst U,u,$\
+$(subst V,v,$(subst W,w,$(subst X,x,$(subst Y,y,$(subst Z,z,$(1)))))))))))))))))))))))))))
+similar       = $(firstword $(foreach name,$(VARIABLES),$(if $(filter $(call small,$(1))% $(call small,$(name)),$(call small,$(name))),$\
+$(if $(filter $(call small,$(1))%,$(call small,$(name)))$(filter $(call small,$(name))%,$(call small,$(1))),$(name)))))
+ifneq ($(unknown),)
+$(error $(unknown)=$(value $(unknown)): make knows no variable of that name. $(if $(call similar,$(unknown)),Did you mean $(call similar,$(unknown))? )$\
+A setting of a tutorial is given in SET: SET="$(call small,$(unknown))=$(value $(unknown))". There are $(VARIABLES); `make help` explains them)
+endif
+$(foreach name,$(VARIABLES),$(eval $(call as_typed,$(name))))
+ifneq ($(words $(VENV)),1)
+$(error VENV=$(VENV): the folder of the environment must not have spaces in its name)
+endif
+
+STAMP  := $(VENV)/installed
+PYTHON := "$$VENV/bin/python"
+
+.PHONY: help setup run lab data test test-fast sync bench scaling doctor fault-lab clean
 
 help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
@@ -23,47 +46,45 @@ help:
 	@echo 'make lab                    open the notebooks in JupyterLab'
 	@echo 'make data TUTORIAL=pets     download the full data set (the tutorials work without)'
 	@echo 'make test                   run all tests, the notebooks included'
+	@echo 'make test-fast              run those that start no cluster: a minute'
 	@echo 'make sync                   write the notebooks from the scripts (TUTORIAL=pets: only this one)'
 	@echo 'make bench                  measure launch, steps, data, faults, clusters, images; print ratios, write runs/bench*.json'
 	@echo 'make scaling TUTORIAL=pets  compare numbers of ranks: speed, and loss at equal samples (WORKERS="1 2 4")'
 	@echo 'make doctor CLUSTER=slurm   check what usually goes wrong on a cluster; say what to do'
 	@echo 'make fault-lab              break two ranks in every known way; print what became of it'
-	@echo 'make setup                  only install, into $(VENV)/'
+	@echo 'make setup                  only install, into .venv/ (VENV=: another folder; PYTHON_BASE=: with this Python)'
 	@echo '     TORCH="--index-url URL"  take torch and torchvision from the index that pytorch.org'
 	@echo '                            names for your CUDA version, or for the CPU'
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
-	@for python in $(PYTHON_BASE) python3 python3.14 python3.13 python3.12 python3.11 python; do \
-	  if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; done; \
-	if [ -z "$$found" ]; then \
-	  echo 'No Python 3.11 or newer with the module venv was found (tried python3, python3.14 ... python3.11, python).'; \
-	  echo 'Install one (Debian, Ubuntu: apt install python3 python3-venv; elsewhere: python.org or conda), or name it: make PYTHON_BASE=/path/to/python'; \
-	  exit 1; fi; \
-	echo "Setting up $(VENV)/ with $$($$found --version): a few minutes, once."; \
-	$$found -m venv $(VENV)
-	@if [ -n "$(TORCH)" ]; then echo 'Installing torch and torchvision ($(TORCH))'; \
-	  $(PYTHON) -m pip install --quiet --disable-pip-version-check $(TORCH) -c constraints.txt torch torchvision; fi
-	@echo 'Installing the packages of pyproject.toml in the versions of constraints.txt'
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $@
+	@fits() { "$$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }; \
+	if [ -n "$$PYTHON_BASE" ]; then \
+	  if ! fits "$$PYTHON_BASE"; then echo "PYTHON_BASE=$$PYTHON_BASE is no Python of 3.11 or newer with the module venv."; exit 1; fi; \
+	  exec "$$PYTHON_BASE" install.py; fi; \
+	for python in python3 python3.14 python3.13 python3.12 python3.11 python; do if fits $$python; then exec $$python install.py; fi; done; \
+	echo 'No Python 3.11 or newer with the module venv was found (tried python3, python3.14 ... python3.11, python).'; \
+	echo 'Install one (Debian, Ubuntu: apt install python3 python3-venv; elsewhere: python.org or conda), or name it: make PYTHON_BASE=/path/to/python'; \
+	exit 1
 
 run: $(STAMP)
-	@$(PYTHON) -m ddp_common run "$(TUTORIAL)"
+	@$(PYTHON) -m ddp_common run
 
 data: $(STAMP)
-	@$(PYTHON) -m ddp_common data "$(TUTORIAL)"
+	@$(PYTHON) -m ddp_common data
 
 lab: $(STAMP)
-	@cd tutorials && DDP_PROGRESS=bar ../$(VENV)/bin/jupyter lab
+	@cd tutorials && DDP_PROGRESS=bar "$$(cd .. && cd "$$VENV" && pwd)/bin/jupyter" lab
 
 test: $(STAMP)
 	@$(PYTHON) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
+test-fast: $(STAMP)
+	@$(PYTHON) -m pytest tests/unit -m "not slow"
+
 sync: $(STAMP)
-	@$(PYTHON) tutorials/sync.py $(TUTORIAL)
+	@$(PYTHON) tutorials/sync.py $${TUTORIAL:+"$$TUTORIAL"}
 
 bench: $(STAMP)
 	@$(PYTHON) tests/benchmarks/bench.py
@@ -73,7 +94,7 @@ bench: $(STAMP)
 	@$(PYTHON) tests/benchmarks/images.py
 
 scaling: $(STAMP)
-	@$(PYTHON) -m ddp_common scaling "$(TUTORIAL)"
+	@$(PYTHON) -m ddp_common scaling
 
 doctor: $(STAMP)
 	@$(PYTHON) -m ddp_common doctor
@@ -82,4 +103,4 @@ fault-lab: $(STAMP)
 	@$(PYTHON) tests/fault_lab.py
 
 clean:
-	rm -rf $(VENV) runs data/cache
+	rm -rf "$$VENV" runs data/cache

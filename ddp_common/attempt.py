@@ -19,7 +19,7 @@ from ddp_common import agent
 from ddp_common.errors import RankFailed, RankStalled, RunStopped, SchedulerLost
 from ddp_common.process import training_stack
 from ddp_common.run_directory import Progress
-from ddp_common.settings import describe
+from ddp_common.settings import describe, has_begun, may_be_written
 from ddp_common.transfer import Checkpoints, take_file
 
 GONE_TIMEOUT = 5  # seconds to wait for ranks to be gone once they were told
@@ -48,6 +48,7 @@ class Attempt:
         self.lines = {rank: [] for rank in range(len(addresses))}
         self.scheduler_lost, self.looked, self.all_started = False, time.monotonic(), 0.0
         self.checkpoints, self.progress, self.began = None, Progress(), time.monotonic()
+        self.config = None  # what is to be written into config.json; of a resumed run once it has begun
 
     def run(self, payload, previous=None, number=1):
         """Start the ranks, follow them, and have them gone; returns rank 0's result. `previous` is the failure that this is a restart for."""
@@ -64,8 +65,10 @@ class Attempt:
             Attempt.running -= 1
 
     def _start(self, payload, previous, number):
-        """Write config.json, settle where checkpoints are, open the store's socket on rank 0's worker, submit one pinned task per rank."""
-        self.directory.write_json("config.json", describe(self.addresses))
+        """Describe the attempt, settle where checkpoints are, open the store's socket on rank 0's worker, submit one pinned task per rank."""
+        self.config = describe(self.addresses, self.directory.path, getattr(self.directory, "function", None))
+        if may_be_written(self.config, self.directory.path):
+            self._write_config()
         hosts = [get_address_host(address) for address in self.addresses]
         self.checkpoints = Checkpoints(self.client, self.run_id, self.directory.path / "checkpoints", self.addresses)
         if previous is not None:
@@ -80,6 +83,10 @@ class Attempt:
             self.futures.append(self.client.submit(agent.run_rank, spec, payload, workers=[address], pure=False, retries=0,
                                                    key=f"ddp-rank-{self.run_id}-{rank}", priority=10))
             self.futures[-1].add_done_callback(lambda done, rank=rank: self.inbox.put({"future": rank, "status": done.status}))
+
+    def _write_config(self):
+        self.directory.write_json("config.json", self.config)
+        self.config = None
 
     def _failure_at_start(self):
         """What became of a worker, or the scheduler, that was asked and did not answer; None if both are there."""
@@ -169,6 +176,8 @@ class Attempt:
     def _take_message(self, rank, message):
         if PROGRESS & set(message):
             self.moved[rank] = time.monotonic()
+        if self.config is not None and has_begun(message):
+            self._write_config()
         if "report" in message:
             self.directory.record(rank, message["report"])
             self.progress.record(message["report"])

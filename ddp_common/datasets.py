@@ -65,6 +65,13 @@ def fetch(name, data="shipped"):
         raise Error(f"There is no file {path} to read {name} from. Use data=shipped, data=full, or the path of your own.")
     if path.is_file() and path.stat().st_size == 0:
         raise Error(f"{path} is empty. Restore it (git checkout for shipped data, `make data TUTORIAL={name}` for the full set).")
+    one_file = Path(entry["shipped"]).suffix not in ("", ".py")
+    if one_file and path.is_dir():
+        raise Error(f"{path} is a folder. {entry['title']}: that is one file. Use data=shipped, data=full, or the path of your own file.")
+    if not one_file and not path.is_dir():
+        raise Error(f"{path} is a file. {entry['title']}: that is a folder. Use data=shipped, data=full, or the path of your own folder.")
+    if name in CHECK and data not in ("shipped", "full"):
+        CHECK[name](path)
     return SimpleNamespace(path=path, origin=origin, licence=licence, title=entry["title"])
 
 
@@ -133,6 +140,31 @@ def count_names(names):
     tidy = names.dropna().astype(str).str.lower().str.strip()
     tidy = tidy[tidy.str.fullmatch(r"[a-z\-. ]+") & tidy.str.contains("[a-z]")]
     return tidy.value_counts().rename_axis("name").reset_index(name="count").sort_values("name", ignore_index=True)
+
+
+def check_names(path):
+    """Raise `Error` unless the file is a table of names: CSV, the columns name and count, at least `LEAST_NAMES` rows, all of use."""
+    try:
+        table = pandas.read_csv(path, keep_default_na=False, dtype=str)
+    except (ValueError, pandas.errors.ParserError, UnicodeDecodeError, OSError) as error:
+        why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise Error(f"{path} is no table of names: {why}. {NAMES_FORMAT}") from None
+    if list(table.columns) != ["name", "count"]:
+        columns = ", ".join(f"{str(column):.40}" for column in table.columns[:5])
+        raise Error(f"{path} has the columns {columns}{', …' * (len(table.columns) > 5)}. {NAMES_FORMAT}")
+    if len(table) < LEAST_NAMES:
+        raise Error(f"{path} holds {len(table)} name(s), and {LEAST_NAMES} are needed: a tenth of them is held out to judge by. Add names.")
+    for faulty, what in ((~table["name"].str.fullmatch(r"[a-z\-. ]{1,100}"), "name"),
+                         (~table["count"].str.fullmatch(r"0*[1-9][0-9]{0,8}"), "count")):
+        if faulty.any():
+            row = faulty.idxmax()
+            raise Error(f"{path} has the {what} {table[what][row]!r:.60} in row {row + 1}. {NAMES_FORMAT}")
+
+
+LEAST_NAMES = 10
+NAMES_FORMAT = ("It is CSV in UTF-8 with the columns name and count: names of small letters a to z, '-', '.' and spaces, at most 100 of them, "
+                "and how often each was given.")
+CHECK = {"pets": check_names}  # what can be wrong with a file of somebody's own
 
 
 def _convert_pets(folder):

@@ -225,7 +225,11 @@ class Kept:
     def _open(self):
         total = self.count * (self.length + 4)
         if self.place == "memory":
-            self.map = mmap.mmap(-1, max(total, 1))
+            try:
+                self.map = mmap.mmap(-1, max(total, 1))
+            except (OSError, ValueError, OverflowError) as error:
+                raise Error(f"The images cannot be kept in memory, which takes {total / 1e6:,.0f} MB: {error}. Take a smaller size, a folder "
+                            "as the cache, or use cache=None.") from None
         else:
             path = Path(self.place) / self.name
             try:
@@ -233,7 +237,7 @@ class Kept:
                 with open(path, "a+b") as file:  # made if it is not there, never cut
                     _reserve(file, path, total)
                     self.map = mmap.mmap(file.fileno(), total)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, OverflowError) as error:
                 raise Error(f"The images cannot be kept in {self.place}, which takes {total / 1e6:,.0f} MB: {error}. Make room, name another "
                             "folder, or use cache=None.") from None
         self.sums = np.frombuffer(self.map, np.uint32, self.count)

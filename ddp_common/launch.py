@@ -128,11 +128,12 @@ def _refuse_threads(client):
 
 def _open_directory(function, directory):
     from ddp_common.run_directory import RunDirectory, new_directory
-    from ddp_common.settings import current
+    from ddp_common.settings import current, run_to_resume
 
-    if directory is None:
-        directory, current.resume = current.resume, None  # RESUME means the first launch of a tutorial, not each
-    return RunDirectory(directory or new_directory(current.name or getattr(function, "__name__", "run")))
+    name = getattr(function, "__name__", "run")
+    opened = RunDirectory(directory or run_to_resume(name) or new_directory(current.name or name))
+    opened.function = name
+    return opened
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ def study(tutorial, ranks, echo):
 def numbers_of_ranks(text):
     """[1, 2, 4] from "1 2 4" or "1,2,4". Raises `Error` for anything else."""
     words = re.split(r"[\s,]+", text.strip())
-    if not all(word.isdecimal() and int(word) for word in words):
+    if not all(word.isdecimal() and len(word) < 5 and int(word) for word in words):
         raise Error(f"WORKERS={text!r}: a study takes the numbers of ranks to compare, such as WORKERS=\"1 2 4\".")
     return sorted({int(word) for word in words})
 

@@ -19,20 +19,9 @@ import torch.distributed as dist
 
 from ddp_common import checkpoint, rendezvous, reporting, slurm, stopping
 from ddp_common.errors import Error, RankFailed, RunStopped
+from ddp_common.launchers import LAUNCHERS, started_by  # noqa: F401 (it is looked for here)
 from ddp_common.run_directory import Progress, RunDirectory, new_directory, save_whole
-from ddp_common.settings import current, describe
-
-LAUNCHERS = ("torchrun", "srun")
-
-
-def started_by():
-    """The launcher that has started this process as one of its ranks, else None."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return "torchrun"
-    if slurm.in_step() and (int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1 or os.environ.get("DDP_LAUNCHER") == "srun"):
-        return "srun"
-    return None
-
+from ddp_common.settings import current, describe, has_begun, may_be_written, run_to_resume
 
 class Ranks:
     """Stands for all ranks, as a client stands for a cluster: one of these in each. Close it, or use it in a `with` block."""
@@ -65,8 +54,11 @@ def run_here(function, arguments, directory):
     progress = Progress() if rank == 0 else None
     os.environ["DDP_CHECKPOINTS"] = str(path / "checkpoints")
     before = list(run_directory.records) if rank == 0 else []
+    config = []  # what is to be written into config.json; of a resumed run once it has begun
 
     def receive(message):
+        if config and has_begun(message):
+            run_directory.write_json("config.json", config.pop())
         if "report" in message:
             records.append({"rank": rank, **message["report"]})
             if rank == 0:
@@ -78,7 +70,9 @@ def run_here(function, arguments, directory):
             save_whole(path, message["file"], message["content"])
 
     if rank == 0:
-        run_directory.write_json("config.json", describe([]))
+        config.append(describe([], path, getattr(function, "__name__", "run")))
+        if may_be_written(config[0], path):
+            run_directory.write_json("config.json", config.pop())
         run_directory.log(f"{rendezvous.world_size()} ranks of {started_by()}; rank 0 is process {os.getpid()} on {socket.gethostname()}")
     finish_reports, earlier, result, stopped = reporting.start(receive), signal.getsignal(signal.SIGTERM), None, False
     try:
@@ -121,8 +115,8 @@ def _agree_on_directory(function, directory):
     """Rank 0 chooses and makes the run directory; every rank must see it."""
     chosen = [None]
     if rendezvous.rank() == 0:
-        directory, current.resume = directory or current.resume, None
-        chosen = [str(directory or new_directory(current.name or getattr(function, "__name__", "run")))]
+        name = getattr(function, "__name__", "run")
+        chosen = [str(directory or run_to_resume(name) or new_directory(current.name or name))]
         if "://" in chosen[0]:
             raise Error(f"{chosen[0]}: ranks of {started_by()} need a run directory in a file system that all of them see. Object storage "
                         "works where Dask starts the ranks.")

@@ -80,6 +80,7 @@ settings = ddp.settings(
     seed=0,
     presets={"full": {"data": "full", "backbone": "resnet50", "download": True, "size": 224, "batch_size": 100, "grow_batch": True,
                       "images_per_breed": 0, "head_epochs": 2, "epochs": 6, "warm_up": 16_000, "on_error": "skip"}},
+    limits={name: (0, None) for name in ("images_per_breed", "head_epochs", "epochs", "warm_up")},  # these may be 0
 )
 
 # %% [markdown]

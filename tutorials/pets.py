@@ -62,6 +62,7 @@ settings = ddp.settings(
     hidden=128,
     seed=0,
     presets={"full": {"repeat": True, "epochs": 25, "batch_size": 3 * 16_384, "layers": 4, "learning_rate": 1e-2}},
+    limits={"layers": (1, 100)},
 )
 
 # %% [markdown]

@@ -16,7 +16,8 @@ QUICK = "epochs=1 hidden=16 batch_size=4096"
 
 
 def command(*words, runs, **variables):
-    kept = {key: value for key, value in os.environ.items() if key not in ("CLUSTER", "WORKERS", "PRESET", "SET", "RESUME", "DDP_PROGRESS")}
+    kept = {key: value for key, value in os.environ.items() if key not in ("CLUSTER", "WORKERS", "PRESET", "SET", "RESUME", "CHECKPOINT", "OPTIONS",
+                                                                             "RESTARTS", "TUTORIAL", "DDP_PROGRESS")}
     return subprocess.Popen([sys.executable, "-m", "ddp_common", *words], cwd=ROOT, env=kept | {"RUNS": str(runs)} | variables,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
@@ -54,6 +55,7 @@ def short_run(tmp_path_factory):
 
 def test_run_shows_progress_names_and_where_the_run_is(short_run):
     out, error, directory = short_run
+    assert out.startswith("pets: starting 2 workers on this machine\n")
     for words in ("2 ranks", "epoch 1/1  loss", "samples/s", "Invented:", "Run directory:", directory.name):
         assert words in out
     assert error == ""
@@ -74,11 +76,52 @@ def test_resume_takes_the_settings_of_the_run_and_goes_on(short_run):
     *_, directory = short_run
     code, out, error = finish(command("run", "pets", runs=directory.parents[1], RESUME=str(directory), SET="epochs=2", WORKERS="1"))
     assert code == 0, error
-    assert json.loads((directory / "config.json").read_text())["settings"]["hidden"] == 16
+    assert "it goes on from step 25, in epoch 1 (step-00000025.pt)" in out
+    config = json.loads((directory / "config.json").read_text())
+    assert config["settings"]["hidden"] == 16 and config["settings"]["epochs"] == 2
+    assert [earlier["settings"]["epochs"] for earlier in config["earlier"]] == [1]
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     epochs = [row["epoch"] for row in rows if row["rank"] == 0]
     assert epochs == sorted(epochs) and set(epochs) == {0, 1}
     assert "Resumed from step-" in (directory / "log.txt").read_text()
+
+
+def test_a_resume_with_settings_that_do_not_fit_fails_and_leaves_config_json_as_it_was(short_run):
+    *_, directory = short_run
+    before = (directory / "config.json").read_bytes()
+    code, _, error = finish(command("run", "pets", runs=directory.parents[1], RESUME=str(directory), SET="hidden=8", WORKERS="1", RESTARTS="1"))
+    assert code == 1 and "was written by another model" in error
+    assert (directory / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("variable", ["RESUME", "CHECKPOINT"])
+@pytest.mark.parametrize("cluster", ["local", "torchrun"])
+def test_a_run_of_another_tutorial_is_refused_before_anything_is_started_or_written(short_run, variable, cluster):
+    *_, directory = short_run
+    before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+    code, out, error = finish(command("run", "mnist", runs=directory.parents[1], CLUSTER=cluster, **{variable: str(directory)}))
+    assert code == 1 and f"{variable}={directory}: that is a run of pets, not of mnist" in error
+    assert f"make run TUTORIAL=pets {variable}=" in error and "TUTORIAL=mnist" not in error and out == ""
+    assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
+
+
+def test_resume_of_a_part_of_a_run_names_the_run(short_run):
+    *_, directory = short_run
+    for part in ("checkpoints", "checkpoints/step-00000025.pt"):
+        code, _, error = finish(command("run", "pets", runs=directory.parents[1], RESUME=str(directory / part)))
+        assert code == 1 and f"Name the folder of the run: {directory}." in error
+
+
+def test_a_folder_of_checkpoints_without_settings_says_how_to_go_on_from_it(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-00000025.pt").touch()
+    code, _, error = finish(command("run", "pets", runs=tmp_path / "runs", RESUME=str(tmp_path)))
+    assert code == 1 and f'CHECKPOINT={tmp_path} SET="…" goes on' in error
+
+
+def test_without_progress_nothing_is_announced(tmp_path):
+    code, out, _ = finish(command("run", "pets", runs=tmp_path, DDP_PROGRESS="off", CLUSTER="tcp://127.0.0.1:1"))
+    assert code == 1 and out == ""
 
 
 def test_resume_passes_over_a_damaged_checkpoint_and_names_it(short_run, tmp_path):
@@ -98,7 +141,23 @@ def test_resume_passes_over_a_damaged_checkpoint_and_names_it(short_run, tmp_pat
     (["run", "pets"], {"CLUSTER": "mars"}, "There is no cluster profile 'mars'. CLUSTER takes one of local"),
     (["run", "pets"], {"PRESET": "huge"}, "pets has no preset 'huge'. It has: laptop, full"),
     (["run", "pets"], {"SET": "epoch=2"}, "pets has no setting 'epoch'. It has: data='shipped'"),
-    (["run", "pets"], {"SET": "epochs=two"}, "The setting epochs takes a whole number, not 'two'"),
+    (["run", "pets"], {"SET": "epochs=two"}, "The setting epochs takes a whole number of at least 1, not 'two'"),
+    (["run", "pets"], {"SET": "epochs=-1"}, "The setting epochs takes a whole number of at least 1, not -1"),
+    (["run", "pets"], {"SET": "epochs=0"}, "The setting epochs takes a whole number of at least 1, not 0"),
+    (["run", "pets"], {"SET": "layers=1000000000"}, "The setting layers takes a whole number of at least 1 and at most 100"),
+    (["run", "pets"], {"SET": "learning_rate=nan"}, "The setting learning_rate takes a number above 0, not nan"),
+    (["run", "dogs"], {"SET": "epochs=-1"}, "The setting epochs takes a whole number of at least 0, not -1"),
+    (["run", "pets"], {"SET": "epochs=two", "CLUSTER": "torchrun"}, "The setting epochs takes a whole number of at least 1, not 'two'"),
+    (["scaling", "pets"], {"SET": "epochs=two"}, "The setting epochs takes a whole number of at least 1, not 'two'"),
+    (["run", "pets"], {"RESTARTS": "viele"}, "RESTARTS='viele': RESTARTS is a whole number of at least 0"),
+    (["run", "pets"], {"RESTARTS": "-1", "CLUSTER": "torchrun"}, "RESTARTS='-1': RESTARTS is a whole number of at least 0"),
+    (["run", "pets"], {"WORKERS": "1e9"}, "WORKERS=1e9: the number of workers is a whole number"),
+    (["run", "pets"], {"WORKERS": "99999999"}, "more than 10,000 workers are not possible"),
+    (["run", "pets"], {"OPTIONS": "processes=two", "CLUSTER": "slurm"}, "has the option processes: 'two'. It is a whole number"),
+    (["run", "pets"], {"OPTIONS": "cores.x=3", "CLUSTER": "slurm"}, "cores.x leads into cores, which is 2"),
+    (["run", "pets"], {"OPTIONS": "x=[1"}, "x=[1 is no valid YAML"),
+    (["run", "pets"], {"RESUME": "/nowhere", "CHECKPOINT": "/elsewhere"}, "RESUME=/nowhere and CHECKPOINT=/elsewhere name two folders"),
+    (["run", "pets"], {"CHECKPOINT": "/dev/null"}, "CHECKPOINT=/dev/null: /dev/null is a file, not a folder"),
     (["run", "pets"], {"SET": "epochs"}, "'epochs' has no '='"),
     (["run", "pets"], {"WORKERS": "0"}, "WORKERS=0: the number of workers is a whole number of at least 1"),
     (["run", "pets"], {"WORKERS": "many"}, "WORKERS=many: the number of workers is a whole number"),
@@ -110,6 +169,7 @@ def test_bad_input_gets_one_clear_message(tmp_path, words, variables, message):
     assert code == 1
     assert message in error and error.count("Error:") == 1
     assert "Traceback" not in out + error
+    assert "starting" not in out or "/nowhere.csv" in message, "a cluster was started for nothing"
     assert not list(tmp_path.iterdir()), "something was left behind"
 
 

@@ -233,3 +233,43 @@ def test_shipped_digits_are_the_first_of_the_real_training_set_and_none_of_the_t
     with_label = lambda images, labels: {image.tobytes() + bytes([label]) for image, label in zip(images.numpy(), labels.tolist())}  # noqa: E731
     assert with_label(*shipped) == with_label(training[0][:10_000], training[1][:10_000])
     assert not with_label(*shipped) & with_label(*test)
+
+
+GOOD = "name,count\n" + "".join(f"pet{'abcdefghijklmnopqrstuvwxyz'[number]},{number + 1}\n" for number in range(12))
+
+
+@pytest.mark.parametrize("content, said", [
+    (b"name,count\nbella,2\nluna,3\n", "holds 2 name(s), and 10 are needed"),
+    (b"name,count\n", "holds 0 name(s)"),
+    (b"\n\n", "is no table of names: No columns to parse"),
+    (bytes(range(256)) * 100, "is no table of names"),
+    (b"\x89PNG\r\n\x1a\n" + bytes(1000), "is no table of names"),
+    (b"Name;Count\nbella;2\n", "has the columns Name;Count"),
+    (GOOD.replace("name,count", "count,name").encode(), "has the columns count, name"),
+    (GOOD.replace("peta", "Bella").encode(), "has the name 'Bella' in row 1"),
+    (GOOD.replace("petc", "").encode(), "has the name '' in row 3"),
+    (GOOD.replace("petb", "b" * 5_000_000).encode(), "in row 2"),
+    (GOOD.replace("petb,2", "petb,two").encode(), "has the count 'two' in row 2"),
+    (GOOD.replace("petb,2", "petb,-2").encode(), "has the count '-2' in row 2"),
+    (GOOD.replace("petb,2", "petb,").encode(), "has the count '' in row 2"),
+    (GOOD.replace("petb,2", "petb,2,3").encode(), "is no table of names"),
+], ids=lambda value: value if isinstance(value, str) else "file")
+def test_a_file_that_is_no_table_of_names_is_refused_with_the_row_and_the_format(tmp_path, content, said):
+    (tmp_path / "mine.csv").write_bytes(content)
+    with pytest.raises(Error) as refused:
+        datasets.fetch("pets", str(tmp_path / "mine.csv"))
+    assert said in str(refused.value) and "mine.csv" in str(refused.value) and len(str(refused.value)) < 1000
+
+
+def test_a_good_file_of_names_is_taken(tmp_path):
+    (tmp_path / "mine.csv").write_text(GOOD)
+    assert datasets.fetch("pets", str(tmp_path / "mine.csv")).path == tmp_path / "mine.csv"
+
+
+@pytest.mark.parametrize("name, path", [("pets", "folder"), ("pets", ""), ("mnist", "file"), ("dogs", "file"), ("ucmerced", "file")])
+def test_a_folder_for_a_file_or_a_file_for_a_folder_is_refused(tmp_path, monkeypatch, name, path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("something")
+    with pytest.raises(Error, match="is a f(ile|older).*that is (one|a) f(ile|older)"):
+        datasets.fetch(name, path)

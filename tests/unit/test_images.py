@@ -400,3 +400,8 @@ def test_any_data_set_of_pairs_can_be_augmented():
     pairs = [(torch.from_numpy(noise(number)).permute(2, 0, 1), number) for number in range(3)]
     dataset = Augmented(pairs, v2.RandomCrop(8), ElasticSampler(3, 1))
     assert len(dataset) == 3 and dataset[2][1] == 2 and torch.equal(dataset[1][0], dataset.__getitems__([0, 1])[1][0])
+
+
+def test_a_size_that_no_memory_holds_is_refused(folder):
+    with pytest.raises(Error, match="cannot be kept in memory"):
+        ImageFolder(folder, 10**9, cache="memory")

@@ -1,0 +1,211 @@
+"""Set-up and make's own part: what goes wrong is said at once, in one message. Nothing real is ever installed here."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOBODY = 65534
+CLOSED = "http://127.0.0.1:9/simple"
+PROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "toy"
+version = "1"
+[project.optional-dependencies]
+dev = []
+"""
+BACKEND = """
+import zipfile
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    with zipfile.ZipFile(f"{folder}/toy-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("toy-1.dist-info/METADATA", "Metadata-Version: 2.1\\nName: toy\\nVersion: 1\\nProvides-Extra: dev\\n")
+        wheel.writestr("toy-1.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr("toy-1.dist-info/RECORD", "")
+    return "toy-1-py3-none-any.whl"
+"""
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A clone of a toy project with this repository's Makefile and install.py, and a folder with a wheel that calls itself torch."""
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    for name in ("Makefile", "install.py"):
+        shutil.copy(ROOT / name, folder)
+    (folder / "pyproject.toml").write_text(PROJECT)
+    (folder / "backend.py").write_text(BACKEND)
+    (folder / "constraints.txt").write_text("torch==1\n")
+    wheels = folder / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "torch-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("torch.py", "")
+        wheel.writestr("torch-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 1\n")
+        wheel.writestr("torch-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("torch-1.dist-info/RECORD", "")
+    return folder
+
+
+def environment(clone, **variables):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_") and not name.lower().endswith("_proxy")}
+    return kept | {"PIP_INDEX_URL": CLOSED, "PIP_CONFIG_FILE": os.devnull, "PYTHON_BASE": sys.executable} | variables
+
+
+def make(clone, *words, **variables):
+    return subprocess.run(["make", *words], cwd=clone, env=environment(clone, **variables), capture_output=True, text=True, timeout=200)
+
+
+def wheel_house(clone):
+    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(clone / "wheels")}
+
+
+def test_set_up_from_a_wheel_house_needs_no_network_says_its_steps_and_is_done_once(clone):
+    done = make(clone, "setup", **wheel_house(clone))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in ("Setting up .venv/ with Python 3.", "Installing torch", "Installing the other packages", "done in"):
+        assert words in done.stdout
+    assert not (clone / ".venv" / "unfinished").exists()
+    assert "Nothing to be done" in make(clone, "setup").stdout
+
+
+def test_without_a_network_the_index_is_named_before_anything_is_installed(clone):
+    done = make(clone, "setup")
+    assert done.returncode != 0
+    assert f"The package index {CLOSED} cannot be reached: Connection refused" in done.stderr
+    assert "PIP_FIND_LINKS" in done.stderr and "ResolutionImpossible" not in done.stdout + done.stderr
+    assert not list((clone / ".venv").glob("lib/*/site-packages/torch*"))
+
+
+def test_the_index_of_torch_is_looked_at_too_and_a_password_is_not_printed(clone):
+    said = make(clone, "setup", "TORCH=--index-url http://me:secret@127.0.0.1:9/cpu", PIP_INDEX_URL="file:///nowhere").stderr
+    assert "The package index http://127.0.0.1:9/cpu cannot be reached" in said and "secret" not in said.replace("TORCH", "")
+
+
+def test_a_wheel_house_that_lacks_a_package_is_explained(clone):
+    (clone / "wheels" / "torch-1-py3-none-any.whl").unlink()
+    said = make(clone, "setup", **wheel_house(clone)).stderr
+    assert "A package is not to be had in the version of constraints.txt" in said and "torch" in said
+
+
+def test_a_small_disk_is_refused_with_what_is_there_and_what_is_needed(clone, small_disk):
+    said = make(clone, "setup", f"VENV={small_disk}/venv").stderr
+    assert "0.00 GB free" in said and "1.7 GB are needed" in said and "VENV=" in said
+    assert not list(small_disk.iterdir())
+
+
+def test_a_small_disk_for_downloads_is_refused(clone, small_disk):
+    said = make(clone, "setup", TMPDIR=str(small_disk)).stderr
+    assert "0.5 GB are needed" in said and "TMPDIR=" in said
+    assert not (clone / ".venv").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_a_clone_of_another_user_is_refused(clone):
+    for place in (clone, *clone.parents):  # may be looked into, not written to
+        if os.stat(place).st_uid == 0 and str(place).startswith(str(clone.parents[2])):
+            place.chmod(0o755)
+    python = shutil.which("python3", path="/usr/bin:/bin")
+    if python is None or subprocess.run([python, "-c", "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))"]).returncode:
+        python = sys.executable
+    done = subprocess.run([python, str(clone / "install.py")], cwd=clone, env=environment(clone), capture_output=True, text=True, user=NOBODY, group=NOBODY,
+                          extra_groups=[])
+    if done.returncode == 126 or "Permission denied: " in done.stderr and "install.py" in done.stderr:
+        pytest.skip("that user may not run this Python")
+    assert done.returncode == 1 and "You may not write to" in done.stderr and "git clone" in done.stderr
+
+
+def test_a_folder_that_is_no_environment_is_left_alone(clone):
+    (clone / "mine").mkdir()
+    (clone / "mine" / "thesis.tex").write_text("years of work")
+    said = make(clone, "setup", "VENV=mine").stderr
+    assert "is no virtual environment" in said
+    assert (clone / "mine" / "thesis.tex").read_text() == "years of work"
+
+
+def test_an_interrupted_set_up_starts_afresh(clone):
+    process = subprocess.Popen(["make", "setup"], cwd=clone, env=environment(clone, **wheel_house(clone)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               text=True, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not (clone / ".venv" / "bin" / "python").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    (clone / ".venv" / "half-written").touch()
+    done = make(clone, "setup", **wheel_house(clone))
+    assert done.returncode == 0 and "was interrupted; this one starts afresh" in done.stdout
+    assert not (clone / ".venv" / "half-written").exists()
+
+
+def test_a_python_that_is_named_and_too_old_or_absent_is_refused(clone):
+    done = make(clone, "setup", "PYTHON_BASE=/nowhere/python")
+    assert done.returncode != 0 and "PYTHON_BASE=/nowhere/python is no Python of 3.11 or newer" in done.stdout
+
+
+@pytest.fixture
+def echo(clone):
+    """The clone, set up with a program instead of Python that writes down the environment it was started with."""
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    program = clone / ".venv" / "bin" / "python"
+    program.write_text(f'#!/bin/sh\nexec env -0 > "{clone}/said"\n')
+    program.chmod(0o755)
+    (clone / ".venv" / "installed").touch()
+    return clone
+
+
+def arrived(echo, name):
+    entries = (echo / "said").read_bytes().decode().split("\0")
+    return dict(entry.partition("=")[::2] for entry in entries)[name]
+
+
+NASTY = ["two words", 'pets"; touch X; "', "'; touch X; '", "$(touch X)", "`touch X`", "$$HOME $HOME ${HOME}", "$(shell touch X)", "a\nb", "a\\nb", "#x", "a=b c=d", "*", "%",
+         "~", "-n", "é €"]
+
+
+@pytest.mark.parametrize("value", NASTY)
+@pytest.mark.parametrize("where", ["command line", "environment"])
+def test_what_is_typed_arrives_as_it_is_and_is_never_executed(echo, where, value):
+    for target, name in (("run", "TUTORIAL"), ("run", "SET"), ("data", "TUTORIAL"), ("scaling", "TUTORIAL"), ("doctor", "OPTIONS"), ("sync", "TUTORIAL"),
+                         ("run", "TORCH")):
+        words = [f"{name}={value}"] if where == "command line" else []
+        variables = {name: value} if where == "environment" else {}
+        done = make(echo, target, *words, **variables)
+        assert done.returncode == 0, done.stderr
+        assert arrived(echo, name) == value, target
+    assert not (echo / "X").exists()
+
+
+def test_a_python_with_a_nasty_name_is_not_executed_by_the_shell(clone):
+    for value in ('"; touch X; "', "$(touch X)", "a b; touch X"):
+        done = make(clone, "setup", f"PYTHON_BASE={value}")
+        assert done.returncode != 0 and "is no Python" in done.stdout
+    assert not (clone / "X").exists()
+
+
+@pytest.mark.parametrize("word, said", [
+    ("EPOCHS=1", 'SET="epochs=1"'), ("BATCH_SIZE=64", 'SET="batch_size=64"'), ("WORKER=1", "Did you mean WORKERS?"), ("workers=2", "Did you mean WORKERS?"),
+    ("TUTORIALS=pets", "Did you mean TUTORIAL?"), ("X=$(shell touch X)", "no variable of that name")])
+def test_a_variable_that_make_does_not_know_is_refused_with_those_that_it_knows(echo, word, said):
+    done = make(echo, "run", "TUTORIAL=pets", word)
+    assert done.returncode != 0 and said in done.stderr and "TUTORIAL CLUSTER WORKERS" in done.stderr
+    assert not (echo / "said").exists() and not (echo / "X").exists()
+
+
+@pytest.mark.parametrize("word", ["DDP_PROGRESS=lines", "OMP_NUM_THREADS=1", "CUDA_VISIBLE_DEVICES=0", "HTTPS_PROXY=http://proxy:1", "RUNS=s3://bucket/runs"])
+def test_variables_of_other_programs_pass(echo, word):
+    assert make(echo, "run", word).returncode == 0
+    assert arrived(echo, word.partition("=")[0]) == word.partition("=")[2]
+
+
+def test_make_alone_is_help(clone):
+    assert make(clone).stdout == make(clone, "help").stdout != ""
