@@ -45,7 +45,10 @@ def settings(tutorial, *, presets=None, **defaults):
             listing = ", ".join(f"{n}={v!r}" for n, v in values.items())
             raise Error(f"{tutorial} has no setting {name!r}. It has: {listing}.")
         values[name] = convert(name, text, type(defaults[name]))
-    current.name, current.values, current.resume = tutorial, values, os.environ.get("RESUME") or checkpoint
+    from ddp_common.run_directory import absolute
+
+    resume = os.environ.get("RESUME") or checkpoint
+    current.name, current.values, current.resume = tutorial, values, resume and str(absolute(resume))
     return SimpleNamespace(**values)
 
 
