@@ -71,7 +71,7 @@ def _run_here(function, arguments, directory, at_the_end):
         at_the_end.callback(run_directory.close)  # and with it the lock, also after a failure
     progress = Progress() if rank == 0 else None
     os.environ["DDP_CHECKPOINTS"] = str(path / "checkpoints")
-    before = list(run_directory.records) if rank == 0 else []
+    before, lost = (list(run_directory.records) if rank == 0 else []), []
 
     def receive(message):
         if "report" in message:
@@ -86,7 +86,12 @@ def _run_here(function, arguments, directory, at_the_end):
         elif "position" in message and rank == 0:
             progress.position(message["position"])
         elif "file" in message:
-            save_whole(path, message["file"], message["content"])
+            try:
+                save_whole(path, message["file"], message["content"])
+            except (OSError, Error) as error:  # not raised: this is the thread that passes on everything
+                text = f"The file {message['file']} of rank {rank} was not saved: {error}"
+                lost.append(text)
+                print(text, file=sys.stderr, flush=True)
 
     if rank == 0:
         run_directory.write_json("config.json", describe([]))
@@ -121,7 +126,7 @@ def _run_here(function, arguments, directory, at_the_end):
     if stopped:
         raise _stopped(step, path)
     return Run(everything[0][1], own_path, rendezvous.world_size(), [*before, *(record for each in everything for record in each[0])],
-               time.monotonic() - began, problems=run_directory.problems if rank == 0 else [])
+               time.monotonic() - began, problems=[*lost, *(run_directory.problems if rank == 0 else [])])
 
 
 def _stopped(step, path):
