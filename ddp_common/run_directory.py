@@ -85,9 +85,10 @@ class RunDirectory:
         return records
 
     def record(self, rank, values):
-        self.records.append({"rank": rank, **values})
         with self._going_on("metrics.jsonl"):
             self._check_now_and_then()
+        self.records.append({"rank": rank, **values})
+        with self._going_on("metrics.jsonl"):
             if not self._metrics.closed:
                 self._metrics.write(_line({"rank": rank, **values}))
 
