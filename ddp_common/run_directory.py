@@ -297,8 +297,11 @@ def save_whole(directory, name, content):
         raise Error(f"The file name {name!r} leads out of the run directory through a link ({path.resolve()}). Choose another name.")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)  # half a file on a full disk
 
 
 def is_temporary(path):
