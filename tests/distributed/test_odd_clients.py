@@ -15,6 +15,7 @@ from processes import Background, assert_nothing_left, wait_until
 
 import ddp_common as ddp
 from ddp_common import faults
+from ddp_common.attempt import Attempt
 from ddp_common.checkpoint import checkpoints
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -84,7 +85,7 @@ def test_a_cluster_that_adapts_from_zero_grows_for_a_launch_and_shrinks_afterwar
 
 
 def test_a_scheduler_that_is_gone_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddp_common.launch.RECONNECT_TIMEOUT", 1)
+    monkeypatch.setattr(sys.modules["ddp_common.launch"], "RECONNECT_TIMEOUT", 1)
     with separate_cluster(tmp_path, workers=1) as (scheduler, address):
         client = Client(address)
         scheduler.kill()
@@ -95,42 +96,33 @@ def test_a_scheduler_that_is_gone_is_named(tmp_path, monkeypatch):
         client.close(timeout=1)
 
 
-class OnlyThere:
-    """Can be made again in the rank, and not here."""
+def return_what_only_ranks_know(folder):
+    sys.path.insert(0, folder)
+    import known_to_ranks
 
-    def __init__(self, home):
-        if os.getpid() == home:
-            raise RuntimeError("not in this process")
-        self.home = home
-
-    def __reduce__(self):
-        return OnlyThere, (self.home,)
+    return known_to_ranks.Thing()
 
 
 def test_a_result_that_cannot_be_loaded_here_is_no_failure_of_a_rank(client, tmp_path):
-    home = os.getpid()
-    with pytest.raises(ddp.Error, match="All ranks finished, but what rank 0 returned cannot be loaded in this process: .*not in this process") as caught:
-        ddp.launch(client, lambda: OnlyThere(home), workers=1, directory=tmp_path / "run")
+    (tmp_path / "known_to_ranks.py").write_text("class Thing:\n    pass\n")
+    with pytest.raises(ddp.Error, match="All ranks finished, but what rank 0 returned cannot be loaded in this process: .*known_to_ranks") as caught:
+        ddp.launch(client, return_what_only_ranks_know, workers=1, directory=tmp_path / "run", folder=str(tmp_path))
     assert not isinstance(caught.value, ddp.RankFailed) and caught.value.directory == tmp_path / "run"
 
 
-def wait_while_rank_0_is_done(mark):
-    if ddp.rank() == 0:
-        return "the result"
-    while not os.path.exists(mark):
-        time.sleep(0.05)
+def test_a_worker_that_dies_with_the_result_before_it_was_fetched_is_named_and_a_restart_answers_it(tmp_path, monkeypatch):
+    """Dask would wait for ever for a result whose worker is gone."""
+    fetch, killed = Attempt._fetch_result, []
 
+    def fetch_from_a_dead_worker(self):
+        if not killed:
+            killed.append(self.client.run(os.getpid, workers=self.addresses[:1])[self.addresses[0]])
+            os.kill(killed[0], signal.SIGKILL)
+            wait_until(lambda: self.addresses[0] not in self.client.scheduler_info(n_workers=-1)["workers"])
+        return fetch(self)
 
-def test_a_worker_that_dies_with_the_result_before_it_was_fetched_is_named(tmp_path):
-    """Rank 0 has returned, rank 1 still works, and the worker that holds rank 0's result is killed. Dask would wait for it for ever."""
+    monkeypatch.setattr(Attempt, "_fetch_result", fetch_from_a_dead_worker)
     with LocalCluster(n_workers=2, **SMALL) as cluster, Client(cluster) as client:
-        running = Background(ddp.launch, client, wait_while_rank_0_is_done, workers=2, directory=tmp_path / "run", mark=str(tmp_path / "mark"))
-        wait_until(lambda: any(future.status == "finished" for future in client.futures.values()))
-        done = next(key for key, future in client.futures.items() if future.status == "finished")
-        (address,) = client.who_has()[done]
-        pid = client.run(os.getpid, workers=[address])[address]
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: address not in client.scheduler_info(n_workers=-1)["workers"])
-        (tmp_path / "mark").touch()
-        with pytest.raises(ddp.RankFailed, match="Rank 0 of 2 .* its worker died"):
-            running.outcome()
+        run = ddp.launch(client, faults.train, workers=2, restarts=1, directory=tmp_path / "run")
+        assert "Rank 0 of 2" in str(run.failures[0]) and "its worker died" in str(run.failures[0])
+        assert run.result.shape == (161,)
