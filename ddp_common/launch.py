@@ -147,11 +147,15 @@ def _refuse_unusable(client):
         _wait_until_connected(client)
         workers = client.scheduler_info(n_workers=-1)["workers"]
     except OSError as error:
-        raise Error(f"Dask's scheduler at {getattr(client.scheduler, 'address', '?')} does not answer ({error}). "
-                    "Connect again, and launch with the new client.") from None
+        raise _no_answer(client, error) from None
     if any(address.startswith("inproc://") for address in workers):
         raise Error("The workers of this cluster are threads of one process (processes=False). Ranks need processes: use "
                     "LocalCluster(processes=True), which is the default.")
+
+
+def _no_answer(client, error):
+    address = getattr(client.scheduler, "address", None) or "an address that it has forgotten"
+    return Error(f"Dask's scheduler at {address} does not answer ({error}). Connect again, and launch with the new client.")
 
 
 def _wait_until_connected(client):
@@ -213,7 +217,7 @@ def _placement(client, run_id, wanted, least, timeout):
     least = None if least is None else whole_number("min_workers", least, least=1)
     deadline, most = time.monotonic() + timeout, getattr(client, "most", None)
     try:
-        while not (answer := client.run_on_scheduler(_claim, run_id, client.id, list(client.ddp_inboxes), wanted, least, most))["claimed"]:
+        while not (answer := _ask_scheduler(client, _claim, run_id, client.id, list(client.ddp_inboxes), wanted, least, most))["claimed"]:
             if time.monotonic() > deadline:
                 raise Error(_too_few(client, answer, wanted, least, timeout))
             _ask_for(client, run_id, wanted or least or 1)
@@ -225,6 +229,13 @@ def _placement(client, run_id, wanted, least, timeout):
         with contextlib.suppress(OSError):  # the scheduler is gone, and with it the claims
             if client.status == "running":
                 client.run_on_scheduler(_release, run_id)
+
+
+def _ask_scheduler(client, function, *arguments):
+    try:
+        return client.run_on_scheduler(function, *arguments)
+    except OSError as error:
+        raise _no_answer(client, error) from None
 
 
 def _too_few(client, answer, wanted, least, timeout):
