@@ -13,10 +13,11 @@ import signal
 import threading
 import time
 
+from distributed import CancelledError
 from distributed.comm import get_address_host
 
 from ddp_common import agent
-from ddp_common.errors import RankFailed, RankStalled, RunStopped, SchedulerLost
+from ddp_common.errors import Error, RankFailed, RankStalled, RunStopped, SchedulerLost
 from ddp_common.process import training_stack
 from ddp_common.run_directory import Progress
 from ddp_common.settings import describe, has_begun, may_be_written
@@ -26,6 +27,7 @@ GONE_TIMEOUT = 5  # seconds to wait for ranks to be gone once they were told
 CAUSE_TIMEOUT = 1  # seconds to wait for the cause when a consequence was reported first
 STACKS_TIMEOUT = 3  # seconds that workers have to say where their ranks are
 LOOK_INTERVAL = 0.5  # seconds
+FETCH_LOOK = 0.05  # seconds between two looks at what else happens while the result is on its way
 LARGE = 2**20  # bytes of function and arguments
 KEPT_LINES = 50  # of each rank's output, for the error message
 CONSEQUENCE = re.compile(r"Connection (closed|reset) by peer|Connection was likely closed|Broken pipe|remote process exited|ncclRemoteError"
@@ -47,6 +49,7 @@ class Attempt:
         self.futures, self.ended, self.hosts, self.returned, self.moved, self.at = [], {}, {}, {}, {}, {}
         self.lines = {rank: [] for rank in range(len(addresses))}
         self.scheduler_lost, self.looked, self.all_started = False, time.monotonic(), 0.0
+        self.lost_late, self.cancelled_by = set(), None  # ranks whose workers died after they had ended; why Dask cancelled the tasks
         self.checkpoints, self.progress, self.began = None, Progress(), time.monotonic()
         self.config = None  # what is to be written into config.json; of a resumed run once it has begun
 
@@ -56,16 +59,20 @@ class Attempt:
         try:
             self._start(payload, previous, number)
             return self._follow()
-        except OSError:  # Dask says so when a worker or the scheduler cannot be reached
-            if self.futures or (failure := self._failure_at_start()) is None:
+        except (OSError, CancelledError):  # Dask says so when a worker or the scheduler cannot be reached
+            if (failure := self._failure_at_start()) is None:
                 raise
             raise failure from None
         finally:
-            self._end()
-            Attempt.running -= 1
+            try:
+                self._end()
+            finally:
+                Attempt.running -= 1
 
     def _start(self, payload, previous, number):
         """Describe the attempt, settle where checkpoints are, open the store's socket on rank 0's worker, submit one pinned task per rank."""
+        with contextlib.suppress(OSError):  # it says so itself
+            self.directory.check()
         self.config = describe(self.addresses, self.directory.path, getattr(self.directory, "function", None))
         if may_be_written(self.config, self.directory.path):
             self._write_config()
@@ -82,7 +89,8 @@ class Attempt:
                     "environment": {"DDP_CHECKPOINTS": self.checkpoints.place[address][0]}}
             self.futures.append(self.client.submit(agent.run_rank, spec, payload, workers=[address], pure=False, retries=0,
                                                    key=f"ddp-rank-{self.run_id}-{rank}", priority=10))
-            self.futures[-1].add_done_callback(lambda done, rank=rank: self.inbox.put({"future": rank, "status": done.status}))
+            self.futures[-1].add_done_callback(lambda done, rank=rank: self.inbox.put(
+                {"future": rank, "status": done.status, "reason": _why_cancelled(done)}))
 
     def _write_config(self):
         self.directory.write_json("config.json", self.config)
@@ -91,11 +99,13 @@ class Attempt:
     def _failure_at_start(self):
         """What became of a worker, or the scheduler, that was asked and did not answer; None if both are there."""
         began = time.monotonic()
-        while not self.ended and self.client.status == "running" and time.monotonic() < began + CAUSE_TIMEOUT:
+        while not self._failed() and self.client.status == "running" and time.monotonic() < began + CAUSE_TIMEOUT:
             with contextlib.suppress(queue.Empty):
                 self._take(self.inbox.get(timeout=0.02))
-        if self.ended:
-            return self._failure(min(self.ended))
+        if failed := self._failed():
+            return self._failure(min(failed))
+        if self.scheduler_lost:
+            return self._lost_scheduler()
         return self._lost_scheduler() if self.client.status != "running" else None
 
     def _note_restart(self, previous, number):
@@ -126,15 +136,63 @@ class Attempt:
                 raise self._lost_scheduler()
         if self._stopped():
             raise self._stop()
-        result = torch.load(io.BytesIO(self.futures[0].result()), map_location="cpu", weights_only=False)  # our own ranks' pickle
+        pickled = self._fetch_result()
+        try:
+            result = torch.load(io.BytesIO(pickled), map_location="cpu", weights_only=False)  # our own ranks' pickle
+        except Exception as error:  # whatever the classes in it do when they are made again
+            raise self._unreadable_result(error) from None
         self.directory.log(f"finished: {len(self.addresses)} rank(s), {time.monotonic() - self.began:.1f} s")
         return result
+
+    def _fetch_result(self):
+        """What rank 0 returned, as bytes. Its worker may die while it is on its way; Dask would then wait for that worker for ever."""
+        fetched = queue.SimpleQueue()
+
+        def fetch():
+            try:
+                fetched.put((self.futures[0].result(), None))
+            except BaseException as error:  # raised again below, in the thread of the caller
+                fetched.put((None, error))
+
+        threading.Thread(target=fetch, daemon=True, name="ddp-result").start()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                pickled, error = fetched.get(timeout=FETCH_LOOK)
+                if error is None:
+                    return pickled
+                if isinstance(error, CancelledError):
+                    break
+                raise error
+            self._take_what_is_there()
+            self._look_around()
+            if 0 in self.lost_late or self.scheduler_lost:
+                break
+        self._take_what_is_there()
+        if 0 in self.lost_late:
+            self.ended[0] = {"how": "lost"}
+            raise self._failure(0)
+        raise self._lost_scheduler()
+
+    def _take_what_is_there(self):
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._take(self.inbox.get_nowait())
+
+    def _unreadable_result(self, error):
+        self.directory.log(f"all ranks finished; the result of rank 0 cannot be loaded here: {error!r}")
+        failure = Error(f"All ranks finished, but what rank 0 returned cannot be loaded in this process: {type(error).__name__}: {error}. "
+                        "A class in it must be importable here too; tensors, numbers, a state_dict, lists and dicts of these always are. "
+                        f"What was saved is in {self.directory.path}.")
+        failure.directory = self.directory.path
+        return failure
 
     def _look_around(self):
         """What no message tells: that this program shall stop, and that a rank has not got on."""
         self.looked = time.monotonic()
         if interrupted:
             raise KeyboardInterrupt
+        if stop_requested:
+            self.directory.say_ending()
         if stop_requested and self.moved and not self._stopped():  # said again until it is heard: a rank may not listen yet
             self.client.run(agent.tell_to_stop, workers=self.addresses[:1], on_error="ignore")
         if stalled := self._stalled():
@@ -164,12 +222,14 @@ class Attempt:
 
     def _take(self, event):
         if event.get("lost") in self.addresses:
-            self.ended.setdefault(self.addresses.index(event["lost"]), {"how": "lost"})
+            rank = self.addresses.index(event["lost"])
+            self.lost_late.update({rank} & set(self.ended))  # it had ended before
+            self.ended.setdefault(rank, {"how": "lost"})
         if event.get("status") == "error" and event["future"] not in self.ended:
             error = self.futures[event["future"]].exception()
             self.ended[event["future"]] = {"how": "raised", "message": f"Its agent failed: {error!r}", "traceback": ""}
         if event.get("status") == "cancelled":  # not by us: a client cancels its futures when it loses the scheduler or is closed
-            self.scheduler_lost = True
+            self.scheduler_lost, self.cancelled_by = True, event.get("reason")
         for message in event.get("messages", ()):
             self._take_message(event["rank"], message)
 
@@ -188,9 +248,11 @@ class Attempt:
             self.lines[rank] = [*self.lines[rank], message["line"]][-KEPT_LINES:]
             self.directory.log(f"[rank {rank}] {message['line']}")
         elif "token" in message:
-            for content in self.client.run(take_file, message["token"], workers=[self.addresses[rank]], on_error="ignore").values():
-                self.directory.save(message["file"], content)  # none if its worker has died
+            self._take_file(rank, message)
+        elif "problem" in message:
+            self.directory.not_saved(message["problem"])
         elif "checkpoint" in message:
+            self.directory.saved()
             self.checkpoints.announced(self.addresses[rank], message["checkpoint"], message["keep"])
         elif "returned" in message:
             self.returned[rank] = self.at[rank] = message["returned"]
@@ -202,7 +264,14 @@ class Attempt:
                 message["ended"] = {"how": "stopped", "told": True, "in_loop": False}
             self.ended.setdefault(rank, message["ended"])
             if message["ended"]["how"] not in ("done", "cancelled"):
-                self.directory.log(f"rank {rank} ended: {message['ended']}")
+                self.directory.log(f"rank {rank} {_in_words(message['ended'])}")
+
+    def _take_file(self, rank, message):
+        answers = self.client.run(take_file, message["token"], workers=[self.addresses[rank]], on_error="ignore")
+        if not answers:  # its worker has died
+            self.directory.problem(f"The file {message['file']} of rank {rank} was lost with its worker.", f"lost {message['file']}")
+        for content in answers.values():
+            self.directory.save(message["file"], content)
 
     def _failure(self, rank):
         if self.returned and self._is_consequence(rank) and COLLECTIVE.search(self.ended[rank].get("traceback", "")):
@@ -285,16 +354,37 @@ class Attempt:
                           f"All ranks left {left}.", step=step, directory=self.directory.path)
 
     def _lost_scheduler(self):
+        if self.client.status == "running" and self.cancelled_by != "scheduler-connection-lost":
+            return self._cancelled_from_outside()
         self.directory.log("the connection to the scheduler was lost")
         logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # it would print how its attempts to reconnect end
         return SchedulerLost(f"The connection to Dask's scheduler at {getattr(self.client.scheduler, 'address', '?')} was lost or closed. The ranks end by themselves. "
                              f"What was saved is in {self.directory.path}; connect again and launch with directory= to go on.",
                              directory=self.directory.path)
 
+    def _cancelled_from_outside(self):
+        restarted = self.cancelled_by == "scheduler-restart"
+        what = "The cluster was restarted (client.restart)" if restarted else "The tasks of the ranks were cancelled from outside (client.cancel)"
+        self.directory.log(f"{what}; the ranks end")
+        error = Error(f"{what} while this launch was running, which ended its ranks. What was saved is in {self.directory.path}; "
+                      "launch with directory= to go on. To end a launch, interrupt it.")
+        error.directory = self.directory.path
+        return error
+
     def _end(self):
+        """Have the ranks gone and the last checkpoints here. It raises nothing but what a person does: how the run ended is known."""
+        try:
+            self._end_ranks()
+            self._end_fetching()
+        except (OSError, CancelledError, Error) as error:
+            self.directory.problem(f"After the run had ended: {error}", "end")
+        finally:
+            self.progress.close()
+
+    def _end_ranks(self):
         """Cancel what still runs and wait until every rank says that it is gone."""
         running = [future for future in self.futures if not future.done()]
-        connected = not self.scheduler_lost and self.client.status == "running"
+        connected = self._is_connected()
         if running and connected:
             self.client.cancel(running, force=True)
         told = time.monotonic()
@@ -303,7 +393,33 @@ class Attempt:
                 break
             with contextlib.suppress(queue.Empty):
                 self._take(self.inbox.get(timeout=0.1))
-        if connected and self.checkpoints is not None:
-            if problem := self.checkpoints.close({self.addresses[rank] for rank, how in self.ended.items() if how["how"] == "lost"}):
-                self.directory.log(f"the newest checkpoint could not be fetched: {problem}")
-        self.progress.close()
+
+    def _is_connected(self):
+        return not self.scheduler_lost and self.client.status == "running"
+
+    def _end_fetching(self):
+        if self._is_connected() and self.checkpoints is not None:
+            if problem := self.checkpoints.close({self.addresses[rank] for rank, how in self.ended.items() if how["how"] == "lost"} | self._lost_late()):
+                self.directory.problem(f"The newest checkpoint could not be fetched: {problem}", "fetch")
+
+    def _lost_late(self):
+        return {self.addresses[rank] for rank in self.lost_late}
+
+
+def _why_cancelled(future):
+    """The word of Dask's for why a task was cancelled; None if it was not."""
+    if future.status != "cancelled":
+        return None
+    return getattr(future._state.exception, "reason", None)
+
+
+def _in_words(ending):
+    """How a rank ended, as a line of the log; with a traceback, lines."""
+    how, code = ending["how"], ending.get("exitcode")
+    if how == "raised":
+        return f"failed: {ending.get('message', '')}\n{ending.get('traceback', '')}".rstrip()
+    if how == "stopped":
+        return f"left after step {ending.get('step', 0)}" + (": it got SIGTERM" if ending.get("told") else ", as the others did")
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"left with exit code {code} before its function returned"

@@ -6,6 +6,8 @@ in a thread of its own while training goes on: training waits only for the copy.
 (`weights_only=True`).
 """
 
+import contextlib
+import errno
 import hashlib
 import os
 import pickle
@@ -37,7 +39,7 @@ class Checkpoint:
 
     def __init__(self, *, directory=None, keep=2, every_steps=None, every_seconds=None, on_error="warn", **parts):
         directory = directory or os.environ.get("DDP_CHECKPOINTS")
-        self.directory, self.keep, self.on_error = Path(directory) if directory else None, keep, on_error
+        self.directory, self.keep, self.on_error = Path(directory).absolute() if directory else None, keep, on_error
         self.every_steps, self.every_seconds = every_steps, every_seconds
         self.parts = {name: getattr(part, "module", part) if name == "model" else part for name, part in parts.items()}
         self._writer, self._problem, self._copies = None, None, {}
@@ -96,19 +98,28 @@ class Checkpoint:
     def _write(self, path):
         """The background thread: the file, then retention. Whatever fails here leaves the files from before."""
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            if not self.directory.is_dir():
+                from ddp_common.run_directory import make_private
+
+                make_private(self.directory.absolute())
             write(self._copies, path)
             remove_all_but(self.keep, path)
             reporting.post({"checkpoint": path.name, "keep": self.keep})
-        except (OSError, RuntimeError) as error:  # torch passes on what the disk says as either
-            while not isinstance(error, OSError) and error.__context__ is not None:
-                error = error.__context__
-            why = getattr(error, "strerror", None) or str(error).splitlines()[0]
-            kept = [path.name for path in checkpoints(self.directory) if fault(path) is None]
-            self._problem = Error(f"The checkpoint {path} was not saved: {why}. The last good one is {kept[-1] if kept else 'none'}. "
-                                  "Make room, or choose another directory.")
-            print(f"{self._problem}{' Training goes on.' if self.on_error == 'warn' else ''}", file=sys.stderr, flush=True)
+        except BaseException as error:  # whatever it is: this thread has nobody to raise it to
+            self._note_failure(error, path)
         reporting.made_progress()
+
+    def _note_failure(self, error, path):
+        """Keep it for `wait`, and tell the client, who shows it to a person."""
+        while not isinstance(error, OSError) and error.__context__ is not None:
+            error = error.__context__  # torch passes on what the disk says as one of several
+        why = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0] or type(error).__name__
+        kept = "none"
+        with contextlib.suppress(OSError):  # a disk that cannot be read either
+            kept = next((each.name for each in reversed(checkpoints(self.directory)) if fault(each) is None), kept)
+        self._problem = Error(f"The checkpoint {path} was not saved: {why}. The last good one is {kept}. Make room, or choose another directory.")
+        reporting.post({"problem": str(self._problem)})
+        print(f"{self._problem}{' Training goes on.' if self.on_error == 'warn' else ''}", file=sys.stderr, flush=True)
 
     def restore(self):
         """Load the newest checkpoint that verifies; damaged ones are named on stderr and passed over. Returns its path, or None.
@@ -162,6 +173,8 @@ def copy_of(value, earlier, where):
 def remove_all_but(keep, newest):
     """Retention: of the files up to `newest`, the one just written, the last `keep` stay; later ones can only be damaged, and go."""
     known = checkpoints(newest.parent)
+    if newest not in known:
+        raise FileNotFoundError(errno.ENOENT, "something else has removed it. Is another run writing in that folder?")
     position = known.index(newest) + 1
     for old in [*known[:max(0, position - keep)], *known[position:]]:
         old.unlink(missing_ok=True)

@@ -211,7 +211,7 @@ def execute(tutorial, path):
     finally:
         if (client := namespace.get("client")) is not None:
             client.__exit__(*sys.exc_info())
-    click.echo(f"\nDone in {time.monotonic() - began:.0f} s. {'' if 'run' not in namespace else listing(namespace['run'].directory)}")
+    click.echo(f"\nDone in {time.monotonic() - began:.0f} s. {'' if 'run' not in namespace else closing_words(namespace['run'])}")
 
 
 def when_it_was(namespace):
@@ -292,6 +292,14 @@ def resume_hint(tutorial, directory):
     if not list(Path(directory, "checkpoints").glob("*.pt")):
         return f" There is no checkpoint yet; what there is lies in {shown(directory)}."
     return f" Go on from the newest checkpoint with:\n  make run TUTORIAL={tutorial} RESUME={shlex.quote(shown(directory))}"
+
+
+def closing_words(run):
+    """Where a run lies, and what of it could not be written. Training has finished: that is no failure, but a person must know."""
+    words = listing(run.directory)
+    if run.problems:
+        words += "\n\nTraining finished, but not everything was written:" + "".join(f"\n  - {problem}" for problem in run.problems)
+    return words
 
 
 def listing(directory):

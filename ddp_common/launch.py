@@ -15,11 +15,13 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddp_common.errors import Error, RankFailed, RunStopped
 
+RECONNECT_TIMEOUT = 5  # seconds
 PLACEMENT_TIMEOUT = 60  # seconds to wait for free workers
 STALL_TIMEOUT = 600  # seconds that a rank may live without getting on
 
@@ -28,21 +30,27 @@ _subscribing = threading.Lock()
 
 @dataclass
 class Run:
-    """What a launch leaves: rank 0's `result`, the `directory`, the number of ranks, every reported record, and why it was restarted."""
+    """What a launch leaves: rank 0's `result`, the `directory`, the number of ranks, every reported record, and why it was restarted.
+
+    `records` is a sequence of dicts, kept compactly: each is made when it is asked for. `problems` says what could not be written, such
+    as checkpoints on a full disk; training went on.
+    """
 
     result: object
     directory: Path
     world_size: int
-    records: list  # of dict
+    records: Sequence  # of dict
     seconds: float
     failures: list = field(default_factory=list)  # the exceptions that restarts have answered, in order
+    problems: list = field(default_factory=list)  # of str
 
     @property
     def metrics(self):
         """All reports as a pandas DataFrame: one row per report; columns rank, time (s since 1970), epoch, step and what was reported."""
-        import pandas
+        from ddp_common.records import Records
 
-        return pandas.DataFrame(self.records)
+        records = self.records if isinstance(self.records, Records) else Records(self.records)
+        return records.frame()
 
 
 def launch(client, function, *, workers=None, min_workers=None, restarts=None, stall_timeout=STALL_TIMEOUT, directory=None,
@@ -64,10 +72,12 @@ def launch(client, function, *, workers=None, min_workers=None, restarts=None, s
     if isinstance(client, Ranks):
         return run_here(function, arguments, directory)
     from ddp_common import attempt as attempt_module
+    from ddp_common.run_directory import absolute
 
+    _refuse_unusable(client)
     payload = _pickle(function, arguments)
-    _refuse_threads(client)
     restarts = whole_number("restarts", os.environ.get("RESTARTS") or 0 if restarts is None else restarts, least=0)
+    directory = absolute(directory) if directory else directory  # what it means now, wherever the program goes meanwhile
     run_directory, failures, began = None, [], time.monotonic()
     try:
         while True:
@@ -79,7 +89,9 @@ def launch(client, function, *, workers=None, min_workers=None, restarts=None, s
                 try:
                     attempt = attempt_module.Attempt(client, run_id, addresses, inbox, run_directory, stall_timeout)
                     result = attempt.run(payload, *failures[-1:], number=len(failures) + 1)
-                    return Run(result, run_directory.path, len(addresses), run_directory.records, time.monotonic() - began, failures)
+                    run_directory.close()  # now: it may have to say that something was not written
+                    return Run(result, run_directory.path, len(addresses), run_directory.records, time.monotonic() - began, failures,
+                               run_directory.problems)
                 except (RankFailed, RunStopped) as failure:
                     if len(failures) == restarts or attempt_module.stop_requested:
                         raise
@@ -120,10 +132,40 @@ def _pickle(function, arguments):
                     "clients, locks and running processes cannot travel: make them inside the function.") from None
 
 
-def _refuse_threads(client):
-    if any(address.startswith("inproc://") for address in client.scheduler_info(n_workers=-1)["workers"]):
+def _refuse_unusable(client):
+    """Raise `Error` for what is no client, or one through which no ranks can be started."""
+    from distributed import Client
+
+    if not isinstance(client, Client):
+        kind = type(client).__name__
+        how = "Make a client of it: Client(cluster)." if hasattr(client, "scheduler_address") else "Make one with ddp_common.connect()."
+        raise Error(f"launch takes a distributed.Client first, not {kind}. {how}")
+    if client.asynchronous:
+        raise Error("This client is asynchronous, and launch waits until training has ended. Make it without asynchronous=True, or call launch in a "
+                    "thread: run = await asyncio.to_thread(ddp.launch, client, train, …).")
+    try:
+        _wait_until_connected(client)
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+    except OSError as error:
+        raise _no_answer(client, error) from None
+    if any(address.startswith("inproc://") for address in workers):
         raise Error("The workers of this cluster are threads of one process (processes=False). Ranks need processes: use "
                     "LocalCluster(processes=True), which is the default.")
+
+
+def _no_answer(client, error):
+    address = getattr(client.scheduler, "address", None) or "an address that it has forgotten"
+    return Error(f"Dask's scheduler at {address} does not answer ({error}). Connect again, and launch with the new client.")
+
+
+def _wait_until_connected(client):
+    """A client that has just lost its connection may have it back in a moment. Raises OSError if it does not, or is closed."""
+    deadline = time.monotonic() + RECONNECT_TIMEOUT
+    while client.status == "connecting" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if client.status != "running":
+        why = "the connection was lost" if client.status == "connecting" else "this client is closed"
+        raise ConnectionError(why)
 
 
 def _open_directory(function, directory):
@@ -175,16 +217,57 @@ def _placement(client, run_id, wanted, least, timeout):
     wanted = None if wanted is None else whole_number("workers", wanted, least=1)
     least = None if least is None else whole_number("min_workers", least, least=1)
     deadline, most = time.monotonic() + timeout, getattr(client, "most", None)
-    while not (answer := client.run_on_scheduler(_claim, run_id, client.id, list(client.ddp_inboxes), wanted, least, most))["claimed"]:
-        if time.monotonic() > deadline:
-            raise Error(f"No {least or wanted or 'free'} worker(s) for this launch within {timeout} s: the cluster has {answer['known']}, of which "
-                        f"{answer['busy']} run other launches. Start more (WORKERS=…), ask for fewer ranks, or wait for the others.")
-        time.sleep(0.05)
     try:
+        while not (answer := _ask_scheduler(client, _claim, run_id, client.id, list(client.ddp_inboxes), wanted, least, most))["claimed"]:
+            if time.monotonic() > deadline:
+                raise Error(_too_few(client, answer, wanted, least, timeout))
+            _ask_for(client, run_id, wanted or least or 1)
+            time.sleep(0.05)
+        _ask_for(client, run_id, len(answer["claimed"]))
         yield answer["claimed"]
     finally:
-        if client.status == "running":  # else the scheduler is gone, and with it the claims
-            client.run_on_scheduler(_release, run_id)
+        _ask_for(client, run_id, 0)
+        with contextlib.suppress(OSError):  # the scheduler is gone, and with it the claims
+            if client.status == "running":
+                client.run_on_scheduler(_release, run_id)
+
+
+def _ask_scheduler(client, function, *arguments):
+    try:
+        return client.run_on_scheduler(function, *arguments)
+    except OSError as error:
+        raise _no_answer(client, error) from None
+
+
+def _too_few(client, answer, wanted, least, timeout):
+    what = f"No {least or wanted or 'free'} worker(s) for this launch within {timeout} s: the cluster has "
+    adaptive = _adaptive(client)
+    if adaptive is not None and adaptive.maximum < (least or wanted or 1):
+        return f"{what}{answer['known']} and adapts to {adaptive.maximum:g} at most. Raise that: cluster.adapt(maximum={least or wanted})."
+    if answer["known"] == 0:
+        return (f"{what}no workers. Start some: cluster.scale(2), or `dask worker` with the address {client.scheduler.address}. Where it adapts by "
+                f"itself to what there is to do, set the least: cluster.adapt(minimum={least or wanted or 2}).")
+    return (f"{what}{answer['known']}, of which {answer['busy']} run other launches. Start more (WORKERS=…), ask for fewer ranks, "
+            "or wait for the others.")
+
+
+def _adaptive(client):
+    """What scales the cluster of this client by itself (`cluster.adapt()`); None if nothing does, or it is out of reach."""
+    return getattr(getattr(client, "cluster", None), "_adaptive", None)
+
+
+def _ask_for(client, run_id, workers):
+    """Have a cluster that adapts keep as many workers as all launches of this program need: it counts tasks, and these come later."""
+    adaptive = _adaptive(client)
+    if adaptive is None:
+        return
+    with _subscribing:
+        needs = adaptive.__dict__.setdefault("ddp_needs", {"minimum": adaptive.minimum})
+        needs.pop(run_id, None)
+        if workers:
+            needs[run_id] = workers
+        launches = sum(need for name, need in needs.items() if name != "minimum")
+        adaptive.minimum = min(max(needs["minimum"], launches), max(adaptive.maximum, needs["minimum"]))
 
 
 def _claim(run_id, client_id, active, wanted, least, most, dask_scheduler):

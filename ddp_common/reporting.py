@@ -50,6 +50,10 @@ def check_name(name):
     parts = re.split(r"[/\\]", name)
     if not name or ":" in parts[0] or any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise Error(f"The file name {name!r} would leave the run directory. Use a relative name such as 'samples/epoch-1.txt'.")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise Error(f"The file name {name!r} is no text that can be sent. Use a name such as 'samples/epoch-1.txt'.") from None
 
 
 def post(message):

@@ -37,6 +37,7 @@ def settings(tutorial, *, presets=None, limits=None, **defaults):
     a RESTARTS that is no number, and a RESUME or CHECKPOINT that is no run of this tutorial.
     """
     from ddp_common.launch import whole_number
+    from ddp_common.run_directory import absolute
 
     presets = {"laptop": {}, **(presets or {})}
     limits = limits or {}
@@ -60,7 +61,7 @@ def settings(tutorial, *, presets=None, limits=None, **defaults):
             raise Error(f"The setting {name} cannot be changed with SET: its default is {defaults[name]!r}, not a number, a text, True or False.")
         values[name] = of_kind(name, convert(text, type(defaults[name])), defaults[name], limits)
     whole_number("RESTARTS", os.environ.get("RESTARTS") or 0, least=0)
-    current.name, current.values, current.resume = tutorial, values, directory
+    current.name, current.values, current.resume = tutorial, values, directory and str(absolute(directory))
     return SimpleNamespace(**values)
 
 

@@ -27,7 +27,11 @@ def find_checkpoints(run_id, directory, dask_worker):
     if (Path(directory) / f".seen-{run_id}").exists():
         return directory, True
     spool = _spool(dask_worker, run_id)
-    spool.mkdir(parents=True)
+    try:
+        spool.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise Error(f"The worker {dask_worker.address} does not see the run directory, and cannot keep its rank's checkpoints in {spool}: "
+                    f"{error.strerror}. Make room there, or give its cluster another local_directory.") from None
     return str(spool), False
 
 
@@ -76,11 +80,14 @@ class Checkpoints:
 
         self.client, self.run_id, self.directory = client, run_id, directory.absolute()
         marker = self.directory / f".seen-{run_id}"
-        marker.touch()
+        try:
+            marker.touch()
+        except OSError as error:
+            raise Error(f"The run directory {self.directory.parent} cannot be written: {error.strerror}. Make room, or choose another one.") from None
         try:
             self.place = client.run(find_checkpoints, run_id, str(self.directory), workers=addresses)
         finally:
-            marker.unlink()
+            marker.unlink(missing_ok=True)
         self.resumed = newest(self.directory)
         self.blind = [address for address, (_, sees) in self.place.items() if not sees]
         if self.resumed is not None and self.blind:
@@ -125,7 +132,7 @@ class Checkpoints:
             try:
                 self._fetch_file(address, f"{self.place[address][0]}/{name}", self.directory / name, keep)
             except Exception as error:  # its worker has died, or retention was quicker: the next one will do
-                self._problem = error
+                self._problem = f"{type(error).__name__}: {error}" if not isinstance(error, Error) else error
             else:
                 self._problem = None
 

@@ -20,8 +20,9 @@ import torch.distributed as dist
 from ddp_common import checkpoint, rendezvous, reporting, slurm, stopping
 from ddp_common.errors import Error, RankFailed, RunStopped
 from ddp_common.launchers import LAUNCHERS, started_by  # noqa: F401 (it is looked for here)
-from ddp_common.run_directory import Progress, RunDirectory, new_directory, save_whole
+from ddp_common.run_directory import Progress, RunDirectory, absolute, make_private, new_directory, save_whole
 from ddp_common.settings import current, describe, has_begun, may_be_written, run_to_resume
+
 
 class Ranks:
     """Stands for all ranks, as a client stands for a cluster: one of these in each. Close it, or use it in a `with` block."""
@@ -46,14 +47,21 @@ class Ranks:
 
 def run_here(function, arguments, directory):
     """Call the function in this rank, and do for it what agent and client do elsewhere. Returns what `launch` returns, on every rank."""
+    with contextlib.ExitStack() as at_the_end:
+        return _run_here(function, arguments, directory, at_the_end)
+
+
+def _run_here(function, arguments, directory, at_the_end):
     from ddp_common.launch import Run
 
     rank, began, records = rendezvous.rank(), time.monotonic(), []
     path = _agree_on_directory(function, directory)
     run_directory, own_path = (RunDirectory(path) if rank == 0 else None), path
+    if rank == 0:
+        at_the_end.callback(run_directory.close)  # and with it the lock, also after a failure
     progress = Progress() if rank == 0 else None
     os.environ["DDP_CHECKPOINTS"] = str(path / "checkpoints")
-    before = list(run_directory.records) if rank == 0 else []
+    before, lost = (list(run_directory.records) if rank == 0 else []), []
     config = []  # what is to be written into config.json; of a resumed run once it has begun
 
     def receive(message):
@@ -64,10 +72,19 @@ def run_here(function, arguments, directory):
             if rank == 0:
                 run_directory.record(rank, message["report"])
                 progress.record(message["report"])
+        elif "problem" in message:  # only rank 0 saves
+            run_directory.not_saved(message["problem"])
+        elif "checkpoint" in message:
+            run_directory.saved()
         elif "position" in message and rank == 0:
             progress.position(message["position"])
         elif "file" in message:
-            save_whole(path, message["file"], message["content"])
+            try:
+                save_whole(path, message["file"], message["content"])
+            except (OSError, Error) as error:  # not raised: this is the thread that passes on everything
+                text = f"The file {message['file']} of rank {rank} was not saved: {error}"
+                lost.append(text)
+                print(text, file=sys.stderr, flush=True)
 
     if rank == 0:
         config.append(describe([], path, getattr(function, "__name__", "run")))
@@ -80,6 +97,8 @@ def run_here(function, arguments, directory):
         result = function(**arguments)
     except stopping.Stopped:
         stopped = True
+        if rank == 0:
+            run_directory.say_ending()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN if stopped else earlier)
         checkpoint.finish_writing()
@@ -102,7 +121,7 @@ def run_here(function, arguments, directory):
     if stopped:
         raise _stopped(step, path)
     return Run(everything[0][1], own_path, rendezvous.world_size(), [*before, *(record for each in everything for record in each[0])],
-               time.monotonic() - began)
+               time.monotonic() - began, problems=[*lost, *(run_directory.problems if rank == 0 else [])])
 
 
 def _stopped(step, path):
@@ -120,7 +139,8 @@ def _agree_on_directory(function, directory):
         if "://" in chosen[0]:
             raise Error(f"{chosen[0]}: ranks of {started_by()} need a run directory in a file system that all of them see. Object storage "
                         "works where Dask starts the ranks.")
-        Path(chosen[0]).mkdir(parents=True, exist_ok=True)
+        chosen = [str(absolute(chosen[0]))]
+        make_private(Path(chosen[0]))
     dist.broadcast_object_list(chosen)
     path, seen = Path(chosen[0]).absolute(), [None] * rendezvous.world_size()
     dist.all_gather_object(seen, None if path.is_dir() else socket.gethostname())
