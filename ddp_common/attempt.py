@@ -7,6 +7,7 @@ that failed by itself as the headline, not the peer that noticed; a rank that do
 import contextlib
 import io
 import logging
+import os
 import queue
 import re
 import signal
@@ -17,7 +18,7 @@ from distributed.comm import get_address_host
 
 from ddp_common import agent
 from ddp_common.errors import RankFailed, RankStalled, RunStopped, SchedulerLost
-from ddp_common.process import training_stack
+from ddp_common.process import training_stack, unpickle_exception
 from ddp_common.run_directory import Progress
 from ddp_common.settings import describe
 from ddp_common.transfer import Checkpoints, take_file
@@ -119,9 +120,20 @@ class Attempt:
                 raise self._lost_scheduler()
         if self._stopped():
             raise self._stop()
-        result = torch.load(io.BytesIO(self.futures[0].result()), map_location="cpu", weights_only=False)  # our own ranks' pickle
+        result = torch.load(self._result_file(), map_location="cpu", weights_only=False)  # our own ranks' pickle
         self.directory.log(f"finished: {len(self.addresses)} rank(s), {time.monotonic() - self.began:.1f} s")
         return result
+
+    def _result_file(self):
+        """Rank 0's pickled result, to be read: from the worker's memory if that is on this machine, else through Dask."""
+        place = self.ended[0]["result"]
+        if place["size"] > agent.LARGE_RESULT:
+            self.directory.log(f"fetching the result of rank 0: {place['size'] / 2**20:,.0f} MiB")
+            self.progress.note(f"Fetching the result of rank 0: {place['size'] / 2**20:,.0f} MiB.")
+        with contextlib.suppress(OSError):  # not on this machine, or not ours to read
+            if os.readlink(place["path"]) == place["target"]:
+                return place["path"]
+        return io.BytesIO(self.futures[0].result())
 
     def _look_around(self):
         """What no message tells: that this program shall stop, and that a rank has not got on."""
@@ -163,7 +175,7 @@ class Attempt:
             self.ended[event["future"]] = {"how": "raised", "message": f"Its agent failed: {error!r}", "traceback": ""}
         if event.get("status") == "cancelled":  # not by us: a client cancels its futures when it loses the scheduler or is closed
             self.scheduler_lost = True
-        for message in event.get("messages", ()):
+        for message in agent.messages_of(event):
             self._take_message(event["rank"], message)
 
     def _take_message(self, rank, message):
@@ -193,7 +205,7 @@ class Attempt:
                 message["ended"] = {"how": "stopped", "told": True, "in_loop": False}
             self.ended.setdefault(rank, message["ended"])
             if message["ended"]["how"] not in ("done", "cancelled"):
-                self.directory.log(f"rank {rank} ended: {message['ended']}")
+                self.directory.log(f"rank {rank} ended: {_told_in_lines(message['ended'])}")
 
     def _failure(self, rank):
         if self.returned and self._is_consequence(rank) and COLLECTIVE.search(self.ended[rank].get("traceback", "")):
@@ -212,8 +224,10 @@ class Attempt:
             cause += f"\nAs a consequence, rank {', '.join(consequences)} lost the connection to it."
         if self.at.get(rank, {}).get("step"):
             cause += f"\nIts last known step is {self.at[rank]['step']}."
-        return self._describe(RankFailed, rank, f"failed: {cause}", how.get("traceback", ""), exitcode=code, signal=killed_by,
-                              traceback=how.get("traceback", ""))
+        failure = self._describe(RankFailed, rank, f"failed: {cause}", how.get("traceback", ""), exitcode=code, signal=killed_by,
+                                 traceback=how.get("traceback", ""))
+        failure.__cause__ = unpickle_exception(how["exception"]) if how.get("exception") else None
+        return failure
 
     def _returned_early(self, waiting):
         rank = min(self.returned)
@@ -298,3 +312,9 @@ class Attempt:
             if problem := self.checkpoints.close({self.addresses[rank] for rank, how in self.ended.items() if how["how"] == "lost"}):
                 self.directory.log(f"the newest checkpoint could not be fetched: {problem}")
         self.progress.close()
+
+
+def _told_in_lines(ended):
+    """How a rank ended, for the log: its traceback as it stands, not as a string in a dict."""
+    words = {name: value for name, value in ended.items() if name not in ("traceback", "exception")}
+    return f"{words}\n{ended.get('traceback') or ''}".strip()

@@ -100,8 +100,9 @@ def _kill_worker_and_nanny():
 
 
 def worker_of_this_rank():
-    """The Dask worker's process (psutil): the parent of the forkserver that this rank was forked from."""
-    return psutil.Process().parent().parent()
+    """The Dask worker's process (psutil): the parent of the guard, whose child is the forkserver that this rank was forked from."""
+    forkserver, above, *further = psutil.Process().parents()
+    return further[0] if above.cmdline() == forkserver.cmdline() else above  # the two are one program; not every system has a guard
 
 
 RESULT = "result that cannot be pickled"
