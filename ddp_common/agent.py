@@ -320,9 +320,12 @@ def _watch(process, messages, output, send, is_wanted, memory):
                     send(message)
         lines.flush_if_due()
         send.flush_if_due()
-        if process.sentinel in ready:  # a child of it may hold its output open, and go on printing
+        has_ended = process.sentinel in ready
+        if has_ended:
             deadline = min(deadline, time.monotonic() + EXIT_TIMEOUT)
-        if (process.sentinel in ready and not set(ready) & set(open_ends)) or time.monotonic() > deadline:
+        is_late = time.monotonic() > deadline
+        prints_on = output in ready and not is_late  # a child of it may hold its output open, and print for ever
+        if (has_ended and messages not in ready and not prints_on) or (is_late and not has_ended):
             lines.close()
             process.join(0)
             return {**outcome, "exitcode": process.exitcode}

@@ -53,7 +53,7 @@ def main(environment, threads, payload, listener, result_file, messages, output,
 
 def _train(environment, threads, payload, listener, result_file, messages):
     """Call the training function; returns the rank's last message."""
-    os.environ.update(environment)
+    os.environ.update(environment, DDP_RANK_PROCESS=str(os.getpid()))  # by which what it starts can be found, whatever becomes of its parents
 
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook

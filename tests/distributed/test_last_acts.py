@@ -29,30 +29,30 @@ class Unpicklable(Exception):
         self.lock = threading.Lock()
 
 
-def leave_with(error):
+def leave_with(kind, words):
     if ddp.rank() == 1:
-        raise error
+        raise kind(*words)
     time.sleep(600)
 
 
-@pytest.mark.parametrize(("error", "code", "said"), [
-    (KeyboardInterrupt(), 1, "failed: KeyboardInterrupt"),
-    (GeneratorExit("closed"), 1, "failed: GeneratorExit: closed"),
-    (SystemExit(), 0, "left with exit code 0 before its function returned: SystemExit"),
-    (SystemExit(0), 0, "left with exit code 0 before its function returned: SystemExit: 0"),
-    (SystemExit(4), 4, "left with exit code 4 before its function returned: SystemExit: 4"),
-    (SystemExit("no data"), 1, "left with exit code 1 before its function returned: SystemExit: no data"),
-    (EarlyStop("plateau"), 1, "EarlyStop: plateau"),
-], ids=repr)
-def test_an_exception_of_any_kind_reaches_the_caller(client, error, code, said):
+@pytest.mark.parametrize(("kind", "words", "code", "said"), [
+    (KeyboardInterrupt, (), 1, "failed: KeyboardInterrupt"),
+    (GeneratorExit, ("closed",), 1, "failed: GeneratorExit: closed"),
+    (SystemExit, (), 0, "left with exit code 0 before its function returned: SystemExit"),
+    (SystemExit, (0,), 0, "left with exit code 0 before its function returned: SystemExit: 0"),
+    (SystemExit, (4,), 4, "left with exit code 4 before its function returned: SystemExit: 4"),
+    (SystemExit, ("no data",), 1, "left with exit code 1 before its function returned: SystemExit: no data"),
+    (EarlyStop, ("plateau",), 1, "EarlyStop: plateau"),
+])
+def test_an_exception_of_any_kind_reaches_the_caller(client, kind, words, code, said):
     with pytest.raises(ddp.RankFailed) as caught:
-        ddp.launch(client, leave_with, workers=2, error=error)
+        ddp.launch(client, leave_with, workers=2, kind=kind, words=words)
     assert said in str(caught.value).splitlines()[0]
     assert (caught.value.rank, caught.value.exitcode) == (1, code)
-    assert "raise error" in caught.value.traceback and "in leave_with" in caught.value.traceback
-    assert type(caught.value.__cause__) is type(error) and caught.value.__cause__.args == error.args
+    assert "raise kind(*words)" in caught.value.traceback and "in leave_with" in caught.value.traceback
+    assert type(caught.value.__cause__) is kind and caught.value.__cause__.args == words
     log = (caught.value.directory / "log.txt").read_text()
-    assert "\n    raise error\n" in log  # as lines, not as a string in a dict
+    assert "\n    raise kind(*words)\n" in log  # as lines, not as a string in a dict
 
 
 @pytest.mark.parametrize("make", [Unpicklable, lambda: ValueError("x" * 2**21)], ids=["a_lock", "two_megabytes"])
