@@ -166,9 +166,12 @@ def run_rank(spec, payload):
                 end.close()
         for pid in left:
             send({"line": f"process {pid}, which this rank has started, does not end although it was killed (see its state with ps)"})
-        result = None
+        result = ended.pop("result", None)
         if ended["how"] == "done" and result_file is not None:
-            result, ended["result"] = _take_result(result_file)
+            if result is None:
+                result, ended["result"] = _take_result(result_file)
+            else:
+                ended["result"] = {"path": "", "target": None, "size": len(result)}
         send({"ended": ended})
         return result
 

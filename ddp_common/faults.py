@@ -103,10 +103,10 @@ def _start_and_raise():
 
 
 def _hoard_memory_in_children():
-    """Each child holds half of what `_hoard_memory` would; the rank itself stays small."""
-    hoard = f"import time; kept = bytearray(b'x') * {MEMORY // 8}; time.sleep(3600)"
-    for _ in range(8):
-        subprocess.Popen([sys.executable, "-c", hoard], start_new_session=True)
+    """Two children hold a part each; the rank itself stays small."""
+    hoard = f"import time; kept = bytearray(b'x') * {MEMORY // 6}; time.sleep(3600)"
+    for _ in range(2):
+        subprocess.Popen([sys.executable, "-S", "-c", hoard], start_new_session=True)
     time.sleep(PATIENCE)
     raise MemoryError("no memory limit stopped this rank")
 

@@ -6,8 +6,10 @@ the process ends with its worker, whatever state either is in; on SIGUSR1 it wri
 """
 
 import base64
+import contextlib
 import faulthandler
 import functools
+import io
 import linecache
 import multiprocessing
 import os
@@ -74,9 +76,8 @@ def _train(environment, threads, payload, listener, result_file, messages):
             result = _call(function, arguments)
             checkpoint.finish_writing()
             reporting.post({"returned": reporting.position()})
-        if result_file is not None:
-            _write_result(result, result_file)
-        return {"how": "done"}
+        as_bytes = _write_result(result, result_file) if result_file is not None else None
+        return {"how": "done", "result": as_bytes}
     except stopping.Stopped:
         return {"how": "stopped", "told": stopping.was_told(), "in_loop": stopping.is_in_loop(), **reporting.position()}
     finally:
@@ -169,15 +170,23 @@ def unpickle_exception(text):
 
 
 def _write_result(result, result_file):
-    """torch.save keeps tensors out of the pickle and lets the client load a GPU's tensors without one."""
+    """Pickle the result into its file; returns it as bytes if it cannot be written there, as with a limit on the size of files, else None.
+
+    torch.save keeps tensors out of the pickle and lets the client load a GPU's tensors without one.
+    """
     import torch
 
+    with contextlib.suppress(Exception), open(result_file.fileno(), "wb", closefd=False) as file:
+        torch.save(result, file)
+        file.flush()
+        return None
+    buffer = io.BytesIO()
     try:
-        with open(result_file.fileno(), "wb", closefd=False) as file:
-            torch.save(result, file)
+        torch.save(result, buffer)
     except Exception as error:
         raise TypeError(f"The training function returned something that cannot be pickled ({error}). Return tensors, numbers, "
                         f"a state_dict, or lists and dicts of these; not {type(result).__name__}.") from None
+    return buffer.getvalue()
 
 
 def training_stack(text):

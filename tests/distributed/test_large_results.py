@@ -1,12 +1,16 @@
 """What comes back from the ranks: large results quickly and with a word, many reports without growing the workers."""
 
 import os
+import sys
 
+import cloudpickle
 import torch
 from processes import wait_until
 
 import ddp_common as ddp
 from ddp_common import agent
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def grown_since(client, before):
@@ -51,6 +55,16 @@ def test_a_result_that_the_client_cannot_read_from_memory_comes_through_dask(cli
     assert torch.equal(run.result["weights"], torch.arange(40 * 2**18, dtype=torch.int32))
 
 
+def test_a_result_arrives_where_files_have_a_greatest_size(client):
+    def limited():
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        return large(1)
+
+    assert len(ddp.launch(client, limited, workers=1).result["weights"]) == 2**18
+
+
 def test_a_result_of_none_is_no_trouble(client):
     assert ddp.launch(client, lambda: None, workers=2).result is None
 
@@ -69,6 +83,6 @@ def test_many_reports_do_not_stay_in_the_workers(client):
 
 def test_events_are_packed(client):
     ddp.launch(client, many_reports, workers=1, number=10)
-    packed = [event for _, event in client.get_events(agent.TOPIC)]
+    packed = [event for _, event in client.get_events(agent.TOPIC) if "run" in event]
     assert sum(len(agent.messages_of(event)) for event in packed) > 10
     assert all(set(event) == {"run", "rank", "packed"} for event in packed)
