@@ -7,6 +7,7 @@ that failed by itself as the headline, not the peer that noticed; a rank that do
 import contextlib
 import io
 import logging
+import os
 import queue
 import re
 import signal
@@ -18,7 +19,7 @@ from distributed.comm import get_address_host
 
 from ddp_common import agent
 from ddp_common.errors import Error, RankFailed, RankStalled, RunStopped, SchedulerLost
-from ddp_common.process import training_stack
+from ddp_common.process import training_stack, unpickle_exception
 from ddp_common.run_directory import Progress
 from ddp_common.settings import describe, has_begun, may_be_written
 from ddp_common.transfer import Checkpoints, take_file
@@ -136,13 +137,24 @@ class Attempt:
                 raise self._lost_scheduler()
         if self._stopped():
             raise self._stop()
-        pickled = self._fetch_result()
+        pickled = self._result_file()
         try:
-            result = torch.load(io.BytesIO(pickled), map_location="cpu", weights_only=False)  # our own ranks' pickle
+            result = torch.load(pickled, map_location="cpu", weights_only=False)  # our own ranks' pickle
         except Exception as error:  # whatever the classes in it do when they are made again
             raise self._unreadable_result(error) from None
         self.directory.log(f"finished: {len(self.addresses)} rank(s), {time.monotonic() - self.began:.1f} s")
         return result
+
+    def _result_file(self):
+        """Rank 0's pickled result, to be read: from the worker's memory if that is on this machine, else through Dask."""
+        place = self.ended[0]["result"]
+        if place["size"] > agent.LARGE_RESULT:
+            self.directory.log(f"fetching the result of rank 0: {place['size'] / 2**20:,.0f} MiB")
+            self.progress.note(f"Fetching the result of rank 0: {place['size'] / 2**20:,.0f} MiB.")
+        with contextlib.suppress(OSError):  # not on this machine, or not ours to read
+            if os.readlink(place["path"]) == place["target"]:
+                return place["path"]
+        return io.BytesIO(self._fetch_result())
 
     def _fetch_result(self):
         """What rank 0 returned, as bytes. Its worker may die while it is on its way; Dask would then wait for that worker for ever."""
@@ -230,7 +242,7 @@ class Attempt:
             self.ended[event["future"]] = {"how": "raised", "message": f"Its agent failed: {error!r}", "traceback": ""}
         if event.get("status") == "cancelled":  # not by us: a client cancels its futures when it loses the scheduler or is closed
             self.scheduler_lost, self.cancelled_by = True, event.get("reason")
-        for message in event.get("messages", ()):
+        for message in agent.messages_of(event):
             self._take_message(event["rank"], message)
 
     def _take_message(self, rank, message):
@@ -290,8 +302,10 @@ class Attempt:
             cause += f"\nAs a consequence, rank {', '.join(consequences)} lost the connection to it."
         if self.at.get(rank, {}).get("step"):
             cause += f"\nIts last known step is {self.at[rank]['step']}."
-        return self._describe(RankFailed, rank, f"failed: {cause}", how.get("traceback", ""), exitcode=code, signal=killed_by,
-                              traceback=how.get("traceback", ""))
+        failure = self._describe(RankFailed, rank, f"failed: {cause}", how.get("traceback", ""), exitcode=code, signal=killed_by,
+                                 traceback=how.get("traceback", ""))
+        failure.__cause__ = unpickle_exception(how["exception"]) if how.get("exception") else None
+        return failure
 
     def _returned_early(self, waiting):
         rank = min(self.returned)

@@ -7,6 +7,7 @@
 import functools
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 
 SLOW_SAVE = 0.3  # seconds that a save takes at the moment 'save'
+PATIENCE = 60  # seconds that a rank waits for its children's memory to be noticed
 MEMORY = 3 * 2**30  # bytes after which a rank stops to hoard, should no limit have stopped it
 
 
@@ -89,6 +91,26 @@ def _hoard_memory():
     raise MemoryError("no memory limit stopped this rank")
 
 
+def _raise_interrupt():
+    raise KeyboardInterrupt
+
+
+def _start_and_raise():
+    """Leave two processes behind that the rank's process group does not hold: one in a session of its own, one without a parent."""
+    subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    subprocess.run(["sh", "-c", "sleep 3600 &"], start_new_session=True, check=True)
+    _raise()
+
+
+def _hoard_memory_in_children():
+    """Two children hold a part each; the rank itself stays small."""
+    hoard = f"import time; kept = bytearray(b'x') * {MEMORY // 6}; time.sleep(3600)"
+    for _ in range(2):
+        subprocess.Popen([sys.executable, "-S", "-c", hoard], start_new_session=True)
+    time.sleep(PATIENCE)
+    raise MemoryError("no memory limit stopped this rank")
+
+
 def _kill_worker():
     worker_of_this_rank().kill()
 
@@ -100,8 +122,9 @@ def _kill_worker_and_nanny():
 
 
 def worker_of_this_rank():
-    """The Dask worker's process (psutil): the parent of the forkserver that this rank was forked from."""
-    return psutil.Process().parent().parent()
+    """The Dask worker's process (psutil): the parent of the guard, whose child is the forkserver that this rank was forked from."""
+    forkserver, above, *further = psutil.Process().parents()
+    return further[0] if above.cmdline() == forkserver.cmdline() else above  # the two are one program; not every system has a guard
 
 
 RESULT = "result that cannot be pickled"
@@ -114,7 +137,10 @@ FAULTS = {
     "SIGTERM": _signal(signal.SIGTERM),
     "SIGSTOP": _signal(signal.SIGSTOP),
     "deadlock": _deadlock,
+    "KeyboardInterrupt": _raise_interrupt,
+    "child with a session of its own": _start_and_raise,
     "memory limit exceeded": _hoard_memory,
+    "memory limit exceeded by children": _hoard_memory_in_children,
     "worker killed": _kill_worker,
     "worker and nanny killed": _kill_worker_and_nanny,
     RESULT: None,

@@ -36,8 +36,10 @@ PATIENCE = 30.0  # seconds after which the lab says that something hangs
 MOMENTS = ("start", "step", "save")
 SAVED_STEP = 6  # of `faults.train`'s 14: there is a save at every third
 MEMORY_LIMIT = 3 * 2**28  # bytes
-RANK_FAULTS = ("raise", "sys.exit(3)", "os._exit(0)", "SIGKILL", "SIGSEGV", "SIGSTOP", "worker killed")
+RANK_FAULTS = ("raise", "KeyboardInterrupt", "child with a session of its own", "sys.exit(3)", "os._exit(0)", "SIGKILL", "SIGSEGV", "SIGSTOP", "worker killed")
+MEMORY_FAULTS = ("memory limit exceeded", "memory limit exceeded by children")
 LEAVES = "leaves the loop one batch early"
+RANK_MARK = b"DDP_RANK_PROCESS="  # every rank has its own number there, and hands it down
 STALLS = ("SIGSTOP", "deadlock", LEAVES)
 DISK_FULL = "disk full while saving"
 CLIENT_KILLED, CTRL_C, SCHEDULER_KILLED, NANNY_KILLED = "client killed", "Ctrl-C", "scheduler killed", "worker and nanny killed"
@@ -61,7 +63,7 @@ class Outcome:
 def cases():
     """Every (fault, moment, rank) that happens to a rank on a cluster which stays."""
     yield from ((fault, when, rank) for fault in RANK_FAULTS for when in MOMENTS for rank in (0, 1))
-    yield from ((fault, "step", rank) for fault in ("deadlock", "memory limit exceeded") for rank in (0, 1))
+    yield from ((fault, "step", rank) for fault in ("deadlock", *MEMORY_FAULTS) for rank in (0, 1))
     yield from ((LEAVES, "end", rank) for rank in (0, 1))
     yield from ((faults.RESULT, "end", 0), (DISK_FULL, "save", 0))
 
@@ -75,7 +77,7 @@ def run_case(client, fault, when, rank, undisturbed, folder):
         function = functools.partial(faults.train, mark=str(mark))
     else:
         function = faults.inject(faults.train, fault, rank=rank, when=when, step=SAVED_STEP, mark=mark)
-    if fault == "memory limit exceeded":
+    if fault in MEMORY_FAULTS:
         client.run(_limit_memory, MEMORY_LIMIT)
     try:
         launch(client, function, **options, **arguments)
@@ -115,14 +117,20 @@ def rank_pids(directory):
 
 
 def members(pids):
-    """Living processes of the sessions that `pids` lead: each rank leads one, its children are in it."""
+    """Living processes of the ranks `pids`: those of their sessions, and all that has inherited their environment, in any session."""
     leaders = set(pids)
-    return [process.pid for process in psutil.process_iter() if _session(process.pid) in leaders and is_alive(process.pid)]
+    return [process.pid for process in psutil.process_iter() if _rank_of(process.pid) & leaders and is_alive(process.pid)]
 
 
-def _session(pid):
+def _rank_of(pid):
+    """The ranks that a process may be of: the leader of its session, and the one that its environment names."""
+    ranks = set()
     with contextlib.suppress(ProcessLookupError):
-        return os.getsid(pid)
+        ranks.add(os.getsid(pid))
+    with contextlib.suppress(OSError):
+        marks = [entry for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if entry.startswith(RANK_MARK)]
+        ranks |= {int(mark.removeprefix(RANK_MARK)) for mark in marks}
+    return ranks
 
 
 def is_alive(pid):

@@ -23,6 +23,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SAYS = {  # fault: type, exit code, signal, words of the first line
     "raise": (ddp.RankFailed, 1, None, "ValueError: a fault on purpose"),
+    "KeyboardInterrupt": (ddp.RankFailed, 1, None, "failed: KeyboardInterrupt"),
+    "child with a session of its own": (ddp.RankFailed, 1, None, "ValueError: a fault on purpose"),
     "sys.exit(3)": (ddp.RankFailed, 3, None, "left with exit code 3 before its function returned"),
     "os._exit(0)": (ddp.RankFailed, 0, None, "left with exit code 0 before its function returned"),
     "SIGKILL": (ddp.RankFailed, -9, "SIGKILL", "killed by SIGKILL, often because memory ran out"),
@@ -30,6 +32,7 @@ SAYS = {  # fault: type, exit code, signal, words of the first line
     "SIGSTOP": (ddp.RankStalled, None, None, "Its process is stopped"),
     "deadlock": (ddp.RankStalled, None, None, "It is not in a collective at step 6"),
     "memory limit exceeded": (ddp.RankFailed, None, None, "its worker's limit is 0.75 GiB"),
+    "memory limit exceeded by children": (ddp.RankFailed, None, None, "that it has started, and its worker's limit is 0.75 GiB"),
     "worker killed": (ddp.RankFailed, None, None, "its worker died"),
     fault_lab.NANNY_KILLED: (ddp.RankFailed, None, None, "its worker died"),
     faults.RESULT: (ddp.RankFailed, 1, None, "cannot be pickled"),
