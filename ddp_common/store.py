@@ -50,7 +50,7 @@ class Channel:
         head = json.dumps([message, [len(blob) for blob in blobs]]).encode()
         body = b"".join([HEAD.pack(len(head)), head, *blobs])
         number, self.sent = self.sent, self.sent + 1
-        return [HEAD.pack(len(body)) + proof(self.key, self.mine, HEAD.pack(number), body), body]
+        return b"".join([HEAD.pack(len(body)), proof(self.key, self.mine, HEAD.pack(number), body), body])
 
     def unpack(self, mac, body):
         number, self.received = self.received, self.received + 1
@@ -215,8 +215,7 @@ class Server:
 
     def _reply(self, guest, number, found=None, values=()):
         if not guest.closed:
-            for part in guest.channel.pack([number, found], *values):
-                guest.unsent += part
+            guest.unsent += guest.channel.pack([number, found], *values)
             with contextlib.suppress(OSError):  # the next read finds out
                 guest.write()
             self._want(guest)
@@ -369,8 +368,7 @@ class Store(dist.Store):
                 number = self._number = self._number + 1
                 self._answers[number] = deliver
                 try:
-                    for part in self._channel.pack([number, *message], *blobs):
-                        self._connection.sendall(part)
+                    self._connection.sendall(self._channel.pack([number, *message], *blobs))
                     return number
                 except OSError as error:
                     del self._answers[number]
