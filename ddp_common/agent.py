@@ -29,7 +29,7 @@ import psutil
 from distributed import Status, WorkerPlugin, get_worker
 from distributed.comm import get_address_host
 
-from ddp_common import batch, descendants, transfer
+from ddp_common import batch, descendants, secret, transfer
 from ddp_common import process as rank_process
 
 TOPIC = "ddp_common"
@@ -101,7 +101,10 @@ def _guard():
 
 
 def listen(run_id, dask_worker):
-    """Bind a free port on the address by which Dask reaches this worker; rank 0's store will listen there. Returns (host, port)."""
+    """Bind a free port on the address by which Dask reaches this worker; rank 0's store will listen there.
+
+    Returns (host, port, secret): who knows the secret, which travels as Dask's own messages do, is one of the run's ranks.
+    """
     global _listener
     if _listener is not None:  # of a launch that came no further
         _listener[1].close()
@@ -110,7 +113,7 @@ def listen(run_id, dask_worker):
     bound.bind((host, 0))
     bound.listen(1024)
     _listener = run_id, bound
-    return host, bound.getsockname()[1]
+    return host, bound.getsockname()[1], secret.new()
 
 
 def tell_to_stop():
@@ -137,7 +140,7 @@ def where_is_it():
 def run_rank(spec, payload):
     """Run one rank to its end; the Dask task. Returns rank 0's pickled result (bytes-like), None for other ranks or when it failed.
 
-    `spec` is a dict: run (id), rank, world_size, local_rank, local_world_size, store ((host, port)), environment (dict of str).
+    `spec` is a dict: run (id), rank, world_size, local_rank, local_world_size, store ((host, port, secret)), environment (dict of str).
     `payload` is the pickled (function, keyword arguments).
     """
     global _rank
@@ -246,7 +249,7 @@ def _make_process(worker, spec, payload, result_file):
         assert run_id == spec["run"], "another run's store"
     environment = {
         "RANK": spec["rank"], "WORLD_SIZE": spec["world_size"], "LOCAL_RANK": spec["local_rank"],
-        "LOCAL_WORLD_SIZE": spec["local_world_size"], "MASTER_ADDR": spec["store"][0], "MASTER_PORT": spec["store"][1],
+        "LOCAL_WORLD_SIZE": spec["local_world_size"], "MASTER_ADDR": spec["store"][0], "MASTER_PORT": spec["store"][1], secret.VARIABLE: spec["store"][2],
         **({"DDP_OWN_GPU_FIRST": 1} if "dask_cuda" in sys.modules else {}), **spec["environment"],
     }
     context = start_forkserver()

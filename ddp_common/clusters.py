@@ -102,7 +102,8 @@ def connect(profile=None, workers=None):
     `workers` is their number (default: WORKERS from the environment, else the profile's, or all that are at the address). Raises `Error`
     for an unknown or faulty profile, a number that is none, and workers that do not appear in time, with the reason.
     """
-    from ddp_common.without_dask import LAUNCHERS, Ranks, started_by
+    from ddp_common.launchers import LAUNCHERS, started_by
+    from ddp_common.without_dask import Ranks
 
     name = profile or os.environ.get("CLUSTER") or started_by() or "local"
     if name in LAUNCHERS:
@@ -230,7 +231,8 @@ def _class_and_options(profile, count):
 
 def describe(name, workers=None, tutorial="TUTORIAL"):
     """What `make run` would start, as text: a job script, a call, a command, an address. Starts nothing. Raises `Error` as `connect` does."""
-    from ddp_common.without_dask import LAUNCHERS, command
+    from ddp_common.launchers import LAUNCHERS
+    from ddp_common.without_dask import command
 
     if name in LAUNCHERS:
         return f"# No Dask: {name} starts the ranks.\n" + " ".join(command(name, tutorial, number_of_workers(workers or "auto"), restarts=0))

@@ -45,7 +45,7 @@ def examine(profile=None, workers=None, say=print):
     `say` gets the table line by line, as it is made, then the advice and a verdict. Returns whether nothing has failed. Raises `Error`
     for a number of workers that is none, and for torchrun and srun, which start no cluster.
     """
-    from ddp_common.without_dask import LAUNCHERS
+    from ddp_common.launchers import LAUNCHERS
 
     name, count = profile or os.environ.get("CLUSTER") or "local", whole_number("WORKERS", workers or os.environ.get("WORKERS") or 2, least=1)
     if name in LAUNCHERS:

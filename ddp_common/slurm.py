@@ -1,8 +1,8 @@
 """Ranks that `srun` has started: what the variables of a Slurm step say.
 
-Slurm hands out no port. All ranks of a step derive the same few from its number; on the first of these that is free, rank 0 lights a
-beacon: whoever connects is told the step's token and the port of the store. So two steps on one node do not meet, and a port that
-somebody else holds is passed over.
+Slurm hands out no port. All ranks of a step derive the same few from its number; on the first of these that is free, rank 0 opens its
+store, which proves to them that it belongs to the step (`store`). So two steps on one node do not meet, and a port that somebody else
+holds is passed over.
 """
 
 import os
@@ -10,14 +10,12 @@ import re
 import shutil
 import socket
 import subprocess
-import threading
-import time
 
 from ddp_common.errors import Error
 
 FIRST_PORT, PORTS = 15_000, 17_000  # below the range from which systems take ports for outgoing connections
 CANDIDATES = 4
-PROBE_TIMEOUT = 1  # seconds that whoever holds a derived port has to say what it is
+LOOPBACK = "127.0.0.1"  # where ranks meet that are all on one host: no other host reaches it
 NEEDED = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST")
 
 
@@ -37,7 +35,7 @@ def place():
         raise Error(f"srun has started this process, but {', '.join(missing)} is not set. A wrapper (sudo, env -i, a container) may have "
                     "dropped it: hand on all SLURM_ variables, or start the ranks with torchrun.")
     return Place(int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_STEP_NUM_TASKS"]), int(os.environ["SLURM_LOCALID"]),
-                 first_host(os.environ["SLURM_STEP_NODELIST"]))
+                 LOOPBACK if os.environ.get("SLURM_STEP_NUM_NODES") == "1" else first_host(os.environ["SLURM_STEP_NODELIST"]))
 
 
 def token():
@@ -45,46 +43,23 @@ def token():
 
 
 def candidates():
-    """The ports on which the beacon of this step may be."""
+    """The ports on which the store of this step may be."""
     job, step = int(os.environ["SLURM_JOB_ID"]), int(os.environ["SLURM_STEP_ID"])
     return [FIRST_PORT + (job * 101 + step * 7 + candidate * 4_001) % PORTS for candidate in range(CANDIDATES)]
 
 
-def light_beacon(port):
-    """Tell whoever asks, as long as this process lives, that the store of this step is at `port`. Raises OSError if no port is free."""
-    beacon, message = socket.socket(), f"{token()} {port}\n".encode()
+def open_port(address):
+    """A socket that listens on the first of them that is free, on `address` only if that is LOOPBACK. Raises OSError if none is."""
+    listener = socket.socket()
     for candidate in candidates():
         try:
-            beacon.bind(("", candidate))
-            break
+            listener.bind((LOOPBACK if address == LOOPBACK else "", candidate))
+            listener.listen(1024)
+            return listener
         except OSError:
             continue
-    else:
-        raise OSError(f"the ports {candidates()} are all taken on this host")
-    beacon.listen(1024)
-
-    def answer():
-        while True:
-            connection, _ = beacon.accept()
-            with connection:
-                connection.sendall(message)
-
-    threading.Thread(target=answer, daemon=True, name="ddp-beacon").start()
-
-
-def find_beacon(address, deadline):
-    """The port of this step's store. Raises OSError if no beacon of the step is found by `deadline` (of time.monotonic)."""
-    while time.monotonic() < deadline:
-        for candidate in candidates():
-            try:
-                with socket.create_connection((address, candidate), timeout=PROBE_TIMEOUT) as connection, connection.makefile() as said:
-                    whose, port = said.readline().split()
-            except (OSError, ValueError):  # not there yet, or a stranger
-                continue
-            if whose == token():
-                return int(port)
-        time.sleep(0.1)
-    raise OSError(f"no beacon of {token()} on the ports {candidates()}")
+    listener.close()
+    raise OSError(f"the ports {candidates()} are all taken on this host")
 
 
 def first_host(nodes):

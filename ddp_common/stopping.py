@@ -1,21 +1,21 @@
 """Leave together: a rank that gets SIGTERM, which batch systems send before they kill, finishes its step, and so do the others.
 
 Ranks that take part in every step's collective are never more than one step apart. So it is enough to agree through the store on a
-step that none of them can have begun: the last one to hear of the wish names the step after its own next one. Until there is a wish,
-a rank looks into the store twice a second, between two steps. Promises: all ranks leave before the same step, having saved.
+step that none of them can have begun: the last one to hear of the wish names the step after its own next one. The store says so when
+there is a wish; until then no step asks it. Promises: all ranks leave before the same step, having saved; since the store answers to
+the run's own ranks alone, nobody else can stop them.
 """
 
 import signal
-import time
+import threading
 
 from ddp_common import rendezvous
-
-LOOK_INTERVAL = 0.5  # seconds between two looks into the store
 
 _told = False  # this rank has got SIGTERM
 _in_loop = False
 _aware = None  # the store in which this rank has said that it knows of the wish
-_looked = 0.0
+_watched = None  # the store that says when there is a wish
+_wanted = threading.Event()  # it has said so
 
 
 class Stopped(BaseException):
@@ -46,20 +46,20 @@ def is_in_loop():
 
 def is_time_to_stop(step):
     """Whether the ranks shall leave before `step`, which counts the steps of the whole run. Every rank asks before every step."""
-    global _aware, _in_loop, _looked
+    global _aware, _in_loop, _watched
     _in_loop = True
     store = rendezvous.current_store()
     if store is None:
         return _told
+    if _watched is not store:
+        _watched = store
+        _wanted.clear()
+        store.call_when_set("stop/wanted", _wanted.set)
     if _aware is not store:
-        now = time.monotonic()
-        if not _told and now - _looked < LOOK_INTERVAL:
+        if not _told and not _wanted.is_set():
             return False
-        _looked = now
         if _told:
             store.set("stop/wanted", "")
-        elif not store.check(["stop/wanted"]):
-            return False
         _aware = store
         if store.add("stop/aware", 1) == rendezvous.world_size():
             store.set("stop/before", str(step + 1))

@@ -2,10 +2,14 @@
 
 There every rank executes the whole program. `connect` joins the process group and gives a `Ranks` instead of a client; `launch` calls
 the function in this very process. Rank 0 is the one that a person hears and that keeps the run directory; what the others print goes
-nowhere, what they report reaches rank 0 when the function has returned. Relies on a file system that all ranks see.
+nowhere, what they report reaches rank 0 when the function has returned. Relies on a file system that all ranks see. What ranks tell
+each other here goes through the run's store, which admits nobody else, as JSON; only rank 0's result may be more than that.
 """
 
 import contextlib
+import datetime
+import io
+import json
 import os
 import signal
 import socket
@@ -15,13 +19,17 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch.distributed as dist
+import torch
 
-from ddp_common import checkpoint, rendezvous, reporting, slurm, stopping
+from ddp_common import checkpoint, rendezvous, reporting, secret, stopping
 from ddp_common.errors import Error, RankFailed, RunStopped
-from ddp_common.launchers import LAUNCHERS, started_by  # noqa: F401 (it is looked for here)
+from ddp_common.launchers import started_by
 from ddp_common.run_directory import Progress, RunDirectory, absolute, make_private, new_directory, save_whole
 from ddp_common.settings import current, describe, has_begun, may_be_written, run_to_resume
+
+EXCHANGE_TIMEOUT = datetime.timedelta(minutes=30)  # that ranks wait for one whose function takes longer than theirs
+
+_launches = 0  # of this process: each has keys of its own in the store
 
 
 class Ranks:
@@ -106,12 +114,12 @@ def _run_here(function, arguments, directory, at_the_end):
         reporting.stop()
         if progress is not None:
             progress.close()
-    step, everything = reporting.position().get("step", 0), [None] * rendezvous.world_size()
+    step = reporting.position().get("step", 0)
     if stopped and not step:
         raise _stopped(step, path)
-    dist.all_gather_object(everything, (records, _on_cpu(result) if rank == 0 else None))  # nobody leaves before rank 0 has saved
+    result, everybodys_records = _exchange(result, records)  # nobody leaves before rank 0 has saved
     if rank == 0:
-        for other, (its_records, _) in enumerate(everything):
+        for other, its_records in enumerate(everybodys_records):
             for record in its_records if other else ():
                 run_directory.record(other, {key: value for key, value in record.items() if key != "rank"})
         run_directory.log(f"{'stopped' if stopped else 'finished'}: {rendezvous.world_size()} rank(s), {time.monotonic() - began:.1f} s")
@@ -120,8 +128,42 @@ def _run_here(function, arguments, directory, at_the_end):
         own_path = Path(tempfile.mkdtemp(prefix=f"ddp-rank-{rank}-"))  # what the program writes there, rank 0 writes into the real one
     if stopped:
         raise _stopped(step, path)
-    return Run(everything[0][1], own_path, rendezvous.world_size(), [*before, *(record for each in everything for record in each[0])],
+    return Run(result, own_path, rendezvous.world_size(), [*before, *(record for each in everybodys_records for record in each)],
                time.monotonic() - began, problems=[*lost, *(run_directory.problems if rank == 0 else [])])
+
+
+def _exchange(result, records):
+    """Rank 0's result, and the records of every rank, on every rank."""
+    said = _tell_all("records", json.dumps(records).encode())
+    if rendezvous.world_size() == 1:
+        return _on_cpu(result), [records]
+    own = _packed(_on_cpu(result)) if rendezvous.rank() == 0 else b""
+    packed = _tell_all("result", own)[0]
+    return _on_cpu(result) if rendezvous.rank() == 0 else _unpacked(packed), [json.loads(each) for each in said]
+
+
+def _tell_all(what, content):
+    """What every rank says (list of bytes). By the store and not by a collective: the function may have left the process group."""
+    store = rendezvous.current_store()
+    if store is None:
+        return [content]
+    prefix = f"launch-{_launches}/{what}"
+    store.set(f"{prefix}/{rendezvous.rank()}", content)
+    keys = [f"{prefix}/{peer}" for peer in range(rendezvous.world_size())]
+    store.wait(keys, EXCHANGE_TIMEOUT)
+    return store.multi_get(keys)
+
+
+def _packed(result):
+    buffer = io.BytesIO()
+    torch.save(result, buffer)
+    return buffer.getvalue()
+
+
+def _unpacked(content):
+    """Rank 0's result. Plain values and tensors need no pickle; anything else is unpickled only if nobody else can have sent it."""
+    only_ours = rendezvous.current_store().private
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=not only_ours)
 
 
 def _stopped(step, path):
@@ -132,18 +174,19 @@ def _stopped(step, path):
 
 def _agree_on_directory(function, directory):
     """Rank 0 chooses and makes the run directory; every rank must see it."""
-    chosen = [None]
+    global _launches
+    _launches += 1
+    chosen = None
     if rendezvous.rank() == 0:
         name = getattr(function, "__name__", "run")
-        chosen = [str(directory or run_to_resume(name) or new_directory(current.name or name))]
-        if "://" in chosen[0]:
-            raise Error(f"{chosen[0]}: ranks of {started_by()} need a run directory in a file system that all of them see. Object storage "
+        chosen = str(directory or run_to_resume(name) or new_directory(current.name or name))
+        if "://" in chosen:
+            raise Error(f"{chosen}: ranks of {started_by()} need a run directory in a file system that all of them see. Object storage "
                         "works where Dask starts the ranks.")
-        chosen = [str(absolute(chosen[0]))]
-        make_private(Path(chosen[0]))
-    dist.broadcast_object_list(chosen)
-    path, seen = Path(chosen[0]).absolute(), [None] * rendezvous.world_size()
-    dist.all_gather_object(seen, None if path.is_dir() else socket.gethostname())
+        chosen = str(absolute(chosen))
+        make_private(Path(chosen))
+    path = Path(json.loads(_tell_all("directory", json.dumps(chosen).encode())[0]))
+    seen = [json.loads(each) for each in _tell_all("seen", json.dumps(None if path.is_dir() else socket.gethostname()).encode())]
     if blind := sorted({host for host in seen if host}):
         raise Error(f"The run directory {path} is not visible on {', '.join(blind)}. Choose one in a shared file system: RUNS=/path.")
     return path
@@ -151,8 +194,6 @@ def _agree_on_directory(function, directory):
 
 def _on_cpu(value):
     """A result without tensors of a GPU, which other ranks may not have."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
     if isinstance(value, dict):
@@ -166,6 +207,7 @@ def start_ranks(launcher, tutorial, workers, restarts):
     Raises `RankFailed` with what the launcher knows: the ranks have said the rest themselves.
     """
     started = command(launcher, tutorial, workers, restarts)
+    os.environ.setdefault(secret.VARIABLE, secret.new())
     cores = len(os.sched_getaffinity(0))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
     if launcher == "srun":
@@ -176,7 +218,18 @@ def start_ranks(launcher, tutorial, workers, restarts):
         if code:
             raise Error(f"srun ended with exit code {code}. What the ranks said stands above; srun names the task that failed first.")
         return
-    _run_torchrun(started[1:])
+    with tempfile.TemporaryDirectory(prefix="ddp-torchrun-") as folder:
+        _run_torchrun([*_meet_in(folder), *started[2:]])
+
+
+def _meet_in(folder):
+    """Options of torchrun that mean --standalone, but for a file that only its user reads instead of a port that everybody reaches.
+
+    What torchrun finds there it unpickles; and its store for the ranks would admit everybody too: rank 0 opens one of its own.
+    """
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    return ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={folder}/rendezvous",
+            f"--rdzv-id={Path(folder).name}"]
 
 
 def command(launcher, tutorial, workers, restarts):

@@ -1,0 +1,173 @@
+"""Another user of the same host, who finds every port of a run and tries everything there. Run as root, who can be another user."""
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from processes import Background, log_of, rank_pids, wait_until
+from test_rendezvous import errors, free_port, start, torchrun_variables
+
+import ddp_common as ddp
+
+ROOT = Path(__file__).parents[2]
+NOBODY = 65534
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+
+# What a stranger sends: a key of torch's own store, gloo's numbers of a connection, a pickle, noise.
+IMPORTS = "import socket, struct, sys, os, time"
+ATTACK = r"""
+pickle = b"\x80\x04cposix\nsystem\n(V" + f"touch {sys.argv[1]}".encode() + b"\ntR."
+torch_store = b"\x09" + struct.pack("=I", 0x3C85F7CE) + b"\x00" + struct.pack("=Q", 11) + b"stop/wanted" + struct.pack("=Q", 0)
+said = [b"", torch_store, pickle, os.urandom(5000), b"ddp-store-1\n" + bytes(200), *(struct.pack("=q", n) + pickle for n in range(4))]
+kept = []
+for port in map(int, sys.argv[2:]):
+    answered = b""
+    for words in said:
+        try:
+            end = socket.create_connection(("127.0.0.1", port), timeout=0.5)
+            end.sendall(words)
+            kept.append(end)
+            end.settimeout(0.2)
+            answered += end.recv(1000)
+        except OSError:
+            continue
+    print(port, len(kept), answered.hex(), flush=True)
+time.sleep(1)
+"""
+
+
+BECOME_NOBODY = f"""
+import os
+os.setgroups([])
+os.setgid({NOBODY})
+os.setuid({NOBODY})
+os.environ["HOME"] = "/nonexistent"
+"""
+
+
+def as_nobody(code, *arguments, imports="", **variables):
+    """Run Python code as another user; returns what it printed. It has its interpreter from root: another user may not reach that."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    done = subprocess.run([sys.executable, "-c", f"{imports}\n{BECOME_NOBODY}\n{code}", *map(str, arguments)], text=True,
+                          env={**kept, **variables}, capture_output=True, timeout=120)
+    return done.stdout + done.stderr
+
+
+def ports_of(pids):
+    """Where these processes listen."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            found |= {entry.laddr.port for entry in psutil.Process(pid).net_connections("tcp") if entry.status == psutil.CONN_LISTEN}
+    return sorted(found)
+
+
+def train(go_on):
+    """Sum the ranks until a file is there; then do the same in a group of its own, which opens ports of its own."""
+    while True:
+        total = torch.tensor([ddp.rank() + 1.0, float(os.path.exists(go_on))])
+        dist.all_reduce(total)
+        assert total[0] == 3.0
+        if total[1] == 2.0:
+            break
+        time.sleep(0.02)
+    dist.all_reduce(total := torch.ones(1), group=dist.new_group([0, 1]))
+    return total.item()
+
+
+def test_nothing_that_another_user_sends_to_the_ports_of_ranks_runs_stops_or_changes_anything(client, tmp_path):
+    marker = Path("/tmp") / f"ddp-stranger-{os.getpid()}"
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    training = Background(ddp.launch, client, train, workers=2, directory=tmp_path / "run", go_on=str(tmp_path / "go"))
+    wait_until(lambda: log_of(tmp_path / "run").count("started") == 2)
+    ports = wait_until(lambda: (found := ports_of(rank_pids(tmp_path / "run"))) and len(found) >= 3 and found)
+    time.sleep(1)  # all ranks are in
+    said = as_nobody(ATTACK, marker, *ports, imports=IMPORTS)
+    assert training.is_running(), said
+    (tmp_path / "go").write_text("")
+    assert training.outcome().result == 2.0
+    assert not marker.exists()
+    assert said.count("\n") == len(ports)
+
+
+def test_another_user_who_knows_the_port_takes_no_rank(tmp_path, monkeypatch):
+    """As with a plain torchrun: the ranks agree on a secret in their user's home. The stranger has this package, and one of his own."""
+    own = {"HOME": str(tmp_path), "DDP_JOIN_TIMEOUT": "60"}
+    port = free_port()
+    first = start(**torchrun_variables(0, 2, port), **own)
+    wait_until(lambda: ports_of([first.pid]))
+    said = as_nobody("with ddp.process_group(): print('it is in')", imports="import ddp_common as ddp; ddp.process_group",
+                     DDP_JOIN_TIMEOUT="5", DDP_SECRET="a guess", **torchrun_variables(1, 2, port))
+    assert "does not know the secret of this run" in said and "it is in\n" not in said
+    tmp_path.chmod(0o755)
+    assert "PermissionError" in as_nobody(f"open({str(tmp_path / '.ddp-secret')!r})")
+    assert "PermissionError" in as_nobody(f"open('/proc/{first.pid}/environ')")
+    second = start(**torchrun_variables(1, 2, port), **own)
+    assert [process.communicate(timeout=90)[0] for process in (first, second)] == ["in 0\n", "in 1\n"]
+
+
+def test_ranks_with_different_secrets_say_so():
+    port = free_port()
+    first, second = errors([start(**torchrun_variables(rank, 2, port), DDP_SECRET=str(rank)) for rank in (0, 1)])
+    assert "still missing: rank 1" in first
+    assert "does not know the secret of this run" in second and "set DDP_SECRET to the same random text" in second
+
+
+def test_a_port_scan_while_ranks_join_disturbs_nothing(tmp_path):
+    port = free_port()
+    variables = {"DDP_SECRET": "s" * 32, "DDP_JOIN_TIMEOUT": "90"}
+    first = start(**torchrun_variables(0, 2, port), **variables)
+    wait_until(lambda: ports_of([first.pid]))
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(200)]
+    as_nobody(ATTACK, tmp_path / "none", port, imports=IMPORTS)
+    second = start(**torchrun_variables(1, 2, port), **variables)
+    assert [process.communicate(timeout=120)[0] for process in (first, second)] == ["in 0\n", "in 1\n"]
+    assert len(silent) == 200
+
+
+OTHER_KEY = """
+import ddp_common as ddp
+from ddp_common import rendezvous
+with ddp.process_group():
+    key = b"of the run" if ddp.rank() == 0 else b"a stranger's"
+    rendezvous._prove_to_each_other(rendezvous._place, key)
+"""
+
+
+def test_a_connection_of_gloo_whose_other_end_does_not_know_the_secret_ends_the_run():
+    port = free_port()
+    said = errors([start(OTHER_KEY, **torchrun_variables(rank, 2, port), DDP_SECRET="s") for rank in (0, 1)])
+    assert any("in the place of rank 1 does not know the secret of this run" in each for each in said), said
+
+
+def test_make_run_with_torchrun_has_no_port_that_answers_another_user(tmp_path):
+    marker = Path("/tmp") / f"ddp-stranger-torchrun-{os.getpid()}"
+    process = subprocess.Popen([sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", "torchrun", "--workers", "2"], cwd=ROOT, text=True,
+                               env={**os.environ, "SET": "epochs=200 hidden=16 batch_size=512", "CHECKPOINT": str(tmp_path / "run")},
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        wait_until(lambda: list((tmp_path / "run").glob("checkpoints/*.pt")) or process.poll() is not None, within=180)
+        everyone = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+        command_lines = " ".join(" ".join(psutil.Process(pid).cmdline()) for pid in everyone)
+        assert not re.search(r"[0-9a-f]{64}", command_lines)
+        ports = ports_of(everyone)
+        said = as_nobody(ATTACK, marker, *ports, imports=IMPORTS)
+        answers = [bytes.fromhex(line.split()[2]) for line in said.splitlines() if len(line.split()) == 3]
+        assert len(answers) <= 1 and all(len(answer) <= 128 for answer in answers)  # our store's own random number and its proof
+        steps = len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+        wait_until(lambda: len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) > steps + 20)
+        assert process.poll() is None and not marker.exists()
+    finally:
+        process.terminate()
+        process.communicate(timeout=120)
