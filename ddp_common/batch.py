@@ -21,6 +21,7 @@ from types import SimpleNamespace
 
 from distributed import Status
 
+from ddp_common import protection
 from ddp_common.errors import Error
 
 LOOK_INTERVAL, LONGEST_INTERVAL = 1.0, 10.0  # seconds between two questions to the queue: at first, and when it has been long
@@ -153,20 +154,12 @@ class Jobs:
         self.warning, self.arrived = job_warning(profile), set()  # names of jobs whose workers have been there
         self.directory = Path(new_directory("clusters", local=True)).absolute()
         self.directory.chmod(0o700)
-        self._write_credentials()
+        protection.write_credentials(protection.credentials(), self.directory)
         try:
-            self.cluster = cluster_class(profile["cluster"])(**job_options(profile, self.directory))
+            self.cluster = protection.private(cluster_class(profile["cluster"]))(**job_options(profile, self.directory))
         except BaseException:
             self._remove_credentials()
             raise
-
-    def _write_credentials(self):
-        from distributed.security import Security
-
-        made = Security.temporary()
-        for name, content in (("cert.pem", made.tls_ca_file), ("key.pem", made.tls_worker_key)):
-            with open(os.open(self.directory / name, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as file:
-                file.write(content)
 
     def _remove_credentials(self):
         for name in ("cert.pem", "key.pem"):

@@ -19,17 +19,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 import dask
 from dask.system import CPU_COUNT
-from distributed import Client
+from distributed import Client, LocalCluster
 from distributed.comm import connect as connect_to
 from distributed.security import Security
 
-from ddp_common import batch, shipping
+from ddp_common import batch, protection, shipping
 from ddp_common.agent import Preload
 from ddp_common.errors import Error
 from ddp_common.profiles import gpus, number_of_workers, read_profile
 
 SILENCE_TIMEOUT = "11s"  # after which a connection to a host that has vanished counts as closed; Dask takes no less
-LEAN = {"worker": {"profile": {"enabled": False}}, "admin": {"tick": {"interval": "500ms"}, "system-monitor": {"interval": "2s"}}}  # cores are for ranks
+LEAN = {  # cores are for ranks, and a worker's web server has nothing to tell that the scheduler's does not
+    "worker": {"profile": {"enabled": False}, "http": {"routes": []}},
+    "admin": {"tick": {"interval": "500ms"}, "system-monitor": {"interval": "2s"}},
+}
 GONE_TIMEOUT = 15  # seconds that the workers of cancelled jobs have to leave
 ANSWER_TIMEOUT = 10  # seconds that a scheduler has to answer at an address
 
@@ -219,13 +222,35 @@ def interrupts_held():
 
 def _make_cluster(profile, count):
     name, options = _class_and_options(profile, count)
-    return batch.cluster_class(name)(n_workers=count, **options)
+    cls = batch.cluster_class(name)
+    if isinstance(cls, type) and issubclass(cls, LocalCluster):
+        protection.keep_scripts_out_of_workers()
+        if dask.config.get("temporary-directory") is None:
+            options = {"local_directory": protection.private_folder(), **options}
+    security = options.pop("security", None)
+    if security is True:
+        options["security"] = protection.credentials()
+    elif security:
+        options["security"] = security
+    return protection.private(cls)(n_workers=count, **options)
 
 
 def _class_and_options(profile, count):
+    """The class and its keyword arguments; `security` is True for what is to speak TLS with credentials of its own."""
     name = profile["gpu_cluster"] if gpus() and profile["gpu_cluster"] else profile["cluster"]
-    threads = {"threads_per_worker": max(1, CPU_COUNT // count)} if "LocalCluster" in name else {}
-    return name, {**threads, **profile["options"]}
+    defaults = {"threads_per_worker": max(1, CPU_COUNT // count)} if "LocalCluster" in name else {}
+    if re.search(r"Local(CUDA)?Cluster$", name) and not _without_tls(profile["options"]):
+        defaults["security"] = True
+    return name, {**defaults, **profile["options"]}
+
+
+def _without_tls(options):
+    """Whether these options of a local cluster ask for something that is not TLS: threads, or another protocol."""
+    host = str(options.get("host") or "")
+    protocol = str(options.get("protocol") or (host if "://" in host else "tls"))
+    if options.get("processes") is False or protocol.partition("://")[0] != "tls":
+        return True
+    return any(options.get(f"enable_{name}") for name in ("tcp_over_ucx", "infiniband", "nvlink"))
 
 
 def describe(name, workers=None, tutorial="TUTORIAL"):
