@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import dask
 from distributed import Status
 
 from ddp_common import protection
@@ -94,7 +95,8 @@ def job_options(profile, directory):
     prologue = [
         f"export DDP_JOB_END=${{SLURM_JOB_END_TIME:-$(($(date +%s) + {limit}))}}  # seconds since 1970",
         f"export DDP_JOB_WARNING={job_warning(profile):g}  # seconds before it, ranks save and leave",
-        "export DASK_DISTRIBUTED__WORKER__DAEMON=False DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s",
+        "export DASK_DISTRIBUTED__WORKER__DAEMON=False DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s DASK_DISTRIBUTED__WORKER__HTTP__ROUTES=[]",
+        *([protection.PRIVATE_FOLDER_IN_A_JOB] if dask.config.get("temporary-directory") is None else []),
         *(options.get("job_script_prologue") or []),
     ]
     if system_of(profile).name == "PBS":  # which copies a job's output only at its end

@@ -225,8 +225,7 @@ def _make_cluster(profile, count):
     cls = batch.cluster_class(name)
     if isinstance(cls, type) and issubclass(cls, LocalCluster):
         protection.keep_scripts_out_of_workers()
-        if dask.config.get("temporary-directory") is None:
-            options = {"local_directory": protection.private_folder(), **options}
+        options = {**protection.scratch_option(), **options}
     security = options.pop("security", None)
     if security is True:
         options["security"] = protection.credentials()

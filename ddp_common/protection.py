@@ -15,6 +15,7 @@ import stat
 import tempfile
 from pathlib import Path
 
+import dask
 from distributed import Scheduler, SpecCluster
 from distributed.security import Security
 from tornado import web
@@ -99,7 +100,8 @@ class PrivateDashboard:
     async def _start(self):
         spec = self.scheduler_spec
         if self.scheduler is None and spec is not None and spec["cls"] is Scheduler:
-            options = {"http_prefix": secrets.token_urlsafe(SECRET_BYTES), **spec["options"]}
+            secret = secrets.token_urlsafe(SECRET_BYTES)
+            options = {"http_prefix": secret, **scratch_option(), **spec["options"]}
             self.scheduler_spec = {**spec, "cls": PrivateScheduler, "options": options}
         await super()._start()
 
@@ -117,10 +119,16 @@ def private(cls):
     return type(cls.__name__, (PrivateDashboard, cls), {"__module__": cls.__module__})
 
 
+def scratch_option():
+    """Keyword argument of Dask's scheduler and workers: where to put temporary files, unless Dask's settings say it."""
+    return {"local_directory": private_folder()} if dask.config.get("temporary-directory") is None else {}
+
+
 def private_folder():
     """A folder for temporary files that belongs to this user, who alone may look into it: always the same, if it can be had.
 
-    Dask's own, `dask-scratch-space`, may have been made by somebody else, who could then exchange what workers write and read there.
+    Dask's own, /tmp/dask-scratch-space, may have been made by somebody else. It comes first where Python looks for modules, also in
+    this program, so that whoever owns it could have code run here.
     """
     path = Path(tempfile.gettempdir()) / f"ddp-{os.getuid()}"
     try:
@@ -131,6 +139,12 @@ def private_folder():
             return tempfile.mkdtemp(prefix="ddp-")
         path.chmod(0o700)
     return str(path)
+
+
+PRIVATE_FOLDER_IN_A_JOB = (  # the same in a job's script
+    'export DASK_TEMPORARY_DIRECTORY="${DASK_TEMPORARY_DIRECTORY:-$(umask 077; own="${TMPDIR:-/tmp}/ddp-$(id -u)"; mkdir "$own" 2>/dev/null; '
+    '[ -d "$own" -a -O "$own" -a ! -L "$own" ] && chmod 700 "$own" && echo "$own" || mktemp -d)}"'
+)
 
 
 def keep_scripts_out_of_workers():

@@ -160,18 +160,18 @@ def test_folders_and_files_of_a_local_cluster_are_closed_to_others(local):
         assert any(each.stat().st_mode & 0o077 == 0 and each.stat().st_uid == os.getuid() for each in (path, *path.parents[:2])), path
 
 
-def test_a_scratch_folder_that_somebody_else_has_made_is_not_used(tmp_path, monkeypatch):
+def test_a_folder_that_somebody_else_has_made_is_no_place_for_temporary_files_and_modules(tmp_path, monkeypatch):
     tmp_path.chmod(0o777)
-    for trap in ("dask-scratch-space", f"ddp-{os.getuid()}"):
-        (tmp_path / trap).mkdir()
-        (tmp_path / trap).chmod(0o777)
-        os.chown(tmp_path / trap, NOBODY, NOBODY)
+    traps = [tmp_path / "dask-scratch-space", tmp_path / f"ddp-{os.getuid()}"]
+    for trap in traps:
+        trap.mkdir()
+        trap.chmod(0o777)
+        os.chown(trap, NOBODY, NOBODY)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with ddp.connect("local", workers=1) as client:
-        (folder,) = client.run(lambda dask_worker: dask_worker.local_directory).values()
-    parents = [path.name for path in Path(folder).relative_to(tmp_path).parents]
-    assert not list((tmp_path / f"ddp-{os.getuid()}").iterdir()) and f"ddp-{os.getuid()}" not in parents
-    assert not list((tmp_path / "dask-scratch-space").iterdir())
+        (of_worker,) = client.run(lambda: __import__("sys").path).values()
+        assert not [path for path in [*sys.path, *of_worker] for trap in traps if path.startswith(str(trap))]
+    assert not [file for trap in traps for file in trap.iterdir()]
 
 
 def test_an_own_scratch_folder_that_was_open_is_closed(tmp_path, monkeypatch):
