@@ -29,6 +29,7 @@ LOOK_INTERVAL, LONGEST_INTERVAL = 1.0, 10.0  # seconds between two questions to 
 LOG_LINES = 15  # of a worker's log, for an error message
 UNLIMITED = 10**10  # seconds: no limit known
 CLUSTER_ONLY = {"scheduler_options", "silence_logs", "shared_temp_directory", "n_workers", "name"}  # no business of a job's script
+LISTS = {"job_script_prologue": "module load gcc", "worker_extra_args": "--no-dashboard", "job_extra_directives": "--exclusive"}  # and an example
 QUEUED, RUNNING, ENDED = "pending", "running", "ended"
 UNKNOWN_JOB = re.compile(r"[Uu]nknown [Jj]ob|[Ii]nvalid job|has finished")
 
@@ -84,10 +85,35 @@ def cluster_class(name):
         raise Error(f"The profile's cluster class {name} cannot be imported: {error}. Is its package installed?") from None
 
 
+def processes_in_a_job(profile):
+    """How many workers, and so ranks, a job of the profile has. Raises `Error` for what is no such number."""
+    number = profile["options"].get("processes")
+    if number is None:
+        return 1
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise Error(f"processes={number}: it is the number of workers in a job, a whole number of at least 1.")
+    return number
+
+
+def check_options(profile):
+    """Raise `Error` for options that would fail late, or mean something else: of text, Python makes a list of letters."""
+    processes_in_a_job(profile)
+    options = profile["options"]
+    for name in LISTS:
+        value = options.get(name)
+        if value is not None and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
+            raise Error(f"{name}={value!r}: it is a list of texts, such as {name}: [\"{LISTS[name]}\"]; on the command line "
+                        f"OPTIONS=\"{name}='[{LISTS[name]}]'\".")
+    if not isinstance(options.get("scheduler_options") or {}, dict):
+        raise Error(f"scheduler_options={options['scheduler_options']!r}: it maps names to values, such as scheduler_options: {{interface: eth0}}; "
+                    "on the command line OPTIONS=\"scheduler_options.interface=eth0\".")
+
+
 def job_options(profile, directory):
     """The keyword arguments of dask-jobqueue's cluster class: the profile's, and what every job here has."""
     from distributed.security import Security
 
+    check_options(profile)
     options = {"processes": 1, "silence_logs": "error", **profile["options"]}
     limit = seconds_of(options.get("walltime"))
     security = Security(require_encryption=True, tls_ca_file=f"{directory}/cert.pem", **{
@@ -171,7 +197,7 @@ class Jobs:
 
     def submit(self, workers):
         """Have as many jobs as `workers` need: submits what is missing. Raises `Error` with the batch system's own words."""
-        processes = self.profile["options"].get("processes") or 1
+        processes = processes_in_a_job(self.profile)
         while len(self.cluster.worker_spec) < math.ceil(workers / processes):
             self.cluster.worker_spec.update(self.cluster.new_worker_spec())
         try:

@@ -169,3 +169,26 @@ def test_a_walltime_without_quotes_is_the_time_that_was_meant(write):
 @pytest.mark.parametrize(("walltime", "seconds"), [("00:01:00", 60), ("02:00:00", 7200), ("1-00:00:00", 86400), ("30:00", 1800)])
 def test_walltimes_are_understood_as_the_batch_systems_do(walltime, seconds):
     assert seconds_of(walltime) == seconds
+
+
+WRONG = {
+    "processes=two": "processes=two: it is the number of workers in a job",
+    "processes=0": "whole number of at least 1",
+    "processes=1.5": "whole number of at least 1",
+    "processes=true": "whole number of at least 1",
+    "cores=many": "dask_jobqueue.SLURMCluster refuses the profile's options",
+    "memory=lots": "dask_jobqueue.SLURMCluster refuses the profile's options",
+    "walltime=[1,2]": "it is written hours:minutes:seconds",
+    "job_script_prologue='module load gcc'": "it is a list of texts",
+    "job_extra_directives=--exclusive": "it is a list of texts",
+    "worker_extra_args=[1]": "it is a list of texts",
+    "scheduler_options=eth0": "scheduler_options.interface=eth0",
+}
+
+
+@pytest.mark.parametrize("options", WRONG)
+def test_options_of_the_wrong_kind_are_one_error_before_anything_starts(monkeypatch, options):
+    monkeypatch.setenv("OPTIONS", options)
+    with pytest.raises(Error) as refused:
+        describe("slurm")
+    assert WRONG[options] in str(refused.value)

@@ -92,3 +92,12 @@ def test_workers_from_the_environment_is_checked_before_a_cluster_starts(monkeyp
 def test_by_default_there_are_two_to_four_workers():
     assert 2 <= number_of_workers("auto") <= 4
     assert number_of_workers("3") == 3
+
+
+@pytest.mark.parametrize("options", ["threads_per_worker=two", "memory_limit=lots", "host=5", "n_workers=3", "security=5",
+                                     "protocol=5", "scheduler_port=x", "worker_class=x", "preload=5"])
+def test_options_of_the_wrong_kind_are_one_error_and_leave_no_process(monkeypatch, options):
+    monkeypatch.setenv("OPTIONS", options)
+    before = children()
+    assert "LocalCluster could not be started with the profile's options: " in refusal()
+    assert children() <= before
