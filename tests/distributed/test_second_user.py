@@ -185,3 +185,19 @@ def test_the_temporary_directory_of_dasks_own_settings_is_respected(tmp_path):
     with dask.config.set({"temporary-directory": str(tmp_path)}), ddp.connect("local", workers=1) as client:
         (folder,) = client.run(lambda dask_worker: dask_worker.local_directory).values()
     assert tmp_path in Path(folder).parents
+
+
+@pytest.mark.parametrize("options", ["security=false", "protocol=tcp"])
+def test_plain_tcp_is_there_for_who_asks_for_it(monkeypatch, options):
+    monkeypatch.setenv("OPTIONS", options)
+    with ddp.connect("local", workers=1) as client:
+        assert client.scheduler.address.startswith("tcp://")
+        assert ddp.launch(client, ddp.world_size).result == 1
+
+
+def test_dasks_own_settings_of_tls_do_not_reach_a_local_cluster():
+    """They are for clusters of somebody else's, with ciphers and files that would not fit ours."""
+    theirs = {"distributed.comm.require-encryption": True, "distributed.comm.tls.ciphers": "AES256-SHA", "distributed.comm.tls.max-version": 1.2,
+              "distributed.comm.tls.ca-file": "/no/such/file", "distributed.comm.tls.worker.cert": "/no/such/file"}
+    with dask.config.set(theirs), ddp.connect("local", workers=1) as client:
+        assert ddp.launch(client, ddp.world_size).result == 1

@@ -101,3 +101,10 @@ def test_options_of_the_wrong_kind_are_one_error_and_leave_no_process(monkeypatc
     before = children()
     assert "LocalCluster could not be started with the profile's options: " in refusal()
     assert children() <= before
+
+
+def test_a_profile_is_read_without_running_what_is_in_it(profile, tmp_path):
+    trap = tmp_path / "it-ran"
+    with pytest.raises(Error, match="valid YAML"):
+        read_profile(profile(f"cluster: !!python/object/apply:os.mkdir ['{trap}']"), "")
+    assert not trap.exists()
