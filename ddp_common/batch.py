@@ -19,14 +19,17 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import dask
 from distributed import Status
 
+from ddp_common import protection
 from ddp_common.errors import Error
 
 LOOK_INTERVAL, LONGEST_INTERVAL = 1.0, 10.0  # seconds between two questions to the queue: at first, and when it has been long
 LOG_LINES = 15  # of a worker's log, for an error message
 UNLIMITED = 10**10  # seconds: no limit known
 CLUSTER_ONLY = {"scheduler_options", "silence_logs", "shared_temp_directory", "n_workers", "name"}  # no business of a job's script
+LISTS = {"job_script_prologue": "module load gcc", "worker_extra_args": "--no-dashboard", "job_extra_directives": "--exclusive"}  # and an example
 QUEUED, RUNNING, ENDED = "pending", "running", "ended"
 UNKNOWN_JOB = re.compile(r"[Uu]nknown [Jj]ob|[Ii]nvalid job|has finished")
 
@@ -82,10 +85,35 @@ def cluster_class(name):
         raise Error(f"The profile's cluster class {name} cannot be imported: {error}. Is its package installed?") from None
 
 
+def processes_in_a_job(profile):
+    """How many workers, and so ranks, a job of the profile has. Raises `Error` for what is no such number."""
+    number = profile["options"].get("processes")
+    if number is None:
+        return 1
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise Error(f"processes={number}: it is the number of workers in a job, a whole number of at least 1.")
+    return number
+
+
+def check_options(profile):
+    """Raise `Error` for options that would fail late, or mean something else: of text, Python makes a list of letters."""
+    processes_in_a_job(profile)
+    options = profile["options"]
+    for name in LISTS:
+        value = options.get(name)
+        if value is not None and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
+            raise Error(f"{name}={value!r}: it is a list of texts, such as {name}: [\"{LISTS[name]}\"]; on the command line "
+                        f"OPTIONS=\"{name}='[{LISTS[name]}]'\".")
+    if not isinstance(options.get("scheduler_options") or {}, dict):
+        raise Error(f"scheduler_options={options['scheduler_options']!r}: it maps names to values, such as scheduler_options: {{interface: eth0}}; "
+                    "on the command line OPTIONS=\"scheduler_options.interface=eth0\".")
+
+
 def job_options(profile, directory):
     """The keyword arguments of dask-jobqueue's cluster class: the profile's, and what every job here has."""
     from distributed.security import Security
 
+    check_options(profile)
     options = {"processes": 1, "silence_logs": "error", **profile["options"]}
     limit = seconds_of(options.get("walltime"))
     security = Security(require_encryption=True, tls_ca_file=f"{directory}/cert.pem", **{
@@ -93,7 +121,8 @@ def job_options(profile, directory):
     prologue = [
         f"export DDP_JOB_END=${{SLURM_JOB_END_TIME:-$(($(date +%s) + {limit}))}}  # seconds since 1970",
         f"export DDP_JOB_WARNING={job_warning(profile):g}  # seconds before it, ranks save and leave",
-        "export DASK_DISTRIBUTED__WORKER__DAEMON=False DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s",
+        "export DASK_DISTRIBUTED__WORKER__DAEMON=False DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s DASK_DISTRIBUTED__WORKER__HTTP__ROUTES=[]",
+        *([protection.PRIVATE_FOLDER_IN_A_JOB] if dask.config.get("temporary-directory") is None else []),
         *(options.get("job_script_prologue") or []),
     ]
     if system_of(profile).name == "PBS":  # which copies a job's output only at its end
@@ -153,20 +182,12 @@ class Jobs:
         self.warning, self.arrived = job_warning(profile), set()  # names of jobs whose workers have been there
         self.directory = Path(new_directory("clusters", local=True)).absolute()
         self.directory.chmod(0o700)
-        self._write_credentials()
+        protection.write_credentials(protection.credentials(), self.directory)
         try:
-            self.cluster = cluster_class(profile["cluster"])(**job_options(profile, self.directory))
+            self.cluster = protection.private(cluster_class(profile["cluster"]))(**job_options(profile, self.directory))
         except BaseException:
             self._remove_credentials()
             raise
-
-    def _write_credentials(self):
-        from distributed.security import Security
-
-        made = Security.temporary()
-        for name, content in (("cert.pem", made.tls_ca_file), ("key.pem", made.tls_worker_key)):
-            with open(os.open(self.directory / name, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as file:
-                file.write(content)
 
     def _remove_credentials(self):
         for name in ("cert.pem", "key.pem"):
@@ -176,7 +197,7 @@ class Jobs:
 
     def submit(self, workers):
         """Have as many jobs as `workers` need: submits what is missing. Raises `Error` with the batch system's own words."""
-        processes = self.profile["options"].get("processes") or 1
+        processes = processes_in_a_job(self.profile)
         while len(self.cluster.worker_spec) < math.ceil(workers / processes):
             self.cluster.worker_spec.update(self.cluster.new_worker_spec())
         try:

@@ -7,6 +7,7 @@ why; when its client is closed, so is the cluster that it started.
 
 import asyncio
 import contextlib
+import importlib.util
 import logging
 import os
 import re
@@ -15,21 +16,26 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import dask
 from dask.system import CPU_COUNT
-from distributed import Client
+from distributed import Client, LocalCluster
 from distributed.comm import connect as connect_to
 from distributed.security import Security
 
-from ddp_common import batch, shipping
+from ddp_common import batch, protection, shipping
 from ddp_common.agent import Preload
 from ddp_common.errors import Error
 from ddp_common.profiles import gpus, number_of_workers, read_profile
 
 SILENCE_TIMEOUT = "11s"  # after which a connection to a host that has vanished counts as closed; Dask takes no less
-LEAN = {"worker": {"profile": {"enabled": False}}, "admin": {"tick": {"interval": "500ms"}, "system-monitor": {"interval": "2s"}}}  # cores are for ranks
+LEAN = {  # cores are for ranks, and a worker's web server has nothing to tell that the scheduler's does not
+    "worker": {"profile": {"enabled": False}, "http": {"routes": []}},
+    "admin": {"tick": {"interval": "500ms"}, "system-monitor": {"interval": "2s"}},
+}
+_open_clients = weakref.WeakSet()
 GONE_TIMEOUT = 15  # seconds that the workers of cancelled jobs have to leave
 ANSWER_TIMEOUT = 10  # seconds that a scheduler has to answer at an address
 
@@ -43,6 +49,7 @@ class ClusterClient(Client):
 
     cluster = jobs = most = None
     timeout, expected = 60, 1
+    cell = request = None  # of a notebook: the cell and its execution that started the cluster; what was asked for
 
     @property
     def ranks(self):
@@ -53,6 +60,11 @@ class ClusterClient(Client):
     def workers(self):
         """What the scheduler knows of its workers that are ready to work: address -> dict."""
         return {address: worker for address, worker in self.scheduler_info(n_workers=-1)["workers"].items() if worker["status"] == "running"}
+
+    def _repr_html_(self):
+        """What a notebook shows: the number of ranks, then what Dask shows, with the dashboard's address."""
+        shown = super()._repr_html_()
+        return f"<p><strong>{self.ranks} rank(s)</strong> in a launch</p>{shown}" if self.status == "running" else shown
 
     @property
     def dashboard_link(self):
@@ -114,7 +126,11 @@ def connect(profile=None, workers=None):
     dask.config.set({"distributed.worker.daemon": False, "distributed.comm.timeouts.tcp": SILENCE_TIMEOUT})  # ranks are children of workers
     dask.config.update_defaults({"distributed": LEAN})
     wanted = workers if workers is not None else os.environ.get("WORKERS")
-    client = (_at_address if "://" in name else _started)(read_profile(name), wanted)
+    profile = read_profile(name)
+    if (earlier := _earlier_in_notebook(name, profile, wanted)) is not None:
+        return earlier
+    client = (_at_address if "://" in name else _started)(profile, wanted)
+    client.cell, client.request = _cell(), (name, profile, wanted)
     try:
         _wait(client, client.expected)
         if name != "local":
@@ -125,7 +141,50 @@ def connect(profile=None, workers=None):
     except BaseException:
         client.close()
         raise
+    _open_clients.add(client)
+    if client.jobs is None and client.cluster is not None and _is_watched() and importlib.util.find_spec("bokeh"):
+        print(f"Dask's dashboard: {client.dashboard_link}", file=sys.stderr, flush=True)
     return client
+
+
+def _is_watched():
+    """Whether somebody sees what is said now: on a terminal, in a notebook of `make lab`; not where outputs are kept and compared."""
+    return (os.environ.get("DDP_PROGRESS") or ("bar" if sys.stderr.isatty() else "off")) == "bar"
+
+
+def _cell():
+    """Of a notebook: (the cell that runs, this execution of it). None elsewhere."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    message = shell.kernel.get_parent("shell") if hasattr(shell, "kernel") else None
+    if not message:
+        return None
+    return message.get("metadata", {}).get("cellId") or message["content"].get("code"), message["header"]["msg_id"]
+
+
+def _earlier_in_notebook(*request):
+    """The client that this cell of a notebook has made when it was run before, if it is still open and the request the same.
+
+    With another request that cluster is closed, unless a launch runs there. Of other open clusters in the notebook one line says
+    that they are there: they need the same cores. Nothing of this in a program that is no notebook.
+    """
+    cell = _cell()
+    if cell is None:
+        return None
+    for client in list(_open_clients):
+        if client.cluster is None or client.status != "running" or client.cell is None:
+            continue
+        again = client.cell[0] == cell[0] and client.cell[1] != cell[1]
+        if again and client.request == request and len(client.workers()) >= client.expected:
+            print(f"This cell has started its cluster before: going on with its {client.ranks} workers. For a new one, close() the client first.",
+                  file=sys.stderr)
+            return client
+        if again and not client.__dict__.get("ddp_inboxes"):
+            print(f"The cluster that this cell has started before ({len(client.workers())} workers) is closed first.", file=sys.stderr)
+            client.close()
+        elif client.cell[1] != cell[1]:
+            print(f"Another cluster of this notebook is open ({len(client.workers())} workers, {client.request[0]}) and needs the same cores: "
+                  "close() its client, or restart the kernel.", file=sys.stderr)
+    return None
 
 
 def _at_address(profile, wanted):
@@ -185,9 +244,11 @@ def _started(profile, wanted):
 
 def _explained(profile, error):
     """What a cluster class says of its options, as an `Error`; everything else as it is."""
-    if not isinstance(error, (TypeError, ValueError, RuntimeError, OSError)):
+    if isinstance(error, Error) or not isinstance(error, Exception):
         return error
-    return Error(f"{profile['cluster']} could not be started with the profile's options: {error.__cause__ or error}.").with_traceback(None)
+    cause = error.__cause__ or error
+    said = str(cause) if isinstance(cause, (TypeError, ValueError, RuntimeError, OSError)) else f"{type(cause).__name__}: {cause}"
+    return Error(f"{profile['cluster']} could not be started with the profile's options: {said.rstrip('.')}.").with_traceback(None)
 
 
 @contextlib.contextmanager
@@ -220,13 +281,34 @@ def interrupts_held():
 
 def _make_cluster(profile, count):
     name, options = _class_and_options(profile, count)
-    return batch.cluster_class(name)(n_workers=count, **options)
+    cls = batch.cluster_class(name)
+    if isinstance(cls, type) and issubclass(cls, LocalCluster):
+        protection.keep_scripts_out_of_workers()
+        options = {**protection.scratch_option(), **options}
+    security = options.pop("security", None)
+    if security is True:
+        options["security"] = protection.credentials()
+    elif security:
+        options["security"] = security
+    return protection.private(cls)(n_workers=count, **options)
 
 
 def _class_and_options(profile, count):
+    """The class and its keyword arguments; `security` is True for what is to speak TLS with credentials of its own."""
     name = profile["gpu_cluster"] if gpus() and profile["gpu_cluster"] else profile["cluster"]
-    threads = {"threads_per_worker": max(1, CPU_COUNT // count)} if "LocalCluster" in name else {}
-    return name, {**threads, **profile["options"]}
+    defaults = {"threads_per_worker": max(1, CPU_COUNT // count)} if "LocalCluster" in name else {}
+    if re.search(r"Local(CUDA)?Cluster$", name) and not _without_tls(profile["options"]):
+        defaults["security"] = True
+    return name, {**defaults, **profile["options"]}
+
+
+def _without_tls(options):
+    """Whether these options of a local cluster ask for something that is not TLS: threads, or another protocol."""
+    host = str(options.get("host") or "")
+    protocol = str(options.get("protocol") or (host if "://" in host else "tls"))
+    if options.get("processes") is False or protocol.partition("://")[0] != "tls":
+        return True
+    return any(options.get(f"enable_{name}") for name in ("tcp_over_ucx", "infiniband", "nvlink"))
 
 
 def describe(name, workers=None, tutorial="TUTORIAL"):
@@ -241,7 +323,7 @@ def describe(name, workers=None, tutorial="TUTORIAL"):
     profile = read_profile(name)
     count = number_of_workers(workers or profile["workers"])
     if batch.is_batch(profile):
-        processes = profile["options"].get("processes") or 1
+        processes = batch.processes_in_a_job(profile)
         return f"# {-(-count // processes)} job(s) such as this one, for {count} rank(s):\n{batch.job_script(profile)}"
     cls, options = _class_and_options(profile, count)
     arguments = ", ".join(f"{key}={value!r}" for key, value in {"n_workers": count, **options}.items())

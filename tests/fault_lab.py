@@ -28,7 +28,7 @@ import psutil
 import torch
 from distributed import Client
 
-from ddp_common import connect, faults, launch
+from ddp_common import connect, faults, launch, protection
 from ddp_common.errors import Error, RankFailed
 
 STALL_TIMEOUT = 2.0  # seconds, for the faults below that only it notices; a rank that is slow on a busy machine is not one of them
@@ -150,7 +150,7 @@ def run_client_case(client, fault, when, undisturbed, folder):
     """The same for a client that is killed or gets Ctrl-C: a program of its own, on the cluster of `client`."""
     mark, directory, outcome = Path(folder) / "mark", Path(folder) / "run", Outcome(fault, when, "client")
     process = subprocess.Popen([sys.executable, __file__, client.scheduler.address, fault, when, mark, directory],
-                               stderr=subprocess.PIPE, text=True)
+                               env=environment_for(client, folder), stderr=subprocess.PIPE, text=True)
     outcome.said = process.communicate(timeout=2 * PATIENCE)[1].strip().splitlines()[-1:] or [f"(ended by signal {-process.returncode})"]
     outcome.said, ended = outcome.said[0], time.time()
     if fault == CTRL_C:
@@ -158,6 +158,18 @@ def run_client_case(client, fault, when, undisturbed, folder):
     _wait_until_gone(outcome, directory, mark)
     _resume(client, outcome, directory, undisturbed)
     return outcome
+
+
+def environment_for(client, folder):
+    """Environment variables for another program of this user that connects to the cluster of `client`: Dask's own, for TLS."""
+    if not client.scheduler.address.startswith("tls://"):
+        return dict(os.environ)
+    folder = Path(folder)
+    if not (folder / "key.pem").exists():
+        protection.write_credentials(client.security, folder)
+    prefix = "DASK_DISTRIBUTED__COMM__TLS__"
+    files = {"CA_FILE": "cert.pem", "CLIENT__CERT": "cert.pem", "CLIENT__KEY": "key.pem"}
+    return {**os.environ, **{prefix + name: str(folder / file) for name, file in files.items()}}
 
 
 def victim(address, fault, when, mark, directory):

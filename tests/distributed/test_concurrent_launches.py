@@ -65,7 +65,7 @@ def launches(client, tmp_path):
 @pytest.mark.parametrize("clients", [1, 2], ids=["from_one_client", "from_two_clients"])
 def test_two_launches_at_once_have_workers_of_their_own(client, launches, clients):
     with contextlib.ExitStack() as stack:
-        other = client if clients == 1 else stack.enter_context(Client(client.scheduler.address))
+        other = client if clients == 1 else stack.enter_context(Client(client.scheduler.address, security=client.security))
         launches.start(client, 10, ranks=2)
         launches.start(other, 20, ranks=2)
         wait_until(lambda: launches.works(10) and launches.works(20))

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed import Client, LocalCluster
+from fault_lab import environment_for
 from processes import (PATIENCE, Background, assert_gone, assert_nothing_left, is_alive, log_of, members, rank_pids, wait_until,
                        workers_of)
 from torch.utils.data import DataLoader
@@ -206,11 +207,11 @@ if __name__ == "__main__":
 
 
 @contextlib.contextmanager
-def program(tmp_path, address, has_begun=lambda directory: log_of(directory).count("ready") == 2):
+def program(tmp_path, address, environment=None, has_begun=lambda directory: log_of(directory).count("ready") == 2):
     """A program that trains on two ranks for ever, in a session of its own; yields it and the run's directory once it has begun."""
     script, directory = tmp_path / "program.py", tmp_path / "run"
     script.write_text(PROGRAM)
-    process = subprocess.Popen([sys.executable, script, directory, address], start_new_session=True, stdout=subprocess.PIPE,
+    process = subprocess.Popen([sys.executable, script, directory, address], env=environment, start_new_session=True, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True)
     try:
         wait_until(lambda: has_begun(directory) or process.poll() is not None, within=150)  # both imports of torch, on a busy machine
@@ -223,7 +224,7 @@ def program(tmp_path, address, has_begun=lambda directory: log_of(directory).cou
 
 
 def test_the_ranks_of_a_killed_client_are_gone_and_their_workers_free(client, tmp_path):
-    with program(tmp_path, client.scheduler.address) as (process, directory):
+    with program(tmp_path, client.scheduler.address, environment_for(client, tmp_path)) as (process, directory):
         assert len(members(rank_pids(directory))) >= 2
         process.kill()
         assert_nothing_left(directory, ranks=2)

@@ -121,7 +121,7 @@ def test_interrupt_in_a_notebook(client, undisturbed, tmp_path):
     from jupyter_client.manager import KernelManager
 
     manager = KernelManager()
-    manager.start_kernel()
+    manager.start_kernel(env=fault_lab.environment_for(client, tmp_path))
     kernel = manager.blocking_client()
     kernel.start_channels()
     try:

@@ -1,13 +1,16 @@
 """CLUSTER=slurm and CLUSTER=pbs: Dask workers that are jobs of a real Slurm, for PBS behind its own qsub, qstat and qdel."""
 
 import contextlib
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -276,6 +279,21 @@ def test_web_pages_of_scheduler_and_workers_listen_on_loopback_only(slurm, here)
         ports = client.run(lambda dask_worker: [socket.getsockname() for server in (dask_worker.http_server,) for socket in
                                                 (each for each in server._sockets.values())])
         assert all(host == "127.0.0.1" for sockets in ports.values() for host, *_ in sockets)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_another_user_reads_no_page_of_scheduler_or_workers_and_finds_no_file(slurm, here):
+    with ddp.connect("slurm", workers=1) as client:
+        ports = client.run(lambda dask_worker: dask_worker.http_server.port).values()
+        dashboard = urlsplit(client.dashboard_link)
+        pages = [f"http://127.0.0.1:{port}{page}" for port in (dashboard.port, *ports)
+                 for page in ("/", "/status", "/sitemap.json", "/info/main/workers.html", "/json/identity.json", "/metrics")]
+        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "curl", "--noproxy", "*", "-s", "-o", "/dev/null", "-w", "%{http_code} "]
+        seen = subprocess.run([*command, *(part for page in pages for part in (page, "-o", "/dev/null"))], capture_output=True, text=True).stdout.split()
+        assert len(seen) == len(pages) and [page for page, code in zip(pages, seen) if code != "404"] == [f"http://127.0.0.1:{port}/sitemap.json" for port in ports]
+        assert urllib.request.urlopen(client.dashboard_link).status == 200
+        (folder,) = client.run(lambda dask_worker: dask_worker.local_directory).values()
+        assert any(part.stat().st_mode & 0o777 == 0o700 for part in Path(folder).parents[1:3]) and client.jobs.directory.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_second_launch_finds_the_same_jobs_and_a_cancelled_one_is_replaced_before_it(slurm, here):

@@ -11,6 +11,7 @@ from ddp_common import Error
 from ddp_common.batch import seconds_of
 from ddp_common.clusters import describe
 from ddp_common.profiles import PROFILES, read_profile
+from ddp_common.protection import PRIVATE_FOLDER_IN_A_JOB
 
 NAMES = sorted(path.stem for path in PROFILES.glob("*.yaml"))
 
@@ -25,7 +26,8 @@ PBS_PRO = """# 2 job(s) such as this one, for 2 rank(s):
 exec >> "runs/clusters/TIME/worker-${PBS_JOBID:-$SLURM_JOB_ID}.log" 2>&1
 export DDP_JOB_END=${SLURM_JOB_END_TIME:-$(($(date +%s) + 3600))}  # seconds since 1970
 export DDP_JOB_WARNING=60  # seconds before it, ranks save and leave
-export DASK_DISTRIBUTED__WORKER__DAEMON=False DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s
+export DASK_DISTRIBUTED__WORKER__DAEMON=False DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s DASK_DISTRIBUTED__WORKER__HTTP__ROUTES=[]
+SCRATCH
 PYTHON -m dask_cuda.cli tls://SCHEDULER:PORT --name worker-0 --nthreads 8 --memory-limit 32.00GiB --death-timeout 60 \
 --dashboard-address 127.0.0.1:0 --no-dashboard --protocol tls:// --tls-ca-file runs/clusters/TIME/cert.pem \
 --tls-cert runs/clusters/TIME/cert.pem --tls-key runs/clusters/TIME/key.pem
@@ -69,7 +71,26 @@ def test_dry_refuses_what_a_run_would_refuse(tmp_path):
 
 
 def test_the_script_of_pbs_pro_asks_with_select():
-    assert describe("pbs-gpu").replace(sys.executable, "PYTHON") == PBS_PRO
+    assert describe("pbs-gpu").replace(sys.executable, "PYTHON").replace(PRIVATE_FOLDER_IN_A_JOB, "SCRATCH") == PBS_PRO
+
+
+@pytest.mark.parametrize("trap", [None, "own_but_open", "somebody_else's", "a_link"])
+def test_a_job_keeps_its_temporary_files_in_a_folder_of_its_user_alone(tmp_path, trap):
+    folder = tmp_path / f"ddp-{os.getuid()}"
+    if trap == "a_link":
+        folder.symlink_to("/usr")
+    elif trap:
+        folder.mkdir()
+        folder.chmod(0o777)
+    if trap == "somebody_else's":
+        if os.geteuid():
+            pytest.skip("only root may give a folder away")
+        os.chown(folder, 65534, 65534)
+    done = subprocess.run(["bash", "-ec", f"{PRIVATE_FOLDER_IN_A_JOB}\necho $DASK_TEMPORARY_DIRECTORY"], capture_output=True, text=True,
+                          env={"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}, check=True)
+    used = done.stdout.strip()
+    assert used.startswith(str(tmp_path)) and os.stat(used).st_mode & 0o777 == 0o700 and os.stat(used).st_uid == os.getuid()
+    assert (used == str(folder)) == (trap in (None, "own_but_open"))
 
 
 def test_without_a_resource_spec_pbs_is_asked_for_cores_and_memory():
@@ -148,3 +169,26 @@ def test_a_walltime_without_quotes_is_the_time_that_was_meant(write):
 @pytest.mark.parametrize(("walltime", "seconds"), [("00:01:00", 60), ("02:00:00", 7200), ("1-00:00:00", 86400), ("30:00", 1800)])
 def test_walltimes_are_understood_as_the_batch_systems_do(walltime, seconds):
     assert seconds_of(walltime) == seconds
+
+
+WRONG = {
+    "processes=two": "processes=two: it is the number of workers in a job",
+    "processes=0": "whole number of at least 1",
+    "processes=1.5": "whole number of at least 1",
+    "processes=true": "whole number of at least 1",
+    "cores=many": "dask_jobqueue.SLURMCluster refuses the profile's options",
+    "memory=lots": "dask_jobqueue.SLURMCluster refuses the profile's options",
+    "walltime=[1,2]": "it is written hours:minutes:seconds",
+    "job_script_prologue='module load gcc'": "it is a list of texts",
+    "job_extra_directives=--exclusive": "it is a list of texts",
+    "worker_extra_args=[1]": "it is a list of texts",
+    "scheduler_options=eth0": "scheduler_options.interface=eth0",
+}
+
+
+@pytest.mark.parametrize("options", WRONG)
+def test_options_of_the_wrong_kind_are_one_error_before_anything_starts(monkeypatch, options):
+    monkeypatch.setenv("OPTIONS", options)
+    with pytest.raises(Error) as refused:
+        describe("slurm")
+    assert WRONG[options] in str(refused.value)

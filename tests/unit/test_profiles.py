@@ -92,3 +92,19 @@ def test_workers_from_the_environment_is_checked_before_a_cluster_starts(monkeyp
 def test_by_default_there_are_two_to_four_workers():
     assert 2 <= number_of_workers("auto") <= 4
     assert number_of_workers("3") == 3
+
+
+@pytest.mark.parametrize("options", ["threads_per_worker=two", "memory_limit=lots", "host=5", "n_workers=3", "security=5",
+                                     "protocol=5", "scheduler_port=x", "worker_class=x", "preload=5"])
+def test_options_of_the_wrong_kind_are_one_error_and_leave_no_process(monkeypatch, options):
+    monkeypatch.setenv("OPTIONS", options)
+    before = children()
+    assert "LocalCluster could not be started with the profile's options: " in refusal()
+    assert children() <= before
+
+
+def test_a_profile_is_read_without_running_what_is_in_it(profile, tmp_path):
+    trap = tmp_path / "it-ran"
+    with pytest.raises(Error, match="valid YAML"):
+        read_profile(profile(f"cluster: !!python/object/apply:os.mkdir ['{trap}']"), "")
+    assert not trap.exists()
