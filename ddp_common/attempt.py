@@ -18,7 +18,7 @@ from distributed.comm import get_address_host
 from ddp_common import agent
 from ddp_common.errors import RankFailed, RankStalled, RunStopped, SchedulerLost
 from ddp_common.process import training_stack
-from ddp_common.run_directory import Progress
+from ddp_common.progress import Progress
 from ddp_common.settings import describe
 from ddp_common.transfer import Checkpoints, take_file
 

@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from ddp_common import checkpoint, rendezvous, reporting, slurm, stopping
 from ddp_common.errors import Error, RankFailed, RunStopped
-from ddp_common.run_directory import Progress, RunDirectory, new_directory, save_whole
+from ddp_common.progress import Progress
+from ddp_common.run_directory import RunDirectory, new_directory, save_whole
 from ddp_common.settings import current, describe
 
 LAUNCHERS = ("torchrun", "srun")
