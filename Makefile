@@ -57,7 +57,7 @@ data: $(STAMP)
 	@$(PYTHON) -m ddp_common data "$(TUTORIAL)"
 
 lab: $(STAMP)
-	@cd tutorials && DDP_PROGRESS=bar ../$(VENV)/bin/jupyter lab
+	@$(PYTHON) tutorials/lab.py
 
 test: $(STAMP)
 	@$(PYTHON) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
