@@ -75,7 +75,7 @@ data: $(STAMP)
 	@$(PYTHON) -m ddp_common data
 
 lab: $(STAMP)
-	@cd tutorials && DDP_PROGRESS=bar "$$(cd .. && cd "$$VENV" && pwd)/bin/jupyter" lab
+	@$(PYTHON) tutorials/lab.py
 
 test: $(STAMP)
 	@$(PYTHON) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder

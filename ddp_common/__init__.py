@@ -33,6 +33,7 @@ _HOME = {
     "ImageFolder": "images",
     "Augmented": "images",
     "inject": "faults",
+    "judge": "exercises",
     "Error": "errors",
     "RankFailed": "errors",
     "RankStalled": "errors",

@@ -20,7 +20,7 @@ from distributed.comm import get_address_host
 from ddp_common import agent
 from ddp_common.errors import Error, RankFailed, RankStalled, RunStopped, SchedulerLost
 from ddp_common.process import training_stack, unpickle_exception
-from ddp_common.run_directory import Progress
+from ddp_common.progress import Progress
 from ddp_common.settings import describe, has_begun, may_be_written
 from ddp_common.transfer import Checkpoints, take_file
 

@@ -7,10 +7,12 @@ or raises, every rank it started is gone and the workers are free.
 
 import contextlib
 import copyreg
+import html
 import importlib
 import linecache
 import os
 import queue
+import reprlib
 import sys
 import threading
 import time
@@ -23,12 +25,13 @@ from ddp_common.errors import Error, RankFailed, RunStopped
 
 RECONNECT_TIMEOUT = 5  # seconds
 PLACEMENT_TIMEOUT = 60  # seconds to wait for free workers
+SHOWN_ITEMS = 3  # of a result that is a dict or a list
 STALL_TIMEOUT = 600  # seconds that a rank may live without getting on
 
 _subscribing = threading.Lock()
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """What a launch leaves: rank 0's `result`, the `directory`, the number of ranks, every reported record, and why it was restarted.
 
@@ -51,6 +54,42 @@ class Run:
 
         records = self.records if isinstance(self.records, Records) else Records(self.records)
         return records.frame()
+
+    def _in_words(self):
+        from ddp_common.run_directory import shown
+
+        return {"result": in_short(self.result), "world_size": self.world_size, "seconds": round(self.seconds, 1),
+                "directory": str(shown(self.directory)), "records": len(self.records), "restarts": len(self.failures)}
+
+    def __repr__(self):
+        return f"Run({', '.join(f'{name}={value}' for name, value in self._in_words().items())})"
+
+    def _repr_html_(self):
+        rows = "".join(f"<tr><th>{name}</th><td style='text-align: left'>{html.escape(str(value))}</td></tr>"
+                       for name, value in self._in_words().items())
+        return f"<table>{rows}</table>"
+
+
+def in_short(value):
+    """A value in a few words: what it is and how large. The numbers in a tensor or a table are nobody's first question."""
+    kind = type(value).__name__
+    if isinstance(getattr(value, "shape", None), tuple):
+        return f"{kind} {tuple(value.shape)}"
+    if isinstance(value, dict):
+        items = [f"{key}: {_kind_and_size(item)}" for key, item in list(value.items())[:SHOWN_ITEMS]]
+        return f"{kind} of {len(value)} ({', '.join(items)}{', …' if len(value) > SHOWN_ITEMS else ''})"
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = [_kind_and_size(item) for item in list(value)[:SHOWN_ITEMS]]
+        return f"{kind} of {len(value)} ({', '.join(items)}{', …' if len(value) > SHOWN_ITEMS else ''})"
+    return _kind_and_size(value)
+
+
+def _kind_and_size(value):
+    if isinstance(getattr(value, "shape", None), tuple):
+        return f"{tuple(value.shape)}"
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, Path)):
+        return reprlib.repr(value)
+    return f"{type(value).__name__}{f' of {len(value)}' if hasattr(value, '__len__') else ''}"
 
 
 def launch(client, function, *, workers=None, min_workers=None, restarts=None, stall_timeout=STALL_TIMEOUT, directory=None,
@@ -100,6 +139,9 @@ def launch(client, function, *, workers=None, min_workers=None, restarts=None, s
         if run_directory is not None:
             run_directory.log("interrupted from the keyboard")
             interrupt.directory = run_directory.path
+            from ddp_common.progress import explain_interrupt
+
+            explain_interrupt(interrupt, function, run_directory)
         raise
     except Error as error:
         if failures and not isinstance(error, (RankFailed, RunStopped)):

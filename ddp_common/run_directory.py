@@ -1,4 +1,4 @@
-"""The client's side of reporting: the run directory and the progress that is drawn.
+"""The client's side of reporting: the run directory.
 
 `runs/<tutorial>/<time>/` holds config.json, metrics.jsonl, log.txt, checkpoints/ and whatever ranks save. It may also be an fsspec URL
 such as s3://bucket/run: then there is a local mirror, and a thread that sends what is new in it. Promises: a file appears whole or not
@@ -19,8 +19,6 @@ import threading
 import time
 import uuid
 from pathlib import Path
-
-from tqdm import tqdm
 
 from ddp_common.errors import Error
 from ddp_common.records import Records
@@ -410,55 +408,3 @@ def new_directory(name, local=False):
         except OSError as error:
             raise Error(f"Cannot make the run directory {path}: {error.strerror}. Choose another place with RUNS=…") from None
         return path
-
-
-class Progress:
-    """Draws where training is: a bar on a terminal, a line per epoch where DDP_PROGRESS=lines says so, else nothing.
-
-    A notebook that is executed to be kept must print the same every time, so it draws nothing unless DDP_PROGRESS=bar (`make lab`).
-    """
-
-    def __init__(self):
-        self.mode = os.environ.get("DDP_PROGRESS") or ("bar" if sys.stderr.isatty() else "off")
-        self.bar, self.losses, self.epoch, self.mark, self.place = None, [], None, None, {}
-
-    def position(self, place):
-        """`place`: epoch, step, samples, epochs, total_samples, as the sampler counts them; the fastest rank leads."""
-        if self.mode == "off" or "total_samples" not in place or place["samples"] < self.place.get("samples", 0):
-            return
-        if self.mode == "bar":
-            if self.bar is None:
-                self.bar = tqdm(total=place["total_samples"], initial=place["samples"], unit=" samples", unit_scale=True,
-                                dynamic_ncols=True, mininterval=0.1)
-            self.bar.set_description(f"epoch {place['epoch'] + 1}/{place['epochs']}", refresh=False)
-            self.bar.update(place["samples"] - self.bar.n)
-        elif place["epoch"] != self.epoch:
-            self._epoch_line()
-            self.epoch, self.mark = place["epoch"], (time.monotonic(), place["samples"])
-        self.place = place
-
-    def record(self, values):
-        if "loss" not in values:
-            return
-        self.losses.append(values["loss"])
-        if self.bar is not None:
-            self.bar.set_postfix_str(f"loss {sum(self.losses[-50:]) / len(self.losses[-50:]):.4f}", refresh=False)
-
-    def note(self, text):
-        """Say something in between, where progress is drawn at all."""
-        if self.mode != "off":
-            tqdm.write(text, file=sys.stderr if self.mode == "bar" else sys.stdout)
-
-    def _epoch_line(self):
-        if self.epoch is not None and self.losses:
-            started, samples = self.mark
-            rate = (self.place["samples"] - samples) / max(time.monotonic() - started, 1e-9)
-            loss = sum(self.losses) / len(self.losses)
-            print(f"epoch {self.epoch + 1}/{self.place['epochs']}  loss {loss:.4f}  {rate:,.0f} samples/s", flush=True)
-        self.losses = []
-
-    def close(self):
-        if self.mode == "lines":
-            self._epoch_line()
-        if self.bar is not None:
-            self.bar.close()

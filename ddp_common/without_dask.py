@@ -24,7 +24,8 @@ import torch
 from ddp_common import checkpoint, rendezvous, reporting, secret, stopping
 from ddp_common.errors import Error, RankFailed, RunStopped
 from ddp_common.launchers import started_by
-from ddp_common.run_directory import Progress, RunDirectory, absolute, make_private, new_directory, save_whole
+from ddp_common.progress import Progress
+from ddp_common.run_directory import RunDirectory, absolute, make_private, new_directory, save_whole
 from ddp_common.settings import current, describe, has_begun, may_be_written, run_to_resume
 
 EXCHANGE_TIMEOUT = datetime.timedelta(minutes=30)  # that ranks wait for one whose function takes longer than theirs

@@ -773,7 +773,7 @@ def check_buckets(answer):
     return True
 
 
-check_buckets(my_buckets) and None
+ddp.judge(check_buckets, my_buckets)
 
 # %% [markdown]
 # ### Exercise 2 · Start equal (8 minutes)
@@ -819,7 +819,7 @@ def check_broadcast(answer):
     return True
 
 
-check_broadcast(my_broadcast) and None
+ddp.judge(check_broadcast, my_broadcast)
 
 # %% [markdown]
 # ### Stretch · A large batch in small parts (15 minutes)
@@ -873,7 +873,7 @@ def check_accumulation(answer):
     return True
 
 
-check_accumulation(my_accumulation) and None
+ddp.judge(check_accumulation, my_accumulation)
 
 # %% [markdown] tags=["instructor"]
 # **Instructor.** Expected wrong answers. Exercise 1: buckets in the order of the model (sent last, what was ready first); a bucket closed *before* it

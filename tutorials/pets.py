@@ -526,7 +526,7 @@ def check_share(answer):
     return True
 
 
-check_share(my_share) and None
+ddp.judge(check_share, my_share)
 
 # %% [markdown]
 # ### Exercise 2 · The loss of a ragged batch (12 minutes)
@@ -559,7 +559,7 @@ def check_weight(answer):
     return True
 
 
-check_weight(my_weight) and None
+ddp.judge(check_weight, my_weight)
 
 # %% [markdown]
 # ### Stretch · Many models at once (15 minutes)
@@ -597,7 +597,7 @@ def check_search(answer):
     return best == 1e-2
 
 
-check_search(train_one) and None
+ddp.judge(check_search, train_one)
 
 # %% [markdown] tags=["instructor"]
 # **Instructor.** Expected wrong answers. Exercise 1: `batch[rank * n:(rank + 1) * n]` (contiguous blocks: drops the remainder). Exercise 2: `len(local) / len(global)`

@@ -1,12 +1,18 @@
 """Writes the notebooks from the scripts: `python tutorials/sync.py [NAME …]`, or `make sync`.
 
 The percent script is the source, always: `NAME.py` -> `NAME.ipynb` (executed on two workers, outputs kept) and `student/NAME.ipynb`
-(solutions replaced by stubs, instructor cells and outputs taken out). Nothing is ever read back from a notebook but its cell ids.
+(solutions replaced by stubs, instructor cells and outputs taken out). Nothing is ever read back from a notebook but its cell ids:
+so none is paired with its script by jupytext, and what is saved in Jupyter changes the notebook that is open, nothing else. To change
+a tutorial, change its script (in JupyterLab: Open With > Jupytext Notebook, or as text). A notebook whose cells were changed by
+hand all the same is set aside before it is written anew.
 """
 
+import hashlib
+import json
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import jupytext
@@ -15,8 +21,8 @@ from jupytext.combine import combine_inputs_with_outputs
 from nbclient import NotebookClient
 
 HERE = Path(__file__).parent
-METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-            "jupytext": {"formats": "ipynb,py:percent"}}
+METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+SET_ASIDE = HERE / "my-work"  # of no interest to git
 CELL_TIMEOUT = 300  # seconds
 
 
@@ -32,18 +38,41 @@ def from_script(script):
         notebook = combine_inputs_with_outputs(notebook, nbformat.read(earlier, 4))
     for cell in notebook.cells:
         cell.metadata = {"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {}
-    notebook.metadata = METADATA
+    notebook.metadata = METADATA | {"cells_as_written": digest(notebook)}
     return notebook
+
+
+def digest(notebook):
+    """A short name for the cells of a notebook, without outputs: as long as it stands in the metadata and fits, nobody has changed them."""
+    cells = [(cell.cell_type, cell.source, cell.metadata.get("tags", [])) for cell in notebook.cells]
+    return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:16]
+
+
+def set_aside(path):
+    """Keep a copy of a notebook that is about to be written anew, if its cells are not those that were written last."""
+    if not path.exists():
+        return
+    notebook = nbformat.read(path, 4)
+    if notebook.metadata.get("cells_as_written") in (None, digest(notebook)):
+        return
+    copy = SET_ASIDE / f"{path.stem}-changed-{time.strftime('%Y-%m-%dT%H-%M-%S')}.ipynb"
+    copy.parent.mkdir(exist_ok=True)
+    copy.write_bytes(path.read_bytes())
+    print(f"{path.name} was changed by hand, and is now written anew from {path.stem}.py. What it was is kept in {copy.parent.name}/{copy.name}: "
+          f"take over into {path.stem}.py what shall last, and run this again.", flush=True)
 
 
 def execute(notebook, folder=HERE):
     """Run all cells on two workers, with default settings and a run directory that is thrown away."""
+    metadata = dict(notebook.metadata)
     with tempfile.TemporaryDirectory() as runs:
         os.environ.update(WORKERS="2", RUNS=runs, DDP_PROGRESS="off")
         for name in ("CLUSTER", "PRESET", "SET", "RESUME"):
             os.environ.pop(name, None)
-        NotebookClient(notebook, timeout=CELL_TIMEOUT, record_timing=False, resources={"metadata": {"path": str(folder)}}).execute()
-    notebook.metadata = METADATA  # without the kernel's own version
+        # what a cell prints comes in as many pieces as the machine is busy: joined, it is the same every time
+        NotebookClient(notebook, timeout=CELL_TIMEOUT, record_timing=False, coalesce_streams=True,
+                       resources={"metadata": {"path": str(folder)}}).execute()
+    notebook.metadata = metadata  # without the kernel's own version
     return notebook
 
 
@@ -56,6 +85,7 @@ def student(notebook):
             cell.source = stub(cell.source)
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
+    notebook.metadata = METADATA
     return notebook
 
 
@@ -76,6 +106,7 @@ def main(names):
     for script in scripts:
         print(f"{script.stem}: executing", flush=True)
         notebook = execute(from_script(script))
+        set_aside(script.with_suffix(".ipynb"))
         nbformat.write(notebook, script.with_suffix(".ipynb"))
         nbformat.write(student(notebook), HERE / "student" / script.with_suffix(".ipynb").name)
         print(f"{script.stem}: wrote {script.stem}.ipynb and student/{script.stem}.ipynb", flush=True)

@@ -102,6 +102,13 @@ def test_the_checks_of_dogs_refuse_wrong_answers(dogs, judged, by_value, capsys,
     assert "not yet" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("check", ["check_learning_rate", "check_mean", "check_predictions"])
+def test_an_answer_to_dogs_that_raises_is_shown_in_words(dogs, judged, capsys, check):
+    ddp.judge(dogs[check], dogs["crashes"])
+    said = capsys.readouterr().out
+    assert said.startswith("not yet") and "ZeroDivisionError: division by zero" in said
+
+
 # The museum, and the proofs
 
 

@@ -91,6 +91,13 @@ def test_the_checks_of_mnist_refuse_wrong_answers(mnist, capsys, check, wrong):
     assert "not yet" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("check", ["check_buckets", "check_broadcast", "check_accumulation"])
+def test_an_answer_to_mnist_that_raises_is_shown_in_words(mnist, capsys, check):
+    ddp.judge(mnist[check], mnist["crashes"])
+    said = capsys.readouterr().out
+    assert said.startswith("not yet") and "ZeroDivisionError: division by zero" in said
+
+
 def test_epochs_that_deal_the_same_are_caught(mnist):
     deals = mnist["deals"]()
     mnist["check_epochs_differ"](deals["ElasticSampler"])

@@ -8,7 +8,8 @@ import pytest
 from nbclient import NotebookClient
 from tutorials_here import ROOT, clean_environment, script
 
-import sync  # in tutorials/
+import lab  # in tutorials/
+import sync
 
 TUTORIALS = [path.stem for path in sync.sources()]
 each_tutorial = pytest.mark.parametrize("name", TUTORIALS)
@@ -37,6 +38,20 @@ def test_every_cell_was_executed_in_order(name):
 def test_no_output_is_an_error_or_a_warning(name):
     outputs = [output for cell in notebook(name).cells for output in cell.get("outputs", [])]
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+
+
+@each_tutorial
+def test_what_a_cell_prints_is_kept_in_one_piece(name):
+    for cell in notebook(name).cells:
+        streams = [output.name for output in cell.get("outputs", []) if output.output_type == "stream"]
+        assert len(streams) == len(set(streams)), cell.source
+
+
+@each_tutorial
+@pytest.mark.parametrize("folder", [".", "student"])
+def test_no_notebook_is_paired_with_a_script(name, folder):
+    metadata = nbformat.read(ROOT / "tutorials" / folder / f"{name}.ipynb", 4).metadata
+    assert "jupytext" not in metadata, "what is saved in Jupyter would be written into a script too"
 
 
 @each_tutorial
@@ -71,6 +86,7 @@ ANOTHER_PROCESSOR = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"
 @each_tutorial
 def test_notebook_reproduces_its_outputs(name, tmp_path):
     environment = clean_environment(tmp_path) | ANOTHER_PROCESSOR
+    del environment["DDP_PROGRESS"]  # nobody watches here: it must be found out
     command = [sys.executable, "-m", "pytest", "-q", "--nbval", "--nbval-current-env", "--nbval-cell-timeout=240", "-p", "no:cacheprovider",
                "-o", "timeout=600", "-o", "addopts=", f"tutorials/{name}.ipynb"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -84,9 +100,13 @@ QUICK = {"ucmerced": "epochs=1 size=33", "dogs": "head_epochs=1 epochs=1 size=48
 @pytest.mark.timeout(600)
 @each_tutorial
 def test_student_notebook_runs_through_unsolved(name, tmp_path, monkeypatch):
+    lab.prepare(ROOT / "tutorials" / "student", tmp_path / "my-work")
     for key, value in (clean_environment(tmp_path) | {"SET": QUICK.get(name, "epochs=1")}).items():
         monkeypatch.setenv(key, value)
-    student = nbformat.read(ROOT / "tutorials" / "student" / f"{name}.ipynb", 4)
-    NotebookClient(student, timeout=120, resources={"metadata": {"path": str(ROOT / "tutorials")}}).execute()
+    monkeypatch.delenv("DDP_PROGRESS")
+    student = nbformat.read(tmp_path / "my-work" / f"{name}.ipynb", 4)
+    NotebookClient(student, timeout=120, resources={"metadata": {"path": str(tmp_path / "my-work")}}).execute()
     text = "".join(output.get("text", "") for cell in student.cells for output in cell.get("outputs", []))
     assert text.count("not yet") == sum("solution" in cell.metadata.get("tags", []) for cell in student.cells)
+    exercises = [output for cell in student.cells if "exercise" in cell.metadata.get("tags", []) for output in cell.outputs]
+    assert {output.output_type for output in exercises} == {"stream"}  # words, no bare value such as False

@@ -34,6 +34,13 @@ def test_the_checks_of_pets_refuse_wrong_answers(pets, capsys, check, wrong):
     assert "not yet" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("check", ["check_share", "check_weight", "check_search"])
+def test_an_answer_to_pets_that_raises_is_shown_in_words(pets, capsys, check):
+    ddp.judge(pets[check], pets["crashes"])
+    said = capsys.readouterr().out
+    assert said.startswith("not yet") and "ZeroDivisionError: division by zero" in said
+
+
 def test_a_name_outside_the_alphabet_is_refused_by_name(pets, tmp_path):
     (tmp_path / "names.csv").write_text("name,count\nbella,2\nzoë,1\n")
     with pytest.raises(ddp.Error, match="'zoë' has 'ë'"):

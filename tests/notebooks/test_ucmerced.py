@@ -90,6 +90,13 @@ def test_the_checks_of_ucmerced_refuse_wrong_answers(ucmerced, capsys, check, wr
     assert "not yet" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("check", ["check_accuracy", "check_quality", "check_interval"])
+def test_an_answer_to_ucmerced_that_raises_is_shown_in_words(ucmerced, capsys, check):
+    ddp.judge(ucmerced[check], ucmerced["crashes"])
+    said = capsys.readouterr().out
+    assert said.startswith("not yet") and "ZeroDivisionError: division by zero" in said
+
+
 @pytest.mark.parametrize("seeded", [True, False])
 def test_a_split_that_differs_between_ranks_is_caught(ucmerced, seeded):
     images = ucmerced["images"]

@@ -40,5 +40,6 @@ def names_of(name, runs):
             if cell.cell_type == "code":
                 functions = [node for node in ast.parse(cell.source).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
                 exec(compile(ast.Module(functions, []), "<cell>", "exec"), names)
+        exec("def crashes(*given, **named):\n    return 1 / 0", names)  # an answer that a student may give to any exercise
         yield names
         names["client"].close()
