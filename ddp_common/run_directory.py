@@ -20,6 +20,8 @@ import time
 import uuid
 from pathlib import Path
 
+from tqdm import tqdm
+
 from ddp_common.errors import Error
 from ddp_common.records import Records
 from ddp_common.reporting import check_name
