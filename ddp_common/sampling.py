@@ -229,7 +229,7 @@ class ElasticSampler:
             self._start_pass(running)
         elif self._last is not running:
             raise Error(MOVED)
-        self.epoch, self.step = running.epoch, running.step
+        self.epoch, self.step, self._taker = running.epoch, running.step, threading.get_ident()
         self._pause()
         self._start_step()
         running.step = self.step
@@ -293,7 +293,7 @@ class ElasticSampler:
     def _start_step(self):
         size, mine, first = world_size(), rank(), self.step * self.batch_size
         batch_length = min(self.batch_size, self.length - first)
-        self._weight, self._taker = size * len(range(mine, batch_length, size)) / batch_length, threading.get_ident()
+        self._weight = size * len(range(mine, batch_length, size)) / batch_length
         step_seed = np.random.SeedSequence([self.seed, self.epoch, self.step, mine]).generate_state(2, np.uint32)
         torch.manual_seed(int(step_seed[0]) << 31 ^ int(step_seed[1]))
         self.step += 1

@@ -1,8 +1,11 @@
 """The loops of docs/loops.md, a row each: two ranks end with the weights of one process, or the loop is refused with a reason."""
 
 import itertools
+import os
 import re
+import signal
 import sys
+import time
 from pathlib import Path
 
 import cloudpickle
@@ -401,6 +404,30 @@ def test_a_plain_range_after_a_restored_epoch_is_refused_before_it_trains_too_mu
     assert ddp.launch(client, train_in_two_attempts, **arguments).result == "ended"
     with pytest.raises(ddp.RankFailed, match=r"epoch 1, step 3.*`for epoch in sampler.epochs\(n\)`"):
         ddp.launch(client, train_in_two_attempts, **arguments)
+
+
+def train_and_be_told_to_stop():
+    training = Training()
+    resumed = training.checkpoint.restore()
+    loader = training.loader(num_workers=2, prefetch_factor=3)
+    for epoch in training.sampler.epochs(EPOCHS) if resumed else range(EPOCHS):
+        for batch in loader:
+            training.step(batch)
+            if not resumed and ddp.rank() == 1 and (epoch, training.sampler.step) == (1, 2):
+                os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.05 if epoch else 0)  # ranks look every half second whether one of them was told
+    whole = getattr(training.model, "module", training.model)
+    return torch.cat([parameter.detach().flatten() for parameter in whole.parameters()])
+
+
+def test_a_plain_loop_with_workers_stops_between_two_steps_and_goes_on_there(client, tmp_path):
+    with pytest.raises(ddp.RunStopped) as caught:
+        ddp.launch(client, train_and_be_told_to_stop, workers=2, directory=tmp_path / "run")
+    saved = max((tmp_path / "run" / "checkpoints").glob("*.pt"))
+    assert caught.value.step == int(saved.stem.removeprefix("step-")) >= 8
+    run = ddp.launch(client, train_and_be_told_to_stop, workers=2, directory=tmp_path / "run")
+    alone = train("a_plain_range")
+    assert (run.result - alone).norm() / alone.norm() < 1e-6
 
 
 def test_every_row_of_the_table_is_a_test_and_every_loop_a_row():
