@@ -5,6 +5,7 @@ Data flows one way: client -> agent -> rank -> reports -> client. Relies on the 
 or raises, every rank it started is gone and the workers are free.
 """
 
+import collections
 import contextlib
 import copyreg
 import html
@@ -26,6 +27,7 @@ from ddp_common.errors import Error, RankFailed, RunStopped
 RECONNECT_TIMEOUT = 5  # seconds
 PLACEMENT_TIMEOUT = 60  # seconds to wait for free workers
 SHOWN_ITEMS = 3  # of a result that is a dict or a list
+KEPT_MESSAGES = 10  # events that the scheduler keeps of those which have reached the client
 STALL_TIMEOUT = 600  # seconds that a rank may live without getting on
 
 _subscribing = threading.Lock()
@@ -329,7 +331,15 @@ def _claim(run_id, client_id, active, wanted, least, most, dask_scheduler):
     if count == 0 or count < (least or 0):
         return {"claimed": [], "known": len(known), "busy": len(claims)}
     claims.update((address, (client_id, run_id)) for address in free[:count])
+    _keep_few_messages(dask_scheduler)
     return {"claimed": free[:count]}
+
+
+def _keep_few_messages(scheduler):
+    """The scheduler keeps the last 1,000 events of a topic, each with what a rank said in a tenth of a second: hundreds of MB, for nobody."""
+    topic = scheduler._broker._topics["ddp_common"] if hasattr(scheduler, "_broker") else None
+    if getattr(getattr(topic, "events", None), "maxlen", None) != KEPT_MESSAGES and hasattr(topic, "events"):
+        topic.events = collections.deque(maxlen=KEPT_MESSAGES)
 
 
 def _release(run_id, dask_scheduler):
