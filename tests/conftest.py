@@ -35,6 +35,9 @@ def pytest_xdist_auto_num_workers(config):
 def pytest_collection_modifyitems(items):
     """Begin with the files that take longest, or they run alone at the end. A file's tests stay together: they share fixtures."""
     items.sort(key=lambda item: next(number for number, part in enumerate(LONGEST_FIRST) if f"tests/{part}" in item.path.as_posix()))
+    for item in items:
+        if {"client", "short_run", "endpoint", "clone"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)

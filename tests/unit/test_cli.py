@@ -190,6 +190,7 @@ def test_full_data_that_were_never_downloaded_name_the_command(tmp_path):
     assert code == 0 or "make data TUTORIAL=pets" in error
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_all_and_says_how_to_resume(tmp_path):
     process = command("run", "pets", runs=tmp_path, SET="epochs=50", WORKERS="2")
     deadline = time.monotonic() + 90
@@ -203,6 +204,7 @@ def test_ctrl_c_stops_all_and_says_how_to_resume(tmp_path):
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.4, 1.0])
+@pytest.mark.slow
 def test_ctrl_c_while_the_cluster_starts_is_heard_when_it_stands(tmp_path, delay):
     process = command("run", "pets", runs=tmp_path, SET="epochs=50", WORKERS="2")
     deadline = time.monotonic() + 90
@@ -226,10 +228,50 @@ def children(pid):
         return []
 
 
+FAILS = """
+import ddp_common as ddp
+
+def train():
+    raise ValueError("on purpose")
+
+client = ddp.connect()
+ddp.launch(client, train)
+"""
+
+
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_command_with_its_traceback(tmp_path):
-    code, _, error = finish(command("run", "pets", runs=tmp_path, SET="layers=-1", WORKERS="2"))
+    code, _, error = finish(own_tutorial(tmp_path, FAILS))
     assert code == 1
-    assert "Rank " in error and "ValueError" in error and "/log.txt" in error
+    assert "Rank " in error and "ValueError: on purpose" in error and "/log.txt" in error
+
+
+DIVERGES = """
+import ddp_common as ddp
+
+def train():
+    for number in range(3):
+        ddp.report(loss=1.0 if number < 1 else float("nan"))
+
+client = ddp.connect()
+run = ddp.launch(client, train)
+raise RuntimeError("probability tensor contains nan")
+"""
+
+
+@pytest.mark.slow
+def test_what_fails_because_training_diverged_says_so(tmp_path):
+    code, _, error = finish(own_tutorial(tmp_path, DIVERGES))
+    assert code == 1 and "Training diverged: the loss is nan" in error and "RuntimeError: probability tensor" in error
+    assert "Traceback" not in error
+
+
+def own_tutorial(folder, source):
+    """`run` of a tutorial with this job."""
+    (folder / "mine.py").write_text("# ---\n# jupyter:\n# ---\n\n# %%" + source)
+    program = f"import pathlib, ddp_common.cli as cli; cli.TUTORIALS = pathlib.Path({str(folder)!r}); cli.main()"
+    return subprocess.Popen([sys.executable, "-c", program, "run", "mine"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            start_new_session=True, env=os.environ | {"RUNS": str(folder / "runs"), "WORKERS": "1"})
 
 
 LOSES_AN_INTERRUPT = """
@@ -252,10 +294,8 @@ ddp.launch(client, train)
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_that_python_loses_is_heard_by_the_launch(tmp_path, monkeypatch):
-    (tmp_path / "lost.py").write_text("# ---\n# jupyter:\n# ---\n\n# %%" + LOSES_AN_INTERRUPT)
-    program = f"import pathlib, ddp_common.cli as cli; cli.TUTORIALS = pathlib.Path({str(tmp_path)!r}); cli.main()"
-    process = subprocess.Popen([sys.executable, "-c", program, "run", "lost"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               start_new_session=True, env=os.environ | {"RUNS": str(tmp_path / "runs"), "WORKERS": "1"})
+    process = own_tutorial(tmp_path, LOSES_AN_INTERRUPT)
     code, _, error = finish(process)
     assert code == 130 and "Exception ignored in" in error and "Stopped." in error

@@ -35,13 +35,14 @@ def test_every_direct_dependency_has_a_tested_version():
 def test_nothing_lies_at_the_top_that_does_not_belong_there():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
     assert {Path(path).parts[0] for path in tracked if path} == {
-        "tutorials", "ddp_common", "clusters", "data", "docs", "tests", "environment.yml", "pyproject.toml", "constraints.txt", "Makefile", "README.md",
+        "tutorials", "ddp_common", "clusters", "data", "docs", "tests", "environment.yml", "pyproject.toml", "constraints.txt", "Makefile", "install.py",
+        "README.md",
         "LICENSE", "CITATION.cff", ".ci", ".gitignore"}
 
 
 def test_make_help_names_every_command():
     said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for command in ("setup", "run", "lab", "data", "test", "sync", "bench", "doctor", "fault-lab"):
+    for command in ("setup", "run", "lab", "data", "test", "test-fast", "sync", "bench", "scaling", "doctor", "fault-lab"):
         assert f"make {command}" in said
 
 
