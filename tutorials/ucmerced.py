@@ -752,7 +752,7 @@ def check_accuracy(answer):
     return True
 
 
-check_accuracy(my_accuracy) and None
+ddp.judge(check_accuracy, my_accuracy)
 
 # %% [markdown]
 # ### Exercise 2 · Precision and recall (12 minutes)
@@ -783,7 +783,7 @@ def check_quality(answer):
     return True
 
 
-check_quality(my_quality) and None
+ddp.judge(check_quality, my_quality)
 
 # %% [markdown]
 # ### Stretch · How sure is the number? (15 minutes)
@@ -817,7 +817,7 @@ def check_interval(answer):
     return True
 
 
-check_interval(my_interval) and None
+ddp.judge(check_interval, my_interval)
 
 # %% [markdown] tags=["instructor"]
 # **Instructor.** Expected wrong answers. Exercise 1: the mean of the ranks' accuracies (0.375 instead of 0.6; divides by zero where a rank judged
