@@ -85,4 +85,4 @@ def test_events_are_packed(client):
     ddp.launch(client, many_reports, workers=1, number=10)
     packed = [event for _, event in client.get_events(agent.TOPIC) if "run" in event]
     assert sum(len(agent.messages_of(event)) for event in packed) > 10
-    assert all(set(event) == {"run", "rank", "packed"} for event in packed)
+    assert all(set(event) == {"run", "rank", "packed", "worker"} for event in packed)
