@@ -46,7 +46,7 @@ time.sleep(1)
 
 
 BECOME_NOBODY = f"""
-import os
+import os, encodings.idna, traceback, linecache
 os.setgroups([])
 os.setgid({NOBODY})
 os.setuid({NOBODY})
@@ -99,6 +99,8 @@ def test_nothing_that_another_user_sends_to_the_ports_of_ranks_runs_stops_or_cha
     assert training.outcome().result == 2.0
     assert not marker.exists()
     assert said.count("\n") == len(ports)
+    connected = [int(line.split()[1]) for line in said.splitlines()]
+    assert len(set(connected) - {0}) == 1, said  # at one port: the kernel lets nobody through to gloo once all ranks are in
 
 
 def test_another_user_who_knows_the_port_takes_no_rank(tmp_path, monkeypatch):
@@ -130,7 +132,7 @@ def test_a_port_scan_while_ranks_join_disturbs_nothing(tmp_path):
     first = start(**torchrun_variables(0, 2, port), **variables)
     wait_until(lambda: ports_of([first.pid]))
     silent = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(200)]
-    as_nobody(ATTACK, tmp_path / "none", port, imports=IMPORTS)
+    assert as_nobody(ATTACK, tmp_path / "none", port, imports=IMPORTS).startswith(str(port))
     second = start(**torchrun_variables(1, 2, port), **variables)
     assert [process.communicate(timeout=120)[0] for process in (first, second)] == ["in 0\n", "in 1\n"]
     assert len(silent) == 200
@@ -163,8 +165,9 @@ def test_make_run_with_torchrun_has_no_port_that_answers_another_user(tmp_path):
         assert not re.search(r"[0-9a-f]{64}", command_lines)
         ports = ports_of(everyone)
         said = as_nobody(ATTACK, marker, *ports, imports=IMPORTS)
+        assert said.count("\n") == len(ports) and "Traceback" not in said, said
         answers = [bytes.fromhex(line.split()[2]) for line in said.splitlines() if len(line.split()) == 3]
-        assert len(answers) <= 1 and all(len(answer) <= 128 for answer in answers)  # our store's own random number and its proof
+        assert max(map(len, answers), default=0) <= 64  # our store's own random number and its proof
         steps = len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
         wait_until(lambda: len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) > steps + 20)
         assert process.poll() is None and not marker.exists()
