@@ -5,6 +5,7 @@ to the client (see `run_directory`). Ten times a second it also says where train
 that a rank is alive. Without an agent (a single process, torchrun) nobody listens, and reports are dropped after the same checks.
 """
 
+import collections
 import decimal
 import numbers
 import queue
@@ -16,6 +17,7 @@ import numpy
 
 from ddp_common.errors import Error
 
+SUMMED = ("step", "samples", "total_samples")  # over all samplers of this rank
 POSITION_INTERVAL = 0.1  # seconds between two words on where training is
 OWN_COLUMNS = ("rank", "time", "event")  # of every record, written by us
 LARGEST_INTEGER = 2**63  # from which on msgpack knows none
@@ -23,6 +25,7 @@ LARGEST_INTEGER = 2**63  # from which on msgpack knows none
 _outbox = None  # queue of this rank's messages; None when no agent listens
 _position = {}  # epoch, step, samples…: kept up to date by the samplers
 _positions = {}  # the same of each sampler, by its name
+_sums = collections.Counter()  # of their numbers, and how many of them know no total
 _moves = 0  # counts everything that is progress
 
 
@@ -68,21 +71,25 @@ def set_position(whose=None, **place):
     Where several samplers train in turns, steps and samples are those of all of them together: they only ever grow.
     """
     global _position
+    before = _positions.get(whose)
     _positions[whose] = place
-    together = dict(place)
-    if len(_positions) > 1:
-        for name in ("step", "samples", "total_samples"):
-            numbers = [each.get(name) for each in _positions.values()]
-            together[name] = None if None in numbers else sum(numbers)
-    if together.get("total_samples") is None:
-        together["epochs"] = None
+    for name in SUMMED:
+        _sums[name] += (place.get(name) or 0) - (before.get(name) or 0 if before else 0)
+    _sums["without_total"] += _has_no_total(place) - (before is not None and _has_no_total(before))
+    together = place if len(_positions) == 1 else {**place, **{name: _sums[name] for name in SUMMED}}
+    if _sums["without_total"]:
+        together = {**together, "total_samples": None, "epochs": None}
     _position = {key: value for key, value in together.items() if value is not None}
     made_progress()
 
 
+def _has_no_total(place):
+    return place.get("total_samples") is None
+
+
 def steps_of_others(whose):
     """The steps that all samplers but this one have done."""
-    return sum(each.get("step", 0) for name, each in _positions.items() if name is not whose)
+    return _sums["step"] - _positions.get(whose, {}).get("step", 0)
 
 
 def position():
@@ -125,6 +132,7 @@ def start(send):
     global _outbox, _position
     outbox = _outbox = queue.SimpleQueue()
     _positions.clear()  # of an earlier launch in this process
+    _sums.clear()
     _position = {}
     thread = threading.Thread(target=_deliver, args=(outbox, send), daemon=True, name="ddp-reports")
     thread.start()

@@ -1,5 +1,6 @@
 """Index maths of one rank; what several ranks do together is in tests/distributed."""
 
+import collections
 import pickle
 import threading
 
@@ -412,6 +413,7 @@ def test_a_data_set_that_looks_at_the_sampler_travels_to_workers_that_are_spawne
 
 def test_two_samplers_in_turns_count_their_steps_together(monkeypatch):
     monkeypatch.setattr(reporting, "_positions", {})
+    monkeypatch.setattr(reporting, "_sums", collections.Counter())
     one, other, asked, places = ElasticSampler(10, 4), ElasticSampler(20, 4), [], []
     monkeypatch.setattr(stopping, "is_time_to_stop", lambda step: asked.append(step))
     for _ in one.epochs(2):
