@@ -331,15 +331,20 @@ def _claim(run_id, client_id, active, wanted, least, most, dask_scheduler):
     if count == 0 or count < (least or 0):
         return {"claimed": [], "known": len(known), "busy": len(claims)}
     claims.update((address, (client_id, run_id)) for address in free[:count])
-    _keep_few_messages(dask_scheduler)
+    _keep_few_messages(dask_scheduler, client_id)
     return {"claimed": free[:count]}
 
 
-def _keep_few_messages(scheduler):
-    """The scheduler keeps the last 1,000 events of a topic, each with what a rank said in a tenth of a second: hundreds of MB, for nobody."""
+def _keep_few_messages(scheduler, client_id):
+    """Dask keeps, for whoever debugs it, a thousand events of a topic and a thousand messages of a connection: of a run hundreds of MB.
+
+    These are parts of Dask that it does not document; where they are not what they were, nothing happens.
+    """
     topic = scheduler._broker._topics["ddp_common"] if hasattr(scheduler, "_broker") else None
-    if getattr(getattr(topic, "events", None), "maxlen", None) != KEPT_MESSAGES and hasattr(topic, "events"):
-        topic.events = collections.deque(maxlen=KEPT_MESSAGES)
+    for holder, name in ((topic, "events"), (scheduler.client_comms.get(client_id), "recent_message_log")):
+        kept = getattr(holder, name, None)
+        if isinstance(kept, collections.deque) and kept.maxlen != KEPT_MESSAGES:
+            setattr(holder, name, collections.deque(maxlen=KEPT_MESSAGES))
 
 
 def _release(run_id, dask_scheduler):

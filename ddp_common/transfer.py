@@ -6,6 +6,7 @@ puts the newest one there before a restart. Everything goes through Dask's own c
 verified by its SHA-256, and appears whole or not at all.
 """
 
+import collections
 import queue
 import shutil
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 from ddp_common.errors import Error
 
 FETCH_TIMEOUT = 600  # seconds that the last checkpoints have to arrive when a run ends
+KEPT_MESSAGES = 10
 PIECE = 8 * 2**20  # bytes in one message: large enough to be quick, small enough for heartbeats in between
 
 _files = {}  # on a worker: what save_file sent, until the client has fetched it
@@ -24,6 +26,7 @@ _files = {}  # on a worker: what save_file sent, until the client has fetched it
 
 def find_checkpoints(run_id, directory, dask_worker):
     """Where a rank on this worker finds and leaves checkpoints: (path, whether it is the run directory's own)."""
+    _keep_few_messages(dask_worker)
     if (Path(directory) / f".seen-{run_id}").exists():
         return directory, True
     spool = _spool(dask_worker, run_id)
@@ -33,6 +36,13 @@ def find_checkpoints(run_id, directory, dask_worker):
         raise Error(f"The worker {dask_worker.address} does not see the run directory, and cannot keep its rank's checkpoints in {spool}: "
                     f"{error.strerror}. Make room there, or give its cluster another local_directory.") from None
     return str(spool), False
+
+
+def _keep_few_messages(worker):
+    """Dask keeps the last thousand messages to the scheduler for whoever debugs it: with many reports, hundreds of MB."""
+    stream = getattr(worker, "batched_stream", None)
+    if isinstance(getattr(stream, "recent_message_log", None), collections.deque):
+        stream.recent_message_log = collections.deque(maxlen=KEPT_MESSAGES)
 
 
 def _spool(worker, run_id):
