@@ -65,7 +65,7 @@ def fetch(name, data="shipped"):
         raise Error(f"There is no file {path} to read {name} from. Use data=shipped, data=full, or the path of your own.")
     if path.is_file() and path.stat().st_size == 0:
         raise Error(f"{path} is empty. Restore it (git checkout for shipped data, `make data TUTORIAL={name}` for the full set).")
-    one_file = Path(entry["shipped"]).suffix not in ("", ".py")
+    one_file = Path(entry["shipped"]).suffix not in ("", ".py") if "shipped" in entry else path.is_file()
     if one_file and path.is_dir():
         raise Error(f"{path} is a folder. {entry['title']}: that is one file. Use data=shipped, data=full, or the path of your own file.")
     if not one_file and not path.is_dir():

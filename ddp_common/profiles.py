@@ -69,7 +69,7 @@ def _check_options(name, profile):
     for option, (fits, wanted) in expected.items():
         value = profile["options"].get(option)
         if value is not None and not fits(value):
-            raise Error(f"The profile {name} has the option {option}: {value!r}. It is {wanted}.")
+            raise Error(f"The profile {name} has the option {option}: {value!r}; it is {wanted}.")
 
 
 def _counts(value):

@@ -27,6 +27,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 LONGEST_FIRST = ("hpc/test_dask_jobs.py", "notebooks/test_notebooks.py", "hpc", "notebooks", "distributed", "unit")
 
 
+STARTS_MUCH = {  # fixtures and tests that `make test-fast` leaves out: they start clusters, servers, set-ups, or draw for long
+    "client", "short_run", "endpoint", "clone",
+    "test_the_example_trains",
+    "test_a_small_study_leaves_its_table_curves_picture_and_words",
+    "test_a_study_whose_run_fails_compares_those_before_it",
+    "test_two_processes_that_draw_at_once_leave_one_whole_folder",
+    "test_full_data_that_were_never_downloaded_name_the_command",
+    "test_an_empty_data_file_is_refused",
+    "test_bad_input_gets_one_clear_message",
+    "test_a_torchvision_model_runs_whatever_is_imported_first",
+    "test_dry_says_what_starts_without_jobs",
+    "test_a_process_killed_while_saving_leaves_a_good_checkpoint_that_is_never_older_than_one_save",
+}
+
+
 def pytest_xdist_auto_num_workers(config):
     """How many files `make test` runs at once: two on one core, since tests wait more than they compute; at most four, each with up to four ranks."""
     return min(4, max(2, os.cpu_count()))
@@ -36,7 +51,7 @@ def pytest_collection_modifyitems(items):
     """Begin with the files that take longest, or they run alone at the end. A file's tests stay together: they share fixtures."""
     items.sort(key=lambda item: next(number for number, part in enumerate(LONGEST_FIRST) if f"tests/{part}" in item.path.as_posix()))
     for item in items:
-        if {"client", "short_run", "endpoint", "clone"} & set(getattr(item, "fixturenames", ())):
+        if STARTS_MUCH & {*getattr(item, "fixturenames", ()), item.name.partition("[")[0]}:
             item.add_marker("slow")
 
 

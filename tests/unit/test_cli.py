@@ -153,7 +153,7 @@ def test_resume_passes_over_a_damaged_checkpoint_and_names_it(short_run, tmp_pat
     (["run", "pets"], {"RESTARTS": "-1", "CLUSTER": "torchrun"}, "RESTARTS='-1': RESTARTS is a whole number of at least 0"),
     (["run", "pets"], {"WORKERS": "1e9"}, "WORKERS=1e9: the number of workers is a whole number"),
     (["run", "pets"], {"WORKERS": "99999999"}, "more than 10,000 workers are not possible"),
-    (["run", "pets"], {"OPTIONS": "processes=two", "CLUSTER": "slurm"}, "has the option processes: 'two'. It is a whole number"),
+    (["run", "pets"], {"OPTIONS": "processes=two", "CLUSTER": "slurm"}, "has the option processes: 'two'; it is a whole number"),
     (["run", "pets"], {"OPTIONS": "cores.x=3", "CLUSTER": "slurm"}, "cores.x leads into cores, which is 2"),
     (["run", "pets"], {"OPTIONS": "x=[1"}, "x=[1 is no valid YAML"),
     (["run", "pets"], {"RESUME": "/nowhere", "CHECKPOINT": "/elsewhere"}, "RESUME=/nowhere and CHECKPOINT=/elsewhere name two folders"),
