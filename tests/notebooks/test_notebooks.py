@@ -108,5 +108,5 @@ def test_student_notebook_runs_through_unsolved(name, tmp_path, monkeypatch):
     NotebookClient(student, timeout=120, resources={"metadata": {"path": str(tmp_path / "my-work")}}).execute()
     text = "".join(output.get("text", "") for cell in student.cells for output in cell.get("outputs", []))
     assert text.count("not yet") == sum("solution" in cell.metadata.get("tags", []) for cell in student.cells)
-    exercises = [output for cell in student.cells if "exercise" in cell.metadata.get("tags", []) for output in cell.outputs]
-    assert {output.output_type for output in exercises} == {"stream"}  # words, no bare value such as False
+    judged = [output for cell in student.cells if "ddp.judge(" in cell.source for output in cell.outputs]
+    assert {output.output_type for output in judged} <= {"stream"}  # words, no bare value such as False
