@@ -240,26 +240,25 @@ def _answers(address, port):
 
 
 def _claim_rank(store, place):
+    if place.rank == place.world_size - 1:  # before its claim: who has seen that one finds the address
+        store.set("address", socket.getaddrinfo(place.address, None, type=socket.SOCK_STREAM)[0][4][0])
     me = f"process {os.getpid()} on {socket.gethostname()}"
-    if store.add(f"claims/{place.rank}", 1) > 1:
-        other = store.get(f"who/{place.rank}").decode()
+    other = store.compare_set(f"claims/{place.rank}", "", me).decode()
+    if other != me:
         raise Error(f"Rank {place.rank} is taken: {other} has it, and {me} claims it too. Give every process a rank of its own; a process "
                     "of an earlier run that still lives would also explain it.")
-    store.set(f"who/{place.rank}", me)
 
 
 def _address_for_all(store, place):
     """The address of rank 0's host as the last rank sees it: on its own host a name may lead to 127.0.1.1, which nobody else reaches."""
-    if place.rank == place.world_size - 1:
-        store.set("address", socket.getaddrinfo(place.address, None, type=socket.SOCK_STREAM)[0][4][0])
-    _wait_for_all(store, place, "claims")
-    return store.get("address").decode()
+    return _everybodys(store, place, "claims", "address")[-1].decode()
 
 
-def _wait_for_all(store, place, what):
+def _everybodys(store, place, what, *more):
+    """The values of the key `what` of all ranks, in their order, and of `more` keys. Raises `Error` if a rank does not come."""
     keys = [f"{what}/{peer}" for peer in range(place.world_size)]
     try:
-        store.wait(keys, datetime.timedelta(seconds=JOIN_TIMEOUT))
+        return store.multi_get([*keys, *more], datetime.timedelta(seconds=JOIN_TIMEOUT))
     except dist.DistStoreError:
         missing = [str(peer) for peer, key in enumerate(keys) if not store.check([key])]
         raise Error(f"Rank {place.rank} waited {JOIN_TIMEOUT} s for all {place.world_size} ranks; still missing: rank {', '.join(missing)}. "
@@ -294,8 +293,7 @@ def _choose_backend(store, place):
         torch.cuda.set_device(0 if os.environ.get("DDP_OWN_GPU_FIRST") else local)
         mine = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
     store.set(f"gpu/{place.rank}", mine)
-    _wait_for_all(store, place, "gpu")
-    all_gpus = [bytes(gpu).decode() for gpu in store.multi_get([f"gpu/{peer}" for peer in range(place.world_size)])]  # one question, not one for each
+    all_gpus = [gpu.decode() for gpu in _everybodys(store, place, "gpu")]
     return "nccl" if all(all_gpus) and len(set(all_gpus)) == place.world_size else "gloo"
 
 
@@ -303,6 +301,7 @@ def _form_group(backend, store, place, key, timeout):
     """Make the default process group; each rank then proves to each other one that it is no stranger, and nobody else gets in."""
     if backend == "nccl":  # else its thread looks into the store once a second, even while Python ends
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")  # gloo then asks for all ranks' addresses at once
     before = _listening_sockets()
     dist.init_process_group(backend, store=dist.PrefixStore("group", store), rank=place.rank, world_size=place.world_size, timeout=timeout)
     if backend == "gloo":

@@ -408,8 +408,8 @@ class Store(dist.Store):
     def get(self, key):
         return self.multi_get([key])[0]
 
-    def multi_get(self, keys):
-        return self._ask("wait", list(keys), True, what=f"keys: {', '.join(keys)}")[1]
+    def multi_get(self, keys, timeout=None):
+        return self._ask("wait", list(keys), True, timeout=timeout, what=f"keys: {', '.join(keys)}")[1]
 
     def wait(self, keys, timeout=None):
         self._ask("wait", list(keys), False, timeout=timeout, what=f"keys: {', '.join(keys)}")
