@@ -805,7 +805,7 @@ def check_learning_rate(answer):
     return True
 
 
-check_learning_rate(my_learning_rate) and None
+ddp.judge(check_learning_rate, my_learning_rate)
 
 # %% [markdown]
 # ### Exercise 2 · One validation loss for all ranks (12 minutes)
@@ -847,7 +847,7 @@ def check_mean(answer):
     return True
 
 
-check_mean(my_mean) and None
+ddp.judge(check_mean, my_mean)
 
 # %% [markdown]
 # ### Stretch · All images through the model, a shard on each worker (15 minutes)
@@ -882,7 +882,7 @@ def check_predictions(answer):
     return True
 
 
-check_predictions(my_predictions) and None
+ddp.judge(check_predictions, my_predictions)
 
 # %% [markdown] tags=["instructor"]
 # **Instructor.** Expected wrong answers. Exercise 1: `base * world_size * step / warm_up_steps` (starts at 0, and goes on growing); no warm-up at all. Exercise 2: the mean of this rank's losses,

@@ -172,17 +172,17 @@ def test_walltimes_are_understood_as_the_batch_systems_do(walltime, seconds):
 
 
 WRONG = {
-    "processes=two": "processes=two: it is the number of workers in a job",
+    "processes=two": "whole number of at least 1",
     "processes=0": "whole number of at least 1",
     "processes=1.5": "whole number of at least 1",
     "processes=true": "whole number of at least 1",
-    "cores=many": "dask_jobqueue.SLURMCluster refuses the profile's options",
-    "memory=lots": "dask_jobqueue.SLURMCluster refuses the profile's options",
+    "cores=many": "whole number of at least 1",
+    "memory=lots": "it is a number of bytes, such as 4GiB",
     "walltime=[1,2]": "it is written hours:minutes:seconds",
     "job_script_prologue='module load gcc'": "it is a list of texts",
     "job_extra_directives=--exclusive": "it is a list of texts",
     "worker_extra_args=[1]": "it is a list of texts",
-    "scheduler_options=eth0": "scheduler_options.interface=eth0",
+    "scheduler_options=eth0": "it is a mapping, such as {interface: eth0}",
 }
 
 
