@@ -15,14 +15,9 @@ endef
 
 command_line := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown      := $(firstword $(filter-out $(VARIABLES) $(OTHERS) -%-,$(command_line)))
-small         = $(subst A,a,$(subst B,b,$(subst C,c,$(subst D,d,$(subst E,e,$(subst F,f,$(subst G,g,$(subst H,h,$(subst I,i,$(subst J,j,$\
-$(subst K,k,$(subst L,l,$(subst M,m,$(subst N,n,$(subst O,o,$(subst P,p,$(subst Q,q,$(subst R,r,$(subst S,s,$(subst T,t,$(subst U,u,$\
-$(subst V,v,$(subst W,w,$(subst X,x,$(subst Y,y,$(subst Z,z,$(1)))))))))))))))))))))))))))
-similar       = $(firstword $(foreach name,$(VARIABLES),$(if $(filter $(call small,$(1))% $(call small,$(name)),$(call small,$(name))),$\
-$(if $(filter $(call small,$(1))%,$(call small,$(name)))$(filter $(call small,$(name))%,$(call small,$(1))),$(name)))))
 ifneq ($(unknown),)
-$(error $(unknown)=$(value $(unknown)): make knows no variable of that name. $(if $(call similar,$(unknown)),Did you mean $(call similar,$(unknown))? )$\
-A setting of a tutorial is given in SET: SET="$(call small,$(unknown))=$(value $(unknown))". There are $(VARIABLES); `make help` explains them)
+$(error $(unknown)=$(value $(unknown)): make knows no variable of that name. It knows $(VARIABLES); $\
+`make help` explains them. Settings of a tutorial go into SET, in small letters: SET="epochs=1 batch_size=64")
 endif
 $(foreach name,$(VARIABLES),$(eval $(call as_typed,$(name))))
 ifneq ($(words $(VENV)),1)

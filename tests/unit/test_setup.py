@@ -192,12 +192,12 @@ def test_a_python_with_a_nasty_name_is_not_executed_by_the_shell(clone):
     assert not (clone / "X").exists()
 
 
-@pytest.mark.parametrize("word, said", [
-    ("EPOCHS=1", 'SET="epochs=1"'), ("BATCH_SIZE=64", 'SET="batch_size=64"'), ("WORKER=1", "Did you mean WORKERS?"), ("workers=2", "Did you mean WORKERS?"),
-    ("TUTORIALS=pets", "Did you mean TUTORIAL?"), ("X=$(shell touch X)", "no variable of that name")])
-def test_a_variable_that_make_does_not_know_is_refused_with_those_that_it_knows(echo, word, said):
+@pytest.mark.parametrize("word", ["EPOCHS=1", "BATCH_SIZE=64", "WORKER=1", "workers=2", "TUTORIALS=pets", "X=$(shell touch X)"])
+def test_a_variable_that_make_does_not_know_is_refused_with_those_that_it_knows(echo, word):
     done = make(echo, "run", "TUTORIAL=pets", word)
-    assert done.returncode != 0 and said in done.stderr and "TUTORIAL CLUSTER WORKERS" in done.stderr
+    assert done.returncode != 0
+    assert f"{word.partition('=')[0]}=" in done.stderr and "no variable of that name" in done.stderr
+    assert "TUTORIAL CLUSTER WORKERS" in done.stderr and "go into SET" in done.stderr
     assert not (echo / "said").exists() and not (echo / "X").exists()
 
 
