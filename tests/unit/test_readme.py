@@ -28,3 +28,12 @@ def test_every_make_command_of_the_readme_exists():
 def test_every_file_that_the_readme_links_to_exists():
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_every_test_that_the_page_on_security_names_exists():
+    page = (ROOT / "docs" / "security.md").read_text()
+    named = set(re.findall(r"`(test_\w+)`", page))
+    there = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        there.update(re.findall(r"def (test_\w+)", path.read_text()))
+    assert named and named <= there
