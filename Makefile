@@ -85,6 +85,7 @@ bench: $(STAMP)
 	@$(PYTHON) tests/benchmarks/bench.py
 	@$(PYTHON) tests/benchmarks/mnist.py
 	@$(PYTHON) tests/benchmarks/faults.py
+	@$(PYTHON) tests/benchmarks/endings.py
 	@$(PYTHON) tests/benchmarks/clusters.py
 	@$(PYTHON) tests/benchmarks/images.py
 

@@ -71,7 +71,7 @@ def test_a_data_loader_of_a_rank_may_have_workers(client, data):
 
     run = ddp.launch(client, train, workers=2)
     assert run.result == sum(number * number for number in range(100))
-    assert_nothing_left(run.directory, ranks=2, within=1)
+    assert_nothing_left(run.directory, ranks=2)
 
 
 def test_torchvision_works_in_a_rank(client):

@@ -82,7 +82,7 @@ def test_a_failed_rank_is_reported_at_once_with_its_cause_and_leaves_nothing(cli
     assert f"Rank {failing_rank} of 2 on {failed.host} failed" in str(failed)
     assert f"on {failed.host}" in log_of(failed.directory)
     assert f"[rank {failing_rank}] rank {failing_rank} is about to {how}" in log_of(failed.directory)
-    assert_nothing_left(failed.directory, ranks=2, within=1)
+    assert_nothing_left(failed.directory, ranks=2)
     if how == "raises":
         assert 'raise ValueError("the answer is 41")' in failed.traceback
         assert "ValueError: the answer is 41" in str(failed)
@@ -118,7 +118,7 @@ def with_children():
 
 def test_the_children_of_ranks_are_gone_after_a_failure(client):
     failed = failure(client, with_children)
-    assert_nothing_left(failed.directory, ranks=2, within=1)
+    assert_nothing_left(failed.directory, ranks=2)
 
 
 def test_a_worker_that_dies_ends_the_run(client, tmp_path):
@@ -146,7 +146,7 @@ def test_a_result_that_cannot_travel_is_reported_in_words(client, make):
     failed = failure(client, make)
     assert failed.rank == 0
     assert "cannot be pickled" in str(failed) and "Return tensors" in str(failed)
-    assert_nothing_left(failed.directory, ranks=2, within=1)
+    assert_nothing_left(failed.directory, ranks=2)
 
 
 def test_a_result_of_another_rank_does_not_have_to_travel(client):
@@ -160,7 +160,7 @@ def test_a_thread_that_does_not_end_does_not_hold_up_the_run(client):
 
     run = ddp.launch(client, train, workers=2)
     assert run.result == 0
-    assert_nothing_left(run.directory, ranks=2, within=1)
+    assert_nothing_left(run.directory, ranks=2)
 
 
 def test_a_function_that_cannot_travel_is_refused_before_anything_starts(client):

@@ -54,7 +54,7 @@ def interrupted(client, ranks, **arguments):
     with pytest.raises(ddp.RankFailed, match="SIGKILL") as caught:
         ddp.launch(client, train, workers=ranks, **arguments)
     assert caught.value.rank == arguments["dying_rank"]
-    assert_nothing_left(caught.value.directory, ranks=ranks, within=1)
+    assert_nothing_left(caught.value.directory, ranks=ranks)
     return caught.value.directory
 
 
