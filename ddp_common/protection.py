@@ -113,8 +113,9 @@ class PrivateDashboard:
 
 
 def private(cls):
-    """A cluster class, with a `PrivateDashboard` where it starts its scheduler in this process."""
-    if not (isinstance(cls, type) and issubclass(cls, SpecCluster)):
+    """A cluster class, with a `PrivateDashboard` where it starts its scheduler as Dask's own do, in this process."""
+    starts_as_dask_does = isinstance(cls, type) and getattr(cls, "_start", None) is SpecCluster._start
+    if not starts_as_dask_does:  # Saturn's, say
         return cls
     return type(cls.__name__, (PrivateDashboard, cls), {"__module__": cls.__module__})
 
