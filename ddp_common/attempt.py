@@ -152,8 +152,10 @@ class Attempt:
             self.directory.log(f"fetching the result of rank 0: {place['size'] / 2**20:,.0f} MiB")
             self.progress.note(f"Fetching the result of rank 0: {place['size'] / 2**20:,.0f} MiB.")
         with contextlib.suppress(OSError):  # not on this machine, or not ours to read
-            if os.readlink(place["path"]) == place["target"]:
-                return place["path"]
+            file = open(place["path"], "rb")  # once it is open it stays, also if the worker dies
+            if os.readlink(f"/proc/self/fd/{file.fileno()}") == place["target"]:
+                return file
+            file.close()
         return io.BytesIO(self._fetch_result())
 
     def _fetch_result(self):

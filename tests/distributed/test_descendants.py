@@ -92,7 +92,7 @@ if __name__ == "__main__":
         launch(client, starts_others, workers=2, directory={str(tmp_path / 'run')!r}, file={str(tmp_path / 'pids')!r},
                end=lambda: time.sleep(600))
 """)
-    process = subprocess.Popen([sys.executable, program])
+    process = subprocess.Popen([sys.executable, program], env=fault_lab.environment_for(client, tmp_path))
     try:
         wait_until((tmp_path / "pids").exists)
         assert len(left_behind(tmp_path / "pids")) == 3

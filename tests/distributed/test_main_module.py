@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 import pytest
+from fault_lab import environment_for
 
 SCRIPT = """
 import multiprocessing
@@ -64,7 +65,8 @@ if __name__ == "__main__":
 def test_a_script_is_run_once_however_often_it_launches_and_may_be_edited_meanwhile(client, tmp_path):
     script, effects = tmp_path / "script.py", tmp_path / "effects"
     script.write_text(SCRIPT.format(effects=str(effects)))
-    done = subprocess.run([sys.executable, script, client.scheduler.address], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, script, client.scheduler.address], capture_output=True, text=True, timeout=240,
+                          env=environment_for(client, tmp_path))
     assert done.returncode == 0, done.stderr
     assert effects.read_text() == "MainProcess\n"
 
@@ -114,7 +116,7 @@ def test_what_cannot_be_imported_in_a_rank_reaches_the_caller_with_its_traceback
     (tmp_path / "gone.py").write_text("value = 1\n")
     (tmp_path / "script.py").write_text(UNIMPORTABLE)
     done = subprocess.run([sys.executable, tmp_path / "script.py", client.scheduler.address], capture_output=True, text=True,
-                          timeout=240, cwd=tmp_path)
+                          timeout=240, cwd=tmp_path, env=environment_for(client, tmp_path))
     assert "failed: ModuleNotFoundError: No module named 'gone'" in done.stdout, done.stderr
     assert "pickle.loads(payload)" in done.stdout
     assert "exit code" not in done.stdout.partition("\n")[0]
@@ -166,7 +168,7 @@ def test_a_program_that_launches_survives_the_shell_that_started_it(client, tmp_
                 open({str(tmp_path / "survived")!r}, "w").close()
         """))
     command = f'"{sys.executable}" "{tmp_path}/script.py" {client.scheduler.address} & while [ ! -e "{tmp_path}/launched" ]; do sleep 0.1; done'
-    subprocess.run(["sh", "-c", command], timeout=120)
+    subprocess.run(["sh", "-c", command], timeout=120, env=environment_for(client, tmp_path))
     from processes import wait_until
 
     wait_until((tmp_path / "survived").exists)

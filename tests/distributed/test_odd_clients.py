@@ -112,16 +112,16 @@ def test_a_result_that_cannot_be_loaded_here_is_no_failure_of_a_rank(client, tmp
 
 def test_a_worker_that_dies_with_the_result_before_it_was_fetched_is_named_and_a_restart_answers_it(tmp_path, monkeypatch):
     """Dask would wait for ever for a result whose worker is gone."""
-    fetch, killed = Attempt._fetch_result, []
+    find, killed = Attempt._result_file, []
 
-    def fetch_from_a_dead_worker(self):
+    def look_for_it_on_a_dead_worker(self):
         if not killed:
             killed.append(self.client.run(os.getpid, workers=self.addresses[:1])[self.addresses[0]])
             os.kill(killed[0], signal.SIGKILL)
             wait_until(lambda: self.addresses[0] not in self.client.scheduler_info(n_workers=-1)["workers"])
-        return fetch(self)
+        return find(self)
 
-    monkeypatch.setattr(Attempt, "_fetch_result", fetch_from_a_dead_worker)
+    monkeypatch.setattr(Attempt, "_result_file", look_for_it_on_a_dead_worker)
     with LocalCluster(n_workers=2, **SMALL) as cluster, Client(cluster) as client:
         run = ddp.launch(client, faults.train, workers=2, restarts=1, directory=tmp_path / "run")
         assert "Rank 0 of 2" in str(run.failures[0]) and "its worker died" in str(run.failures[0])

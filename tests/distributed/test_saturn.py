@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import cloudpickle
-import psutil
 import pytest
 import torch
+from children import children
 from processes import log_of, wait_until
 from saturn_here import can_hide, running_saturn
 
@@ -79,12 +79,6 @@ def train():
     checkpoint.save()
     ddp.save_file(f"{ddp.rank()}/home.txt", ddp.__file__)
     return ddp.__file__
-
-
-def children():
-    """What this process has started; multiprocessing's own tracker, which stays as long as its parent, is not counted."""
-    started = psutil.Process().children(recursive=True)
-    return {process.pid for process in started if "resource_tracker" not in " ".join(process.cmdline())}
 
 
 def start_pets(**variables):

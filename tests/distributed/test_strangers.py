@@ -151,7 +151,7 @@ def test_a_connection_of_gloo_whose_other_end_does_not_know_the_secret_ends_the_
     port = free_port()
     processes = [start(OTHER_KEY, **torchrun_variables(rank, 2, port), DDP_SECRET="s") for rank in (0, 1)]
     said = [process.communicate(timeout=90)[1] for process in processes]  # now and then torch has the last line: "terminate called"
-    assert any("in the place of rank 1 does not know the secret of this run" in each for each in said), said
+    assert any("does not know the secret of this run" in each for each in said), said
 
 
 def test_make_run_with_torchrun_has_no_port_that_answers_another_user(tmp_path):

@@ -117,4 +117,4 @@ def test_without_srun_the_message_says_so(tmp_path):
 @pytest.mark.parametrize("restarts", ["x", "-1"])
 def test_a_number_of_restarts_that_is_none_is_one_message(tmp_path, restarts):
     code, _, error = finish(command("torchrun", tmp_path / "run", "--restarts", restarts))
-    assert code == 1 and "restarts is a whole number of at least 0" in error and "Traceback" not in error
+    assert code == 1 and "RESTARTS is a whole number of at least 0" in error and "Traceback" not in error

@@ -2,9 +2,9 @@
 
 import textwrap
 
-import psutil
 import pytest
 import torch
+from children import children
 
 from ddp_common import Error, connect
 from ddp_common.profiles import PROFILES, number_of_workers, read_profile
@@ -25,12 +25,6 @@ def refusal(*args, **kwargs):
     with pytest.raises(Error) as caught:
         connect(*args, **kwargs).close()
     return str(caught.value)
-
-
-def children():
-    """What this process has started; multiprocessing's own tracker, which stays as long as its parent, is not counted."""
-    started = psutil.Process().children(recursive=True)
-    return {process.pid for process in started if "resource_tracker" not in " ".join(process.cmdline())}
 
 
 def test_an_unknown_profile_lists_the_known_ones():
