@@ -389,18 +389,19 @@ class Attempt:
 
     def _end(self):
         """Have the ranks gone and the last checkpoints here. It raises nothing but what a person does: how the run ended is known."""
+        connected = not self.scheduler_lost and self.client.status == "running"  # asked before our own cancelling, which looks like a loss
         try:
-            self._end_ranks()
-            self._end_fetching()
+            self._end_ranks(connected)
+            if connected and self.checkpoints is not None:
+                self._end_fetching()
         except (OSError, CancelledError, Error) as error:
             self.directory.problem(f"After the run had ended: {error}", "end")
         finally:
             self.progress.close()
 
-    def _end_ranks(self):
+    def _end_ranks(self, connected):
         """Cancel what still runs and wait until every rank says that it is gone."""
         running = [future for future in self.futures if not future.done()]
-        connected = self._is_connected()
         if running and connected:
             self.client.cancel(running, force=True)
         told = time.monotonic()
@@ -410,13 +411,10 @@ class Attempt:
             with contextlib.suppress(queue.Empty):
                 self._take(self.inbox.get(timeout=0.1))
 
-    def _is_connected(self):
-        return not self.scheduler_lost and self.client.status == "running"
-
     def _end_fetching(self):
-        if self._is_connected() and self.checkpoints is not None:
-            if problem := self.checkpoints.close({self.addresses[rank] for rank, how in self.ended.items() if how["how"] == "lost"} | self._lost_late()):
-                self.directory.problem(f"The newest checkpoint could not be fetched: {problem}", "fetch")
+        lost = {self.addresses[rank] for rank, how in self.ended.items() if how["how"] == "lost"}
+        if problem := self.checkpoints.close(lost | self._lost_late()):
+            self.directory.problem(f"The newest checkpoint could not be fetched: {problem}", "fetch")
 
     def _lost_late(self):
         return {self.addresses[rank] for rank in self.lost_late}
