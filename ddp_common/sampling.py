@@ -90,11 +90,8 @@ class ElasticSampler:
 
     def epochs(self, n):
         """Yield the numbers of the epochs, from the current position up to `n`. Each has one pass over the samples."""
-        try:
-            count = operator.index(n)
-        except TypeError:
-            count = -1
-        if count < 0:
+        count = _whole_number(n)
+        if count is None:
             raise Error(f"epochs takes the number of epochs of the whole run, 0 or more, not {n!r}.")
         return self._run_epochs(count)
 
@@ -133,11 +130,8 @@ class ElasticSampler:
         Needed in one case: a loop such as `for epoch in range(sampler.epoch, n)` after a checkpoint was restored. A position within
         `epoch` stays. Raises `Error` for an epoch that is over, since the position of a run goes forward only.
         """
-        try:
-            wanted = operator.index(epoch)
-        except TypeError:
-            wanted = -1
-        if wanted < 0:
+        wanted = _whole_number(epoch)
+        if wanted is None:
             raise Error(f"set_epoch takes the number of an epoch, 0 or more, not {epoch!r}.")
         if self._loop is not None and wanted != self.epoch:
             raise Error(f"set_epoch({wanted}) in epoch {self.epoch} of epochs(): epochs() counts for itself. Leave set_epoch out.")
@@ -335,6 +329,15 @@ class ElasticSampler:
         else:
             self._move_to(state["epoch"], state["step"])
         self._restored = self.epoch > 0
+
+
+def _whole_number(value):
+    """`value` as an int if it is a whole number of at least 0, else None: a float is none, whatever its value."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        return None
+    return number if number >= 0 else None
 
 
 RESTORED = (
