@@ -6,41 +6,41 @@
         run = ddp.launch(client, train, epochs=5, batch_size=256)
     run.metrics, run.result, run.directory
 
-Most names are imported when first used: torch runs an entry point of this package at the end of its own import (see
-`_torchvision`), which must stay quick. `launch` and `settings` are functions that live in modules of the same name, so they are
-bound here, before an import of such a module can take the name.
+The package has a room for each place where code runs: `client` in your notebook, `worker` in a Dask worker, `ranks` in the processes
+that train; `run` is what a run leaves behind. Names are imported when they are first used: torch runs an entry point of this package at
+the end of its own import (see `_torchvision`), which must stay quick.
 """
 
 import importlib
 
-from ddp_common.launch import Run, launch
-from ddp_common.settings import settings
-
 _HOME = {
-    "connect": "clusters",
-    "process_group": "rendezvous",
-    "device": "rendezvous",
-    "rank": "rendezvous",
-    "world_size": "rendezvous",
-    "ElasticSampler": "sampling",
-    "EvalSampler": "sampling",
-    "split": "sampling",
-    "stratified_split": "sampling",
-    "Checkpoint": "checkpoint",
-    "report": "reporting",
-    "save_file": "reporting",
-    "fetch": "datasets",
-    "ImageFolder": "images",
-    "Augmented": "images",
-    "inject": "faults",
-    "judge": "exercises",
+    "launch": "client.launch",
+    "Run": "run.result",
+    "settings": "run.settings",
+    "connect": "clusters.connect",
+    "process_group": "ranks.rendezvous",
+    "device": "ranks.rendezvous",
+    "rank": "ranks.rendezvous",
+    "world_size": "ranks.rendezvous",
+    "ElasticSampler": "ranks.sampling",
+    "EvalSampler": "ranks.sampling",
+    "split": "ranks.sampling",
+    "stratified_split": "ranks.sampling",
+    "Checkpoint": "ranks.checkpoint",
+    "report": "ranks.reporting",
+    "save_file": "ranks.reporting",
+    "fetch": "data.datasets",
+    "ImageFolder": "data.images",
+    "Augmented": "data.augmented",
+    "inject": "teaching.faults",
+    "judge": "teaching.exercises",
     "Error": "errors",
     "RankFailed": "errors",
     "RankStalled": "errors",
     "RunStopped": "errors",
     "SchedulerLost": "errors",
 }
-__all__ = ["Run", "launch", "settings", *_HOME]
+__all__ = list(_HOME)
 
 
 def __getattr__(name):

@@ -1,3 +1,3 @@
-from ddp_common.cli import main
+from ddp_common.commands.cli import main
 
 main()

@@ -12,7 +12,7 @@ import pytest
 from distributed import LocalCluster
 
 import ddp_common as ddp
-from ddp_common.settings import current
+from ddp_common.run.config import current
 
 OUTSIDE_SETTINGS = ("RESUME", "PRESET", "SET", "CLUSTER", "WORKERS", "OPTIONS", "DRY", "DDP_PROGRESS", "DDP_CHECKPOINTS",
                     "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -28,7 +28,9 @@ import psutil
 import torch
 from distributed import Client
 
-from ddp_common import connect, faults, launch, protection
+from ddp_common import connect, launch
+from ddp_common.clusters import protection
+from ddp_common.teaching import faults
 from ddp_common.errors import Error, RankFailed
 
 STALL_TIMEOUT = 2.0  # seconds, for the faults below that only it notices; a rank that is slow on a busy machine is not one of them

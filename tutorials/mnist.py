@@ -54,7 +54,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import ddp_common as ddp
-from ddp_common.datasets import read_idx
+from ddp_common.data.datasets import read_idx
 
 # %% tags=["parameters"]
 settings = ddp.settings(

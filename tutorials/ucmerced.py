@@ -55,7 +55,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset, default_col
 from torchvision.transforms import v2
 
 import ddp_common as ddp
-from ddp_common.clusters import describe
+from ddp_common.clusters.connect import describe
 
 # %% tags=["parameters"]
 settings = ddp.settings(

@@ -21,7 +21,7 @@ that shape and coat together make the breed. A part of a dog is a limb: a list o
 radius), discs joined to one another. Points are complex numbers with y downwards; the picture
 is 100 wide, and a dog faces to the right until it is mirrored.
 
-The promises are those of `ddp_common.drawing`, which has what this program shares with other
+The promises are those of `ddp_common.data.drawing`, which has what this program shares with other
 ones.
 """
 
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageDraw
 
-from ddp_common.drawing import Camera, Sheet, command_line, mixed, photographed, polar
+from ddp_common.data.drawing import Camera, Sheet, command_line, mixed, photographed, polar
 
 SEED = 2011
 PER_CLASS = 150

@@ -23,7 +23,7 @@ complex numbers, directions angles in radians; whatever has a height throws its 
 and light vary in every class: colour alone does not give the class away. Dense, medium and
 sparse residential are one drawing with overlapping densities.
 
-The promises are those of `ddp_common.drawing`, which has what this program shares with other
+The promises are those of `ddp_common.data.drawing`, which has what this program shares with other
 ones.
 """
 
@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddp_common.drawing import Camera, Sheet, command_line, darker, lighter, photographed, polar
+from ddp_common.data.drawing import Camera, Sheet, command_line, darker, lighter, photographed, polar
 
 SEED = 2010
 PER_CLASS = 100

@@ -224,7 +224,7 @@ class Batches(Items):
 
 
 def measure_lines():
-    modules = {path.name: path.read_text() for path in (REPOSITORY / "ddp_common").glob("*.py")}
+    modules = {path.name: path.read_text() for path in (REPOSITORY / "ddp_common").rglob("*.py")}
     sizes = {name: len(source.splitlines()) for name, source in modules.items()}
     functions = {f"{name} {node.name}": node.end_lineno - node.lineno + 1 for name, source in modules.items()
                  for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}

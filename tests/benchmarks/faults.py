@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 
 import ddp_common as ddp
-from ddp_common import faults
+from ddp_common.teaching import faults
 
 REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests"))
@@ -113,8 +113,8 @@ def measure_kills(client, kills):
 
 SAVE_UNTIL_KILLED = """
 import os, sys, torch
-from ddp_common.checkpoint import Checkpoint
-from ddp_common.sampling import ElasticSampler
+from ddp_common.ranks.checkpoint import Checkpoint
+from ddp_common.ranks.sampling import ElasticSampler
 
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # a line is written whole or not at all
@@ -137,7 +137,7 @@ while True:
 
 def measure_saves(saves):
     """After every kill: the newest good file is that of the last confirmed save, or of the one after it."""
-    from ddp_common.checkpoint import newest, step_of
+    from ddp_common.ranks.checkpoint_files import newest, step_of
 
     confirmed, none, old, chance, began = 0, 0, 0, random.Random(0), time.time()
     with tempfile.TemporaryDirectory() as folder, subprocess.Popen([sys.executable, "-c", SAVE_UNTIL_KILLED, folder], stdout=subprocess.PIPE,

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 import measuring
 
 import ddp_common as ddp
-from ddp_common import datasets
+from ddp_common.data import datasets
 
 REPEATS, SIZE, BATCH, WORKERS = 3, 64, 64, 2
 SERVER = """

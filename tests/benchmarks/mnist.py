@@ -118,7 +118,7 @@ def measure_pipeline():
     import torchvision
     from torch.utils.data import DataLoader, Dataset
 
-    from ddp_common.datasets import fetch, read_idx
+    from ddp_common.data.datasets import fetch, read_idx
 
     folder = fetch("mnist").path
     images, labels = (read_idx(folder / f"digits-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1"))

@@ -20,7 +20,8 @@ from fault_lab import separate_cluster
 from processes import Background, log_of, wait_until
 
 import ddp_common as ddp
-from ddp_common import clusters, faults
+from ddp_common.clusters import connect as clusters
+from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -12,8 +12,8 @@ from fault_lab import processes_of, separate_cluster
 from processes import Background, assert_nothing_left, log_of, wait_until
 
 import ddp_common as ddp
-from ddp_common import faults
-from ddp_common.checkpoint import checkpoints
+from ddp_common.teaching import faults
+from ddp_common.ranks.checkpoint_files import checkpoints
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,8 @@ from distributed import Client
 from processes import assert_gone, assert_nothing_left, is_alive, wait_until
 
 import ddp_common as ddp
-from ddp_common import descendants, faults
+from ddp_common.teaching import faults
+from ddp_common.worker import descendants
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -116,13 +117,13 @@ def test_nothing_outlives_a_cluster_whose_workers_and_nannies_are_ended(tmp_path
 
 def start_and_leave(file):
     """On a worker: a process of its forkserver leaves another behind. Returns the number of the guard."""
-    from ddp_common import agent
+    from ddp_common.worker import forkserver
 
-    context = agent.start_forkserver()
+    context = forkserver.start_forkserver()
     starting = context.Process(target=os.system, args=(f"setsid sleep 1003 & echo $! > {file}",))
     starting.start()
     starting.join()
-    return agent._guard()
+    return forkserver.guard()
 
 
 def test_the_workers_other_children_are_left_alone(client, tmp_path):
@@ -142,9 +143,9 @@ def test_the_workers_other_children_are_left_alone(client, tmp_path):
 
 
 def _forkserver_of_worker():
-    from ddp_common import agent
+    from ddp_common.worker import forkserver
 
-    return agent._guard()
+    return forkserver.guard()
 
 
 def test_no_zombies_gather_under_a_guard(client, tmp_path):

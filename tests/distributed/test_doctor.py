@@ -16,9 +16,10 @@ from dask.system import CPU_COUNT
 from distributed import Client
 from fault_lab import separate_cluster
 
-from ddp_common import Error, checks
-from ddp_common.checks import FAILED, OK, SKIPPED, WARNING
-from ddp_common.doctor import check_workers, examine, pbs_queues, slurm_partitions
+from ddp_common import Error
+from ddp_common.clusters import checks
+from ddp_common.clusters.checks import FAILED, OK, SKIPPED, WARNING
+from ddp_common.clusters.doctor import check_workers, examine, pbs_queues, slurm_partitions
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,7 +17,8 @@ import pytest
 from processes import PATIENCE
 
 import ddp_common as ddp
-from ddp_common import faults, rendezvous
+from ddp_common.ranks import rendezvous
+from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -111,7 +112,7 @@ def test_a_full_disk_leaves_training_to_go_on_with_a_warning(client, undisturbed
 NOTEBOOK = """
 import os
 from ddp_common import launch
-from ddp_common.faults import train
+from ddp_common.teaching.faults import train
 from distributed import Client
 client = Client({address!r})
 """

@@ -8,7 +8,7 @@ import torch
 from processes import wait_until
 
 import ddp_common as ddp
-from ddp_common import agent
+from ddp_common.worker import sender
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -83,6 +83,6 @@ def test_many_reports_do_not_stay_in_the_workers(client):
 
 def test_events_are_packed(client):
     ddp.launch(client, many_reports, workers=1, number=10)
-    packed = [event for _, event in client.get_events(agent.TOPIC) if "run" in event]
-    assert sum(len(agent.messages_of(event)) for event in packed) > 10
+    packed = [event for _, event in client.get_events(sender.TOPIC) if "run" in event]
+    assert sum(len(sender.messages_of(event)) for event in packed) > 10
     assert all(set(event) == {"run", "rank", "packed", "worker"} for event in packed)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import ddp_common as ddp
-from ddp_common import process
+from ddp_common.ranks import process
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -1,6 +1,7 @@
 """What many reports leave in memory, once they are in the run directory."""
 
 import sys
+import time
 
 import cloudpickle
 
@@ -28,7 +29,7 @@ def test_neither_dask_nor_the_client_keeps_what_ranks_have_reported(client):
         for step in range(REPORTS):
             ddp.report(step=step, loss=step / 3)
             if step % 100 == 0:
-                ddp.reporting.time.sleep(0.1)  # as training would: what is said at once travels in one message
+                time.sleep(0.1)  # as training would: what is said at once travels in one message
 
     run = ddp.launch(client, train, workers=2)
     assert len(run.records) == len(run.metrics) == 2 * REPORTS

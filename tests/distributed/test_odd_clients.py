@@ -14,9 +14,9 @@ from fault_lab import separate_cluster
 from processes import Background, assert_nothing_left, wait_until
 
 import ddp_common as ddp
-from ddp_common import faults
-from ddp_common.attempt import Attempt
-from ddp_common.checkpoint import checkpoints
+from ddp_common.teaching import faults
+from ddp_common.client.attempt import Attempt
+from ddp_common.ranks.checkpoint_files import checkpoints
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL = {"dashboard_address": ":0", "threads_per_worker": 1, "memory_limit": 0}
@@ -85,7 +85,7 @@ def test_a_cluster_that_adapts_from_zero_grows_for_a_launch_and_shrinks_afterwar
 
 
 def test_a_scheduler_that_is_gone_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["ddp_common.launch"], "RECONNECT_TIMEOUT", 1)
+    monkeypatch.setattr(sys.modules["ddp_common.client.connection"], "RECONNECT_TIMEOUT", 1)
     with separate_cluster(tmp_path, workers=1) as (scheduler, address):
         client = Client(address)
         scheduler.kill()

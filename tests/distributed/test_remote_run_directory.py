@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import ddp_common as ddp
-from ddp_common import faults, run_directory
+from ddp_common.run import places
+from ddp_common.teaching import faults
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_a_run_leaves_everything_on_s3(client, bucket):
                                                                          for end in ("pt", "sha256"))])
     with fsspec.open(f"{bucket}/first/metrics.jsonl") as file:
         assert len(file.readlines()) == len(run.records) == 28
-    assert run_directory.shown(run.directory) == f"{bucket}/first"
+    assert places.shown(run.directory) == f"{bucket}/first"
 
 
 def test_a_run_is_resumed_from_s3_by_another_program(client, bucket, tmp_path):
@@ -50,7 +51,7 @@ def test_a_run_is_resumed_from_s3_by_another_program(client, bucket, tmp_path):
 
 def forget(url):
     """Be a new program: what the old one had on this machine is gone."""
-    mirror = run_directory._mirrors.pop(url)
+    mirror = places.mirrors.pop(url)
     mirror.finish()
     assert not mirror.path.exists()
     mirror.push()  # its thread may do so once more: the remote copy stays

@@ -147,7 +147,7 @@ def test_half_the_variables_of_slurm_are_an_error_that_names_the_others(missing)
 
 def test_ranks_of_a_slurm_step_pass_over_a_derived_port_that_somebody_else_holds(monkeypatch):
     """The first is held by a stranger that says nothing, the second by the store of another step."""
-    from ddp_common import slurm
+    from ddp_common.ranks import slurm
 
     job = 1000 + os.getpid()
     for name, value in slurm_variables(0, 2, job).items():
@@ -165,7 +165,7 @@ def test_ranks_of_a_slurm_step_pass_over_a_derived_port_that_somebody_else_holds
 
 @pytest.mark.parametrize(("nodes", "first"), [("n07", "n07"), ("n[07-09,12]", "n07"), ("gpu-a,gpu-b", "gpu-a"), ("r1n[3,5]s2", "r1n3s2")])
 def test_the_first_host_of_a_node_list(nodes, first, monkeypatch):
-    from ddp_common import slurm
+    from ddp_common.ranks import slurm
 
     monkeypatch.setattr(slurm.shutil, "which", lambda name: None)  # as where scontrol is not installed
     assert slurm.first_host(nodes) == first

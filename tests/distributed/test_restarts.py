@@ -10,7 +10,7 @@ from fault_lab import processes_of, separate_cluster, survive_kills
 from processes import assert_nothing_left, log_of, rank_pids
 
 import ddp_common as ddp
-from ddp_common import faults
+from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -16,8 +16,8 @@ import torch
 from processes import Background, log_of, wait_until
 
 import ddp_common as ddp
-from ddp_common import faults
-from ddp_common.checkpoint import checkpoints
+from ddp_common.teaching import faults
+from ddp_common.ranks.checkpoint_files import checkpoints
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROOT = Path(__file__).parents[2]

@@ -15,8 +15,8 @@ from processes import log_of, wait_until
 from saturn_here import can_hide, running_saturn
 
 import ddp_common as ddp
-from ddp_common import faults
-from ddp_common.checkpoint import checkpoints, fault
+from ddp_common.teaching import faults
+from ddp_common.ranks.checkpoint_files import checkpoints, fault
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("dask_saturn") is None, reason="needs dask-saturn (pip install -e '.[saturn]')")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

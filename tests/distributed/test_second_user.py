@@ -17,7 +17,7 @@ import pytest
 from distributed import Client
 
 import ddp_common as ddp
-from ddp_common import protection
+from ddp_common.clusters import protection
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")

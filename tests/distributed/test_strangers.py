@@ -140,7 +140,7 @@ def test_a_port_scan_while_ranks_join_disturbs_nothing(tmp_path):
 
 OTHER_KEY = """
 import ddp_common as ddp
-from ddp_common import rendezvous
+from ddp_common.ranks import rendezvous
 with ddp.process_group():
     key = b"of the run" if ddp.rank() == 0 else b"a stranger's"
     rendezvous._prove_to_each_other(rendezvous._place, key)

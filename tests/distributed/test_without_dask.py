@@ -13,7 +13,7 @@ import pytest
 import torch
 from processes import log_of, wait_until
 
-from ddp_common.checkpoint import checkpoints, newest
+from ddp_common.ranks.checkpoint_files import checkpoints, newest
 
 ROOT = Path(__file__).parents[2]
 QUICK = "epochs=1 hidden=16 batch_size=2048"

@@ -16,8 +16,8 @@ from distributed import Client
 from fault_lab import processes_of, separate_cluster
 
 import ddp_common as ddp
-from ddp_common import faults
-from ddp_common.checkpoint import checkpoints, fault
+from ddp_common.teaching import faults
+from ddp_common.ranks.checkpoint_files import checkpoints, fault
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

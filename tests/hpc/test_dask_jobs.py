@@ -20,7 +20,7 @@ from slurm_here import why_not
 
 import ddp_common as ddp
 from ddp_common import Error
-from ddp_common.checkpoint import checkpoints, newest
+from ddp_common.ranks.checkpoint_files import checkpoints, newest
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 240  # seconds for what takes a few on an idle machine

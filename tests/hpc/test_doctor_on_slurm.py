@@ -10,8 +10,8 @@ import pytest
 import yaml
 from slurm_here import free_port, running_slurm, why_not
 
-from ddp_common import clusters
-from ddp_common.doctor import examine
+from ddp_common.clusters import connect as clusters
+from ddp_common.clusters.doctor import examine
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = {"cores": 1, "processes": 1, "memory": "2GiB", "interface": "lo", "walltime": "00:10:00",

@@ -17,8 +17,8 @@ import torch
 from fault_lab import members
 from hosts_here import running_hosts, why_not
 
-from ddp_common.attempt import GONE_TIMEOUT
-from ddp_common.checkpoint import checkpoints, newest
+from ddp_common.client.attempt import GONE_TIMEOUT
+from ddp_common.ranks.checkpoint_files import checkpoints, newest
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = "epochs=3 hidden=16 batch_size=512"  # 582 steps

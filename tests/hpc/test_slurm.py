@@ -12,7 +12,7 @@ import pytest
 import torch
 from slurm_here import why_not
 
-from ddp_common.checkpoint import checkpoints, newest
+from ddp_common.ranks.checkpoint_files import checkpoints, newest
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 120  # seconds for a job on a busy machine

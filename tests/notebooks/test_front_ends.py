@@ -12,13 +12,13 @@ from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
 import ddp_common as ddp
-from ddp_common.launch import Run
+from ddp_common.client.launch import Run
 
 SETUP = """
 import os
 os.environ["WORKERS"] = "2"
 import ddp_common as ddp
-from ddp_common.faults import inject, train
+from ddp_common.teaching.faults import inject, train
 client = ddp.connect()
 ddp.launch(client, ddp.rank)
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import jupytext
 import pytest
 
-from ddp_common.cli import LESSON_TAGS
+from ddp_common.commands.cli import LESSON_TAGS
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tutorials"))

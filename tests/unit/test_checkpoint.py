@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ddp_common import Checkpoint, ElasticSampler, Error
-from ddp_common.checkpoint import checkpoints, digest_file, newest
+from ddp_common.ranks.checkpoint_files import checkpoints, digest_file, newest
 
 SIZE = 40  # samples: 10 steps an epoch
 
@@ -220,8 +220,8 @@ def test_a_part_that_has_no_state_is_refused_at_once():
 
 SAVE_UNTIL_KILLED = """
 import os, sys, torch
-from ddp_common.checkpoint import Checkpoint
-from ddp_common.sampling import ElasticSampler
+from ddp_common.ranks.checkpoint import Checkpoint
+from ddp_common.ranks.sampling import ElasticSampler
 
 directory, lives = sys.argv[1], int(sys.argv[2])
 

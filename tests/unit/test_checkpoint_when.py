@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import ddp_common as ddp
-from ddp_common import checkpoint as module
-from ddp_common.checkpoint import checkpoints, fault
+from ddp_common.ranks import checkpoint as module
+from ddp_common.ranks.checkpoint_files import checkpoints, fault
 
 STEPS = 10
 

@@ -269,7 +269,7 @@ def test_what_fails_because_training_diverged_says_so(tmp_path):
 def own_tutorial(folder, source):
     """`run` of a tutorial with this job."""
     (folder / "mine.py").write_text("# ---\n# jupyter:\n# ---\n\n# %%" + source)
-    program = f"import pathlib, ddp_common.cli as cli; cli.TUTORIALS = pathlib.Path({str(folder)!r}); cli.main()"
+    program = f"import pathlib, ddp_common.commands.cli as cli; cli.TUTORIALS = pathlib.Path({str(folder)!r}); cli.main()"
     return subprocess.Popen([sys.executable, "-c", program, "run", "mine"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                             start_new_session=True, env=os.environ | {"RUNS": str(folder / "runs"), "WORKERS": "1"})
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from ddp_common import datasets
+from ddp_common.data import datasets
 from ddp_common.errors import Error
 
 REAL_DATA = os.environ.get("DDP_DATA")
@@ -55,7 +55,7 @@ def data(tmp_path, monkeypatch, server):
 
 
 def datasets_entry(name="pets"):
-    return yaml.safe_load((Path(datasets.__file__).parents[1] / "data" / "datasets.yaml").read_text())[name]
+    return yaml.safe_load((Path(datasets.__file__).parents[2] / "data" / "datasets.yaml").read_text())[name]
 
 
 def test_the_city_list_becomes_names_and_counts_and_nothing_else(data):

@@ -19,7 +19,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from ddp_common import ImageFolder, datasets, downloads
+from ddp_common import ImageFolder
+from ddp_common.data import datasets, downloads
 from ddp_common.errors import Error
 
 CONTENT = random.Random(0).randbytes(700_001)
@@ -107,7 +108,7 @@ def test_a_server_without_ranges_starts_again(server, tmp_path):
 
 def make_data(folder, name):
     """`make data` with the registry in `folder`, as a program."""
-    program = "import sys, pathlib; from ddp_common import cli, datasets; datasets.DATA = pathlib.Path(sys.argv[1]); cli.main(['data', sys.argv[2]])"
+    program = "import sys, pathlib; from ddp_common.commands import cli; from ddp_common.data import datasets; datasets.DATA = pathlib.Path(sys.argv[1]); cli.main(['data', sys.argv[2]])"
     return subprocess.Popen([sys.executable, "-c", program, folder, name], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

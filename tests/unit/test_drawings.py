@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ddp_common import Error, drawing as shared
-from ddp_common.datasets import draw_all
+from ddp_common import Error
+from ddp_common.data import drawing as shared
+from ddp_common.data.datasets import draw_all
 
 DATA = Path(__file__).parents[2] / "data"
 UCMERCED = """agricultural airplane baseballdiamond beach buildings chaparral denseresidential forest freeway golfcourse harbor intersection

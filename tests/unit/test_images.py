@@ -17,7 +17,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Subset
 from torchvision.transforms import v2
 
-from ddp_common import Augmented, ElasticSampler, Error, ImageFolder, images
+from ddp_common import Augmented, ElasticSampler, Error, ImageFolder
+from ddp_common.data import images
 
 ROOT = Path(__file__).parents[2]
 SIZE = 16

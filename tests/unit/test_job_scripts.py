@@ -8,10 +8,10 @@ import textwrap
 import pytest
 
 from ddp_common import Error
-from ddp_common.batch import seconds_of
-from ddp_common.clusters import describe
-from ddp_common.profiles import PROFILES, read_profile
-from ddp_common.protection import PRIVATE_FOLDER_IN_A_JOB
+from ddp_common.clusters.batch import seconds_of
+from ddp_common.clusters.connect import describe
+from ddp_common.clusters.profiles import PROFILES, read_profile
+from ddp_common.clusters.protection import PRIVATE_FOLDER_IN_A_JOB
 
 NAMES = sorted(path.stem for path in PROFILES.glob("*.yaml"))
 

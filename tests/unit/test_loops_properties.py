@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from ddp_common import ElasticSampler, Error, EvalSampler, sampling
+from ddp_common import ElasticSampler, Error, EvalSampler
+from ddp_common.ranks import sampling
 
 EXAMPLES = int(os.environ.get("DDP_EXAMPLES", "30"))
 quietly = dict(deadline=None, derandomize="DDP_EXAMPLES" not in os.environ, database=None,

@@ -13,8 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_common import Error, reporting
-from ddp_common.run_directory import RunDirectory
+from ddp_common import Error
+from ddp_common.ranks import reporting
+from ddp_common.run.run_directory import RunDirectory
 
 MODEST = settings(max_examples=100, deadline=timedelta(seconds=20), derandomize=True)
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from ddp_common import agent
+from ddp_common.worker import lines as relayed
 
 
 class Printed:
@@ -13,7 +13,7 @@ class Printed:
 
     def __init__(self):
         self.lines, (self.read_end, self.write_end) = [], os.pipe()
-        self.reader = agent.Lines(lambda message: self.lines.append(message["line"]))
+        self.reader = relayed.Lines(lambda message: self.lines.append(message["line"]))
 
     def fileno(self):
         return self.read_end
@@ -69,7 +69,7 @@ def test_a_progress_bar_of_100_000_states_is_one_line():
 
 
 def test_a_progress_bar_shows_where_it_is_every_few_seconds(monkeypatch):
-    monkeypatch.setattr(agent, "STATE_INTERVAL", 0.05)
+    monkeypatch.setattr(relayed, "STATE_INTERVAL", 0.05)
     printed = Printed()
     printed.write("\r 1%\r 2%")
     time.sleep(0.1)
@@ -84,7 +84,7 @@ def test_a_long_line_is_cut_and_says_so():
     printed = Printed()
     printed.write("x" * 30_000_000)
     (line,) = printed.close()
-    assert line == "x" * agent.LONGEST_LINE + " ... [cut here: 29990000 more bytes]"
+    assert line == "x" * relayed.LONGEST_LINE + " ... [cut here: 29990000 more bytes]"
 
 
 def test_an_avalanche_of_lines_is_bounded_and_its_first_and_last_lines_are_kept():
@@ -92,6 +92,6 @@ def test_an_avalanche_of_lines_is_bounded_and_its_first_and_last_lines_are_kept(
     printed.write("".join(f"line {number}\n" for number in range(1_000_000)))
     lines = printed.close()
     assert lines[0] == "line 0" and lines[-1] == "line 999999"
-    assert sum(map(len, lines)) < 3 * agent.PRINT_BURST
+    assert sum(map(len, lines)) < 3 * relayed.PRINT_BURST
     said = [int(line.split()[1].strip("[").replace(",", "")) for line in lines if "lines left out" in line]
     assert said and sum(said) + len(lines) - len(said) == 1_000_000

@@ -7,7 +7,7 @@ import torch
 from children import children
 
 from ddp_common import Error, connect
-from ddp_common.profiles import PROFILES, number_of_workers, read_profile
+from ddp_common.clusters.profiles import PROFILES, number_of_workers, read_profile
 
 
 @pytest.fixture

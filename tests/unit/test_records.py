@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddp_common.records import Records
+from ddp_common.run.records import Records
 
 QUIET = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 VALUES = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.sampled_from(["", "restart", "nan", "ä"]), st.none(), st.lists(st.integers(), max_size=2))

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from ddp_common import Error, report, save_file
-from ddp_common.reporting import start
-from ddp_common.run_directory import RunDirectory, new_directory
+from ddp_common.ranks.reporting import start
+from ddp_common.run.places import new_directory
+from ddp_common.run.run_directory import RunDirectory
 
 SCALARS = {
     "int": 3, "float": 3.0, "bool": True, "numpy_float32": np.float32(3), "numpy_int64": np.int64(3), "tensor": torch.tensor(3.0),
@@ -36,7 +37,7 @@ def delivered(**values):
 
 @pytest.fixture(autouse=True)
 def no_outbox(monkeypatch):
-    monkeypatch.setattr("ddp_common.reporting._outbox", None)
+    monkeypatch.setattr("ddp_common.ranks.reporting._outbox", None)
 
 
 @pytest.mark.parametrize("value", SCALARS.values(), ids=SCALARS.keys())
@@ -148,7 +149,7 @@ def test_a_place_where_no_directory_can_be_made_is_an_error(tmp_path, monkeypatc
 
 def test_a_mirror_makes_the_folders_it_needs_and_takes_only_checkpoints_away(tmp_path):
     """file:// stands for file systems that have folders; object storage is tested with a real server elsewhere."""
-    from ddp_common import run_directory
+    from ddp_common.run import places
 
     url = f"file://{tmp_path}/there/run"
     directory = RunDirectory(url)
@@ -161,7 +162,7 @@ def test_a_mirror_makes_the_folders_it_needs_and_takes_only_checkpoints_away(tmp
     directory.close()
     there = tmp_path / "there" / "run"
     assert sorted(str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()) == ["log.txt", "metrics.jsonl", "mine.tmp", "notes/a.txt"]
-    run_directory._mirrors.pop(url).finish()
+    places.mirrors.pop(url).finish()
 
 
 def test_a_full_disk_of_the_client_is_said_once_and_records_are_kept(tmp_path, capsys):

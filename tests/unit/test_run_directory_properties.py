@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddp_common import Error
-from ddp_common.reporting import check_name
-from ddp_common.run_directory import RunDirectory, new_directory, save_whole, shown
+from ddp_common.files import check_name, save_whole
+from ddp_common.run.places import new_directory, shown
+from ddp_common.run.run_directory import RunDirectory
 
 QUIET = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 LETTERS = "ab .~:\\-$'\n\t\0\x1fä名\u2028\udc80\ud800"  # all of Unicode takes a test library many seconds to list

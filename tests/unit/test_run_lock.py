@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ddp_common import Error, run_lock
-from ddp_common.run_directory import RunDirectory
-from ddp_common.run_lock import Lock
+from ddp_common import Error
+from ddp_common.run import run_lock
+from ddp_common.run.run_directory import RunDirectory
+from ddp_common.run.run_lock import Lock
 
 HOLDER = """
 import sys, time
-from ddp_common.run_directory import RunDirectory
+from ddp_common.run.run_directory import RunDirectory
 directory = RunDirectory(sys.argv[1])
 if "ending" in sys.argv:
     directory.say_ending()

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ddp_common import ElasticSampler, Error, EvalSampler, reporting, split, stopping, stratified_split
+from ddp_common import ElasticSampler, Error, EvalSampler, split, stratified_split
+from ddp_common.ranks import reporting, stopping
 
 
 def steps(sampler, epochs):

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from ddp_common.errors import Error
-from ddp_common.scaling import compare, curve, draw, in_words, numbers_of_ranks, of_equal_ranks, study
+from ddp_common.commands.scaling import compare, curve, draw, in_words, numbers_of_ranks, of_equal_ranks, study
 
 ROOT = Path(__file__).parents[2]
 
@@ -119,8 +119,8 @@ def test_a_small_study_leaves_its_table_curves_picture_and_words(monkeypatch, tm
     ("local", "threads_per_worker=3", [1, 2], "threads_per_worker=3"), ("slurm", "queue=a", [1, 2], "queue=a")])
 def test_every_rank_of_a_study_has_as_many_threads(monkeypatch, cluster, options, ranks, becomes):
     monkeypatch.setenv("CLUSTER", cluster)
-    monkeypatch.setattr("ddp_common.scaling.available_cores", lambda: 4)
-    monkeypatch.setattr("ddp_common.scaling.gpus", lambda: 0)
+    monkeypatch.setattr("ddp_common.commands.scaling.available_cores", lambda: 4)
+    monkeypatch.setattr("ddp_common.commands.scaling.gpus", lambda: 0)
     assert of_equal_ranks(options, ranks) == becomes
 
 

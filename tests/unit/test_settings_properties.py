@@ -9,9 +9,9 @@ from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from ddp_common import Error, settings
-from ddp_common.clusters import describe
-from ddp_common.profiles import number_of_workers, read_profile
-from ddp_common.scaling import numbers_of_ranks
+from ddp_common.clusters.connect import describe
+from ddp_common.clusters.profiles import number_of_workers, read_profile
+from ddp_common.commands.scaling import numbers_of_ranks
 
 DEFAULTS = dict(epochs=3, seed=0, learning_rate=1e-3, held_out=0.15, layers=2, shuffle=True, name="small")
 LIMITS = {"held_out": (0.01, 0.45), "layers": (None, 16)}

@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from ddp_common import secret, store
+from ddp_common.ranks import secret, store
 
 KEY = b"k" * 32
 SHORT = datetime.timedelta(seconds=0.2)
@@ -201,7 +201,7 @@ def test_a_file_that_others_can_read_is_no_secret(home, tmp_path, monkeypatch):
 NOWHERE = """
 import tempfile
 tempfile.tempdir = "/proc/nothing"
-from ddp_common import secret
+from ddp_common.ranks import secret
 print(secret.of_this_run(), secret.of_this_run())
 """
 

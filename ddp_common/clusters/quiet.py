@@ -1,0 +1,33 @@
+"""Moments in which Dask prints nothing, or Ctrl-C waits."""
+
+import contextlib
+import logging
+import signal
+import threading
+
+@contextlib.contextmanager
+def quiet():
+    """What failed is said once, by us."""
+    logger = logging.getLogger("distributed")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def interrupts_held():
+    """Ctrl-C waits until the cluster stands: Dask cannot close half of one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed = []
+    handler = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if pressed:  # whatever became of the cluster: its workers have heard it too
+            raise KeyboardInterrupt from None

@@ -1,0 +1,216 @@
+"""Folders of images, on a disk or in object storage, as data sets: class = folder.
+
+One rank lists the files and tells the others: every rank has the same index, and storage is asked once. A batch is read at once, not
+one image after the other: over the network by fsspec's concurrent requests, from a disk by threads. Decoded images may be kept, in
+memory or in a memory-mapped file that the ranks of a host share. Promises: what is kept is used only if its checksum fits, so that
+neither a killed process nor a changed file leaves a wrong image; the same object works in the workers of a `DataLoader`.
+"""
+
+import hashlib
+import io
+import os
+import stat
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import fsspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from ddp_common.ranks import reporting
+from ddp_common.errors import Error
+from ddp_common.ranks.rendezvous import rank, world_size
+from ddp_common.data.kept import Kept
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".gif", ".webp")
+S3 = {"max_concurrency": 1, "config_kwargs": {"max_pool_connections": 64}}  # 1: without asking for the size of each file first
+BATCH = 256  # images read at once in the check for damaged ones
+
+
+class ImageFolder(torch.utils.data.Dataset):
+    """The images <url>/<class>/…, each as (uint8 tensor of shape (3, size, size), class number); `url` is a path or an fsspec URL.
+
+    An image is scaled so that its short side fits and cropped in the middle. `classes` are the names, sorted; `targets` is the class
+    number of each image. `anonymous` reads a public s3:// bucket without credentials. `cache`: None, 'memory', or a folder on a local
+    disk, which keeps 3 * size * size bytes per image. `on_error`: 'raise' stops at the first image that cannot be decoded; with 'skip'
+    the ranks decode all of them once, now, each its share, and leave the damaged ones out of the index, named in a warning.
+    Every rank has to make one, at the same place: they talk. Raises `Error` when there is no such folder or bucket, no right to read
+    it, no image in it, or only one class.
+    """
+
+    def __init__(self, url, size=64, *, cache=None, anonymous=False, on_error="raise"):
+        if on_error not in ("raise", "skip"):
+            raise Error(f"on_error takes 'raise' or 'skip', not {on_error!r}.")
+        self.url, self.size, self.anonymous, self._process = str(url), size, anonymous, None
+        self._names, version = _told_by_rank_0(self._list)
+        self._index(range(len(self._names)))
+        self._kept = None if cache is None else Kept(cache, len(self._names), (3, size, size), f"{self.url} {size} {version}")
+        if on_error == "skip":
+            self._leave_out_damaged()
+
+    def _index(self, rows):
+        """Let the data set consist of these of the files listed."""
+        self._rows = list(rows)
+        labels = [self._names[row].split("/")[0] for row in self._rows]
+        self.classes = sorted(set(labels))
+        if len(self.classes) < 2:
+            found = f"only the class {self.classes[0]!r}" if labels else f"no image ({', '.join(SUFFIXES)}) in a folder"
+            raise Error(f"{self.url} holds {found}. An image's class is the name of the folder that it lies in, and there must be two or more: "
+                        "name the folder that holds the folders of the classes.")
+        number = {label: number for number, label in enumerate(self.classes)}
+        self.targets = [number[label] for label in labels]
+
+    def __len__(self):
+        return len(self._rows)
+
+    def __getitem__(self, index):
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices):
+        """The images at `indices` (list of int), read at once; this is what a `DataLoader` calls for a batch."""
+        rows = [self._rows[index] for index in indices]
+        images = {row: None if self._kept is None else self._kept.get(row) for row in rows}
+        missing = [row for row, image in images.items() if image is None]
+        for row, image in zip(missing, self._decode(missing)):
+            if isinstance(image, Exception):
+                raise Error(f"{self.url}/{self._names[row]} is no image that can be read: {image}. Remove or replace the file, or leave "
+                            "damaged ones out with on_error='skip'.")
+            images[row] = image
+        return [(torch.from_numpy(images[row].copy()), self.targets[index]) for row, index in zip(rows, indices)]
+
+    def _decode(self, rows):
+        """An array, or what was wrong with the file, for each of the rows; arrays are kept."""
+        if not rows:
+            return []
+        filesystem, root, pool = self._own()
+        paths = [f"{root}/{self._names[row]}" for row in rows]
+        if filesystem.async_impl:
+            contents = filesystem.cat_ranges(paths, None, None, on_error="return")
+        else:
+            contents = pool.map(_read, [filesystem] * len(paths), paths)
+        images = list(pool.map(_decoded, contents, [self.size] * len(rows)))
+        for row, image in zip(rows, images):
+            if isinstance(image, Exception) and filesystem.async_impl and not isinstance(image, (FileNotFoundError, Undecodable)):
+                raise _unreachable(self.url, image)
+            if self._kept is not None and not isinstance(image, Exception):
+                self._kept.put(row, image)
+        return images
+
+    def _own(self):
+        """The file system, its root and the threads of this process: a forked one cannot use those of its parent."""
+        if self._process != os.getpid():
+            options = {}
+            if self.url.startswith("s3://"):
+                options = S3 | ({"anon": True} if self.anonymous else {})
+            filesystem, root = fsspec.url_to_fs(self.url, skip_instance_cache=True, **options)
+            pool = ThreadPoolExecutor(torch.get_num_threads())  # a rank's share of the cores; in a worker of a DataLoader one
+            self._mine = filesystem, root.rstrip("/"), pool
+            self._process = os.getpid()
+        return self._mine
+
+    def __getstate__(self):
+        return {**self.__dict__, "_process": None, "_mine": None}
+
+    def _list(self):
+        """The names of all image files, relative and sorted; and a digest that changes with them, their lengths and times."""
+        try:
+            filesystem, root, _ = self._own()
+            if "file" in filesystem.protocol:
+                found = {os.path.relpath(path, root): (about.st_size, about.st_mtime_ns) for path, about in _walk(root)}
+            else:
+                found = {name.removeprefix(f"{root}/"): (about.get("size"), str(about.get("ETag") or about.get("LastModified")))
+                         for name, about in filesystem.find(root, detail=True).items()}
+        except ImportError as error:
+            raise Error(f"{self.url} needs one more package ({error}). For s3:// install the extra: pip install -e '.[s3]'.") from None
+        except Exception as error:  # each file system has its own: access denied, no such bucket, no network
+            raise _unreachable(self.url, error) from None
+        names = sorted(name for name in found if name.lower().endswith(SUFFIXES) and "/" in name and not any(part.startswith(".") for part in name.split("/")))
+        return names, hashlib.sha256(repr([(name, found[name]) for name in names]).encode()).hexdigest()
+
+    def _leave_out_damaged(self):
+        mine, bad = self._rows[rank()::world_size()], {}
+        for start in range(0, len(mine), BATCH):
+            rows = [row for row in mine[start:start + BATCH] if self._kept is None or self._kept.get(row) is None]
+            bad.update({row: str(image) for row, image in zip(rows, self._decode(rows)) if isinstance(image, Exception)})
+            reporting.made_progress()
+        everyone = [bad] * world_size()
+        if world_size() > 1:
+            dist.all_gather_object(everyone, bad)
+        if bad := {row: why for each in everyone for row, why in each.items()}:
+            named = "; ".join(f"{self._names[row]}: {bad[row]}" for row in sorted(bad)[:10]) + ("; …" if len(bad) > 10 else "")
+            if rank() == 0:
+                warnings.warn(f"{len(bad)} of {len(self._names)} files in {self.url} are no images that can be read, and left out: {named}.", stacklevel=3)
+            self._index(row for row in self._rows if row not in bad)
+
+
+class Undecodable(Exception):
+    """Bytes that are no image."""
+
+
+def _told_by_rank_0(ask):
+    """What `ask()` returns, or the `Error` that it raises, on every rank; only rank 0 asks."""
+    answer = [None]
+    if rank() == 0:
+        try:
+            answer = [ask()]
+        except Error as error:
+            answer = [error]
+    if world_size() > 1:
+        dist.broadcast_object_list(answer)
+    if isinstance(answer[0], Error):
+        raise answer[0]
+    return answer[0]
+
+
+def _walk(root):
+    """Yield (path, stat) of every plain file below `root`, links followed. Raises OSError for a folder that cannot be read."""
+    def stop(error):
+        raise error
+
+    for folder, _, names in os.walk(root, onerror=stop, followlinks=True):
+        for name in names:
+            path = os.path.join(folder, name)
+            if os.path.exists(path) and stat.S_ISREG((about := os.stat(path)).st_mode):
+                yield path, about
+
+
+def _unreachable(url, error):
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return Error(f"There is no folder or bucket {url} to read images from ({error}). Check its name.")
+    if isinstance(error, PermissionError) or "credentials" in str(error):
+        return Error(f"There is no right to read {url}: {error}. Check the credentials; a public bucket is read with anonymous=True.")
+    return Error(f"{url} cannot be read: {error or repr(error)}. Check its name, the credentials and the network.")
+
+
+def _read(filesystem, path):
+    try:
+        return filesystem.cat_file(path)
+    except OSError as error:
+        return error
+
+
+def _decoded(content, size):
+    """The image in the bytes `content`: a uint8 array of shape (3, size, size), or the exception that says why there is none."""
+    if isinstance(content, Exception):
+        return content
+    try:
+        if not content:
+            raise ValueError("the file is empty")
+        image = Image.open(io.BytesIO(content))
+        image.draft("RGB", (size, size))  # a JPEG is decoded at the next larger of its own scales
+        image = ImageOps.fit(ImageOps.exif_transpose(image).convert("RGB"), (size, size), Image.Resampling.BICUBIC)
+        return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+    except UnidentifiedImageError:
+        return Undecodable("its content is of no image format that is known here")
+    except Exception as error:  # Pillow's decoders raise all kinds
+        return Undecodable(error)
+
+
+
+
+
+
+
+

@@ -1,0 +1,17 @@
+"""Where a rank stands: what every launcher has to tell it, whichever it is."""
+
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands among the ranks, and where their store is. `port` is None in a Slurm step: there
+    it is one of a few."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    address: str
+    port: int | None = None
+
+
+LOOPBACK = "127.0.0.1"  # where ranks meet that are all on one host: no other host reaches it

@@ -1,0 +1,69 @@
+"""What a launch returns, whichever launcher has started the ranks."""
+
+import html
+import reprlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddp_common.run.places import shown
+from ddp_common.run.records import Records
+
+SHOWN_ITEMS = 3  # of a result that is a dict or a list
+
+
+@dataclass(repr=False)
+class Run:
+    """What a launch leaves: rank 0's `result`, the `directory`, the number of ranks, every reported record, and why it was restarted.
+
+    `records` is a sequence of dicts, kept compactly: each is made when it is asked for. `problems` says what could not be written, such
+    as checkpoints on a full disk; training went on.
+    """
+
+    result: object
+    directory: Path
+    world_size: int
+    records: Sequence  # of dict
+    seconds: float
+    failures: list = field(default_factory=list)  # the exceptions that restarts have answered, in order
+    problems: list = field(default_factory=list)  # of str
+
+    @property
+    def metrics(self):
+        """All reports as a pandas DataFrame: one row per report; columns rank, time (s since 1970), epoch, step and what was reported."""
+        records = self.records if isinstance(self.records, Records) else Records(self.records)
+        return records.frame()
+
+    def _in_words(self):
+        return {"result": in_short(self.result), "world_size": self.world_size, "seconds": round(self.seconds, 1),
+                "directory": str(shown(self.directory)), "records": len(self.records), "restarts": len(self.failures)}
+
+    def __repr__(self):
+        return f"Run({', '.join(f'{name}={value}' for name, value in self._in_words().items())})"
+
+    def _repr_html_(self):
+        rows = "".join(f"<tr><th>{name}</th><td style='text-align: left'>{html.escape(str(value))}</td></tr>"
+                       for name, value in self._in_words().items())
+        return f"<table>{rows}</table>"
+
+
+def in_short(value):
+    """A value in a few words: what it is and how large. The numbers in a tensor or a table are nobody's first question."""
+    kind = type(value).__name__
+    if isinstance(getattr(value, "shape", None), tuple):
+        return f"{kind} {tuple(value.shape)}"
+    if isinstance(value, dict):
+        items = [f"{key}: {_kind_and_size(item)}" for key, item in list(value.items())[:SHOWN_ITEMS]]
+        return f"{kind} of {len(value)} ({', '.join(items)}{', …' if len(value) > SHOWN_ITEMS else ''})"
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = [_kind_and_size(item) for item in list(value)[:SHOWN_ITEMS]]
+        return f"{kind} of {len(value)} ({', '.join(items)}{', …' if len(value) > SHOWN_ITEMS else ''})"
+    return _kind_and_size(value)
+
+
+def _kind_and_size(value):
+    if isinstance(getattr(value, "shape", None), tuple):
+        return f"{tuple(value.shape)}"
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, Path)):
+        return reprlib.repr(value)
+    return f"{type(value).__name__}{f' of {len(value)}' if hasattr(value, '__len__') else ''}"

@@ -1,0 +1,193 @@
+"""Faults on purpose: break a rank at a chosen moment, in a real run, to see what becomes of it.
+
+`inject` wraps any training function that uses `ElasticSampler`; the tutorials and the tests use it. `train` is a small, quick one. See
+`tests/fault_lab.py` for the table of all of them.
+"""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+SLOW_SAVE = 0.3  # seconds that a save takes at the moment 'save'
+PATIENCE = 60  # seconds that a rank waits for its children's memory to be noticed
+MEMORY = 3 * 2**30  # bytes after which a rank stops to hoard, should no limit have stopped it
+
+
+def inject(function, fault, *, rank=1, when="step", step=8, mark=None):
+    """Return `function` with a fault: on `rank`, `FAULTS[fault]` (or `fault` itself, a function) strikes at a moment.
+
+    `when` is 'start' (before the function begins), 'step' (between two steps, when `step` are done), or 'save' (the same, while the
+    checkpoint of that step is being written: choose one at which there is a save). With `mark`, a path that every rank
+    can see, it strikes once, however often the run is restarted, and the file holds when (s since 1970).
+    """
+    faulty = functools.partial(_run_with_fault, function, fault, rank, when, step, mark and str(mark))
+    return functools.update_wrapper(faulty, function, updated=())
+
+
+def _run_with_fault(function, fault, rank, when, step, mark, **arguments):
+    from ddp_common.ranks import checkpoint, rendezvous, sampling
+
+    def strike():
+        if rendezvous.rank() == rank and (mark is None or _is_first(mark)):
+            (fault if callable(fault) else FAULTS[fault])()
+
+    def strike_between_steps(sampler):
+        if sampler.steps_done == step:
+            if when == "save":
+                time.sleep(SLOW_SAVE / 3)  # rank 0's save has begun, and is not done
+            strike()
+
+    if fault == RESULT:
+        result = function(**arguments)
+        return threading.Lock() if rendezvous.rank() == rank and (mark is None or _is_first(mark)) else result
+    if when == "start":
+        strike()
+    if when == "save":
+        checkpoint.sync = _slow_sync
+    sampling.injected.append(strike_between_steps)
+    return function(**arguments)
+
+
+def _is_first(mark):
+    try:
+        with open(mark, "x") as file:
+            file.write(repr(time.time()))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _slow_sync(descriptor):
+    time.sleep(SLOW_SAVE)
+    os.fsync(descriptor)
+
+
+def _raise():
+    raise ValueError("a fault on purpose")
+
+
+def _signal(number):
+    return lambda: os.kill(os.getpid(), number)
+
+
+def _deadlock():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def _hoard_memory():
+    hoard = []
+    while sum(map(len, hoard)) < MEMORY:
+        hoard.append(b"x" * 2**26)
+        time.sleep(0.01)
+    raise MemoryError("no memory limit stopped this rank")
+
+
+def _raise_interrupt():
+    raise KeyboardInterrupt
+
+
+def _start_and_raise():
+    """Leave two processes behind that the rank's process group does not hold: one in a session of its own, one without a parent."""
+    subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    subprocess.run(["sh", "-c", "sleep 3600 &"], start_new_session=True, check=True)
+    _raise()
+
+
+def _hoard_memory_in_children():
+    """Two children hold a part each; the rank itself stays small."""
+    hoard = f"import time; kept = bytearray(b'x') * {MEMORY // 6}; time.sleep(3600)"
+    for _ in range(2):
+        subprocess.Popen([sys.executable, "-S", "-c", hoard], start_new_session=True)
+    time.sleep(PATIENCE)
+    raise MemoryError("no memory limit stopped this rank")
+
+
+def _kill_worker():
+    worker_of_this_rank().kill()
+
+
+def _kill_worker_and_nanny():
+    worker = worker_of_this_rank()
+    worker.parent().kill()
+    worker.kill()
+
+
+def worker_of_this_rank():
+    """The Dask worker's process (psutil): the parent of the guard, whose child is the forkserver that this rank was forked from."""
+    forkserver, above, *further = psutil.Process().parents()
+    return further[0] if above.cmdline() == forkserver.cmdline() else above  # the two are one program; not every system has a guard
+
+
+RESULT = "result that cannot be pickled"
+FAULTS = {
+    "raise": _raise,
+    "sys.exit(3)": lambda: sys.exit(3),
+    "os._exit(0)": lambda: os._exit(0),
+    "SIGKILL": _signal(signal.SIGKILL),
+    "SIGSEGV": _signal(signal.SIGSEGV),
+    "SIGTERM": _signal(signal.SIGTERM),
+    "SIGSTOP": _signal(signal.SIGSTOP),
+    "deadlock": _deadlock,
+    "KeyboardInterrupt": _raise_interrupt,
+    "child with a session of its own": _start_and_raise,
+    "memory limit exceeded": _hoard_memory,
+    "memory limit exceeded by children": _hoard_memory_in_children,
+    "worker killed": _kill_worker,
+    "worker and nanny killed": _kill_worker_and_nanny,
+    RESULT: None,
+}
+
+
+def train(epochs=2, samples=103, batch_size=16, every_steps=3, dropout=0.5, pause=0.0, leaves_early=None, on_error="warn", file_limit=None,
+          mark=os.devnull):
+    """Train a small network with dropout; returns its weights as one tensor. 7 steps an epoch, a checkpoint every third.
+
+    `pause` is in seconds per step. `leaves_early` is a rank that ends the last epoch one batch too soon. `file_limit` (bytes) is the
+    size beyond which no file can grow: a full disk. Both leave the time at which they strike in `mark`.
+    """
+    import resource
+
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    from ddp_common import Checkpoint, ElasticSampler, rank, report
+
+    torch.manual_seed(0)
+    data = torch.randn(samples, 8)
+    targets = data.square().sum(1, keepdim=True)
+    network = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Dropout(dropout), torch.nn.Linear(16, 1))
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    sampler = ElasticSampler(samples, batch_size, seed=1)
+    checkpoint = Checkpoint(model=model, optimizer=optimizer, sampler=sampler, every_steps=every_steps, on_error=on_error)
+    checkpoint.restore()
+    if file_limit is not None:
+        Path(mark).write_text(repr(time.time()))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    for epoch in sampler.epochs(epochs):
+        for indices in sampler:
+            if leaves_early == rank() and sampler.steps_done == epochs * len(sampler):
+                Path(mark).write_text(repr(time.time()))
+                return None
+            loss = torch.nn.functional.mse_loss(model(data[indices]), targets[indices]) * sampler.weight
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            report(loss=loss)
+            time.sleep(pause)
+    checkpoint.save()
+    return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+
+
+def struck_at(mark):
+    """When the fault struck (s since 1970), None if it did not."""
+    return float(Path(mark).read_text()) if Path(mark).exists() else None

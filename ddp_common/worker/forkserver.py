@@ -1,0 +1,29 @@
+"""The process from which a worker forks its ranks: it has torch imported, so that a rank starts in a fraction of a second."""
+
+import multiprocessing
+import os
+import tempfile
+
+PRELOAD = ["ddp_common.worker.guard"]  # which imports the rest
+LONGEST_FOLDER = 70  # characters, for temporary files: a socket's path below it has 108 at most
+
+
+def start_forkserver():
+    """Start the forkserver if it does not run.
+
+    Two things that the nanny gives a worker must not reach the ranks: a daemonic process may have no children, and a malloc that
+    returns every 64 KB to the system makes each training step fault its memory in again. Its socket's path must be short (unix(7)).
+    """
+    multiprocessing.current_process()._config["daemon"] = False
+    os.environ.pop("MALLOC_TRIM_THRESHOLD_", None)
+    if len(tempfile.gettempdir()) > LONGEST_FOLDER:
+        tempfile.tempdir = "/tmp"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    multiprocessing.forkserver.ensure_running()
+    return context
+
+
+def guard():
+    """The process that stands guard over the forkserver and all that its ranks have started; None before the first launch."""
+    return multiprocessing.forkserver._forkserver._forkserver_pid

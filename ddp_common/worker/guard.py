@@ -1,0 +1,102 @@
+"""The first thing a worker's forkserver imports: it leaves a guard behind, then imports what every rank needs.
+
+The process that the worker has started splits in two. The child goes on as the forkserver. The parent is its guard: a child
+subreaper (Linux, prctl(2)), so that whatever a rank has started and left behind becomes the guard's child. It outlives the worker by a
+moment, in which it ends all of that, however the worker ended. Without prctl there is no guard. To import this module is to do all
+that: nothing but a forkserver may.
+"""
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import signal
+from multiprocessing import spawn
+
+from ddp_common.worker import descendants
+from ddp_common.ranks.parent import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, die_with_parent, prctl
+from ddp_common.worker.descendants import END, RANK
+
+NEEDED = ["torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "ddp_common.ranks.process", "ddp_common.ranks.rendezvous",
+          "ddp_common.ranks.sampling", "ddp_common.ranks.checkpoint", "ddp_common.ranks.stopping"]
+PARENT_ENDED = signal.SIGUSR1  # from the kernel to the guard
+LOOK_INTERVAL = 5.0  # seconds after which the guard looks for its worker without having been told
+
+
+def leave_a_guard():
+    """Fork: this returns in the child, which goes on as the forkserver; the parent stands guard until it ends."""
+    worker, watched = os.getppid(), {PARENT_ENDED, END, signal.SIGCHLD}
+    if not prctl(PR_SET_CHILD_SUBREAPER, 1):
+        die_with_parent()
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    prctl(PR_SET_PDEATHSIG, PARENT_ENDED)
+    with contextlib.suppress(PermissionError):
+        os.setsid()  # what kills the worker's whole process group leaves the guard its moment
+    guard = os.getpid()
+    forkserver = os.fork()
+    if forkserver == 0:
+        die_with_parent()
+        if os.getppid() != guard:
+            os._exit(1)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
+        return
+    try:
+        _stand_guard(worker, forkserver, watched)
+    finally:
+        os._exit(0)
+
+
+def _stand_guard(worker, forkserver, watched):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # told to everybody at once; the guard leaves last
+        signal.signal(number, signal.SIG_IGN)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:  # the forkserver's socket and its line to the worker are not ours to hold open
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+    told = None
+    while told != END and os.getppid() == worker and forkserver not in _reap():
+        told = signal.sigtimedwait(watched, LOOK_INTERVAL)
+        told = told and told.si_signo
+    descendants.end(_all_below)
+    _reap()
+
+
+def _reap():
+    """Take note of children that have ended; returns their process numbers."""
+    ended = set()
+    with contextlib.suppress(ChildProcessError):
+        while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+            ended.add(pid)
+    return ended
+
+
+def _all_below():
+    _reap()
+    me = os.getpid()
+    return [pid for pid in descendants.trees([me], descendants.processes()) if pid != me]
+
+
+def _not_in_ranks(import_main):
+    """Let a rank's process not import the program's main module, which `multiprocessing` would do: it holds the user's script.
+
+    What a training function needs of it travels with the function, by value.
+    """
+    def unless_rank(main):
+        if not multiprocessing.current_process().name.startswith(RANK):
+            import_main(main)
+
+    return unless_rank
+
+
+def prepare():
+    """Import what ranks need. What cannot be imported is left to the rank, which tells the client why."""
+    spawn._fixup_main_from_path = _not_in_ranks(spawn._fixup_main_from_path)
+    spawn._fixup_main_from_name = _not_in_ranks(spawn._fixup_main_from_name)
+    for name in NEEDED:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
+leave_a_guard()
+prepare()
