@@ -59,10 +59,19 @@ def check_folder(root, folder):
     """Raise `Refused` unless one may write to the repository, and to the folder of the environment or the place where it will be."""
     for place in (root, nearest(folder)):
         if not os.access(place, os.W_OK | os.X_OK):
-            raise Refused(f"You may not write to {place}, so nothing can be installed there. Work in a copy of the repository that is yours:\n"
-                          f"  git clone {shlex.quote(str(root))} ~/{root.name} && cd ~/{root.name}")
-    if folder.is_dir() and any(folder.iterdir()) and not is_environment(folder) and not (folder / "unfinished").exists():
-        raise Refused(f"{folder} is there and is no virtual environment. Nothing was changed. Remove it, or name another folder: make setup VENV=…")
+            raise Refused(
+                f"You may not write to {place}, so nothing can be installed there. Work in a copy of the repository that is yours:\n"
+                f"  git clone {shlex.quote(str(root))} ~/{root.name} && cd ~/{root.name}"
+            )
+    if (
+        folder.is_dir()
+        and any(folder.iterdir())
+        and not is_environment(folder)
+        and not (folder / "unfinished").exists()
+    ):
+        raise Refused(
+            f"{folder} is there and is no virtual environment. Nothing was changed. Remove it, or name another folder: make setup VENV=…"
+        )
 
 
 def nearest(path):
@@ -81,12 +90,22 @@ def check_room(folder):
     if (folder / "installed").exists():
         return  # nobody knows how much of it is to be replaced
     for place, needed, remedy in (
-        (nearest(folder), ROOM - size_of(folder), "Make room there, or put the environment on another disk: make setup VENV=/path/to/.venv"),
-        (Path(tempfile.gettempdir()), ROOM_TO_DOWNLOAD, "pip downloads to that place. Make room there, or name another one: TMPDIR=/path make setup"),
+        (
+            nearest(folder),
+            ROOM - size_of(folder),
+            "Make room there, or put the environment on another disk: make setup VENV=/path/to/.venv",
+        ),
+        (
+            Path(tempfile.gettempdir()),
+            ROOM_TO_DOWNLOAD,
+            "pip downloads to that place. Make room there, or name another one: TMPDIR=/path make setup",
+        ),
     ):
         free = shutil.disk_usage(place).free
         if free < needed:
-            raise Refused(f"The disk of {place} has {free / 1e9:.2f} GB free, and {needed / 1e9:.1f} GB are needed. Nothing was installed. {remedy}")
+            raise Refused(
+                f"The disk of {place} has {free / 1e9:.2f} GB free, and {needed / 1e9:.1f} GB are needed. Nothing was installed. {remedy}"
+            )
 
 
 def size_of(folder):
@@ -103,8 +122,14 @@ def make_environment(folder):
         say(f"Bringing {folder.name}/ up to date")
         return
     again = folder.exists()
-    say(f"Setting up {folder.name}/ with Python {sys.version.split()[0]}: a few minutes, once"
-        + (". An earlier set-up was interrupted; this one starts afresh" if again and any(folder.iterdir()) else ""))
+    say(
+        f"Setting up {folder.name}/ with Python {sys.version.split()[0]}: a few minutes, once"
+        + (
+            ". An earlier set-up was interrupted; this one starts afresh"
+            if again and any(folder.iterdir())
+            else ""
+        )
+    )
     folder.mkdir(parents=True, exist_ok=True)
     if again:
         for each in folder.iterdir():
@@ -114,7 +139,9 @@ def make_environment(folder):
     try:
         venv.create(folder, with_pip=True, symlinks=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise Refused(f"The virtual environment {folder} could not be made: {error}. On Debian and Ubuntu: apt install python3-venv") from None
+        raise Refused(
+            f"The virtual environment {folder} could not be made: {error}. On Debian and Ubuntu: apt install python3-venv"
+        ) from None
 
 
 def remove(path):
@@ -130,18 +157,26 @@ def check_index(folder, torch):
     if {"no-index", "find-links", "extra-index-url", "proxy", "cert"} & set(settings):
         return
     addresses = [settings.get("index-url", INDEX)]
-    addresses += [word.partition("=")[2] or after for word, after in zip(torch, [*torch[1:], ""]) if word.startswith(("--index-url", "-i"))]
+    addresses += [
+        word.partition("=")[2] or after
+        for word, after in zip(torch, [*torch[1:], ""])
+        if word.startswith(("--index-url", "-i"))
+    ]
     for address in addresses:
         if reason := why_unreachable(address):
-            raise Refused(f"The package index {without_password(address)} cannot be reached: {reason}. Nothing was installed. Is there a network, and "
-                          "does it want a proxy (HTTPS_PROXY)? Without one, pip takes wheels from a folder:\n"
-                          "  PIP_NO_INDEX=1 PIP_FIND_LINKS=/path/to/wheels make setup\n"
-                          "which `pip download -d /path/to/wheels -c constraints.txt '.[dev]' setuptools` fills where there is a network.")
+            raise Refused(
+                f"The package index {without_password(address)} cannot be reached: {reason}. Nothing was installed. Is there a network, and "
+                "does it want a proxy (HTTPS_PROXY)? Without one, pip takes wheels from a folder:\n"
+                "  PIP_NO_INDEX=1 PIP_FIND_LINKS=/path/to/wheels make setup\n"
+                "which `pip download -d /path/to/wheels -c constraints.txt '.[dev]' setuptools` fills where there is a network."
+            )
 
 
 def pip_settings(folder):
     """What pip has been told by its files and by the environment: a dict of option -> text."""
-    said = subprocess.run([python_of(folder), "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+    said = subprocess.run(
+        [python_of(folder), "-m", "pip", "config", "list"], capture_output=True, text=True
+    ).stdout
     found = {}
     for line in said.splitlines():
         name, equals, value = line.partition("=")
@@ -184,9 +219,22 @@ def python_of(folder):
 def install(folder, what, arguments):
     """Let pip install, and say what it is doing. Raises `Refused` with the reason if it fails."""
     say(f"Installing {what} in the versions of constraints.txt")
-    command = [python_of(folder), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off", "-c", "constraints.txt",
-               *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    command = [
+        python_of(folder),
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "--no-input",
+        "--progress-bar",
+        "off",
+        "-c",
+        "constraints.txt",
+        *arguments,
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
     lines = []
     reader = threading.Thread(target=keep_lines, args=(process.stdout, lines), daemon=True)
     reader.start()
@@ -220,7 +268,11 @@ def follow(process, lines):
             told = now
     if terminal:
         print(f"\r{'':<78}\r", end="")
-    say(f"  done in {time.monotonic() - began:.0f} s" if process.returncode == 0 else f"  failed after {time.monotonic() - began:.0f} s")
+    say(
+        f"  done in {time.monotonic() - began:.0f} s"
+        if process.returncode == 0
+        else f"  failed after {time.monotonic() - began:.0f} s"
+    )
 
 
 def doing(lines):
@@ -235,20 +287,37 @@ def doing(lines):
 
 
 CAUSES = (
-    (r"No space left|Errno 28|Disk quota", "The disk is full. Make room (an environment takes about 1.7 GB), or use another disk: make setup VENV=/path/to/.venv"),
-    (r"Permission denied|Errno 13|Read-only file system", "A file may not be written. Work in a copy of the repository that is yours."),
-    (r"NewConnectionError|Max retries|Name or service|name resolution|Network is unreachable|timed out|ProxyError|SSLError|CERTIFICATE|Connection (refused|reset)",
-     "The package index did not answer. Check the network (a proxy? HTTPS_PROXY), and run the command again: what has been downloaded is kept."),
-    (r"ResolutionImpossible|No matching distribution|Could not find a version",
-     "A package is not to be had in the version of constraints.txt: the index, or the folder of PIP_FIND_LINKS, lacks it for this Python "
-     f"({sys.version_info[0]}.{sys.version_info[1]}) and system, or the network failed on the way."),
+    (
+        r"No space left|Errno 28|Disk quota",
+        "The disk is full. Make room (an environment takes about 1.7 GB), or use another disk: make setup VENV=/path/to/.venv",
+    ),
+    (
+        r"Permission denied|Errno 13|Read-only file system",
+        "A file may not be written. Work in a copy of the repository that is yours.",
+    ),
+    (
+        r"NewConnectionError|Max retries|Name or service|name resolution|Network is unreachable|timed out|ProxyError|SSLError|CERTIFICATE|Connection (refused|reset)",
+        "The package index did not answer. Check the network (a proxy? HTTPS_PROXY), and run the command again: what has been downloaded is kept.",
+    ),
+    (
+        r"ResolutionImpossible|No matching distribution|Could not find a version",
+        "A package is not to be had in the version of constraints.txt: the index, or the folder of PIP_FIND_LINKS, lacks it for this Python "
+        f"({sys.version_info[0]}.{sys.version_info[1]}) and system, or the network failed on the way.",
+    ),
 )
 
 
 def explain(said):
     """What pip's failure means, what to do, and the end of what it said."""
-    cause = next((meaning for pattern, meaning in CAUSES if re.search(pattern, said)), "pip failed. Set right what it says, and run the command again.")
-    last = [line for line in said.splitlines() if line.startswith(("ERROR", "error", "WARNING: Retrying"))][-3:] or said.splitlines()[-5:]
+    cause = next(
+        (meaning for pattern, meaning in CAUSES if re.search(pattern, said)),
+        "pip failed. Set right what it says, and run the command again.",
+    )
+    last = [
+        line
+        for line in said.splitlines()
+        if line.startswith(("ERROR", "error", "WARNING: Retrying"))
+    ][-3:] or said.splitlines()[-5:]
     return cause + "\nWhat pip says:\n" + "\n".join(f"  {line[:300]}" for line in last)
 
 
@@ -258,6 +327,8 @@ if __name__ == "__main__":
     except Refused as refused:
         sys.exit(f"\nError: {refused}")
     except OSError as error:
-        sys.exit(f"\nError: {error.filename or 'The environment'} cannot be written: {error.strerror}. Make room, or set up where you may write.")
+        sys.exit(
+            f"\nError: {error.filename or 'The environment'} cannot be written: {error.strerror}. Make room, or set up where you may write."
+        )
     except KeyboardInterrupt:
         sys.exit("\nStopped. Run the command again: what has been downloaded is kept.")

@@ -45,5 +45,7 @@ __all__ = list(_HOME)
 
 def __getattr__(name):
     if name not in _HOME:
-        raise AttributeError(f"ddp_common has no name {name!r}; it has {', '.join(sorted(__all__))}")
+        raise AttributeError(
+            f"ddp_common has no name {name!r}; it has {', '.join(sorted(__all__))}"
+        )
     return getattr(importlib.import_module(f"ddp_common.{_HOME[name]}"), name)

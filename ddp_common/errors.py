@@ -12,7 +12,18 @@ class RankFailed(Error):
     `traceback` (str, empty if the rank died without one), `logs` (dict: rank -> its last lines), `directory` (Path of the run).
     """
 
-    def __init__(self, message, *, rank, host, exitcode=None, signal=None, traceback="", logs=None, directory=None):
+    def __init__(
+        self,
+        message,
+        *,
+        rank,
+        host,
+        exitcode=None,
+        signal=None,
+        traceback="",
+        logs=None,
+        directory=None,
+    ):
         super().__init__(message)
         self.rank, self.host, self.exitcode, self.signal = rank, host, exitcode, signal
         self.traceback, self.logs, self.directory = traceback, logs or {}, directory

@@ -5,14 +5,21 @@ from pathlib import Path
 
 from ddp_common.errors import Error
 
+
 def absolute(location):
     """The place that a path means now, whatever the working directory is later; a URL stays as it is. `~` is the home directory."""
     if "://" in str(location):
         return location
     try:
         return Path(location).expanduser().absolute()
-    except (TypeError, RuntimeError, OSError) as error:  # no path at all; no such user; the working directory is gone
-        raise Error(f"{location!r} cannot be a run directory: {error}. Give the full path of a folder.") from None
+    except (
+        TypeError,
+        RuntimeError,
+        OSError,
+    ) as error:  # no path at all; no such user; the working directory is gone
+        raise Error(
+            f"{location!r} cannot be a run directory: {error}. Give the full path of a folder."
+        ) from None
 
 
 def make_private(path):
@@ -33,7 +40,9 @@ def save_whole(directory, name, content):
     check_name(name)
     path = directory / name
     if not path.resolve().is_relative_to(directory.resolve()):
-        raise Error(f"The file name {name!r} leads out of the run directory through a link ({path.resolve()}). Choose another name.")
+        raise Error(
+            f"The file name {name!r} leads out of the run directory through a link ({path.resolve()}). Choose another name."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -46,12 +55,20 @@ def save_whole(directory, name, content):
 def check_name(name):
     """Raise `Error` unless `name` is a relative path of plain names, on whatever system the client runs."""
     parts = re.split(r"[/\\]", name)
-    if not name or ":" in parts[0] or any(part in ("", ".", "..") or "\0" in part for part in parts):
-        raise Error(f"The file name {name!r} would leave the run directory. Use a relative name such as 'samples/epoch-1.txt'.")
+    if (
+        not name
+        or ":" in parts[0]
+        or any(part in ("", ".", "..") or "\0" in part for part in parts)
+    ):
+        raise Error(
+            f"The file name {name!r} would leave the run directory. Use a relative name such as 'samples/epoch-1.txt'."
+        )
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise Error(f"The file name {name!r} is no text that can be sent. Use a name such as 'samples/epoch-1.txt'.") from None
+        raise Error(
+            f"The file name {name!r} is no text that can be sent. Use a name such as 'samples/epoch-1.txt'."
+        ) from None
 
 
 def is_file(path):

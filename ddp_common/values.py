@@ -55,7 +55,9 @@ def of_kind(name, value, default, limits, whence=""):
     else:
         fits = True
     if not fits:
-        raise Error(f"The setting {name} takes {wanted(name, value, default, limits)}, not {repr(value):.60}.{whence}")
+        raise Error(
+            f"The setting {name} takes {wanted(name, value, default, limits)}, not {repr(value):.60}.{whence}"
+        )
     return value
 
 

@@ -14,8 +14,22 @@ from distributed import LocalCluster
 import ddp_common as ddp
 from ddp_common.run.config import current
 
-OUTSIDE_SETTINGS = ("RESUME", "PRESET", "SET", "CLUSTER", "WORKERS", "OPTIONS", "DRY", "DDP_PROGRESS", "DDP_CHECKPOINTS",
-                    "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+OUTSIDE_SETTINGS = (
+    "RESUME",
+    "PRESET",
+    "SET",
+    "CLUSTER",
+    "WORKERS",
+    "OPTIONS",
+    "DRY",
+    "DDP_PROGRESS",
+    "DDP_CHECKPOINTS",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 
 # Tests run side by side. Threads of OpenMP that spin while they wait take the cores from each other: a rank of two threads gets 20 times slower.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -24,11 +38,21 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONGEST_FIRST = ("hpc/test_dask_jobs.py", "notebooks/test_notebooks.py", "hpc", "notebooks", "distributed", "unit")
+LONGEST_FIRST = (
+    "hpc/test_dask_jobs.py",
+    "notebooks/test_notebooks.py",
+    "hpc",
+    "notebooks",
+    "distributed",
+    "unit",
+)
 
 
 STARTS_MUCH = {  # fixtures and tests that `make test-fast` leaves out: they start clusters, servers, set-ups, or draw for long
-    "client", "short_run", "endpoint", "clone",
+    "client",
+    "short_run",
+    "endpoint",
+    "clone",
     "test_the_example_trains",
     "test_a_small_study_leaves_its_table_curves_picture_and_words",
     "test_a_study_whose_run_fails_compares_those_before_it",
@@ -49,7 +73,13 @@ def pytest_xdist_auto_num_workers(config):
 
 def pytest_collection_modifyitems(items):
     """Begin with the files that take longest, or they run alone at the end. A file's tests stay together: they share fixtures."""
-    items.sort(key=lambda item: next(number for number, part in enumerate(LONGEST_FIRST) if f"tests/{part}" in item.path.as_posix()))
+    items.sort(
+        key=lambda item: next(
+            number
+            for number, part in enumerate(LONGEST_FIRST)
+            if f"tests/{part}" in item.path.as_posix()
+        )
+    )
     for item in items:
         if STARTS_MUCH & {*getattr(item, "fixturenames", ()), item.name.partition("[")[0]}:
             item.add_marker("slow")
@@ -78,10 +108,15 @@ def client(tmp_path_factory):
 def killed_workers_are_back(request):
     """Dask brings a killed worker back, but not one that is killed a second time while it starts: the next test must not be that early."""
     yield
-    cluster, deadline = getattr(request.node.funcargs.get("client"), "cluster", None), time.monotonic() + 60
+    cluster, deadline = (
+        getattr(request.node.funcargs.get("client"), "cluster", None),
+        time.monotonic() + 60,
+    )
     if isinstance(cluster, LocalCluster):
         while any(nanny.status.name != "running" for nanny in cluster.workers.values()):
-            assert time.monotonic() < deadline, "a worker that this test has killed did not come back"
+            assert time.monotonic() < deadline, (
+                "a worker that this test has killed did not come back"
+            )
             time.sleep(0.05)
 
 
@@ -104,9 +139,19 @@ def s3_log(tmp_path_factory):
 @pytest.fixture(scope="session")
 def endpoint(s3_log):
     """The URL of an S3 server (moto), a process of its own."""
-    with open(s3_log, "w") as log, subprocess.Popen([sys.executable, "-c", S3_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                                    stderr=log, text=True) as server:
-        line = next(line for line in server.stdout if line.startswith("127.0.0.1"))  # it introduces itself first
+    with (
+        open(s3_log, "w") as log,
+        subprocess.Popen(
+            [sys.executable, "-c", S3_SERVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as server,
+    ):
+        line = next(
+            line for line in server.stdout if line.startswith("127.0.0.1")
+        )  # it introduces itself first
         yield "http://{}:{}".format(*line.split())
         server.stdin.close()
 
@@ -114,11 +159,18 @@ def endpoint(s3_log):
 @pytest.fixture
 def s3(endpoint, monkeypatch):
     """A file system on that server, without buckets, with credentials for this process and those that it starts."""
-    values = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1",
-              "AWS_EC2_METADATA_DISABLED": "true"}
+    values = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()
+    urllib.request.urlopen(
+        urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")
+    ).close()
     fsspec.filesystem("s3").invalidate_cache()
     return fsspec.filesystem("s3", skip_instance_cache=True)
 
@@ -128,7 +180,12 @@ def small_disk(tmp_path):
     """A folder on a disk of half a megabyte."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", disk], capture_output=True).returncode:
+    if (
+        os.geteuid()
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", disk], capture_output=True
+        ).returncode
+    ):
         pytest.skip("only root may mount a small disk")
     yield disk
     subprocess.run(["umount", "-l", disk], check=True)

@@ -4,7 +4,15 @@ import queue
 import threading
 
 from ddp_common.errors import Error
-from ddp_common.ranks.checkpoint_files import checkpoints, digest_file, fault, install, newest, remove_all_but, sha256
+from ddp_common.ranks.checkpoint_files import (
+    checkpoints,
+    digest_file,
+    fault,
+    install,
+    newest,
+    remove_all_but,
+    sha256,
+)
 from ddp_common.worker.spool import PIECE, find_checkpoints, forget, read_piece, write_piece
 
 FETCH_TIMEOUT = 600  # seconds that the last checkpoints have to arrive when a run ends
@@ -23,9 +31,13 @@ class Checkpoints:
         try:
             marker.touch()
         except OSError as error:
-            raise Error(f"The run directory {self.directory.parent} cannot be written: {error.strerror}. Make room, or choose another one.") from None
+            raise Error(
+                f"The run directory {self.directory.parent} cannot be written: {error.strerror}. Make room, or choose another one."
+            ) from None
         try:
-            self.place = client.run(find_checkpoints, run_id, str(self.directory), workers=addresses)
+            self.place = client.run(
+                find_checkpoints, run_id, str(self.directory), workers=addresses
+            )
         finally:
             marker.unlink(missing_ok=True)
         self.resumed = newest(self.directory)
@@ -38,7 +50,9 @@ class Checkpoints:
         """The newest good checkpoint on the client, None if there is none."""
         if self._fetcher is not None:
             self._finish_fetching()
-        return next((path for path in reversed(checkpoints(self.directory)) if fault(path) is None), None)
+        return next(
+            (path for path in reversed(checkpoints(self.directory)) if fault(path) is None), None
+        )
 
     def _hand_out(self, path):
         for source in (digest_file(path), path):
@@ -46,13 +60,17 @@ class Checkpoints:
                 for number, piece in enumerate(iter(lambda: file.read(PIECE), b"")):
                     for address in self.blind:
                         target = f"{self.place[address][0]}/{source.name}"
-                        self.client.run(write_piece, target, number * PIECE, piece, workers=[address])
+                        self.client.run(
+                            write_piece, target, number * PIECE, piece, workers=[address]
+                        )
 
     def announced(self, address, name, keep):
         """A rank has saved a checkpoint on this worker, and keeps the last `keep`."""
         if address in self.blind:
             if self._fetcher is None:
-                self._fetcher = threading.Thread(target=self._fetch, daemon=True, name="ddp-checkpoints")
+                self._fetcher = threading.Thread(
+                    target=self._fetch, daemon=True, name="ddp-checkpoints"
+                )
                 self._fetcher.start()
             self._announced.put((address, name, keep))
 
@@ -66,18 +84,28 @@ class Checkpoints:
                 wanted = newer  # retention may have removed those before it
             address, name, keep = wanted
             try:
-                self._fetch_file(address, f"{self.place[address][0]}/{name}", self.directory / name, keep)
-            except Exception as error:  # its worker has died, or retention was quicker: the next one will do
-                self._problem = f"{type(error).__name__}: {error}" if not isinstance(error, Error) else error
+                self._fetch_file(
+                    address, f"{self.place[address][0]}/{name}", self.directory / name, keep
+                )
+            except (
+                Exception
+            ) as error:  # its worker has died, or retention was quicker: the next one will do
+                self._problem = (
+                    f"{type(error).__name__}: {error}" if not isinstance(error, Error) else error
+                )
             else:
                 self._problem = None
 
     def _fetch_file(self, address, source, path, keep):
-        (digest,) = self.client.run(read_piece, source.removesuffix(".pt") + ".sha256", 0, workers=[address]).values()
+        (digest,) = self.client.run(
+            read_piece, source.removesuffix(".pt") + ".sha256", 0, workers=[address]
+        ).values()
         temporary = path.with_suffix(".tmp")
         try:
             with open(temporary, "wb") as file:
-                while piece := self.client.run(read_piece, source, file.tell(), workers=[address])[address]:
+                while piece := self.client.run(read_piece, source, file.tell(), workers=[address])[
+                    address
+                ]:
                     file.write(piece)
             if sha256(temporary) not in digest.decode().split():
                 raise Error(f"{source} on {address} did not arrive whole.")

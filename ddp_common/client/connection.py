@@ -13,24 +13,34 @@ def refuse_unusable(client):
     """Raise `Error` for what is no client, or one through which no ranks can be started."""
     if not isinstance(client, Client):
         kind = type(client).__name__
-        how = "Make a client of it: Client(cluster)." if hasattr(client, "scheduler_address") else "Make one with ddp_common.connect()."
+        how = (
+            "Make a client of it: Client(cluster)."
+            if hasattr(client, "scheduler_address")
+            else "Make one with ddp_common.connect()."
+        )
         raise Error(f"launch takes a distributed.Client first, not {kind}. {how}")
     if client.asynchronous:
-        raise Error("This client is asynchronous, and launch waits until training has ended. Make it without asynchronous=True, or call launch in a "
-                    "thread: run = await asyncio.to_thread(ddp.launch, client, train, …).")
+        raise Error(
+            "This client is asynchronous, and launch waits until training has ended. Make it without asynchronous=True, or call launch in a "
+            "thread: run = await asyncio.to_thread(ddp.launch, client, train, …)."
+        )
     try:
         _wait_until_connected(client)
         workers = client.scheduler_info(n_workers=-1)["workers"]
     except OSError as error:
         raise no_answer(client, error) from None
     if any(address.startswith("inproc://") for address in workers):
-        raise Error("The workers of this cluster are threads of one process (processes=False). Ranks need processes: use "
-                    "LocalCluster(processes=True), which is the default.")
+        raise Error(
+            "The workers of this cluster are threads of one process (processes=False). Ranks need processes: use "
+            "LocalCluster(processes=True), which is the default."
+        )
 
 
 def no_answer(client, error):
     address = getattr(client.scheduler, "address", None) or "an address that it has forgotten"
-    return Error(f"Dask's scheduler at {address} does not answer ({error}). Connect again, and launch with the new client.")
+    return Error(
+        f"Dask's scheduler at {address} does not answer ({error}). Connect again, and launch with the new client."
+    )
 
 
 def _wait_until_connected(client):
@@ -39,5 +49,7 @@ def _wait_until_connected(client):
     while client.status == "connecting" and time.monotonic() < deadline:
         time.sleep(0.05)
     if client.status != "running":
-        why = "the connection was lost" if client.status == "connecting" else "this client is closed"
+        why = (
+            "the connection was lost" if client.status == "connecting" else "this client is closed"
+        )
         raise ConnectionError(why)

@@ -35,6 +35,8 @@ def open_inbox(client, run_id):
     finally:
         with _subscribing:
             del inboxes[run_id]
-            if not inboxes and client.status == "running":  # a client that closes while it is subscribed makes the scheduler log an error
+            if (
+                not inboxes and client.status == "running"
+            ):  # a client that closes while it is subscribed makes the scheduler log an error
                 client.unsubscribe_topic(TOPIC)
                 client.unsubscribe_topic("all")

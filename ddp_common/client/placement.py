@@ -17,7 +17,6 @@ KEPT_MESSAGES = 10  # events that the scheduler keeps of those which have reache
 _adapting = threading.Lock()
 
 
-
 @contextlib.contextmanager
 def placement(client, run_id, wanted, least, timeout):
     """Claim workers, wait for them if need be; yields their addresses in rank order and gives them back at the end."""
@@ -25,7 +24,11 @@ def placement(client, run_id, wanted, least, timeout):
     least = None if least is None else whole_number("min_workers", least, least=1)
     deadline, most = time.monotonic() + timeout, getattr(client, "most", None)
     try:
-        while not (answer := _ask_scheduler(client, _claim, run_id, client.id, list(client.ddp_inboxes), wanted, least, most))["claimed"]:
+        while not (
+            answer := _ask_scheduler(
+                client, _claim, run_id, client.id, list(client.ddp_inboxes), wanted, least, most
+            )
+        )["claimed"]:
             if time.monotonic() > deadline:
                 raise Error(_too_few(client, answer, wanted, least, timeout))
             _ask_for(client, run_id, wanted or least or 1)
@@ -52,10 +55,14 @@ def _too_few(client, answer, wanted, least, timeout):
     if adaptive is not None and adaptive.maximum < (least or wanted or 1):
         return f"{what}{answer['known']} and adapts to {adaptive.maximum:g} at most. Raise that: cluster.adapt(maximum={least or wanted})."
     if answer["known"] == 0:
-        return (f"{what}no workers. Start some: cluster.scale(2), or `dask worker` with the address {client.scheduler.address}. Where it adapts by "
-                f"itself to what there is to do, set the least: cluster.adapt(minimum={least or wanted or 2}).")
-    return (f"{what}{answer['known']}, of which {answer['busy']} run other launches. Start more (WORKERS=…), ask for fewer ranks, "
-            "or wait for the others.")
+        return (
+            f"{what}no workers. Start some: cluster.scale(2), or `dask worker` with the address {client.scheduler.address}. Where it adapts by "
+            f"itself to what there is to do, set the least: cluster.adapt(minimum={least or wanted or 2})."
+        )
+    return (
+        f"{what}{answer['known']}, of which {answer['busy']} run other launches. Start more (WORKERS=…), ask for fewer ranks, "
+        "or wait for the others."
+    )
 
 
 def _adaptive(client):
@@ -74,7 +81,9 @@ def _ask_for(client, run_id, workers):
         if workers:
             needs[run_id] = workers
         launches = sum(need for name, need in needs.items() if name != "minimum")
-        adaptive.minimum = min(max(needs["minimum"], launches), max(adaptive.maximum, needs["minimum"]))
+        adaptive.minimum = min(
+            max(needs["minimum"], launches), max(adaptive.maximum, needs["minimum"])
+        )
 
 
 def _claim(run_id, client_id, active, wanted, least, most, dask_scheduler):
@@ -82,12 +91,25 @@ def _claim(run_id, client_id, active, wanted, least, most, dask_scheduler):
 
     Void are the claims of a dead client, and those of runs that are not `active` any more on a client which had lost its connection.
     """
-    claims = dask_scheduler.__dict__.setdefault("ddp_claims", {})  # worker address -> (client id, run id)
+    claims = dask_scheduler.__dict__.setdefault(
+        "ddp_claims", {}
+    )  # worker address -> (client id, run id)
     for address, (owner, run) in list(claims.items()):
-        if owner not in dask_scheduler.clients or address not in dask_scheduler.workers or (owner == client_id and run not in active):
+        if (
+            owner not in dask_scheduler.clients
+            or address not in dask_scheduler.workers
+            or (owner == client_id and run not in active)
+        ):
             del claims[address]
-    known = [address for address, worker in dask_scheduler.workers.items() if worker.status.name == "running"]
-    free = sorted((address for address in known if address not in claims), key=lambda a: dask_scheduler.workers[a].host)
+    known = [
+        address
+        for address, worker in dask_scheduler.workers.items()
+        if worker.status.name == "running"
+    ]
+    free = sorted(
+        (address for address in known if address not in claims),
+        key=lambda a: dask_scheduler.workers[a].host,
+    )
     count = wanted or min(most or len(known), len(known))
     if len(free) < count:
         count = len(free) if least and len(free) >= least else 0
@@ -104,7 +126,10 @@ def _keep_few_messages(scheduler, client_id):
     These are parts of Dask that it does not document; where they are not what they were, nothing happens.
     """
     topic = scheduler._broker._topics["ddp_common"] if hasattr(scheduler, "_broker") else None
-    for holder, name in ((topic, "events"), (scheduler.client_comms.get(client_id), "recent_message_log")):
+    for holder, name in (
+        (topic, "events"),
+        (scheduler.client_comms.get(client_id), "recent_message_log"),
+    ):
         kept = getattr(holder, name, None)
         if isinstance(kept, collections.deque) and kept.maxlen != KEPT_MESSAGES:
             setattr(holder, name, collections.deque(maxlen=KEPT_MESSAGES))

@@ -21,7 +21,9 @@ class ClusterClient(Client):
 
     cluster = jobs = most = None
     timeout, expected = 60, 1
-    cell = request = None  # of a notebook: the cell and its execution that started the cluster; what was asked for
+    cell = request = (
+        None  # of a notebook: the cell and its execution that started the cluster; what was asked for
+    )
 
     @property
     def ranks(self):
@@ -31,12 +33,20 @@ class ClusterClient(Client):
 
     def workers(self):
         """What the scheduler knows of its workers that are ready to work: address -> dict."""
-        return {address: worker for address, worker in self.scheduler_info(n_workers=-1)["workers"].items() if worker["status"] == "running"}
+        return {
+            address: worker
+            for address, worker in self.scheduler_info(n_workers=-1)["workers"].items()
+            if worker["status"] == "running"
+        }
 
     def _repr_html_(self):
         """What a notebook shows: the number of ranks, then what Dask shows, with the dashboard's address."""
         shown = super()._repr_html_()
-        return f"<p><strong>{self.ranks} rank(s)</strong> in a launch</p>{shown}" if self.status == "running" else shown
+        return (
+            f"<p><strong>{self.ranks} rank(s)</strong> in a launch</p>{shown}"
+            if self.status == "running"
+            else shown
+        )
 
     @property
     def dashboard_link(self):
@@ -50,16 +60,26 @@ class ClusterClient(Client):
             return
         ending = {}
         if failed:
-            jobs = {address: self.jobs.job_of(worker) for address, worker in self.workers().items()}
+            jobs = {
+                address: self.jobs.job_of(worker) for address, worker in self.workers().items()
+            }
             left = self.run(time_left, on_error="ignore")
-            ending = {jobs[address]: "its time limit is near" for address, seconds in left.items() if address in jobs and seconds < 1.5 * self.jobs.warning}
+            ending = {
+                jobs[address]: "its time limit is near"
+                for address, seconds in left.items()
+                if address in jobs and seconds < 1.5 * self.jobs.warning
+            }
         self.replace({**ending, **ended(self.jobs.states())})
         self.jobs.submit(self.expected)
         wait_for_workers(self, self.expected, at_least=1)
 
     def replace(self, jobs):
         """Cancel jobs (a dict: name -> why) and wait until their workers are gone; `jobs.submit` then makes others."""
-        leaving = {address for address, worker in self.workers().items() if self.jobs.job_of(worker) in jobs}
+        leaving = {
+            address
+            for address, worker in self.workers().items()
+            if self.jobs.job_of(worker) in jobs
+        }
         self.jobs.cancel(jobs)
         deadline = time.monotonic() + GONE_TIMEOUT
         while leaving & set(self.workers()) and time.monotonic() < deadline:
@@ -71,6 +91,8 @@ class ClusterClient(Client):
             closed = super().close(*args, **kwargs)
             if self.jobs is not None:
                 self.jobs.close()
-            elif cluster is not None and getattr(cluster, "shutdown_on_close", True):  # Saturn's may be told to stay
+            elif cluster is not None and getattr(
+                cluster, "shutdown_on_close", True
+            ):  # Saturn's may be told to stay
                 cluster.close()
         return closed

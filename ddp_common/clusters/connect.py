@@ -15,24 +15,21 @@ import dask
 from dask.system import CPU_COUNT
 from distributed import LocalCluster
 
-from ddp_common.clusters import batch, protection, shipping
-from ddp_common.worker.preload import Preload
-from ddp_common.errors import Error
-from ddp_common.clusters.profiles import gpus, number_of_workers, read_profile
-from ddp_common.clusters import notebooks
+from ddp_common.clusters import batch, notebooks, protection, shipping
 from ddp_common.clusters.at_address import at_address
 from ddp_common.clusters.cluster_client import ClusterClient
 from ddp_common.clusters.jobs import Jobs
+from ddp_common.clusters.profiles import gpus, number_of_workers, read_profile
 from ddp_common.clusters.quiet import interrupts_held
 from ddp_common.clusters.waiting import wait_for_workers
+from ddp_common.errors import Error
+from ddp_common.worker.preload import Preload
 
 SILENCE_TIMEOUT = "11s"  # after which a connection to a host that has vanished counts as closed; Dask takes no less
 LEAN = {  # cores are for ranks, and a worker's web server has nothing to tell that the scheduler's does not
     "worker": {"profile": {"enabled": False}, "http": {"routes": []}},
     "admin": {"tick": {"interval": "500ms"}, "system-monitor": {"interval": "2s"}},
 }
-
-
 
 
 def connect(profile=None, workers=None):
@@ -51,10 +48,14 @@ def connect(profile=None, workers=None):
     name = profile or os.environ.get("CLUSTER") or started_by() or "local"
     if name in LAUNCHERS:
         if started_by() != name:
-            raise Error(f"CLUSTER={name}: this process was not started by {name}. Use `make run TUTORIAL=… CLUSTER={name}`, which does so, or "
-                        f"start the script with {name} yourself.")
+            raise Error(
+                f"CLUSTER={name}: this process was not started by {name}. Use `make run TUTORIAL=… CLUSTER={name}`, which does so, or "
+                f"start the script with {name} yourself."
+            )
         return Ranks()
-    dask.config.set({"distributed.worker.daemon": False, "distributed.comm.timeouts.tcp": SILENCE_TIMEOUT})  # ranks are children of workers
+    dask.config.set(
+        {"distributed.worker.daemon": False, "distributed.comm.timeouts.tcp": SILENCE_TIMEOUT}
+    )  # ranks are children of workers
     dask.config.update_defaults({"distributed": LEAN})
     wanted = workers if workers is not None else os.environ.get("WORKERS")
     profile = read_profile(name)
@@ -73,21 +74,14 @@ def connect(profile=None, workers=None):
         client.close()
         raise
     notebooks.open_clients.add(client)
-    if client.jobs is None and client.cluster is not None and notebooks.is_watched() and importlib.util.find_spec("bokeh"):
+    if (
+        client.jobs is None
+        and client.cluster is not None
+        and notebooks.is_watched()
+        and importlib.util.find_spec("bokeh")
+    ):
         print(f"Dask's dashboard: {client.dashboard_link}", file=sys.stderr, flush=True)
     return client
-
-
-
-
-
-
-
-
-
-
-
-
 
 
 def _started(profile, wanted):
@@ -102,9 +96,17 @@ def _started(profile, wanted):
             else:
                 cluster = _make_cluster(profile, count)
             client = ClusterClient(cluster.scheduler_address, security=cluster.security)
-            client.cluster, client.jobs, client.timeout, client.expected = cluster, jobs, profile["timeout"], count
+            client.cluster, client.jobs, client.timeout, client.expected = (
+                cluster,
+                jobs,
+                profile["timeout"],
+                count,
+            )
         if jobs is not None:
-            print(f"Job logs and credentials: {jobs.directory}\nDashboard, on {socket.gethostname()} only: {client.dashboard_link}", file=sys.stderr)
+            print(
+                f"Job logs and credentials: {jobs.directory}\nDashboard, on {socket.gethostname()} only: {client.dashboard_link}",
+                file=sys.stderr,
+            )
             jobs.submit(count)
         elif "LocalCluster" not in profile["cluster"]:
             cluster.scale(count)
@@ -122,12 +124,14 @@ def _explained(profile, error):
     if isinstance(error, Error) or not isinstance(error, Exception):
         return error
     cause = error.__cause__ or error
-    said = str(cause) if isinstance(cause, (TypeError, ValueError, RuntimeError, OSError)) else f"{type(cause).__name__}: {cause}"
-    return Error(f"{profile['cluster']} could not be started with the profile's options: {said.rstrip('.')}.").with_traceback(None)
-
-
-
-
+    said = (
+        str(cause)
+        if isinstance(cause, (TypeError, ValueError, RuntimeError, OSError))
+        else f"{type(cause).__name__}: {cause}"
+    )
+    return Error(
+        f"{profile['cluster']} could not be started with the profile's options: {said.rstrip('.')}."
+    ).with_traceback(None)
 
 
 def _make_cluster(profile, count):
@@ -168,7 +172,9 @@ def describe(name, workers=None, tutorial="TUTORIAL"):
     from ddp_common.without_dask.ranks import command
 
     if name in LAUNCHERS:
-        return f"# No Dask: {name} starts the ranks.\n" + " ".join(command(name, tutorial, number_of_workers(workers or "auto"), restarts=0))
+        return f"# No Dask: {name} starts the ranks.\n" + " ".join(
+            command(name, tutorial, number_of_workers(workers or "auto"), restarts=0)
+        )
     if "://" in name:
         return f"Nothing would be started: there is a scheduler at {name}."
     profile = read_profile(name)
@@ -177,13 +183,7 @@ def describe(name, workers=None, tutorial="TUTORIAL"):
         processes = batch.processes_in_a_job(profile)
         return f"# {-(-count // processes)} job(s) such as this one, for {count} rank(s):\n{batch.job_script(profile)}"
     cls, options = _class_and_options(profile, count)
-    arguments = ", ".join(f"{key}={value!r}" for key, value in {"n_workers": count, **options}.items())
+    arguments = ", ".join(
+        f"{key}={value!r}" for key, value in {"n_workers": count, **options}.items()
+    )
     return f"# No jobs: the cluster is one call.\n{cls}({arguments})"
-
-
-
-
-
-
-
-

@@ -6,6 +6,7 @@ import weakref
 
 open_clients = weakref.WeakSet()
 
+
 def is_watched():
     """Whether somebody sees what is said now: on a terminal, in a notebook of `make lab`; not where outputs are kept and compared."""
     return (os.environ.get("DDP_PROGRESS") or ("bar" if sys.stderr.isatty() else "off")) == "bar"
@@ -17,7 +18,9 @@ def cell_that_runs():
     message = shell.kernel.get_parent("shell") if hasattr(shell, "kernel") else None
     if not message:
         return None
-    return message.get("metadata", {}).get("cellId") or message["content"].get("code"), message["header"]["msg_id"]
+    return message.get("metadata", {}).get("cellId") or message["content"].get("code"), message[
+        "header"
+    ]["msg_id"]
 
 
 def earlier_in_notebook(*request):
@@ -34,13 +37,21 @@ def earlier_in_notebook(*request):
             continue
         again = client.cell[0] == cell[0] and client.cell[1] != cell[1]
         if again and client.request == request and len(client.workers()) >= client.expected:
-            print(f"This cell has started its cluster before: going on with its {client.ranks} workers. For a new one, close() the client first.",
-                  file=sys.stderr)
+            print(
+                f"This cell has started its cluster before: going on with its {client.ranks} workers. For a new one, close() the client first.",
+                file=sys.stderr,
+            )
             return client
         if again and not client.__dict__.get("ddp_inboxes"):
-            print(f"The cluster that this cell has started before ({len(client.workers())} workers) is closed first.", file=sys.stderr)
+            print(
+                f"The cluster that this cell has started before ({len(client.workers())} workers) is closed first.",
+                file=sys.stderr,
+            )
             client.close()
         elif client.cell[1] != cell[1]:
-            print(f"Another cluster of this notebook is open ({len(client.workers())} workers, {client.request[0]}) and needs the same cores: "
-                  "close() its client, or restart the kernel.", file=sys.stderr)
+            print(
+                f"Another cluster of this notebook is open ({len(client.workers())} workers, {client.request[0]}) and needs the same cores: "
+                "close() its client, or restart the kernel.",
+                file=sys.stderr,
+            )
     return None

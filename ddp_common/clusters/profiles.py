@@ -38,22 +38,40 @@ def read_profile(name, overrides=None):
     """
     profile = {**DEFAULTS, "options": {}, **_load(name)}
     if "cluster" not in profile:
-        raise Error(f"The profile {name} names no cluster class. It needs a line such as 'cluster: distributed.LocalCluster'.")
+        raise Error(
+            f"The profile {name} names no cluster class. It needs a line such as 'cluster: distributed.LocalCluster'."
+        )
     if not isinstance(profile["cluster"], str) or not isinstance(profile["options"], dict):
-        raise Error(f"The profile {name} has cluster: {profile['cluster']!r} and options: {profile['options']!r}. 'cluster' is the name of "
-                    "a class, 'options' maps its keyword arguments to values.")
+        raise Error(
+            f"The profile {name} has cluster: {profile['cluster']!r} and options: {profile['options']!r}. 'cluster' is the name of "
+            "a class, 'options' maps its keyword arguments to values."
+        )
     text = os.environ.get("OPTIONS", "") if overrides is None else overrides
     _override(profile, text)
-    if "://" in name and {**profile, "timeout": DEFAULTS["timeout"]} != {**DEFAULTS, "cluster": name, "options": {}}:
-        raise Error(f"OPTIONS={text}: nothing is started at an address, so only timeout=… (seconds that workers have to appear) is of use there.")
+    if "://" in name and {**profile, "timeout": DEFAULTS["timeout"]} != {
+        **DEFAULTS,
+        "cluster": name,
+        "options": {},
+    }:
+        raise Error(
+            f"OPTIONS={text}: nothing is started at an address, so only timeout=… (seconds that workers have to appear) is of use there."
+        )
     for key in ("timeout", "warning"):
-        if not is_number(profile[key]) or not (0 <= profile[key] <= LONGEST or profile[key] == math.inf):
-            raise Error(f"The profile {name} has {key}: {profile[key]!r}. It is a number of seconds, such as {DEFAULTS[key]}.")
+        if not is_number(profile[key]) or not (
+            0 <= profile[key] <= LONGEST or profile[key] == math.inf
+        ):
+            raise Error(
+                f"The profile {name} has {key}: {profile[key]!r}. It is a number of seconds, such as {DEFAULTS[key]}."
+            )
     if not isinstance(profile["gpu_cluster"], (str, type(None))):
-        raise Error(f"The profile {name} has gpu_cluster: {profile['gpu_cluster']!r}. It is the name of a class, or left out.")
+        raise Error(
+            f"The profile {name} has gpu_cluster: {profile['gpu_cluster']!r}. It is the name of a class, or left out."
+        )
     _check_options(name, profile)
     if isinstance(seconds := profile["options"].get("walltime"), int):  # 12:00:00 without quotes
-        profile["options"]["walltime"] = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        profile["options"]["walltime"] = (
+            f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        )
     return profile
 
 
@@ -84,7 +102,9 @@ def _is_memory(value):
 
 
 def _is_walltime(value):
-    return _counts(value) or (isinstance(value, str) and re.fullmatch(r"(\d+-)?\d+(:\d+)*", value) is not None)
+    return _counts(value) or (
+        isinstance(value, str) and re.fullmatch(r"(\d+-)?\d+(:\d+)*", value) is not None
+    )
 
 
 def _is_list(value):
@@ -93,7 +113,7 @@ def _is_list(value):
 
 LONGEST = 10**9  # seconds, and more than any count here
 COUNT = (_counts, "a whole number of at least 1")
-LINES = (_is_list, "a list of texts, such as [\"module load gcc/12\"]")
+LINES = (_is_list, 'a list of texts, such as ["module load gcc/12"]')
 WORKER_OPTIONS = {"threads_per_worker": COUNT}
 JOB_OPTIONS = {
     "cores": COUNT,
@@ -103,7 +123,10 @@ JOB_OPTIONS = {
     "job_script_prologue": LINES,
     "job_extra_directives": LINES,
     "worker_extra_args": LINES,
-    "scheduler_options": (lambda value: isinstance(value, dict), "a mapping, such as {interface: eth0}"),
+    "scheduler_options": (
+        lambda value: isinstance(value, dict),
+        "a mapping, such as {interface: eth0}",
+    ),
 }
 
 
@@ -111,26 +134,40 @@ def _load(name, extended_by=()):
     """The dict in a profile's file, on top of those that it extends."""
     if "://" in name:
         return {"cluster": name}
-    path = Path(os.path.expanduser(name)) if name.endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
+    path = (
+        Path(os.path.expanduser(name))
+        if name.endswith((".yaml", ".yml"))
+        else PROFILES / f"{name}.yaml"
+    )
     if not is_file(path) and extended_by:
         path = extended_by[-1].parent / path
     if not is_file(path):
         known = ", ".join(sorted(p.stem for p in PROFILES.glob("*.yaml")))
-        raise Error(f"There is no cluster profile {name!r}{f', which {extended_by[-1]} extends' if extended_by else ''}. CLUSTER takes one of "
-                    f"{known}, torchrun, srun, the path of a .yaml file, or the address of a Dask scheduler (tcp://…, tls://…).")
+        raise Error(
+            f"There is no cluster profile {name!r}{f', which {extended_by[-1]} extends' if extended_by else ''}. CLUSTER takes one of "
+            f"{known}, torchrun, srun, the path of a .yaml file, or the address of a Dask scheduler (tcp://…, tls://…)."
+        )
     try:
         content = yaml.safe_load(path.read_text()) or {}
     except OSError as error:
         raise Error(f"The profile {path} cannot be read: {error.strerror}.") from None
-    except Exception as error:  # YAML's constructors raise all kinds for what they cannot construct
+    except (
+        Exception
+    ) as error:  # YAML's constructors raise all kinds for what they cannot construct
         raise Error(f"The profile {path} is no valid YAML: {error or repr(error)}") from None
     if not isinstance(content, dict):
-        raise Error(f"The profile {path} names no cluster class: it is no list of 'key: value' lines. clusters/slurm.yaml shows how one looks.")
+        raise Error(
+            f"The profile {path} names no cluster class: it is no list of 'key: value' lines. clusters/slurm.yaml shows how one looks."
+        )
     if unknown := set(content) - {"cluster", "extends", "options", *DEFAULTS}:
-        raise Error(f"The profile {path} has unknown keys: {', '.join(map(str, sorted(unknown, key=str)))}. There are cluster, extends, options, "
-                    f"{', '.join(DEFAULTS)}; what belongs to the cluster class stands below 'options:'.")
+        raise Error(
+            f"The profile {path} has unknown keys: {', '.join(map(str, sorted(unknown, key=str)))}. There are cluster, extends, options, "
+            f"{', '.join(DEFAULTS)}; what belongs to the cluster class stands below 'options:'."
+        )
     if path in extended_by:
-        raise Error(f"The profile {path} extends itself, by way of {', '.join(str(p) for p in extended_by)}.")
+        raise Error(
+            f"The profile {path} extends itself, by way of {', '.join(str(p) for p in extended_by)}."
+        )
     content["options"] = content.get("options") or {}
     if base := content.pop("extends", None):
         base = _load(str(base), (*extended_by, path))
@@ -145,22 +182,30 @@ def _override(profile, text):
     try:
         pairs = [each.split("=", 1) for each in shlex.split(text)]
     except ValueError as error:
-        raise Error(f"OPTIONS={text}: {error}. Write OPTIONS=\"queue=gpu account=abc\", quotes around values with spaces.") from None
+        raise Error(
+            f'OPTIONS={text}: {error}. Write OPTIONS="queue=gpu account=abc", quotes around values with spaces.'
+        ) from None
     for pair in pairs:
         if len(pair) != 2 or not pair[0]:
-            raise Error(f"OPTIONS={text}: {pair[0]!r} is no key=value. Write OPTIONS=\"queue=gpu account=abc walltime=02:00:00\".")
+            raise Error(
+                f'OPTIONS={text}: {pair[0]!r} is no key=value. Write OPTIONS="queue=gpu account=abc walltime=02:00:00".'
+            )
         key, value = pair[0], _value(*pair)
         if key in DEFAULTS:
             profile[key] = value
             continue
         target, *inner = key.split(".")
         if not target.isidentifier() or "" in inner:
-            raise Error(f"OPTIONS={text}: {key!r} is no name of an option. Write OPTIONS=\"queue=gpu account=abc walltime=02:00:00\".")
+            raise Error(
+                f'OPTIONS={text}: {key!r} is no name of an option. Write OPTIONS="queue=gpu account=abc walltime=02:00:00".'
+            )
         if inner:
             present = profile["options"].get(target) or {}
             if not isinstance(present, dict):
-                raise Error(f"OPTIONS={text}: {key} leads into {target}, which is {present!r} in this profile and has no parts. "
-                            f"Write {target}=… to replace it.")
+                raise Error(
+                    f"OPTIONS={text}: {key} leads into {target}, which is {present!r} in this profile and has no parts. "
+                    f"Write {target}=… to replace it."
+                )
             profile["options"][target] = {**present, ".".join(inner): value}
         else:
             profile["options"][target] = value
@@ -173,9 +218,15 @@ def _value(key, text):
     try:
         return yaml.safe_load(text)
     except Exception as error:  # as above
-        why = getattr(error, "problem", None) or str(error).partition("\n")[0] or type(error).__name__
-        raise Error(f"OPTIONS: {key}={text} is no valid YAML: {why}. Put text with brackets, braces or colons into two pairs of quotes: "
-                    f"OPTIONS=\"{key}='\\\"text\\\"'\".") from None
+        why = (
+            getattr(error, "problem", None)
+            or str(error).partition("\n")[0]
+            or type(error).__name__
+        )
+        raise Error(
+            f"OPTIONS: {key}={text} is no valid YAML: {why}. Put text with brackets, braces or colons into two pairs of quotes: "
+            f'OPTIONS="{key}=\'\\"text\\"\'".'
+        ) from None
 
 
 def number_of_workers(wanted):
@@ -187,9 +238,13 @@ def number_of_workers(wanted):
     except (TypeError, ValueError, OverflowError):
         count = 0
     if count < 1:
-        raise Error(f"WORKERS={wanted}: the number of workers is a whole number of at least 1. Each of them trains one rank.")
+        raise Error(
+            f"WORKERS={wanted}: the number of workers is a whole number of at least 1. Each of them trains one rank."
+        )
     if count > MOST_WORKERS:
-        raise Error(f"WORKERS={wanted}: more than {MOST_WORKERS:,} workers are not possible. Each of them is a process that trains one rank.")
+        raise Error(
+            f"WORKERS={wanted}: more than {MOST_WORKERS:,} workers are not possible. Each of them is a process that trains one rank."
+        )
     return count
 
 

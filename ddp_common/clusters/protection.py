@@ -39,10 +39,17 @@ def credentials():
     made = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "ddp_common")])
     now = datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(made.public_key())
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(made.public_key())
+    )
     builder = builder.serial_number(x509.random_serial_number())
     builder = builder.not_valid_before(now - VALID).not_valid_after(now + VALID)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    builder = builder.add_extension(
+        x509.BasicConstraints(ca=True, path_length=None), critical=True
+    )
     cert = builder.sign(made, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
     key = made.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -60,8 +67,13 @@ def credentials():
 
 def write_credentials(security, folder):
     """Put the certificate and the key of `credentials` into a folder, as cert.pem and key.pem that their user alone can read."""
-    for name, content in (("cert.pem", security.tls_ca_file), ("key.pem", security.tls_worker_key)):
-        with open(os.open(Path(folder) / name, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as file:
+    for name, content in (
+        ("cert.pem", security.tls_ca_file),
+        ("key.pem", security.tls_worker_key),
+    ):
+        with open(
+            os.open(Path(folder) / name, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w"
+        ) as file:
             file.write(content)
 
 
@@ -91,7 +103,9 @@ class NothingHere(web.RequestHandler):
 
     def prepare(self):
         self.set_status(404)
-        self.finish("Nothing here. The address of the dashboard has a secret in it: `client.dashboard_link`.\n")
+        self.finish(
+            "Nothing here. The address of the dashboard has a secret in it: `client.dashboard_link`.\n"
+        )
 
 
 class PrivateDashboard:
@@ -109,12 +123,18 @@ class PrivateDashboard:
     def dashboard_link(self):
         """The address of the dashboard, with its secret."""
         link, prefix = super().dashboard_link, getattr(self.scheduler, "dashboard_prefix", "")
-        return link.removesuffix("status") + f"{prefix}/status" if prefix and link.endswith("/status") else link
+        return (
+            link.removesuffix("status") + f"{prefix}/status"
+            if prefix and link.endswith("/status")
+            else link
+        )
 
 
 def private(cls):
     """A cluster class, with a `PrivateDashboard` where it starts its scheduler as Dask's own do, in this process."""
-    starts_as_dask_does = isinstance(cls, type) and getattr(cls, "_start", None) is SpecCluster._start
+    starts_as_dask_does = (
+        isinstance(cls, type) and getattr(cls, "_start", None) is SpecCluster._start
+    )
     if not starts_as_dask_does:  # Saturn's, say
         return cls
     return type(cls.__name__, (PrivateDashboard, cls), {"__module__": cls.__module__})
@@ -122,7 +142,11 @@ def private(cls):
 
 def scratch_option():
     """Keyword argument of Dask's scheduler and workers: where to put temporary files, unless Dask's settings say it."""
-    return {"local_directory": private_folder()} if dask.config.get("temporary-directory") is None else {}
+    return (
+        {"local_directory": private_folder()}
+        if dask.config.get("temporary-directory") is None
+        else {}
+    )
 
 
 def private_folder():

@@ -12,9 +12,24 @@ def slurm_states(ids):
     """Job id -> (pending, running or ended; Slurm's state and reason). Jobs that it has forgotten are absent."""
     said = _ask("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r")
     states = {}
-    for job, state, reason in (line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2):
-        kind = QUEUED if state in ("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED") else RUNNING if state == "RUNNING" else ENDED
-        states[job] = kind, reason.replace("None", "just submitted") if kind == QUEUED else f"{state}, {reason}" if reason not in ("None", "") else state
+    for job, state, reason in (
+        line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2
+    ):
+        kind = (
+            QUEUED
+            if state in ("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED")
+            else RUNNING
+            if state == "RUNNING"
+            else ENDED
+        )
+        states[job] = (
+            kind,
+            reason.replace("None", "just submitted")
+            if kind == QUEUED
+            else f"{state}, {reason}"
+            if reason not in ("None", "")
+            else state,
+        )
     return {job: states[job] for job in ids if job in states}
 
 
@@ -22,7 +37,11 @@ def pbs_states(ids):
     """The same from `qstat -f`, of PBS Pro, OpenPBS or Torque; jobs that have ended may be absent."""
     states = {}
     for block in _ask("qstat", "-f", *ids).split("Job Id:")[1:]:
-        job, state, comment = re.match(r"\s*(\d+)", block), re.search(r"job_state = (\w)", block), re.search(r"comment = (.*)", block)
+        job, state, comment = (
+            re.match(r"\s*(\d+)", block),
+            re.search(r"job_state = (\w)", block),
+            re.search(r"comment = (.*)", block),
+        )
         if job and state:
             kind = RUNNING if state[1] in "RB" else ENDED if state[1] in "ECFX" else QUEUED
             states[job[1]] = kind, comment[1].strip() if comment else f"state {state[1]}"
@@ -38,8 +57,12 @@ def _ask(*command):
     if done.returncode and not done.stdout and not UNKNOWN_JOB.search(done.stderr):
         raise OSError(f"{command[0]}: {done.stderr.strip()}")
     return done.stdout
+
+
 SYSTEMS = {  # by the command that submits
-    "sbatch": SimpleNamespace(name="Slurm", states=slurm_states, commands=("sbatch", "squeue", "scancel", "sinfo")),
+    "sbatch": SimpleNamespace(
+        name="Slurm", states=slurm_states, commands=("sbatch", "squeue", "scancel", "sinfo")
+    ),
     "qsub": SimpleNamespace(name="PBS", states=pbs_states, commands=("qsub", "qstat", "qdel")),
 }
 
@@ -50,5 +73,8 @@ def summary(states):
     for kind in (RUNNING, QUEUED, ENDED):
         reasons = [reason for each, reason in states.values() if each == kind]
         if reasons:
-            parts.append(f"{len(reasons)} {kind}" + (f" ({', '.join(sorted(set(reasons)))})" if kind != RUNNING else ""))
+            parts.append(
+                f"{len(reasons)} {kind}"
+                + (f" ({', '.join(sorted(set(reasons)))})" if kind != RUNNING else "")
+            )
     return ", ".join(parts) or "none submitted"

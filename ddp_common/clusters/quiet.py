@@ -5,6 +5,7 @@ import logging
 import signal
 import threading
 
+
 @contextlib.contextmanager
 def quiet():
     """What failed is said once, by us."""

@@ -17,11 +17,15 @@ import requests
 from ddp_common.errors import Error
 
 if logging.getLogger("dask-saturn").level == logging.NOTSET:
-    logging.getLogger("dask-saturn").setLevel(logging.WARNING)  # before the import, which else configures the logging of the whole program
+    logging.getLogger("dask-saturn").setLevel(
+        logging.WARNING
+    )  # before the import, which else configures the logging of the whole program
 
-import dask_saturn  # noqa: E402
+import dask_saturn
 
-ANSWER_TIMEOUT = 10  # seconds that Saturn has to answer the first question; dask-saturn would wait for ever
+ANSWER_TIMEOUT = (
+    10  # seconds that Saturn has to answer the first question; dask-saturn would wait for ever
+)
 
 
 class SaturnCluster(dask_saturn.SaturnCluster):
@@ -29,20 +33,33 @@ class SaturnCluster(dask_saturn.SaturnCluster):
 
     def __init__(self, *, n_workers, nprocs=1, shutdown_on_close=True, **options):
         self.cluster_url, self._each = None, nprocs or 1
-        known = [name for name, each in inspect.signature(dask_saturn.SaturnCluster).parameters.items() if each.kind == each.KEYWORD_ONLY]
+        known = [
+            name
+            for name, each in inspect.signature(dask_saturn.SaturnCluster).parameters.items()
+            if each.kind == each.KEYWORD_ONLY
+        ]
         if unknown := set(options) - set(known):  # which dask-saturn would ignore
-            raise Error(f"Saturn's cluster has no option {', '.join(sorted(unknown))}. There are: {', '.join(known)}.")
+            raise Error(
+                f"Saturn's cluster has no option {', '.join(sorted(unknown))}. There are: {', '.join(known)}."
+            )
         check_access()
         instances = self._instances_for(n_workers)
-        print(f"Saturn starts a scheduler and {instances} instance(s) of {options.get('worker_size') or 'its default size'}; that may take minutes.",
-              file=sys.stderr, flush=True)
+        print(
+            f"Saturn starts a scheduler and {instances} instance(s) of {options.get('worker_size') or 'its default size'}; that may take minutes.",
+            file=sys.stderr,
+            flush=True,
+        )
         try:
-            super().__init__(n_workers=instances, nprocs=nprocs, shutdown_on_close=shutdown_on_close, **options)
+            super().__init__(
+                n_workers=instances, nprocs=nprocs, shutdown_on_close=shutdown_on_close, **options
+            )
         except (ValueError, RuntimeError, LookupError, OSError) as error:
             if self.cluster_url is not None and shutdown_on_close:
                 self.close()
-            raise Error(f"Saturn did not start the cluster: {str(error).rstrip('.')}. Sizes are chosen with OPTIONS=\"worker_size=… "
-                        "scheduler_size=…\". Saturn's page shows what runs, and what it costs.") from None
+            raise Error(
+                f'Saturn did not start the cluster: {str(error).rstrip(".")}. Sizes are chosen with OPTIONS="worker_size=… '
+                "scheduler_size=…\". Saturn's page shows what runs, and what it costs."
+            ) from None
 
     def _instances_for(self, workers):
         return math.ceil(workers / self._each)
@@ -61,7 +78,10 @@ class SaturnCluster(dask_saturn.SaturnCluster):
         try:
             super().close()
         except (ValueError, LookupError, OSError) as error:
-            print(f"Saturn did not close the cluster {self.dask_cluster_id}: {error}\nIt may go on, and cost. Stop it on Saturn's page.", file=sys.stderr)
+            print(
+                f"Saturn did not close the cluster {self.dask_cluster_id}: {error}\nIt may go on, and cost. Stop it on Saturn's page.",
+                file=sys.stderr,
+            )
         self.cluster_url = None
 
     def __del__(self):
@@ -73,23 +93,39 @@ def check_access():
     where = "Inside Saturn both are set; elsewhere take them from Saturn's page on connecting from outside."
     for name in ("SATURN_BASE_URL", "SATURN_TOKEN"):
         if not os.environ.get(name):
-            raise Error(f"CLUSTER=saturn needs {name}, which is not set. SATURN_BASE_URL is the address of your Saturn and SATURN_TOKEN opens it. {where}")
+            raise Error(
+                f"CLUSTER=saturn needs {name}, which is not set. SATURN_BASE_URL is the address of your Saturn and SATURN_TOKEN opens it. {where}"
+            )
     url = os.environ["SATURN_BASE_URL"]
     try:
-        answer = requests.get(urljoin(url, "api/dask_clusters/info"), headers=dask_saturn.settings.Settings().headers, timeout=ANSWER_TIMEOUT)
+        answer = requests.get(
+            urljoin(url, "api/dask_clusters/info"),
+            headers=dask_saturn.settings.Settings().headers,
+            timeout=ANSWER_TIMEOUT,
+        )
     except (OSError, ValueError) as error:
-        why = f"no answer within {ANSWER_TIMEOUT} s" if isinstance(error, requests.Timeout) else _innermost(error)
-        raise Error(f"SATURN_BASE_URL={url}: no Saturn answers there ({why}). Is the address right, and does this host have a way to it? {where}") from None
+        why = (
+            f"no answer within {ANSWER_TIMEOUT} s"
+            if isinstance(error, requests.Timeout)
+            else _innermost(error)
+        )
+        raise Error(
+            f"SATURN_BASE_URL={url}: no Saturn answers there ({why}). Is the address right, and does this host have a way to it? {where}"
+        ) from None
     try:
         content = answer.json()
         said = content.get("message", answer.reason)
     except (ValueError, AttributeError):  # a page for people
         content, said = {}, answer.reason
     if answer.status_code in (401, 403):
-        raise Error(f"Saturn at {url} refuses SATURN_TOKEN ({said}). Tokens end; get a new one. {where}")
+        raise Error(
+            f"Saturn at {url} refuses SATURN_TOKEN ({said}). Tokens end; get a new one. {where}"
+        )
     if "server_options" not in content:
-        raise Error(f"SATURN_BASE_URL={url}: what answers there is no Saturn that starts Dask clusters ({answer.status_code} {said}). Is the address right, "
-                    f"without a path behind the host's name? {where}")
+        raise Error(
+            f"SATURN_BASE_URL={url}: what answers there is no Saturn that starts Dask clusters ({answer.status_code} {said}). Is the address right, "
+            f"without a path behind the host's name? {where}"
+        )
 
 
 def _innermost(error):

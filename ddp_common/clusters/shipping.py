@@ -37,11 +37,19 @@ def provide(client):
     here = {**installed(), "ddp_common": digest}
     for address, there in versions.items():
         if there["torch"] is None:
-            raise Error(f"The worker at {address} cannot import torch. Ranks are started by workers: install there what pyproject.toml lists, in "
-                        "the versions of constraints.txt, or point the profile's 'python' to an environment that has it.")
-        if different := [f"{name} {there[name]} instead of {here[name]}" for name in MUST_AGREE if there[name] != here[name]]:
-            raise Error(f"The worker at {address} has {', '.join(different)}. Functions travel between client and workers, so both need the same: "
-                        "use one environment for both, or install the same versions. `make doctor` compares all of them.")
+            raise Error(
+                f"The worker at {address} cannot import torch. Ranks are started by workers: install there what pyproject.toml lists, in "
+                "the versions of constraints.txt, or point the profile's 'python' to an environment that has it."
+            )
+        if different := [
+            f"{name} {there[name]} instead of {here[name]}"
+            for name in MUST_AGREE
+            if there[name] != here[name]
+        ]:
+            raise Error(
+                f"The worker at {address} has {', '.join(different)}. Functions travel between client and workers, so both need the same: "
+                "use one environment for both, or install the same versions. `make doctor` compares all of them."
+            )
     return versions
 
 
@@ -76,10 +84,14 @@ def installed():
 
     versions = {"python": f"{sys.version_info.major}.{sys.version_info.minor}", "ddp_common": None}
     for name in ("torch", "distributed"):
-        versions[name] = importlib.metadata.version(name) if importlib.util.find_spec(name) else None
+        versions[name] = (
+            importlib.metadata.version(name) if importlib.util.find_spec(name) else None
+        )
     if (found := importlib.util.find_spec("ddp_common")) is not None:
         place = Path(found.origin).parent
-        versions["ddp_common"] = digest_of(place) if place.is_dir() else place.parent.stem.removeprefix("ddp_common-")
+        versions["ddp_common"] = (
+            digest_of(place) if place.is_dir() else place.parent.stem.removeprefix("ddp_common-")
+        )
     return versions
 
 
@@ -90,7 +102,9 @@ def install(archive, digest):
     path = Path(tempfile.mkdtemp(prefix="ddp-")) / f"ddp_common-{digest}.zip"
     path.write_bytes(archive)
     sys.path.insert(0, str(path))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), os.environ.get("PYTHONPATH")]))  # for the forkserver
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(path), os.environ.get("PYTHONPATH")])
+    )  # for the forkserver
     importlib.invalidate_caches()
 
 

@@ -17,13 +17,12 @@ from pathlib import Path
 import click
 
 import ddp_common
-
 from ddp_common.errors import Error, RunStopped
-from ddp_common.without_dask.launchers import LAUNCHERS, started_by
 from ddp_common.ranks.checkpoint_files import newest, step_of
 from ddp_common.run.config import resumed_config
 from ddp_common.run.places import local, new_directory, shown
 from ddp_common.values import whole_number
+from ddp_common.without_dask.launchers import LAUNCHERS, started_by
 
 TUTORIALS = Path(__file__).parents[2] / "tutorials"
 LESSON_TAGS = {"lesson", "proof", "exercise", "solution", "instructor"}
@@ -53,21 +52,44 @@ def main():
 
 @main.command()
 @click.argument("tutorial", envvar="TUTORIAL", default="")
-@click.option("--cluster", envvar="CLUSTER", help="profile in clusters/, a .yaml file, tcp://host:port, torchrun or srun  [default: local]")
+@click.option(
+    "--cluster",
+    envvar="CLUSTER",
+    help="profile in clusters/, a .yaml file, tcp://host:port, torchrun or srun  [default: local]",
+)
 @click.option("--workers", envvar="WORKERS", help="number of ranks  [default: the profile's]")
 @click.option("--preset", envvar="PRESET", help="laptop, or full where the tutorial has it")
 @click.option("--set", "values", envvar="SET", help='settings, "epochs=2 batch_size=128"')
 @click.option("--resume", envvar="RESUME", help="directory of an earlier run to go on from")
-@click.option("--checkpoint", envvar="CHECKPOINT", help="directory to begin a run in, or to go on if one has begun there")
-@click.option("--options", envvar="OPTIONS", help='options of the profile for this once, "queue=gpu walltime=02:00:00"')
-@click.option("--dry", envvar="DRY", is_flag=True, help="print what would be submitted, and submit nothing")
-@click.option("--restarts", envvar="RESTARTS", help="how often to go on by itself after a failure  [default: 0]")
+@click.option(
+    "--checkpoint",
+    envvar="CHECKPOINT",
+    help="directory to begin a run in, or to go on if one has begun there",
+)
+@click.option(
+    "--options",
+    envvar="OPTIONS",
+    help='options of the profile for this once, "queue=gpu walltime=02:00:00"',
+)
+@click.option(
+    "--dry", envvar="DRY", is_flag=True, help="print what would be submitted, and submit nothing"
+)
+@click.option(
+    "--restarts",
+    envvar="RESTARTS",
+    help="how often to go on by itself after a failure  [default: 0]",
+)
 def run(tutorial, dry, **choices):
     """Train TUTORIAL (such as pets) and leave a run directory."""
     path = tutorial_path(tutorial)
     outside({"SET": choices.pop("values"), **choices})
     launcher = choices["cluster"] if choices["cluster"] in LAUNCHERS else None
-    is_rank = launcher is not None and started_by() == launcher or choices["cluster"] is None and started_by() is not None
+    is_rank = (
+        launcher is not None
+        and started_by() == launcher
+        or choices["cluster"] is None
+        and started_by() is not None
+    )
     count = check_choices(path, choices["workers"], is_rank)
     if dry:
         from ddp_common.clusters.connect import describe
@@ -84,12 +106,18 @@ def run(tutorial, dry, **choices):
         from ddp_common.without_dask.ranks import start_ranks
 
         if not (choices["resume"] or choices["checkpoint"]):
-            os.environ["CHECKPOINT"] = str(new_directory(tutorial))  # so that a restarted rank finds it
+            os.environ["CHECKPOINT"] = str(
+                new_directory(tutorial)
+            )  # so that a restarted rank finds it
         restarts = whole_number("RESTARTS", choices["restarts"] or 0, least=0)
         try:
-            start_ranks(launcher, tutorial, number_of_workers(choices["workers"] or "auto"), restarts)
+            start_ranks(
+                launcher, tutorial, number_of_workers(choices["workers"] or "auto"), restarts
+            )
         except (Error, SystemExit):
-            click.echo(resume_hint(tutorial, os.environ.get("CHECKPOINT") or choices["resume"]), err=True)
+            click.echo(
+                resume_hint(tutorial, os.environ.get("CHECKPOINT") or choices["resume"]), err=True
+            )
             raise
     else:
         execute(tutorial, path)
@@ -101,8 +129,11 @@ def check_choices(path, workers, is_rank=False):
     Returns the number of workers, None if that is yet to be seen: at an address, or where there may be GPUs.
     """
     from ddp_common.clusters.profiles import may_have_gpus, number_of_workers, read_profile
+
     if is_rank:
-        return None  # whoever has started the ranks has checked, and each checks its settings again
+        return (
+            None  # whoever has started the ranks has checked, and each checks its settings again
+        )
     check_settings(path)
     check_place(os.environ.get("CHECKPOINT"))
     cluster = os.environ.get("CLUSTER") or "local"
@@ -130,13 +161,18 @@ def check_place(directory):
     while not os.path.lexists(place) and place != place.parent:
         place = place.parent
     if not place.is_dir():
-        raise Error(f"CHECKPOINT={directory}: {place} is a file, not a folder. Name a folder to begin a run in.")
+        raise Error(
+            f"CHECKPOINT={directory}: {place} is a file, not a folder. Name a folder to begin a run in."
+        )
     if not os.access(place, os.W_OK | os.X_OK):
-        raise Error(f"CHECKPOINT={directory}: you may not write to {place}. Choose a folder that you may write to.")
+        raise Error(
+            f"CHECKPOINT={directory}: you may not write to {place}. Choose a folder that you may write to."
+        )
 
 
 def announce(tutorial, choices, count):
     """Say at once what is going to happen, and where a run goes on."""
+
     def say(text):
         if os.environ.get("DDP_PROGRESS") != "off":
             click.echo(text)
@@ -198,19 +234,25 @@ def execute(tutorial, path):
         exec(compile(job_source(path.read_text()), path, "exec"), namespace)
     except KeyboardInterrupt as interrupt:
         directory = getattr(interrupt, "directory", None)
-        click.echo(f"\nStopped{when_it_was(namespace)}.{resume_hint(tutorial, directory)}", err=True)
+        click.echo(
+            f"\nStopped{when_it_was(namespace)}.{resume_hint(tutorial, directory)}", err=True
+        )
         sys.exit(130)
     except Error as error:
         error.args = (f"{error}{resume_hint(tutorial, getattr(error, 'directory', None))}",)
         raise
     except Exception as error:
         if diverged := where_it_diverged(namespace.get("run")):
-            raise Error(f"{diverged} So this failed afterwards: {type(error).__name__}: {error}") from None
+            raise Error(
+                f"{diverged} So this failed afterwards: {type(error).__name__}: {error}"
+            ) from None
         raise
     finally:
         if (client := namespace.get("client")) is not None:
             client.__exit__(*sys.exc_info())
-    click.echo(f"\nDone in {time.monotonic() - began:.0f} s. {'' if 'run' not in namespace else closing_words(namespace['run'])}")
+    click.echo(
+        f"\nDone in {time.monotonic() - began:.0f} s. {'' if 'run' not in namespace else closing_words(namespace['run'])}"
+    )
 
 
 def when_it_was(namespace):
@@ -222,7 +264,11 @@ def when_it_was(namespace):
 
 def where_it_diverged(run):
     """A sentence if the last loss that `run` (a `Run`, or None) reported is no number, else None."""
-    losses = [(record.get("step"), record["loss"]) for record in getattr(run, "records", ()) if isinstance(record.get("loss"), float)]
+    losses = [
+        (record.get("step"), record["loss"])
+        for record in getattr(run, "records", ())
+        if isinstance(record.get("loss"), float)
+    ]
     if not losses or math.isfinite(losses[-1][1]):
         return None
     step, loss = next((step, loss) for step, loss in losses if not math.isfinite(loss))
@@ -245,7 +291,11 @@ def pass_on_sigterm(number, frame):
 
 
 def tutorial_path(name):
-    known = {path.stem: path for path in sorted(TUTORIALS.glob("*.py")) if path.read_text().startswith("# ---\n# jupyter:")}
+    known = {
+        path.stem: path
+        for path in sorted(TUTORIALS.glob("*.py"))
+        if path.read_text().startswith("# ---\n# jupyter:")
+    }
     if name not in known:
         raise Error(f"There is no tutorial {name!r}. TUTORIAL takes one of: {', '.join(known)}.")
     return known[name]
@@ -257,7 +307,9 @@ def job_source(text):
     for line in text.splitlines():
         if line.startswith("# %%"):
             tags = re.search(r"tags=\[(.*?)\]", line)
-            keep = "[markdown]" not in line and not LESSON_TAGS & set(re.findall(r'"([^"]+)"', tags[1] if tags else ""))
+            keep = "[markdown]" not in line and not LESSON_TAGS & set(
+                re.findall(r'"([^"]+)"', tags[1] if tags else "")
+            )
         lines.append(line if keep else "")
     return "\n".join(lines)
 
@@ -277,7 +329,9 @@ def check_resumable(directory):
         return
     resumed_config(directory)
     if newest(local(directory) / "checkpoints") is None:
-        raise Error(f"RESUME={directory}: that run has no checkpoint to go on from. It ended before its first save; start a new run.")
+        raise Error(
+            f"RESUME={directory}: that run has no checkpoint to go on from. It ended before its first save; start a new run."
+        )
 
 
 def resume_hint(tutorial, directory):
@@ -294,12 +348,18 @@ def closing_words(run):
     """Where a run lies, and what of it could not be written. Training has finished: that is no failure, but a person must know."""
     words = listing(run.directory)
     if run.problems:
-        words += "\n\nTraining finished, but not everything was written:" + "".join(f"\n  - {problem}" for problem in run.problems)
+        words += "\n\nTraining finished, but not everything was written:" + "".join(
+            f"\n  - {problem}" for problem in run.problems
+        )
     return words
 
 
 def listing(directory):
-    files = ", ".join(sorted(f"{path.name}/" if path.is_dir() else path.name for path in Path(directory).iterdir()))
+    files = ", ".join(
+        sorted(
+            f"{path.name}/" if path.is_dir() else path.name for path in Path(directory).iterdir()
+        )
+    )
     return f"Run directory: {shown(directory)}\n  {files}"
 
 
@@ -311,12 +371,14 @@ def data(tutorial):
 
     click.echo(f"{entry_of(tutorial)['title']}. Licence: {entry_of(tutorial)['licence']}.")
     path = download(tutorial)
-    click.echo(f"Saved {shown(path)}. Use it with SET=\"data=full\".")
+    click.echo(f'Saved {shown(path)}. Use it with SET="data=full".')
 
 
 @main.command()
 @click.argument("tutorial", envvar="TUTORIAL", default="")
-@click.option("--ranks", envvar="WORKERS", default="1 2", help='numbers of ranks to compare, "1 2 4"')
+@click.option(
+    "--ranks", envvar="WORKERS", default="1 2", help='numbers of ranks to compare, "1 2 4"'
+)
 @click.option("--cluster", envvar="CLUSTER", help="as for run")
 @click.option("--preset", envvar="PRESET", help="as for run")
 @click.option("--set", "values", envvar="SET", help="as for run")
@@ -333,7 +395,11 @@ def scaling(tutorial, ranks, values, **choices):
 
 
 @main.command()
-@click.option("--cluster", envvar="CLUSTER", help="profile in clusters/, a .yaml file, or the address of a scheduler  [default: local]")
+@click.option(
+    "--cluster",
+    envvar="CLUSTER",
+    help="profile in clusters/, a .yaml file, or the address of a scheduler  [default: local]",
+)
 @click.option("--workers", envvar="WORKERS", help="number of workers to look at  [default: 2]")
 def doctor(cluster, workers):
     """Check what usually goes wrong on a cluster, and say what to do."""

@@ -1,7 +1,8 @@
 """Random changes of images that are the same on any number of ranks."""
 
-import torch
 import numpy as np
+import torch
+
 
 class Augmented(torch.utils.data.Dataset):
     """`dataset` with `transform` (torchvision.transforms.v2) applied to each image, at random by (seed, epoch, index) alone.
@@ -20,11 +21,18 @@ class Augmented(torch.utils.data.Dataset):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices):
-        fetch = getattr(self.dataset, "__getitems__", None) or (lambda indices: [self.dataset[index] for index in indices])
-        samples, generator = [], torch.random.default_generator  # the CPU's: that of a GPU, which dropout uses, stays as it is
+        fetch = getattr(self.dataset, "__getitems__", None) or (
+            lambda indices: [self.dataset[index] for index in indices]
+        )
+        samples, generator = (
+            [],
+            torch.random.default_generator,
+        )  # the CPU's: that of a GPU, which dropout uses, stays as it is
         with torch.random.fork_rng(devices=[]):
             for index, (image, label) in zip(indices, fetch(indices)):
-                words = np.random.SeedSequence([self.seed, self.position.epoch, index]).generate_state(2, np.uint32)
+                words = np.random.SeedSequence(
+                    [self.seed, self.position.epoch, index]
+                ).generate_state(2, np.uint32)
                 generator.manual_seed(int(words[0]) << 31 ^ int(words[1]))
                 samples.append((self.transform(image), label))
         return samples

@@ -48,28 +48,48 @@ def fetch(name, data="shipped"):
     entry = entry_of(name)
     licence = entry["licence"]
     if data == "shipped" and entry["shipped"].endswith(".py"):
-        path, origin, licence = drawn(name, DATA / entry["shipped"]), "drawn stand-in, not photographs", "that of this repository"
+        path, origin, licence = (
+            drawn(name, DATA / entry["shipped"]),
+            "drawn stand-in, not photographs",
+            "that of this repository",
+        )
     elif data == "shipped":
         path, origin = DATA / entry["shipped"], "shipped with the repository"
     elif data == "full":
         places = [Path(os.environ["DDP_DATA"]) / name] if os.environ.get("DDP_DATA") else []
-        found = [place for place in [*places, cache(name)] if all((place / each).exists() for each in full_files(entry))]
+        found = [
+            place
+            for place in [*places, cache(name)]
+            if all((place / each).exists() for each in full_files(entry))
+        ]
         if not found:
-            raise Error(f"The full data set {name} is not here. Run `make data TUTORIAL={name}` first, or use data=shipped.")
+            raise Error(
+                f"The full data set {name} is not here. Run `make data TUTORIAL={name}` first, or use data=shipped."
+            )
         path, origin = full_path(entry, found[0]), f"full set in {found[0]}"
     else:
         path, origin = data if "://" in str(data) else Path(data), f"your own, {data}"
     if isinstance(path, str):
         return SimpleNamespace(path=path, origin=origin, licence=licence, title=entry["title"])
     if not path.exists():
-        raise Error(f"There is no file {path} to read {name} from. Use data=shipped, data=full, or the path of your own.")
+        raise Error(
+            f"There is no file {path} to read {name} from. Use data=shipped, data=full, or the path of your own."
+        )
     if path.is_file() and path.stat().st_size == 0:
-        raise Error(f"{path} is empty. Restore it (git checkout for shipped data, `make data TUTORIAL={name}` for the full set).")
-    one_file = Path(entry["shipped"]).suffix not in ("", ".py") if "shipped" in entry else path.is_file()
+        raise Error(
+            f"{path} is empty. Restore it (git checkout for shipped data, `make data TUTORIAL={name}` for the full set)."
+        )
+    one_file = (
+        Path(entry["shipped"]).suffix not in ("", ".py") if "shipped" in entry else path.is_file()
+    )
     if one_file and path.is_dir():
-        raise Error(f"{path} is a folder. {entry['title']}: that is one file. Use data=shipped, data=full, or the path of your own file.")
+        raise Error(
+            f"{path} is a folder. {entry['title']}: that is one file. Use data=shipped, data=full, or the path of your own file."
+        )
     if not one_file and not path.is_dir():
-        raise Error(f"{path} is a file. {entry['title']}: that is a folder. Use data=shipped, data=full, or the path of your own folder.")
+        raise Error(
+            f"{path} is a file. {entry['title']}: that is a folder. Use data=shipped, data=full, or the path of your own folder."
+        )
     if name in CHECK and data not in ("shipped", "full"):
         CHECK[name](path)
     return SimpleNamespace(path=path, origin=origin, licence=licence, title=entry["title"])
@@ -129,7 +149,11 @@ def is_here(folder, file):
     """Whether a file of the registry lies in `folder`: unpacked, or with its digest."""
     if "unpack" in file:
         return (folder / Path(file["name"]).stem).is_dir()
-    return bool(file["sha256"]) and (folder / file["name"]).exists() and pooch.file_hash(folder / file["name"]) == file["sha256"]
+    return (
+        bool(file["sha256"])
+        and (folder / file["name"]).exists()
+        and pooch.file_hash(folder / file["name"]) == file["sha256"]
+    )
 
 
 def count_names(names):
@@ -139,7 +163,12 @@ def count_names(names):
     """
     tidy = names.dropna().astype(str).str.lower().str.strip()
     tidy = tidy[tidy.str.fullmatch(r"[a-z\-. ]+") & tidy.str.contains("[a-z]")]
-    return tidy.value_counts().rename_axis("name").reset_index(name="count").sort_values("name", ignore_index=True)
+    return (
+        tidy.value_counts()
+        .rename_axis("name")
+        .reset_index(name="count")
+        .sort_values("name", ignore_index=True)
+    )
 
 
 def check_names(path):
@@ -151,34 +180,52 @@ def check_names(path):
         raise Error(f"{path} is no table of names: {why}. {NAMES_FORMAT}") from None
     if list(table.columns) != ["name", "count"]:
         columns = ", ".join(f"{str(column):.40}" for column in table.columns[:5])
-        raise Error(f"{path} has the columns {columns}{', …' * (len(table.columns) > 5)}. {NAMES_FORMAT}")
+        raise Error(
+            f"{path} has the columns {columns}{', …' * (len(table.columns) > 5)}. {NAMES_FORMAT}"
+        )
     if len(table) < LEAST_NAMES:
-        raise Error(f"{path} holds {len(table)} name(s), and {LEAST_NAMES} are needed: a tenth of them is held out to judge by. Add names.")
-    for faulty, what in ((~table["name"].str.fullmatch(r"[a-z\-. ]{1,100}"), "name"),
-                         (~table["count"].str.fullmatch(r"0*[1-9][0-9]{0,8}"), "count")):
+        raise Error(
+            f"{path} holds {len(table)} name(s), and {LEAST_NAMES} are needed: a tenth of them is held out to judge by. Add names."
+        )
+    for faulty, what in (
+        (~table["name"].str.fullmatch(r"[a-z\-. ]{1,100}"), "name"),
+        (~table["count"].str.fullmatch(r"0*[1-9][0-9]{0,8}"), "count"),
+    ):
         if faulty.any():
             row = faulty.idxmax()
-            raise Error(f"{path} has the {what} {table[what][row]!r:.60} in row {row + 1}. {NAMES_FORMAT}")
+            raise Error(
+                f"{path} has the {what} {table[what][row]!r:.60} in row {row + 1}. {NAMES_FORMAT}"
+            )
 
 
 LEAST_NAMES = 10
-NAMES_FORMAT = ("It is CSV in UTF-8 with the columns name and count: names of small letters a to z, '-', '.' and spaces, at most 100 of them, "
-                "and how often each was given.")
+NAMES_FORMAT = (
+    "It is CSV in UTF-8 with the columns name and count: names of small letters a to z, '-', '.' and spaces, at most 100 of them, "
+    "and how often each was given."
+)
 CHECK = {"pets": check_names}  # what can be wrong with a file of somebody's own
 
 
 def _convert_pets(folder):
     column = "Animal's Name"
     try:
-        names = count_names(pandas.read_csv(folder / "rows.csv", usecols=[column], keep_default_na=False)[column])
+        names = count_names(
+            pandas.read_csv(folder / "rows.csv", usecols=[column], keep_default_na=False)[column]
+        )
     except (ValueError, pandas.errors.ParserError, UnicodeDecodeError) as error:
-        raise Error(f"The list that came has no column {column!r} ({error}). The city may have changed its format; use data=shipped.") from None
+        raise Error(
+            f"The list that came has no column {column!r} ({error}). The city may have changed its format; use data=shipped."
+        ) from None
     if names.empty:
-        raise Error("The list that came holds no names. Try again later; data=shipped needs no download.")
+        raise Error(
+            "The list that came holds no names. Try again later; data=shipped needs no download."
+        )
     names.to_csv(folder / "names.csv", index=False, lineterminator="\n")
 
 
-CONVERT = {"pets": _convert_pets}  # what has to be made of the files that came, where they are not used as they are
+CONVERT = {
+    "pets": _convert_pets
+}  # what has to be made of the files that came, where they are not used as they are
 
 
 def read_idx(path):
@@ -192,12 +239,22 @@ def read_idx(path):
     try:
         with gzip.open(path) as file:
             content = file.read()
-    except (OSError, EOFError, zlib.error) as error:  # OSError: also what is no gzip, or has a wrong CRC
-        raise Error(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}. {remedy}") from None
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+    ) as error:  # OSError: also what is no gzip, or has a wrong CRC
+        raise Error(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}. {remedy}"
+        ) from None
     axes = content[3] if len(content) > 3 else 0
     if content[:3] != b"\0\0\x08" or not axes or len(content) < 4 + 4 * axes:
-        raise Error(f"{path} is no IDX file of bytes: it begins with {content[:4].hex(' ') or 'nothing'}, not with 00 00 08 and the number of axes. {remedy}")
-    shape = [int.from_bytes(content[4 + 4 * axis:8 + 4 * axis]) for axis in range(axes)]
+        raise Error(
+            f"{path} is no IDX file of bytes: it begins with {content[:4].hex(' ') or 'nothing'}, not with 00 00 08 and the number of axes. {remedy}"
+        )
+    shape = [int.from_bytes(content[4 + 4 * axis : 8 + 4 * axis]) for axis in range(axes)]
     if (there := len(content) - 4 - 4 * axes) != math.prod(shape) or not there:
-        raise Error(f"{path} states {' x '.join(map(str, shape))} = {math.prod(shape):,} bytes and holds {there:,}. {remedy}")
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)[4 + 4 * axes:].reshape(shape)
+        raise Error(
+            f"{path} states {' x '.join(map(str, shape))} = {math.prod(shape):,} bytes and holds {there:,}. {remedy}"
+        )
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)[4 + 4 * axes :].reshape(shape)

@@ -41,8 +41,14 @@ def only_one(folder, wait=False):
             _lock(lock, folder, wait)
             yield
     except OSError as error:
-        room = " Make room there." if error.errno in (errno.ENOSPC, errno.EDQUOT) else " Work in a copy of the repository that is yours to write to."
-        raise Error(f"{folder} cannot be written: {error.strerror or error}. Nothing half-written was left.{room}") from None
+        room = (
+            " Make room there."
+            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            else " Work in a copy of the repository that is yours to write to."
+        )
+        raise Error(
+            f"{folder} cannot be written: {error.strerror or error}. Nothing half-written was left.{room}"
+        ) from None
 
 
 def _lock(file, folder, wait):
@@ -51,7 +57,9 @@ def _lock(file, folder, wait):
 
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
-        raise Error(f"Another program is downloading to {folder} at this moment. Wait until it is done.") from None
+        raise Error(
+            f"Another program is downloading to {folder} at this moment. Wait until it is done."
+        ) from None
     except (ImportError, OSError):  # a system without such locks
         return  # two programs at once waste time there, and what they leave is whole all the same
 
@@ -62,24 +70,56 @@ def retrieve(file, folder, parts, progressbar=True):
     A mirror is a dict with a url, and a digest of its own (sha256 or md5) where its copy is another. What breaks off stays in the
     folder `parts`. Raises `Error` that says of each address why it was no use; OSError when the disk does not take it.
     """
-    failures, sources = [], [file, *({"sha256": file["sha256"], **mirror} for mirror in file.get("mirrors", ()))]
+    failures, sources = (
+        [],
+        [file, *({"sha256": file["sha256"], **mirror} for mirror in file.get("mirrors", ()))],
+    )
     while sources:
         source = sources.pop(0)
-        digest = f"md5:{source['md5']}" if "md5" in source else source["sha256"] and f"sha256:{source['sha256']}"
-        part = parts / f".{file['name']}-{digest.partition(':')[2][:8]}.part" if digest else folder / f".{file['name']}.part"
+        digest = (
+            f"md5:{source['md5']}"
+            if "md5" in source
+            else source["sha256"] and f"sha256:{source['sha256']}"
+        )
+        part = (
+            parts / f".{file['name']}-{digest.partition(':')[2][:8]}.part"
+            if digest
+            else folder / f".{file['name']}.part"
+        )
         begun_earlier = part.exists()
-        downloader = functools.partial(_download, part=part, size=source.get("size"), resumable=bool(digest), progressbar=progressbar)
+        downloader = functools.partial(
+            _download,
+            part=part,
+            size=source.get("size"),
+            resumable=bool(digest),
+            progressbar=progressbar,
+        )
         try:
-            return Path(pooch.retrieve(source["url"], known_hash=digest, fname=file["name"], path=folder, downloader=downloader))
-        except (requests.RequestException, ValueError) as error:  # ValueError: the digest, or the length, differs
+            return Path(
+                pooch.retrieve(
+                    source["url"],
+                    known_hash=digest,
+                    fname=file["name"],
+                    path=folder,
+                    downloader=downloader,
+                )
+            )
+        except (
+            requests.RequestException,
+            ValueError,
+        ) as error:  # ValueError: the digest, or the length, differs
             failures.append(f"{source['url']}: {_innermost(error)}")
             if begun_earlier and not part.exists():
-                sources.insert(0, source)  # what was there earlier was no beginning of it: once more from the start
+                sources.insert(
+                    0, source
+                )  # what was there earlier was no beginning of it: once more from the start
         except OSError:  # a full disk
             part.unlink(missing_ok=True)
             raise
-    raise Error(f"Downloading {file['name']} failed. {' '.join(failure.rstrip('.') + '.' for failure in failures)} Nothing was changed. Check "
-                "the network (a proxy? HTTPS_PROXY) and run the command again: it goes on where it broke off. data=shipped needs no download.")
+    raise Error(
+        f"Downloading {file['name']} failed. {' '.join(failure.rstrip('.') + '.' for failure in failures)} Nothing was changed. Check "
+        "the network (a proxy? HTTPS_PROXY) and run the command again: it goes on where it broke off. data=shipped needs no download."
+    )
 
 
 def _innermost(error):
@@ -112,9 +152,17 @@ def _stream(url, part, begun, size, progressbar):
         response.raise_for_status()
         goes_on = response.status_code == requests.codes.partial_content
         total = size or begun * goes_on + int(response.headers.get("Content-Length", 0)) or None
-        with (open(part, "ab" if goes_on else "wb") as file,
-              tqdm(total=total, initial=file.tell(), desc=part.name[1:].rpartition("-")[0] or part.name, unit="B", unit_scale=True,
-                   disable=not progressbar) as bar):
+        with (
+            open(part, "ab" if goes_on else "wb") as file,
+            tqdm(
+                total=total,
+                initial=file.tell(),
+                desc=part.name[1:].rpartition("-")[0] or part.name,
+                unit="B",
+                unit_scale=True,
+                disable=not progressbar,
+            ) as bar,
+        ):
             for chunk in response.iter_content(CHUNK):
                 file.write(chunk)
                 bar.update(len(chunk))
@@ -124,7 +172,9 @@ def _stream(url, part, begun, size, progressbar):
     if size and came > size:
         part.unlink()
         raise ValueError(f"sends more than the {size:,} bytes that the file has")
-    if size and came < size and "Content-Length" not in response.headers:  # else requests has noticed, and the digest will tell
+    if (
+        size and came < size and "Content-Length" not in response.headers
+    ):  # else requests has noticed, and the digest will tell
         raise requests.ConnectionError(f"broke off after {came:,} of {size:,} bytes")
 
 
@@ -134,15 +184,27 @@ def unpack(archive, folder, progressbar=True, *, bytes, files):
     Only plain files are written. Raises `Error`, and leaves nothing, for a member that would lie outside, a link or device, more than
     `bytes` in all or more than `files`, a damaged archive; OSError for a full disk.
     """
+
     def refuse(why):
-        raise Error(f"{archive.name} is not unpacked: {why}. Nothing was changed. It is not the archive that is expected; do not use it.")
+        raise Error(
+            f"{archive.name} is not unpacked: {why}. Nothing was changed. It is not the archive that is expected; do not use it."
+        )
 
     with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".unpacking-") as temporary:
         try:
             with contextlib.ExitStack() as opened:
-                members = tqdm(_members(archive, opened), desc=f"unpacking {archive.name}", unit=" files", disable=not progressbar)
+                members = tqdm(
+                    _members(archive, opened),
+                    desc=f"unpacking {archive.name}",
+                    unit=" files",
+                    disable=not progressbar,
+                )
                 for count, (name, size, is_plain, content) in enumerate(members, 1):
-                    if name.startswith(("/", "\\")) or ".." in (parts := re.split(r"[/\\]", name)) or ":" in parts[0]:
+                    if (
+                        name.startswith(("/", "\\"))
+                        or ".." in (parts := re.split(r"[/\\]", name))
+                        or ":" in parts[0]
+                    ):
                         refuse(f"its member {name!r} would lie outside of the folder")
                     if not is_plain:
                         refuse(f"its member {name!r} is a link or a device, not a plain file")
@@ -158,8 +220,17 @@ def unpack(archive, folder, progressbar=True, *, bytes, files):
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
                 raise
             refuse(f"it is damaged ({error.strerror})")
-        except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, ValueError, RuntimeError) as error:
-            refuse(f"it is damaged ({str(error).splitlines()[0]})")  # RuntimeError: encrypted, or packed by an unknown method
+        except (
+            zipfile.BadZipFile,
+            tarfile.TarError,
+            zlib.error,
+            EOFError,
+            ValueError,
+            RuntimeError,
+        ) as error:
+            refuse(
+                f"it is damaged ({str(error).splitlines()[0]})"
+            )  # RuntimeError: encrypted, or packed by an unknown method
 
 
 def _members(archive, opened):
@@ -169,9 +240,19 @@ def _members(archive, opened):
         for member in whole.infolist():
             kind = stat.S_IFMT(member.external_attr >> 16)
             if not member.is_dir():
-                yield member.filename, member.file_size, kind in (0, stat.S_IFREG), functools.partial(whole.open, member)
+                yield (
+                    member.filename,
+                    member.file_size,
+                    kind in (0, stat.S_IFREG),
+                    functools.partial(whole.open, member),
+                )
     else:
         whole = opened.enter_context(tarfile.open(archive))
         for member in whole:
             if not member.isdir():
-                yield member.name, member.size, member.isfile(), functools.partial(whole.extractfile, member)
+                yield (
+                    member.name,
+                    member.size,
+                    member.isfile(),
+                    functools.partial(whole.extractfile, member),
+                )

@@ -31,8 +31,16 @@ from PIL import Image, ImageDraw, ImageFilter
 from ddp_common.errors import Error
 
 __all__ = [
-    "Camera", "Sheet", "command_line", "darker", "draw_all", "edition", "lighter", "mixed",
-    "photographed", "polar",
+    "Camera",
+    "Sheet",
+    "command_line",
+    "darker",
+    "draw_all",
+    "edition",
+    "lighter",
+    "mixed",
+    "photographed",
+    "polar",
 ]
 
 FINER = 3  # a sheet has so many times the width of the picture
@@ -199,8 +207,10 @@ def _is_drawn(folder, classes, per_class):
     if not folder.exists() or not any(folder.iterdir()):
         return False
     if len(list(folder.glob("*/*.png"))) != per_class * len(classes):
-        raise Error(f"{folder} holds something other than {per_class} pictures of each class. "
-                    "Nothing was drawn: remove the folder or name another one.")
+        raise Error(
+            f"{folder} holds something other than {per_class} pictures of each class. "
+            "Nothing was drawn: remove the folder or name another one."
+        )
     return True
 
 
@@ -216,5 +226,7 @@ def command_line(draw, classes, per_class):
     except Error as error:
         sys.exit(f"Error: {error}")
     except OSError as error:
-        sys.exit(f"Error: The pictures cannot be written to {folder}: {error}. "
-                 "No picture was kept: name a folder that you may write to.")
+        sys.exit(
+            f"Error: The pictures cannot be written to {folder}: {error}. "
+            "No picture was kept: name a folder that you may write to."
+        )

@@ -19,13 +19,16 @@ import torch
 import torch.distributed as dist
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from ddp_common.ranks import reporting
-from ddp_common.errors import Error
-from ddp_common.ranks.rendezvous import rank, world_size
 from ddp_common.data.kept import Kept
+from ddp_common.errors import Error
+from ddp_common.ranks import reporting
+from ddp_common.ranks.rendezvous import rank, world_size
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".gif", ".webp")
-S3 = {"max_concurrency": 1, "config_kwargs": {"max_pool_connections": 64}}  # 1: without asking for the size of each file first
+S3 = {
+    "max_concurrency": 1,
+    "config_kwargs": {"max_pool_connections": 64},
+}  # 1: without asking for the size of each file first
 BATCH = 256  # images read at once in the check for damaged ones
 
 
@@ -46,7 +49,11 @@ class ImageFolder(torch.utils.data.Dataset):
         self.url, self.size, self.anonymous, self._process = str(url), size, anonymous, None
         self._names, version = _told_by_rank_0(self._list)
         self._index(range(len(self._names)))
-        self._kept = None if cache is None else Kept(cache, len(self._names), (3, size, size), f"{self.url} {size} {version}")
+        self._kept = (
+            None
+            if cache is None
+            else Kept(cache, len(self._names), (3, size, size), f"{self.url} {size} {version}")
+        )
         if on_error == "skip":
             self._leave_out_damaged()
 
@@ -56,9 +63,15 @@ class ImageFolder(torch.utils.data.Dataset):
         labels = [self._names[row].split("/")[0] for row in self._rows]
         self.classes = sorted(set(labels))
         if len(self.classes) < 2:
-            found = f"only the class {self.classes[0]!r}" if labels else f"no image ({', '.join(SUFFIXES)}) in a folder"
-            raise Error(f"{self.url} holds {found}. An image's class is the name of the folder that it lies in, and there must be two or more: "
-                        "name the folder that holds the folders of the classes.")
+            found = (
+                f"only the class {self.classes[0]!r}"
+                if labels
+                else f"no image ({', '.join(SUFFIXES)}) in a folder"
+            )
+            raise Error(
+                f"{self.url} holds {found}. An image's class is the name of the folder that it lies in, and there must be two or more: "
+                "name the folder that holds the folders of the classes."
+            )
         number = {label: number for number, label in enumerate(self.classes)}
         self.targets = [number[label] for label in labels]
 
@@ -75,10 +88,15 @@ class ImageFolder(torch.utils.data.Dataset):
         missing = [row for row, image in images.items() if image is None]
         for row, image in zip(missing, self._decode(missing)):
             if isinstance(image, Exception):
-                raise Error(f"{self.url}/{self._names[row]} is no image that can be read: {image}. Remove or replace the file, or leave "
-                            "damaged ones out with on_error='skip'.")
+                raise Error(
+                    f"{self.url}/{self._names[row]} is no image that can be read: {image}. Remove or replace the file, or leave "
+                    "damaged ones out with on_error='skip'."
+                )
             images[row] = image
-        return [(torch.from_numpy(images[row].copy()), self.targets[index]) for row, index in zip(rows, indices)]
+        return [
+            (torch.from_numpy(images[row].copy()), self.targets[index])
+            for row, index in zip(rows, indices)
+        ]
 
     def _decode(self, rows):
         """An array, or what was wrong with the file, for each of the rows; arrays are kept."""
@@ -92,7 +110,11 @@ class ImageFolder(torch.utils.data.Dataset):
             contents = pool.map(_read, [filesystem] * len(paths), paths)
         images = list(pool.map(_decoded, contents, [self.size] * len(rows)))
         for row, image in zip(rows, images):
-            if isinstance(image, Exception) and filesystem.async_impl and not isinstance(image, (FileNotFoundError, Undecodable)):
+            if (
+                isinstance(image, Exception)
+                and filesystem.async_impl
+                and not isinstance(image, (FileNotFoundError, Undecodable))
+            ):
                 raise _unreachable(self.url, image)
             if self._kept is not None and not isinstance(image, Exception):
                 self._kept.put(row, image)
@@ -105,7 +127,9 @@ class ImageFolder(torch.utils.data.Dataset):
             if self.url.startswith("s3://"):
                 options = S3 | ({"anon": True} if self.anonymous else {})
             filesystem, root = fsspec.url_to_fs(self.url, skip_instance_cache=True, **options)
-            pool = ThreadPoolExecutor(torch.get_num_threads())  # a rank's share of the cores; in a worker of a DataLoader one
+            pool = ThreadPoolExecutor(
+                torch.get_num_threads()
+            )  # a rank's share of the cores; in a worker of a DataLoader one
             self._mine = filesystem, root.rstrip("/"), pool
             self._process = os.getpid()
         return self._mine
@@ -118,30 +142,65 @@ class ImageFolder(torch.utils.data.Dataset):
         try:
             filesystem, root, _ = self._own()
             if "file" in filesystem.protocol:
-                found = {os.path.relpath(path, root): (about.st_size, about.st_mtime_ns) for path, about in _walk(root)}
+                found = {
+                    os.path.relpath(path, root): (about.st_size, about.st_mtime_ns)
+                    for path, about in _walk(root)
+                }
             else:
-                found = {name.removeprefix(f"{root}/"): (about.get("size"), str(about.get("ETag") or about.get("LastModified")))
-                         for name, about in filesystem.find(root, detail=True).items()}
+                found = {
+                    name.removeprefix(f"{root}/"): (
+                        about.get("size"),
+                        str(about.get("ETag") or about.get("LastModified")),
+                    )
+                    for name, about in filesystem.find(root, detail=True).items()
+                }
         except ImportError as error:
-            raise Error(f"{self.url} needs one more package ({error}). For s3:// install the extra: pip install -e '.[s3]'.") from None
-        except Exception as error:  # each file system has its own: access denied, no such bucket, no network
+            raise Error(
+                f"{self.url} needs one more package ({error}). For s3:// install the extra: pip install -e '.[s3]'."
+            ) from None
+        except (
+            Exception
+        ) as error:  # each file system has its own: access denied, no such bucket, no network
             raise _unreachable(self.url, error) from None
-        names = sorted(name for name in found if name.lower().endswith(SUFFIXES) and "/" in name and not any(part.startswith(".") for part in name.split("/")))
-        return names, hashlib.sha256(repr([(name, found[name]) for name in names]).encode()).hexdigest()
+        names = sorted(
+            name
+            for name in found
+            if name.lower().endswith(SUFFIXES)
+            and "/" in name
+            and not any(part.startswith(".") for part in name.split("/"))
+        )
+        return names, hashlib.sha256(
+            repr([(name, found[name]) for name in names]).encode()
+        ).hexdigest()
 
     def _leave_out_damaged(self):
-        mine, bad = self._rows[rank()::world_size()], {}
+        mine, bad = self._rows[rank() :: world_size()], {}
         for start in range(0, len(mine), BATCH):
-            rows = [row for row in mine[start:start + BATCH] if self._kept is None or self._kept.get(row) is None]
-            bad.update({row: str(image) for row, image in zip(rows, self._decode(rows)) if isinstance(image, Exception)})
+            rows = [
+                row
+                for row in mine[start : start + BATCH]
+                if self._kept is None or self._kept.get(row) is None
+            ]
+            bad.update(
+                {
+                    row: str(image)
+                    for row, image in zip(rows, self._decode(rows))
+                    if isinstance(image, Exception)
+                }
+            )
             reporting.made_progress()
         everyone = [bad] * world_size()
         if world_size() > 1:
             dist.all_gather_object(everyone, bad)
         if bad := {row: why for each in everyone for row, why in each.items()}:
-            named = "; ".join(f"{self._names[row]}: {bad[row]}" for row in sorted(bad)[:10]) + ("; …" if len(bad) > 10 else "")
+            named = "; ".join(f"{self._names[row]}: {bad[row]}" for row in sorted(bad)[:10]) + (
+                "; …" if len(bad) > 10 else ""
+            )
             if rank() == 0:
-                warnings.warn(f"{len(bad)} of {len(self._names)} files in {self.url} are no images that can be read, and left out: {named}.", stacklevel=3)
+                warnings.warn(
+                    f"{len(bad)} of {len(self._names)} files in {self.url} are no images that can be read, and left out: {named}.",
+                    stacklevel=3,
+                )
             self._index(row for row in self._rows if row not in bad)
 
 
@@ -166,6 +225,7 @@ def _told_by_rank_0(ask):
 
 def _walk(root):
     """Yield (path, stat) of every plain file below `root`, links followed. Raises OSError for a folder that cannot be read."""
+
     def stop(error):
         raise error
 
@@ -178,10 +238,16 @@ def _walk(root):
 
 def _unreachable(url, error):
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return Error(f"There is no folder or bucket {url} to read images from ({error}). Check its name.")
+        return Error(
+            f"There is no folder or bucket {url} to read images from ({error}). Check its name."
+        )
     if isinstance(error, PermissionError) or "credentials" in str(error):
-        return Error(f"There is no right to read {url}: {error}. Check the credentials; a public bucket is read with anonymous=True.")
-    return Error(f"{url} cannot be read: {error or repr(error)}. Check its name, the credentials and the network.")
+        return Error(
+            f"There is no right to read {url}: {error}. Check the credentials; a public bucket is read with anonymous=True."
+        )
+    return Error(
+        f"{url} cannot be read: {error or repr(error)}. Check its name, the credentials and the network."
+    )
 
 
 def _read(filesystem, path):
@@ -200,17 +266,11 @@ def _decoded(content, size):
             raise ValueError("the file is empty")
         image = Image.open(io.BytesIO(content))
         image.draft("RGB", (size, size))  # a JPEG is decoded at the next larger of its own scales
-        image = ImageOps.fit(ImageOps.exif_transpose(image).convert("RGB"), (size, size), Image.Resampling.BICUBIC)
+        image = ImageOps.fit(
+            ImageOps.exif_transpose(image).convert("RGB"), (size, size), Image.Resampling.BICUBIC
+        )
         return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
     except UnidentifiedImageError:
         return Undecodable("its content is of no image format that is known here")
     except Exception as error:  # Pillow's decoders raise all kinds
         return Undecodable(error)
-
-
-
-
-
-
-
-

@@ -13,6 +13,7 @@ import numpy as np
 
 from ddp_common.errors import Error
 
+
 class Kept:
     """Arrays of uint8 of one shape that processes share: written once, each with its CRC, without which it is not taken.
 
@@ -31,8 +32,10 @@ class Kept:
             try:
                 self.map = mmap.mmap(-1, max(total, 1))
             except (OSError, ValueError, OverflowError) as error:
-                raise Error(f"The images cannot be kept in memory, which takes {total / 1e6:,.0f} MB: {error}. Take a smaller size, a folder "
-                            "as the cache, or use cache=None.") from None
+                raise Error(
+                    f"The images cannot be kept in memory, which takes {total / 1e6:,.0f} MB: {error}. Take a smaller size, a folder "
+                    "as the cache, or use cache=None."
+                ) from None
         else:
             path = Path(self.place) / self.name
             try:
@@ -41,21 +44,33 @@ class Kept:
                     _reserve(file, path, total)
                     self.map = mmap.mmap(file.fileno(), total)
             except (OSError, ValueError, OverflowError) as error:
-                raise Error(f"The images cannot be kept in {self.place}, which takes {total / 1e6:,.0f} MB: {error}. Make room, name another "
-                            "folder, or use cache=None.") from None
+                raise Error(
+                    f"The images cannot be kept in {self.place}, which takes {total / 1e6:,.0f} MB: {error}. Make room, name another "
+                    "folder, or use cache=None."
+                ) from None
         self.sums = np.frombuffer(self.map, np.uint32, self.count)
-        self.arrays = np.frombuffer(self.map, np.uint8, self.count * self.length, self.count * 4).reshape(self.count, *self.shape)
+        self.arrays = np.frombuffer(
+            self.map, np.uint8, self.count * self.length, self.count * 4
+        ).reshape(self.count, *self.shape)
 
     def get(self, row):
         """The array at `row`, None if it is not there, or torn."""
-        return self.arrays[row] if self.sums[row] and self.sums[row] == _sum(self.arrays[row]) else None
+        return (
+            self.arrays[row]
+            if self.sums[row] and self.sums[row] == _sum(self.arrays[row])
+            else None
+        )
 
     def put(self, row, array):
         self.arrays[row] = array
         self.sums[row] = _sum(array)
 
     def __getstate__(self):
-        return {name: value for name, value in self.__dict__.items() if name not in ("map", "sums", "arrays")}
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in ("map", "sums", "arrays")
+        }
 
     def __setstate__(self, state):
         self.__dict__.update(state)

@@ -16,13 +16,31 @@ from pathlib import Path
 
 import torch
 
-from ddp_common.ranks import reporting
 from ddp_common.errors import Error
-from ddp_common.ranks.rendezvous import device, rank
-from ddp_common.ranks.checkpoint_files import checkpoints, fault, install, newest, remove_all_but, step_of
 from ddp_common.files import make_private
+from ddp_common.ranks import reporting
+from ddp_common.ranks.checkpoint_files import (
+    checkpoints,
+    fault,
+    install,
+    newest,
+    remove_all_but,
+    step_of,
+)
+from ddp_common.ranks.rendezvous import device, rank
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)  # what loads without executing code
+PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    torch.Size,
+    torch.dtype,
+    torch.device,
+)  # what loads without executing code
 
 _unfinished = set()  # checkpoints of this process that are being written
 
@@ -37,24 +55,46 @@ class Checkpoint:
     permission), the last good one stays and `on_error` decides: 'warn' says so and training goes on, 'stop' raises `Error`.
     """
 
-    def __init__(self, *, directory=None, keep=2, every_steps=None, every_seconds=None, on_error="warn", **parts):
+    def __init__(
+        self,
+        *,
+        directory=None,
+        keep=2,
+        every_steps=None,
+        every_seconds=None,
+        on_error="warn",
+        **parts,
+    ):
         directory = directory or os.environ.get("DDP_CHECKPOINTS")
-        self.directory, self.keep, self.on_error = Path(directory).absolute() if directory else None, keep, on_error
+        self.directory, self.keep, self.on_error = (
+            Path(directory).absolute() if directory else None,
+            keep,
+            on_error,
+        )
         self.every_steps, self.every_seconds = every_steps, every_seconds
-        self.parts = {name: getattr(part, "module", part) if name == "model" else part for name, part in parts.items()}
+        self.parts = {
+            name: getattr(part, "module", part) if name == "model" else part
+            for name, part in parts.items()
+        }
         self._writer, self._problem, self._copies = None, None, {}
         self._saved_step, self._saved_at = None, time.monotonic()
-        lacking = [name for name, part in self.parts.items() if not hasattr(part, "load_state_dict")]
+        lacking = [
+            name for name, part in self.parts.items() if not hasattr(part, "load_state_dict")
+        ]
         if lacking:
             raise Error(f"Checkpoint cannot save {', '.join(lacking)}: it has no load_state_dict.")
         if on_error not in ("warn", "stop") or keep < 1:
-            raise Error(f"Checkpoint takes on_error='warn' or 'stop' and keeps at least 1 file, not on_error={on_error!r}, keep={keep!r}.")
+            raise Error(
+                f"Checkpoint takes on_error='warn' or 'stop' and keeps at least 1 file, not on_error={on_error!r}, keep={keep!r}."
+            )
         sampler = parts.get("sampler")
         if hasattr(sampler, "between_steps"):
             sampler.between_steps.append(self._save_if_due)
             sampler.before_stopping.append(lambda: (self.save(), self.wait()))
         elif every_steps or every_seconds:
-            raise Error("every_steps and every_seconds need the sampler, which counts the steps: Checkpoint(sampler=…, model=…, …).")
+            raise Error(
+                "every_steps and every_seconds need the sampler, which counts the steps: Checkpoint(sampler=…, model=…, …)."
+            )
 
     def save(self):
         """Copy the current state, then write it in the background (rank 0; the others return at once).
@@ -65,10 +105,17 @@ class Checkpoint:
         if self.directory is None or rank() != 0:
             return
         self.wait()
-        self._copies = {name: copy_of(part.state_dict(), self._copies.get(name), name) for name, part in self.parts.items()}
+        self._copies = {
+            name: copy_of(part.state_dict(), self._copies.get(name), name)
+            for name, part in self.parts.items()
+        }
         self._saved_step, self._saved_at = self._step(), time.monotonic()
         _unfinished.add(self)
-        self._writer = threading.Thread(target=self._write, args=(self.directory / f"step-{self._saved_step:08d}.pt",), name="ddp-checkpoint")
+        self._writer = threading.Thread(
+            target=self._write,
+            args=(self.directory / f"step-{self._saved_step:08d}.pt",),
+            name="ddp-checkpoint",
+        )
         self._writer.start()
 
     def wait(self):
@@ -91,7 +138,10 @@ class Checkpoint:
         step = self._step() if self.directory is not None and rank() == 0 else None
         if step in (None, 0, self._saved_step):
             return
-        late = self.every_seconds is not None and time.monotonic() - self._saved_at >= self.every_seconds
+        late = (
+            self.every_seconds is not None
+            and time.monotonic() - self._saved_at >= self.every_seconds
+        )
         if late or (self.every_steps and step % self.every_steps == 0):
             self.save()
 
@@ -111,13 +161,30 @@ class Checkpoint:
         """Keep it for `wait`, and tell the client, who shows it to a person."""
         while not isinstance(error, OSError) and error.__context__ is not None:
             error = error.__context__  # torch passes on what the disk says as one of several
-        why = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0] or type(error).__name__
+        why = (
+            getattr(error, "strerror", None)
+            or (str(error).splitlines() or [""])[0]
+            or type(error).__name__
+        )
         kept = "none"
         with contextlib.suppress(OSError):  # a disk that cannot be read either
-            kept = next((each.name for each in reversed(checkpoints(self.directory)) if fault(each) is None), kept)
-        self._problem = Error(f"The checkpoint {path} was not saved: {why}. The last good one is {kept}. Make room, or choose another directory.")
+            kept = next(
+                (
+                    each.name
+                    for each in reversed(checkpoints(self.directory))
+                    if fault(each) is None
+                ),
+                kept,
+            )
+        self._problem = Error(
+            f"The checkpoint {path} was not saved: {why}. The last good one is {kept}. Make room, or choose another directory."
+        )
         reporting.post({"problem": str(self._problem)})
-        print(f"{self._problem}{' Training goes on.' if self.on_error == 'warn' else ''}", file=sys.stderr, flush=True)
+        print(
+            f"{self._problem}{' Training goes on.' if self.on_error == 'warn' else ''}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def restore(self):
         """Load the newest checkpoint that verifies; damaged ones are named on stderr and passed over. Returns its path, or None.
@@ -130,12 +197,16 @@ class Checkpoint:
             return None
         state = load(path)
         if set(state) != set(self.parts):
-            raise Error(f"{path} holds {', '.join(state)}; this run saves {', '.join(self.parts)}. Resume with the code that wrote it.")
+            raise Error(
+                f"{path} holds {', '.join(state)}; this run saves {', '.join(self.parts)}. Resume with the code that wrote it."
+            )
         try:
             for name, part in self.parts.items():
                 part.load_state_dict(state[name])
         except (RuntimeError, ValueError, KeyError) as error:
-            raise Error(f"{path} was written by another {name}: {error}. Resume with the settings in its run's config.json.") from None
+            raise Error(
+                f"{path} was written by another {name}: {error}. Resume with the settings in its run's config.json."
+            ) from None
         self._saved_step = step_of(path)
         if rank() == 0:
             print(f"Resumed from {path.name}", flush=True)
@@ -154,20 +225,36 @@ def copy_of(value, earlier, where):
     Raises `Error`, naming the place, for anything that `torch.load(weights_only=True)` would refuse.
     """
     if isinstance(value, torch.Tensor):
-        fits = isinstance(earlier, torch.Tensor) and earlier.shape == value.shape and earlier.dtype == value.dtype
-        return (earlier if fits else torch.empty_like(value, device="cpu", requires_grad=False)).copy_(value.detach())
+        fits = (
+            isinstance(earlier, torch.Tensor)
+            and earlier.shape == value.shape
+            and earlier.dtype == value.dtype
+        )
+        return (
+            earlier if fits else torch.empty_like(value, device="cpu", requires_grad=False)
+        ).copy_(value.detach())
     if isinstance(value, dict):
         old = earlier if isinstance(earlier, dict) else {}
-        return {copy_of(key, None, where): copy_of(each, old.get(key), f"{where}[{key!r}]") for key, each in value.items()}
+        return {
+            copy_of(key, None, where): copy_of(each, old.get(key), f"{where}[{key!r}]")
+            for key, each in value.items()
+        }
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
-        old = earlier if isinstance(earlier, type(value)) and len(earlier) == len(value) else [None] * len(value)
-        return type(value)(copy_of(each, before, f"{where}[{number}]") for number, (each, before) in enumerate(zip(value, old)))
+        old = (
+            earlier
+            if isinstance(earlier, type(value)) and len(earlier) == len(value)
+            else [None] * len(value)
+        )
+        return type(value)(
+            copy_of(each, before, f"{where}[{number}]")
+            for number, (each, before) in enumerate(zip(value, old))
+        )
     if type(value) in PLAIN:
         return value
-    raise Error(f"The state {where} is a {type(value).__module__}.{type(value).__name__}, which cannot be loaded again without executing code. "
-                "Keep states to tensors and plain Python values (a NumPy number becomes one with .item()).")
-
-
+    raise Error(
+        f"The state {where} is a {type(value).__module__}.{type(value).__name__}, which cannot be loaded again without executing code. "
+        "Keep states to tensors and plain Python values (a NumPy number becomes one with .item())."
+    )
 
 
 def load(path):
@@ -175,15 +262,14 @@ def load(path):
     try:
         return torch.load(path, map_location=device(), weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
-        what = next((line.strip() for line in str(error).splitlines() if "Unpickler error" in line), str(error).splitlines()[0])
-        raise Error(f"{path} cannot be loaded without executing code, so it was not. It may hold more than tensors and plain Python "
-                    f"values (NumPy numbers, say), or come from elsewhere. What torch says: {what}") from None
-
-
-
-
-
-
+        what = next(
+            (line.strip() for line in str(error).splitlines() if "Unpickler error" in line),
+            str(error).splitlines()[0],
+        )
+        raise Error(
+            f"{path} cannot be loaded without executing code, so it was not. It may hold more than tensors and plain Python "
+            f"values (NumPy numbers, say), or come from elsewhere. What torch says: {what}"
+        ) from None
 
 
 def write(state, path):
@@ -203,13 +289,3 @@ def write(state, path):
 
 
 sync = os.fsync  # replaced where a test or the fault lab needs a save that takes its time
-
-
-
-
-
-
-
-
-
-

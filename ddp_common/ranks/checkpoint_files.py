@@ -11,13 +11,16 @@ from pathlib import Path
 
 from ddp_common.errors import Error
 
+
 def remove_all_but(keep, newest):
     """Retention: of the files up to `newest`, the one just written, the last `keep` stay; later ones can only be damaged, and go."""
     known = checkpoints(newest.parent)
     if newest not in known:
-        raise FileNotFoundError(errno.ENOENT, "something else has removed it. Is another run writing in that folder?")
+        raise FileNotFoundError(
+            errno.ENOENT, "something else has removed it. Is another run writing in that folder?"
+        )
     position = known.index(newest) + 1
-    for old in [*known[:max(0, position - keep)], *known[position:]]:
+    for old in [*known[: max(0, position - keep)], *known[position:]]:
         old.unlink(missing_ok=True)
         digest_file(old).unlink(missing_ok=True)
 
@@ -56,7 +59,9 @@ def sha256(path):
 
 def stated_digests(path):
     try:
-        return [line.split()[0] for line in digest_file(path).read_text().splitlines() if line.split()]
+        return [
+            line.split()[0] for line in digest_file(path).read_text().splitlines() if line.split()
+        ]
     except (OSError, UnicodeDecodeError):
         return []
 
@@ -79,7 +84,13 @@ def newest(directory, quiet=False):
         if (what := fault(path)) is None:
             return path
         if not quiet:
-            print(f"Checkpoint {path} is damaged: {what}. Trying the one before it.", file=sys.stderr, flush=True)
+            print(
+                f"Checkpoint {path} is damaged: {what}. Trying the one before it.",
+                file=sys.stderr,
+                flush=True,
+            )
     if found:
-        raise Error(f"No checkpoint in {directory} is good: all {len(found)} are damaged. Start a new run without RESUME.")
+        raise Error(
+            f"No checkpoint in {directory} is good: all {len(found)} are damaged. Start a new run without RESUME."
+        )
     return None

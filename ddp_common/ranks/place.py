@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+
 @dataclass(frozen=True)
 class Place:
     """Where this process stands among the ranks, and where their store is. `port` is None in a Slurm step: there

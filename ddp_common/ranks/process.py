@@ -20,12 +20,14 @@ import threading
 import traceback
 from multiprocessing.connection import wait
 
-from ddp_common.ranks.parent import die_with_parent
 from ddp_common.errors import Error
+from ddp_common.ranks.parent import die_with_parent
 
 LONGEST_MESSAGE = 10_000  # characters of an exception's own words
 LONGEST_TRACEBACK = 100_000  # characters
-LARGEST_EXCEPTION = 2**20  # bytes of a pickled exception; a larger one does not travel, its words do
+LARGEST_EXCEPTION = (
+    2**20
+)  # bytes of a pickled exception; a larger one does not travel, its words do
 
 
 def main(environment, threads, payload, listener, result_file, messages, output, stacks):
@@ -42,11 +44,15 @@ def main(environment, threads, payload, listener, result_file, messages, output,
     sys.stdout, sys.stderr = (open(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
     faulthandler.enable(open(2, "w", closefd=False))
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the worker is deaf to it; what a rank starts need not be
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # the worker is deaf to it; what a rank starts need not be
     code = 0
     try:
         message = _train(environment, threads, payload, listener, result_file, messages)
-    except BaseException as error:  # whatever it is, and wherever it came from: the client is to know
+    except (
+        BaseException
+    ) as error:  # whatever it is, and wherever it came from: the client is to know
         message, code = _failure(error), _exit_code(error)
     messages.send(message)
     if message["how"] == "raised":
@@ -55,7 +61,9 @@ def main(environment, threads, payload, listener, result_file, messages, output,
 
 def _train(environment, threads, payload, listener, result_file, messages):
     """Call the training function; returns the rank's last message."""
-    os.environ.update(environment, DDP_RANK_PROCESS=str(os.getpid()))  # by which what it starts can be found, whatever becomes of its parents
+    os.environ.update(
+        environment, DDP_RANK_PROCESS=str(os.getpid())
+    )  # by which what it starts can be found, whatever becomes of its parents
 
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -63,12 +71,16 @@ def _train(environment, threads, payload, listener, result_file, messages):
     from ddp_common.ranks import checkpoint, rendezvous, reporting, stopping
 
     torch.set_num_threads(threads)
-    multiprocessing.set_start_method("fork", force=True)  # workers of a DataLoader then know a notebook's classes, as they would there
+    multiprocessing.set_start_method(
+        "fork", force=True
+    )  # workers of a DataLoader then know a notebook's classes, as they would there
     register_optimizer_step_post_hook(reporting.made_progress)
     finish_reports = reporting.start(messages.send)
     try:
         stopping.listen_to_sigterm()
-        os.register_at_fork(after_in_child=functools.partial(_be_no_rank, signal.getsignal(signal.SIGTERM)))
+        os.register_at_fork(
+            after_in_child=functools.partial(_be_no_rank, signal.getsignal(signal.SIGTERM))
+        )
         function, arguments, sources = pickle.loads(payload)
         linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
         _publish_main(function)
@@ -79,7 +91,12 @@ def _train(environment, threads, payload, listener, result_file, messages):
         as_bytes = _write_result(result, result_file) if result_file is not None else None
         return {"how": "done", "result": as_bytes}
     except stopping.Stopped:
-        return {"how": "stopped", "told": stopping.was_told(), "in_loop": stopping.is_in_loop(), **reporting.position()}
+        return {
+            "how": "stopped",
+            "told": stopping.was_told(),
+            "in_loop": stopping.is_in_loop(),
+            **reporting.position(),
+        }
     finally:
         finish_reports()
 
@@ -114,25 +131,44 @@ def _publish_main(function):
     while function is not None:
         namespace = getattr(function, "__globals__", {})
         if namespace.get("__name__") == "__main__":
-            own = {name: value for name, value in namespace.items() if getattr(value, "__module__", None) == "__main__"}
+            own = {
+                name: value
+                for name, value in namespace.items()
+                if getattr(value, "__module__", None) == "__main__"
+            }
             vars(sys.modules["__main__"]).update(own)
         function = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
 
 
 def _failure(error):
     """The last message of a rank that ended with an exception. An `Error` is written to be read by itself."""
-    headline = str(error) if isinstance(error, Error) else "".join(traceback.format_exception_only(error)).strip()
+    headline = (
+        str(error)
+        if isinstance(error, Error)
+        else "".join(traceback.format_exception_only(error)).strip()
+    )
     headline = shortened(headline, LONGEST_MESSAGE)
     if isinstance(error, SystemExit):
-        headline = f"it left with exit code {_exit_code(error)} before its function returned: {headline}"
+        headline = (
+            f"it left with exit code {_exit_code(error)} before its function returned: {headline}"
+        )
     text = shortened("".join(traceback.format_exception(error)), LONGEST_TRACEBACK)
-    return {"how": "raised", "traceback": text, "message": headline, "exception": _pickle_exception(error)}
+    return {
+        "how": "raised",
+        "traceback": text,
+        "message": headline,
+        "exception": _pickle_exception(error),
+    }
 
 
 def shortened(text, length):
     """`text`, or its head and its tail and how much lies between them."""
     left_out = len(text) - length
-    return text if left_out <= 0 else f"{text[:length // 2]}\n… [{left_out:,} characters left out] …\n{text[-length // 2:]}"
+    return (
+        text
+        if left_out <= 0
+        else f"{text[: length // 2]}\n… [{left_out:,} characters left out] …\n{text[-length // 2 :]}"
+    )
 
 
 def _exit_code(error):
@@ -165,7 +201,9 @@ def unpickle_exception(text):
     """On the client: what `_pickle_exception` has packed; None if it cannot be had here."""
     try:
         return pickle.loads(base64.b64decode(text))
-    except Exception:  # a class that the client cannot import, a tensor on a GPU that it does not have
+    except (
+        Exception
+    ):  # a class that the client cannot import, a tensor on a GPU that it does not have
         return None
 
 
@@ -184,8 +222,10 @@ def _write_result(result, result_file):
     try:
         torch.save(result, buffer)
     except Exception as error:
-        raise TypeError(f"The training function returned something that cannot be pickled ({error}). Return tensors, numbers, "
-                        f"a state_dict, or lists and dicts of these; not {type(result).__name__}.") from None
+        raise TypeError(
+            f"The training function returned something that cannot be pickled ({error}). Return tensors, numbers, "
+            f"a state_dict, or lists and dicts of these; not {type(result).__name__}."
+        ) from None
     return buffer.getvalue()
 
 
@@ -193,7 +233,11 @@ def training_stack(text):
     """Of the stacks of all threads, the part that is the user's and torch's: that of the main thread, without the launcher."""
     for thread in text.split("\n\n"):
         lines = thread.strip().splitlines()
-        launcher = [number for number, line in enumerate(lines) if "ddp_common/ranks/process.py" in line and line.endswith((" in _call", " in main"))]
+        launcher = [
+            number
+            for number, line in enumerate(lines)
+            if "ddp_common/ranks/process.py" in line and line.endswith((" in _call", " in main"))
+        ]
         if launcher:
-            return "\n".join(lines[1:launcher[0]])
+            return "\n".join(lines[1 : launcher[0]])
     return text

@@ -19,17 +19,21 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from ddp_common.ranks import secret, slurm
 from ddp_common.errors import Error
-from ddp_common.ranks.store import MAC, NONCE, Server, StrangerError, connect, proof
+from ddp_common.ranks import secret, slurm
 from ddp_common.ranks.place import LOOPBACK, Place
+from ddp_common.ranks.store import MAC, NONCE, Server, StrangerError, connect, proof
 
-JOIN_TIMEOUT = float(os.environ.get("DDP_JOIN_TIMEOUT", 60))  # seconds that ranks wait for each other to appear
+JOIN_TIMEOUT = float(
+    os.environ.get("DDP_JOIN_TIMEOUT", 60)
+)  # seconds that ranks wait for each other to appear
 ANSWER_TIMEOUT = 5  # seconds that whoever answers at the store's port has to say who it is
 PROBE_TIMEOUT = 1  # the same where several ports may be the right one
 SO_ATTACH_FILTER = 26  # Linux, <asm/socket.h>
 
-_place = _device = _store = None  # of this rank, as long as it is in a process group, also when its own code has destroyed that
+_place = _device = _store = (
+    None  # of this rank, as long as it is in a process group, also when its own code has destroyed that
+)
 
 
 def rank():
@@ -81,7 +85,9 @@ def process_group(listener=None, timeout=datetime.timedelta(minutes=30)):
     store.private = bool(shared)
     with _said_if_lost(place):
         _claim_rank(store, place)
-        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface_towards(_address_for_all(store, place))
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface_towards(
+            _address_for_all(store, place)
+        )
         _form_group(_choose_backend(store, place), store, place, key, timeout)
     if server is not None:
         secret.remove_from_run_directory()
@@ -100,8 +106,12 @@ def process_group(listener=None, timeout=datetime.timedelta(minutes=30)):
         dist.destroy_process_group()  # not after an exception: it could wait for peers, and the process is about to end
     _place = _device = _store = None
     if place.rank != 0:
-        with contextlib.suppress(dist.DistError):  # nobody has to hear it: rank 0 itself says if it has failed
-            store.set(f"left/{place.rank}", b"")  # the last word: with it, rank 0 may close the store
+        with contextlib.suppress(
+            dist.DistError
+        ):  # nobody has to hear it: rank 0 itself says if it has failed
+            store.set(
+                f"left/{place.rank}", b""
+            )  # the last word: with it, rank 0 may close the store
     store.close()
     if server is not None:
         server.close()
@@ -115,11 +125,11 @@ def _explained():
     except ValueError as error:
         if "default process group twice" not in str(error):
             raise
-        raise Error("init_process_group was called in the training function, and the process group is there already: every rank is in it "
-                    "when the function begins. Remove that line, and use ddp.rank(), ddp.world_size() and ddp.device(); docs/migration.md "
-                    "has a table.") from error
-
-
+        raise Error(
+            "init_process_group was called in the training function, and the process group is there already: every rank is in it "
+            "when the function begins. Remove that line, and use ddp.rank(), ddp.world_size() and ddp.device(); docs/migration.md "
+            "has a table."
+        ) from error
 
 
 def place_of_this_process():
@@ -129,18 +139,36 @@ def place_of_this_process():
     if len(missing) == len(names):
         return slurm.place()
     if missing:
-        raise Error(f"A launcher has set some of {', '.join(names)} but not {', '.join(missing)}. Start the ranks with torchrun or "
-                    "`make run`, or unset the others to run alone.")
-    one_host = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
-    return Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", 0)),
-                 LOOPBACK if one_host else os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        raise Error(
+            f"A launcher has set some of {', '.join(names)} but not {', '.join(missing)}. Start the ranks with torchrun or "
+            "`make run`, or unset the others to run alone."
+        )
+    one_host = (
+        "TORCHELASTIC_RUN_ID" in os.environ
+        and os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    )
+    return Place(
+        int(os.environ["RANK"]),
+        int(os.environ["WORLD_SIZE"]),
+        int(os.environ.get("LOCAL_RANK", 0)),
+        LOOPBACK if one_host else os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+    )
 
 
 def _name_of_this_run():
     """What a run's ranks have in common and another run with the same secret has not; torchrun counts the attempts."""
     if "MASTER_PORT" not in os.environ:
         return slurm.token()
-    return " ".join(os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT", "WORLD_SIZE"))
+    return " ".join(
+        os.environ.get(name, "")
+        for name in (
+            "TORCHELASTIC_RUN_ID",
+            "TORCHELASTIC_RESTART_COUNT",
+            "MASTER_PORT",
+            "WORLD_SIZE",
+        )
+    )
 
 
 def _join_store(place, listener, key):
@@ -155,16 +183,20 @@ def _join_store(place, listener, key):
         return server, connect(*server.address, key, JOIN_TIMEOUT)
     except (dist.DistError, RuntimeError, OSError) as error:
         where = f"{place.address}, port {place.port or ', '.join(map(str, slurm.candidates()))}"
-        raise Error(f"Rank {place.rank} of {place.world_size} could not {'open' if place.rank == 0 else 'reach'} the store of rank 0 at "
-                    f"{where}, within {JOIN_TIMEOUT} s: {str(error).splitlines()[0]}. {_advice(place, error)}") from error
+        raise Error(
+            f"Rank {place.rank} of {place.world_size} could not {'open' if place.rank == 0 else 'reach'} the store of rank 0 at "
+            f"{where}, within {JOIN_TIMEOUT} s: {str(error).splitlines()[0]}. {_advice(place, error)}"
+        ) from error
 
 
 def _advice(place, error):
     if place.rank == 0:
         return "Another program holds the port: choose another MASTER_PORT."
     if isinstance(error, StrangerError):
-        return ("It is another program, another run, or a rank 0 that cannot see the file in which ranks agree on their secret: set "
-                f"{secret.VARIABLE} to the same random text for every rank, or CHECKPOINT to a folder that all of them see.")
+        return (
+            "It is another program, another run, or a rank 0 that cannot see the file in which ranks agree on their secret: set "
+            f"{secret.VARIABLE} to the same random text for every rank, or CHECKPOINT to a folder that all of them see."
+        )
     return "Is rank 0 alive, and does a firewall lie between the two hosts?"
 
 
@@ -174,8 +206,12 @@ def _open_port(place):
         return slurm.open_port(place.address)
     host = place.address if place.address == LOOPBACK else ""
     dual = not host and socket.has_dualstack_ipv6()
-    return socket.create_server((host, 0 if _is_agents_port() else place.port), family=socket.AF_INET6 if dual else socket.AF_INET,
-                                dualstack_ipv6=dual, backlog=1024)
+    return socket.create_server(
+        (host, 0 if _is_agents_port() else place.port),
+        family=socket.AF_INET6 if dual else socket.AF_INET,
+        dualstack_ipv6=dual,
+        backlog=1024,
+    )
 
 
 def _find_store(place, key, deadline):
@@ -187,7 +223,9 @@ def _find_store(place, key, deadline):
             ports = [_told_port(place, deadline)]
         for port in ports:
             try:
-                return connect(place.address, port, key, ANSWER_TIMEOUT if len(ports) == 1 else PROBE_TIMEOUT)
+                return connect(
+                    place.address, port, key, ANSWER_TIMEOUT if len(ports) == 1 else PROBE_TIMEOUT
+                )
             except StrangerError as error:
                 problem = error
             except OSError:  # not there yet, or a stranger that says nothing
@@ -213,12 +251,16 @@ def _told_port(place, deadline):
 
 
 def _store_of_torchrun(place, deadline):
-    while not _answers(place.address, place.port):  # a store's own client would wait for ever on a silent stranger
+    while not _answers(
+        place.address, place.port
+    ):  # a store's own client would wait for ever on a silent stranger
         if time.monotonic() > deadline:
             raise ConnectionError("nothing answers there")
         time.sleep(0.1)
     left = datetime.timedelta(seconds=max(1.0, deadline - time.monotonic()))
-    return dist.TCPStore(place.address, place.port, None, is_master=False, wait_for_workers=False, timeout=left)
+    return dist.TCPStore(
+        place.address, place.port, None, is_master=False, wait_for_workers=False, timeout=left
+    )
 
 
 def _answers(address, port):
@@ -230,13 +272,19 @@ def _answers(address, port):
 
 
 def _claim_rank(store, place):
-    if place.rank == place.world_size - 1:  # before its claim: who has seen that one finds the address
-        store.set("address", socket.getaddrinfo(place.address, None, type=socket.SOCK_STREAM)[0][4][0])
+    if (
+        place.rank == place.world_size - 1
+    ):  # before its claim: who has seen that one finds the address
+        store.set(
+            "address", socket.getaddrinfo(place.address, None, type=socket.SOCK_STREAM)[0][4][0]
+        )
     me = f"process {os.getpid()} on {socket.gethostname()}"
     other = store.compare_set(f"claims/{place.rank}", "", me).decode()
     if other != me:
-        raise Error(f"Rank {place.rank} is taken: {other} has it, and {me} claims it too. Give every process a rank of its own; a process "
-                    "of an earlier run that still lives would also explain it.")
+        raise Error(
+            f"Rank {place.rank} is taken: {other} has it, and {me} claims it too. Give every process a rank of its own; a process "
+            "of an earlier run that still lives would also explain it."
+        )
 
 
 def _address_for_all(store, place):
@@ -251,8 +299,10 @@ def _everybodys(store, place, what, *more):
         return store.multi_get([*keys, *more], datetime.timedelta(seconds=JOIN_TIMEOUT))
     except dist.DistStoreError:
         missing = [str(peer) for peer, key in enumerate(keys) if not store.check([key])]
-        raise Error(f"Rank {place.rank} waited {JOIN_TIMEOUT} s for all {place.world_size} ranks; still missing: rank {', '.join(missing)}. "
-                    "Were they started, and with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE?") from None
+        raise Error(
+            f"Rank {place.rank} waited {JOIN_TIMEOUT} s for all {place.world_size} ranks; still missing: rank {', '.join(missing)}. "
+            "Were they started, and with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE?"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -260,26 +310,36 @@ def _said_if_lost(place):
     try:
         yield
     except dist.DistNetworkError:
-        raise Error(f"Rank {place.rank} lost the store while it waited for the other ranks: rank 0 has given up or died. Its own message says "
-                    "why.") from None
+        raise Error(
+            f"Rank {place.rank} lost the store while it waited for the other ranks: rank 0 has given up or died. Its own message says "
+            "why."
+        ) from None
 
 
 def interface_towards(address):
     """The name of the network interface that holds this host's address as `address` sees it; gloo and NCCL would guess."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # a UDP socket sends nothing here: the kernel only picks the route
+    with socket.socket(
+        socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM
+    ) as probe:
+        probe.connect(
+            (address, 9)
+        )  # a UDP socket sends nothing here: the kernel only picks the route
         mine = probe.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address.split("%")[0] == mine for entry in addresses):
             return name
-    raise Error(f"No network interface of this host has the address {mine}, by which {address} is reached.")
+    raise Error(
+        f"No network interface of this host has the address {mine}, by which {address} is reached."
+    )
 
 
 def _choose_backend(store, place):
     """NCCL if every rank has a GPU that no other rank has. The ranks tell each other through the store."""
     mine = ""
     if torch.cuda.is_available() and dist.is_nccl_available():
-        local = place.local_rank % torch.cuda.device_count()  # dask-cuda: own GPU first, Slurm: only own GPU
+        local = (
+            place.local_rank % torch.cuda.device_count()
+        )  # dask-cuda: own GPU first, Slurm: only own GPU
         torch.cuda.set_device(0 if os.environ.get("DDP_OWN_GPU_FIRST") else local)
         mine = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
     store.set(f"gpu/{place.rank}", mine)
@@ -289,11 +349,21 @@ def _choose_backend(store, place):
 
 def _form_group(backend, store, place, key, timeout):
     """Make the default process group; each rank then proves to each other one that it is no stranger, and nobody else gets in."""
-    if backend == "nccl":  # else its thread looks into the store once a second, even while Python ends
+    if (
+        backend == "nccl"
+    ):  # else its thread looks into the store once a second, even while Python ends
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
-    os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")  # gloo then asks for all ranks' addresses at once
+    os.environ.setdefault(
+        "GLOO_ENABLE_STORE_V2_API", "1"
+    )  # gloo then asks for all ranks' addresses at once
     before = _listening_sockets()
-    dist.init_process_group(backend, store=dist.PrefixStore("group", store), rank=place.rank, world_size=place.world_size, timeout=timeout)
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("group", store),
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timeout,
+    )
     if backend == "gloo":
         _prove_to_each_other(place, key)
         for inode, number in _listening_sockets().items():
@@ -306,13 +376,20 @@ def _prove_to_each_other(place, key):
     size = place.world_size
     asked = os.urandom(NONCE * size)
     to_answer = _exchange(asked, size)
-    parts = [to_answer[NONCE * peer:][:NONCE] for peer in range(size)]
-    answers = _exchange(b"".join(proof(key, f"{place.rank} to {peer}".encode(), part) for peer, part in enumerate(parts)), size)
+    parts = [to_answer[NONCE * peer :][:NONCE] for peer in range(size)]
+    answers = _exchange(
+        b"".join(
+            proof(key, f"{place.rank} to {peer}".encode(), part) for peer, part in enumerate(parts)
+        ),
+        size,
+    )
     for peer in range(size):
-        expected = proof(key, f"{peer} to {place.rank}".encode(), asked[NONCE * peer:][:NONCE])
-        if not hmac.compare_digest(answers[MAC * peer:][:MAC], expected):
-            raise Error(f"Rank {place.rank}: who has connected in the place of rank {peer} does not know the secret of this run. Another user of "
-                        "this host or network interferes, or a port scan was first. Start again; if it stays, tell those who run the host.")
+        expected = proof(key, f"{peer} to {place.rank}".encode(), asked[NONCE * peer :][:NONCE])
+        if not hmac.compare_digest(answers[MAC * peer :][:MAC], expected):
+            raise Error(
+                f"Rank {place.rank}: who has connected in the place of rank {peer} does not know the secret of this run. Another user of "
+                "this host or network interferes, or a port scan was first. Start again; if it stays, tell those who run the host."
+            )
 
 
 def _exchange(content, size):
@@ -323,8 +400,10 @@ def _exchange(content, size):
     try:
         work.wait(datetime.timedelta(seconds=JOIN_TIMEOUT))
     except RuntimeError as error:
-        raise Error(f"A rank, or a stranger in its place, did not answer within {JOIN_TIMEOUT} s, or has gone: {str(error).splitlines()[0]}. "
-                    "Start again.") from error
+        raise Error(
+            f"A rank, or a stranger in its place, did not answer within {JOIN_TIMEOUT} s, or has gone: {str(error).splitlines()[0]}. "
+            "Start again."
+        ) from error
     return received.numpy().tobytes()
 
 
@@ -347,7 +426,9 @@ def _is_listening(number):
 
 def _admit_nobody(number):
     """From now on the kernel drops what knocks at this listening socket; connections that stand are not touched. Linux only."""
-    instruction = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # of a classic BPF program: return 0, drop it
+    instruction = ctypes.create_string_buffer(
+        struct.pack("HBBI", 6, 0, 0, 0)
+    )  # of a classic BPF program: return 0, drop it
     program = struct.pack("HP", 1, ctypes.addressof(instruction))
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as end:
         end.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)

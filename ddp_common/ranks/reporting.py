@@ -45,9 +45,9 @@ def save_file(name, content):
     Raises `Error` for a name that would leave the run directory.
     """
     check_name(name)
-    post({"file": name, "content": content.encode() if isinstance(content, str) else bytes(content)})
-
-
+    post(
+        {"file": name, "content": content.encode() if isinstance(content, str) else bytes(content)}
+    )
 
 
 def post(message):
@@ -67,7 +67,9 @@ def set_position(whose=None, **place):
     for name in SUMMED:
         _sums[name] += (place.get(name) or 0) - (before.get(name) or 0 if before else 0)
     _sums["without_total"] += _has_no_total(place) - (before is not None and _has_no_total(before))
-    together = place if len(_positions) == 1 else {**place, **{name: _sums[name] for name in SUMMED}}
+    together = (
+        place if len(_positions) == 1 else {**place, **{name: _sums[name] for name in SUMMED}}
+    )
     if _sums["without_total"]:
         together = {**together, "total_samples": None, "epochs": None}
     _position = {key: value for key, value in together.items() if value is not None}
@@ -97,7 +99,9 @@ def made_progress(*_):
 def _scalar(name, value):
     """`value` as a plain number, or a tensor of a GPU with one element. Raises `Error` for anything else."""
     if name in OWN_COLUMNS:
-        raise Error(f"report({name}=…): every record has a column {name!r} already. Choose another name.")
+        raise Error(
+            f"report({name}=…): every record has a column {name!r} already. Choose another name."
+        )
     value = value.item() if isinstance(value, numpy.generic) else value
     if isinstance(value, (bool, int)) and abs(value) < LARGEST_INTEGER:
         return value
@@ -105,12 +109,18 @@ def _scalar(name, value):
         try:
             return float(value)
         except (ValueError, OverflowError) as error:
-            raise Error(f"report({name}=…): this {type(value).__name__} does not fit into a float ({error}).") from None
+            raise Error(
+                f"report({name}=…): this {type(value).__name__} does not fit into a float ({error})."
+            ) from None
     if _has_one_real_element(value):
         return value.detach().reshape(()) if value.is_cuda else value.item()
-    what = f"a tensor of shape {tuple(value.shape)}" if hasattr(value, "shape") else repr(value)[:80]
-    raise Error(f"report({name}=…) takes a number or a tensor with one element, not {what}. Report a mean or a sum instead; "
-                "for anything larger use save_file.")
+    what = (
+        f"a tensor of shape {tuple(value.shape)}" if hasattr(value, "shape") else repr(value)[:80]
+    )
+    raise Error(
+        f"report({name}=…) takes a number or a tensor with one element, not {what}. Report a mean or a sum instead; "
+        "for anything larger use save_file."
+    )
 
 
 def _has_one_real_element(value):
@@ -125,7 +135,9 @@ def start(send):
     _positions.clear()  # of an earlier launch in this process
     _sums.clear()
     _position = {}
-    thread = threading.Thread(target=_deliver, args=(outbox, send), daemon=True, name="ddp-reports")
+    thread = threading.Thread(
+        target=_deliver, args=(outbox, send), daemon=True, name="ddp-reports"
+    )
     thread.start()
 
     def finish():
@@ -150,7 +162,10 @@ def _deliver(outbox, send):
             message = {}
         if message:
             if "report" in message:
-                message["report"] = {key: value.item() if hasattr(value, "item") else value for key, value in message["report"].items()}
+                message["report"] = {
+                    key: value.item() if hasattr(value, "item") else value
+                    for key, value in message["report"].items()
+                }
             send(message)
         if moves != _moves and (message is None or time.monotonic() - told > POSITION_INTERVAL):
             moves, told = _moves, time.monotonic()

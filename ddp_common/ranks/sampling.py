@@ -20,10 +20,9 @@ import weakref
 import numpy as np
 import torch
 
-from ddp_common.ranks import reporting, stopping
 from ddp_common.errors import Error
+from ddp_common.ranks import reporting, stopping
 from ddp_common.ranks.rendezvous import rank, world_size
-
 
 injected = []  # functions of a sampler, called between its steps after all else; the fault lab's way in
 
@@ -45,7 +44,9 @@ class ElasticSampler:
 
     def __init__(self, length, batch_size, *, seed=0, shuffle=True):
         if length < 1 or batch_size < 1:
-            raise Error(f"ElasticSampler needs at least one sample and a batch size of at least 1, not {length} and {batch_size}.")
+            raise Error(
+                f"ElasticSampler needs at least one sample and a batch size of at least 1, not {length} and {batch_size}."
+            )
         self.length, self.batch_size, self.seed, self.shuffle = length, batch_size, seed, shuffle
         self.epoch, self.step = 0, 0
         self.between_steps = []  # functions to call before each step, when everything of the steps before it is done
@@ -55,11 +56,15 @@ class ElasticSampler:
     def _forget_passes(self):
         self._weight = 1.0
         self._taker = None  # the thread that took the last batch
-        self._last = None  # the pass that took it; None when the position was set by other means since
+        self._last = (
+            None  # the pass that took it; None when the position was set by other means since
+        )
         self._moves = 0  # how often the position was set by other means, or another pass began
         self._loop = None  # the loop over `epochs` that is running
         self._epochs = None  # its number of epochs
-        self._restored = False  # the position is a checkpoint's, and nobody has said where the loop begins
+        self._restored = (
+            False  # the position is a checkpoint's, and nobody has said where the loop begins
+        )
         self._followed = None  # what counts the steps while `follow` makes a loader's iterator
         self._name = object()  # of this sampler, among those that report where training is
 
@@ -85,14 +90,18 @@ class ElasticSampler:
         if not self.shuffle:
             return range(self.length)
         order = np.arange(self.length, dtype=np.int32 if self.length < 2**31 else np.int64)
-        np.random.default_rng([self.seed, epoch]).shuffle(order)  # draws as `permutation` does, whatever the type
+        np.random.default_rng([self.seed, epoch]).shuffle(
+            order
+        )  # draws as `permutation` does, whatever the type
         return order
 
     def epochs(self, n):
         """Yield the numbers of the epochs, from the current position up to `n`. Each has one pass over the samples."""
         count = _whole_number(n)
         if count is None:
-            raise Error(f"epochs takes the number of epochs of the whole run, 0 or more, not {n!r}.")
+            raise Error(
+                f"epochs takes the number of epochs of the whole run, 0 or more, not {n!r}."
+            )
         return self._run_epochs(count)
 
     def _run_epochs(self, n):
@@ -103,8 +112,10 @@ class ElasticSampler:
             while self.epoch < n:
                 yield self.epoch
                 if self._loop is not loop:
-                    raise Error("A second loop over epochs() of this sampler has begun within the first, which can't go on: they "
-                                "would count the same epochs. Give each loop an ElasticSampler of its own.")
+                    raise Error(
+                        "A second loop over epochs() of this sampler has begun within the first, which can't go on: they "
+                        "would count the same epochs. Give each loop an ElasticSampler of its own."
+                    )
                 self._check_what_was_saved()
                 self._move_to(self.epoch + 1, 0)
         finally:
@@ -134,17 +145,26 @@ class ElasticSampler:
         if wanted is None:
             raise Error(f"set_epoch takes the number of an epoch, 0 or more, not {epoch!r}.")
         if self._loop is not None and wanted != self.epoch:
-            raise Error(f"set_epoch({wanted}) in epoch {self.epoch} of epochs(): epochs() counts for itself. Leave set_epoch out.")
+            raise Error(
+                f"set_epoch({wanted}) in epoch {self.epoch} of epochs(): epochs() counts for itself. Leave set_epoch out."
+            )
         last = self._last
-        if self._loop is not None or last is not None and last.is_running(len(self)) and wanted == last.epoch:
+        if (
+            self._loop is not None
+            or last is not None
+            and last.is_running(len(self))
+            and wanted == last.epoch
+        ):
             return
         following, step = self._next_start()
         if wanted < following and self._restored:
             raise Error(RESTORED.format(epoch=following, step=step))
         if wanted < following:
-            raise Error(f"set_epoch({wanted}): epoch {wanted} of this sampler is over, the next one is {following}. A run's position "
-                        "goes forward only, or its checkpoints would contradict each other. For a second training in the same process make "
-                        "a new ElasticSampler.")
+            raise Error(
+                f"set_epoch({wanted}): epoch {wanted} of this sampler is over, the next one is {following}. A run's position "
+                "goes forward only, or its checkpoints would contradict each other. For a second training in the same process make "
+                "a new ElasticSampler."
+            )
         self._restored = False
         if last is not None or wanted != following:
             self._check_what_was_saved(leaving_the_epoch=last is not None and wanted != last.epoch)
@@ -162,7 +182,9 @@ class ElasticSampler:
         """
         if self._followed is not None:
             return self._followed.deal_all()
-        self.epoch, self.step = self._next_start()  # already now: a loader's workers, made next, copy data sets that look at it
+        self.epoch, self.step = (
+            self._next_start()
+        )  # already now: a loader's workers, made next, copy data sets that look at it
         return _Batches(self)
 
     def _next_start(self):
@@ -183,10 +205,12 @@ class ElasticSampler:
             raise Error(RESTORED.format(epoch=self.epoch, step=self.step))
         if self._loop is not None and last is not None and not last.is_a_look(len(self)):
             self._check_nothing_runs()
-            raise Error(f"A second pass within epoch {last.epoch} of epochs(), of which {last.step} of {len(self)} steps are taken. epochs() "
-                        "counts one pass for each epoch, and a resume could not tell two apart. To train longer, ask for more epochs; to take "
-                        "fewer steps per epoch, leave the pass and let epochs() go on; to look at the data, or to evaluate, use another sampler "
-                        "(EvalSampler, or a second ElasticSampler).")
+            raise Error(
+                f"A second pass within epoch {last.epoch} of epochs(), of which {last.step} of {len(self)} steps are taken. epochs() "
+                "counts one pass for each epoch, and a resume could not tell two apart. To train longer, ask for more epochs; to take "
+                "fewer steps per epoch, leave the pass and let epochs() go on; to look at the data, or to evaluate, use another sampler "
+                "(EvalSampler, or a second ElasticSampler)."
+            )
 
     def _check_nothing_runs(self):
         last = self._last
@@ -194,9 +218,11 @@ class ElasticSampler:
             return
         gc.collect()  # what only a cycle of references holds is not running
         if last.is_running(len(self)):
-            raise Error(f"A pass over this sampler begins while another one is in step {last.step} of {len(self)} of epoch {last.epoch}. One "
-                        "sampler has one position and one weight. Let the first pass end (or let go of its iterator: del it), or give each "
-                        "loader an ElasticSampler of its own.")
+            raise Error(
+                f"A pass over this sampler begins while another one is in step {last.step} of {len(self)} of epoch {last.epoch}. One "
+                "sampler has one position and one weight. Let the first pass end (or let go of its iterator: del it), or give each "
+                "loader an ElasticSampler of its own."
+            )
 
     def _check_what_was_saved(self, leaving_the_epoch=True):
         """Before a pass is given up. Raises `Error` if a checkpoint has said that the run goes on with it."""
@@ -204,16 +230,20 @@ class ElasticSampler:
         if last is None or last.saved_at is None or last.step == len(self):
             return
         if last.saved_at == last.step or leaving_the_epoch and last.is_a_look(len(self)):
-            raise Error(f"A checkpoint was saved within the pass over epoch {last.epoch}, after step {last.step} of {len(self)}, and the pass was "
-                        "left right there. A run resumed from it would go on with that epoch, this one does not. Leave the loop first (and let "
-                        "go of an iterator made by hand: del it), then save.")
+            raise Error(
+                f"A checkpoint was saved within the pass over epoch {last.epoch}, after step {last.step} of {len(self)}, and the pass was "
+                "left right there. A run resumed from it would go on with that epoch, this one does not. Leave the loop first (and let "
+                "go of an iterator made by hand: del it), then save."
+            )
 
     def _start_pass(self, begun):
         """The first batch of a pass is taken."""
         if begun.moves != self._moves:
             raise Error(MOVED)
         self._check_nothing_runs()
-        self._check_what_was_saved(leaving_the_epoch=self._last is not None and begun.epoch != self._last.epoch)
+        self._check_what_was_saved(
+            leaving_the_epoch=self._last is not None and begun.epoch != self._last.epoch
+        )
         self._last = begun
         self._moves += 1
 
@@ -234,7 +264,9 @@ class ElasticSampler:
         It does not look into the loader, and is for a loader whose inner workings this version of the package does not know.
         """
         if loader.batch_sampler is not self:
-            raise Error("follow takes a DataLoader whose batch_sampler is this sampler: DataLoader(data, batch_sampler=sampler, num_workers=…).")
+            raise Error(
+                "follow takes a DataLoader whose batch_sampler is this sampler: DataLoader(data, batch_sampler=sampler, num_workers=…)."
+            )
         if not getattr(loader, "in_order", True):
             raise Error(UNORDERED)
         self.epoch, self.step = self._next_start()
@@ -256,17 +288,21 @@ class ElasticSampler:
         if self._taker is None:
             return self._weight
         if last is None or last.is_over(len(self)):
-            raise Error("sampler.weight was asked for when no batch of the sampler was in training: its pass is over. Batches that are kept and "
-                        "used again (list(loader), itertools.cycle(loader)) each need their own weight: read it when the batch is taken, or "
-                        "iterate over the loader anew for each epoch.")
+            raise Error(
+                "sampler.weight was asked for when no batch of the sampler was in training: its pass is over. Batches that are kept and "
+                "used again (list(loader), itertools.cycle(loader)) each need their own weight: read it when the batch is taken, or "
+                "iterate over the loader anew for each epoch."
+            )
         self._check_thread()
         last.was_weighed = True
         return self._weight
 
     def _check_thread(self):
         if self._taker not in (None, threading.get_ident()):
-            raise Error("Another thread takes this sampler's batches, ahead of training: weight and position are not those of the batch that is "
-                        "trained on. Iterate over the DataLoader in the thread that trains; num_workers loads ahead without harm.")
+            raise Error(
+                "Another thread takes this sampler's batches, ahead of training: weight and position are not those of the batch that is "
+                "trained on. Iterate over the DataLoader in the thread that trains; num_workers loads ahead without harm."
+            )
 
     @property
     def steps_done(self):
@@ -288,12 +324,20 @@ class ElasticSampler:
         size, mine, first = world_size(), rank(), self.step * self.batch_size
         batch_length = min(self.batch_size, self.length - first)
         self._weight = size * len(range(mine, batch_length, size)) / batch_length
-        step_seed = np.random.SeedSequence([self.seed, self.epoch, self.step, mine]).generate_state(2, np.uint32)
+        step_seed = np.random.SeedSequence(
+            [self.seed, self.epoch, self.step, mine]
+        ).generate_state(2, np.uint32)
         torch.manual_seed(int(step_seed[0]) << 31 ^ int(step_seed[1]))
         self.step += 1
         total = None if self._epochs is None else self._epochs * self.length
-        reporting.set_position(self._name, epoch=self.epoch, step=self.steps_done, samples=self.epoch * self.length + first + batch_length,
-                               total_samples=total, epochs=self._epochs)
+        reporting.set_position(
+            self._name,
+            epoch=self.epoch,
+            step=self.steps_done,
+            samples=self.epoch * self.length + first + batch_length,
+            total_samples=total,
+            epochs=self._epochs,
+        )
 
     def state_dict(self):
         """The position: what the next step needs, and what proves that the samples are the same ones.
@@ -320,10 +364,15 @@ class ElasticSampler:
 
     def load_state_dict(self, state):
         """Go on at a saved position. Raises `Error` when it was saved for other data, batches, order or another seed."""
-        differing = [f"{key} {state[key]} there, {mine} here" for key, mine in self._deal().items()
-                     if state.get(key, mine) != mine]  # 'shuffle' and 'ended' are not in old checkpoints
+        differing = [
+            f"{key} {state[key]} there, {mine} here"
+            for key, mine in self._deal().items()
+            if state.get(key, mine) != mine
+        ]  # 'shuffle' and 'ended' are not in old checkpoints
         if differing:
-            raise Error(f"The checkpoint was written by another run: {'; '.join(differing)}. Resume with the settings in its config.json.")
+            raise Error(
+                f"The checkpoint was written by another run: {'; '.join(differing)}. Resume with the settings in its config.json."
+            )
         if state.get("ended", False) or state["step"] == len(self):
             self._move_to(state["epoch"] + 1, 0)
         else:
@@ -373,15 +422,21 @@ class _Pass:
     handled: int | None  # the exception (id) that was being handled already when it began
     was_weighed: bool = False  # somebody has asked for a weight
     exhausted: bool = False
-    saved_at: int | None = None  # the step at which, as a checkpoint has it, the run goes on in this epoch
+    saved_at: int | None = (
+        None  # the step at which, as a checkpoint has it, the run goes on in this epoch
+    )
 
     def is_held(self):
         """Whether anybody could still ask for a batch."""
         if self.holder() is None:
             return False
-        if self.loader_iterator is None or not getattr(self.loader_iterator(), "_persistent_workers", False):
+        if self.loader_iterator is None or not getattr(
+            self.loader_iterator(), "_persistent_workers", False
+        ):
             return True
-        return sys.getrefcount(self.loader_iterator()) > HELD_ONCE  # the loader itself keeps such an iterator, for its next pass
+        return (
+            sys.getrefcount(self.loader_iterator()) > HELD_ONCE
+        )  # the loader itself keeps such an iterator, for its next pass
 
     def is_running(self, steps):
         return not self.exhausted and self.step < steps and self.is_held()
@@ -392,7 +447,12 @@ class _Pass:
 
     def is_a_look(self, steps):
         """`next(iter(loader))`, to see what a batch looks like: it does not count."""
-        return self.step - self.first <= 1 and self.step < steps and not self.was_weighed and not self.exhausted
+        return (
+            self.step - self.first <= 1
+            and self.step < steps
+            and not self.was_weighed
+            and not self.exhausted
+        )
 
 
 class _Held:
@@ -411,7 +471,9 @@ class _Batches:
         self.sampler = sampler
         self.now = None  # the _Pass, from the first question on
         self.asked = 0  # how often it was asked for a batch
-        self.ahead = 0  # how many batches a loader with workers asks for before training takes the first
+        self.ahead = (
+            0  # how many batches a loader with workers asks for before training takes the first
+        )
 
     def __iter__(self):
         return self
@@ -437,9 +499,19 @@ class _Batches:
         sampler._check_may_begin()
         sampler.epoch, sampler.step = epoch, step = sampler._next_start()
         if step == len(sampler):
-            raise Error(f"All {step} steps of epoch {epoch} are taken. Write `for epoch in sampler.epochs(n)`, which goes on with the next one.")
-        self.now = _Pass(epoch, step, step, sampler._loop, sampler._moves, weakref.ref(self),
-                         None if loader_iterator is None else weakref.ref(loader_iterator), _handled_exception())
+            raise Error(
+                f"All {step} steps of epoch {epoch} are taken. Write `for epoch in sampler.epochs(n)`, which goes on with the next one."
+            )
+        self.now = _Pass(
+            epoch,
+            step,
+            step,
+            sampler._loop,
+            sampler._moves,
+            weakref.ref(self),
+            None if loader_iterator is None else weakref.ref(loader_iterator),
+            _handled_exception(),
+        )
         self._share_out(sampler._order(epoch))
 
     def take(self):
@@ -455,15 +527,24 @@ class _Batches:
     def _look_at(self, caller):
         """The DataLoader's iterator that asks, None if it is somebody else. Raises `Error` for one that can't be counted."""
         if _module_of(caller) == "torch.utils.data.sampler":
-            raise Error("An ElasticSampler deals whole batches: DataLoader(data, batch_sampler=sampler), without batch_size and shuffle, not "
-                        "sampler=.")
+            raise Error(
+                "An ElasticSampler deals whole batches: DataLoader(data, batch_sampler=sampler), without batch_size and shuffle, not "
+                "sampler=."
+            )
         if not _is_of_a_loader(caller):
             while (caller := caller.f_back) is not None:
-                if _is_of_a_loader(caller) and getattr(caller.f_locals.get("self"), "_num_workers", 0):
-                    self._refuse(caller.f_locals["self"], "something stands between the loader and the sampler")
+                if _is_of_a_loader(caller) and getattr(
+                    caller.f_locals.get("self"), "_num_workers", 0
+                ):
+                    self._refuse(
+                        caller.f_locals["self"],
+                        "something stands between the loader and the sampler",
+                    )
             return None
         loader_iterator = caller.f_locals.get("self")
-        workers, prefetch = (getattr(loader_iterator, name, None) for name in ("_num_workers", "_prefetch_factor"))
+        workers, prefetch = (
+            getattr(loader_iterator, name, None) for name in ("_num_workers", "_prefetch_factor")
+        )
         if workers == 0:
             return loader_iterator
         if not isinstance(workers, int) or not isinstance(prefetch, int):
@@ -479,11 +560,18 @@ class _Batches:
         loader_iterator = self.now.loader_iterator()
         handed_out = getattr(loader_iterator, "_rcvd_idx", None)
         if handed_out != taken:
-            self._refuse(loader_iterator, f"by its own count it hands out batch {handed_out}, by its questions batch {taken}")
+            self._refuse(
+                loader_iterator,
+                f"by its own count it hands out batch {handed_out}, by its questions batch {taken}",
+            )
         return taken == 0
 
     def _refuse(self, loader_iterator, what):
-        raise Error(UNKNOWN_LOADER.format(kind=type(loader_iterator).__name__, version=torch.__version__, what=what))
+        raise Error(
+            UNKNOWN_LOADER.format(
+                kind=type(loader_iterator).__name__, version=torch.__version__, what=what
+            )
+        )
 
     def _share_out(self, order):
         """Keep this rank's share of an epoch's order, of each whole batch a row; of a range nothing has to be kept."""
@@ -493,7 +581,9 @@ class _Batches:
             return
         whole = len(order) // length * length
         batches = order[:whole].reshape(-1, length)
-        self.shares = np.ascontiguousarray(batches[:, mine::size] if mine < length else batches[:, :1])
+        self.shares = np.ascontiguousarray(
+            batches[:, mine::size] if mine < length else batches[:, :1]
+        )
         self.ragged = _share_of(order[whole:], mine, size).copy()
 
     def _deal(self, number):
@@ -502,7 +592,7 @@ class _Batches:
         if step >= len(self.sampler):
             raise StopIteration
         if isinstance(self.shares, range):
-            batch = self.shares[step * self.sampler.batch_size:][:self.sampler.batch_size]
+            batch = self.shares[step * self.sampler.batch_size :][: self.sampler.batch_size]
             return list(_share_of(batch, rank(), world_size()))
         return (self.shares[step] if step < len(self.shares) else self.ragged).tolist()
 
@@ -522,7 +612,9 @@ def _module_of(frame):
 
 
 def _is_of_a_loader(frame):
-    return _module_of(frame) == "torch.utils.data.dataloader" or _module_of(frame).startswith("torchdata.")
+    return _module_of(frame) == "torch.utils.data.dataloader" or _module_of(frame).startswith(
+        "torchdata."
+    )
 
 
 class EvalSampler:
@@ -541,7 +633,7 @@ class EvalSampler:
     def __iter__(self):
         for start in range(0, len(self.indices), self.batch_size):
             reporting.made_progress()
-            yield list(self.indices[start:start + self.batch_size])
+            yield list(self.indices[start : start + self.batch_size])
 
 
 def split(length, fractions, *, seed=0):
@@ -567,11 +659,17 @@ def stratified_split(targets, fractions, *, seed=0):
     split(1, fractions)
     targets, parts = np.asarray(targets), [[] for _ in range(len(fractions) + 1)]
     for label in np.unique(targets):
-        members = np.random.default_rng([seed, label]).permutation(np.flatnonzero(targets == label))
+        members = np.random.default_rng([seed, label]).permutation(
+            np.flatnonzero(targets == label)
+        )
         counts = [max(1, math.floor(len(members) * share + 1e-9)) for share in fractions]
         if sum(counts) >= len(members):
-            raise Error(f"Class {label} has only {len(members)} samples, too few for {len(parts)} parts in which it must not be missing. "
-                        "Add samples, or leave the class out.")
-        for part, chosen in zip(parts, np.split(members, np.cumsum([len(members) - sum(counts), *counts])[:-1])):
+            raise Error(
+                f"Class {label} has only {len(members)} samples, too few for {len(parts)} parts in which it must not be missing. "
+                "Add samples, or leave the class out."
+            )
+        for part, chosen in zip(
+            parts, np.split(members, np.cumsum([len(members) - sum(counts), *counts])[:-1])
+        ):
             part.append(chosen)
     return [np.sort(np.concatenate(part)) for part in parts]

@@ -78,6 +78,10 @@ def _from_file(path):
 def _say_that_there_is_none():
     global _said
     if not _said and os.environ.get("RANK", os.environ.get("SLURM_PROCID")) == "0":
-        print(f"The ranks could not agree on a secret: no file could be made in {', '.join(map(str, _folders()))}. Whoever reaches "
-              f"their ports can disturb them. Set {VARIABLE} to the same random text for every rank.", file=sys.stderr, flush=True)
+        print(
+            f"The ranks could not agree on a secret: no file could be made in {', '.join(map(str, _folders()))}. Whoever reaches "
+            f"their ports can disturb them. Set {VARIABLE} to the same random text for every rank.",
+            file=sys.stderr,
+            flush=True,
+        )
     _said = True

@@ -14,9 +14,19 @@ import subprocess
 from ddp_common.errors import Error
 from ddp_common.ranks.place import LOOPBACK, Place
 
-FIRST_PORT, PORTS = 15_000, 17_000  # below the range from which systems take ports for outgoing connections
+FIRST_PORT, PORTS = (
+    15_000,
+    17_000,
+)  # below the range from which systems take ports for outgoing connections
 CANDIDATES = 4
-NEEDED = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST")
+NEEDED = (
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NODELIST",
+)
 
 
 def in_step():
@@ -30,10 +40,18 @@ def place():
         return None
     missing = [name for name in NEEDED if name not in os.environ]
     if missing:
-        raise Error(f"srun has started this process, but {', '.join(missing)} is not set. A wrapper (sudo, env -i, a container) may have "
-                    "dropped it: hand on all SLURM_ variables, or start the ranks with torchrun.")
-    return Place(int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_STEP_NUM_TASKS"]), int(os.environ["SLURM_LOCALID"]),
-                 LOOPBACK if os.environ.get("SLURM_STEP_NUM_NODES") == "1" else first_host(os.environ["SLURM_STEP_NODELIST"]))
+        raise Error(
+            f"srun has started this process, but {', '.join(missing)} is not set. A wrapper (sudo, env -i, a container) may have "
+            "dropped it: hand on all SLURM_ variables, or start the ranks with torchrun."
+        )
+    return Place(
+        int(os.environ["SLURM_PROCID"]),
+        int(os.environ["SLURM_STEP_NUM_TASKS"]),
+        int(os.environ["SLURM_LOCALID"]),
+        LOOPBACK
+        if os.environ.get("SLURM_STEP_NUM_NODES") == "1"
+        else first_host(os.environ["SLURM_STEP_NODELIST"]),
+    )
 
 
 def token():
@@ -43,7 +61,10 @@ def token():
 def candidates():
     """The ports on which the store of this step may be."""
     job, step = int(os.environ["SLURM_JOB_ID"]), int(os.environ["SLURM_STEP_ID"])
-    return [FIRST_PORT + (job * 101 + step * 7 + candidate * 4_001) % PORTS for candidate in range(CANDIDATES)]
+    return [
+        FIRST_PORT + (job * 101 + step * 7 + candidate * 4_001) % PORTS
+        for candidate in range(CANDIDATES)
+    ]
 
 
 def open_port(address):
@@ -63,7 +84,9 @@ def open_port(address):
 def first_host(nodes):
     """The host of rank 0: the first of a node list such as n[07-09,12] or gpu-a,gpu-b."""
     if shutil.which("scontrol"):
-        found = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
+        found = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True
+        )
         if found.returncode == 0 and found.stdout.split():
             return found.stdout.split()[0]
     match = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,]*))?", nodes)

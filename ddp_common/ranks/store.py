@@ -50,7 +50,9 @@ class Channel:
         head = json.dumps([message, [len(blob) for blob in blobs]]).encode()
         body = b"".join([HEAD.pack(len(head)), head, *blobs])
         number, self.sent = self.sent, self.sent + 1
-        return b"".join([HEAD.pack(len(body)), proof(self.key, self.mine, HEAD.pack(number), body), body])
+        return b"".join(
+            [HEAD.pack(len(body)), proof(self.key, self.mine, HEAD.pack(number), body), body]
+        )
 
     def unpack(self, mac, body):
         number, self.received = self.received, self.received + 1
@@ -392,7 +394,9 @@ class Store(dist.Store):
 
     def call_when_set(self, key, function):
         """Have another thread call `function()` as soon as the key is there."""
-        self._send(lambda answer: function() if answer is not None else None, ["wait", [key], False])
+        self._send(
+            lambda answer: function() if answer is not None else None, ["wait", [key], False]
+        )
 
     def close(self):
         with contextlib.suppress(OSError):
@@ -409,7 +413,9 @@ class Store(dist.Store):
         return self.multi_get([key])[0]
 
     def multi_get(self, keys, timeout=None):
-        return self._ask("wait", list(keys), True, timeout=timeout, what=f"keys: {', '.join(keys)}")[1]
+        return self._ask(
+            "wait", list(keys), True, timeout=timeout, what=f"keys: {', '.join(keys)}"
+        )[1]
 
     def wait(self, keys, timeout=None):
         self._ask("wait", list(keys), False, timeout=timeout, what=f"keys: {', '.join(keys)}")

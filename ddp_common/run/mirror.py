@@ -20,7 +20,9 @@ PUSH_INTERVAL = 2.0  # seconds between two looks for what is new in a mirror
 def is_temporary(path):
     """Whether a file of a run directory is one of ours that is being written, or is of use on this machine alone."""
     ours = path.name.startswith((run_lock.NAME, ".seen-"))
-    return ours or (path.suffix == ".tmp" and (path.name.startswith(".") or path.parent.name == "checkpoints"))
+    return ours or (
+        path.suffix == ".tmp" and (path.name.startswith(".") or path.parent.name == "checkpoints")
+    )
 
 
 class Mirror:
@@ -34,9 +36,15 @@ class Mirror:
             self.filesystem, self.root = fsspec.url_to_fs(url)
             present = self.filesystem.find(self.root)
         except ImportError as error:
-            raise Error(f"Runs at {url} need one more package ({error}). For s3:// install the extra: pip install -e '.[s3]'.") from None
-        except Exception as error:  # each file system has its own: access denied, no such bucket, no network
-            raise Error(f"The run directory {url} cannot be reached: {error}. Check its name, the credentials and the network.") from None
+            raise Error(
+                f"Runs at {url} need one more package ({error}). For s3:// install the extra: pip install -e '.[s3]'."
+            ) from None
+        except (
+            Exception
+        ) as error:  # each file system has its own: access denied, no such bucket, no network
+            raise Error(
+                f"The run directory {url} cannot be reached: {error}. Check its name, the credentials and the network."
+            ) from None
         self.path = Path(tempfile.mkdtemp(prefix="ddp-run-"))
         for source in present:
             target = self.path / source.removeprefix(self.root).lstrip("/")
@@ -53,23 +61,37 @@ class Mirror:
             if self.finished:
                 return
             if not self.path.is_dir():
-                raise Error(f"The local copy {self.path} of {self.url} is gone. What was sent before is still there.")
+                raise Error(
+                    f"The local copy {self.path} of {self.url} is gone. What was sent before is still there."
+                )
             try:
-                there = {path.relative_to(self.path): path for path in self.path.rglob("*") if path.is_file() and not is_temporary(path)}
+                there = {
+                    path.relative_to(self.path): path
+                    for path in self.path.rglob("*")
+                    if path.is_file() and not is_temporary(path)
+                }
                 for name in sorted(there, key=lambda name: (name.suffix == ".pt", name)):
                     self._send(name, there[name])
-                gone = {name for name in self.sent if name not in there and name.match("checkpoints/step-*")}  # by retention; nothing else goes
+                gone = {
+                    name
+                    for name in self.sent
+                    if name not in there and name.match("checkpoints/step-*")
+                }  # by retention; nothing else goes
                 for name in sorted(gone, key=lambda name: (name.suffix != ".pt", name)):
                     self.filesystem.rm_file(f"{self.root}/{name.as_posix()}")
                     del self.sent[name]
             except Exception as error:  # as above
-                raise Error(f"The run directory {self.url} cannot be written: {error}. Everything is kept in {self.path}.") from None
+                raise Error(
+                    f"The run directory {self.url} cannot be written: {error}. Everything is kept in {self.path}."
+                ) from None
 
     def _send(self, name, path):
         try:
             if self.sent.get(name) != (version := self._version(path)):
                 target = f"{self.root}/{name.as_posix()}"
-                self.filesystem.makedirs(target.rpartition("/")[0], exist_ok=True)  # object storage has no folders, others do
+                self.filesystem.makedirs(
+                    target.rpartition("/")[0], exist_ok=True
+                )  # object storage has no folders, others do
                 self.filesystem.put_file(str(path), target)
                 self.sent[name] = version
         except FileNotFoundError:

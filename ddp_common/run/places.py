@@ -28,7 +28,9 @@ def shown(path):
         if mirror.path == Path(path):
             return url
     try:
-        return os.path.relpath(path) if Path(path).resolve().is_relative_to(Path.cwd()) else str(path)
+        return (
+            os.path.relpath(path) if Path(path).resolve().is_relative_to(Path.cwd()) else str(path)
+        )
     except FileNotFoundError:  # the working directory is gone
         return str(path)
 
@@ -48,11 +50,17 @@ def new_directory(name, local=False):
             make_private(path.parent)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
-            raise Error(f"Cannot make the run directory {path}: {why}. Choose another place with RUNS=…") from None
+            raise Error(
+                f"Cannot make the run directory {path}: {why}. Choose another place with RUNS=…"
+            ) from None
         try:
-            path.mkdir(mode=0o700)  # the one who makes it owns it, also when two launches share a second
+            path.mkdir(
+                mode=0o700
+            )  # the one who makes it owns it, also when two launches share a second
         except FileExistsError:
             continue
         except OSError as error:
-            raise Error(f"Cannot make the run directory {path}: {error.strerror}. Choose another place with RUNS=…") from None
+            raise Error(
+                f"Cannot make the run directory {path}: {error.strerror}. Choose another place with RUNS=…"
+            ) from None
         return path

@@ -10,6 +10,7 @@ import sys
 import time
 
 from tqdm import tqdm
+
 from ddp_common.ranks.checkpoint_files import checkpoints, step_of
 from ddp_common.run.places import shown
 
@@ -46,7 +47,11 @@ class Progress:
 
     def position(self, place):
         """`place`: epoch, step, samples, epochs, total_samples, as the sampler counts them; the fastest rank leads."""
-        if self.mode == "off" or not place.get("total_samples") or place["samples"] < self.place.get("samples", 0):
+        if (
+            self.mode == "off"
+            or not place.get("total_samples")
+            or place["samples"] < self.place.get("samples", 0)
+        ):
             return
         if self.mode == "bar" and self.in_notebook:
             if self.bar is None:
@@ -54,9 +59,17 @@ class Progress:
             self.bar.update(place, self._loss())
         elif self.mode == "bar":
             if self.bar is None:
-                self.bar = tqdm(total=place["total_samples"], initial=place["samples"], unit=" samples", unit_scale=True,
-                                dynamic_ncols=True, mininterval=0.1)
-            self.bar.set_description(f"epoch {place['epoch'] + 1}/{place['epochs']}", refresh=False)
+                self.bar = tqdm(
+                    total=place["total_samples"],
+                    initial=place["samples"],
+                    unit=" samples",
+                    unit_scale=True,
+                    dynamic_ncols=True,
+                    mininterval=0.1,
+                )
+            self.bar.set_description(
+                f"epoch {place['epoch'] + 1}/{place['epochs']}", refresh=False
+            )
             self.bar.update(place["samples"] - self.bar.n)
         elif place["epoch"] != self.epoch:
             self._epoch_line()
@@ -85,7 +98,10 @@ class Progress:
             started, samples = self.mark
             rate = (self.place["samples"] - samples) / max(time.monotonic() - started, 1e-9)
             loss = sum(self.losses) / len(self.losses)
-            print(f"epoch {self.epoch + 1}/{self.place['epochs']}  loss {loss:.4f}  {rate:,.0f} samples/s", flush=True)
+            print(
+                f"epoch {self.epoch + 1}/{self.place['epochs']}  loss {loss:.4f}  {rate:,.0f} samples/s",
+                flush=True,
+            )
         self.losses = []
 
     def close(self):
@@ -101,7 +117,13 @@ class NotebookLine:
     """One output of a cell that is replaced by its next state: a bar while training goes on, a line of text when it has ended."""
 
     def __init__(self, place):
-        self.place, self.first, self.began, self.drawn, self.handle = place, place["samples"], time.monotonic(), 0.0, None
+        self.place, self.first, self.began, self.drawn, self.handle = (
+            place,
+            place["samples"],
+            time.monotonic(),
+            0.0,
+            None,
+        )
 
     def update(self, place, loss):
         self.place = place
@@ -111,7 +133,9 @@ class NotebookLine:
         done, total, rate = place["samples"], place["total_samples"], self._rate()
         words = f"epoch {place['epoch'] + 1}/{place['epochs']} · {done / total:.0%}{_loss_in_words(loss)}"
         if rate > 0:
-            words += f" · {rate:,.0f} samples/s · {tqdm.format_interval((total - done) / rate)} to go"
+            words += (
+                f" · {rate:,.0f} samples/s · {tqdm.format_interval((total - done) / rate)} to go"
+            )
         bar = f'<progress value="{done}" max="{total}" style="width: 16em; vertical-align: middle"></progress>'
         self._show(words, f'<div style="white-space: nowrap">{bar} {words}</div>')
 
@@ -158,8 +182,14 @@ def explain_interrupt(interrupt, function, directory):
     where = f"Interrupted after step {step}." if step else "Interrupted."
     if saved:
         name = getattr(function, "__name__", "train")
-        print(f"{where} The newest checkpoint is that of step {step_of(saved[-1])}. Go on from there with the same arguments and the run's directory:\n"
-              f"  ddp.launch(client, {name}, …, directory={str(place)!r})", flush=True)
+        print(
+            f"{where} The newest checkpoint is that of step {step_of(saved[-1])}. Go on from there with the same arguments and the run's directory:\n"
+            f"  ddp.launch(client, {name}, …, directory={str(place)!r})",
+            flush=True,
+        )
     else:
-        print(f"{where} There is no checkpoint to go on from; what there is lies in {place}.", flush=True)
+        print(
+            f"{where} There is no checkpoint to go on from; what there is lies in {place}.",
+            flush=True,
+        )
     interrupt.__traceback__ = None

@@ -14,7 +14,10 @@ class Records(Sequence):
     """A sequence of dicts that are made when they are asked for; to change one changes nothing here. Appending is the only change."""
 
     def __init__(self, records=()):
-        self._tables, self._numbers = [], {}  # a list of columns each; (names and kinds) -> number of its table
+        self._tables, self._numbers = (
+            [],
+            {},
+        )  # a list of columns each; (names and kinds) -> number of its table
         self._shapes = []
         self._table, self._row = array("I"), array("I")  # of each record: where it is
         for record in records:
@@ -52,7 +55,10 @@ class Records(Sequence):
     def _record(self, number):
         table, row = self._table[number], self._row[number]
         values = zip(self._shapes[table], self._tables[table])
-        return {name: bool(column[row]) if kind == TRUTH else column[row] for (name, kind), column in values}
+        return {
+            name: bool(column[row]) if kind == TRUTH else column[row]
+            for (name, kind), column in values
+        }
 
     def __eq__(self, other):
         if not isinstance(other, (Records, list)):
@@ -87,7 +93,10 @@ class Records(Sequence):
             rows += length
         if len(frames) == 1:
             return frames[0]
-        table, row = numpy.array(self._table, dtype=numpy.int64), numpy.array(self._row, dtype=numpy.int64)
+        table, row = (
+            numpy.array(self._table, dtype=numpy.int64),
+            numpy.array(self._row, dtype=numpy.int64),
+        )
         order = numpy.array(starts)[table] + row
         return pandas.concat(frames).iloc[order].reset_index(drop=True)
 
@@ -105,4 +114,6 @@ def _column(kind, column):
 
     if kind == OTHER:
         return column
-    return numpy.array(column, dtype={FLOAT: numpy.float64, INTEGER: numpy.int64, TRUTH: numpy.bool_}[kind])
+    return numpy.array(
+        column, dtype={FLOAT: numpy.float64, INTEGER: numpy.int64, TRUTH: numpy.bool_}[kind]
+    )

@@ -25,7 +25,9 @@ class Run:
     world_size: int
     records: Sequence  # of dict
     seconds: float
-    failures: list = field(default_factory=list)  # the exceptions that restarts have answered, in order
+    failures: list = field(
+        default_factory=list
+    )  # the exceptions that restarts have answered, in order
     problems: list = field(default_factory=list)  # of str
 
     @property
@@ -35,15 +37,23 @@ class Run:
         return records.frame()
 
     def _in_words(self):
-        return {"result": in_short(self.result), "world_size": self.world_size, "seconds": round(self.seconds, 1),
-                "directory": str(shown(self.directory)), "records": len(self.records), "restarts": len(self.failures)}
+        return {
+            "result": in_short(self.result),
+            "world_size": self.world_size,
+            "seconds": round(self.seconds, 1),
+            "directory": str(shown(self.directory)),
+            "records": len(self.records),
+            "restarts": len(self.failures),
+        }
 
     def __repr__(self):
         return f"Run({', '.join(f'{name}={value}' for name, value in self._in_words().items())})"
 
     def _repr_html_(self):
-        rows = "".join(f"<tr><th>{name}</th><td style='text-align: left'>{html.escape(str(value))}</td></tr>"
-                       for name, value in self._in_words().items())
+        rows = "".join(
+            f"<tr><th>{name}</th><td style='text-align: left'>{html.escape(str(value))}</td></tr>"
+            for name, value in self._in_words().items()
+        )
         return f"<table>{rows}</table>"
 
 
@@ -53,7 +63,9 @@ def in_short(value):
     if isinstance(getattr(value, "shape", None), tuple):
         return f"{kind} {tuple(value.shape)}"
     if isinstance(value, dict):
-        items = [f"{key}: {_kind_and_size(item)}" for key, item in list(value.items())[:SHOWN_ITEMS]]
+        items = [
+            f"{key}: {_kind_and_size(item)}" for key, item in list(value.items())[:SHOWN_ITEMS]
+        ]
         return f"{kind} of {len(value)} ({', '.join(items)}{', …' if len(value) > SHOWN_ITEMS else ''})"
     if isinstance(value, (list, tuple, set, frozenset)):
         items = [_kind_and_size(item) for item in list(value)[:SHOWN_ITEMS]]

@@ -16,14 +16,13 @@ import time
 from tqdm import tqdm
 
 from ddp_common.errors import Error
-from ddp_common.run.records import Records
 from ddp_common.files import make_private, save_whole
 from ddp_common.run.places import local, mirrors
+from ddp_common.run.records import Records
 from ddp_common.run.run_lock import NAME, Lock
 
 CHECK_INTERVAL = 2.0  # seconds between two looks at whether the folder is still there
 OWN = ("metrics.jsonl", "log.txt", "config.json")
-
 
 
 class RunDirectory:
@@ -36,7 +35,11 @@ class RunDirectory:
         self.path = local(location)
         self.mirror = mirrors.get(str(location))
         self._problems, self._checked = {}, time.monotonic()  # what it is about -> a sentence
-        self._saved, self._not_saved, self._last_failure = 0, 0, None  # checkpoints, as the ranks tell
+        self._saved, self._not_saved, self._last_failure = (
+            0,
+            0,
+            None,
+        )  # checkpoints, as the ranks tell
         self._lost_files, self._config, self._closed = [], None, False
         try:
             make_private(self.path)
@@ -46,14 +49,18 @@ class RunDirectory:
             self._open()
         except (OSError, ValueError) as error:  # the latter of a name that no file can have
             why = getattr(error, "strerror", None) or error
-            raise Error(f"{self.path} cannot be a run directory: {why}. Choose a folder that you may write to.") from None
+            raise Error(
+                f"{self.path} cannot be a run directory: {why}. Choose a folder that you may write to."
+            ) from None
 
     def _open(self):
         self._metrics = self._appended("metrics.jsonl")
         self._log = self._appended("log.txt")
 
     def _appended(self, name):
-        return open(self.path / name, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
+        return open(
+            self.path / name, "a", buffering=1, encoding="utf-8", errors="backslashreplace"
+        )
 
     def _earlier_records(self):
         """Those of a run that is resumed. Lines that hold none, such as one that was cut, are left out and the file is written again."""
@@ -71,7 +78,10 @@ class RunDirectory:
                     records.append(record)
                     lines.append(line.rstrip("\n") + "\n")
         if len(bad) > 1:
-            self._say(f"{len(bad)} lines of {path} cannot be read and were left out; the other {len(records)} records are there.", "earlier")
+            self._say(
+                f"{len(bad)} lines of {path} cannot be read and were left out; the other {len(records)} records are there.",
+                "earlier",
+            )
         if bad or (lines and not line.endswith("\n")):
             self.save("metrics.jsonl", "".join(lines).encode())
         return records
@@ -95,12 +105,18 @@ class RunDirectory:
         """What a person must know of what was not written: a list of sentences."""
         sentences = list(self._problems.values())
         if len(self._lost_files) > 1:
-            sentences.append(f"{len(self._lost_files)} files could not be written, the last of them {self._lost_files[-1]}.")
+            sentences.append(
+                f"{len(self._lost_files)} files could not be written, the last of them {self._lost_files[-1]}."
+            )
         if self._not_saved and self._saved:
             tried = self._saved + self._not_saved
-            sentences.append(f"{self._not_saved} of {tried} checkpoints were not saved. The last failure: {self._last_failure}")
+            sentences.append(
+                f"{self._not_saved} of {tried} checkpoints were not saved. The last failure: {self._last_failure}"
+            )
         elif self._not_saved:
-            sentences.append(f"No checkpoint was saved, of {self._not_saved}. The last failure: {self._last_failure}")
+            sentences.append(
+                f"No checkpoint was saved, of {self._not_saved}. The last failure: {self._last_failure}"
+            )
         return sentences
 
     def saved(self):
@@ -137,7 +153,10 @@ class RunDirectory:
             is_own = name in OWN
             about = name if is_own else "files"
             if about not in self._problems:
-                self._say(f"{self.path / name} cannot be written: {error.strerror or error}. Training goes on.", about)
+                self._say(
+                    f"{self.path / name} cannot be written: {error.strerror or error}. Training goes on.",
+                    about,
+                )
             if not is_own:
                 self._lost_files.append(name)
 
@@ -148,9 +167,13 @@ class RunDirectory:
     def check(self):
         """Make the folder again, with what is known of it, if somebody has removed it or moved it away. Raises OSError if that fails."""
         self._checked = time.monotonic()
-        is_whole = _is_there(self._metrics, self.path / "metrics.jsonl") and _is_there(self._log, self.path / "log.txt")
+        is_whole = _is_there(self._metrics, self.path / "metrics.jsonl") and _is_there(
+            self._log, self.path / "log.txt"
+        )
         if self.mirror is not None and not self.path.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "the local copy is gone; what was sent before is still there")
+            raise FileNotFoundError(
+                errno.ENOENT, "the local copy is gone; what was sent before is still there"
+            )
         make_private(self.path)
         (self.path / "checkpoints").mkdir(exist_ok=True)
         if not is_whole:
@@ -162,15 +185,20 @@ class RunDirectory:
         for file in (self._metrics, self._log):
             with contextlib.suppress(OSError):  # what is left in its buffer has nowhere to go
                 file.close()
-        metrics_gone, log_gone = (not (self.path / name).exists() for name in ("metrics.jsonl", "log.txt"))
+        metrics_gone, log_gone = (
+            not (self.path / name).exists() for name in ("metrics.jsonl", "log.txt")
+        )
         self._open()
         if metrics_gone:
             self._metrics.writelines(map(_line, self.records))
         if self._config is not None and not (self.path / "config.json").exists():
             save_whole(self.path, "config.json", self._config)
         lost = "The log until then and the checkpoints are lost." if log_gone else ""
-        self.problem(f"{self.path}, or a file of the run in it, was removed while the run was writing there. What is known was "
-                     f"written there again, all metrics among it. {lost}".strip(), "removed")
+        self.problem(
+            f"{self.path}, or a file of the run in it, was removed while the run was writing there. What is known was "
+            f"written there again, all metrics among it. {lost}".strip(),
+            "removed",
+        )
 
     def say_ending(self):
         """The run was told to stop: who waits for this directory may have it soon."""
@@ -214,14 +242,19 @@ class RunDirectory:
         try:
             save_whole(self.path, "metrics.jsonl", "".join(map(_line, self.records)).encode())
         except OSError as error:
-            self._problems["metrics.jsonl"] = f"{self.path / 'metrics.jsonl'} is not complete: {error.strerror or error}."
+            self._problems["metrics.jsonl"] = (
+                f"{self.path / 'metrics.jsonl'} is not complete: {error.strerror or error}."
+            )
         else:
             del self._problems["metrics.jsonl"]
 
 
 def _line(record):
     """A record as a line of metrics.jsonl. JSON has no NaN: it is written as its name."""
-    finite = {key: str(value) if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()}
+    finite = {
+        key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in record.items()
+    }
     return json.dumps(finite) + "\n"
 
 
@@ -236,19 +269,3 @@ def _is_there(file, path):
 
 
 NAMES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # of numbers that JSON does not know
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

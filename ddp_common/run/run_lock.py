@@ -51,13 +51,20 @@ class Lock:
         self._ours = _this_process()
         self._acquire()
         _held.add(self)
-        threading.Thread(target=_keep_beating, args=(weakref.ref(self), self._stop), daemon=True, name="ddp-lock").start()
+        threading.Thread(
+            target=_keep_beating,
+            args=(weakref.ref(self), self._stop),
+            daemon=True,
+            name="ddp-lock",
+        ).start()
 
     def _acquire(self):
         began, seen = time.monotonic(), None
         while (holder := self._try()) is not None:
             waited = time.monotonic() - began
-            if holder.get("uncertain"):  # of another host: it is dead, or its next sign of life comes soon
+            if holder.get(
+                "uncertain"
+            ):  # of another host: it is dead, or its next sign of life comes soon
                 seen = seen or holder["beat"]
                 patience = GRACE if holder["beat"] != seen else SILENT + BEAT
             else:
@@ -113,7 +120,11 @@ class Lock:
 
     def _is_ending(self, holder):
         """Whether the holder has been told to stop, or is what this batch job was before the batch system started it again."""
-        again = holder.get("job") is not None and holder.get("job") == self._ours["job"] and holder.get("start", 0) < self._ours["start"]
+        again = (
+            holder.get("job") is not None
+            and holder.get("job") == self._ours["job"]
+            and holder.get("start", 0) < self._ours["start"]
+        )
         return bool(holder.get("ending")) or again
 
     def _refusal(self, holder):
@@ -121,11 +132,17 @@ class Lock:
             who = "Another run"
         else:
             here = holder.get("boot") == self._ours["boot"] and holder.get("pid") == os.getpid()
-            process = "this very process" if here else f"process {holder.get('pid')} on {holder.get('host')}"
+            process = (
+                "this very process"
+                if here
+                else f"process {holder.get('pid')} on {holder.get('host')}"
+            )
             job = f", batch job {holder['job']}" if holder.get("job") else ""
             who = f"Another run ({process}{job}, since {holder.get('since')})"
-        return (f"{who} is writing in {self.folder}. Two runs in one directory would overwrite each other's checkpoints. "
-                "Wait until it has ended, or end it; to train beside it, choose another directory.")
+        return (
+            f"{who} is writing in {self.folder}. Two runs in one directory would overwrite each other's checkpoints. "
+            "Wait until it has ended, or end it; to train beside it, choose another directory."
+        )
 
     def _write(self, descriptor, record):
         """In one piece over what stood there; on a full disk the lock itself holds all the same, only nobody can read whose it is."""
@@ -183,8 +200,13 @@ def _this_process():
     job = os.environ.get("SLURM_JOB_ID") or os.environ.get("PBS_JOBID")
     start = os.environ.get("SLURM_RESTART_COUNT", "0")
     return {
-        "host": socket.gethostname(), "pid": os.getpid(), "began": psutil.Process().create_time(), "boot": _boot(),
-        "since": time.strftime("%Y-%m-%d %H:%M:%S"), "job": job, "start": int(start) if start.isdigit() else 0,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "began": psutil.Process().create_time(),
+        "boot": _boot(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "job": job,
+        "start": int(start) if start.isdigit() else 0,
     }
 
 

@@ -15,9 +15,6 @@ from ddp_common.run.config import chosen_run, current
 from ddp_common.values import KINDS, convert, example, of_kind, split_words, whole_number
 
 
-
-
-
 def settings(tutorial, *, presets=None, limits=None, **defaults):
     """Return a namespace with the values of `defaults`, overridden as the environment says.
 
@@ -32,56 +29,34 @@ def settings(tutorial, *, presets=None, limits=None, **defaults):
     values = dict(defaults)
     directory, saved = chosen_run(tutorial)
     for name in set(saved) & set(defaults):
-        values[name] = of_kind(name, saved[name], defaults[name], limits, f" {directory} was run with it.")
+        values[name] = of_kind(
+            name, saved[name], defaults[name], limits, f" {directory} was run with it."
+        )
     if preset := os.environ.get("PRESET"):
         if preset not in presets:
             raise Error(f"{tutorial} has no preset {preset!r}. It has: {', '.join(presets)}.")
         for name, value in presets[preset].items():
-            values[name] = of_kind(name, value, defaults.get(name, value), limits, f" The preset {preset} has it.")
+            values[name] = of_kind(
+                name, value, defaults.get(name, value), limits, f" The preset {preset} has it."
+            )
     for word in split_words(os.environ.get("SET", "")):
         name, equals, text = word.partition("=")
         if not equals:
-            raise Error(f"SET takes name=value pairs; {word!r} has no '='. Example: SET=\"{example(defaults)}\".")
+            raise Error(
+                f"SET takes name=value pairs; {word!r} has no '='. Example: SET=\"{example(defaults)}\"."
+            )
         if name not in defaults:
             listing = ", ".join(f"{n}={v!r}" for n, v in values.items())
             raise Error(f"{tutorial} has no setting {name!r}. It has: {listing}.")
         if type(defaults[name]) not in KINDS:
-            raise Error(f"The setting {name} cannot be changed with SET: its default is {defaults[name]!r}, not a number, a text, True or False.")
+            raise Error(
+                f"The setting {name} cannot be changed with SET: its default is {defaults[name]!r}, not a number, a text, True or False."
+            )
         values[name] = of_kind(name, convert(text, type(defaults[name])), defaults[name], limits)
     whole_number("RESTARTS", os.environ.get("RESTARTS") or 0, least=0)
-    current.name, current.values, current.resume = tutorial, values, directory and str(absolute(directory))
+    current.name, current.values, current.resume = (
+        tutorial,
+        values,
+        directory and str(absolute(directory)),
+    )
     return SimpleNamespace(**values)
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

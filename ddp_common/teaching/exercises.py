@@ -31,5 +31,7 @@ def _place_in(function, error):
     code = getattr(function, "__code__", None)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if code is not None and (frame.name, frame.filename) == (code.co_name, code.co_filename):
-            return f"line {frame.lineno - code.co_firstlineno + 1}: {frame.line or ''}".rstrip(": ")
+            return f"line {frame.lineno - code.co_firstlineno + 1}: {frame.line or ''}".rstrip(
+                ": "
+            )
     return None

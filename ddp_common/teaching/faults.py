@@ -27,7 +27,9 @@ def inject(function, fault, *, rank=1, when="step", step=8, mark=None):
     checkpoint of that step is being written: choose one at which there is a save). With `mark`, a path that every rank
     can see, it strikes once, however often the run is restarted, and the file holds when (s since 1970).
     """
-    faulty = functools.partial(_run_with_fault, function, fault, rank, when, step, mark and str(mark))
+    faulty = functools.partial(
+        _run_with_fault, function, fault, rank, when, step, mark and str(mark)
+    )
     return functools.update_wrapper(faulty, function, updated=())
 
 
@@ -46,7 +48,11 @@ def _run_with_fault(function, fault, rank, when, step, mark, **arguments):
 
     if fault == RESULT:
         result = function(**arguments)
-        return threading.Lock() if rendezvous.rank() == rank and (mark is None or _is_first(mark)) else result
+        return (
+            threading.Lock()
+            if rendezvous.rank() == rank and (mark is None or _is_first(mark))
+            else result
+        )
     if when == "start":
         strike()
     if when == "save":
@@ -124,7 +130,9 @@ def _kill_worker_and_nanny():
 def worker_of_this_rank():
     """The Dask worker's process (psutil): the parent of the guard, whose child is the forkserver that this rank was forked from."""
     forkserver, above, *further = psutil.Process().parents()
-    return further[0] if above.cmdline() == forkserver.cmdline() else above  # the two are one program; not every system has a guard
+    return (
+        further[0] if above.cmdline() == forkserver.cmdline() else above
+    )  # the two are one program; not every system has a guard
 
 
 RESULT = "result that cannot be pickled"
@@ -147,8 +155,18 @@ FAULTS = {
 }
 
 
-def train(epochs=2, samples=103, batch_size=16, every_steps=3, dropout=0.5, pause=0.0, leaves_early=None, on_error="warn", file_limit=None,
-          mark=os.devnull):
+def train(
+    epochs=2,
+    samples=103,
+    batch_size=16,
+    every_steps=3,
+    dropout=0.5,
+    pause=0.0,
+    leaves_early=None,
+    on_error="warn",
+    file_limit=None,
+    mark=os.devnull,
+):
     """Train a small network with dropout; returns its weights as one tensor. 7 steps an epoch, a checkpoint every third.
 
     `pause` is in seconds per step. `leaves_early` is a rank that ends the last epoch one batch too soon. `file_limit` (bytes) is the
@@ -164,21 +182,34 @@ def train(epochs=2, samples=103, batch_size=16, every_steps=3, dropout=0.5, paus
     torch.manual_seed(0)
     data = torch.randn(samples, 8)
     targets = data.square().sum(1, keepdim=True)
-    network = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Dropout(dropout), torch.nn.Linear(16, 1))
+    network = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Dropout(dropout), torch.nn.Linear(16, 1)
+    )
     model = DistributedDataParallel(network)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     sampler = ElasticSampler(samples, batch_size, seed=1)
-    checkpoint = Checkpoint(model=model, optimizer=optimizer, sampler=sampler, every_steps=every_steps, on_error=on_error)
+    checkpoint = Checkpoint(
+        model=model,
+        optimizer=optimizer,
+        sampler=sampler,
+        every_steps=every_steps,
+        on_error=on_error,
+    )
     checkpoint.restore()
     if file_limit is not None:
         Path(mark).write_text(repr(time.time()))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (file_limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+        )
     for epoch in sampler.epochs(epochs):
         for indices in sampler:
             if leaves_early == rank() and sampler.steps_done == epochs * len(sampler):
                 Path(mark).write_text(repr(time.time()))
                 return None
-            loss = torch.nn.functional.mse_loss(model(data[indices]), targets[indices]) * sampler.weight
+            loss = (
+                torch.nn.functional.mse_loss(model(data[indices]), targets[indices])
+                * sampler.weight
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

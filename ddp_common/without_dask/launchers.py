@@ -11,6 +11,9 @@ def started_by():
     """The launcher that has started this process as one of its ranks, else None."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return "torchrun"
-    if slurm.in_step() and (int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1 or os.environ.get("DDP_LAUNCHER") == "srun"):
+    if slurm.in_step() and (
+        int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1
+        or os.environ.get("DDP_LAUNCHER") == "srun"
+    ):
         return "srun"
     return None

@@ -21,17 +21,19 @@ from pathlib import Path
 
 import torch
 
-from ddp_common.ranks import checkpoint, checkpoint_files, rendezvous, reporting, secret, stopping
 from ddp_common.errors import Error, RankFailed, RunStopped
-from ddp_common.without_dask.launchers import started_by
-from ddp_common.run.progress import Progress
 from ddp_common.files import absolute, make_private, save_whole
+from ddp_common.ranks import checkpoint, checkpoint_files, rendezvous, reporting, secret, stopping
+from ddp_common.run.config import current, describe, has_begun, may_be_written, run_to_resume
 from ddp_common.run.places import new_directory
+from ddp_common.run.progress import Progress
 from ddp_common.run.result import Run
 from ddp_common.run.run_directory import RunDirectory
-from ddp_common.run.config import current, describe, has_begun, may_be_written, run_to_resume
+from ddp_common.without_dask.launchers import started_by
 
-EXCHANGE_TIMEOUT = datetime.timedelta(minutes=30)  # that ranks wait for one whose function takes longer than theirs
+EXCHANGE_TIMEOUT = datetime.timedelta(
+    minutes=30
+)  # that ranks wait for one whose function takes longer than theirs
 
 _launches = 0  # of this process: each has keys of its own in the store
 
@@ -95,7 +97,10 @@ def _run_here(function, arguments, directory, at_the_end):
         elif "file" in message:
             try:
                 save_whole(path, message["file"], message["content"])
-            except (OSError, Error) as error:  # not raised: this is the thread that passes on everything
+            except (
+                OSError,
+                Error,
+            ) as error:  # not raised: this is the thread that passes on everything
                 text = f"The file {message['file']} of rank {rank} was not saved: {error}"
                 lost.append(text)
                 print(text, file=sys.stderr, flush=True)
@@ -104,8 +109,15 @@ def _run_here(function, arguments, directory, at_the_end):
         config.append(describe([], path, getattr(function, "__name__", "run")))
         if may_be_written(config[0], path):
             run_directory.write_json("config.json", config.pop())
-        run_directory.log(f"{rendezvous.world_size()} ranks of {started_by()}; rank 0 is process {os.getpid()} on {socket.gethostname()}")
-    finish_reports, earlier, result, stopped = reporting.start(receive), signal.getsignal(signal.SIGTERM), None, False
+        run_directory.log(
+            f"{rendezvous.world_size()} ranks of {started_by()}; rank 0 is process {os.getpid()} on {socket.gethostname()}"
+        )
+    finish_reports, earlier, result, stopped = (
+        reporting.start(receive),
+        signal.getsignal(signal.SIGTERM),
+        None,
+        False,
+    )
     try:
         stopping.listen_to_sigterm()
         result = function(**arguments)
@@ -123,19 +135,33 @@ def _run_here(function, arguments, directory, at_the_end):
     step = reporting.position().get("step", 0)
     if stopped and not step:
         raise _stopped(step, path)
-    result, everybodys_records = _exchange(result, records)  # nobody leaves before rank 0 has saved
+    result, everybodys_records = _exchange(
+        result, records
+    )  # nobody leaves before rank 0 has saved
     if rank == 0:
         for other, its_records in enumerate(everybodys_records):
             for record in its_records if other else ():
-                run_directory.record(other, {key: value for key, value in record.items() if key != "rank"})
-        run_directory.log(f"{'stopped' if stopped else 'finished'}: {rendezvous.world_size()} rank(s), {time.monotonic() - began:.1f} s")
+                run_directory.record(
+                    other, {key: value for key, value in record.items() if key != "rank"}
+                )
+        run_directory.log(
+            f"{'stopped' if stopped else 'finished'}: {rendezvous.world_size()} rank(s), {time.monotonic() - began:.1f} s"
+        )
         run_directory.close()
     else:
-        own_path = Path(tempfile.mkdtemp(prefix=f"ddp-rank-{rank}-"))  # what the program writes there, rank 0 writes into the real one
+        own_path = Path(
+            tempfile.mkdtemp(prefix=f"ddp-rank-{rank}-")
+        )  # what the program writes there, rank 0 writes into the real one
     if stopped:
         raise _stopped(step, path)
-    return Run(result, own_path, rendezvous.world_size(), [*before, *(record for each in everybodys_records for record in each)],
-               time.monotonic() - began, problems=[*lost, *(run_directory.problems if rank == 0 else [])])
+    return Run(
+        result,
+        own_path,
+        rendezvous.world_size(),
+        [*before, *(record for each in everybodys_records for record in each)],
+        time.monotonic() - began,
+        problems=[*lost, *(run_directory.problems if rank == 0 else [])],
+    )
 
 
 def _exchange(result, records):
@@ -145,7 +171,9 @@ def _exchange(result, records):
         return _on_cpu(result), [records]
     own = _packed(_on_cpu(result)) if rendezvous.rank() == 0 else b""
     packed = _tell_all("result", own)[0]
-    return _on_cpu(result) if rendezvous.rank() == 0 else _unpacked(packed), [json.loads(each) for each in said]
+    return _on_cpu(result) if rendezvous.rank() == 0 else _unpacked(packed), [
+        json.loads(each) for each in said
+    ]
 
 
 def _tell_all(what, content):
@@ -173,9 +201,17 @@ def _unpacked(content):
 
 
 def _stopped(step, path):
-    saved = [each for each in checkpoint_files.checkpoints(path / "checkpoints") if checkpoint_files.fault(each) is None]
+    saved = [
+        each
+        for each in checkpoint_files.checkpoints(path / "checkpoints")
+        if checkpoint_files.fault(each) is None
+    ]
     newest = f"the newest checkpoint is {saved[-1].name}" if saved else "there is no checkpoint"
-    return RunStopped(f"The ranks were told to stop (SIGTERM). They left after step {step}; {newest}.", step=step, directory=path)
+    return RunStopped(
+        f"The ranks were told to stop (SIGTERM). They left after step {step}; {newest}.",
+        step=step,
+        directory=path,
+    )
 
 
 def _agree_on_directory(function, directory):
@@ -187,14 +223,23 @@ def _agree_on_directory(function, directory):
         name = getattr(function, "__name__", "run")
         chosen = str(directory or run_to_resume(name) or new_directory(current.name or name))
         if "://" in chosen:
-            raise Error(f"{chosen}: ranks of {started_by()} need a run directory in a file system that all of them see. Object storage "
-                        "works where Dask starts the ranks.")
+            raise Error(
+                f"{chosen}: ranks of {started_by()} need a run directory in a file system that all of them see. Object storage "
+                "works where Dask starts the ranks."
+            )
         chosen = str(absolute(chosen))
         make_private(Path(chosen))
     path = Path(json.loads(_tell_all("directory", json.dumps(chosen).encode())[0]))
-    seen = [json.loads(each) for each in _tell_all("seen", json.dumps(None if path.is_dir() else socket.gethostname()).encode())]
+    seen = [
+        json.loads(each)
+        for each in _tell_all(
+            "seen", json.dumps(None if path.is_dir() else socket.gethostname()).encode()
+        )
+    ]
     if blind := sorted({host for host in seen if host}):
-        raise Error(f"The run directory {path} is not visible on {', '.join(blind)}. Choose one in a shared file system: RUNS=/path.")
+        raise Error(
+            f"The run directory {path} is not visible on {', '.join(blind)}. Choose one in a shared file system: RUNS=/path."
+        )
     return path
 
 
@@ -222,7 +267,9 @@ def start_ranks(launcher, tutorial, workers, restarts):
         if code in (143, 15):
             raise SystemExit(143)
         if code:
-            raise Error(f"srun ended with exit code {code}. What the ranks said stands above; srun names the task that failed first.")
+            raise Error(
+                f"srun ended with exit code {code}. What the ranks said stands above; srun names the task that failed first."
+            )
         return
     with tempfile.TemporaryDirectory(prefix="ddp-torchrun-") as folder:
         _run_torchrun([*_meet_in(folder), *started[2:]])
@@ -234,8 +281,13 @@ def _meet_in(folder):
     What torchrun finds there it unpickles; and its store for the ranks would admit everybody too: rank 0 opens one of its own.
     """
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    return ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={folder}/rendezvous",
-            f"--rdzv-id={Path(folder).name}"]
+    return [
+        "--nnodes=1",
+        "--rdzv-backend=c10d",
+        "--rdzv-conf=store_type=file",
+        f"--rdzv-endpoint={folder}/rendezvous",
+        f"--rdzv-id={Path(folder).name}",
+    ]
 
 
 def command(launcher, tutorial, workers, restarts):
@@ -243,15 +295,25 @@ def command(launcher, tutorial, workers, restarts):
     program = ["-m", "ddp_common", "run", tutorial]
     if launcher == "srun":
         return ["srun", f"--ntasks={workers}", "--kill-on-bad-exit=1", sys.executable, *program]
-    return ["torchrun", "--standalone", f"--nproc-per-node={workers}", f"--max-restarts={restarts}", *program]
+    return [
+        "torchrun",
+        "--standalone",
+        f"--nproc-per-node={workers}",
+        f"--max-restarts={restarts}",
+        *program,
+    ]
 
 
 def _run_srun(command):
     """Its exit code. Ctrl-C and SIGTERM become its SIGTERM: it hands that on to the ranks, which save and leave."""
     try:
-        process = subprocess.Popen(command, start_new_session=True)  # a terminal's Ctrl-C would only have it print a question
+        process = subprocess.Popen(
+            command, start_new_session=True
+        )  # a terminal's Ctrl-C would only have it print a question
     except FileNotFoundError:
-        raise Error("There is no srun here. CLUSTER=srun needs Slurm's commands: log in to the cluster, or use CLUSTER=torchrun.") from None
+        raise Error(
+            "There is no srun here. CLUSTER=srun needs Slurm's commands: log in to the cluster, or use CLUSTER=torchrun."
+        ) from None
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     while True:
         try:
@@ -279,4 +341,10 @@ def _run_torchrun(arguments):
             raise SystemExit(143) from None
         name = signal.Signals(-code).name if code < 0 else None
         what = f"killed by {name}" if name else f"exit code {code}; what it said stands above"
-        raise RankFailed(f"Rank {rank} failed: {what}.", rank=rank, host=socket.gethostname(), exitcode=code, signal=name) from None
+        raise RankFailed(
+            f"Rank {rank} failed: {what}.",
+            rank=rank,
+            host=socket.gethostname(),
+            exitcode=code,
+            signal=name,
+        ) from None

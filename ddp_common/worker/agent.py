@@ -21,10 +21,9 @@ import psutil
 from distributed import Status, get_worker
 from distributed.comm import get_address_host
 
-from ddp_common.ranks import secret
-from ddp_common.worker import descendants
 from ddp_common.ranks import process as rank_process
-from ddp_common.worker import forkserver
+from ddp_common.ranks import secret
+from ddp_common.worker import descendants, forkserver
 from ddp_common.worker.lines import Lines
 from ddp_common.worker.memory import MemoryLimit
 from ddp_common.worker.result import open_result_file, take_result
@@ -37,12 +36,6 @@ STACK_TIMEOUT = 1.0  # seconds that a rank has to say where it is
 _one_rank = threading.Lock()
 _listener = None  # (run id, socket) made by `listen`, until rank 0's agent takes it
 _rank = None  # (process, read end of its stacks) while one runs
-
-
-
-
-
-
 
 
 def listen(run_id, dask_worker):
@@ -73,11 +66,19 @@ def where_is_it():
     if _rank is None:
         return None
     (process, stacks), text = _rank, b""
-    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError), Connection(os.dup(stacks.fileno())) as own:
+    with (
+        contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError),
+        Connection(os.dup(stacks.fileno())) as own,
+    ):
         state = psutil.Process(process.pid).status()
-        for number in (signal.SIGUSR1, signal.SIGCONT):  # a stopped process writes its stack as soon as it goes on
+        for number in (
+            signal.SIGUSR1,
+            signal.SIGCONT,
+        ):  # a stopped process writes its stack as soon as it goes on
             os.kill(process.pid, number)
-        while own.poll(STACK_TIMEOUT if not text else 0.05) and (piece := os.read(own.fileno(), 65536)):
+        while own.poll(STACK_TIMEOUT if not text else 0.05) and (
+            piece := os.read(own.fileno(), 65536)
+        ):
             text += piece
         return state, text.decode(errors="replace")
 
@@ -92,28 +93,47 @@ def run_rank(spec, payload):
     worker = get_worker()
     key = worker.get_current_task()
     with _one_rank:
-        send, is_wanted = Sender(worker, spec["run"], spec["rank"]), lambda: _is_wanted(worker, key)
+        send, is_wanted = (
+            Sender(worker, spec["run"], spec["rank"]),
+            lambda: _is_wanted(worker, key),
+        )
         try:
             result_file = open_result_file(spec)
             process, ours, theirs = _make_process(worker, spec, payload, result_file)
             if not _start(process, theirs, is_wanted):
                 send({"ended": {"how": "cancelled"}})
                 return None
-        except Exception:  # whatever it was, the client must learn of it: it waits for this rank's end
-            send({"ended": {"how": "raised", "traceback": traceback.format_exc(), "message": "The rank could not be started."}})
+        except (
+            Exception
+        ):  # whatever it was, the client must learn of it: it waits for this rank's end
+            send(
+                {
+                    "ended": {
+                        "how": "raised",
+                        "traceback": traceback.format_exc(),
+                        "message": "The rank could not be started.",
+                    }
+                }
+            )
             return None
         messages, output, stacks = ours
         _rank = process, stacks
         send({"started": {"pid": process.pid, "host": socket.gethostname()}})
         try:
-            ended = _watch(process, messages, output, send, is_wanted, MemoryLimit(worker, process))
+            ended = _watch(
+                process, messages, output, send, is_wanted, MemoryLimit(worker, process)
+            )
         finally:
             _rank = None
             left = _kill(process)
             for end in ours:
                 end.close()
         for pid in left:
-            send({"line": f"process {pid}, which this rank has started, does not end although it was killed (see its state with ps)"})
+            send(
+                {
+                    "line": f"process {pid}, which this rank has started, does not end although it was killed (see its state with ps)"
+                }
+            )
         result = ended.pop("result", None)
         if ended["how"] == "done" and result_file is not None:
             if result is None:
@@ -124,18 +144,14 @@ def run_rank(spec, payload):
         return result
 
 
-
-
-
-
 def _is_wanted(worker, key):
     """False once the client has cancelled the task, closed or died, and when the worker itself is closing."""
     task = worker.state.tasks.get(key)
-    return task is not None and task.state not in ("cancelled", "resumed") and worker.status in (Status.running, Status.paused)
-
-
-
-
+    return (
+        task is not None
+        and task.state not in ("cancelled", "resumed")
+        and worker.status in (Status.running, Status.paused)
+    )
 
 
 def _make_process(worker, spec, payload, result_file):
@@ -146,15 +162,33 @@ def _make_process(worker, spec, payload, result_file):
         (run_id, listener), _listener = _listener, None
         assert run_id == spec["run"], "another run's store"
     environment = {
-        "RANK": spec["rank"], "WORLD_SIZE": spec["world_size"], "LOCAL_RANK": spec["local_rank"],
-        "LOCAL_WORLD_SIZE": spec["local_world_size"], "MASTER_ADDR": spec["store"][0], "MASTER_PORT": spec["store"][1], secret.VARIABLE: spec["store"][2],
-        **({"DDP_OWN_GPU_FIRST": 1} if "dask_cuda" in sys.modules else {}), **spec["environment"],
+        "RANK": spec["rank"],
+        "WORLD_SIZE": spec["world_size"],
+        "LOCAL_RANK": spec["local_rank"],
+        "LOCAL_WORLD_SIZE": spec["local_world_size"],
+        "MASTER_ADDR": spec["store"][0],
+        "MASTER_PORT": spec["store"][1],
+        secret.VARIABLE: spec["store"][2],
+        **({"DDP_OWN_GPU_FIRST": 1} if "dask_cuda" in sys.modules else {}),
+        **spec["environment"],
     }
     context = forkserver.start_forkserver()
-    result_end = None if result_file is None else Connection(os.dup(result_file.fileno()))  # as such it travels
+    result_end = (
+        None if result_file is None else Connection(os.dup(result_file.fileno()))
+    )  # as such it travels
     ours, theirs = zip(*(context.Pipe(duplex=False) for _ in ("messages", "output", "stacks")))
-    process = context.Process(target=rank_process.main, name=f"{descendants.RANK}{spec['rank']}", args=(
-        {name: str(value) for name, value in environment.items()}, worker.state.nthreads, payload, listener, result_end, *theirs))
+    process = context.Process(
+        target=rank_process.main,
+        name=f"{descendants.RANK}{spec['rank']}",
+        args=(
+            {name: str(value) for name, value in environment.items()},
+            worker.state.nthreads,
+            payload,
+            listener,
+            result_end,
+            *theirs,
+        ),
+    )
     return process, ours, [end for end in (*theirs, listener, result_end) if end is not None]
 
 
@@ -183,11 +217,14 @@ def _start(process, given, is_wanted):
     return True
 
 
-
-
 def _watch(process, messages, output, send, is_wanted, memory):
     """Relay what the rank says until it ends or is no longer wanted. Returns how it ended (dict)."""
-    outcome, lines, open_ends, deadline = {"how": "exited"}, Lines(send), [messages, output], float("inf")
+    outcome, lines, open_ends, deadline = (
+        {"how": "exited"},
+        Lines(send),
+        [messages, output],
+        float("inf"),
+    )
     while True:
         ready = wait([*open_ends, process.sentinel], timeout=POLL)
         if output in ready and not lines.read(output):
@@ -208,7 +245,9 @@ def _watch(process, messages, output, send, is_wanted, memory):
         if has_ended:
             deadline = min(deadline, time.monotonic() + EXIT_TIMEOUT)
         is_late = time.monotonic() > deadline
-        prints_on = output in ready and not is_late  # a child of it may hold its output open, and print for ever
+        prints_on = (
+            output in ready and not is_late
+        )  # a child of it may hold its output open, and print for ever
         if (has_ended and messages not in ready and not prints_on) or (is_late and not has_ended):
             lines.close()
             process.join(0)
@@ -219,8 +258,6 @@ def _watch(process, messages, output, send, is_wanted, memory):
         if too_much := memory.exceeded():
             lines.close()
             return {"how": "raised", "message": too_much, "traceback": ""}
-
-
 
 
 def _kill(process):

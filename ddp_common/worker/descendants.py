@@ -17,10 +17,6 @@ END = signal.SIGUSR2  # from a worker to the guard of its forkserver: end everyt
 END_TIMEOUT = 5.0  # seconds that processes may take to be gone once they are killed
 
 
-
-
-
-
 class Entry(NamedTuple):
     """A process as the kernel lists it. `started` counts from the start of the system; its unit does not matter here."""
 
@@ -38,7 +34,9 @@ def processes():
         if name.isdigit():
             with contextlib.suppress(OSError):  # it ended meanwhile
                 with open(f"/proc/{name}/stat", "rb") as file:
-                    fields = file.read().rpartition(b")")[2].split()  # the command before it may hold anything
+                    fields = (
+                        file.read().rpartition(b")")[2].split()
+                    )  # the command before it may hold anything
                 found[int(name)] = Entry(int(fields[1]), fields[0].decode(), float(fields[19]))
     return found
 
@@ -75,7 +73,10 @@ def of_rank(rank, guard):
     what has lost its parent.
     """
     table = processes()
-    adopted = sorted((pid for pid, entry in table.items() if entry.parent == guard), key=lambda pid: (table[pid].started, pid))
+    adopted = sorted(
+        (pid for pid, entry in table.items() if entry.parent == guard),
+        key=lambda pid: (table[pid].started, pid),
+    )
     return trees([rank, *adopted[1:]], table)
 
 
@@ -99,7 +100,9 @@ def end(find):
 
 def _signal_all(pids, number):
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended; or it runs as another user (sudo)
+        with contextlib.suppress(
+            ProcessLookupError, PermissionError
+        ):  # it has ended; or it runs as another user (sudo)
             os.kill(pid, number)
 
 
@@ -112,7 +115,9 @@ def memory_of(pids, limit):
     quick = sum(_kilobytes(pid, "status", ("RssAnon:", "RssShmem:")) for pid in pids) * 1024
     if quick <= limit:
         return quick
-    exact = sum(_kilobytes(pid, "smaps_rollup", ("Pss_Anon:", "Pss_Shmem:")) for pid in pids) * 1024
+    exact = (
+        sum(_kilobytes(pid, "smaps_rollup", ("Pss_Anon:", "Pss_Shmem:")) for pid in pids) * 1024
+    )
     return exact or quick  # an old kernel does not tell
 
 

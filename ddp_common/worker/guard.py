@@ -13,12 +13,26 @@ import os
 import signal
 from multiprocessing import spawn
 
+from ddp_common.ranks.parent import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    die_with_parent,
+    prctl,
+)
 from ddp_common.worker import descendants
-from ddp_common.ranks.parent import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, die_with_parent, prctl
 from ddp_common.worker.descendants import END, RANK
 
-NEEDED = ["torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "ddp_common.ranks.process", "ddp_common.ranks.rendezvous",
-          "ddp_common.ranks.sampling", "ddp_common.ranks.checkpoint", "ddp_common.ranks.stopping"]
+NEEDED = [
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.nn.parallel",
+    "ddp_common.ranks.process",
+    "ddp_common.ranks.rendezvous",
+    "ddp_common.ranks.sampling",
+    "ddp_common.ranks.checkpoint",
+    "ddp_common.ranks.stopping",
+]
 PARENT_ENDED = signal.SIGUSR1  # from the kernel to the guard
 LOOK_INTERVAL = 5.0  # seconds after which the guard looks for its worker without having been told
 
@@ -48,10 +62,16 @@ def leave_a_guard():
 
 
 def _stand_guard(worker, forkserver, watched):
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # told to everybody at once; the guard leaves last
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # told to everybody at once; the guard leaves last
         signal.signal(number, signal.SIG_IGN)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:  # the forkserver's socket and its line to the worker are not ours to hold open
+        if (
+            int(name) > 2
+        ):  # the forkserver's socket and its line to the worker are not ours to hold open
             with contextlib.suppress(OSError):
                 os.close(int(name))
     told = None
@@ -82,6 +102,7 @@ def _not_in_ranks(import_main):
 
     What a training function needs of it travels with the function, by value.
     """
+
     def unless_rank(main):
         if not multiprocessing.current_process().name.startswith(RANK):
             import_main(main)

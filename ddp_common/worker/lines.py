@@ -21,8 +21,15 @@ class Lines:
 
     def __init__(self, send):
         self.send = send
-        self.state, self.rest, self.beyond = b"", b"", 0  # of the line that has not ended: earlier state, present one, bytes cut off it
-        self.shown, self.drawn = None, time.monotonic()  # the state that was passed on last, and when
+        self.state, self.rest, self.beyond = (
+            b"",
+            b"",
+            0,
+        )  # of the line that has not ended: earlier state, present one, bytes cut off it
+        self.shown, self.drawn = (
+            None,
+            time.monotonic(),
+        )  # the state that was passed on last, and when
         self.allowance, self.filled = PRINT_BURST, time.monotonic()
         self.last, self.left_out, self.told = collections.deque(maxlen=KEPT_LINES), 0, 0.0
 
@@ -57,7 +64,9 @@ class Lines:
         *states, piece = piece.split(b"\r")
         if states:
             self._append(states[0])
-            self.state = next(filter(None, reversed(states[1:])), self._present() or self.state)[:LONGEST_LINE]
+            self.state = next(filter(None, reversed(states[1:])), self._present() or self.state)[
+                :LONGEST_LINE
+            ]
             self.rest, self.beyond = b"", 0
         self._append(piece)
 
@@ -97,7 +106,11 @@ class Lines:
 
     def _tell_last(self, now):
         if self.left_out:
-            self.send({"line": f"... [{self.left_out:,} lines left out: they came faster than they can be kept] ..."})
+            self.send(
+                {
+                    "line": f"... [{self.left_out:,} lines left out: they came faster than they can be kept] ..."
+                }
+            )
         for line in self.last:
             self.send({"line": line})
         self.last.clear()

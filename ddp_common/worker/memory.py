@@ -13,7 +13,11 @@ class MemoryLimit:
     """The worker's memory limit, held against its rank and all that the rank has started: Dask's nanny sees only the worker's process."""
 
     def __init__(self, worker, process):
-        self.limit, self.pid, self.next_look = worker.memory_manager.memory_limit, process.pid, time.monotonic() + MEMORY_INTERVAL
+        self.limit, self.pid, self.next_look = (
+            worker.memory_manager.memory_limit,
+            process.pid,
+            time.monotonic() + MEMORY_INTERVAL,
+        )
 
     def exceeded(self):
         """A sentence once the rank is over the limit, else None."""
@@ -26,6 +30,12 @@ class MemoryLimit:
         self.next_look = now + max(MEMORY_INTERVAL, MEMORY_SHARE * (now - began))
         if used <= self.limit:
             return None
-        others = f" together with the {len(living) - 1} process(es) that it has started" if len(living) > 1 else ""
-        return (f"it used {used / 2**30:.2f} GiB of memory{others}, and its worker's limit is {self.limit / 2**30:.2f} GiB. Take a smaller "
-                "batch, more ranks, or a higher memory_limit in the profile")
+        others = (
+            f" together with the {len(living) - 1} process(es) that it has started"
+            if len(living) > 1
+            else ""
+        )
+        return (
+            f"it used {used / 2**30:.2f} GiB of memory{others}, and its worker's limit is {self.limit / 2**30:.2f} GiB. Take a smaller "
+            "batch, more ranks, or a higher memory_limit in the profile"
+        )

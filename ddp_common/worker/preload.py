@@ -13,6 +13,7 @@ from ddp_common.worker.agent import tell_to_stop
 from ddp_common.worker.forkserver import guard, start_forkserver
 from ddp_common.worker.time_limit import watch_time_limit
 
+
 class Preload(WorkerPlugin):
     """Worker plugin: imports torch in the forkserver while the cluster is still being waited for.
 
@@ -27,7 +28,9 @@ class Preload(WorkerPlugin):
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
-        logging.getLogger("distributed.worker").addFilter(lambda record: not isinstance((record.exc_info or (None, None))[1], OSError))
+        logging.getLogger("distributed.worker").addFilter(
+            lambda record: not isinstance((record.exc_info or (None, None))[1], OSError)
+        )
         start_forkserver()
         watch_time_limit(tell_to_stop)
 

@@ -5,7 +5,9 @@ import os
 import tempfile
 import weakref
 
-LARGE_RESULT = 32 * 2**20  # bytes of a result that the client is told of, because it takes a moment to fetch
+LARGE_RESULT = (
+    32 * 2**20
+)  # bytes of a result that the client is told of, because it takes a moment to fetch
 
 
 def open_result_file(spec):

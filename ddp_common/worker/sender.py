@@ -17,11 +17,18 @@ class Sender:
     """
 
     def __init__(self, worker, run_id, rank):
-        self.worker, self.envelope, self.waiting, self.sent = worker, {"run": run_id, "rank": rank}, [], time.monotonic()
+        self.worker, self.envelope, self.waiting, self.sent = (
+            worker,
+            {"run": run_id, "rank": rank},
+            [],
+            time.monotonic(),
+        )
 
     def __call__(self, message):
         if "content" in message:  # too large for an event: the client fetches it
-            message["token"] = f"{self.envelope['run']}/{self.envelope['rank']}/{time.monotonic_ns()}"
+            message["token"] = (
+                f"{self.envelope['run']}/{self.envelope['rank']}/{time.monotonic_ns()}"
+            )
             spool.keep_file(message["token"], message.pop("content"))
         self.waiting.append(message)
         if {"started", "returned", "ended"} & set(message):

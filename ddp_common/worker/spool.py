@@ -13,7 +13,9 @@ from pathlib import Path
 from ddp_common.errors import Error
 
 KEPT_MESSAGES = 10
-PIECE = 8 * 2**20  # bytes in one message: large enough to be quick, small enough for heartbeats in between
+PIECE = (
+    8 * 2**20
+)  # bytes in one message: large enough to be quick, small enough for heartbeats in between
 
 _files = {}  # on a worker: what save_file sent, until the client has fetched it
 
@@ -30,8 +32,10 @@ def find_checkpoints(run_id, directory, dask_worker):
     try:
         spool.mkdir(mode=0o700, parents=True)
     except OSError as error:
-        raise Error(f"The worker {dask_worker.address} does not see the run directory, and cannot keep its rank's checkpoints in {spool}: "
-                    f"{error.strerror}. Make room there, or give its cluster another local_directory.") from None
+        raise Error(
+            f"The worker {dask_worker.address} does not see the run directory, and cannot keep its rank's checkpoints in {spool}: "
+            f"{error.strerror}. Make room there, or give its cluster another local_directory."
+        ) from None
     return str(spool), False
 
 
@@ -73,5 +77,3 @@ def forget(run_id, dask_worker):
 
 
 # On the client
-
-

@@ -10,6 +10,7 @@ import time
 
 UNLIMITED = 10**10  # seconds: no limit known
 
+
 def time_left():
     """Seconds until the job's time limit; infinite without one, or without one that is a number."""
     try:
@@ -26,7 +27,11 @@ def watch_time_limit(tell):
     def watch():
         while (left := time_left()) > warning:
             time.sleep(min(left - warning, 60))
-        print(f"{left:.0f} s before this job's time limit: the rank is told to save and leave", file=sys.stderr, flush=True)
+        print(
+            f"{left:.0f} s before this job's time limit: the rank is told to save and leave",
+            file=sys.stderr,
+            flush=True,
+        )
         while True:
             tell()
             time.sleep(2)

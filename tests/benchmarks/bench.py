@@ -42,7 +42,10 @@ REPOSITORY = Path(__file__).parents[2]
 NAMES = REPOSITORY / "data" / "pets" / "names.csv"
 RANKS = Path(__file__).with_name("ranks.py")
 ALPHABET = "*+abcdefghijklmnopqrstuvwxyz-. "  # '*' pads the beginning, '+' ends a name
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}  # before Dask's nanny adds to this process's what would slow torchrun down
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+}  # before Dask's nanny adds to this process's what would slow torchrun down
 LOADER_BATCH = 16_384
 STEPS = 100  # of each repetition, after those that warm up
 COLUMNS = "{:<8} {:<40} {:>8} {:>8} {:>7} {:>15} {:>8}  {}"
@@ -56,23 +59,41 @@ def measure_launch(client):
     """A first time of each does not count: it fills the forkserver with torch, and the page cache with its files."""
     for launcher in (under_launch, under_torchrun):
         launcher(client, "first_backward")
-    seconds = take_turns(lambda: seconds_to_backward(under_launch, client),
-                         lambda: seconds_to_backward(under_torchrun, client), turns=5)
+    seconds = take_turns(
+        lambda: seconds_to_backward(under_launch, client),
+        lambda: seconds_to_backward(under_torchrun, client),
+        turns=5,
+    )
     faster = compared("launch", "to both ranks' first backward, s", *seconds, at_least=15)
     return [faster, limited("launch", "the same, as a number of seconds", faster["ours"], 0.3)]
 
 
 def measure_step(client):
     """Many short turns: malloc's own thresholds come out differently in every process, and with them a third of a step."""
-    ours, other = take_turns(lambda: under_launch(client, "steps", count=STEPS),
-                             lambda: under_torchrun(client, "steps", count=STEPS), turns=8)
+    ours, other = take_turns(
+        lambda: under_launch(client, "steps", count=STEPS),
+        lambda: under_torchrun(client, "steps", count=STEPS),
+        turns=8,
+    )
 
     def milliseconds(kind, turns):
         return [statistics.mean(rank[kind] for rank in turn) * 1e3 for turn in turns]
 
-    return [compared("step", f"mean of {STEPS} steps of 512 windows, ms", milliseconds("seconds", ours), milliseconds("seconds", other),
-                     at_most=1.03),
-            compared("step", "processor time of the same, ms", milliseconds("cpu", ours), milliseconds("cpu", other))]
+    return [
+        compared(
+            "step",
+            f"mean of {STEPS} steps of 512 windows, ms",
+            milliseconds("seconds", ours),
+            milliseconds("seconds", other),
+            at_most=1.03,
+        ),
+        compared(
+            "step",
+            "processor time of the same, ms",
+            milliseconds("cpu", ours),
+            milliseconds("cpu", other),
+        ),
+    ]
 
 
 def measure_memory(client):
@@ -83,9 +104,20 @@ def measure_memory(client):
     def megabytes(kind, *processes):
         return [sum(each[process][kind] for process in processes) / 1e6 for each in found]
 
-    return [compared("memory", "PSS of a rank, MB", megabytes("pss", "rank"), megabytes("pss", "bare")),
-            compared("memory", "PSS of a rank and its forkserver, MB", megabytes("pss", "rank", "forkserver"), megabytes("pss", "bare")),
-            compared("memory", "USS of a rank, MB", megabytes("uss", "rank"), megabytes("uss", "bare"))]
+    return [
+        compared(
+            "memory", "PSS of a rank, MB", megabytes("pss", "rank"), megabytes("pss", "bare")
+        ),
+        compared(
+            "memory",
+            "PSS of a rank and its forkserver, MB",
+            megabytes("pss", "rank", "forkserver"),
+            megabytes("pss", "bare"),
+        ),
+        compared(
+            "memory", "USS of a rank, MB", megabytes("uss", "rank"), megabytes("uss", "bare")
+        ),
+    ]
 
 
 def seconds_to_backward(launcher, client):
@@ -98,22 +130,45 @@ def under_launch(client, name, **arguments):
     import ranks
 
     with tempfile.TemporaryDirectory() as folder:
-        ddp.launch(client, getattr(ranks, name), directory=f"{folder}/run", folder=folder, **arguments)
+        ddp.launch(
+            client, getattr(ranks, name), directory=f"{folder}/run", folder=folder, **arguments
+        )
         return left_in(folder)
 
 
 def under_torchrun(_, name, **arguments):
     """Run a function of `ranks` in both ranks of a torchrun; returns what each rank left."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
-               "--rdzv-endpoint", "localhost:0", str(RANKS), name]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+        str(RANKS),
+        name,
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([*command, folder, *map(str, arguments.values())], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [*command, folder, *map(str, arguments.values())],
+            env=ENVIRONMENT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         if done.returncode:  # seen once in forty: a rank aborts while its interpreter shuts down, after the measurement
-            print(f"torchrun left with exit code {done.returncode}: {done.stderr.splitlines()[:1]}", file=sys.stderr)
+            print(
+                f"torchrun left with exit code {done.returncode}: {done.stderr.splitlines()[:1]}",
+                file=sys.stderr,
+            )
         try:
             return left_in(folder)
         except OSError:
-            raise SystemExit(f"and before the ranks had measured anything:\n{done.stderr}") from None
+            raise SystemExit(
+                f"and before the ranks had measured anything:\n{done.stderr}"
+            ) from None
 
 
 def left_in(folder):
@@ -124,7 +179,12 @@ def left_in(folder):
 def bare_torch():
     """The process id of a Python that has imported torch and waits."""
     program = "import sys, torch; print('ready', flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", program], env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=ENVIRONMENT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
         process.stdout.readline()
         yield process.pid
         process.stdin.close()
@@ -139,7 +199,9 @@ def measure_windows():
     names = read_names()
     for ours, other in zip(windows(names), windows_item_by_item(names)):
         assert torch.equal(ours.long(), other), "the two ways disagree"
-    seconds = take_turns(lambda: timed(windows, names), lambda: timed(windows_item_by_item, names), turns=3)
+    seconds = take_turns(
+        lambda: timed(windows, names), lambda: timed(windows_item_by_item, names), turns=3
+    )
     return [compared("windows", f"windows of {len(names):,} names, s", *seconds, at_least=100)]
 
 
@@ -153,7 +215,10 @@ def measure_loader():
 
     def by_batch():
         sampler = ddp.ElasticSampler(len(batches), LOADER_BATCH)
-        return sum(len(y) for _, y in DataLoader(batches, batch_sampler=sampler, collate_fn=lambda batch: batch))
+        return sum(
+            len(y)
+            for _, y in DataLoader(batches, batch_sampler=sampler, collate_fn=lambda batch: batch)
+        )
 
     def by_item():
         return sum(len(y) for _, y in DataLoader(items, batch_size=LOADER_BATCH, shuffle=True))
@@ -193,7 +258,7 @@ def windows_item_by_item(names, width=8):
     for name in names:
         letters = list(name) + ["+"]
         for position, letter in enumerate(letters):
-            seen = letters[max(0, position - width):position]
+            seen = letters[max(0, position - width) : position]
             padded = ["*"] * (width - len(seen)) + seen
             contexts.append([alphabet.index(character) for character in padded])
             targets.append(alphabet.index(letter))
@@ -226,12 +291,21 @@ class Batches(Items):
 def measure_lines():
     modules = {path.name: path.read_text() for path in (REPOSITORY / "ddp_common").rglob("*.py")}
     sizes = {name: len(source.splitlines()) for name, source in modules.items()}
-    functions = {f"{name} {node.name}": node.end_lineno - node.lineno + 1 for name, source in modules.items()
-                 for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    functions = {
+        f"{name} {node.name}": node.end_lineno - node.lineno + 1
+        for name, source in modules.items()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
     module, function = max(sizes, key=sizes.get), max(functions, key=functions.get)
-    return [{**limited("lines", f"all {len(sizes)} modules", sum(sizes.values()), ALL_LINES), "modules": sizes},
-            limited("lines", f"longest module: {module}", sizes[module], MODULE_LINES),
-            limited("lines", f"longest function: {function}", functions[function], FUNCTION_LINES)]
+    return [
+        {
+            **limited("lines", f"all {len(sizes)} modules", sum(sizes.values()), ALL_LINES),
+            "modules": sizes,
+        },
+        limited("lines", f"longest module: {module}", sizes[module], MODULE_LINES),
+        limited("lines", f"longest function: {function}", functions[function], FUNCTION_LINES),
+    ]
 
 
 # Taking turns, comparing, printing
@@ -254,28 +328,53 @@ def take_turns(ours, other, turns):
 
 def compared(name, what, ours, other, *, at_least=None, at_most=None):
     """A result. `at_least`: how many times smaller than the other ours shall be; `at_most`: what part of the other ours may be."""
+
     def ratio(mine, theirs):
         return mine / theirs if at_least is None else theirs / mine
 
     low, middle, high = statistics.quantiles(map(ratio, ours, other), n=4, method="inclusive")
     met = middle >= at_least if at_least else middle <= at_most if at_most else None
     goal = f">= {at_least}" if at_least else f"<= {at_most}" if at_most else ""
-    return {"name": name, "what": what, "ours": statistics.median(ours), "other": statistics.median(other), "ratio": middle,
-            "quartiles": [low, high], "goal": goal, "met": met, "all_ours": ours, "all_other": other}
+    return {
+        "name": name,
+        "what": what,
+        "ours": statistics.median(ours),
+        "other": statistics.median(other),
+        "ratio": middle,
+        "quartiles": [low, high],
+        "goal": goal,
+        "met": met,
+        "all_ours": ours,
+        "all_other": other,
+    }
 
 
 def limited(name, what, value, limit):
     """A result that has a limit instead of another way beside it."""
-    return {"name": name, "what": what, "ours": value, "other": None, "ratio": None, "quartiles": None, "goal": f"<= {limit}",
-            "met": value <= limit}
+    return {
+        "name": name,
+        "what": what,
+        "ours": value,
+        "other": None,
+        "ratio": None,
+        "quartiles": None,
+        "goal": f"<= {limit}",
+        "met": value <= limit,
+    }
 
 
 def describe_machine():
     import torch
 
-    return {"date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), "cores": os.cpu_count(),
-            "system": platform.system(), "processor": platform.machine(), "python": platform.python_version(),
-            "torch": torch.__version__, "load": os.getloadavg()}
+    return {
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+        "system": platform.system(),
+        "processor": platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "load": os.getloadavg(),
+    }
 
 
 def line(result):
@@ -284,8 +383,16 @@ def line(result):
 
     spread = "" if result["quartiles"] is None else "{:.3g} to {:.3g}".format(*result["quartiles"])
     verdict = {True: "met", False: "missed", None: ""}[result["met"]]
-    return COLUMNS.format(result["name"], result["what"], number(result["ours"]), number(result["other"]), number(result["ratio"]),
-                          spread, result["goal"], verdict)
+    return COLUMNS.format(
+        result["name"],
+        result["what"],
+        number(result["ours"]),
+        number(result["other"]),
+        number(result["ratio"]),
+        spread,
+        result["goal"],
+        verdict,
+    )
 
 
 def show(results):
@@ -298,14 +405,29 @@ ON_CLUSTER = {"launch": measure_launch, "step": measure_step, "memory": measure_
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=REPOSITORY / "runs" / "bench.json", metavar="FILE.json")
-    parser.add_argument("--only", choices=[*ON_CLUSTER, *WITHOUT_CLUSTER], metavar="NAME", help="one of %(choices)s")
+    parser.add_argument(
+        "--output", type=Path, default=REPOSITORY / "runs" / "bench.json", metavar="FILE.json"
+    )
+    parser.add_argument(
+        "--only",
+        choices=[*ON_CLUSTER, *WITHOUT_CLUSTER],
+        metavar="NAME",
+        help="one of %(choices)s",
+    )
     options = parser.parse_args()
     wanted = {options.only} if options.only else {*ON_CLUSTER, *WITHOUT_CLUSTER}
     machine, results = describe_machine(), []
-    print(f"{machine['cores']} cores, torch {machine['torch']}, {machine['date']}, load {machine['load'][0]:.1f}\n")
-    print(COLUMNS.format("", "what", "ours", "other", "ratio", "quartiles", "goal", ""), flush=True)
-    with ddp.connect("local", workers=2) if wanted & {*ON_CLUSTER} else contextlib.nullcontext() as client:
+    print(
+        f"{machine['cores']} cores, torch {machine['torch']}, {machine['date']}, load {machine['load'][0]:.1f}\n"
+    )
+    print(
+        COLUMNS.format("", "what", "ours", "other", "ratio", "quartiles", "goal", ""), flush=True
+    )
+    with (
+        ddp.connect("local", workers=2)
+        if wanted & {*ON_CLUSTER}
+        else contextlib.nullcontext() as client
+    ):
         for name in [name for name in ON_CLUSTER if name in wanted]:
             results += ON_CLUSTER[name](client)
             show([result for result in results if result["name"] == name])
@@ -313,7 +435,9 @@ def main():
         results += WITHOUT_CLUSTER[name]()
         show([result for result in results if result["name"] == name])
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps({"machine": machine, "results": results}, indent=2) + "\n")
+    options.output.write_text(
+        json.dumps({"machine": machine, "results": results}, indent=2) + "\n"
+    )
 
 
 if __name__ == "__main__":

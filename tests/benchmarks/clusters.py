@@ -17,9 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import psutil
-
 import measuring
+import psutil
 from measuring import REPOSITORY
 
 import ddp_common as ddp
@@ -57,17 +56,28 @@ def one_launch(client, ranks):
 def measure_ranks():
     affordable = int((psutil.virtual_memory().available / 2**30 - 2) / MEMORY)
     sizes = [size for size in SIZES if size <= affordable]
-    print(f"ranks      {psutil.cpu_count()} cores, {psutil.virtual_memory().available / 2**30:.0f} GiB free: up to {sizes[-1]} ranks", flush=True)
+    print(
+        f"ranks      {psutil.cpu_count()} cores, {psutil.virtual_memory().available / 2**30:.0f} GiB free: up to {sizes[-1]} ranks",
+        flush=True,
+    )
     free, began = psutil.virtual_memory().available, time.monotonic()
     curve = {}
     with ddp.connect("local", workers=sizes[-1]) as client:
         one_launch(client, sizes[-1])
-        print(f"ranks      {sizes[-1]} workers started and torch imported in each after {time.monotonic() - began:.0f} s; they take "
-              f"{(free - psutil.virtual_memory().available) / 2**30 / sizes[-1]:.2f} GiB each", flush=True)
+        print(
+            f"ranks      {sizes[-1]} workers started and torch imported in each after {time.monotonic() - began:.0f} s; they take "
+            f"{(free - psutil.virtual_memory().available) / 2**30 / sizes[-1]:.2f} GiB each",
+            flush=True,
+        )
         for size in sizes:
             times = [one_launch(client, size) for _ in range(REPEATS)]
-            curve[size] = {what: statistics.median(each[what] for each in times) for what in times[0]}
-            print(f"ranks      {size:3d}: group {curve[size]['group']:.2f} s, 10 steps {curve[size]['steps']:.2f} s, end {curve[size]['end']:.2f} s", flush=True)
+            curve[size] = {
+                what: statistics.median(each[what] for each in times) for what in times[0]
+            }
+            print(
+                f"ranks      {size:3d}: group {curve[size]['group']:.2f} s, 10 steps {curve[size]['steps']:.2f} s, end {curve[size]['end']:.2f} s",
+                flush=True,
+            )
     draw(curve, REPOSITORY / "runs" / "launch-time.png")
     return curve
 
@@ -79,10 +89,19 @@ def draw(curve, path):
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 4))
-    for what, label in (("group", "the process group is formed"), ("steps", "10 steps are made"), ("end", "launch returns")):
+    for what, label in (
+        ("group", "the process group is formed"),
+        ("steps", "10 steps are made"),
+        ("end", "launch returns"),
+    ):
         axes.plot(list(curve), [times[what] for times in curve.values()], marker="o", label=label)
-    axes.set(xscale="log", yscale="log", xlabel="ranks", ylabel="seconds since launch was called",
-             title=f"Launch time, warm, one machine with {psutil.cpu_count()} cores")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="ranks",
+        ylabel="seconds since launch was called",
+        title=f"Launch time, warm, one machine with {psutil.cpu_count()} cores",
+    )
     axes.set_xticks(list(curve), [str(size) for size in curve])
     axes.legend()
     path.parent.mkdir(exist_ok=True)
@@ -105,9 +124,15 @@ def measure_slurm():
                 ddp.launch(client, ten_steps)
                 again = [one_launch(client, 2)["steps"] for _ in range(REPEATS)]
     beyond = statistics.median(ours - theirs for theirs, ours in pairs)
-    print(f"slurm      from the command to the first step: {statistics.median(ours for _, ours in pairs):.1f} s; srun hostname "
-          f"{statistics.median(theirs for theirs, _ in pairs):.2f} s: {beyond:.1f} s beyond it (goal <= 20)", flush=True)
-    print(f"slurm      a second launch on the same jobs, to its tenth step: {statistics.median(again):.2f} s (goal <= 0.5)", flush=True)
+    print(
+        f"slurm      from the command to the first step: {statistics.median(ours for _, ours in pairs):.1f} s; srun hostname "
+        f"{statistics.median(theirs for theirs, _ in pairs):.2f} s: {beyond:.1f} s beyond it (goal <= 20)",
+        flush=True,
+    )
+    print(
+        f"slurm      a second launch on the same jobs, to its tenth step: {statistics.median(again):.2f} s (goal <= 0.5)",
+        flush=True,
+    )
     return {"pairs": pairs, "second": again}
 
 
@@ -120,8 +145,23 @@ def hostname():
 def first_step(run):
     """Seconds from `python -m ddp_common run pets --cluster slurm` to the report of its first step."""
     began = time.time()
-    subprocess.run([sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", "slurm", "--workers", "2"], check=True, capture_output=True,
-                   cwd=REPOSITORY, env={**os.environ, "CHECKPOINT": str(run), "SET": "epochs=1 hidden=16 batch_size=2048"})
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "ddp_common",
+            "run",
+            "pets",
+            "--cluster",
+            "slurm",
+            "--workers",
+            "2",
+        ],
+        check=True,
+        capture_output=True,
+        cwd=REPOSITORY,
+        env={**os.environ, "CHECKPOINT": str(run), "SET": "epochs=1 hidden=16 batch_size=2048"},
+    )
     with open(run / "metrics.jsonl") as lines:
         return min(json.loads(line)["time"] for line in lines) - began
 

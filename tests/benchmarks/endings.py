@@ -38,7 +38,9 @@ def main():
                 failures[str(failure).splitlines()[0]] += 1
             seconds.append(time.monotonic() - began)
     quartiles = ", ".join(f"{each:.2f}" for each in statistics.quantiles(seconds))
-    print(f"{options.launches} launches, {failures.total()} failed; seconds each (quartiles): {quartiles}")
+    print(
+        f"{options.launches} launches, {failures.total()} failed; seconds each (quartiles): {quartiles}"
+    )
     for message, count in failures.most_common():
         print(f"{count:5} {message}")
 

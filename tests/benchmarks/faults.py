@@ -32,7 +32,7 @@ from ddp_common.teaching import faults
 REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
-import fault_lab  # noqa: E402 (of the tests)
+import fault_lab
 
 GIVE_UP = 10.0  # seconds after which a peer that still waits is taken to wait for its time-out
 REPEATS = 5
@@ -41,11 +41,17 @@ REPEATS = 5
 def measure_notice(client):
     results = []
     for fault in ("raise", "SIGKILL"):
-        ours, torchrun = (statistics.median(measure(client, fault) for _ in range(REPEATS)) for measure in (under_launch, under_torchrun))
+        ours, torchrun = (
+            statistics.median(measure(client, fault) for _ in range(REPEATS))
+            for measure in (under_launch, under_torchrun)
+        )
         task = in_dask_tasks(client, fault)
         results.append({"fault": fault, "ours": ours, "torchrun": torchrun, "dask task": task})
-        print(f"notice    {fault:<8} launch {ours:6.2f} s    torchrun {torchrun:6.2f} s    Dask task "
-              f"{f'{task:6.2f} s' if task is not None else f'not within {GIVE_UP:g} s'}", flush=True)
+        print(
+            f"notice    {fault:<8} launch {ours:6.2f} s    torchrun {torchrun:6.2f} s    Dask task "
+            f"{f'{task:6.2f} s' if task is not None else f'not within {GIVE_UP:g} s'}",
+            flush=True,
+        )
     return results
 
 
@@ -53,16 +59,38 @@ def under_launch(client, fault):
     with tempfile.TemporaryDirectory() as folder:
         mark = Path(folder) / "mark"
         try:
-            ddp.launch(client, faults.inject(faults.train, fault, mark=mark), workers=2, directory=Path(folder) / "run")
+            ddp.launch(
+                client,
+                faults.inject(faults.train, fault, mark=mark),
+                workers=2,
+                directory=Path(folder) / "run",
+            )
         except ddp.RankFailed:
             return time.time() - faults.struck_at(mark)
 
 
 def under_torchrun(client, fault):
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint",
-                        "localhost:0", __file__, "--rank-that-gets", fault, "--mark", f"{folder}/mark"], capture_output=True,
-                       env={**os.environ, "OMP_NUM_THREADS": "1"})
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nproc-per-node",
+                "2",
+                "--rdzv-backend",
+                "c10d",
+                "--rdzv-endpoint",
+                "localhost:0",
+                __file__,
+                "--rank-that-gets",
+                fault,
+                "--mark",
+                f"{folder}/mark",
+            ],
+            capture_output=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
         return time.time() - faults.struck_at(f"{folder}/mark")
 
 
@@ -77,7 +105,9 @@ def in_dask_tasks(client, fault):
     from distributed import wait
 
     def task(rank, port, mark):
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+        dist.init_process_group(
+            "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
+        )
         return faults.inject(faults.train, fault, mark=mark)()
 
     with socket.socket() as free:
@@ -85,8 +115,14 @@ def in_dask_tasks(client, fault):
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder, ddp.connect("local", workers=2) as other:
         other.run(lambda: logging.disable())  # what the workers would print of their tasks
-        mark, addresses = Path(folder) / "mark", list(other.scheduler_info(n_workers=-1)["workers"])
-        tasks = [other.submit(task, rank, port, str(mark), workers=[address], pure=False, retries=0) for rank, address in enumerate(addresses)]
+        mark, addresses = (
+            Path(folder) / "mark",
+            list(other.scheduler_info(n_workers=-1)["workers"]),
+        )
+        tasks = [
+            other.submit(task, rank, port, str(mark), workers=[address], pure=False, retries=0)
+            for rank, address in enumerate(addresses)
+        ]
         while faults.struck_at(mark) is None:
             time.sleep(0.01)
         try:
@@ -106,8 +142,13 @@ def measure_kills(client, kills):
         with tempfile.TemporaryDirectory() as folder:
             survived = fault_lab.survive_kills(client, folder, kills, ranks)
         results.append({"ranks": ranks, **vars(survived)})
-        verdict = "identical" if survived.identical else f"relative difference {survived.difference:.1e}"
-        print(f"kills     {survived.kills} on {' or '.join(map(str, ranks))} ranks: weights {verdict}, {survived.seconds:.0f} s", flush=True)
+        verdict = (
+            "identical" if survived.identical else f"relative difference {survived.difference:.1e}"
+        )
+        print(
+            f"kills     {survived.kills} on {' or '.join(map(str, ranks))} ranks: weights {verdict}, {survived.seconds:.0f} s",
+            flush=True,
+        )
     return results
 
 
@@ -140,11 +181,20 @@ def measure_saves(saves):
     from ddp_common.ranks.checkpoint_files import newest, step_of
 
     confirmed, none, old, chance, began = 0, 0, 0, random.Random(0), time.time()
-    with tempfile.TemporaryDirectory() as folder, subprocess.Popen([sys.executable, "-c", SAVE_UNTIL_KILLED, folder], stdout=subprocess.PIPE,
-                                                                   stderr=subprocess.DEVNULL, text=True) as process:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(
+            [sys.executable, "-c", SAVE_UNTIL_KILLED, folder],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as process,
+    ):
         for _ in range(saves):
             words = next(line.split() for line in process.stdout if line.startswith("started"))
-            confirmed = int(next(line for line in process.stdout if line.startswith("saved")).split()[1])
+            confirmed = int(
+                next(line for line in process.stdout if line.startswith("saved")).split()[1]
+            )
             time.sleep(chance.random() * 0.004)
             os.kill(int(words[1]), signal.SIGKILL)
             for line in process.stdout:
@@ -155,21 +205,32 @@ def measure_saves(saves):
             none += path is None
             old += path is not None and step_of(path) < confirmed
         process.kill()
-    print(f"saves     {saves} kills during saves: {none} times no good file, {old} times older than the last save, {time.time() - began:.0f} s", flush=True)
+    print(
+        f"saves     {saves} kills during saves: {none} times no good file, {old} times older than the last save, {time.time() - began:.0f} s",
+        flush=True,
+    )
     return {"kills": saves, "none": none, "old": old}
 
 
 def measure_recovery(client):
     with tempfile.TemporaryDirectory() as folder:
-        seconds = [fault_lab.recovery(client, Path(folder) / str(number)) for number in range(REPEATS)]
-    print(f"recovery  kill to the first step after the restart: {statistics.median(seconds):.2f} s (goal <= 2)", flush=True)
+        seconds = [
+            fault_lab.recovery(client, Path(folder) / str(number)) for number in range(REPEATS)
+        ]
+    print(
+        f"recovery  kill to the first step after the restart: {statistics.median(seconds):.2f} s (goal <= 2)",
+        flush=True,
+    )
     return seconds
 
 
 def measure_cost(client):
     ours, plain = ddp.launch(client, save_100_mb, workers=2).result
-    print(f"cost      training stands still for {statistics.median(ours) * 1e3:.0f} ms per save of 100 MB; torch.save on the training thread: "
-          f"{statistics.median(plain) * 1e3:.0f} ms; ratio {statistics.median(ours) / statistics.median(plain):.2f} (goal <= 0.2)", flush=True)
+    print(
+        f"cost      training stands still for {statistics.median(ours) * 1e3:.0f} ms per save of 100 MB; torch.save on the training thread: "
+        f"{statistics.median(plain) * 1e3:.0f} ms; ratio {statistics.median(ours) / statistics.median(plain):.2f} (goal <= 0.2)",
+        flush=True,
+    )
     return {"ours": ours, "plain": plain}
 
 
@@ -209,8 +270,18 @@ def save_100_mb(saves=8):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=REPOSITORY / "runs" / "bench-faults.json", metavar="FILE.json")
-    parser.add_argument("--only", choices=("notice", "kills", "saves", "recovery", "cost"), metavar="NAME", help="one of %(choices)s")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=REPOSITORY / "runs" / "bench-faults.json",
+        metavar="FILE.json",
+    )
+    parser.add_argument(
+        "--only",
+        choices=("notice", "kills", "saves", "recovery", "cost"),
+        metavar="NAME",
+        help="one of %(choices)s",
+    )
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--saves", type=int, default=1000)
     parser.add_argument("--rank-that-gets", help=argparse.SUPPRESS)
@@ -223,8 +294,17 @@ def main():
     with ddp.connect("local", workers=3) as client:
         ddp.launch(client, faults.train)
         for name in wanted:
-            results[name] = (measure_saves(options.saves) if name == "saves" else measure_kills(client, options.kills) if name == "kills"
-                             else {"notice": measure_notice, "recovery": measure_recovery, "cost": measure_cost}[name](client))
+            results[name] = (
+                measure_saves(options.saves)
+                if name == "saves"
+                else measure_kills(client, options.kills)
+                if name == "kills"
+                else {
+                    "notice": measure_notice,
+                    "recovery": measure_recovery,
+                    "cost": measure_cost,
+                }[name](client)
+            )
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(results, indent=2, default=str) + "\n")
 

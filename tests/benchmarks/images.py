@@ -20,12 +20,11 @@ import tempfile
 import time
 from pathlib import Path
 
+import measuring
 import psutil
 import torch
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset
-
-import measuring
 
 import ddp_common as ddp
 from ddp_common.data import datasets
@@ -63,7 +62,9 @@ def photographs(folder):
     for label in sorted(path for path in source.iterdir() if path.is_dir()):
         (folder / label.name).mkdir(parents=True)
         for path in sorted(label.iterdir())[:40]:
-            Image.open(path).convert("RGB").resize((256, 256), Image.Resampling.BICUBIC).save(folder / label.name / f"{path.stem}.jpg", quality=92)
+            Image.open(path).convert("RGB").resize((256, 256), Image.Resampling.BICUBIC).save(
+                folder / label.name / f"{path.stem}.jpg", quality=92
+            )
     return folder
 
 
@@ -88,21 +89,35 @@ class OneRequestPerItem(Dataset):
     def __getitem__(self, index):
         content = self._own().get_object(Bucket=self.bucket, Key=self.keys[index])["Body"].read()
         image = ImageOps.fit(Image.open(io.BytesIO(content)).convert("RGB"), (SIZE, SIZE))
-        return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).reshape(SIZE, SIZE, 3).permute(2, 0, 1), 0
+        return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).reshape(
+            SIZE, SIZE, 3
+        ).permute(2, 0, 1), 0
 
 
 def rate(dataset, workers):
     """Images per second of one epoch of batches."""
     began = time.perf_counter()
-    seen = sum(len(images) for images, _ in DataLoader(dataset, batch_size=BATCH, num_workers=workers))
+    seen = sum(
+        len(images) for images, _ in DataLoader(dataset, batch_size=BATCH, num_workers=workers)
+    )
     return seen / (time.perf_counter() - began)
 
 
 @contextlib.contextmanager
 def slow_s3():
-    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as server:
         port = server.stdout.readline().strip()
-        os.environ.update(AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}", AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION="us-east-1")
+        os.environ.update(
+            AWS_ENDPOINT_URL=f"http://127.0.0.1:{port}",
+            AWS_ACCESS_KEY_ID="test",
+            AWS_SECRET_ACCESS_KEY="test",
+            AWS_DEFAULT_REGION="us-east-1",
+        )
         try:
             yield psutil.Process(server.pid)
         finally:
@@ -116,15 +131,23 @@ def measure_s3():
         filesystem = fsspec.filesystem("s3")
         filesystem.mkdir("bench")
         filesystem.put(str(photographs(Path(folder) / "dogs")), "bench/", recursive=True)
-        ours, theirs = ddp.ImageFolder("s3://bench/dogs", SIZE), OneRequestPerItem("bench", "dogs/")
+        ours, theirs = (
+            ddp.ImageFolder("s3://bench/dogs", SIZE),
+            OneRequestPerItem("bench", "dogs/"),
+        )
         assert len(ours) == len(theirs) == 400
         before = sum(server.cpu_times()[:2])
-        found = [(rate(ours, WORKERS), rate(theirs, WORKERS), rate(ours, 0)) for _ in range(REPEATS)]
+        found = [
+            (rate(ours, WORKERS), rate(theirs, WORKERS), rate(ours, 0)) for _ in range(REPEATS)
+        ]
         work = (sum(server.cpu_times()[:2]) - before) / (3 * REPEATS * len(ours))
     batch, item, alone = (statistics.median(column) for column in zip(*found))
-    print(f"s3         ImageFolder {batch:.0f} images/s, one request per item {item:.0f}: {batch / item:.1f} times as many with {WORKERS} loader workers each "
-          f"(goal >= 10); ImageFolder without workers: {alone:.0f}. The server takes {work * 1e3:.1f} ms of a core for a request: it cannot answer "
-          f"more than {1 / work:.0f} a second", flush=True)
+    print(
+        f"s3         ImageFolder {batch:.0f} images/s, one request per item {item:.0f}: {batch / item:.1f} times as many with {WORKERS} loader workers each "
+        f"(goal >= 10); ImageFolder without workers: {alone:.0f}. The server takes {work * 1e3:.1f} ms of a core for a request: it cannot answer "
+        f"more than {1 / work:.0f} a second",
+        flush=True,
+    )
     return {"batch": batch, "item": item, "without workers": alone, "server": work}
 
 
@@ -134,13 +157,21 @@ def measure_local():
 
     with tempfile.TemporaryDirectory() as folder:
         folder = photographs(Path(folder) / "dogs")
-        theirs = torchvision.datasets.ImageFolder(folder, v2.Compose([v2.Resize(SIZE), v2.CenterCrop(SIZE), v2.PILToTensor()]))
+        theirs = torchvision.datasets.ImageFolder(
+            folder, v2.Compose([v2.Resize(SIZE), v2.CenterCrop(SIZE), v2.PILToTensor()])
+        )
         ours, kept = ddp.ImageFolder(folder, SIZE), ddp.ImageFolder(folder, SIZE, cache="memory")
         rate(kept, 0)
-        found = [[max(rate(dataset, 0), rate(dataset, WORKERS)) for dataset in (ours, kept, theirs)] for _ in range(REPEATS)]
+        found = [
+            [max(rate(dataset, 0), rate(dataset, WORKERS)) for dataset in (ours, kept, theirs)]
+            for _ in range(REPEATS)
+        ]
     cold, cached, torchvisions = (statistics.median(column) for column in zip(*found))
-    print(f"local      ImageFolder {cold:.0f} images/s, torchvision's {torchvisions:.0f}: {cold / torchvisions:.2f} times as many (goal >= 1.3); kept in memory "
-          f"{cached:.0f}: {cached / torchvisions:.0f} times (goal >= 5)", flush=True)
+    print(
+        f"local      ImageFolder {cold:.0f} images/s, torchvision's {torchvisions:.0f}: {cold / torchvisions:.2f} times as many (goal >= 1.3); kept in memory "
+        f"{cached:.0f}: {cached / torchvisions:.0f} times (goal >= 5)",
+        flush=True,
+    )
     return {"cold": cold, "cached": cached, "torchvision": torchvisions}
 
 
@@ -154,7 +185,10 @@ def train(steps, together=True):
     model = torchvision.models.resnet18(num_classes=21)
     model = DistributedDataParallel(model) if together else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    images, labels = torch.rand(64 // ddp.world_size(), 3, SIZE, SIZE), torch.arange(64 // ddp.world_size()) % 21
+    images, labels = (
+        torch.rand(64 // ddp.world_size(), 3, SIZE, SIZE),
+        torch.arange(64 // ddp.world_size()) % 21,
+    )
     for step in range(2 + steps):
         if step == 2:
             began = time.perf_counter()
@@ -171,13 +205,16 @@ def judge(count):
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model, images = torchvision.models.resnet18(num_classes=21).eval(), torch.rand(BATCH, 3, SIZE, SIZE)
+    model, images = (
+        torchvision.models.resnet18(num_classes=21).eval(),
+        torch.rand(BATCH, 3, SIZE, SIZE),
+    )
     if ddp.world_size() > 1:
         dist.barrier()
     began, right = time.perf_counter(), torch.zeros(1)
     with torch.no_grad():
         for indices in ddp.EvalSampler(count, BATCH):
-            right += (model(images[:len(indices)]).argmax(1) == 0).sum()
+            right += (model(images[: len(indices)]).argmax(1) == 0).sum()
     if ddp.world_size() > 1:
         dist.all_reduce(right)
     return time.perf_counter() - began
@@ -185,27 +222,41 @@ def judge(count):
 
 def measure_scaling():
     with ddp.connect("local", workers=2) as client:
+
         def seconds(ranks, **arguments):
             return ddp.launch(client, train, workers=ranks, steps=12, **arguments).result
 
         seconds(2)
         found = [(seconds(1), seconds(2), seconds(2, together=False)) for _ in range(REPEATS)]
-    ratio, apart = (statistics.median(one / each[column] for one, *each in found) for column in (0, 1))
-    print(f"scaling    two ranks train ResNet18 {ratio:.2f} times as fast as one, a core each: efficiency {ratio / 2:.2f} (goal >= 0.85). Two that do not "
-          f"average their gradients: {apart:.2f} times; averaging takes {1 - ratio / apart:.0%}", flush=True)
+    ratio, apart = (
+        statistics.median(one / each[column] for one, *each in found) for column in (0, 1)
+    )
+    print(
+        f"scaling    two ranks train ResNet18 {ratio:.2f} times as fast as one, a core each: efficiency {ratio / 2:.2f} (goal >= 0.85). Two that do not "
+        f"average their gradients: {apart:.2f} times; averaging takes {1 - ratio / apart:.0%}",
+        flush=True,
+    )
     return {"efficiency": ratio / 2, "without averaging": apart / 2}
 
 
 def measure_evaluation():
     with ddp.connect("local", workers=2) as client:
         ddp.launch(client, ddp.rank)
-        pairs = [[ddp.launch(client, judge, workers=ranks, count=1_024).result for ranks in (1, 2)] for _ in range(REPEATS)]
+        pairs = [
+            [ddp.launch(client, judge, workers=ranks, count=1_024).result for ranks in (1, 2)]
+            for _ in range(REPEATS)
+        ]
     ratio = statistics.median(one / two for one, two in pairs)
     print(f"evaluation two ranks judge 1,024 images {ratio:.2f} times as fast as one", flush=True)
     return ratio
 
 
-MEASURES = {"s3": measure_s3, "local": measure_local, "scaling": measure_scaling, "evaluation": measure_evaluation}
+MEASURES = {
+    "s3": measure_s3,
+    "local": measure_local,
+    "scaling": measure_scaling,
+    "evaluation": measure_evaluation,
+}
 
 
 if __name__ == "__main__":

@@ -46,7 +46,9 @@ def averaging(steps=200):
         bucket = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(bucket)
         bucket /= dist.get_world_size()
-        for gradient, part in zip(gradients, bucket.split([gradient.numel() for gradient in gradients])):
+        for gradient, part in zip(
+            gradients, bucket.split([gradient.numel() for gradient in gradients])
+        ):
             gradient.copy_(part.view_as(gradient))
 
     torch.set_num_threads(1)
@@ -54,9 +56,21 @@ def averaging(steps=200):
     models = {}
     for name in seconds:
         torch.manual_seed(0)
-        network = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 784))
+        network = nn.Sequential(
+            nn.Linear(784, 128),
+            nn.ReLU(),
+            nn.Linear(128, 128),
+            nn.ReLU(),
+            nn.Linear(128, 128),
+            nn.ReLU(),
+            nn.Linear(128, 784),
+        )
         model = DistributedDataParallel(network) if name == "DDP" else network
-        models[name] = model, torch.optim.Adam(model.parameters()), {"one by one": one_by_one, "bucket": in_a_bucket}.get(name, lambda model: None)
+        models[name] = (
+            model,
+            torch.optim.Adam(model.parameters()),
+            {"one by one": one_by_one, "bucket": in_a_bucket}.get(name, lambda model: None),
+        )
     for step in range(20 + steps):
         for name, (model, optimizer, average) in models.items():
             dist.barrier()
@@ -74,7 +88,14 @@ def averaging(steps=200):
 def measure_averaging():
     with ddp.connect("local", workers=2) as client:
         found = ddp.launch(client, averaging, workers=2).result
-    print("averaging  " + "   ".join(f"{name} {seconds * 1e3:.1f} ms ({seconds / found['DDP']:.2f} x DDP)" for name, seconds in found.items()), flush=True)
+    print(
+        "averaging  "
+        + "   ".join(
+            f"{name} {seconds * 1e3:.1f} ms ({seconds / found['DDP']:.2f} x DDP)"
+            for name, seconds in found.items()
+        ),
+        flush=True,
+    )
     return found
 
 
@@ -88,7 +109,13 @@ def measure_launchers():
         with tempfile.TemporaryDirectory() as folder:
             began = time.time()
             start(folder)
-            return max(json.loads((Path(folder) / f"{rank}.json").read_text())["finished"] for rank in range(2)) - began
+            return (
+                max(
+                    json.loads((Path(folder) / f"{rank}.json").read_text())["finished"]
+                    for rank in range(2)
+                )
+                - began
+            )
 
     def measure(name, start):
         results[name] = [seconds(start) for _ in range(REPEATS)]
@@ -96,9 +123,29 @@ def measure_launchers():
 
     with ddp.connect("local", workers=2) as client:
         ddp.launch(client, ddp.rank)
-        measure("Dask, warm", lambda folder: ddp.launch(client, ranks.first_backward, directory=f"{folder}/run", folder=folder))
-    measure("torchrun", lambda folder: subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", RANKS,
-                                                       "first_backward", folder], check=True, stderr=subprocess.DEVNULL))
+        measure(
+            "Dask, warm",
+            lambda folder: ddp.launch(
+                client, ranks.first_backward, directory=f"{folder}/run", folder=folder
+            ),
+        )
+    measure(
+        "torchrun",
+        lambda folder: subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node=2",
+                RANKS,
+                "first_backward",
+                folder,
+            ],
+            check=True,
+            stderr=subprocess.DEVNULL,
+        ),
+    )
     if why_not():
         print(f"launchers  srun and sbatch not measured: {why_not()}")
         return results
@@ -107,21 +154,40 @@ def measure_launchers():
         with running_slurm(Path(place) / "slurm") as variables:
             environment = {**os.environ, **variables}
             command = f"srun --ntasks=2 {sys.executable} {RANKS} first_backward"
-            measure("srun", lambda folder: subprocess.run([*command.split(), folder], check=True, env=environment))
-            measure("sbatch", lambda folder: subprocess.run(["sbatch", "--wait", "--ntasks=2", f"--output={place}/log", f"--wrap={command} {folder}"],
-                                                            check=True, env=environment, stdout=subprocess.DEVNULL))
+            measure(
+                "srun",
+                lambda folder: subprocess.run(
+                    [*command.split(), folder], check=True, env=environment
+                ),
+            )
+            measure(
+                "sbatch",
+                lambda folder: subprocess.run(
+                    [
+                        "sbatch",
+                        "--wait",
+                        "--ntasks=2",
+                        f"--output={place}/log",
+                        f"--wrap={command} {folder}",
+                    ],
+                    check=True,
+                    env=environment,
+                    stdout=subprocess.DEVNULL,
+                ),
+            )
     return results
 
 
 def measure_pipeline():
-    import torch
     import torchvision
     from torch.utils.data import DataLoader, Dataset
 
     from ddp_common.data.datasets import fetch, read_idx
 
     folder = fetch("mnist").path
-    images, labels = (read_idx(folder / f"digits-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1"))
+    images, labels = (
+        read_idx(folder / f"digits-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1")
+    )
 
     class Digits(Dataset):
         def __len__(self):
@@ -132,27 +198,45 @@ def measure_pipeline():
 
     def ours():
         sampler = ddp.ElasticSampler(len(images), 128)
-        return sum(len(digits) for digits, _ in DataLoader(Digits(), batch_sampler=sampler, collate_fn=lambda batch: batch))
+        return sum(
+            len(digits)
+            for digits, _ in DataLoader(
+                Digits(), batch_sampler=sampler, collate_fn=lambda batch: batch
+            )
+        )
 
     with tempfile.TemporaryDirectory() as root:
         raw = Path(root) / "MNIST" / "raw"
         raw.mkdir(parents=True)
         for part in ("train", "t10k"):
-            for kind, magic, tensor in (("images-idx3", b"\0\0\x08\x03", images), ("labels-idx1", b"\0\0\x08\x01", labels)):
+            for kind, magic, tensor in (
+                ("images-idx3", b"\0\0\x08\x03", images),
+                ("labels-idx1", b"\0\0\x08\x01", labels),
+            ):
                 header = magic + b"".join(size.to_bytes(4, "big") for size in tensor.shape)
                 (raw / f"{part}-{kind}-ubyte").write_bytes(header + tensor.numpy().tobytes())
-        theirs = torchvision.datasets.MNIST(root, train=True, transform=torchvision.transforms.ToTensor())
+        theirs = torchvision.datasets.MNIST(
+            root, train=True, transform=torchvision.transforms.ToTensor()
+        )
 
-        warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: that is what is measured
+        warnings.filterwarnings(
+            "ignore", message="This DataLoader will create"
+        )  # more workers than cores: that is what is measured
 
         def original():
-            return sum(len(digits) for digits, _ in DataLoader(theirs, batch_size=128, shuffle=True, num_workers=4))
+            return sum(
+                len(digits)
+                for digits, _ in DataLoader(theirs, batch_size=128, shuffle=True, num_workers=4)
+            )
 
         assert ours() == original() == len(images)
         pairs = [(timed(ours), timed(original)) for _ in range(3)]
     mine, other = (statistics.median(values) for values in zip(*pairs))
-    print(f"pipeline   an epoch of {len(images):,} digits: one uint8 tensor {mine:.3f} s, torchvision with 4 workers {other:.2f} s: "
-          f"{other / mine:.0f} times (goal >= 10)", flush=True)
+    print(
+        f"pipeline   an epoch of {len(images):,} digits: one uint8 tensor {mine:.3f} s, torchvision with 4 workers {other:.2f} s: "
+        f"{other / mine:.0f} times (goal >= 10)",
+        flush=True,
+    )
     return pairs
 
 
@@ -162,7 +246,11 @@ def timed(function):
     return time.perf_counter() - began
 
 
-MEASURES = {"averaging": measure_averaging, "launchers": measure_launchers, "pipeline": measure_pipeline}
+MEASURES = {
+    "averaging": measure_averaging,
+    "launchers": measure_launchers,
+    "pipeline": measure_pipeline,
+}
 
 
 if __name__ == "__main__":

@@ -45,7 +45,11 @@ def memory(folder, bare):
     """The memory (bytes) after the first backward: of this rank, of its forkserver, and of the process with the id `bare`."""
     _one_backward()
     torch.distributed.barrier()  # between the two barriers all ranks are there, and share what they share
-    processes = {"rank": psutil.Process(), "forkserver": psutil.Process().parent(), "bare": psutil.Process(bare)}
+    processes = {
+        "rank": psutil.Process(),
+        "forkserver": psutil.Process().parent(),
+        "bare": psutil.Process(bare),
+    }
     _leave(folder, **{name: _memory_of(process) for name, process in processes.items()})
     torch.distributed.barrier()
 
@@ -53,7 +57,10 @@ def memory(folder, bare):
 def steps(folder, count):
     """The mean time and processor time (s) of `count` training steps, each of which ends with a report."""
     torch.set_num_threads(1)
-    contexts, targets = torch.randint(LETTERS, (GLOBAL_BATCH * 50, WIDTH)), torch.randint(LETTERS, (GLOBAL_BATCH * 50,))
+    contexts, targets = (
+        torch.randint(LETTERS, (GLOBAL_BATCH * 50, WIDTH)),
+        torch.randint(LETTERS, (GLOBAL_BATCH * 50,)),
+    )
     sampler = ddp.ElasticSampler(len(contexts), GLOBAL_BATCH)
     model = DDP(NextLetter())
     optimizer = torch.optim.Adam(model.parameters())
@@ -62,14 +69,21 @@ def steps(folder, count):
         for batch in sampler:
             if done == WARM_UP:
                 began, cpu_began = time.perf_counter(), time.process_time()
-            loss = nn.functional.cross_entropy(model(contexts[batch]), targets[batch]) * sampler.weight
+            loss = (
+                nn.functional.cross_entropy(model(contexts[batch]), targets[batch])
+                * sampler.weight
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             ddp.report(loss=loss)
             done += 1
             if done == WARM_UP + count:
-                _leave(folder, seconds=(time.perf_counter() - began) / count, cpu=(time.process_time() - cpu_began) / count)
+                _leave(
+                    folder,
+                    seconds=(time.perf_counter() - began) / count,
+                    cpu=(time.process_time() - cpu_began) / count,
+                )
                 return
 
 
@@ -77,7 +91,9 @@ def _one_backward():
     torch.set_num_threads(1)
     share = GLOBAL_BATCH // ddp.world_size()
     model = DDP(NextLetter())
-    nn.functional.cross_entropy(model(torch.randint(LETTERS, (share, WIDTH))), torch.randint(LETTERS, (share,))).backward()
+    nn.functional.cross_entropy(
+        model(torch.randint(LETTERS, (share, WIDTH))), torch.randint(LETTERS, (share,))
+    ).backward()
 
 
 def _memory_of(process):

@@ -4,7 +4,7 @@ import json
 import threading
 import time
 
-from fault_lab import is_alive, members, rank_pids  # noqa: F401 (for the tests)
+from fault_lab import is_alive, members, rank_pids
 
 PATIENCE = 10.0  # seconds: how long a busy machine may take for what takes a fraction of one
 

@@ -28,7 +28,10 @@ START_TIMEOUT = 60  # seconds
 
 
 def can_hide():
-    return bool(shutil.which("unshare")) and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+    return (
+        bool(shutil.which("unshare"))
+        and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+    )
 
 
 @contextlib.contextmanager
@@ -51,7 +54,11 @@ def running_saturn(folder, hidden=None):
             elif not path.startswith("api/dask_clusters"):
                 code, content = 404, {"message": "There is nothing here"}
             else:
-                code, content = saturn.answer(method, path.removeprefix("api/dask_clusters").strip("/"), json.loads(body) if body.startswith(b"{") else {})
+                code, content = saturn.answer(
+                    method,
+                    path.removeprefix("api/dask_clusters").strip("/"),
+                    json.loads(body) if body.startswith(b"{") else {},
+                )
             text = json.dumps(content).encode()
             self.send_response(code)
             self.send_header("Content-Type", "application/json")
@@ -84,7 +91,10 @@ class Saturn:
     def __init__(self, folder, hidden=None):
         self.folder, self.hidden, self.url = folder, hidden, None
         self.clusters, self.asked, self.starting, self.out_of_order = [], [], 0, False
-        self.python, self._one_at_a_time = environment_without_ddp_common(folder / "environment"), threading.Lock()
+        self.python, self._one_at_a_time = (
+            environment_without_ddp_common(folder / "environment"),
+            threading.Lock(),
+        )
 
     @property
     def environment(self):
@@ -96,7 +106,13 @@ class Saturn:
         with self._one_at_a_time:
             self.asked.append((method, path, body))
             if (method, path) == ("GET", "info"):
-                return 200, {"server_options": {"size": [{"name": name, "display": display} for name, display in SIZES.items()]}}
+                return 200, {
+                    "server_options": {
+                        "size": [
+                            {"name": name, "display": display} for name, display in SIZES.items()
+                        ]
+                    }
+                }
             if (method, path) == ("POST", ""):
                 return 200, self._start(body)
             name, _, what = path.partition("/")
@@ -119,12 +135,25 @@ class Saturn:
     @staticmethod
     def _on_cluster(cluster, method, what, body):
         if method == "POST":
-            {"scale": lambda: cluster.scale(body["n"]), "adapt": lambda: cluster.scale(body["minimum"]), "close": cluster.close}[what]()
+            {
+                "scale": lambda: cluster.scale(body["n"]),
+                "adapt": lambda: cluster.scale(body["minimum"]),
+                "close": cluster.close,
+            }[what]()
             return {}
         if what == "info":
-            return {"dashboard_link": "http://127.0.0.1/none", "scheduler_address": cluster.address}
+            return {
+                "dashboard_link": "http://127.0.0.1/none",
+                "scheduler_address": cluster.address,
+            }
         if what == "scheduler_info":
-            return {"type": "Scheduler", "id": cluster.name, "address": cluster.address, "services": {}, "workers": {}}
+            return {
+                "type": "Scheduler",
+                "id": cluster.name,
+                "address": cluster.address,
+                "services": {},
+                "workers": {},
+            }
         return {"status": "closed" if cluster.closed else "running"}
 
 
@@ -132,21 +161,58 @@ class Cluster:
     """A scheduler and instances, each of them a nanny with `nprocs` workers."""
 
     def __init__(self, saturn, name, wanted):
-        self.saturn, self.name, self.wanted, self.closed, self.instances, self._made = saturn, name, wanted, False, [], 0
-        self._temporary = tempfile.TemporaryDirectory(prefix="saturn-")  # a short path: sockets lie in it
-        self.scheduler = self._run("scheduler", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard",
-                                   "--dashboard-address", "127.0.0.1:0", "--scheduler-file", "scheduler.json")
-        file, deadline = self._place("scheduler") / "scheduler.json", time.monotonic() + START_TIMEOUT
+        self.saturn, self.name, self.wanted, self.closed, self.instances, self._made = (
+            saturn,
+            name,
+            wanted,
+            False,
+            [],
+            0,
+        )
+        self._temporary = tempfile.TemporaryDirectory(
+            prefix="saturn-"
+        )  # a short path: sockets lie in it
+        self.scheduler = self._run(
+            "scheduler",
+            "distributed.cli.dask_scheduler",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--no-dashboard",
+            "--dashboard-address",
+            "127.0.0.1:0",
+            "--scheduler-file",
+            "scheduler.json",
+        )
+        file, deadline = (
+            self._place("scheduler") / "scheduler.json",
+            time.monotonic() + START_TIMEOUT,
+        )
         while not (file.exists() and file.read_text().endswith("}")):  # it is not written at once
-            assert time.monotonic() < deadline and self.scheduler.poll() is None, self.log("scheduler")
+            assert time.monotonic() < deadline and self.scheduler.poll() is None, self.log(
+                "scheduler"
+            )
             time.sleep(0.05)
         self.address = json.loads(file.read_text())["address"]
         self.scale(wanted.get("n_workers") or 0)
 
     def scale(self, number):
         while len(self.instances) < number:
-            self.instances.append(self._run(f"instance-{self._made}", "distributed.cli.dask_worker", self.address, "--no-dashboard", "--nworkers",
-                                            self.wanted.get("nprocs") or 1, "--nthreads", self.wanted.get("nthreads") or 1, "--local-directory", "local"))
+            self.instances.append(
+                self._run(
+                    f"instance-{self._made}",
+                    "distributed.cli.dask_worker",
+                    self.address,
+                    "--no-dashboard",
+                    "--nworkers",
+                    self.wanted.get("nprocs") or 1,
+                    "--nthreads",
+                    self.wanted.get("nthreads") or 1,
+                    "--local-directory",
+                    "local",
+                )
+            )
             self._made += 1
         while len(self.instances) > number:
             _end(self.instances.pop())
@@ -159,7 +225,9 @@ class Cluster:
 
     def alive(self):
         """Those of its processes that live."""
-        return [process.pid for process in (self.scheduler, *self.instances) if is_alive(process.pid)]
+        return [
+            process.pid for process in (self.scheduler, *self.instances) if is_alive(process.pid)
+        ]
 
     def log(self, process):
         return (self._place(process) / "log.txt").read_text()
@@ -170,15 +238,34 @@ class Cluster:
     def _run(self, name, module, *arguments):
         place = self._place(name)
         place.mkdir(parents=True)
-        environment = {"PATH": os.environ["PATH"], "HOME": str(place), "TMPDIR": tempfile.mkdtemp(dir=self._temporary.name), "LANG": "C.UTF-8"}
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(place),
+            "TMPDIR": tempfile.mkdtemp(dir=self._temporary.name),
+            "LANG": "C.UTF-8",
+        }
         with open(place / "log.txt", "w") as log:
-            return subprocess.Popen([*self._elsewhere(), self.saturn.python, "-m", module, *map(str, arguments)], cwd=place, env=environment, stdout=log,
-                                    stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+            return subprocess.Popen(
+                [*self._elsewhere(), self.saturn.python, "-m", module, *map(str, arguments)],
+                cwd=place,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
     def _elsewhere(self):
         if self.saturn.hidden is None or not can_hide():
             return []
-        return ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o ro,size=4k tmpfs {self.saturn.hidden} && exec "$@"', "sh"]
+        return [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            f'mount -t tmpfs -o ro,size=4k tmpfs {self.saturn.hidden} && exec "$@"',
+            "sh",
+        ]
 
 
 def _end(process):
@@ -192,10 +279,20 @@ def environment_without_ddp_common(folder):
     """Make a virtual environment with what is installed here, except for this project; returns the path of its python."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
-    target = Path(subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], capture_output=True, text=True, check=True)
-                  .stdout.strip())
+    target = Path(
+        subprocess.run(
+            [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    )
     for source in {sysconfig.get_paths()[kind] for kind in ("purelib", "platlib")}:
         for path in Path(source).iterdir():
-            if path.suffix != ".pth" and "ddp_common" not in path.name and not (target / path.name).exists():
+            if (
+                path.suffix != ".pth"
+                and "ddp_common" not in path.name
+                and not (target / path.name).exists()
+            ):
                 (target / path.name).symlink_to(path)
     return python

@@ -19,10 +19,16 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 def processes_of(client):
     """The worker processes and all that they have started."""
     workers = client.run(os.getpid).values()
-    return [process.pid for worker in workers for process in (psutil.Process(worker), *psutil.Process(worker).children(recursive=True))]
+    return [
+        process.pid
+        for worker in workers
+        for process in (psutil.Process(worker), *psutil.Process(worker).children(recursive=True))
+    ]
 
 
-def test_the_number_of_workers_comes_from_the_environment_and_closing_leaves_no_process(monkeypatch):
+def test_the_number_of_workers_comes_from_the_environment_and_closing_leaves_no_process(
+    monkeypatch,
+):
     monkeypatch.setenv("WORKERS", "2")
     with ddp.connect() as client:
         assert len(client.scheduler_info(n_workers=-1)["workers"]) == 2
@@ -64,7 +70,9 @@ class Squares(Dataset):
         return index * index
 
 
-@pytest.mark.parametrize("data", [torch.arange(100).square(), Squares()], ids=["tensor", "own_data_set"])
+@pytest.mark.parametrize(
+    "data", [torch.arange(100).square(), Squares()], ids=["tensor", "own_data_set"]
+)
 def test_a_data_loader_of_a_rank_may_have_workers(client, data):
     def train():
         return sum(int(batch.sum()) for batch in DataLoader(data, batch_size=10, num_workers=1))

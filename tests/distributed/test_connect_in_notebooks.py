@@ -22,8 +22,18 @@ class Notebook:
 
     def run(self, cell, code):
         """Run a cell; what it has printed."""
-        message = self.kernel.session.msg("execute_request", {"code": code, "silent": False, "store_history": True, "user_expressions": {},
-                                                              "allow_stdin": False, "stop_on_error": True}, metadata={"cellId": cell})
+        message = self.kernel.session.msg(
+            "execute_request",
+            {
+                "code": code,
+                "silent": False,
+                "store_history": True,
+                "user_expressions": {},
+                "allow_stdin": False,
+                "stop_on_error": True,
+            },
+            metadata={"cellId": cell},
+        )
         self.kernel.shell_channel.send(message)
         text = ""
         while True:
@@ -31,7 +41,11 @@ class Notebook:
             if said["parent_header"].get("msg_id") != message["header"]["msg_id"]:
                 continue
             content = said["content"]
-            text += content.get("text", "") + "\n".join(content.get("traceback", [])) + content.get("data", {}).get("text/html", "")
+            text += (
+                content.get("text", "")
+                + "\n".join(content.get("traceback", []))
+                + content.get("data", {}).get("text/html", "")
+            )
             if content.get("execution_state") == "idle":
                 return text
 
@@ -49,7 +63,9 @@ def notebook():
     notebook.close()
 
 
-WORKERS = "print(sum('spawn_main' in ' '.join(each.cmdline()) for each in psutil.Process().children()))"
+WORKERS = (
+    "print(sum('spawn_main' in ' '.join(each.cmdline()) for each in psutil.Process().children()))"
+)
 
 
 def test_a_cell_that_connects_and_is_run_again_goes_on_with_its_cluster(notebook):
@@ -65,25 +81,43 @@ def test_the_client_shows_its_ranks_and_where_the_dashboard_is(notebook):
 
 
 def test_another_cell_that_connects_is_told_of_the_cluster_that_is_open(notebook):
-    assert "Another cluster of this notebook is open (1 workers, local)" in notebook.run("two", "second = ddp.connect('local', workers=1)")
+    assert "Another cluster of this notebook is open (1 workers, local)" in notebook.run(
+        "two", "second = ddp.connect('local', workers=1)"
+    )
     assert notebook.run("look", WORKERS).split() == ["2"]
     assert notebook.run("end of two", "second.close()") == ""
 
 
 def test_two_clusters_that_one_cell_starts_on_purpose_both_stay(notebook):
-    assert notebook.run("pair", "client.close(); client, other = ddp.connect('local', workers=1), ddp.connect('local', workers=1)") == ""
-    assert notebook.run("look", "print(client.status, other.status); other.close()").split() == ["running", "running"]
+    assert (
+        notebook.run(
+            "pair",
+            "client.close(); client, other = ddp.connect('local', workers=1), ddp.connect('local', workers=1)",
+        )
+        == ""
+    )
+    assert notebook.run("look", "print(client.status, other.status); other.close()").split() == [
+        "running",
+        "running",
+    ]
     notebook.run("end of pair", "client.close()")
 
 
-def test_a_cell_that_is_changed_and_run_again_replaces_its_cluster_but_not_one_that_trains(notebook):
+def test_a_cell_that_is_changed_and_run_again_replaces_its_cluster_but_not_one_that_trains(
+    notebook,
+):
     assert notebook.run("connect", CONNECT.format(workers=1)) == ""
     assert "(1 workers) is closed first" in notebook.run("connect", CONNECT.format(workers=2))
     assert notebook.run("look", WORKERS).split() == ["2"]
-    notebook.run("train", "def train():\n    time.sleep(600)\n"
-                 "threading.Thread(target=ddp.launch, args=(client, train), daemon=True).start()\n"
-                 "while not client.__dict__.get('ddp_inboxes'): time.sleep(0.1)\ntraining = client")
-    assert "Another cluster of this notebook is open (2 workers" in notebook.run("connect", CONNECT.format(workers=1))
+    notebook.run(
+        "train",
+        "def train():\n    time.sleep(600)\n"
+        "threading.Thread(target=ddp.launch, args=(client, train), daemon=True).start()\n"
+        "while not client.__dict__.get('ddp_inboxes'): time.sleep(0.1)\ntraining = client",
+    )
+    assert "Another cluster of this notebook is open (2 workers" in notebook.run(
+        "connect", CONNECT.format(workers=1)
+    )
     assert notebook.run("look", "print(training.status)").split() == ["running"]
     notebook.run("end of training", "training.close()")
 
@@ -94,6 +128,12 @@ PROGRAM = "import ddp_common as ddp\nwith ddp.connect('local', workers=1) as cli
 @pytest.mark.parametrize(("progress", "said"), [("bar", True), ("off", False), (None, False)])
 def test_the_dashboards_address_is_said_where_somebody_watches(progress, said):
     environment = {**os.environ, **({"DDP_PROGRESS": progress} if progress else {})}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == (f"Dask's dashboard: {done.stdout}" if said else "")

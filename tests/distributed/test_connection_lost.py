@@ -12,8 +12,8 @@ from fault_lab import processes_of, separate_cluster
 from processes import Background, assert_nothing_left, log_of, wait_until
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 from ddp_common.ranks.checkpoint_files import checkpoints
+from ddp_common.teaching import faults
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,40 +23,76 @@ def test_a_broken_connection_ends_the_run_and_the_same_client_trains_again(tmp_p
 
     with separate_cluster(tmp_path) as (_, address), Client(address) as client:
         client.wait_for_workers(2, timeout=60)
-        undisturbed = ddp.launch(client, faults.train, workers=2, directory=tmp_path / "undisturbed").result
-        running = Background(ddp.launch, client, faults.train, workers=2, directory=tmp_path / "run", pause=0.2)
+        undisturbed = ddp.launch(
+            client, faults.train, workers=2, directory=tmp_path / "undisturbed"
+        ).result
+        running = Background(
+            ddp.launch, client, faults.train, workers=2, directory=tmp_path / "run", pause=0.2
+        )
         wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
         client.loop.add_callback(client.scheduler_comm.comm.abort)
         with pytest.raises(ddp.SchedulerLost, match="connect again and launch with directory="):
             running.outcome(within=10)
         assert_nothing_left(tmp_path / "run", ranks=2)
         wait_until(lambda: client.status == "running")
-        assert (ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run").result == undisturbed).all()
+        assert (
+            ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run").result
+            == undisturbed
+        ).all()
 
 
-def test_a_worker_that_vanishes_while_a_launch_asks_it_is_a_failed_rank_and_restarts_answer_it(tmp_path):
+def test_a_worker_that_vanishes_while_a_launch_asks_it_is_a_failed_rank_and_restarts_answer_it(
+    tmp_path,
+):
     from distributed import Client
 
     with separate_cluster(tmp_path) as (_, address), Client(address) as client:
         client.wait_for_workers(2, timeout=60)
         pid = client.run(os.getpid).popitem()[1]
         os.kill(pid, signal.SIGSTOP)
-        running = Background(ddp.launch, client, faults.train, workers=2, restarts=1, directory=tmp_path / "run")
+        running = Background(
+            ddp.launch, client, faults.train, workers=2, restarts=1, directory=tmp_path / "run"
+        )
         wait_until(lambda: list((tmp_path / "run" / "checkpoints").glob(".seen-*")))
         os.kill(pid, signal.SIGKILL)  # its nanny brings another one
         run = running.outcome()
-        assert run.world_size == 2 and "its worker died or cannot be reached" in str(run.failures[0])
+        assert run.world_size == 2 and "its worker died or cannot be reached" in str(
+            run.failures[0]
+        )
 
 
 def test_make_run_that_gets_sigterm_has_its_ranks_save_and_leave(tmp_path):
-    process = subprocess.Popen([sys.executable, "-m", "ddp_common", "run", "pets", "--workers", "2", "--checkpoint", tmp_path / "run", "--restarts", "3",
-                                "--set", "epochs=100 hidden=16 batch_size=512"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "ddp_common",
+            "run",
+            "pets",
+            "--workers",
+            "2",
+            "--checkpoint",
+            tmp_path / "run",
+            "--restarts",
+            "3",
+            "--set",
+            "epochs=100 hidden=16 batch_size=512",
+        ],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"), within=120)
     began = time.monotonic()
     os.kill(process.pid, signal.SIGTERM)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 143 and time.monotonic() - began < 20
-    assert "The run was told to stop" in error and "make run TUTORIAL=pets RESUME=" in error and "Traceback" not in error
+    assert (
+        "The run was told to stop" in error
+        and "make run TUTORIAL=pets RESUME=" in error
+        and "Traceback" not in error
+    )
     step = int(error.split("All ranks left after step ")[1].split(";")[0])
     assert checkpoints(tmp_path / "run" / "checkpoints")[-1].name == f"step-{step:08d}.pt"
     assert "Restart" not in log_of(tmp_path / "run") and not processes_of(tmp_path / "run")

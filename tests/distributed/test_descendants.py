@@ -27,9 +27,15 @@ def leave_behind(file):
     its own, a daemon (its parent has ended, its session is its own), and one that ignores what can be ignored."""
     deaf = "trap '' TERM INT HUP; while true; do sleep 1; done"
     own_session = subprocess.Popen(["setsid", "sleep", "1000"]).pid
-    daemon = "import os, sys; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); print(os.getpid(), flush=True); os.close(1); " \
-             "os.execlp('sleep', 'sleep', '1001')"
-    daemon_pid = int(subprocess.run([sys.executable, "-S", "-c", daemon], stdout=subprocess.PIPE, check=True).stdout)
+    daemon = (
+        "import os, sys; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); print(os.getpid(), flush=True); os.close(1); "
+        "os.execlp('sleep', 'sleep', '1001')"
+    )
+    daemon_pid = int(
+        subprocess.run(
+            [sys.executable, "-S", "-c", daemon], stdout=subprocess.PIPE, check=True
+        ).stdout
+    )
     deaf_pid = subprocess.Popen(["setsid", "sh", "-c", deaf]).pid
     temporary = f"{file}.tmp"
     with open(temporary, "w") as opened:
@@ -65,15 +71,26 @@ def kill_worker():
     faults.worker_of_this_rank().kill()
 
 
-@pytest.mark.parametrize("end", [no_end, raise_error, kill_itself, kill_worker], ids=lambda end: end.__name__)
+@pytest.mark.parametrize(
+    "end", [no_end, raise_error, kill_itself, kill_worker], ids=lambda end: end.__name__
+)
 def test_nothing_outlives_a_rank_that(client, tmp_path, end):
     file = tmp_path / "pids"
     if end is no_end:
-        ddp.launch(client, starts_others, workers=2, directory=tmp_path / "run", file=str(file), end=end)
+        ddp.launch(
+            client, starts_others, workers=2, directory=tmp_path / "run", file=str(file), end=end
+        )
         assert not left_behind(file)  # at once: the launch has waited for it
     else:
         with pytest.raises(ddp.RankFailed):
-            ddp.launch(client, starts_others, workers=2, directory=tmp_path / "run", file=str(file), end=end)
+            ddp.launch(
+                client,
+                starts_others,
+                workers=2,
+                directory=tmp_path / "run",
+                file=str(file),
+                end=end,
+            )
         assert_gone(lambda: left_behind(file))
     assert_nothing_left(tmp_path / "run", ranks=2)
 
@@ -90,10 +107,12 @@ from test_descendants import starts_others
 
 if __name__ == "__main__":
     with Client({client.scheduler.address!r}) as client:
-        launch(client, starts_others, workers=2, directory={str(tmp_path / 'run')!r}, file={str(tmp_path / 'pids')!r},
+        launch(client, starts_others, workers=2, directory={str(tmp_path / "run")!r}, file={str(tmp_path / "pids")!r},
                end=lambda: time.sleep(600))
 """)
-    process = subprocess.Popen([sys.executable, program], env=fault_lab.environment_for(client, tmp_path))
+    process = subprocess.Popen(
+        [sys.executable, program], env=fault_lab.environment_for(client, tmp_path)
+    )
     try:
         wait_until((tmp_path / "pids").exists)
         assert len(left_behind(tmp_path / "pids")) == 3
@@ -105,14 +124,20 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_a_cluster_whose_workers_and_nannies_are_ended(tmp_path, number):
-    with fault_lab.separate_cluster(tmp_path, workers=1) as (scheduler, address), Client(address) as other:
+    with (
+        fault_lab.separate_cluster(tmp_path, workers=1) as (scheduler, address),
+        Client(address) as other,
+    ):
         other.wait_for_workers(1, timeout=60)
         (guard,) = other.run(start_and_leave, str(tmp_path / "pids")).values()
         wait_until(lambda: (tmp_path / "pids").exists() and left_behind(tmp_path / "pids"))
         worker = psutil.Process(guard).parent()
         for process in (worker.parent(), worker):
             process.send_signal(number)
-    assert_gone(lambda: [pid for pid in (guard, *left_behind(tmp_path / "pids")) if is_alive(pid)], within=60)
+    assert_gone(
+        lambda: [pid for pid in (guard, *left_behind(tmp_path / "pids")) if is_alive(pid)],
+        within=60,
+    )
 
 
 def start_and_leave(file):
@@ -133,7 +158,9 @@ def test_the_workers_other_children_are_left_alone(client, tmp_path):
     bystanders = client.run(start_bystander)
     try:
         with pytest.raises(ddp.RankFailed):
-            ddp.launch(client, starts_others, workers=2, file=str(tmp_path / "pids"), end=raise_error)
+            ddp.launch(
+                client, starts_others, workers=2, file=str(tmp_path / "pids"), end=raise_error
+            )
         assert all(map(is_alive, bystanders.values()))
         forkservers = client.run(_forkserver_of_worker)
         assert all(map(is_alive, forkservers.values()))
@@ -150,11 +177,17 @@ def _forkserver_of_worker():
 
 def test_no_zombies_gather_under_a_guard(client, tmp_path):
     for number in range(3):
-        ddp.launch(client, starts_others, workers=2, file=str(tmp_path / f"pids{number}"), end=no_end)
+        ddp.launch(
+            client, starts_others, workers=2, file=str(tmp_path / f"pids{number}"), end=no_end
+        )
     guards = set(client.run(_forkserver_of_worker).values())
 
     def zombies():
-        return [entry for entry in descendants.processes().values() if entry.parent in guards and entry.state == "Z"]
+        return [
+            entry
+            for entry in descendants.processes().values()
+            if entry.parent in guards and entry.state == "Z"
+        ]
 
     assert_gone(zombies)
 
@@ -186,15 +219,26 @@ def test_processes_that_run_away_from_one_session_to_the_next_are_caught(client,
 def grow_in_children(mebibytes):
     """Memory in a child and its child; the rank itself stays small."""
     grow = f"import time; kept = bytearray({mebibytes} * 2**20); time.sleep(600)"
-    subprocess.Popen(["setsid", sys.executable, "-c", f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {grow!r}]); {grow}"])
+    subprocess.Popen(
+        [
+            "setsid",
+            sys.executable,
+            "-c",
+            f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {grow!r}]); {grow}",
+        ]
+    )
     time.sleep(600)
 
 
 def test_memory_of_what_a_rank_has_started_counts(client, tmp_path):
     client.run(fault_lab._limit_memory, fault_lab.MEMORY_LIMIT)
     try:
-        with pytest.raises(ddp.RankFailed, match="GiB of memory together with the 2 process.* that it has started"):
-            ddp.launch(client, grow_in_children, workers=1, directory=tmp_path / "run", mebibytes=600)
+        with pytest.raises(
+            ddp.RankFailed, match="GiB of memory together with the 2 process.* that it has started"
+        ):
+            ddp.launch(
+                client, grow_in_children, workers=1, directory=tmp_path / "run", mebibytes=600
+            )
     finally:
         client.run(fault_lab._limit_memory, None)
     assert_nothing_left(tmp_path / "run", ranks=1)
@@ -206,7 +250,11 @@ def test_memory_that_forked_children_share_with_the_rank_counts_once(client):
         from torch.utils.data import DataLoader
 
         data = torch.ones(mebibytes, 2**18)
-        loader = DataLoader(range(40), num_workers=3, collate_fn=lambda rows: (time.sleep(0.1), float(data[rows[0], 0]))[1])
+        loader = DataLoader(
+            range(40),
+            num_workers=3,
+            collate_fn=lambda rows: (time.sleep(0.1), float(data[rows[0], 0]))[1],
+        )
         return sum(loader)
 
     client.run(fault_lab._limit_memory, 3 * 2**28)

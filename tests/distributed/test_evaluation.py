@@ -25,11 +25,22 @@ def tutorial():
     """The functions of the tutorial by which it evaluates."""
     import torchvision
 
-    names = {"torch": torch, "torchvision": torchvision, "dist": dist, "ddp": ddp, "np": np, "default_collate": default_collate}
+    names = {
+        "torch": torch,
+        "torchvision": torchvision,
+        "dist": dist,
+        "ddp": ddp,
+        "np": np,
+        "default_collate": default_collate,
+    }
     wanted = {"normalized", "share_buffers", "evaluate", "make_network", "judge"}
     for cell in jupytext.read(TUTORIAL).cells:
         if cell.cell_type == "code":
-            functions = [node for node in ast.parse(cell.source).body if isinstance(node, ast.FunctionDef) and node.name in wanted]
+            functions = [
+                node
+                for node in ast.parse(cell.source).body
+                if isinstance(node, ast.FunctionDef) and node.name in wanted
+            ]
             exec(compile(ast.Module(functions, []), TUTORIAL, "exec"), names)
     return names
 
@@ -44,7 +55,19 @@ class Noise(torch.utils.data.Dataset):
         return len(self.targets)
 
     def __getitems__(self, rows):
-        return [(torch.randint(0, 256, (3, SIZE, SIZE), dtype=torch.uint8, generator=torch.Generator().manual_seed(int(row))), self.targets[row]) for row in rows]
+        return [
+            (
+                torch.randint(
+                    0,
+                    256,
+                    (3, SIZE, SIZE),
+                    dtype=torch.uint8,
+                    generator=torch.Generator().manual_seed(int(row)),
+                ),
+                self.targets[row],
+            )
+            for row in rows
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +81,7 @@ def weights(tutorial):
 @pytest.fixture(scope="module")
 def alone(tutorial, weights):
     """The confusion matrix of the first `count` pictures, computed in this process, which is no rank."""
+
     def matrix(count):
         model = tutorial["make_network"]("resnet18", CLASSES)
         model.load_state_dict(weights)
@@ -67,13 +91,26 @@ def alone(tutorial, weights):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_the_confusion_matrix_of_all_ranks_is_that_of_one_process_entry_for_entry(client, tutorial, weights, alone, ranks):
+def test_the_confusion_matrix_of_all_ranks_is_that_of_one_process_entry_for_entry(
+    client, tutorial, weights, alone, ranks
+):
     def judge_each(counts, judge, **arguments):
         return [judge(rows=np.arange(count), **arguments) for count in counts]
 
     counts = (60, 37, 13, 3, 1)  # 3 and 1: some ranks get nothing
-    results = ddp.launch(client, judge_each, counts=counts, judge=tutorial["judge"], images=Noise(), network="resnet18", weights=weights, workers=ranks).result
-    assert len(np.unique(alone(60).numpy().nonzero()[1])) > 1  # the network does not say the same of all
+    results = ddp.launch(
+        client,
+        judge_each,
+        counts=counts,
+        judge=tutorial["judge"],
+        images=Noise(),
+        network="resnet18",
+        weights=weights,
+        workers=ranks,
+    ).result
+    assert (
+        len(np.unique(alone(60).numpy().nonzero()[1])) > 1
+    )  # the network does not say the same of all
     for count, (matrix, everyones) in zip(counts, results):
         assert torch.equal(matrix, alone(count))
         assert matrix.sum() == count
@@ -94,20 +131,32 @@ def judge_with_own_statistics(evaluate, make_network, share):
     if share:
         evaluate(model.module, Noise(), np.arange(4))
     everyones = [None] * ddp.world_size()
-    dist.all_gather_object(everyones, [buffer.double().sum().item() for buffer in model.module.buffers()])
+    dist.all_gather_object(
+        everyones, [buffer.double().sum().item() for buffer in model.module.buffers()]
+    )
     return everyones
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_ranks_evaluate_with_the_same_statistics_which_training_leaves_different(client, tutorial, share):
-    first, second = ddp.launch(client, judge_with_own_statistics, evaluate=tutorial["evaluate"], make_network=tutorial["make_network"], share=share,
-                               workers=2).result
+def test_ranks_evaluate_with_the_same_statistics_which_training_leaves_different(
+    client, tutorial, share
+):
+    first, second = ddp.launch(
+        client,
+        judge_with_own_statistics,
+        evaluate=tutorial["evaluate"],
+        make_network=tutorial["make_network"],
+        share=share,
+        workers=2,
+    ).result
     assert (first == second) == share
 
 
 def test_a_function_that_says_images_classes_travels_to_the_ranks(client):
     def count(images):
-        return torch.tensor([len(images.classes), len(images.ops)]).tolist()  # torch.classes and torch.ops are modules
+        return torch.tensor(
+            [len(images.classes), len(images.ops)]
+        ).tolist()  # torch.classes and torch.ops are modules
 
     images = type("Images", (), {"classes": ["a", "b"], "ops": ["c"]})
     assert ddp.launch(client, count, images=images, workers=1).result == [2, 1]

@@ -33,25 +33,41 @@ SAYS = {  # fault: type, exit code, signal, words of the first line
     "SIGSTOP": (ddp.RankStalled, None, None, "Its process is stopped"),
     "deadlock": (ddp.RankStalled, None, None, "It is not in a collective at step 6"),
     "memory limit exceeded": (ddp.RankFailed, None, None, "its worker's limit is 0.75 GiB"),
-    "memory limit exceeded by children": (ddp.RankFailed, None, None, "that it has started, and its worker's limit is 0.75 GiB"),
+    "memory limit exceeded by children": (
+        ddp.RankFailed,
+        None,
+        None,
+        "that it has started, and its worker's limit is 0.75 GiB",
+    ),
     "worker killed": (ddp.RankFailed, None, None, "its worker died"),
     fault_lab.NANNY_KILLED: (ddp.RankFailed, None, None, "its worker died"),
     faults.RESULT: (ddp.RankFailed, 1, None, "cannot be pickled"),
-    fault_lab.DISK_FULL: (ddp.RankFailed, 1, None, "was not saved: File too large. The last good one is none"),
+    fault_lab.DISK_FULL: (
+        ddp.RankFailed,
+        1,
+        None,
+        "was not saved: File too large. The last good one is none",
+    ),
 }
 
 
 @pytest.fixture(scope="module")
 def undisturbed(client, tmp_path_factory):
     """The weights of a run that nothing happens to."""
-    return ddp.launch(client, faults.train, workers=2, directory=tmp_path_factory.mktemp("undisturbed")).result
+    return ddp.launch(
+        client, faults.train, workers=2, directory=tmp_path_factory.mktemp("undisturbed")
+    ).result
 
 
 def assert_known(outcome, kind, exitcode, signal_name, words):
     assert type(outcome.error) is kind, outcome
     assert words in outcome.said
     assert f"Rank {outcome.rank} of 2 on {outcome.error.host} " in outcome.said
-    assert (outcome.error.rank, outcome.error.exitcode, outcome.error.signal) == (outcome.rank, exitcode, signal_name)
+    assert (outcome.error.rank, outcome.error.exitcode, outcome.error.signal) == (
+        outcome.rank,
+        exitcode,
+        signal_name,
+    )
 
 
 def assert_harmless(outcome):
@@ -60,8 +76,11 @@ def assert_harmless(outcome):
     assert outcome.resumed_equal
 
 
-@pytest.mark.parametrize(("fault", "when", "rank"), [case for case in fault_lab.cases() if case[0] != fault_lab.LEAVES],
-                         ids=lambda value: str(value).replace(" ", "_"))
+@pytest.mark.parametrize(
+    ("fault", "when", "rank"),
+    [case for case in fault_lab.cases() if case[0] != fault_lab.LEAVES],
+    ids=lambda value: str(value).replace(" ", "_"),
+)
 def test_a_rank_that_fails(client, undisturbed, tmp_path, fault, when, rank):
     outcome = fault_lab.run_case(client, fault, when, rank, undisturbed, tmp_path)
     assert_known(outcome, *SAYS[fault])
@@ -70,13 +89,23 @@ def test_a_rank_that_fails(client, undisturbed, tmp_path, fault, when, rank):
     if SAYS[fault][0] is ddp.RankStalled:
         assert set(outcome.error.stacks) == {0, 1}
         assert "faults.py" in outcome.error.stacks[rank]  # where the fault was put
-        assert when == "start" or re.search("_engine_run_backward|is_time_to_stop", outcome.error.stacks[1 - rank])  # in the step or just before it
+        assert when == "start" or re.search(
+            "_engine_run_backward|is_time_to_stop", outcome.error.stacks[1 - rank]
+        )  # in the step or just before it
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_leaves_the_loop_one_batch_early_is_named_with_its_step(client, undisturbed, tmp_path, rank):
+def test_a_rank_that_leaves_the_loop_one_batch_early_is_named_with_its_step(
+    client, undisturbed, tmp_path, rank
+):
     outcome = fault_lab.run_case(client, fault_lab.LEAVES, "end", rank, undisturbed, tmp_path)
-    assert_known(outcome, ddp.RankStalled if rank == 0 else ddp.RankFailed, None, None, "function returned at step 14, while rank")
+    assert_known(
+        outcome,
+        ddp.RankStalled if rank == 0 else ddp.RankFailed,
+        None,
+        None,
+        "function returned at step 14, while rank",
+    )
     assert_harmless(outcome)
 
 
@@ -84,20 +113,29 @@ def test_a_rank_that_leaves_the_loop_one_batch_early_is_named_with_its_step(clie
 @pytest.mark.parametrize("fault", [fault_lab.CLIENT_KILLED, fault_lab.CTRL_C])
 def test_a_client_that_ends(client, undisturbed, tmp_path, fault, when):
     outcome = fault_lab.run_client_case(client, fault, when, undisturbed, tmp_path)
-    assert outcome.said == ("KeyboardInterrupt" if fault == fault_lab.CTRL_C else "(ended by signal 9)")
+    assert outcome.said == (
+        "KeyboardInterrupt" if fault == fault_lab.CTRL_C else "(ended by signal 9)"
+    )
     assert_harmless(outcome)
 
 
 @pytest.mark.parametrize("when", fault_lab.MOMENTS)
 def test_a_scheduler_that_is_killed(client, undisturbed, tmp_path, when):
-    outcome = fault_lab.run_cluster_case(client, fault_lab.SCHEDULER_KILLED, when, undisturbed, tmp_path)
+    outcome = fault_lab.run_cluster_case(
+        client, fault_lab.SCHEDULER_KILLED, when, undisturbed, tmp_path
+    )
     assert type(outcome.error) is ddp.SchedulerLost
-    assert "connect again and launch with directory=" in outcome.said and outcome.error.directory == tmp_path / "run"
+    assert (
+        "connect again and launch with directory=" in outcome.said
+        and outcome.error.directory == tmp_path / "run"
+    )
     assert_harmless(outcome)
 
 
 def test_a_worker_that_is_killed_with_its_nanny(client, undisturbed, tmp_path):
-    outcome = fault_lab.run_cluster_case(client, fault_lab.NANNY_KILLED, "step", undisturbed, tmp_path)
+    outcome = fault_lab.run_cluster_case(
+        client, fault_lab.NANNY_KILLED, "step", undisturbed, tmp_path
+    )
     assert_known(outcome, *SAYS[fault_lab.NANNY_KILLED])
     assert_harmless(outcome)
 
@@ -105,7 +143,10 @@ def test_a_worker_that_is_killed_with_its_nanny(client, undisturbed, tmp_path):
 def test_a_full_disk_leaves_training_to_go_on_with_a_warning(client, undisturbed):
     run = ddp.launch(client, faults.train, workers=2, file_limit=2000)
     assert (run.result == undisturbed).all()
-    assert "was not saved: File too large. The last good one is none" in (run.directory / "log.txt").read_text()
+    assert (
+        "was not saved: File too large. The last good one is none"
+        in (run.directory / "log.txt").read_text()
+    )
     assert not list((run.directory / "checkpoints").iterdir())
 
 
@@ -127,28 +168,44 @@ def test_interrupt_in_a_notebook(client, undisturbed, tmp_path):
     kernel.start_channels()
     try:
         kernel.wait_for_ready(timeout=60)
-        kernel.execute_interactive(NOTEBOOK.format(address=client.scheduler.address), timeout=60, output_hook=lambda message: None)
-        running = kernel.execute(f"launch(client, train, workers=2, directory={str(tmp_path / 'run')!r}, pause=0.2)")
+        kernel.execute_interactive(
+            NOTEBOOK.format(address=client.scheduler.address),
+            timeout=60,
+            output_hook=lambda message: None,
+        )
+        running = kernel.execute(
+            f"launch(client, train, workers=2, directory={str(tmp_path / 'run')!r}, pause=0.2)"
+        )
         deadline = time.monotonic() + 60
         while not list((tmp_path / "run" / "checkpoints").glob("*.pt")):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         manager.interrupt_kernel()
-        while (reply := kernel.get_shell_msg(timeout=30))["parent_header"].get("msg_id") != running:
+        while (reply := kernel.get_shell_msg(timeout=30))["parent_header"].get(
+            "msg_id"
+        ) != running:
             pass
         assert reply["content"]["ename"] == "KeyboardInterrupt"
         assert not fault_lab.processes_of(tmp_path / "run")
-        after = kernel.execute_interactive("launch(client, train, workers=2)", timeout=60, output_hook=lambda message: None)
+        after = kernel.execute_interactive(
+            "launch(client, train, workers=2)", timeout=60, output_hook=lambda message: None
+        )
         assert after["content"]["status"] == "ok"
     finally:
         kernel.stop_channels()
         manager.shutdown_kernel(now=True)
-    assert (ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run").result == undisturbed).all()
+    assert (
+        ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run").result
+        == undisturbed
+    ).all()
 
 
 def test_sigterm_lets_all_ranks_finish_their_step_save_and_leave(client, undisturbed, tmp_path):
     sigterm = faults.inject(faults.train, "SIGTERM", rank=1, step=4, mark=tmp_path / "mark")
-    with pytest.raises(ddp.RunStopped, match="rank 1 on .* got SIGTERM. All ranks left after step .*; the newest checkpoint is step-") as caught:
+    with pytest.raises(
+        ddp.RunStopped,
+        match="rank 1 on .* got SIGTERM. All ranks left after step .*; the newest checkpoint is step-",
+    ) as caught:
         ddp.launch(client, sigterm, workers=2, directory=tmp_path / "run", pause=0.2)
     assert 5 <= caught.value.step < 14
     assert (tmp_path / "run" / "checkpoints" / f"step-{caught.value.step:08d}.pt").exists()
@@ -159,7 +216,15 @@ def test_sigterm_lets_all_ranks_finish_their_step_save_and_leave(client, undistu
 
 def test_sigterm_to_all_ranks_at_once(client, tmp_path):
     def terminated(**arguments):
-        return faults._run_with_fault(faults.train, lambda: [os.kill(os.getpid(), signal.SIGTERM)], ddp.rank(), "step", 3, None, **arguments)
+        return faults._run_with_fault(
+            faults.train,
+            lambda: [os.kill(os.getpid(), signal.SIGTERM)],
+            ddp.rank(),
+            "step",
+            3,
+            None,
+            **arguments,
+        )
 
     with pytest.raises(ddp.RunStopped, match="rank 0, 1") as caught:
         ddp.launch(client, terminated, workers=2, directory=tmp_path / "run", pause=0.1)
@@ -169,7 +234,9 @@ def test_sigterm_to_all_ranks_at_once(client, tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_sigterm_before_the_first_step_ends_the_run_at_once(client, rank):
     with pytest.raises(ddp.RunStopped, match="before the first step"):
-        ddp.launch(client, faults.inject(faults.train, "SIGTERM", rank=rank, when="start"), workers=2)
+        ddp.launch(
+            client, faults.inject(faults.train, "SIGTERM", rank=rank, when="start"), workers=2
+        )
 
 
 @pytest.mark.parametrize("listens", [True, False], ids=["listens", "does_not_listen_yet"])
@@ -182,7 +249,9 @@ def test_a_rank_that_waits_deaf_for_one_that_left_before_the_first_step_is_ended
         os.kill(os.getpid(), signal.SIGTERM)
 
     began = time.monotonic()
-    with pytest.raises(ddp.RunStopped, match="rank 1 on .* got SIGTERM. All ranks left before the first step"):
+    with pytest.raises(
+        ddp.RunStopped, match="rank 1 on .* got SIGTERM. All ranks left before the first step"
+    ):
         ddp.launch(client, train, workers=2)
     assert time.monotonic() - began < PATIENCE
 
@@ -211,7 +280,9 @@ def chatter_and_deadlock():
 
 def test_printing_is_no_progress(client):
     with pytest.raises(ddp.RankStalled, match="no progress for 2 s"):
-        ddp.launch(client, faults.inject(faults.train, chatter_and_deadlock), workers=2, stall_timeout=2)
+        ddp.launch(
+            client, faults.inject(faults.train, chatter_and_deadlock), workers=2, stall_timeout=2
+        )
 
 
 def test_a_worker_that_dies_right_after_its_rank_has_sent_a_file(client):

@@ -26,7 +26,9 @@ def folder(tmp_path):
     for label in ("cat", "dog"):
         (tmp_path / "set" / label).mkdir(parents=True)
         for number in range(7):
-            pixels = np.random.default_rng([ord(label[0]), number]).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+            pixels = np.random.default_rng([ord(label[0]), number]).integers(
+                0, 256, (20, 20, 3), dtype=np.uint8
+            )
             Image.fromarray(pixels).save(tmp_path / "set" / label / f"{number}.png")
     return tmp_path / "set"
 
@@ -51,8 +53,26 @@ def look(url, environment=None, on_error="raise", cache=None, feeders=0):
         for indices in sampler:
             for index, (pixels, _) in zip(indices, augmented.__getitems__(indices)):
                 seen[epoch, index] = hashlib.sha256(pixels.numpy().tobytes()).hexdigest()
-    evaluated = [label for _, labels in DataLoader(images, batch_sampler=ddp.EvalSampler(len(images), 3), num_workers=feeders) for label in labels.tolist()]
-    return gather((images.classes, images.targets, [str(warning.message) for warning in said if issubclass(warning.category, UserWarning)], seen, evaluated))
+    evaluated = [
+        label
+        for _, labels in DataLoader(
+            images, batch_sampler=ddp.EvalSampler(len(images), 3), num_workers=feeders
+        )
+        for label in labels.tolist()
+    ]
+    return gather(
+        (
+            images.classes,
+            images.targets,
+            [
+                str(warning.message)
+                for warning in said
+                if issubclass(warning.category, UserWarning)
+            ],
+            seen,
+            evaluated,
+        )
+    )
 
 
 def launched(client, size, directory, **arguments):
@@ -62,7 +82,14 @@ def launched(client, size, directory, **arguments):
 def test_on_any_number_of_ranks_an_image_is_augmented_in_the_same_way(client, folder, tmp_path):
     whole = None
     for size in (1, 2, 3):
-        ranks = launched(client, size, tmp_path / f"run-{size}", url=str(folder), cache=str(tmp_path / "kept"), feeders=2 if size == 2 else 0)
+        ranks = launched(
+            client,
+            size,
+            tmp_path / f"run-{size}",
+            url=str(folder),
+            cache=str(tmp_path / "kept"),
+            feeders=2 if size == 2 else 0,
+        )
         seen = {key: digest for rank in ranks for key, digest in rank[3].items()}
         whole = whole or seen
         assert len(seen) == 28 and seen == whole
@@ -72,20 +99,37 @@ def test_on_any_number_of_ranks_an_image_is_augmented_in_the_same_way(client, fo
     assert len(list((tmp_path / "kept").iterdir())) == 1
 
 
-def test_one_rank_asks_object_storage_for_the_list_and_damaged_images_are_looked_for_once(client, s3, s3_log, folder, tmp_path):
+def test_one_rank_asks_object_storage_for_the_list_and_damaged_images_are_looked_for_once(
+    client, s3, s3_log, folder, tmp_path
+):
     (folder / "dog" / "3.png").write_bytes(b"no image")
     s3.mkdir("photos")
     s3.put(f"{folder}/", "s3://photos/set/", recursive=True)
     before = len(s3_log.read_text().splitlines())
     environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    ranks = launched(client, 3, tmp_path / "run", url="s3://photos/set", environment=environment, on_error="skip", cache=str(tmp_path / "kept"))
-    asked = [line.split('"')[1] for line in s3_log.read_text().splitlines()[before:] if '"' in line]
+    ranks = launched(
+        client,
+        3,
+        tmp_path / "run",
+        url="s3://photos/set",
+        environment=environment,
+        on_error="skip",
+        cache=str(tmp_path / "kept"),
+    )
+    asked = [
+        line.split('"')[1] for line in s3_log.read_text().splitlines()[before:] if '"' in line
+    ]
     assert len(asked) == 1 + 14 and sum("list-type=2" in line for line in asked) == 1, asked
     assert all(rank[1] == [0] * 7 + [1] * 6 for rank in ranks)
     (warning,) = [text for rank in ranks for text in rank[2]]
-    assert "1 of 14 files in s3://photos/set" in warning and "dog/3.png: its content is of no image format" in warning
+    assert (
+        "1 of 14 files in s3://photos/set" in warning
+        and "dog/3.png: its content is of no image format" in warning
+    )
 
 
 def test_what_rank_0_finds_wrong_is_said_by_the_run(client, tmp_path):
-    with pytest.raises(ddp.RankFailed, match="There is no folder or bucket .*/nowhere to read images from"):
+    with pytest.raises(
+        ddp.RankFailed, match="There is no folder or bucket .*/nowhere to read images from"
+    ):
         launched(client, 3, tmp_path / "run", url=str(tmp_path / "nowhere"))

@@ -35,27 +35,40 @@ def leave_with(kind, words):
     time.sleep(600)
 
 
-@pytest.mark.parametrize(("kind", "words", "code", "said"), [
-    (KeyboardInterrupt, (), 1, "failed: KeyboardInterrupt"),
-    (GeneratorExit, ("closed",), 1, "failed: GeneratorExit: closed"),
-    (SystemExit, (), 0, "left with exit code 0 before its function returned: SystemExit"),
-    (SystemExit, (0,), 0, "left with exit code 0 before its function returned: SystemExit: 0"),
-    (SystemExit, (4,), 4, "left with exit code 4 before its function returned: SystemExit: 4"),
-    (SystemExit, ("no data",), 1, "left with exit code 1 before its function returned: SystemExit: no data"),
-    (EarlyStop, ("plateau",), 1, "EarlyStop: plateau"),
-])
+@pytest.mark.parametrize(
+    ("kind", "words", "code", "said"),
+    [
+        (KeyboardInterrupt, (), 1, "failed: KeyboardInterrupt"),
+        (GeneratorExit, ("closed",), 1, "failed: GeneratorExit: closed"),
+        (SystemExit, (), 0, "left with exit code 0 before its function returned: SystemExit"),
+        (SystemExit, (0,), 0, "left with exit code 0 before its function returned: SystemExit: 0"),
+        (SystemExit, (4,), 4, "left with exit code 4 before its function returned: SystemExit: 4"),
+        (
+            SystemExit,
+            ("no data",),
+            1,
+            "left with exit code 1 before its function returned: SystemExit: no data",
+        ),
+        (EarlyStop, ("plateau",), 1, "EarlyStop: plateau"),
+    ],
+)
 def test_an_exception_of_any_kind_reaches_the_caller(client, kind, words, code, said):
     with pytest.raises(ddp.RankFailed) as caught:
         ddp.launch(client, leave_with, workers=2, kind=kind, words=words)
     assert said in str(caught.value).splitlines()[0]
     assert (caught.value.rank, caught.value.exitcode) == (1, code)
-    assert "raise kind(*words)" in caught.value.traceback and "in leave_with" in caught.value.traceback
+    assert (
+        "raise kind(*words)" in caught.value.traceback
+        and "in leave_with" in caught.value.traceback
+    )
     assert type(caught.value.__cause__) is kind and caught.value.__cause__.args == words
     log = (caught.value.directory / "log.txt").read_text()
     assert "\n    raise kind(*words)\n" in log  # as lines, not as a string in a dict
 
 
-@pytest.mark.parametrize("make", [Unpicklable, lambda: ValueError("x" * 2**21)], ids=["a_lock", "two_megabytes"])
+@pytest.mark.parametrize(
+    "make", [Unpicklable, lambda: ValueError("x" * 2**21)], ids=["a_lock", "two_megabytes"]
+)
 def test_an_exception_that_cannot_travel_is_told_in_words(client, make):
     def train():
         raise make()
@@ -196,11 +209,23 @@ def own_session():
     return 7
 
 
-@pytest.mark.parametrize("act", [close_output, close_everything_at_exit, print_for_ever, leave_a_child_that_prints_for_ever, change_everything,
-                                 own_session], ids=lambda act: act.__name__)
+@pytest.mark.parametrize(
+    "act",
+    [
+        close_output,
+        close_everything_at_exit,
+        print_for_ever,
+        leave_a_child_that_prints_for_ever,
+        change_everything,
+        own_session,
+    ],
+    ids=lambda act: act.__name__,
+)
 def test_a_training_function_that(client, act):
     assert ddp.launch(client, act, workers=2).result == 7
-    assert ddp.launch(client, ddp.world_size, workers=4).result == 4  # nothing of it reaches the next one
+    assert (
+        ddp.launch(client, ddp.world_size, workers=4).result == 4
+    )  # nothing of it reaches the next one
 
 
 def test_a_rank_that_is_killed_while_its_child_goes_on_printing_is_noticed(client):

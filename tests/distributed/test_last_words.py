@@ -25,7 +25,9 @@ def held_up(rank=None):
 
 @pytest.mark.parametrize("rank", [0, 1, None])
 def test_a_rank_that_is_held_up_at_the_end_does_not_fail_a_finished_run(client, rank):
-    assert [ddp.launch(client, held_up, workers=2, rank=rank).result for _ in range(LAUNCHES)] == [0] * LAUNCHES
+    assert [ddp.launch(client, held_up, workers=2, rank=rank).result for _ in range(LAUNCHES)] == [
+        0
+    ] * LAUNCHES
 
 
 def test_a_training_function_may_destroy_the_process_group_in_its_last_line(client, tmp_path):
@@ -52,7 +54,9 @@ def test_making_a_process_group_in_a_training_function_is_explained(client):
     def train():
         dist.init_process_group("gloo")
 
-    with pytest.raises(ddp.RankFailed, match="the process group is there already.*Remove that line"):
+    with pytest.raises(
+        ddp.RankFailed, match="the process group is there already.*Remove that line"
+    ):
         ddp.launch(client, train, workers=2)
 
 
@@ -78,7 +82,18 @@ with ddp.connect("torchrun") as client:
 
 def test_the_same_under_torchrun(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", tmp_path / "script.py",
-                           tmp_path / "run"], capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            tmp_path / "script.py",
+            tmp_path / "run",
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stdout) == (0, "good\n"), done.stderr
     assert (tmp_path / "run" / "metrics.jsonl").read_text().count('"total": 3.0') == 2

@@ -18,7 +18,11 @@ import ddp_common as ddp
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-SAMPLES, BATCH, EPOCHS = 105, 20, 3  # 6 steps an epoch; of the last batch's 5 samples rank 0 gets 3
+SAMPLES, BATCH, EPOCHS = (
+    105,
+    20,
+    3,
+)  # 6 steps an epoch; of the last batch's 5 samples rank 0 gets 3
 LOOPS, REFUSED = {}, {}
 
 
@@ -29,12 +33,16 @@ class Training:
         torch.manual_seed(0)
         inputs = torch.randn(samples, 4)
         self.data = TensorDataset(inputs, inputs.square().sum(1, keepdim=True))
-        network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        network = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+        )
         alone = not torch.distributed.is_initialized()
         self.model = network if alone else DistributedDataParallel(network)
         self.optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
         self.sampler = ddp.ElasticSampler(samples, BATCH, seed=1)
-        self.checkpoint = ddp.Checkpoint(model=self.model, optimizer=self.optimizer, sampler=self.sampler)
+        self.checkpoint = ddp.Checkpoint(
+            model=self.model, optimizer=self.optimizer, sampler=self.sampler
+        )
 
     def loader(self, **options):
         return DataLoader(self.data, batch_sampler=self.sampler, **options)
@@ -179,7 +187,9 @@ def validation_within_an_epoch(training):
             if number == 2:
                 whole = getattr(training.model, "module", training.model)
                 for sampler in (ddp.EvalSampler(SAMPLES, 8), [range(8), range(8, 16)]):
-                    for inputs, _ in DataLoader(training.data, batch_sampler=sampler, num_workers=1):
+                    for inputs, _ in DataLoader(
+                        training.data, batch_sampler=sampler, num_workers=1
+                    ):
                         with torch.no_grad():
                             whole(inputs)
 
@@ -216,7 +226,9 @@ def two_loaders_over_one_sampler_one_after_the_other(training):
 @loop
 def two_samplers_in_turns(training):
     other = ddp.ElasticSampler(50, 9, seed=2)
-    loader = DataLoader(torch.utils.data.Subset(training.data, range(50)), batch_sampler=other, num_workers=1)
+    loader = DataLoader(
+        torch.utils.data.Subset(training.data, range(50)), batch_sampler=other, num_workers=1
+    )
     for epoch in range(EPOCHS):
         for batch, second in zip(training.loader(num_workers=2), loader):
             training.step(batch)
@@ -244,7 +256,9 @@ def the_sampler_without_a_loader(training):
 @loop
 def distributed_sampler_of_torch(training):
     ranks = dict(num_replicas=ddp.world_size(), rank=ddp.rank())
-    data = torch.utils.data.Subset(training.data, range(100))  # it pads, so let there be nothing to pad
+    data = torch.utils.data.Subset(
+        training.data, range(100)
+    )  # it pads, so let there be nothing to pad
     sampler = DistributedSampler(data, seed=3, **ranks)
     loader = DataLoader(data, batch_size=20 // ddp.world_size(), sampler=sampler, num_workers=1)
     for epoch in range(EPOCHS):
@@ -361,7 +375,9 @@ def test_a_loop_that_could_not_be_right_is_refused(client, name):
 ENDS = {"in_an_epoch": (1, 3), "after_an_epoch": (1, 6), "in_the_first_epoch": (0, 2)}
 RESUMED = {
     "epochs_of_the_sampler": lambda sampler: sampler.epochs(EPOCHS),
-    "range_from_the_samplers_epoch": lambda sampler: counted(sampler, range(sampler.epoch, EPOCHS)),
+    "range_from_the_samplers_epoch": lambda sampler: counted(
+        sampler, range(sampler.epoch, EPOCHS)
+    ),
 }
 
 
@@ -378,7 +394,10 @@ def train_in_two_attempts(epochs, end, options):
     for epoch in epochs(training.sampler) if resumed else range(EPOCHS):
         for batch in loader:
             training.step(batch)
-            if not resumed and (epoch, training.sampler.step) == end != (epoch, len(training.sampler)):
+            if not resumed and (epoch, training.sampler.step) == end != (
+                epoch,
+                len(training.sampler),
+            ):
                 training.checkpoint.save()
                 return "ended"
         if not resumed and end == (epoch, len(training.sampler)):
@@ -388,21 +407,39 @@ def train_in_two_attempts(epochs, end, options):
     return torch.cat([parameter.detach().flatten() for parameter in whole.parameters()])
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "persistent_workers": True}], ids=["alone", "workers"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2, "persistent_workers": True}], ids=["alone", "workers"]
+)
 @pytest.mark.parametrize("resumed", RESUMED)
 @pytest.mark.parametrize("end", ENDS)
 def test_a_plain_loop_is_resumed_where_it_was(client, tmp_path, end, resumed, options):
-    arguments = dict(workers=2, directory=tmp_path / "run", end=ENDS[end], epochs=RESUMED[resumed], options=options)
+    arguments = dict(
+        workers=2,
+        directory=tmp_path / "run",
+        end=ENDS[end],
+        epochs=RESUMED[resumed],
+        options=options,
+    )
     assert ddp.launch(client, train_in_two_attempts, **arguments).result == "ended"
     run = ddp.launch(client, train_in_two_attempts, **arguments)
     alone = train("a_plain_range")
     assert (run.result - alone).norm() / alone.norm() < 1e-6
 
 
-def test_a_plain_range_after_a_restored_epoch_is_refused_before_it_trains_too_much(client, tmp_path):
-    arguments = dict(workers=2, directory=tmp_path / "run", end=(1, 3), epochs=lambda sampler: range(EPOCHS), options={})
+def test_a_plain_range_after_a_restored_epoch_is_refused_before_it_trains_too_much(
+    client, tmp_path
+):
+    arguments = dict(
+        workers=2,
+        directory=tmp_path / "run",
+        end=(1, 3),
+        epochs=lambda sampler: range(EPOCHS),
+        options={},
+    )
     assert ddp.launch(client, train_in_two_attempts, **arguments).result == "ended"
-    with pytest.raises(ddp.RankFailed, match=r"epoch 1, step 3.*`for epoch in sampler.epochs\(n\)`"):
+    with pytest.raises(
+        ddp.RankFailed, match=r"epoch 1, step 3.*`for epoch in sampler.epochs\(n\)`"
+    ):
         ddp.launch(client, train_in_two_attempts, **arguments)
 
 
@@ -415,7 +452,9 @@ def train_and_be_told_to_stop():
             training.step(batch)
             if not resumed and ddp.rank() == 1 and (epoch, training.sampler.step) == (1, 2):
                 os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.05 if epoch else 0)  # ranks look every half second whether one of them was told
+            time.sleep(
+                0.05 if epoch else 0
+            )  # ranks look every half second whether one of them was told
     whole = getattr(training.model, "module", training.model)
     return torch.cat([parameter.detach().flatten() for parameter in whole.parameters()])
 

@@ -62,18 +62,28 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_is_run_once_however_often_it_launches_and_may_be_edited_meanwhile(client, tmp_path):
+def test_a_script_is_run_once_however_often_it_launches_and_may_be_edited_meanwhile(
+    client, tmp_path
+):
     script, effects = tmp_path / "script.py", tmp_path / "effects"
     script.write_text(SCRIPT.format(effects=str(effects)))
-    done = subprocess.run([sys.executable, script, client.scheduler.address], capture_output=True, text=True, timeout=240,
-                          env=environment_for(client, tmp_path))
+    done = subprocess.run(
+        [sys.executable, script, client.scheduler.address],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment_for(client, tmp_path),
+    )
     assert done.returncode == 0, done.stderr
     assert effects.read_text() == "MainProcess\n"
 
 
-def test_a_script_with_a_cluster_of_its_own_is_run_once_by_each_worker_and_never_by_a_rank(tmp_path):
+def test_a_script_with_a_cluster_of_its_own_is_run_once_by_each_worker_and_never_by_a_rank(
+    tmp_path,
+):
     script, effects = tmp_path / "script.py", tmp_path / "effects"
-    script.write_text(textwrap.dedent(f"""
+    script.write_text(
+        textwrap.dedent(f"""
         import multiprocessing
 
         with open({str(effects)!r}, "a") as file:
@@ -86,8 +96,15 @@ def test_a_script_with_a_cluster_of_its_own_is_run_once_by_each_worker_and_never
                 for _ in range(3):
                     ddp.launch(client, ddp.rank)
                 assert len(client.scheduler_info(n_workers=-1)["workers"]) == 2
-        """))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240, env={**os.environ, "RUNS": str(tmp_path)})
+        """)
+    )
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "RUNS": str(tmp_path)},
+    )
     assert done.returncode == 0, done.stderr
     ran = effects.read_text().splitlines()
     assert ran.count("MainProcess") == 1
@@ -115,8 +132,14 @@ if __name__ == "__main__":
 def test_what_cannot_be_imported_in_a_rank_reaches_the_caller_with_its_traceback(client, tmp_path):
     (tmp_path / "gone.py").write_text("value = 1\n")
     (tmp_path / "script.py").write_text(UNIMPORTABLE)
-    done = subprocess.run([sys.executable, tmp_path / "script.py", client.scheduler.address], capture_output=True, text=True,
-                          timeout=240, cwd=tmp_path, env=environment_for(client, tmp_path))
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py", client.scheduler.address],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=tmp_path,
+        env=environment_for(client, tmp_path),
+    )
     assert "failed: ModuleNotFoundError: No module named 'gone'" in done.stdout, done.stderr
     assert "pickle.loads(payload)" in done.stdout
     assert "exit code" not in done.stdout.partition("\n")[0]
@@ -124,7 +147,8 @@ def test_what_cannot_be_imported_in_a_rank_reaches_the_caller_with_its_traceback
 
 def test_a_torch_that_cannot_be_imported_is_named_by_the_rank(tmp_path):
     """The forkserver survives it, and what the rank says reaches the caller."""
-    (tmp_path / "sitecustomize.py").write_text(textwrap.dedent("""
+    (tmp_path / "sitecustomize.py").write_text(
+        textwrap.dedent("""
         import sys
 
         class Broken:
@@ -133,8 +157,10 @@ def test_a_torch_that_cannot_be_imported_is_named_by_the_rank(tmp_path):
                     raise OSError("libcublas.so.12: cannot open shared object file")
 
         sys.meta_path.insert(0, Broken())
-        """))
-    (tmp_path / "script.py").write_text(textwrap.dedent("""
+        """)
+    )
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent("""
         import ddp_common as ddp
 
         if __name__ == "__main__":
@@ -143,16 +169,25 @@ def test_a_torch_that_cannot_be_imported_is_named_by_the_rank(tmp_path):
                     ddp.launch(client, ddp.rank)
                 except ddp.RankFailed as failed:
                     print(failed)
-        """))
+        """)
+    )
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=240,
-                          env={**os.environ, "PYTHONPATH": path, "RUNS": str(tmp_path)})
-    assert "failed: OSError: libcublas.so.12: cannot open shared object file" in done.stdout, done.stdout + done.stderr
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PYTHONPATH": path, "RUNS": str(tmp_path)},
+    )
+    assert "failed: OSError: libcublas.so.12: cannot open shared object file" in done.stdout, (
+        done.stdout + done.stderr
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal for an orphan")
 def test_a_program_that_launches_survives_the_shell_that_started_it(client, tmp_path):
-    (tmp_path / "script.py").write_text(textwrap.dedent(f"""
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent(f"""
         import os, sys, time
         from distributed import Client
         import ddp_common as ddp
@@ -166,7 +201,8 @@ def test_a_program_that_launches_survives_the_shell_that_started_it(client, tmp_
                     time.sleep(0.05)
                 ddp.launch(client, ddp.rank, workers=1)
                 open({str(tmp_path / "survived")!r}, "w").close()
-        """))
+        """)
+    )
     command = f'"{sys.executable}" "{tmp_path}/script.py" {client.scheduler.address} & while [ ! -e "{tmp_path}/launched" ]; do sleep 0.1; done'
     subprocess.run(["sh", "-c", command], timeout=120, env=environment_for(client, tmp_path))
     from processes import wait_until

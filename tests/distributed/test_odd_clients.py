@@ -14,9 +14,9 @@ from fault_lab import separate_cluster
 from processes import Background, assert_nothing_left, wait_until
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 from ddp_common.client.attempt import Attempt
 from ddp_common.ranks.checkpoint_files import checkpoints
+from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL = {"dashboard_address": ":0", "threads_per_worker": 1, "memory_limit": 0}
@@ -24,18 +24,29 @@ SMALL = {"dashboard_address": ":0", "threads_per_worker": 1, "memory_limit": 0}
 
 def test_a_restart_of_the_cluster_during_a_launch_is_called_so(tmp_path):
     with LocalCluster(n_workers=2, **SMALL) as cluster, Client(cluster) as client:
-        running = Background(ddp.launch, client, faults.train, workers=2, directory=tmp_path / "run", pause=0.3)
+        running = Background(
+            ddp.launch, client, faults.train, workers=2, directory=tmp_path / "run", pause=0.3
+        )
         wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
         client.restart()
-        with pytest.raises(ddp.Error, match=r"The cluster was restarted \(client.restart\)") as caught:
+        with pytest.raises(
+            ddp.Error, match=r"The cluster was restarted \(client.restart\)"
+        ) as caught:
             running.outcome()
-        assert not isinstance(caught.value, ddp.SchedulerLost) and caught.value.directory == tmp_path / "run"
+        assert (
+            not isinstance(caught.value, ddp.SchedulerLost)
+            and caught.value.directory == tmp_path / "run"
+        )
         assert_nothing_left(tmp_path / "run", ranks=2)
-        assert ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run").world_size == 2
+        assert (
+            ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run").world_size == 2
+        )
 
 
 def test_tasks_that_somebody_cancels_are_called_so(client, tmp_path):
-    running = Background(ddp.launch, client, faults.train, workers=2, directory=tmp_path / "run", pause=0.3)
+    running = Background(
+        ddp.launch, client, faults.train, workers=2, directory=tmp_path / "run", pause=0.3
+    )
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
     futures = [key for key in client.futures if str(key).startswith("ddp-rank-")]
     from distributed import Future
@@ -48,7 +59,9 @@ def test_tasks_that_somebody_cancels_are_called_so(client, tmp_path):
 
 @pytest.mark.parametrize("thing", [None, "tcp://127.0.0.1:8786", 5], ids=repr)
 def test_what_is_no_client_is_refused(thing):
-    with pytest.raises(ddp.Error, match="takes a distributed.Client first, not (NoneType|str|int). Make one"):
+    with pytest.raises(
+        ddp.Error, match="takes a distributed.Client first, not (NoneType|str|int). Make one"
+    ):
         ddp.launch(thing, faults.train)
 
 
@@ -57,7 +70,9 @@ def test_an_asynchronous_client_is_refused_and_works_in_a_thread(tmp_path):
         async with Client(address, asynchronous=True) as client:
             with pytest.raises(ddp.Error, match="This client is asynchronous.*asyncio.to_thread"):
                 ddp.launch(client, faults.train)
-            return await asyncio.to_thread(ddp.launch, client, ddp.world_size, directory=tmp_path / "run")
+            return await asyncio.to_thread(
+                ddp.launch, client, ddp.world_size, directory=tmp_path / "run"
+            )
 
     with LocalCluster(n_workers=1, **SMALL) as cluster:
         assert asyncio.run(use(cluster.scheduler_address)).result == 1
@@ -65,10 +80,14 @@ def test_an_asynchronous_client_is_refused_and_works_in_a_thread(tmp_path):
 
 def test_a_cluster_in_place_of_a_client_no_workers_and_a_closed_client(tmp_path):
     with LocalCluster(n_workers=0, **SMALL) as cluster:
-        with pytest.raises(ddp.Error, match=r"not LocalCluster. Make a client of it: Client\(cluster\)"):
+        with pytest.raises(
+            ddp.Error, match=r"not LocalCluster. Make a client of it: Client\(cluster\)"
+        ):
             ddp.launch(cluster, faults.train)
         with Client(cluster) as client:
-            with pytest.raises(ddp.Error, match=r"the cluster has no workers. Start some: cluster.scale\(2\)"):
+            with pytest.raises(
+                ddp.Error, match=r"the cluster has no workers. Start some: cluster.scale\(2\)"
+            ):
                 ddp.launch(client, faults.train, timeout=0.2)
         with pytest.raises(ddp.Error, match="this client is closed"):
             ddp.launch(client, faults.train)
@@ -80,7 +99,9 @@ def test_a_cluster_that_adapts_from_zero_grows_for_a_launch_and_shrinks_afterwar
         run = ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run", pause=0.2)
         assert run.world_size == 2 and adaptive.minimum == 0
         wait_until(lambda: not client.scheduler_info(n_workers=-1)["workers"])
-        with pytest.raises(ddp.Error, match=r"adapts to 2 at most. Raise that: cluster.adapt\(maximum=3\)"):
+        with pytest.raises(
+            ddp.Error, match=r"adapts to 2 at most. Raise that: cluster.adapt\(maximum=3\)"
+        ):
             ddp.launch(client, faults.train, workers=3, timeout=0.5)
 
 
@@ -105,20 +126,39 @@ def return_what_only_ranks_know(folder):
 
 def test_a_result_that_cannot_be_loaded_here_is_no_failure_of_a_rank(client, tmp_path):
     (tmp_path / "known_to_ranks.py").write_text("class Thing:\n    pass\n")
-    with pytest.raises(ddp.Error, match="All ranks finished, but what rank 0 returned cannot be loaded in this process: .*known_to_ranks") as caught:
-        ddp.launch(client, return_what_only_ranks_know, workers=1, directory=tmp_path / "run", folder=str(tmp_path))
-    assert not isinstance(caught.value, ddp.RankFailed) and caught.value.directory == tmp_path / "run"
+    with pytest.raises(
+        ddp.Error,
+        match="All ranks finished, but what rank 0 returned cannot be loaded in this process: .*known_to_ranks",
+    ) as caught:
+        ddp.launch(
+            client,
+            return_what_only_ranks_know,
+            workers=1,
+            directory=tmp_path / "run",
+            folder=str(tmp_path),
+        )
+    assert (
+        not isinstance(caught.value, ddp.RankFailed) and caught.value.directory == tmp_path / "run"
+    )
 
 
-def test_a_worker_that_dies_with_the_result_before_it_was_fetched_is_named_and_a_restart_answers_it(tmp_path, monkeypatch):
+def test_a_worker_that_dies_with_the_result_before_it_was_fetched_is_named_and_a_restart_answers_it(
+    tmp_path, monkeypatch
+):
     """Dask would wait for ever for a result whose worker is gone."""
     find, killed = Attempt._result_file, []
 
     def look_for_it_on_a_dead_worker(self):
         if not killed:
-            killed.append(self.client.run(os.getpid, workers=self.addresses[:1])[self.addresses[0]])
+            killed.append(
+                self.client.run(os.getpid, workers=self.addresses[:1])[self.addresses[0]]
+            )
             os.kill(killed[0], signal.SIGKILL)
-            wait_until(lambda: self.addresses[0] not in self.client.scheduler_info(n_workers=-1)["workers"])
+            wait_until(
+                lambda: (
+                    self.addresses[0] not in self.client.scheduler_info(n_workers=-1)["workers"]
+                )
+            )
         return find(self)
 
     monkeypatch.setattr(Attempt, "_result_file", look_for_it_on_a_dead_worker)

@@ -25,28 +25,50 @@ def bucket(s3):
 
 def listing(url):
     filesystem = fsspec.filesystem("s3", skip_instance_cache=True)
-    return sorted(name.removeprefix(url.removeprefix("s3://")).lstrip("/") for name in filesystem.find(url))
+    return sorted(
+        name.removeprefix(url.removeprefix("s3://")).lstrip("/") for name in filesystem.find(url)
+    )
 
 
 def test_a_run_leaves_everything_on_s3(client, bucket):
     run = ddp.launch(client, faults.train, workers=2, directory=f"{bucket}/first")
     names = listing(f"{bucket}/first")
-    assert names == sorted(["config.json", "log.txt", "metrics.jsonl", *(f"checkpoints/step-000000{step}.{end}" for step in (12, 14)
-                                                                         for end in ("pt", "sha256"))])
+    assert names == sorted(
+        [
+            "config.json",
+            "log.txt",
+            "metrics.jsonl",
+            *(
+                f"checkpoints/step-000000{step}.{end}"
+                for step in (12, 14)
+                for end in ("pt", "sha256")
+            ),
+        ]
+    )
     with fsspec.open(f"{bucket}/first/metrics.jsonl") as file:
         assert len(file.readlines()) == len(run.records) == 28
     assert places.shown(run.directory) == f"{bucket}/first"
 
 
 def test_a_run_is_resumed_from_s3_by_another_program(client, bucket, tmp_path):
-    undisturbed = ddp.launch(client, faults.train, workers=2, directory=tmp_path / "undisturbed").result
+    undisturbed = ddp.launch(
+        client, faults.train, workers=2, directory=tmp_path / "undisturbed"
+    ).result
     with pytest.raises(ddp.RankFailed):
-        ddp.launch(client, faults.inject(faults.train, "SIGKILL", step=8), workers=2, directory=f"{bucket}/second", pause=0.1)
+        ddp.launch(
+            client,
+            faults.inject(faults.train, "SIGKILL", step=8),
+            workers=2,
+            directory=f"{bucket}/second",
+            pause=0.1,
+        )
     forget(f"{bucket}/second")
     run = ddp.launch(client, faults.train, workers=2, directory=f"{bucket}/second")
     assert torch.equal(run.result, undisturbed)
     assert re.search(r"Resumed from step-0000000[36].pt", (run.directory / "log.txt").read_text())
-    assert "checkpoints/step-00000003.pt" not in listing(f"{bucket}/second")  # retention reaches there too
+    assert "checkpoints/step-00000003.pt" not in listing(
+        f"{bucket}/second"
+    )  # retention reaches there too
 
 
 def forget(url):
@@ -60,14 +82,32 @@ def forget(url):
 
 def test_make_run_trains_and_resumes_on_s3(bucket):
     root = Path(__file__).parents[2]
-    environment = {**os.environ, "RUNS": f"{bucket}/mine", "SET": "epochs=1 hidden=8 batch_size=4096", "WORKERS": "2"}
-    done = subprocess.run([sys.executable, "-m", "ddp_common", "run", "pets"], cwd=root, env=environment, capture_output=True, text=True)
+    environment = {
+        **os.environ,
+        "RUNS": f"{bucket}/mine",
+        "SET": "epochs=1 hidden=8 batch_size=4096",
+        "WORKERS": "2",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "ddp_common", "run", "pets"],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     (url,) = [line.split()[-1] for line in done.stdout.splitlines() if "Run directory:" in line]
     assert url.startswith(f"{bucket}/mine/pets/")
-    assert {"config.json", "loss.png", "names.txt"} <= set(listing(url))  # what the tutorial wrote after the launch, too
-    again = subprocess.run([sys.executable, "-m", "ddp_common", "run", "pets", "--resume", url, "--set", "epochs=2"], cwd=root,
-                           env={**environment, "SET": ""}, capture_output=True, text=True)
+    assert {"config.json", "loss.png", "names.txt"} <= set(
+        listing(url)
+    )  # what the tutorial wrote after the launch, too
+    again = subprocess.run(
+        [sys.executable, "-m", "ddp_common", "run", "pets", "--resume", url, "--set", "epochs=2"],
+        cwd=root,
+        env={**environment, "SET": ""},
+        capture_output=True,
+        text=True,
+    )
     assert again.returncode == 0, again.stderr
     with fsspec.open(f"{url}/config.json") as file:
         assert json.load(file)["settings"]["hidden"] == 8

@@ -29,14 +29,22 @@ def test_ranks_know_their_place_and_reach_each_other(client):
 
 @pytest.mark.skipif(ONE_GPU_PER_RANK, reason="each rank may have a GPU here")
 def test_without_a_gpu_for_each_rank_the_backend_is_gloo(client):
-    assert ddp.launch(client, lambda: (dist.get_backend(), str(ddp.device())), workers=2).result == ("gloo", "cpu")
+    assert ddp.launch(
+        client, lambda: (dist.get_backend(), str(ddp.device())), workers=2
+    ).result == ("gloo", "cpu")
 
 
 def test_everything_listens_only_on_the_address_of_the_worker(client):
     def train():
         dist.barrier()
-        listening = [entry.laddr for entry in psutil.Process().net_connections() if entry.status == psutil.CONN_LISTEN]
-        return [(address.ip, address.port) for address in listening], int(os.environ["MASTER_PORT"])
+        listening = [
+            entry.laddr
+            for entry in psutil.Process().net_connections()
+            if entry.status == psutil.CONN_LISTEN
+        ]
+        return [(address.ip, address.port) for address in listening], int(
+            os.environ["MASTER_PORT"]
+        )
 
     listening, store_port = ddp.launch(client, train, workers=2).result
     assert ("127.0.0.1", store_port) in listening
@@ -44,7 +52,9 @@ def test_everything_listens_only_on_the_address_of_the_worker(client):
 
 
 def test_each_launch_has_a_port_of_its_own(client):
-    ports = [ddp.launch(client, lambda: os.environ["MASTER_PORT"], workers=1).result for _ in range(3)]
+    ports = [
+        ddp.launch(client, lambda: os.environ["MASTER_PORT"], workers=1).result for _ in range(3)
+    ]
     assert len(set(ports)) == 3
 
 
@@ -68,24 +78,45 @@ with ddp.process_group() as device:
 def test_torchrun_starts_the_same_process_group(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d",
-                           "--rdzv-endpoint=localhost:0", script], capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=2",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=localhost:0",
+            script,
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     said = sorted(map(json.loads, done.stdout.splitlines()), key=lambda line: line["rank"])
-    assert [(line["rank"], line["size"], line["total"]) for line in said] == [(0, 2, 3.0), (1, 2, 3.0)]
+    assert [(line["rank"], line["size"], line["total"]) for line in said] == [
+        (0, 2, 3.0),
+        (1, 2, 3.0),
+    ]
     assert sorted(index for line in said for index in line["share"]) == list(range(11))
 
 
 # What goes wrong before there is a process group. Every rank is a program of its own; the deadline is short.
 
-JOIN = "import ddp_common as ddp\nwith ddp.process_group():\n    print('in', ddp.rank(), flush=True)"
+JOIN = (
+    "import ddp_common as ddp\nwith ddp.process_group():\n    print('in', ddp.rank(), flush=True)"
+)
 STAY = f"{JOIN}\n    import time; time.sleep(15)"
 
 
 def start(code=JOIN, **variables):
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    return subprocess.Popen([sys.executable, "-c", code], env={**kept, "DDP_JOIN_TIMEOUT": "4", **variables}, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**kept, "DDP_JOIN_TIMEOUT": "4", **variables},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def errors(processes):
@@ -94,12 +125,23 @@ def errors(processes):
 
 
 def torchrun_variables(rank, size, port):
-    return {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def slurm_variables(rank, size, job):
-    return {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_STEP_NUM_TASKS": str(size), "SLURM_STEP_ID": "0",
-            "SLURM_JOB_ID": str(job), "SLURM_STEP_NODELIST": "localhost"}
+    return {
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_STEP_ID": "0",
+        "SLURM_JOB_ID": str(job),
+        "SLURM_STEP_NODELIST": "localhost",
+    }
 
 
 def free_port():
@@ -118,15 +160,25 @@ def test_ranks_that_nobody_starts_are_named_after_a_deadline():
 def test_a_store_that_nobody_opens_is_an_error_with_its_address():
     port = free_port()
     (error,) = errors([start(**torchrun_variables(1, 2, port))])
-    assert f"could not reach the store of rank 0 at 127.0.0.1, port {port}, within 4.0 s: nothing answers" in error
+    assert (
+        f"could not reach the store of rank 0 at 127.0.0.1, port {port}, within 4.0 s: nothing answers"
+        in error
+    )
 
 
 def test_a_second_process_that_claims_a_rank_is_told_who_has_it():
     port = free_port()
     processes = [start(STAY, **torchrun_variables(rank, 2, port)) for rank in (0, 1, 1)]
-    taken = [error for error in (process.communicate(timeout=60)[1] for process in processes) if "is taken" in error]
+    taken = [
+        error
+        for error in (process.communicate(timeout=60)[1] for process in processes)
+        if "is taken" in error
+    ]
     assert len(taken) == 1
-    assert re.search(r"Rank 1 is taken: process \d+ on \S+ has it, and process \d+ on \S+ claims it too", taken[0])
+    assert re.search(
+        r"Rank 1 is taken: process \d+ on \S+ has it, and process \d+ on \S+ claims it too",
+        taken[0],
+    )
 
 
 def test_a_port_that_another_program_holds_is_an_error_in_words():
@@ -137,7 +189,9 @@ def test_a_port_that_another_program_holds_is_an_error_in_words():
     assert "could not open the store of rank 0" in error and "choose another MASTER_PORT" in error
 
 
-@pytest.mark.parametrize("missing", ["SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"])
+@pytest.mark.parametrize(
+    "missing", ["SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"]
+)
 def test_half_the_variables_of_slurm_are_an_error_that_names_the_others(missing):
     variables = slurm_variables(0, 2, job=1)
     del variables[missing]
@@ -156,16 +210,25 @@ def test_ranks_of_a_slurm_step_pass_over_a_derived_port_that_somebody_else_holds
     with socket.socket() as stranger:
         stranger.bind(("0.0.0.0", ports[0]))
         stranger.listen()
-        foreign = dist.TCPStore("localhost", ports[1], None, is_master=True, wait_for_workers=False)
+        foreign = dist.TCPStore(
+            "localhost", ports[1], None, is_master=True, wait_for_workers=False
+        )
         assert foreign.port == ports[1]
-        processes = [start(**slurm_variables(rank, 2, job), DDP_JOIN_TIMEOUT="30") for rank in (1, 0)]
+        processes = [
+            start(**slurm_variables(rank, 2, job), DDP_JOIN_TIMEOUT="30") for rank in (1, 0)
+        ]
         said = [process.communicate(timeout=60) for process in processes]
     assert [out for out, _ in said] == ["in 1\n", "in 0\n"], said
 
 
-@pytest.mark.parametrize(("nodes", "first"), [("n07", "n07"), ("n[07-09,12]", "n07"), ("gpu-a,gpu-b", "gpu-a"), ("r1n[3,5]s2", "r1n3s2")])
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("n07", "n07"), ("n[07-09,12]", "n07"), ("gpu-a,gpu-b", "gpu-a"), ("r1n[3,5]s2", "r1n3s2")],
+)
 def test_the_first_host_of_a_node_list(nodes, first, monkeypatch):
     from ddp_common.ranks import slurm
 
-    monkeypatch.setattr(slurm.shutil, "which", lambda name: None)  # as where scontrol is not installed
+    monkeypatch.setattr(
+        slurm.shutil, "which", lambda name: None
+    )  # as where scontrol is not installed
     assert slurm.first_host(nodes) == first

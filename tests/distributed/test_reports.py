@@ -36,7 +36,13 @@ def test_reports_of_all_ranks_arrive_with_rank_and_time_in_the_order_of_each_ran
 
 
 def test_a_loss_that_is_not_a_number_arrives_and_the_metrics_file_stays_strict_json(client):
-    run = ddp.launch(client, lambda: [ddp.report(loss=loss) for loss in (math.nan, torch.tensor(-math.inf), 1.5)] and None, workers=1)
+    run = ddp.launch(
+        client,
+        lambda: (
+            [ddp.report(loss=loss) for loss in (math.nan, torch.tensor(-math.inf), 1.5)] and None
+        ),
+        workers=1,
+    )
     losses = [record["loss"] for record in run.records]
     assert math.isnan(losses[0]) and losses[1:] == [-math.inf, 1.5]
     assert run.metrics["loss"].dtype == float
@@ -53,7 +59,14 @@ def test_reports_between_steps_carry_epoch_and_step(client):
 
     metrics = ddp.launch(client, train, workers=2).metrics
     mine = metrics[metrics["rank"] == 1]
-    assert list(zip(mine["epoch"], mine["step"])) == [(0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (1, 6)]
+    assert list(zip(mine["epoch"], mine["step"])) == [
+        (0, 1),
+        (0, 2),
+        (0, 3),
+        (1, 4),
+        (1, 5),
+        (1, 6),
+    ]
     assert mine["samples"].tolist() == [4, 8, 10, 14, 18, 20]
 
 
@@ -91,7 +104,9 @@ def test_saved_files_arrive_byte_for_byte_also_large_ones_from_every_rank(client
     assert (run.directory / "empty").read_bytes() == b""
 
 
-def test_a_file_that_would_leave_the_run_directory_ends_the_run_and_is_not_written(client, tmp_path):
+def test_a_file_that_would_leave_the_run_directory_ends_the_run_and_is_not_written(
+    client, tmp_path
+):
     with pytest.raises(ddp.RankFailed, match="would leave the run directory"):
         ddp.launch(client, lambda: ddp.save_file("../outside", b"x"), workers=1)
     assert not list(tmp_path.rglob("outside"))
@@ -124,8 +139,14 @@ def test_every_line_that_a_rank_prints_is_in_the_log_in_its_order(client):
 
     run = ddp.launch(client, train, workers=2)
     for rank in range(2):
-        said = [line.partition(f"[rank {rank}] ")[2] for line in log_of(run.directory).splitlines() if f"[rank {rank}] " in line]
-        assert [line for line in said if line.startswith("line ")] == [f"line {number}" for number in range(3000)]
+        said = [
+            line.partition(f"[rank {rank}] ")[2]
+            for line in log_of(run.directory).splitlines()
+            if f"[rank {rank}] " in line
+        ]
+        assert [line for line in said if line.startswith("line ")] == [
+            f"line {number}" for number in range(3000)
+        ]
         assert "an error" in said and "without an end" in said
 
 

@@ -17,28 +17,52 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 def test_a_killed_rank_is_answered_with_a_restart_from_the_newest_checkpoint(client, tmp_path):
     undisturbed = ddp.launch(client, faults.train, workers=2).result
-    run = ddp.launch(client, faults.inject(faults.train, "SIGKILL", step=8, mark=tmp_path / "mark"), workers=2, restarts=1, pause=0.1)
+    run = ddp.launch(
+        client,
+        faults.inject(faults.train, "SIGKILL", step=8, mark=tmp_path / "mark"),
+        workers=2,
+        restarts=1,
+        pause=0.1,
+    )
     assert (run.result == undisturbed).all()
     assert [failure.signal for failure in run.failures] == ["SIGKILL"]
     (event,) = [record for record in run.records if record.get("event") == "restart"]
     assert (event["rank"], event["attempt"], event["ranks"]) == (1, 2, 2)
     assert event["step"] in (3, 6)  # a save may still be on its way when the rank dies
     assert "killed by SIGKILL" in event["reason"]
-    assert event in [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
-    assert f"Restart 1 on 2 rank(s) from step {event['step']}. Why: Rank 1 of 2" in log_of(run.directory)
+    assert event in [
+        json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert f"Restart 1 on 2 rank(s) from step {event['step']}. Why: Rank 1 of 2" in log_of(
+        run.directory
+    )
     assert f"[rank 0] Resumed from step-{event['step']:08d}.pt" in log_of(run.directory)
     assert_nothing_left(run.directory, ranks=4)
 
 
 def test_the_terminal_says_what_restarted_and_why(client, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("DDP_PROGRESS", "lines")
-    ddp.launch(client, faults.inject(faults.train, "SIGKILL", step=8, mark=tmp_path / "mark"), workers=2, restarts=1)
-    assert re.search(r"Restart 1 on 2 rank\(s\) from step \d. Why: Rank 1 of 2", capfd.readouterr().out)
+    ddp.launch(
+        client,
+        faults.inject(faults.train, "SIGKILL", step=8, mark=tmp_path / "mark"),
+        workers=2,
+        restarts=1,
+    )
+    assert re.search(
+        r"Restart 1 on 2 rank\(s\) from step \d. Why: Rank 1 of 2", capfd.readouterr().out
+    )
 
 
 def test_the_environment_may_ask_for_restarts(client, tmp_path, monkeypatch):
     monkeypatch.setenv("RESTARTS", "1")
-    assert len(ddp.launch(client, faults.inject(faults.train, "raise", mark=tmp_path / "mark"), workers=2).failures) == 1
+    assert (
+        len(
+            ddp.launch(
+                client, faults.inject(faults.train, "raise", mark=tmp_path / "mark"), workers=2
+            ).failures
+        )
+        == 1
+    )
 
 
 def test_restarts_come_to_an_end(client):
@@ -47,8 +71,14 @@ def test_restarts_come_to_an_end(client):
     assert len(rank_pids(caught.value.directory)) == 6
 
 
-@pytest.mark.parametrize(("arguments", "words"), [({"restarts": -1}, "at least 0"), ({"restarts": "many"}, "at least 0"),
-                                                  ({"min_workers": 0}, "at least 1")])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"restarts": -1}, "at least 0"),
+        ({"restarts": "many"}, "at least 0"),
+        ({"min_workers": 0}, "at least 1"),
+    ],
+)
 def test_numbers_that_are_none_are_refused(client, arguments, words):
     with pytest.raises(ddp.Error, match=words):
         ddp.launch(client, faults.train, workers=2, **arguments)
@@ -69,14 +99,36 @@ def test_fewer_workers_after_a_loss_and_a_launch_that_waits_for_enough(tmp_path)
 
     with separate_cluster(tmp_path) as (_, address), Client(address) as client:
         client.wait_for_workers(2, timeout=60)
-        alone = ddp.launch(client, faults.train, workers=1, dropout=0.0, directory=tmp_path / "alone").result
-        lost = faults.inject(faults.train, "worker and nanny killed", rank=1, step=8, mark=tmp_path / "mark")
-        run = ddp.launch(client, lost, workers=2, min_workers=1, restarts=1, dropout=0.0, directory=tmp_path / "run")
+        alone = ddp.launch(
+            client, faults.train, workers=1, dropout=0.0, directory=tmp_path / "alone"
+        ).result
+        lost = faults.inject(
+            faults.train, "worker and nanny killed", rank=1, step=8, mark=tmp_path / "mark"
+        )
+        run = ddp.launch(
+            client,
+            lost,
+            workers=2,
+            min_workers=1,
+            restarts=1,
+            dropout=0.0,
+            directory=tmp_path / "run",
+        )
         assert run.world_size == 1
         assert ((run.result - alone).norm() / alone.norm()).item() < 1e-6
         with pytest.raises(ddp.Error, match="No 2 .* the cluster has 1"):
-            ddp.launch(client, faults.train, workers=3, min_workers=2, timeout=0.5, directory=tmp_path / "none")
-        with pytest.raises(ddp.Error, match="(?s)No free worker.*It was to restart because: Rank 0 of 1 .* its worker died") as caught:
+            ddp.launch(
+                client,
+                faults.train,
+                workers=3,
+                min_workers=2,
+                timeout=0.5,
+                directory=tmp_path / "none",
+            )
+        with pytest.raises(
+            ddp.Error,
+            match="(?s)No free worker.*It was to restart because: Rank 0 of 1 .* its worker died",
+        ) as caught:
             never = faults.inject(faults.train, "worker and nanny killed", rank=0, step=8)
             ddp.launch(client, never, restarts=1, timeout=1, directory=tmp_path / "second")
         assert caught.value.directory == tmp_path / "second"
@@ -84,17 +136,25 @@ def test_fewer_workers_after_a_loss_and_a_launch_that_waits_for_enough(tmp_path)
 
 def test_more_workers_than_before_are_used_after_a_restart(tmp_path):
     with ddp.connect("local", workers=1) as client:
-        undisturbed = ddp.launch(client, faults.train, dropout=0.0, directory=tmp_path / "alone").result
+        undisturbed = ddp.launch(
+            client, faults.train, dropout=0.0, directory=tmp_path / "alone"
+        ).result
 
         dies = faults.inject(faults.train, "SIGKILL", rank=0, step=8, mark=tmp_path / "mark")
-        client.cluster.scale(2)  # the second worker comes while the first attempt runs on the first
-        run = ddp.launch(client, dies, restarts=1, dropout=0.0, pause=0.5, directory=tmp_path / "run")
+        client.cluster.scale(
+            2
+        )  # the second worker comes while the first attempt runs on the first
+        run = ddp.launch(
+            client, dies, restarts=1, dropout=0.0, pause=0.5, directory=tmp_path / "run"
+        )
     assert run.world_size == 2
     assert ((run.result - undisturbed).norm() / undisturbed.norm()).item() < 1e-6
 
 
 @pytest.mark.parametrize("ranks", [(2,), (1, 2, 3)], ids=["two_ranks", "changing_ranks"])
-def test_killed_at_random_times_it_ends_with_the_weights_of_the_undisturbed_run(client, tmp_path, ranks):
+def test_killed_at_random_times_it_ends_with_the_weights_of_the_undisturbed_run(
+    client, tmp_path, ranks
+):
     survived = survive_kills(client, tmp_path, kills=5, ranks=ranks)
     assert survived.kills >= 5 and not processes_of(tmp_path / "disturbed")
     if len(ranks) == 1:

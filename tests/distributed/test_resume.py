@@ -30,10 +30,14 @@ def test_resume_is_for_the_launch_of_the_function_that_the_run_was_one_of(client
     assert (first.directory / "config.json").read_bytes() == before
     resumed = ddp.launch(client, train, workers=1, steps=3)
     assert resumed.directory == first.directory and resumed.result is True
-    assert ddp.launch(client, train, workers=1, steps=3).directory != first.directory, "RESUME is for one launch"
+    assert ddp.launch(client, train, workers=1, steps=3).directory != first.directory, (
+        "RESUME is for one launch"
+    )
 
 
-def test_a_run_of_an_older_version_that_names_no_function_is_resumed_by_the_first_launch(client, monkeypatch):
+def test_a_run_of_an_older_version_that_names_no_function_is_resumed_by_the_first_launch(
+    client, monkeypatch
+):
     ddp.settings("demo", steps=3)
     first = ddp.launch(client, train, workers=1, steps=3)
     config = json.loads((first.directory / "config.json").read_text())

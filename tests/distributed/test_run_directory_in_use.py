@@ -16,19 +16,25 @@ import torch
 from processes import Background, log_of, wait_until
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 from ddp_common.ranks.checkpoint_files import checkpoints
+from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROOT = Path(__file__).parents[2]
 
 
 def has_begun(directory):
-    return lambda: (directory / "metrics.jsonl").exists() and (directory / "metrics.jsonl").stat().st_size > 0
+    return lambda: (
+        (directory / "metrics.jsonl").exists() and (directory / "metrics.jsonl").stat().st_size > 0
+    )
 
 
-def test_two_launches_in_one_directory_at_once_are_refused_and_the_first_is_not_disturbed(client, tmp_path):
-    first = Background(ddp.launch, client, faults.train, workers=2, directory=tmp_path / "run", pause=0.5)
+def test_two_launches_in_one_directory_at_once_are_refused_and_the_first_is_not_disturbed(
+    client, tmp_path
+):
+    first = Background(
+        ddp.launch, client, faults.train, workers=2, directory=tmp_path / "run", pause=0.5
+    )
     wait_until(has_begun(tmp_path / "run"))
     with pytest.raises(ddp.Error, match="is writing in .*choose another directory"):
         ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run")
@@ -39,7 +45,9 @@ def test_two_launches_in_one_directory_at_once_are_refused_and_the_first_is_not_
 
 def test_after_a_failure_the_directory_is_free_at_once(client, tmp_path):
     with pytest.raises(ddp.RankFailed):
-        ddp.launch(client, faults.inject(faults.train, "raise"), workers=2, directory=tmp_path / "run")
+        ddp.launch(
+            client, faults.inject(faults.train, "raise"), workers=2, directory=tmp_path / "run"
+        )
     assert ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run").world_size == 2
 
 
@@ -47,15 +55,35 @@ def test_saves_that_all_failed_are_shown_and_kept_in_the_run(client, tmp_path, c
     run = ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run", file_limit=2000)
     assert checkpoints(tmp_path / "run" / "checkpoints") == []
     (problem,) = run.problems
-    assert re.match(r"No checkpoint was saved, of 5\. The last failure: .*File too large\. The last good one is none", problem)
+    assert re.match(
+        r"No checkpoint was saved, of 5\. The last failure: .*File too large\. The last good one is none",
+        problem,
+    )
     assert capfd.readouterr().err.count("was not saved: File too large") == 1
 
 
 def test_make_run_on_a_full_disk_says_in_its_closing_line_that_nothing_was_saved(small_disk):
     filler = small_disk / "filler"
     filler.write_bytes(bytes(440_000))
-    done = subprocess.run([sys.executable, "-m", "ddp_common", "run", "pets", "--workers", "2", "--checkpoint", small_disk / "run",
-                           "--set", "epochs=1 hidden=64 batch_size=4096"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "ddp_common",
+            "run",
+            "pets",
+            "--workers",
+            "2",
+            "--checkpoint",
+            small_disk / "run",
+            "--set",
+            "epochs=1 hidden=64 batch_size=4096",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     closing = done.stdout.partition("Done in")[2]
     assert "Training finished, but not everything was written:" in closing
@@ -63,15 +91,22 @@ def test_make_run_on_a_full_disk_says_in_its_closing_line_that_nothing_was_saved
     assert "was not saved: No space left on device" in done.stderr
 
 
-def test_a_relative_directory_means_the_place_it_had_when_launch_was_called(client, tmp_path, monkeypatch):
+def test_a_relative_directory_means_the_place_it_had_when_launch_was_called(
+    client, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    running = Background(ddp.launch, client, faults.train, workers=2, directory="mine/run", pause=0.2)
+    running = Background(
+        ddp.launch, client, faults.train, workers=2, directory="mine/run", pause=0.2
+    )
     wait_until(has_begun(tmp_path / "mine" / "run"))
     os.chdir(tmp_path / "elsewhere")
     run = running.outcome()
     assert run.directory == tmp_path / "mine" / "run"
-    assert checkpoints(run.directory / "checkpoints") and list((tmp_path / "elsewhere").iterdir()) == []
+    assert (
+        checkpoints(run.directory / "checkpoints")
+        and list((tmp_path / "elsewhere").iterdir()) == []
+    )
 
 
 def test_relative_runs_and_resume_are_settled_when_they_are_read(client, tmp_path, monkeypatch):
@@ -90,26 +125,49 @@ def remove_and_die(folder):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_without_its_checkpoints_folder_a_killed_run_restarts_and_the_cause_is_named(client, tmp_path):
+def test_without_its_checkpoints_folder_a_killed_run_restarts_and_the_cause_is_named(
+    client, tmp_path
+):
     undisturbed = ddp.launch(client, faults.train, workers=2).result
     strike = functools.partial(remove_and_die, tmp_path / "run" / "checkpoints")
-    run = ddp.launch(client, faults.inject(faults.train, strike, mark=tmp_path / "mark"), workers=2, restarts=1, directory=tmp_path / "run", pause=0.1)
+    run = ddp.launch(
+        client,
+        faults.inject(faults.train, strike, mark=tmp_path / "mark"),
+        workers=2,
+        restarts=1,
+        directory=tmp_path / "run",
+        pause=0.1,
+    )
     assert torch.equal(run.result, undisturbed)
     assert [failure.signal for failure in run.failures] == ["SIGKILL"]
     with pytest.raises(ddp.RankFailed, match="killed by SIGKILL"):
-        ddp.launch(client, faults.inject(faults.train, functools.partial(remove_and_die, tmp_path / "second" / "checkpoints")), workers=2,
-                   directory=tmp_path / "second", pause=0.1)
+        ddp.launch(
+            client,
+            faults.inject(
+                faults.train,
+                functools.partial(remove_and_die, tmp_path / "second" / "checkpoints"),
+            ),
+            workers=2,
+            directory=tmp_path / "second",
+            pause=0.1,
+        )
 
 
 @pytest.mark.parametrize("how", ["removed", "moved"])
-def test_a_run_directory_that_vanishes_is_made_again_with_all_metrics_and_somebody_is_told(client, tmp_path, capfd, how):
+def test_a_run_directory_that_vanishes_is_made_again_with_all_metrics_and_somebody_is_told(
+    client, tmp_path, capfd, how
+):
     directory = tmp_path / "run"
-    running = Background(ddp.launch, client, faults.train, workers=2, directory=directory, pause=0.5)
+    running = Background(
+        ddp.launch, client, faults.train, workers=2, directory=directory, pause=0.5
+    )
     wait_until(has_begun(directory))
     shutil.rmtree(directory) if how == "removed" else directory.rename(tmp_path / "moved")
     run = running.outcome()
     assert len((directory / "metrics.jsonl").read_text().splitlines()) == len(run.records) == 28
-    assert "was removed while the run was writing there" in log_of(directory) and "finished: 2 rank(s)" in log_of(directory)
+    assert "was removed while the run was writing there" in log_of(
+        directory
+    ) and "finished: 2 rank(s)" in log_of(directory)
     assert json.loads((directory / "config.json").read_text())["workers"]
     assert [path.name for path in checkpoints(directory / "checkpoints")][-1] == "step-00000014.pt"
     assert "was removed while the run was writing there" in run.problems[0]
@@ -117,7 +175,9 @@ def test_a_run_directory_that_vanishes_is_made_again_with_all_metrics_and_somebo
     assert oct(directory.stat().st_mode & 0o777) == oct(0o700)
 
 
-def test_new_run_directories_are_for_their_owner_alone_and_old_ones_stay_as_they_are(client, tmp_path):
+def test_new_run_directories_are_for_their_owner_alone_and_old_ones_stay_as_they_are(
+    client, tmp_path
+):
     (tmp_path / "shared").mkdir(mode=0o755)
     (tmp_path / "shared" / "old").mkdir(mode=0o750)
     modes = {}
@@ -128,7 +188,10 @@ def test_new_run_directories_are_for_their_owner_alone_and_old_ones_stay_as_they
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755
     run = ddp.launch(client, ddp.rank, workers=1)  # below RUNS
-    assert [path.stat().st_mode & 0o777 for path in (run.directory, run.directory.parent, run.directory.parent.parent)] == [0o700] * 3
+    assert [
+        path.stat().st_mode & 0o777
+        for path in (run.directory, run.directory.parent, run.directory.parent.parent)
+    ] == [0o700] * 3
 
 
 def test_the_log_tells_a_failure_as_a_person_reads_it(client):
@@ -144,18 +207,31 @@ def test_the_log_tells_a_failure_as_a_person_reads_it(client):
     lines = log.splitlines()
     (first,) = [number for number, line in enumerate(lines) if "rank 0 failed: " in line]
     assert "EnoughIsEnough: the loss does not fall any more" in lines[first]
-    assert lines[first + 1] == "Traceback (most recent call last):" and "\\n" not in log and "{" not in log
-    assert '    raise EnoughIsEnough("the loss does not fall any more")' in lines[first + 1:]
+    assert (
+        lines[first + 1] == "Traceback (most recent call last):"
+        and "\\n" not in log
+        and "{" not in log
+    )
+    assert '    raise EnoughIsEnough("the loss does not fall any more")' in lines[first + 1 :]
 
 
-@pytest.mark.parametrize(("how", "words"), [("SIGKILL", "rank 1 was killed by SIGKILL"), ("sys.exit(3)", "rank 1 failed: it left with exit code 3"), ("os._exit(0)", "rank 1 left with exit code 0")])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("SIGKILL", "rank 1 was killed by SIGKILL"),
+        ("sys.exit(3)", "rank 1 failed: it left with exit code 3"),
+        ("os._exit(0)", "rank 1 left with exit code 0"),
+    ],
+)
 def test_the_log_tells_other_ends_too(client, how, words):
     with pytest.raises(ddp.RankFailed) as caught:
         ddp.launch(client, faults.inject(faults.train, how), workers=2)
     assert words in log_of(caught.value.directory)
 
 
-def test_a_file_that_could_not_be_written_on_the_client_is_a_problem_and_no_failure(client, tmp_path):
+def test_a_file_that_could_not_be_written_on_the_client_is_a_problem_and_no_failure(
+    client, tmp_path
+):
     (tmp_path / "run" / "a_folder").mkdir(parents=True)
 
     def train():

@@ -36,7 +36,10 @@ def deal(length, batch_size, epochs, state=None, stop=None):
 
 
 def evaluate(lengths):
-    return [gather([index for batch in ddp.EvalSampler(length, 5) for index in batch]) for length in lengths]
+    return [
+        gather([index for batch in ddp.EvalSampler(length, 5) for index in batch])
+        for length in lengths
+    ]
 
 
 def splits():
@@ -50,13 +53,26 @@ def on_ranks(client, size, function, **arguments):
 @pytest.fixture(scope="module")
 def dealt(client, tmp_path_factory):
     """world size -> what each rank was dealt in two epochs."""
-    return {size: ddp.launch(client, deal, workers=size, directory=tmp_path_factory.mktemp("run"),
-                             length=LENGTH, batch_size=BATCH, epochs=2).result[0] for size in SIZES}
+    return {
+        size: ddp.launch(
+            client,
+            deal,
+            workers=size,
+            directory=tmp_path_factory.mktemp("run"),
+            length=LENGTH,
+            batch_size=BATCH,
+            epochs=2,
+        ).result[0]
+        for size in SIZES
+    }
 
 
 def batches(ranks):
     """The global batch of each step, as a sorted list: what the ranks with a weight got."""
-    return [sorted(index for _, indices, weight in step if weight for index in indices) for step in zip(*ranks)]
+    return [
+        sorted(index for _, indices, weight in step if weight for index in indices)
+        for step in zip(*ranks)
+    ]
 
 
 def test_each_step_has_the_same_samples_on_any_number_of_ranks(dealt):
@@ -68,7 +84,13 @@ def test_each_step_has_the_same_samples_on_any_number_of_ranks(dealt):
 def test_together_the_ranks_get_every_sample_once_per_epoch(dealt):
     for ranks in dealt.values():
         for epoch in (0, 1):
-            samples = [index for rank in ranks for at, indices, weight in rank if at == epoch and weight for index in indices]
+            samples = [
+                index
+                for rank in ranks
+                for at, indices, weight in rank
+                if at == epoch and weight
+                for index in indices
+            ]
             assert sorted(samples) == list(range(LENGTH))
 
 
@@ -85,18 +107,30 @@ def test_weights_average_to_one_and_weigh_every_sample_the_same(dealt):
 
 
 def test_a_rank_whose_share_is_empty_takes_part_with_one_sample_of_weight_zero(client):
-    ranks, _ = on_ranks(client, 3, deal, length=10, batch_size=4, epochs=1)  # the last batch has two samples
+    ranks, _ = on_ranks(
+        client, 3, deal, length=10, batch_size=4, epochs=1
+    )  # the last batch has two samples
     *_, last = zip(*ranks)
-    assert [(len(indices), weight) for _, indices, weight in last] == [(1, 1.5), (1, 1.5), (1, 0.0)]
+    assert [(len(indices), weight) for _, indices, weight in last] == [
+        (1, 1.5),
+        (1, 1.5),
+        (1, 0.0),
+    ]
     (_, first, _), _, (_, extra, _) = last
     assert extra == first  # of the same batch
     assert sorted(sum(batches(ranks), [])) == list(range(10))
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3), (2, 3), (2, 2)])
-def test_a_run_that_resumes_in_an_epoch_goes_on_with_exactly_the_next_steps(client, dealt, before, after):
-    begun, state = on_ranks(client, before, deal, length=LENGTH, batch_size=BATCH, epochs=2, stop=4)
-    resumed, _ = on_ranks(client, after, deal, length=LENGTH, batch_size=BATCH, epochs=2, state=state)
+def test_a_run_that_resumes_in_an_epoch_goes_on_with_exactly_the_next_steps(
+    client, dealt, before, after
+):
+    begun, state = on_ranks(
+        client, before, deal, length=LENGTH, batch_size=BATCH, epochs=2, stop=4
+    )
+    resumed, _ = on_ranks(
+        client, after, deal, length=LENGTH, batch_size=BATCH, epochs=2, state=state
+    )
     assert batches(begun) + batches(resumed) == batches(dealt[1])
 
 

@@ -15,10 +15,13 @@ from processes import log_of, wait_until
 from saturn_here import can_hide, running_saturn
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 from ddp_common.ranks.checkpoint_files import checkpoints, fault
+from ddp_common.teaching import faults
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("dask_saturn") is None, reason="needs dask-saturn (pip install -e '.[saturn]')")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("dask_saturn") is None,
+    reason="needs dask-saturn (pip install -e '.[saturn]')",
+)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +41,12 @@ def saturn(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def account(saturn, monkeypatch):
     """This program is one that may use it, and wants two small workers."""
-    for name, value in {**saturn.environment, "OPTIONS": SIZES, "WORKERS": "2", "CLUSTER": "saturn"}.items():
+    for name, value in {
+        **saturn.environment,
+        "OPTIONS": SIZES,
+        "WORKERS": "2",
+        "CLUSTER": "saturn",
+    }.items():
         monkeypatch.setenv(name, value)
 
 
@@ -84,8 +92,14 @@ def train():
 def start_pets(**variables):
     """`make run TUTORIAL=pets` as quickly as it goes."""
     environment = {**os.environ, "SET": "epochs=1 hidden=8 batch_size=8192", **variables}
-    return subprocess.Popen([sys.executable, "-m", "ddp_common", "run", "pets"], cwd=ROOT, env=environment, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "-m", "ddp_common", "run", "pets"],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def run_pets(**variables):
@@ -97,12 +111,20 @@ def run_pets(**variables):
 
 def test_without_the_client_the_workers_python_has_torch_and_not_this_package(saturn):
     program = "import torch; print(torch.__version__, flush=True); import ddp_common"
-    done = subprocess.run([saturn.python, "-c", program], cwd="/", env={}, capture_output=True, text=True)
-    assert done.stdout.strip() == torch.__version__ and "No module named 'ddp_common'" in done.stderr
+    done = subprocess.run(
+        [saturn.python, "-c", program], cwd="/", env={}, capture_output=True, text=True
+    )
+    assert (
+        done.stdout.strip() == torch.__version__ and "No module named 'ddp_common'" in done.stderr
+    )
 
 
 def test_the_package_travels_to_the_scheduler_the_workers_and_the_ranks(client):
-    homes = [client.run_on_scheduler(home_of_the_package), *client.run(home_of_the_package).values(), ddp.launch(client, train).result]
+    homes = [
+        client.run_on_scheduler(home_of_the_package),
+        *client.run(home_of_the_package).values(),
+        ddp.launch(client, train).result,
+    ]
     assert len(homes) == 4 and all(home.endswith(ZIP) for home in homes)
 
 
@@ -111,15 +133,22 @@ def test_reports_files_and_checkpoints_come_home_from_workers_that_share_no_file
     if can_hide():
         assert list(client.run(os.listdir, str(saturn.runs)).values()) == [[], []]
     assert run.world_size == 2 and [record["samples"] for record in run.records] == [4.0] * 4
-    assert [(run.directory / rank / "home.txt").read_text().endswith(ZIP) for rank in "01"] == [True, True]
+    assert [(run.directory / rank / "home.txt").read_text().endswith(ZIP) for rank in "01"] == [
+        True,
+        True,
+    ]
     (saved,) = checkpoints(run.directory / "checkpoints")
     assert saved.name == "step-00000002.pt" and fault(saved) is None
 
 
-def test_a_killed_worker_comes_back_gets_the_package_again_and_training_goes_on(client, saturn, tmp_path):
+def test_a_killed_worker_comes_back_gets_the_package_again_and_training_goes_on(
+    client, saturn, tmp_path
+):
     undisturbed = ddp.launch(client, faults.train, directory=saturn.runs / "undisturbed").result
     dies = faults.inject(faults.train, "worker killed", step=8, mark=tmp_path / "mark")
-    run = ddp.launch(client, dies, workers=2, restarts=1, directory=saturn.runs / "killed", pause=0.1)
+    run = ddp.launch(
+        client, dies, workers=2, restarts=1, directory=saturn.runs / "killed", pause=0.1
+    )
     assert torch.equal(run.result, undisturbed)
     assert "its worker died" in str(run.failures[0])
     assert "Resumed from step-0000000" in log_of(run.directory)
@@ -130,9 +159,16 @@ def test_make_run_trains_and_says_nothing_but_that_it_takes_minutes(saturn, clie
     """On the cluster of another program: a resource has one, and this program is told to leave it."""
     code, out, error = run_pets(OPTIONS=f"{SIZES} shutdown_on_close=false", RUNS=str(saturn.runs))
     assert code == 0, error
-    (directory,) = [Path(line.split()[-1]) for line in out.splitlines() if "Run directory:" in line]
-    assert {"config.json", "metrics.jsonl", "loss.png", "names.txt"} <= {path.name for path in directory.iterdir()}
-    assert checkpoints(directory / "checkpoints") and '"rank": 1' in (directory / "metrics.jsonl").read_text()
+    (directory,) = [
+        Path(line.split()[-1]) for line in out.splitlines() if "Run directory:" in line
+    ]
+    assert {"config.json", "metrics.jsonl", "loss.png", "names.txt"} <= {
+        path.name for path in directory.iterdir()
+    }
+    assert (
+        checkpoints(directory / "checkpoints")
+        and '"rank": 1' in (directory / "metrics.jsonl").read_text()
+    )
     said = [line for line in error.splitlines() if not line.startswith("epoch ")]
     assert said == ["Saturn starts a scheduler and 2 instance(s) of tiny; that may take minutes."]
     assert not saturn.clusters[0].closed and len(saturn.clusters[0].alive()) == 3
@@ -168,26 +204,55 @@ def test_instances_with_several_workers_each_are_counted_in_workers(elsewhere, m
     monkeypatch.setenv("OPTIONS", f"{SIZES} nprocs=2")
     with ddp.connect() as client:
         assert client.ranks == 2
-    assert [body for method, path, body in elsewhere.asked if method == "POST" and "n_workers" in body][0]["n_workers"] == 1
+    assert [
+        body for method, path, body in elsewhere.asked if method == "POST" and "n_workers" in body
+    ][0]["n_workers"] == 1
     assert {"n": 1} in [body for *_, body in elsewhere.asked]
 
 
 REFUSED = {
-    "token_missing": ({"SATURN_TOKEN": None}, ["CLUSTER=saturn needs SATURN_TOKEN, which is not set", "take them from Saturn's page"]),
-    "url_missing": ({"SATURN_BASE_URL": None}, ["CLUSTER=saturn needs SATURN_BASE_URL, which is not set", "take them from Saturn's page"]),
-    "url_is_none": ({"SATURN_BASE_URL": "saturn"}, ['no Saturn answers there ("saturn" is not a valid URL)']),
-    "wrong_token": ({"SATURN_TOKEN": "wrong"}, ["refuses SATURN_TOKEN (Invalid token)", "get a new one"]),
-    "nobody_there": ({"SATURN_BASE_URL": "http://127.0.0.1:9"},
-                     ["SATURN_BASE_URL=http://127.0.0.1:9: no Saturn answers there (Connection refused)", "Is the address right"]),
-    "no_such_host": ({"SATURN_BASE_URL": "http://no-such-host.invalid"}, ["no Saturn answers there", "does this host have a way to it?"]),
-    "no_such_size": ({"OPTIONS": "worker_size=huge scheduler_size=tiny"},
-                     ["huge is not a valid option. Options are: ['tiny', 'small']", 'OPTIONS="worker_size=']),
-    "no_such_option": ({"OPTIONS": f"{SIZES} worker_sise=tiny"}, ["no option worker_sise", "worker_size"]),
+    "token_missing": (
+        {"SATURN_TOKEN": None},
+        ["CLUSTER=saturn needs SATURN_TOKEN, which is not set", "take them from Saturn's page"],
+    ),
+    "url_missing": (
+        {"SATURN_BASE_URL": None},
+        ["CLUSTER=saturn needs SATURN_BASE_URL, which is not set", "take them from Saturn's page"],
+    ),
+    "url_is_none": (
+        {"SATURN_BASE_URL": "saturn"},
+        ['no Saturn answers there ("saturn" is not a valid URL)'],
+    ),
+    "wrong_token": (
+        {"SATURN_TOKEN": "wrong"},
+        ["refuses SATURN_TOKEN (Invalid token)", "get a new one"],
+    ),
+    "nobody_there": (
+        {"SATURN_BASE_URL": "http://127.0.0.1:9"},
+        [
+            "SATURN_BASE_URL=http://127.0.0.1:9: no Saturn answers there (Connection refused)",
+            "Is the address right",
+        ],
+    ),
+    "no_such_host": (
+        {"SATURN_BASE_URL": "http://no-such-host.invalid"},
+        ["no Saturn answers there", "does this host have a way to it?"],
+    ),
+    "no_such_size": (
+        {"OPTIONS": "worker_size=huge scheduler_size=tiny"},
+        ["huge is not a valid option. Options are: ['tiny', 'small']", 'OPTIONS="worker_size='],
+    ),
+    "no_such_option": (
+        {"OPTIONS": f"{SIZES} worker_sise=tiny"},
+        ["no option worker_sise", "worker_size"],
+    ),
 }
 
 
 @pytest.mark.parametrize(("changed", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_is_wrong_is_one_error_with_what_to_do_and_nothing_is_started(saturn, monkeypatch, capfd, changed, words):
+def test_what_is_wrong_is_one_error_with_what_to_do_and_nothing_is_started(
+    saturn, monkeypatch, capfd, changed, words
+):
     for name, value in changed.items():
         monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
     before, clusters = children(), len(saturn.clusters)
@@ -200,7 +265,9 @@ def test_what_is_wrong_is_one_error_with_what_to_do_and_nothing_is_started(satur
 
 def test_make_run_says_what_is_wrong_without_a_traceback(saturn):
     code, _, error = run_pets(SATURN_TOKEN="wrong")
-    assert code == 1 and error.startswith("\nError: Saturn at http://") and error.count("\n") == 2, error
+    assert (
+        code == 1 and error.startswith("\nError: Saturn at http://") and error.count("\n") == 2
+    ), error
 
 
 def test_a_web_site_that_is_no_saturn_is_said_to_be_none(saturn, monkeypatch):
@@ -221,5 +288,7 @@ def test_a_cluster_that_saturn_does_not_close_is_reported(elsewhere, capfd):
     client = ddp.connect(workers=1)
     elsewhere.out_of_order = True
     client.close()
-    assert f"Saturn did not close the cluster {elsewhere.clusters[-1].name}: out of order" in (said := capfd.readouterr().err)
+    assert f"Saturn did not close the cluster {elsewhere.clusters[-1].name}: out of order" in (
+        said := capfd.readouterr().err
+    )
     assert "Stop it on Saturn's page" in said and "Traceback" not in said

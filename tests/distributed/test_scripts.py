@@ -31,12 +31,20 @@ print("result", ddp.launch(client, train, answer=Answer(7)).result)
 print("task", client.submit(lambda answer: Answer(answer.number + 1), Answer(1)).result())
 client.close()
 """
-GUARDED = 'if __name__ == "__main__":\n' + "\n".join("    " + line for line in UNGUARDED.strip().splitlines())
+GUARDED = 'if __name__ == "__main__":\n' + "\n".join(
+    "    " + line for line in UNGUARDED.strip().splitlines()
+)
 
 
 def run(tmp_path, connect, *command):
     (tmp_path / "beginner.py").write_text(SCRIPT.format(connect=connect))
-    return subprocess.run([sys.executable, *(command or ["beginner.py"])], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    return subprocess.run(
+        [sys.executable, *(command or ["beginner.py"])],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
 
 
 def assert_ran_once(done):
@@ -58,10 +66,14 @@ def test_a_module_without_a_guard_that_is_run_by_its_name_does_too(tmp_path):
 
 
 def test_the_users_own_processes_still_find_what_the_script_defines(tmp_path):
-    done = run(tmp_path, GUARDED + """
+    done = run(
+        tmp_path,
+        GUARDED
+        + """
     import multiprocessing
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         print(pool.apply(Answer, (5,)))
-""")
+""",
+    )
     assert done.returncode == 0, done.stderr
     assert "Answer(number=5)" in done.stdout

@@ -23,15 +23,15 @@ NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 
 # Imports first, as root: the folder of this repository may be closed to others. Then it is another user for good.
-STRANGER = """
+STRANGER = f"""
 import asyncio, json, os, sys, urllib.error, urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from distributed.comm import connect
 from distributed.security import Security
 
 os.setgroups([])
-os.setgid({nobody})
-os.setuid({nobody})
+os.setgid({NOBODY})
+os.setuid({NOBODY})
 
 
 async def greeted(address, security):
@@ -72,23 +72,56 @@ print(json.dumps({{
     "greeted": [port for port, answer in zip(ports, asyncio.run(all_greetings())) if answer],
     "shown": {{url: text for url, text in shown.items() if text}},
 }}))
-""".format(nobody=NOBODY)
+"""
 
-PAGES = ["/", "/status", "/info", "/info/main/workers.html", "/info/main/logs.html", "/info/main/exceptions.html", "/json/identity.json",
-         "/json/counts.json", "/individual-plots.json", "/individual-task-stream", "/sitemap.json", "/health", "/metrics", "/workers", "/graph",
-         "/eventstream", "/statics/css/base.css", "/static/js/bokeh.min.js", "/api/v1/get_workers", "/proxy/22/127.0.0.1/", "/%s/status"]
+PAGES = [
+    "/",
+    "/status",
+    "/info",
+    "/info/main/workers.html",
+    "/info/main/logs.html",
+    "/info/main/exceptions.html",
+    "/json/identity.json",
+    "/json/counts.json",
+    "/individual-plots.json",
+    "/individual-task-stream",
+    "/sitemap.json",
+    "/health",
+    "/metrics",
+    "/workers",
+    "/graph",
+    "/eventstream",
+    "/statics/css/base.css",
+    "/static/js/bokeh.min.js",
+    "/api/v1/get_workers",
+    "/proxy/22/127.0.0.1/",
+    "/%s/status",
+]
 
 
 def listening(client):
     """Every TCP port of this host on which the client, its scheduler, its nannies or its workers listen."""
-    processes = [psutil.Process(), *(psutil.Process(pid) for pid in client.run(os.getpid).values())]
-    ports = {each.laddr.port for process in processes for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+    processes = [
+        psutil.Process(),
+        *(psutil.Process(pid) for pid in client.run(os.getpid).values()),
+    ]
+    ports = {
+        each.laddr.port
+        for process in processes
+        for each in process.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN
+    }
     assert len(ports) >= 1 + 3 * len(processes[1:])  # scheduler; nanny, worker and its web server
     return sorted(ports)
 
 
 def stranger_at(ports, paths=PAGES):
-    done = subprocess.run([sys.executable, "-c", STRANGER, json.dumps([ports, paths])], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", STRANGER, json.dumps([ports, paths])],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["user"] == NOBODY
@@ -111,13 +144,22 @@ def test_another_user_of_the_host_connects_to_no_port_of_a_local_cluster(found):
 
 
 def test_another_user_reads_no_page_of_a_local_cluster_without_the_link(found):
-    assert {path: text for path, text in found["shown"].items() if json.loads(text or "0") != {"paths": ["/sitemap.json"]}} == {}
+    assert {
+        path: text
+        for path, text in found["shown"].items()
+        if json.loads(text or "0") != {"paths": ["/sitemap.json"]}
+    } == {}
 
 
 def test_who_has_the_link_reads_the_dashboard(local):
     link = local.dashboard_link
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/status", link)
-    for page, content in {"status": "<html", "info/main/workers.html": "tls://127.0.0.1", "json/identity.json": "workers", "health": "ok"}.items():
+    for page, content in {
+        "status": "<html",
+        "info/main/workers.html": "tls://127.0.0.1",
+        "json/identity.json": "workers",
+        "health": "ok",
+    }.items():
         with urllib.request.urlopen(link.replace("status", page)) as answer:
             assert content in answer.read().decode()
 
@@ -125,7 +167,14 @@ def test_who_has_the_link_reads_the_dashboard(local):
 def test_without_the_secret_a_page_that_is_there_and_one_that_is_not_look_the_same(local):
     root = re.match(r"http://[^/]*", local.dashboard_link)[0]
     answers = set()
-    for page in ("/", "/status", "/sitemap.json", "/no-such-page", "/" + "x" * 22 + "/status", "/%C3%A4/status"):
+    for page in (
+        "/",
+        "/status",
+        "/sitemap.json",
+        "/no-such-page",
+        "/" + "x" * 22 + "/status",
+        "/%C3%A4/status",
+    ):
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(root + page)
         answers.add((refused.value.code, refused.value.read()))
@@ -154,13 +203,21 @@ def test_the_key_is_no_argument_or_variable_of_any_process_and_in_no_file(local,
 
 
 def test_folders_and_files_of_a_local_cluster_are_closed_to_others(local):
-    folders = {Path(folder) for folder in local.run(lambda dask_worker: dask_worker.local_directory).values()}
+    folders = {
+        Path(folder)
+        for folder in local.run(lambda dask_worker: dask_worker.local_directory).values()
+    }
     sockets = local.run(lambda: __import__("multiprocessing").util.get_temp_dir()).values()
     for path in (*folders, *map(Path, sockets)):
-        assert any(each.stat().st_mode & 0o077 == 0 and each.stat().st_uid == os.getuid() for each in (path, *path.parents[:2])), path
+        assert any(
+            each.stat().st_mode & 0o077 == 0 and each.stat().st_uid == os.getuid()
+            for each in (path, *path.parents[:2])
+        ), path
 
 
-def test_a_folder_that_somebody_else_has_made_is_no_place_for_temporary_files_and_modules(tmp_path, monkeypatch):
+def test_a_folder_that_somebody_else_has_made_is_no_place_for_temporary_files_and_modules(
+    tmp_path, monkeypatch
+):
     tmp_path.chmod(0o777)
     traps = [tmp_path / "dask-scratch-space", tmp_path / f"ddp-{os.getuid()}"]
     for trap in traps:
@@ -170,7 +227,12 @@ def test_a_folder_that_somebody_else_has_made_is_no_place_for_temporary_files_an
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with ddp.connect("local", workers=1) as client:
         (of_worker,) = client.run(lambda: __import__("sys").path).values()
-        assert not [path for path in [*sys.path, *of_worker] for trap in traps if path.startswith(str(trap))]
+        assert not [
+            path
+            for path in [*sys.path, *of_worker]
+            for trap in traps
+            if path.startswith(str(trap))
+        ]
     assert not [file for trap in traps for file in trap.iterdir()]
 
 
@@ -182,7 +244,10 @@ def test_an_own_scratch_folder_that_was_open_is_closed(tmp_path, monkeypatch):
 
 
 def test_the_temporary_directory_of_dasks_own_settings_is_respected(tmp_path):
-    with dask.config.set({"temporary-directory": str(tmp_path)}), ddp.connect("local", workers=1) as client:
+    with (
+        dask.config.set({"temporary-directory": str(tmp_path)}),
+        ddp.connect("local", workers=1) as client,
+    ):
         (folder,) = client.run(lambda dask_worker: dask_worker.local_directory).values()
     assert tmp_path in Path(folder).parents
 
@@ -197,7 +262,12 @@ def test_plain_tcp_is_there_for_who_asks_for_it(monkeypatch, options):
 
 def test_dasks_own_settings_of_tls_do_not_reach_a_local_cluster():
     """They are for clusters of somebody else's, with ciphers and files that would not fit ours."""
-    theirs = {"distributed.comm.require-encryption": True, "distributed.comm.tls.ciphers": "AES256-SHA", "distributed.comm.tls.max-version": 1.2,
-              "distributed.comm.tls.ca-file": "/no/such/file", "distributed.comm.tls.worker.cert": "/no/such/file"}
+    theirs = {
+        "distributed.comm.require-encryption": True,
+        "distributed.comm.tls.ciphers": "AES256-SHA",
+        "distributed.comm.tls.max-version": 1.2,
+        "distributed.comm.tls.ca-file": "/no/such/file",
+        "distributed.comm.tls.worker.cert": "/no/such/file",
+    }
     with dask.config.set(theirs), ddp.connect("local", workers=1) as client:
         assert ddp.launch(client, ddp.world_size).result == 1

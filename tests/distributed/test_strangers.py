@@ -57,8 +57,13 @@ os.environ["HOME"] = "/nonexistent"
 def as_nobody(code, *arguments, imports="", **variables):
     """Run Python code as another user; returns what it printed. It has its interpreter from root: another user may not reach that."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    done = subprocess.run([sys.executable, "-c", f"{imports}\n{BECOME_NOBODY}\n{code}", *map(str, arguments)], text=True,
-                          env={**kept, **variables}, capture_output=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{imports}\n{BECOME_NOBODY}\n{code}", *map(str, arguments)],
+        text=True,
+        env={**kept, **variables},
+        capture_output=True,
+        timeout=120,
+    )
     return done.stdout + done.stderr
 
 
@@ -67,7 +72,11 @@ def ports_of(pids):
     found = set()
     for pid in pids:
         with contextlib.suppress(psutil.Error):
-            found |= {entry.laddr.port for entry in psutil.Process(pid).net_connections("tcp") if entry.status == psutil.CONN_LISTEN}
+            found |= {
+                entry.laddr.port
+                for entry in psutil.Process(pid).net_connections("tcp")
+                if entry.status == psutil.CONN_LISTEN
+            }
     return sorted(found)
 
 
@@ -84,14 +93,25 @@ def train(go_on):
     return total.item()
 
 
-def test_nothing_that_another_user_sends_to_the_ports_of_ranks_runs_stops_or_changes_anything(client, tmp_path):
+def test_nothing_that_another_user_sends_to_the_ports_of_ranks_runs_stops_or_changes_anything(
+    client, tmp_path
+):
     marker = Path("/tmp") / f"ddp-stranger-{os.getpid()}"
     import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    training = Background(ddp.launch, client, train, workers=2, directory=tmp_path / "run", go_on=str(tmp_path / "go"))
+    training = Background(
+        ddp.launch,
+        client,
+        train,
+        workers=2,
+        directory=tmp_path / "run",
+        go_on=str(tmp_path / "go"),
+    )
     wait_until(lambda: log_of(tmp_path / "run").count("started") == 2)
-    ports = wait_until(lambda: (found := ports_of(rank_pids(tmp_path / "run"))) and len(found) >= 3 and found)
+    ports = wait_until(
+        lambda: (found := ports_of(rank_pids(tmp_path / "run"))) and len(found) >= 3 and found
+    )
     time.sleep(1)  # all ranks are in
     said = as_nobody(ATTACK, marker, *ports, imports=IMPORTS)
     assert training.is_running(), said
@@ -100,7 +120,9 @@ def test_nothing_that_another_user_sends_to_the_ports_of_ranks_runs_stops_or_cha
     assert not marker.exists()
     assert said.count("\n") == len(ports)
     connected = [int(line.split()[1]) for line in said.splitlines()]
-    assert len(set(connected) - {0}) == 1, said  # at one port: the kernel lets nobody through to gloo once all ranks are in
+    assert len(set(connected) - {0}) == 1, (
+        said
+    )  # at one port: the kernel lets nobody through to gloo once all ranks are in
 
 
 def test_another_user_who_knows_the_port_takes_no_rank(tmp_path, monkeypatch):
@@ -109,21 +131,34 @@ def test_another_user_who_knows_the_port_takes_no_rank(tmp_path, monkeypatch):
     port = free_port()
     first = start(**torchrun_variables(0, 2, port), **own)
     wait_until(lambda: ports_of([first.pid]))
-    said = as_nobody("with ddp.process_group(): print('it is in')", imports="import ddp_common as ddp; ddp.process_group",
-                     DDP_JOIN_TIMEOUT="5", DDP_SECRET="a guess", **torchrun_variables(1, 2, port))
+    said = as_nobody(
+        "with ddp.process_group(): print('it is in')",
+        imports="import ddp_common as ddp; ddp.process_group",
+        DDP_JOIN_TIMEOUT="5",
+        DDP_SECRET="a guess",
+        **torchrun_variables(1, 2, port),
+    )
     assert "does not know the secret of this run" in said and "it is in\n" not in said
     tmp_path.chmod(0o755)
     assert "PermissionError" in as_nobody(f"open({str(tmp_path / '.ddp-secret')!r})")
     assert "PermissionError" in as_nobody(f"open('/proc/{first.pid}/environ')")
     second = start(**torchrun_variables(1, 2, port), **own)
-    assert [process.communicate(timeout=90)[0] for process in (first, second)] == ["in 0\n", "in 1\n"]
+    assert [process.communicate(timeout=90)[0] for process in (first, second)] == [
+        "in 0\n",
+        "in 1\n",
+    ]
 
 
 def test_ranks_with_different_secrets_say_so():
     port = free_port()
-    first, second = errors([start(**torchrun_variables(rank, 2, port), DDP_SECRET=str(rank)) for rank in (0, 1)])
+    first, second = errors(
+        [start(**torchrun_variables(rank, 2, port), DDP_SECRET=str(rank)) for rank in (0, 1)]
+    )
     assert "still missing: rank 1" in first
-    assert "does not know the secret of this run" in second and "set DDP_SECRET to the same random text" in second
+    assert (
+        "does not know the secret of this run" in second
+        and "set DDP_SECRET to the same random text" in second
+    )
 
 
 def test_a_port_scan_while_ranks_join_disturbs_nothing(tmp_path):
@@ -134,7 +169,10 @@ def test_a_port_scan_while_ranks_join_disturbs_nothing(tmp_path):
     silent = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(200)]
     assert as_nobody(ATTACK, tmp_path / "none", port, imports=IMPORTS).startswith(str(port))
     second = start(**torchrun_variables(1, 2, port), **variables)
-    assert [process.communicate(timeout=120)[0] for process in (first, second)] == ["in 0\n", "in 1\n"]
+    assert [process.communicate(timeout=120)[0] for process in (first, second)] == [
+        "in 0\n",
+        "in 1\n",
+    ]
     assert len(silent) == 200
 
 
@@ -149,28 +187,65 @@ with ddp.process_group():
 
 def test_a_connection_of_gloo_whose_other_end_does_not_know_the_secret_ends_the_run():
     port = free_port()
-    processes = [start(OTHER_KEY, **torchrun_variables(rank, 2, port), DDP_SECRET="s") for rank in (0, 1)]
-    said = [process.communicate(timeout=90)[1] for process in processes]  # now and then torch has the last line: "terminate called"
+    processes = [
+        start(OTHER_KEY, **torchrun_variables(rank, 2, port), DDP_SECRET="s") for rank in (0, 1)
+    ]
+    said = [
+        process.communicate(timeout=90)[1] for process in processes
+    ]  # now and then torch has the last line: "terminate called"
     assert any("does not know the secret of this run" in each for each in said), said
 
 
 def test_make_run_with_torchrun_has_no_port_that_answers_another_user(tmp_path):
     marker = Path("/tmp") / f"ddp-stranger-torchrun-{os.getpid()}"
-    process = subprocess.Popen([sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", "torchrun", "--workers", "2"], cwd=ROOT, text=True,
-                               env={**os.environ, "SET": "epochs=200 hidden=16 batch_size=512", "CHECKPOINT": str(tmp_path / "run")},
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "ddp_common",
+            "run",
+            "pets",
+            "--cluster",
+            "torchrun",
+            "--workers",
+            "2",
+        ],
+        cwd=ROOT,
+        text=True,
+        env={
+            **os.environ,
+            "SET": "epochs=200 hidden=16 batch_size=512",
+            "CHECKPOINT": str(tmp_path / "run"),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     try:
-        wait_until(lambda: list((tmp_path / "run").glob("checkpoints/*.pt")) or process.poll() is not None, within=180)
-        everyone = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+        wait_until(
+            lambda: (
+                list((tmp_path / "run").glob("checkpoints/*.pt")) or process.poll() is not None
+            ),
+            within=180,
+        )
+        everyone = [
+            process.pid,
+            *(child.pid for child in psutil.Process(process.pid).children(recursive=True)),
+        ]
         command_lines = " ".join(" ".join(psutil.Process(pid).cmdline()) for pid in everyone)
         assert not re.search(r"[0-9a-f]{64}", command_lines)
         ports = ports_of(everyone)
         said = as_nobody(ATTACK, marker, *ports, imports=IMPORTS)
         assert said.count("\n") == len(ports) and "Traceback" not in said, said
-        answers = [bytes.fromhex(line.split()[2]) for line in said.splitlines() if len(line.split()) == 3]
-        assert max(map(len, answers), default=0) <= 64  # our store's own random number and its proof
+        answers = [
+            bytes.fromhex(line.split()[2]) for line in said.splitlines() if len(line.split()) == 3
+        ]
+        assert (
+            max(map(len, answers), default=0) <= 64
+        )  # our store's own random number and its proof
         steps = len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-        wait_until(lambda: len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) > steps + 20)
+        wait_until(
+            lambda: len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) > steps + 20
+        )
         assert process.poll() is None and not marker.exists()
     finally:
         process.terminate()

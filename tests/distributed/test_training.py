@@ -23,7 +23,14 @@ def train(dropout=0.0, dying_rank=None):
     torch.manual_seed(0)
     data = torch.randn(SAMPLES, 8)
     targets = data.square().sum(1, keepdim=True)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Dropout(dropout), torch.nn.Linear(16, 1)))
+    model = DistributedDataParallel(
+        torch.nn.Sequential(
+            torch.nn.Linear(8, 16),
+            torch.nn.Tanh(),
+            torch.nn.Dropout(dropout),
+            torch.nn.Linear(16, 1),
+        )
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     sampler = ddp.ElasticSampler(SAMPLES, BATCH, seed=1)
     checkpoint = ddp.Checkpoint(model=model, optimizer=optimizer, sampler=sampler)
@@ -31,7 +38,10 @@ def train(dropout=0.0, dying_rank=None):
     steps = 0
     for epoch in sampler.epochs(EPOCHS):
         for indices in sampler:
-            loss = torch.nn.functional.mse_loss(model(data[indices]), targets[indices]) * sampler.weight
+            loss = (
+                torch.nn.functional.mse_loss(model(data[indices]), targets[indices])
+                * sampler.weight
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -45,8 +55,13 @@ def train(dropout=0.0, dying_rank=None):
     model.eval()
     with torch.no_grad():
         final = torch.nn.functional.mse_loss(model.module(data), targets)
-    return {"steps": steps, "resumed": resumed and resumed.name, "loss": final, "keys": list(model.module.state_dict()),
-            "weights": torch.cat([parameter.detach().flatten() for parameter in model.parameters()])}
+    return {
+        "steps": steps,
+        "resumed": resumed and resumed.name,
+        "loss": final,
+        "keys": list(model.module.state_dict()),
+        "weights": torch.cat([parameter.detach().flatten() for parameter in model.parameters()]),
+    }
 
 
 def interrupted(client, ranks, **arguments):
@@ -62,7 +77,10 @@ def resumed(client, directory, ranks, **arguments):
     """The result of going on in `directory`."""
     run = ddp.launch(client, train, workers=ranks, directory=directory, **arguments)
     assert run.directory == directory
-    assert (run.result["resumed"], run.result["steps"]) == (f"step-{SAVED:08d}.pt", 7 * EPOCHS - SAVED)
+    assert (run.result["resumed"], run.result["steps"]) == (
+        f"step-{SAVED:08d}.pt",
+        7 * EPOCHS - SAVED,
+    )
     return run
 
 
@@ -103,7 +121,9 @@ def test_a_resumed_run_ends_with_bit_identical_weights_dropout_included(client, 
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (3, 2)])
-def test_a_run_resumed_on_another_number_of_ranks_ends_with_the_same_weights(client, uninterrupted, before, after):
+def test_a_run_resumed_on_another_number_of_ranks_ends_with_the_same_weights(
+    client, uninterrupted, before, after
+):
     directory = interrupted(client, ranks=before, dying_rank=1)
     assert_equal_up_to_rounding(resumed(client, directory, ranks=after).result, uninterrupted)
 

@@ -21,9 +21,29 @@ LONG = "epochs=200 hidden=16 batch_size=512"
 
 
 def command(cluster, checkpoint, *options, settings=QUICK, **variables):
-    arguments = [sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", cluster, "--workers", "2", "--checkpoint", checkpoint, *options]
-    return subprocess.Popen(arguments, cwd=ROOT, env={**os.environ, "SET": settings, **variables}, text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, start_new_session=True)
+    arguments = [
+        sys.executable,
+        "-m",
+        "ddp_common",
+        "run",
+        "pets",
+        "--cluster",
+        cluster,
+        "--workers",
+        "2",
+        "--checkpoint",
+        checkpoint,
+        *options,
+    ]
+    return subprocess.Popen(
+        arguments,
+        cwd=ROOT,
+        env={**os.environ, "SET": settings, **variables},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 def finish(process):
@@ -36,7 +56,10 @@ def ranks_of(process):
     import psutil
 
     found = psutil.Process(process.pid).children(recursive=True)
-    return sorted((child for child in found if "RANK" in child.environ()), key=lambda child: int(child.environ()["RANK"]))
+    return sorted(
+        (child for child in found if "RANK" in child.environ()),
+        key=lambda child: int(child.environ()["RANK"]),
+    )
 
 
 def test_torchrun_trains_to_the_same_loss_and_leaves_the_same_files_as_dask(tmp_path):
@@ -45,17 +68,29 @@ def test_torchrun_trains_to_the_same_loss_and_leaves_the_same_files_as_dask(tmp_
         code, out, error = finish(command(cluster, tmp_path / cluster))
         assert code == 0, error
         assert out.count("Invented:") == 1 and f"Run directory: {tmp_path / cluster}" in out
-        records = [json.loads(line) for line in (tmp_path / cluster / "metrics.jsonl").read_text().splitlines()]
-        last = [record for record in records if record["step"] == max(record["step"] for record in records)]
+        records = [
+            json.loads(line)
+            for line in (tmp_path / cluster / "metrics.jsonl").read_text().splitlines()
+        ]
+        last = [
+            record
+            for record in records
+            if record["step"] == max(record["step"] for record in records)
+        ]
         assert sorted(record["rank"] for record in last) == [0, 1]
         losses[cluster] = sum(record["loss"] for record in last) / 2
     assert abs(losses["torchrun"] / losses["local"] - 1) < 1e-6
-    assert {path.name for path in (tmp_path / "torchrun").iterdir()} == {path.name for path in (tmp_path / "local").iterdir()}
+    assert {path.name for path in (tmp_path / "torchrun").iterdir()} == {
+        path.name for path in (tmp_path / "local").iterdir()
+    }
 
 
 @pytest.mark.parametrize(("first", "second"), [("torchrun", "local"), ("local", "torchrun")])
 def test_a_run_begun_with_one_launcher_goes_on_with_another(tmp_path, first, second):
-    assert finish(command(first, tmp_path / "run", "--set", "epochs=1 hidden=16 batch_size=2048"))[0] == 0
+    assert (
+        finish(command(first, tmp_path / "run", "--set", "epochs=1 hidden=16 batch_size=2048"))[0]
+        == 0
+    )
     code, out, error = finish(command(second, tmp_path / "run", "--set", "epochs=2"))
     assert code == 0, error
     assert "Resumed from step-00000049.pt" in out + log_of(tmp_path / "run")
@@ -75,15 +110,26 @@ def test_a_killed_rank_is_named_in_one_message(tmp_path):
 
 
 def test_restarts_go_on_from_the_newest_checkpoint(tmp_path):
-    undisturbed = command("torchrun", tmp_path / "undisturbed", settings="epochs=3 hidden=16 batch_size=512")
+    undisturbed = command(
+        "torchrun", tmp_path / "undisturbed", settings="epochs=3 hidden=16 batch_size=512"
+    )
     assert finish(undisturbed)[0] == 0
-    process = command("torchrun", tmp_path / "run", "--restarts", "1", settings="epochs=3 hidden=16 batch_size=512")
+    process = command(
+        "torchrun",
+        tmp_path / "run",
+        "--restarts",
+        "1",
+        settings="epochs=3 hidden=16 batch_size=512",
+    )
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
     ranks_of(process)[1].kill()
     code, out, error = finish(process)
     assert code == 0, error
     assert "Resumed from step-" in out
-    states = [torch.load(newest(tmp_path / name / "checkpoints"))["model"] for name in ("run", "undisturbed")]
+    states = [
+        torch.load(newest(tmp_path / name / "checkpoints"))["model"]
+        for name in ("run", "undisturbed")
+    ]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
@@ -117,4 +163,8 @@ def test_without_srun_the_message_says_so(tmp_path):
 @pytest.mark.parametrize("restarts", ["x", "-1"])
 def test_a_number_of_restarts_that_is_none_is_one_message(tmp_path, restarts):
     code, _, error = finish(command("torchrun", tmp_path / "run", "--restarts", restarts))
-    assert code == 1 and "RESTARTS is a whole number of at least 0" in error and "Traceback" not in error
+    assert (
+        code == 1
+        and "RESTARTS is a whole number of at least 0" in error
+        and "Traceback" not in error
+    )

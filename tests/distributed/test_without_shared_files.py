@@ -16,24 +16,36 @@ from distributed import Client
 from fault_lab import processes_of, separate_cluster
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 from ddp_common.ranks.checkpoint_files import checkpoints, fault
+from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def can_unshare():
-    return shutil.which("unshare") and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+    return (
+        shutil.which("unshare")
+        and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+    )
 
 
-pytestmark = pytest.mark.skipif(not can_unshare(), reason="needs the right to make a mount namespace (root)")
+pytestmark = pytest.mark.skipif(
+    not can_unshare(), reason="needs the right to make a mount namespace (root)"
+)
 
 
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory):
     """A client of two workers, and a folder of its own that they see empty and cannot write."""
     folder, hidden = tmp_path_factory.mktemp("cluster"), tmp_path_factory.mktemp("hidden")
-    hide = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o ro,size=4k tmpfs {hidden} && exec "$@"', "sh"]
+    hide = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        f'mount -t tmpfs -o ro,size=4k tmpfs {hidden} && exec "$@"',
+        "sh",
+    ]
     with separate_cluster(folder, *hide) as (_, address), Client(address) as client:
         client.wait_for_workers(2, timeout=60)
         yield client, hidden
@@ -49,11 +61,17 @@ def test_checkpoints_reach_the_client_and_a_restart_goes_on_from_them(apart, tmp
     client, hidden = apart
     undisturbed = ddp.launch(client, faults.train, workers=2, directory=hidden / "undisturbed")
     names = [path.name for path in checkpoints(hidden / "undisturbed" / "checkpoints")]
-    assert names[-1] == "step-00000014.pt" and len(names) <= 2  # where they come faster than they can be fetched, the newest is taken
+    assert (
+        names[-1] == "step-00000014.pt" and len(names) <= 2
+    )  # where they come faster than they can be fetched, the newest is taken
     assert not any(map(fault, checkpoints(hidden / "undisturbed" / "checkpoints")))
     for rank in (0, 1):
-        faulty = faults.inject(faults.train, "SIGKILL", rank=rank, step=8, mark=tmp_path / f"mark{rank}")
-        run = ddp.launch(client, faulty, workers=2, restarts=1, directory=hidden / f"run{rank}", pause=0.05)
+        faulty = faults.inject(
+            faults.train, "SIGKILL", rank=rank, step=8, mark=tmp_path / f"mark{rank}"
+        )
+        run = ddp.launch(
+            client, faulty, workers=2, restarts=1, directory=hidden / f"run{rank}", pause=0.05
+        )
         assert torch.equal(run.result, undisturbed.result)
         (event,) = [record for record in run.records if record.get("event") == "restart"]
         assert event["step"] in (0, 3, 6)  # the last save may still be on its way to the client
@@ -63,10 +81,14 @@ def test_nothing_stays_on_the_workers(apart):
     client, hidden = apart
     ddp.launch(client, faults.train, workers=2, directory=hidden / "tidy")
     with pytest.raises(ddp.RankFailed):
-        ddp.launch(client, faults.inject(faults.train, "raise"), workers=2, directory=hidden / "tidy-too")
+        ddp.launch(
+            client, faults.inject(faults.train, "raise"), workers=2, directory=hidden / "tidy-too"
+        )
 
     def spools(dask_worker):
-        return [name for name in os.listdir(dask_worker.local_directory) if name.startswith("ddp-")]
+        return [
+            name for name in os.listdir(dask_worker.local_directory) if name.startswith("ddp-")
+        ]
 
     assert list(client.run(spools).values()) == [[], []]
 
@@ -87,7 +109,9 @@ def test_a_large_checkpoint_arrives_whole(apart):
     run = ddp.launch(client, train, workers=2, directory=hidden / "large")
     (path,) = checkpoints(run.directory / "checkpoints")
     assert fault(path) is None and (torch.load(path)["model"]["weight"] == 2).all()
-    assert ddp.launch(client, train, workers=2, directory=hidden / "large").result == 2  # both ranks got it back, and had nothing to do
+    assert (
+        ddp.launch(client, train, workers=2, directory=hidden / "large").result == 2
+    )  # both ranks got it back, and had nothing to do
 
 
 def test_files_of_ranks_reach_the_client(apart):
@@ -96,13 +120,22 @@ def test_files_of_ranks_reach_the_client(apart):
 
     client, hidden = apart
     run = ddp.launch(client, train, workers=2, directory=hidden / "files")
-    assert [path.read_text() for path in sorted((run.directory / "notes").iterdir())] == ["hello", "hello"]
+    assert [path.read_text() for path in sorted((run.directory / "notes").iterdir())] == [
+        "hello",
+        "hello",
+    ]
 
 
 def test_sigterm_saves_for_the_client_too(apart):
     client, hidden = apart
     with pytest.raises(ddp.RunStopped) as caught:
-        ddp.launch(client, faults.inject(faults.train, "SIGTERM", step=4), workers=2, directory=hidden / "stopped", pause=0.2)
+        ddp.launch(
+            client,
+            faults.inject(faults.train, "SIGTERM", step=4),
+            workers=2,
+            directory=hidden / "stopped",
+            pause=0.2,
+        )
     assert f"step-{caught.value.step:08d}.pt" in os.listdir(hidden / "stopped" / "checkpoints")
     assert not processes_of(hidden / "stopped")
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # the client's own is untouched

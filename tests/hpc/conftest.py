@@ -17,4 +17,11 @@ def slurm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slurm")
     folder.chmod(0o755)
     with running_slurm(folder) as variables:
-        yield {**os.environ, **variables, "PYTHON": sys.executable, "TUTORIAL": "pets", "SET": SETTINGS, "DDP_PROGRESS": "lines"}
+        yield {
+            **os.environ,
+            **variables,
+            "PYTHON": sys.executable,
+            "TUTORIAL": "pets",
+            "SET": SETTINGS,
+            "DDP_PROGRESS": "lines",
+        }

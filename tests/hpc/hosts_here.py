@@ -60,7 +60,18 @@ class Host:
 
     def start(self, *command, **options):
         """`subprocess.Popen` of a command on this host. Its process number is the command's own."""
-        here = ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name]
+        here = [
+            "ip",
+            "netns",
+            "exec",
+            self.namespace,
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            'hostname "$0" && exec "$@"',
+            self.name,
+        ]
         process = subprocess.Popen([*here, *map(str, command)], **options)
         self.processes.append(process)
         return process
@@ -80,7 +91,18 @@ class Host:
     def cut(self, silently=False):
         """Pull the host's cable. `silently`: the switch drops what the host sends and gets, and the link still looks sound to it."""
         if silently:
-            _ip("netns", "exec", self.switch, "bridge", "link", "set", "dev", self.port, "state", "0")
+            _ip(
+                "netns",
+                "exec",
+                self.switch,
+                "bridge",
+                "link",
+                "set",
+                "dev",
+                self.port,
+                "state",
+                "0",
+            )
         else:
             _ip("-n", self.switch, "link", "set", self.port, "down")
 
@@ -97,7 +119,9 @@ def running_hosts(count=3):
     switch, hosts = f"{common}-switch", []
     for number in range(1, count + 1):
         name = f"host-{number}"
-        hosts.append(Host(name, f"10.77.0.{number}", INTERFACE, f"{common}-{name}", switch, f"port{number}"))
+        hosts.append(
+            Host(name, f"10.77.0.{number}", INTERFACE, f"{common}-{name}", switch, f"port{number}")
+        )
     _remove_what_killed_programs_left()
     try:
         _ip("netns", "add", switch)
@@ -116,7 +140,20 @@ def running_hosts(count=3):
 
 def _connect(host):
     _ip("netns", "add", host.namespace)
-    _ip("-n", host.switch, "link", "add", host.port, "type", "veth", "peer", "name", host.interface, "netns", host.namespace)
+    _ip(
+        "-n",
+        host.switch,
+        "link",
+        "add",
+        host.port,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        host.interface,
+        "netns",
+        host.namespace,
+    )
     _ip("-n", host.switch, "link", "set", host.port, "master", "switch", "up")
     _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", host.interface)
     for interface in ("lo", host.interface):
@@ -124,7 +161,11 @@ def _connect(host):
 
 
 def _name(host, hosts):
-    lines = ["127.0.0.1 localhost", f"127.0.1.1 {host.name}", *(f"{other.address} {other.name}" for other in hosts if other is not host)]
+    lines = [
+        "127.0.0.1 localhost",
+        f"127.0.1.1 {host.name}",
+        *(f"{other.address} {other.name}" for other in hosts if other is not host),
+    ]
     folder = NAMES_OF_HOSTS / host.namespace
     folder.mkdir(parents=True)
     (folder / "hosts").write_text("\n".join(lines) + "\n")
@@ -134,20 +175,29 @@ def _remove(namespaces):
     """Kill every process in these namespaces, also those whose parent has left, and wait until they are gone; then remove all there is."""
     there = [namespace for namespace in namespaces if (NAMESPACES / namespace).exists()]
     deadline = time.monotonic() + GONE_TIMEOUT
-    while (pids := [pid for namespace in there for pid in _pids(namespace)]) and time.monotonic() < deadline:
+    while (
+        pids := [pid for namespace in there for pid in _pids(namespace)]
+    ) and time.monotonic() < deadline:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
     for namespace in namespaces:
-        subprocess.run(["ip", "netns", "delete", namespace], capture_output=True)  # its links go with it
+        subprocess.run(
+            ["ip", "netns", "delete", namespace], capture_output=True
+        )  # its links go with it
         shutil.rmtree(NAMES_OF_HOSTS / namespace, ignore_errors=True)
     with contextlib.suppress(OSError):  # others have something there
         NAMES_OF_HOSTS.rmdir()
 
 
 def _remove_what_killed_programs_left():
-    names = {path.name for folder in (NAMESPACES, NAMES_OF_HOSTS) if folder.is_dir() for path in folder.glob("ddp-*-*-*")}
+    names = {
+        path.name
+        for folder in (NAMESPACES, NAMES_OF_HOSTS)
+        if folder.is_dir()
+        for path in folder.glob("ddp-*-*-*")
+    }
     if left := sorted(name for name in names if not Path("/proc", name.split("-")[1]).exists()):
         _remove(left)
 

@@ -54,8 +54,16 @@ def why_not():
     """Why no Slurm can be started here; None if it can."""
     if os.geteuid() != 0:
         return "needs root to start slurmd"
-    missing = [program for program in PROGRAMS if shutil.which(program) is None and not Path("/usr/sbin", program).exists()]
-    return f"{', '.join(missing)} not installed (Debian: apt install slurm-wlm munge)" if missing else None
+    missing = [
+        program
+        for program in PROGRAMS
+        if shutil.which(program) is None and not Path("/usr/sbin", program).exists()
+    ]
+    return (
+        f"{', '.join(missing)} not installed (Debian: apt install slurm-wlm munge)"
+        if missing
+        else None
+    )
 
 
 @contextlib.contextmanager
@@ -65,13 +73,32 @@ def running_slurm(folder):
     for name in ("state", "spool", "munge"):
         (folder / name).mkdir(parents=True)
     configuration = folder / "slurm.conf"
-    configuration.write_text(CONFIGURATION.format(folder=folder, host=host, cpus=CPUS, memory=MEMORY, controller_port=free_port(), node_port=free_port()))
+    configuration.write_text(
+        CONFIGURATION.format(
+            folder=folder,
+            host=host,
+            cpus=CPUS,
+            memory=MEMORY,
+            controller_port=free_port(),
+            node_port=free_port(),
+        )
+    )
     environment = {"SLURM_CONF": str(configuration), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
     everything = {**os.environ, **environment}
-    subprocess.run(["mungekey", "--create", "--keyfile", folder / "munge" / "key"], env=everything, check=True)
+    subprocess.run(
+        ["mungekey", "--create", "--keyfile", folder / "munge" / "key"], env=everything, check=True
+    )
     commands = {
-        "munged": ["munged", "--foreground", "--force", f"--key-file={folder}/munge/key", f"--socket={folder}/munge.socket", f"--pid-file={folder}/munge/pid",
-                   f"--log-file={folder}/munge/log", f"--seed-file={folder}/munge/seed"],
+        "munged": [
+            "munged",
+            "--foreground",
+            "--force",
+            f"--key-file={folder}/munge/key",
+            f"--socket={folder}/munge.socket",
+            f"--pid-file={folder}/munge/pid",
+            f"--log-file={folder}/munge/log",
+            f"--seed-file={folder}/munge/seed",
+        ],
         "slurmctld": ["slurmctld", "-D"],
         "slurmd": ["slurmd", "-D", "-N", host],
     }
@@ -79,10 +106,21 @@ def running_slurm(folder):
     try:
         for name, command in commands.items():
             with open(folder / f"{name}.out", "w") as output:
-                daemons.append(subprocess.Popen(command, env=everything, stdout=output, stderr=output))
+                daemons.append(
+                    subprocess.Popen(command, env=everything, stdout=output, stderr=output)
+                )
             if name == "munged":
                 wait_until(lambda: (folder / "munge.socket").exists(), "munged", folder)
-        wait_until(lambda: "idle" in subprocess.run(["sinfo", "-h", "-o", "%t"], env=everything, capture_output=True, text=True).stdout, "slurmd", folder)
+        wait_until(
+            lambda: (
+                "idle"
+                in subprocess.run(
+                    ["sinfo", "-h", "-o", "%t"], env=everything, capture_output=True, text=True
+                ).stdout
+            ),
+            "slurmd",
+            folder,
+        )
         yield environment
     finally:
         subprocess.run(["scancel", "--user=root"], env=everything, capture_output=True)
@@ -105,6 +143,9 @@ def wait_until(condition, name, folder):
     deadline = time.monotonic() + START_TIMEOUT
     while not condition():
         if time.monotonic() > deadline:
-            logs = "\n".join(f"{path.name}:\n{path.read_text()[-1500:]}" for path in sorted(folder.glob("*.out")) + sorted(folder.glob("*.log")))
+            logs = "\n".join(
+                f"{path.name}:\n{path.read_text()[-1500:]}"
+                for path in sorted(folder.glob("*.out")) + sorted(folder.glob("*.log"))
+            )
             raise RuntimeError(f"{name} was not ready within {START_TIMEOUT} s.\n{logs}")
         time.sleep(0.1)

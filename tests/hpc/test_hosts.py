@@ -22,11 +22,18 @@ from ddp_common.ranks.checkpoint_files import checkpoints, newest
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = "epochs=3 hidden=16 batch_size=512"  # 582 steps
-SILENCE = 11  # seconds: Dask's `comm.timeouts.tcp`, which it hands to the kernel as TCP_USER_TIMEOUT
+SILENCE = (
+    11  # seconds: Dask's `comm.timeouts.tcp`, which it hands to the kernel as TCP_USER_TIMEOUT
+)
 MARGIN = 5  # seconds more, for a busy machine
 PATIENCE = 120  # seconds for a program to start or end on a busy machine
 PYTHON, DASK = sys.executable, [sys.executable, "-m", "dask"]
-ENVIRONMENT = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": f"{SILENCE}s", "OMP_NUM_THREADS": "1", "DDP_PROGRESS": "lines", "SET": SETTINGS}
+ENVIRONMENT = {
+    "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": f"{SILENCE}s",
+    "OMP_NUM_THREADS": "1",
+    "DDP_PROGRESS": "lines",
+    "SET": SETTINGS,
+}
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no hosts here: {why_not()}")
 
@@ -37,24 +44,63 @@ class Cluster:
     def __init__(self, hosts, folder):
         self.hosts, self.folder, self.workers = hosts, folder, {}
         self.address = f"tcp://{hosts[0].address}:8786"
-        self._start(hosts[0], *DASK, "scheduler", "--host", hosts[0].address, "--port", "8786", "--no-dashboard")
+        self._start(
+            hosts[0],
+            *DASK,
+            "scheduler",
+            "--host",
+            hosts[0].address,
+            "--port",
+            "8786",
+            "--no-dashboard",
+        )
         self.make_whole()
 
     def make_whole(self):
         """Start a worker wherever there is none: that of a host which was cut off has ended."""
         for host in self.hosts[1:]:
             if host.name not in self.workers or self.workers[host.name].poll() is not None:
-                self.workers[host.name] = self._start(host, *DASK, "worker", self.address, "--interface", host.interface, "--nthreads", "1",
-                                                      "--no-dashboard", "--local-directory", self.folder)
+                self.workers[host.name] = self._start(
+                    host,
+                    *DASK,
+                    "worker",
+                    self.address,
+                    "--interface",
+                    host.interface,
+                    "--nthreads",
+                    "1",
+                    "--no-dashboard",
+                    "--local-directory",
+                    self.folder,
+                )
 
     def _start(self, host, *command):
         with open(self.folder / f"{host.name}.log", "a") as log:
-            return host.start(*command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, stdout=log, stderr=log)
+            return host.start(
+                *command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, stdout=log, stderr=log
+            )
 
     def train(self, run, **variables):
         """`make run TUTORIAL=pets` on the first host; returns the process."""
-        return self.hosts[0].start(PYTHON, "-m", "ddp_common", "run", "pets", cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={
-            **os.environ, **ENVIRONMENT, "CLUSTER": self.address, "WORKERS": "2", "CHECKPOINT": str(run), **variables})
+        return self.hosts[0].start(
+            PYTHON,
+            "-m",
+            "ddp_common",
+            "run",
+            "pets",
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                **ENVIRONMENT,
+                "CLUSTER": self.address,
+                "WORKERS": "2",
+                "CHECKPOINT": str(run),
+                **variables,
+            },
+        )
 
     def train_until_saved(self, run, **variables):
         """The same in the middle of training; returns the process and the ranks, number -> (process number, host)."""
@@ -63,7 +109,9 @@ class Cluster:
         if process.poll() is not None:
             pytest.fail(f"it ended too early: {process.communicate()[1]}")
         named = {host.name: host for host in self.hosts}
-        started = re.findall(r"rank (\d+) started: process (\d+) on (\S+)", (run / "log.txt").read_text())
+        started = re.findall(
+            r"rank (\d+) started: process (\d+) on (\S+)", (run / "log.txt").read_text()
+        )
         return process, {int(rank): (int(pid), named[host]) for rank, pid, host in started}
 
     def mend(self, host):
@@ -84,8 +132,19 @@ def cluster(tmp_path_factory):
 def undisturbed(tmp_path_factory):
     """The weights of a run with two workers on one host, which nothing happened to."""
     folder = tmp_path_factory.mktemp("one-host")
-    done = subprocess.run([PYTHON, "-m", "ddp_common", "run", "pets", "--cluster", "local", "--workers", "2"], cwd=ROOT, capture_output=True, text=True, env={
-        **os.environ, **ENVIRONMENT, "CHECKPOINT": str(folder / "run"), "RUNS": str(folder), "OPTIONS": "threads_per_worker=1"})
+    done = subprocess.run(
+        [PYTHON, "-m", "ddp_common", "run", "pets", "--cluster", "local", "--workers", "2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            **ENVIRONMENT,
+            "CHECKPOINT": str(folder / "run"),
+            "RUNS": str(folder),
+            "OPTIONS": "threads_per_worker=1",
+        },
+    )
     assert done.returncode == 0, done.stderr
     return weights(folder / "run")
 
@@ -114,16 +173,30 @@ def finish(process):
 
 def peers_of(pid, host):
     """The addresses at both ends of a process's connections."""
-    lines = [line.split() for line in host.run("ss", "-Htnp").stdout.splitlines() if f"pid={pid}," in line]
-    return {end.rpartition(":")[0].strip("[]").removeprefix("::ffff:") for line in lines for end in line[3:5]}
+    lines = [
+        line.split()
+        for line in host.run("ss", "-Htnp").stdout.splitlines()
+        if f"pid={pid}," in line
+    ]
+    return {
+        end.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
+        for line in lines
+        for end in line[3:5]
+    }
 
 
 def seconds_until_gone(pids, since, within):
     """When each of the processes was gone, counted from `since` (of time.monotonic)."""
     gone = {}
     while len(gone) < len(pids):
-        assert time.monotonic() - since < within, f"of {pids}, {list(gone)} are gone after {within} s"
-        gone.update((pid, time.monotonic() - since) for pid in pids if pid not in gone and not members([pid]))
+        assert time.monotonic() - since < within, (
+            f"of {pids}, {list(gone)} are gone after {within} s"
+        )
+        gone.update(
+            (pid, time.monotonic() - since)
+            for pid in pids
+            if pid not in gone and not members([pid])
+        )
         time.sleep(0.02)
     return [round(gone[pid], 2) for pid in pids]
 
@@ -132,7 +205,9 @@ def records(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_two_hosts_end_with_the_weights_of_one_and_ranks_talk_by_the_hosts_addresses(cluster, undisturbed, tmp_path):
+def test_two_hosts_end_with_the_weights_of_one_and_ranks_talk_by_the_hosts_addresses(
+    cluster, undisturbed, tmp_path
+):
     process, ranks = cluster.train_until_saved(tmp_path / "run")
     hosts = [host for _, host in ranks.values()]
     assert {host.name for host in hosts} == {"host-2", "host-3"}
@@ -152,35 +227,60 @@ def test_a_link_that_is_down_for_three_seconds_is_waited_for(cluster, undisturbe
     assert equal(weights(tmp_path / "run"), undisturbed)
 
 
-@pytest.mark.parametrize(("rank", "silently"), [(0, True), (1, False)], ids=["rank_0_silently", "rank_1_by_its_cable"])
-def test_a_host_that_is_cut_off_is_named_and_the_run_goes_on_without_it(cluster, tmp_path, rank, silently):
+@pytest.mark.parametrize(
+    ("rank", "silently"), [(0, True), (1, False)], ids=["rank_0_silently", "rank_1_by_its_cable"]
+)
+def test_a_host_that_is_cut_off_is_named_and_the_run_goes_on_without_it(
+    cluster, tmp_path, rank, silently
+):
     """Rank 0's host holds the store. The rank that is cut off ends by itself, as nobody can reach it; a new worker there trains again."""
     run = tmp_path / "run"
     process, ranks = cluster.train_until_saved(run, RESTARTS="1")
     ranks[rank][1].cut(silently)
     cut, cut_time = time.monotonic(), time.time()
-    gone = seconds_until_gone([ranks[number][0] for number in (rank, 1 - rank)], since=cut, within=SILENCE + MARGIN)
+    gone = seconds_until_gone(
+        [ranks[number][0] for number in (rank, 1 - rank)], since=cut, within=SILENCE + MARGIN
+    )
     finish(process)
     (event,) = [record for record in records(run) if record.get("event") == "restart"]
-    first = min(record["time"] for record in records(run) if "loss" in record and record["time"] > event["time"])
-    print(f"told {event['time'] - cut_time:.2f} s after the cut; gone: its rank {gone[0]} s, the other {gone[1]} s; first step after the restart "
-          f"{first - event['time']:.2f} s later")
+    first = min(
+        record["time"]
+        for record in records(run)
+        if "loss" in record and record["time"] > event["time"]
+    )
+    print(
+        f"told {event['time'] - cut_time:.2f} s after the cut; gone: its rank {gone[0]} s, the other {gone[1]} s; first step after the restart "
+        f"{first - event['time']:.2f} s later"
+    )
     assert event["time"] - cut_time < SILENCE + MARGIN
     assert event["ranks"] == 1 and event["step"] > 0
-    assert f"Rank {rank} of 2 on {ranks[rank][1].name} failed: its worker died or cannot be reached" in event["reason"]
+    assert (
+        f"Rank {rank} of 2 on {ranks[rank][1].name} failed: its worker died or cannot be reached"
+        in event["reason"]
+    )
     assert checkpoints(run / "checkpoints")[-1].name == "step-00000582.pt"
     cluster.mend(ranks[rank][1])
 
 
-def test_ranks_end_by_themselves_when_scheduler_and_client_are_cut_off_and_the_caller_gets_one_message(cluster, tmp_path):
-    process, ranks = cluster.train_until_saved(tmp_path / "run", SET="epochs=100 hidden=16 batch_size=512")  # they reach each other, and train on
+def test_ranks_end_by_themselves_when_scheduler_and_client_are_cut_off_and_the_caller_gets_one_message(
+    cluster, tmp_path
+):
+    process, ranks = cluster.train_until_saved(
+        tmp_path / "run", SET="epochs=100 hidden=16 batch_size=512"
+    )  # they reach each other, and train on
     cluster.hosts[0].cut(silently=True)
     cut = time.monotonic()
-    gone = seconds_until_gone([pid for pid, _ in ranks.values()], since=cut, within=SILENCE + MARGIN)
+    gone = seconds_until_gone(
+        [pid for pid, _ in ranks.values()], since=cut, within=SILENCE + MARGIN
+    )
     _, error = process.communicate(timeout=PATIENCE)
-    print(f"ranks gone {gone} s after the cut; the program ended after {time.monotonic() - cut:.2f} s")
+    print(
+        f"ranks gone {gone} s after the cut; the program ended after {time.monotonic() - cut:.2f} s"
+    )
     assert time.monotonic() - cut < SILENCE + GONE_TIMEOUT + 2 * MARGIN
-    assert re.search(r"Error: Rank [01] of 2 on host-[23] failed: its worker died or cannot be reached", error)
+    assert re.search(
+        r"Error: Rank [01] of 2 on host-[23] failed: its worker died or cannot be reached", error
+    )
     assert "make run TUTORIAL=pets RESUME=" in error and "Traceback" not in error
     assert "finished" not in (tmp_path / "run" / "log.txt").read_text()
 
@@ -188,10 +288,31 @@ def test_ranks_end_by_themselves_when_scheduler_and_client_are_cut_off_and_the_c
 def test_torchrun_on_two_hosts_ends_with_the_same_weights(undisturbed, tmp_path):
     """README's line. The first host goes by the name that it has for itself: torchrun takes no address for its own if that name leads to 127.0.1.1."""
     with running_hosts(2) as hosts:
-        processes = [host.start(
-            PYTHON, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint",
-            f"{hosts[0].name}:29400", "-m", "ddp_common", "run", "pets", cwd=ROOT, env={**os.environ, **ENVIRONMENT, "CHECKPOINT": str(tmp_path / "run")},
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for host in hosts]
+        processes = [
+            host.start(
+                PYTHON,
+                "-m",
+                "torch.distributed.run",
+                "--nnodes",
+                "2",
+                "--nproc-per-node",
+                "1",
+                "--rdzv-backend",
+                "c10d",
+                "--rdzv-endpoint",
+                f"{hosts[0].name}:29400",
+                "-m",
+                "ddp_common",
+                "run",
+                "pets",
+                cwd=ROOT,
+                env={**os.environ, **ENVIRONMENT, "CHECKPOINT": str(tmp_path / "run")},
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            for host in hosts
+        ]
         said = "".join(finish(process) for process in processes)
     assert said.count("Invented:") == 1
     assert equal(weights(tmp_path / "run"), undisturbed)

@@ -22,18 +22,34 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {
 
 def submit(slurm, folder, *options, **variables):
     """Submit the repository's batch script; returns the job's number. The log is in `folder`."""
-    done = subprocess.run(["sbatch", "--parsable", f"--output={folder}/%j.log", *options, "clusters/batch/mnist.sbatch"], cwd=ROOT,
-                          env={**slurm, **variables}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [
+            "sbatch",
+            "--parsable",
+            f"--output={folder}/%j.log",
+            *options,
+            "clusters/batch/mnist.sbatch",
+        ],
+        cwd=ROOT,
+        env={**slurm, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return int(done.stdout)
 
 
 def state(slurm, job):
-    said = subprocess.run(["scontrol", "show", "job", str(job)], env=slurm, capture_output=True, text=True).stdout
+    said = subprocess.run(
+        ["scontrol", "show", "job", str(job)], env=slurm, capture_output=True, text=True
+    ).stdout
     return re.search(r"JobState=(\w+)", said)[1]
 
 
 def finish(slurm, job):
-    wait_until(lambda: state(slurm, job) not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"))
+    wait_until(
+        lambda: state(slurm, job) not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
+    )
     return state(slurm, job)
 
 
@@ -65,9 +81,18 @@ def undisturbed(slurm, tmp_path_factory):
 
 def test_sbatch_trains_on_two_tasks_and_leaves_what_every_run_leaves(undisturbed):
     names = {path.name for path in undisturbed.iterdir()}
-    assert {"config.json", "metrics.jsonl", "log.txt", "checkpoints", "loss.png", "names.txt"} <= names
+    assert {
+        "config.json",
+        "metrics.jsonl",
+        "log.txt",
+        "checkpoints",
+        "loss.png",
+        "names.txt",
+    } <= names
     assert '"rank": 1' in (undisturbed / "metrics.jsonl").read_text()
-    assert [path.name for path in checkpoints(undisturbed / "checkpoints")][-1] == "step-00000388.pt"
+    assert [path.name for path in checkpoints(undisturbed / "checkpoints")][
+        -1
+    ] == "step-00000388.pt"
 
 
 def test_only_rank_0_is_heard(slurm, undisturbed):
@@ -75,7 +100,9 @@ def test_only_rank_0_is_heard(slurm, undisturbed):
     assert log.count("Invented:") == 1
 
 
-def test_scancel_and_sbatch_again_ends_with_the_weights_of_an_undisturbed_run(slurm, undisturbed, tmp_path):
+def test_scancel_and_sbatch_again_ends_with_the_weights_of_an_undisturbed_run(
+    slurm, undisturbed, tmp_path
+):
     run = tmp_path / "run"
     first = submit(slurm, tmp_path, CHECKPOINT=str(run))
     wait_until(lambda: checkpoints(run / "checkpoints"))
@@ -93,8 +120,12 @@ def test_a_killed_task_ends_the_job_within_seconds_and_the_log_names_it(slurm, t
     run = tmp_path / "run"
     job = submit(slurm, tmp_path, CHECKPOINT=str(run), SET="epochs=100 hidden=16")
     wait_until(lambda: checkpoints(run / "checkpoints"))
-    steps = subprocess.run(["scontrol", "listpids", str(job)], env=slurm, capture_output=True, text=True).stdout
-    rank_1 = next(int(line.split()[0]) for line in steps.splitlines() if line.split()[2:5] == ["0", "1", "1"])
+    steps = subprocess.run(
+        ["scontrol", "listpids", str(job)], env=slurm, capture_output=True, text=True
+    ).stdout
+    rank_1 = next(
+        int(line.split()[0]) for line in steps.splitlines() if line.split()[2:5] == ["0", "1", "1"]
+    )
     os.kill(rank_1, signal.SIGKILL)
     began = time.monotonic()
     assert finish(slurm, job) == "FAILED"
@@ -110,42 +141,88 @@ def test_the_warning_before_the_time_limit_lets_all_ranks_save_and_leave(slurm, 
     subprocess.run(["scancel", "--signal=TERM", str(job)], env=slurm, check=True)
     assert finish(slurm, job) == "FAILED"  # exit code 143: there is more to do
     log = (tmp_path / f"{job}.log").read_text()
-    step = re.search(r"told to stop \(SIGTERM\). They left after step (\d+); the newest checkpoint is", log)
+    step = re.search(
+        r"told to stop \(SIGTERM\). They left after step (\d+); the newest checkpoint is", log
+    )
     assert step and checkpoints(run / "checkpoints")[-1].name == f"step-{int(step[1]):08d}.pt", log
 
 
 def test_make_run_starts_srun_itself(slurm, undisturbed, tmp_path):
-    done = subprocess.run([sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", "srun", "--workers", "2"], cwd=ROOT,
-                          env={**slurm, "CHECKPOINT": str(tmp_path / "run")}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", "srun", "--workers", "2"],
+        cwd=ROOT,
+        env={**slurm, "CHECKPOINT": str(tmp_path / "run")},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert equal(weights(tmp_path / "run"), weights(undisturbed))
 
 
 def test_ctrl_c_on_make_run_cancels_the_step_after_the_ranks_have_saved(slurm, tmp_path):
-    process = subprocess.Popen([sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", "srun", "--workers", "2"], cwd=ROOT, text=True,
-                               env={**slurm, "CHECKPOINT": str(tmp_path / "run"), "SET": "epochs=100 hidden=16"}, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", "srun", "--workers", "2"],
+        cwd=ROOT,
+        text=True,
+        env={**slurm, "CHECKPOINT": str(tmp_path / "run"), "SET": "epochs=100 hidden=16"},
+        stderr=subprocess.PIPE,
+    )
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode != 0 and "make run TUTORIAL=pets RESUME=" in error
-    wait_until(lambda: not subprocess.run(["squeue", "-h"], env=slurm, capture_output=True, text=True).stdout.strip(), within=30)
+    wait_until(
+        lambda: (
+            not subprocess.run(
+                ["squeue", "-h"], env=slurm, capture_output=True, text=True
+            ).stdout.strip()
+        ),
+        within=30,
+    )
 
 
 def test_one_task_does_not_start_srun_within_srun(slurm, tmp_path):
-    done = subprocess.run([sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", "srun", "--workers", "1"], cwd=ROOT, timeout=PATIENCE,
-                          env={**slurm, "CHECKPOINT": str(tmp_path / "run"), "SET": "epochs=1 hidden=8 batch_size=8192"}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", "srun", "--workers", "1"],
+        cwd=ROOT,
+        timeout=PATIENCE,
+        env={
+            **slurm,
+            "CHECKPOINT": str(tmp_path / "run"),
+            "SET": "epochs=1 hidden=8 batch_size=8192",
+        },
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_two_jobs_on_one_node_do_not_meet(slurm, undisturbed, tmp_path):
     jobs = [submit(slurm, tmp_path, CHECKPOINT=str(tmp_path / name)) for name in ("one", "two")]
     assert [finish(slurm, job) for job in jobs] == ["COMPLETED"] * 2
-    assert equal(weights(tmp_path / "one"), weights(undisturbed)) and equal(weights(tmp_path / "two"), weights(undisturbed))
+    assert equal(weights(tmp_path / "one"), weights(undisturbed)) and equal(
+        weights(tmp_path / "two"), weights(undisturbed)
+    )
 
 
 def test_torchrun_and_dask_end_with_the_same_weights_as_srun(slurm, undisturbed, tmp_path):
     for cluster in ("torchrun", "local"):
-        done = subprocess.run([sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", cluster, "--workers", "2"], cwd=ROOT,
-                              env={**slurm, "CHECKPOINT": str(tmp_path / cluster)}, capture_output=True, text=True)
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "ddp_common",
+                "run",
+                "pets",
+                "--cluster",
+                cluster,
+                "--workers",
+                "2",
+            ],
+            cwd=ROOT,
+            env={**slurm, "CHECKPOINT": str(tmp_path / cluster)},
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
         assert equal(weights(tmp_path / cluster), weights(undisturbed)), cluster

@@ -35,10 +35,18 @@ class Kernel:
     def run(self, code, watched=True):
         """The messages that a cell leaves, as (type, content); `watched`: sent by a front end such as JupyterLab, else by nbclient or nbval."""
         messages = []
-        reply = self.client.execute_interactive(code, allow_stdin=watched, timeout=120,
-                                                output_hook=lambda message: messages.append((message["msg_type"], message["content"])))
+        reply = self.client.execute_interactive(
+            code,
+            allow_stdin=watched,
+            timeout=120,
+            output_hook=lambda message: messages.append((message["msg_type"], message["content"])),
+        )
         assert reply["content"]["status"] == "ok", reply["content"]
-        return [(kind, content) for kind, content in messages if kind not in ("status", "execute_input")]
+        return [
+            (kind, content)
+            for kind, content in messages
+            if kind not in ("status", "execute_input")
+        ]
 
     def interrupt_once(self, code, condition):
         """Send a cell, interrupt it when `condition` holds, and return its messages."""
@@ -72,7 +80,10 @@ def kernel():
 
 @pytest.fixture(autouse=True)
 def runs_of_this_test(kernel, tmp_path):
-    kernel.run(f"os.environ['RUNS'] = {str(tmp_path / 'runs')!r}\nos.environ.pop('DDP_PROGRESS', None)", watched=False)
+    kernel.run(
+        f"os.environ['RUNS'] = {str(tmp_path / 'runs')!r}\nos.environ.pop('DDP_PROGRESS', None)",
+        watched=False,
+    )
 
 
 def said(messages):
@@ -85,11 +96,18 @@ LAUNCH = "run = ddp.launch(client, train, workers=2, pause=0.1)"
 def test_where_a_person_watches_one_line_moves_and_a_tidy_one_remains(kernel):
     first, *updates = kernel.run(LAUNCH)
     assert first[0] == "display_data"
-    assert len(updates) >= 3 and {kind for kind, _ in updates} == {"update_display_data"}  # no stream: no pink box
-    assert {content["transient"]["display_id"] for _, content in updates} == {first[1]["transient"]["display_id"]}
+    assert len(updates) >= 3 and {kind for kind, _ in updates} == {
+        "update_display_data"
+    }  # no stream: no pink box
+    assert {content["transient"]["display_id"] for _, content in updates} == {
+        first[1]["transient"]["display_id"]
+    }
     moving, last = first[1]["data"], updates[-1][1]["data"]
     assert "<progress " in moving["text/html"] and moving["text/plain"].startswith("epoch 1/2 · ")
-    assert re.fullmatch(r"2 epochs · 206 samples · \d\d:\d\d · [\d,]+ samples/s · loss \d+\.\d{4}", last["text/plain"])
+    assert re.fullmatch(
+        r"2 epochs · 206 samples · \d\d:\d\d · [\d,]+ samples/s · loss \d+\.\d{4}",
+        last["text/plain"],
+    )
     assert "<progress" not in last["text/html"] and "\n" not in last["text/plain"]
 
 
@@ -100,12 +118,21 @@ def test_where_a_notebook_is_executed_to_be_kept_nothing_is_drawn(kernel):
 def test_nbclient_keeps_no_trace_of_progress(tmp_path):
     cells = [nbformat.v4.new_code_cell(source) for source in (SETUP, LAUNCH, "client.close()")]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     assert notebook.cells[1].execution_count == 2 and notebook.cells[1].outputs == []
 
 
-@pytest.mark.parametrize("mode, watched, kinds", [("off", True, set()), ("lines", True, {"stream"}), ("lines", False, {"stream"}),
-                                                  ("bar", False, {"display_data", "update_display_data"})])
+@pytest.mark.parametrize(
+    "mode, watched, kinds",
+    [
+        ("off", True, set()),
+        ("lines", True, {"stream"}),
+        ("lines", False, {"stream"}),
+        ("bar", False, {"display_data", "update_display_data"}),
+    ],
+)
 def test_the_environment_has_the_last_word(kernel, mode, watched, kinds):
     kernel.run(f"os.environ['DDP_PROGRESS'] = {mode!r}", watched=False)
     messages = kernel.run(LAUNCH, watched)
@@ -115,11 +142,19 @@ def test_the_environment_has_the_last_word(kernel, mode, watched, kinds):
 
 
 def test_a_restart_is_said_between_two_lines_and_not_on_stderr(kernel, tmp_path):
-    messages = kernel.run(f"run = ddp.launch(client, inject(train, 'SIGKILL', step=8, mark={str(tmp_path / 'mark')!r}), workers=2, restarts=1, pause=0.1)")
-    assert [kind for kind, _ in messages if kind != "update_display_data"] == ["display_data", "stream", "display_data"]
+    messages = kernel.run(
+        f"run = ddp.launch(client, inject(train, 'SIGKILL', step=8, mark={str(tmp_path / 'mark')!r}), workers=2, restarts=1, pause=0.1)"
+    )
+    assert [kind for kind, _ in messages if kind != "update_display_data"] == [
+        "display_data",
+        "stream",
+        "display_data",
+    ]
     assert "Restart 1 on 2 rank(s) from step" in said(messages)
     assert {content.get("name") for kind, content in messages if kind == "stream"} == {"stdout"}
-    before_the_stream = [content["data"]["text/plain"] for kind, content in messages if kind != "stream"]
+    before_the_stream = [
+        content["data"]["text/plain"] for kind, content in messages if kind != "stream"
+    ]
     assert any(text.startswith("ended in epoch ") for text in before_the_stream)
 
 
@@ -127,14 +162,19 @@ def test_an_interrupted_cell_says_where_it_stopped_and_how_to_go_on(kernel, tmp_
     checkpoints = tmp_path / "run" / "checkpoints"
     cell = f"ddp.launch(client, train, workers=2, directory={str(tmp_path / 'run')!r}, pause=0.3)"
     messages = kernel.interrupt_once(cell, lambda: list(checkpoints.glob("*.pt")))
-    assert re.search(r"Interrupted after step \d+. The newest checkpoint is that of step \d+. Go on from there", said(messages))
+    assert re.search(
+        r"Interrupted after step \d+. The newest checkpoint is that of step \d+. Go on from there",
+        said(messages),
+    )
     (error,) = [content for kind, content in messages if kind == "error"]
     assert error["ename"] == "KeyboardInterrupt"
     assert "attempt.py" not in "".join(error["traceback"]) and len(error["traceback"]) <= 4
     hint = said(messages).splitlines()[1].strip()
     assert hint == f"ddp.launch(client, train, …, directory={str(tmp_path / 'run')!r})"
     kernel.run(f"on = {hint.replace('…', 'workers=2')}", watched=False)
-    kernel.run("assert (on.result == ddp.launch(client, train, workers=2).result).all()", watched=False)
+    kernel.run(
+        "assert (on.result == ddp.launch(client, train, workers=2).result).all()", watched=False
+    )
 
 
 def test_an_interrupt_before_the_first_checkpoint_says_so(kernel, tmp_path):
@@ -142,15 +182,26 @@ def test_an_interrupt_before_the_first_checkpoint_says_so(kernel, tmp_path):
         metrics = tmp_path / "run" / "metrics.jsonl"
         return metrics.exists() and metrics.read_text()
 
-    messages = kernel.interrupt_once(f"ddp.launch(client, train, workers=2, directory={str(tmp_path / 'run')!r}, pause=1)", has_begun)
-    assert f"There is no checkpoint to go on from; what there is lies in {tmp_path / 'run'}." in said(messages)
+    messages = kernel.interrupt_once(
+        f"ddp.launch(client, train, workers=2, directory={str(tmp_path / 'run')!r}, pause=1)",
+        has_begun,
+    )
+    assert (
+        f"There is no checkpoint to go on from; what there is lies in {tmp_path / 'run'}."
+        in said(messages)
+    )
 
 
 def test_a_run_as_the_last_line_of_a_cell_is_short(kernel):
-    ((kind, content),) = kernel.run("run = ddp.launch(client, train, workers=2)\nrun", watched=False)
+    ((kind, content),) = kernel.run(
+        "run = ddp.launch(client, train, workers=2)\nrun", watched=False
+    )
     assert kind == "execute_result"
     text = content["data"]["text/plain"]
-    assert re.fullmatch(r"Run\(result=Tensor \(161,\), world_size=2, seconds=[\d.]+, directory=\S+, records=\d+, restarts=0\)", text)
+    assert re.fullmatch(
+        r"Run\(result=Tensor \(161,\), world_size=2, seconds=[\d.]+, directory=\S+, records=\d+, restarts=0\)",
+        text,
+    )
     assert "<th>result</th>" in content["data"]["text/html"]
 
 
@@ -159,9 +210,15 @@ def test_a_result_is_shown_by_kind_and_size(tmp_path):
 
     weights = torch.nn.LSTM(10, 20, 2).state_dict()
     shown = repr(Run(dict(weights), tmp_path, 2, [], 1.0, [ValueError("x" * 10_000)]))
-    assert "result=dict of 8 (weight_ih_l0: (80, 10), weight_hh_l0: (80, 20), bias_ih_l0: (80,), …)" in shown
+    assert (
+        "result=dict of 8 (weight_ih_l0: (80, 10), weight_hh_l0: (80, 20), bias_ih_l0: (80,), …)"
+        in shown
+    )
     assert "restarts=1" in shown and len(shown) < 300
-    assert "result='xxxx" in repr(Run("x" * 10_000, tmp_path, 2, [], 1.0)) and len(repr(Run("x" * 10_000, tmp_path, 2, [], 1.0))) < 300
+    assert (
+        "result='xxxx" in repr(Run("x" * 10_000, tmp_path, 2, [], 1.0))
+        and len(repr(Run("x" * 10_000, tmp_path, 2, [], 1.0))) < 300
+    )
     assert "list of 100000 (0, 1, 2, …)" in repr(Run(list(range(100_000)), tmp_path, 2, [], 1.0))
     assert "&lt;b&gt;" in Run("<b>", tmp_path, 1, [], 1.0)._repr_html_()
     assert "result=3.5" in repr(Run(3.5, tmp_path, 1, [], 1.0)) and ddp.Run is Run

@@ -17,27 +17,46 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+import lab  # in tutorials/
 import nbformat
 import pytest
+import sync
 from jupyter_client import BlockingKernelClient
 from tutorials_here import ROOT
-
-import lab  # in tutorials/
-import sync
 
 
 class Server:
     """A JupyterLab that was started by `make lab`, and what its REST interface answers."""
 
     def __init__(self, repository, environment):
-        self.repository, self.runtime, self.said = repository, environment["JUPYTER_RUNTIME_DIR"], []
-        command = ["make", "-o", ".venv/installed", "lab"]  # whatever its age: a test sets nothing up
-        self.process = subprocess.Popen(command, cwd=repository, env=environment, text=True, start_new_session=True,
-                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        self.reader = threading.Thread(target=lambda: self.said.extend(self.process.stdout), daemon=True)
+        self.repository, self.runtime, self.said = (
+            repository,
+            environment["JUPYTER_RUNTIME_DIR"],
+            [],
+        )
+        command = [
+            "make",
+            "-o",
+            ".venv/installed",
+            "lab",
+        ]  # whatever its age: a test sets nothing up
+        self.process = subprocess.Popen(
+            command,
+            cwd=repository,
+            env=environment,
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self.reader = threading.Thread(
+            target=lambda: self.said.extend(self.process.stdout), daemon=True
+        )
         self.reader.start()
         deadline = time.monotonic() + 120
-        while not (found := re.search(r"(http://127\.0\.0\.1:\d+)/lab\?token=(\w+)", "".join(self.said))):
+        while not (
+            found := re.search(r"(http://127\.0\.0\.1:\d+)/lab\?token=(\w+)", "".join(self.said))
+        ):
             assert self.process.poll() is None and time.monotonic() < deadline, "".join(self.said)
             time.sleep(0.1)
         self.address, self.token = found.groups()
@@ -53,8 +72,12 @@ class Server:
 
     def ask(self, place, method="GET", **content):
         body = json.dumps(content).encode() if content else None
-        request = urllib.request.Request(f"{self.address}/api/{urllib.parse.quote(place, safe='/?=&')}", body, method=method,
-                                         headers={"Authorization": f"token {self.token}", "Content-Type": "application/json"})
+        request = urllib.request.Request(
+            f"{self.address}/api/{urllib.parse.quote(place, safe='/?=&')}",
+            body,
+            method=method,
+            headers={"Authorization": f"token {self.token}", "Content-Type": "application/json"},
+        )
         with urllib.request.urlopen(request, timeout=60) as answer:
             text = answer.read()
         return json.loads(text) if text else None
@@ -73,35 +96,59 @@ class Server:
 
 
 def git(repository, *arguments):
-    return subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x@example.org", *arguments], cwd=repository, check=True,
-                          capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", *arguments],
+        cwd=repository,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("lab") / "my own course"
-    shutil.copytree(ROOT / "tutorials", repository / "tutorials", ignore=shutil.ignore_patterns("my-work", "__pycache__", ".ipynb_checkpoints"))
+    shutil.copytree(
+        ROOT / "tutorials",
+        repository / "tutorials",
+        ignore=shutil.ignore_patterns("my-work", "__pycache__", ".ipynb_checkpoints"),
+    )
     for name in ("Makefile", ".gitignore", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, repository)
     (repository / ".venv" / "bin").mkdir(parents=True)
     (repository / ".venv" / "installed").touch()
-    (repository / ".venv" / "bin" / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (repository / ".venv" / "bin" / "python").write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
+    )
     (repository / ".venv" / "bin" / "python").chmod(0o755)
     git(repository, "init", "--quiet")
     git(repository, "add", "--all")
     git(repository, "commit", "--quiet", "--message", "all")
     home = tmp_path_factory.mktemp("home")
-    (home / "jupyter_server_config.py").write_text(f"c.ServerApp.root_dir = {str(home)!r}\n")  # of somebody who uses Jupyter elsewhere, too
-    environment = {key: value for key, value in os.environ.items() if key not in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER", "DDP_PROGRESS")}
-    environment |= {"JUPYTER_CONFIG_DIR": str(home), "JUPYTER_RUNTIME_DIR": str(home / "runtime"), "JUPYTER_DATA_DIR": str(home / "data")}
+    (home / "jupyter_server_config.py").write_text(
+        f"c.ServerApp.root_dir = {str(home)!r}\n"
+    )  # of somebody who uses Jupyter elsewhere, too
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER", "DDP_PROGRESS")
+    }
+    environment |= {
+        "JUPYTER_CONFIG_DIR": str(home),
+        "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
+        "JUPYTER_DATA_DIR": str(home / "data"),
+    }
     server = Server(repository, environment)
     yield server
     server.close()
 
 
 def files_of(repository):
-    return {path.relative_to(repository).as_posix(): path.read_bytes() for path in repository.rglob("*")
-            if path.is_file() and ".git" not in path.parts and ".ipynb_checkpoints" not in path.parts}
+    return {
+        path.relative_to(repository).as_posix(): path.read_bytes()
+        for path in repository.rglob("*")
+        if path.is_file() and ".git" not in path.parts and ".ipynb_checkpoints" not in path.parts
+    }
 
 
 def mark(notebook):
@@ -127,7 +174,9 @@ def test_saving_a_students_copy_writes_nothing_else_and_git_sees_nothing(server)
     before = files_of(server.repository)
     server.save("my-work/pets.ipynb", mark)
     after = files_of(server.repository)
-    assert {name for name in before | after if before.get(name) != after.get(name)} == {"tutorials/my-work/pets.ipynb"}
+    assert {name for name in before | after if before.get(name) != after.get(name)} == {
+        "tutorials/my-work/pets.ipynb"
+    }
     assert git(server.repository, "status", "--porcelain") == ""
     assert not git(server.repository, "describe", "--always", "--dirty").strip().endswith("-dirty")
 
@@ -137,7 +186,9 @@ def test_saving_a_notebook_never_writes_its_script(server, name):
     before = files_of(server.repository)
     server.save(name, mark)
     after = files_of(server.repository)
-    assert {name for name in before | after if before.get(name) != after.get(name)} == {f"tutorials/{name}"}
+    assert {name for name in before | after if before.get(name) != after.get(name)} == {
+        f"tutorials/{name}"
+    }
     git(server.repository, "checkout", "--quiet", "tutorials")
 
 
@@ -149,17 +200,28 @@ def test_a_script_that_is_opened_as_a_notebook_and_saved_stays_as_it_was(server)
 
 
 def test_a_kernel_of_it_has_the_environment_of_the_project(server):
-    session = server.ask("sessions", "POST", path="my-work/pets.ipynb", type="notebook", name="", kernel={"name": "python3"})
+    session = server.ask(
+        "sessions",
+        "POST",
+        path="my-work/pets.ipynb",
+        type="notebook",
+        name="",
+        kernel={"name": "python3"},
+    )
     connection = f"{server.runtime}/kernel-{session['kernel']['id']}.json"
     kernel = BlockingKernelClient(connection_file=connection)
     kernel.load_connection_file()
     kernel.start_channels(hb=False)
     try:
         wanted = {"all": "[os.getcwd(), sys.executable, shutil.which('python')]"}
-        reply = kernel.execute("import os, shutil, sys", user_expressions=wanted, reply=True, timeout=120)
+        reply = kernel.execute(
+            "import os, shutil, sys", user_expressions=wanted, reply=True, timeout=120
+        )
     finally:
         kernel.stop_channels()
-    folder, python, first_on_path = ast.literal_eval(reply["content"]["user_expressions"]["all"]["data"]["text/plain"])
+    folder, python, first_on_path = ast.literal_eval(
+        reply["content"]["user_expressions"]["all"]["data"]["text/plain"]
+    )
     assert folder == str(server.repository / "tutorials" / "my-work")
     assert python == sys.executable
     assert os.path.dirname(first_on_path) == os.path.dirname(sys.executable)
@@ -183,7 +245,10 @@ def test_what_a_student_has_done_is_never_overwritten(folders):
     assert copy.read_text() == "my work"
     copy.rename(copy.with_name("mine.ipynb"))
     assert lab.prepare(original.parent, copy.parent) == []
-    assert (copy.read_text(), copy.with_name("mine.ipynb").read_text()) == ("second edition", "my work")
+    assert (copy.read_text(), copy.with_name("mine.ipynb").read_text()) == (
+        "second edition",
+        "my work",
+    )
 
 
 def test_a_copy_that_nobody_has_touched_follows_its_original(folders):
@@ -201,8 +266,15 @@ def test_a_students_own_file_of_that_name_is_left_alone(folders):
     assert (copy.parent / "b.ipynb").read_text() == "mine, from elsewhere"
 
 
-@pytest.mark.parametrize("given, arguments, expected", [({}, [], True), ({"DISPLAY": ":0"}, [], False), ({"BROWSER": "w3m"}, [], False),
-                                                        ({}, ["--no-browser"], False)])
+@pytest.mark.parametrize(
+    "given, arguments, expected",
+    [
+        ({}, [], True),
+        ({"DISPLAY": ":0"}, [], False),
+        ({"BROWSER": "w3m"}, [], False),
+        ({}, ["--no-browser"], False),
+    ],
+)
 def test_a_browser_is_opened_where_there_can_be_one(monkeypatch, given, arguments, expected):
     monkeypatch.setattr(sys, "platform", "linux")
     assert ("--no-browser" in lab.options(given, arguments)[0]) == expected
@@ -213,11 +285,19 @@ def test_a_folder_that_cannot_be_written_is_said_in_a_line(tmp_path):
     (tutorials / "student").mkdir(parents=True)
     shutil.copy(ROOT / "tutorials" / "lab.py", tutorials)
     (tutorials / "my-work").write_text("a file where the folder should be")
-    done = subprocess.run([sys.executable, tutorials / "lab.py"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "cannot be put into" in done.stderr and "Traceback" not in done.stderr
+    done = subprocess.run(
+        [sys.executable, tutorials / "lab.py"], capture_output=True, text=True, timeout=60
+    )
+    assert (
+        done.returncode == 1
+        and "cannot be put into" in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
-def test_a_notebook_that_was_changed_by_hand_is_set_aside_before_it_is_written_anew(tmp_path, monkeypatch, capsys):
+def test_a_notebook_that_was_changed_by_hand_is_set_aside_before_it_is_written_anew(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(sync, "SET_ASIDE", tmp_path / "my-work")
     path = tmp_path / "pets.ipynb"
     notebook = sync.from_script(ROOT / "tutorials" / "pets.py")

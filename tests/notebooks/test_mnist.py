@@ -28,7 +28,7 @@ def test_the_checks_of_mnist_accept_the_solutions(mnist, capsys):
 
 
 def in_the_order_of_the_model(sizes, capacity):
-    return [[number for number in range(len(sizes))]]
+    return [list(range(len(sizes)))]
 
 
 def closed_before_it_overflows(sizes, capacity):
@@ -70,20 +70,25 @@ def never_average(model, parts):
         average_after_every_part(model, parts)
 
 
-@pytest.mark.parametrize("check, wrong", [
-    ("check_buckets", in_the_order_of_the_model),
-    ("check_buckets", closed_before_it_overflows),
-    ("check_buckets", lambda sizes, capacity: None),
-    ("check_broadcast", lambda model: None),
-    ("check_broadcast", average_the_weights),
-    ("check_broadcast", only_rank_0_calls),
-    ("check_accumulation", lambda model, parts: None),
-    ("check_accumulation", average_after_every_part),
-    ("check_accumulation", forget_to_divide),
-    ("check_accumulation", never_average),
-])
+@pytest.mark.parametrize(
+    "check, wrong",
+    [
+        ("check_buckets", in_the_order_of_the_model),
+        ("check_buckets", closed_before_it_overflows),
+        ("check_buckets", lambda sizes, capacity: None),
+        ("check_broadcast", lambda model: None),
+        ("check_broadcast", average_the_weights),
+        ("check_broadcast", only_rank_0_calls),
+        ("check_accumulation", lambda model, parts: None),
+        ("check_accumulation", average_after_every_part),
+        ("check_accumulation", forget_to_divide),
+        ("check_accumulation", never_average),
+    ],
+)
 def test_the_checks_of_mnist_refuse_wrong_answers(mnist, capsys, check, wrong):
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as if it were defined in a notebook
+    cloudpickle.register_pickle_by_value(
+        sys.modules[__name__]
+    )  # as if it were defined in a notebook
     try:
         assert not mnist[check](wrong)
     finally:
@@ -108,16 +113,32 @@ def test_epochs_that_deal_the_same_are_caught(mnist):
 
 @pytest.mark.parametrize("rank_0_only", [True, False])
 def test_writing_from_all_ranks_is_caught(mnist, tmp_path, rank_0_only):
-    found = mnist["on_two_ranks"](mnist["all_ranks_write"], folder=str(tmp_path / "new"), rank_0_only=rank_0_only)
-    with contextlib.nullcontext() if rank_0_only else pytest.raises(AssertionError, match="FileExistsError.*finds 0 bytes"):
+    found = mnist["on_two_ranks"](
+        mnist["all_ranks_write"], folder=str(tmp_path / "new"), rank_0_only=rank_0_only
+    )
+    with (
+        contextlib.nullcontext()
+        if rank_0_only
+        else pytest.raises(AssertionError, match="FileExistsError.*finds 0 bytes")
+    ):
         mnist["check_written_once"](*found)
 
 
 @pytest.mark.parametrize("with_training_sampler", [True, False])
 def test_validation_with_the_training_sampler_is_caught(mnist, with_training_sampler):
     training, held_out = ddp.split(103, [0.2])
-    judged = mnist["on_two_ranks"](mnist["judged"], samples=103, training=training, held_out=held_out, with_training_sampler=with_training_sampler)
-    with pytest.raises(AssertionError, match="not held out") if with_training_sampler else contextlib.nullcontext():
+    judged = mnist["on_two_ranks"](
+        mnist["judged"],
+        samples=103,
+        training=training,
+        held_out=held_out,
+        with_training_sampler=with_training_sampler,
+    )
+    with (
+        pytest.raises(AssertionError, match="not held out")
+        if with_training_sampler
+        else contextlib.nullcontext()
+    ):
         mnist["check_judged"](judged, held_out)
 
 
@@ -128,18 +149,42 @@ def test_held_out_digits_that_are_missing_or_count_twice_are_caught(mnist, seen)
 
 
 def test_shards_of_different_length_end_at_once_and_are_named(mnist):
-    few = {"epochs": 1, "batch_size": 128, "learning_rate": 1e-3, "width": 8, "bottleneck": 2, "seed": 0}
+    few = {
+        "epochs": 1,
+        "batch_size": 128,
+        "learning_rate": 1e-3,
+        "width": 8,
+        "bottleneck": 2,
+        "seed": 0,
+    }
     with pytest.raises(ddp.RankFailed, match="returned at step 4, while rank 0 went on") as failed:
-        ddp.launch(mnist["client"], mnist["train_on_own_part"], images=mnist["images"][:1_100], **few, workers=2)
+        ddp.launch(
+            mnist["client"],
+            mnist["train_on_own_part"],
+            images=mnist["images"][:1_100],
+            **few,
+            workers=2,
+        )
     assert failed.value.rank == 1
 
 
 def write_idx(path, array):
-    path.write_bytes(gzip.compress(bytes([0, 0, 8, array.ndim]) + b"".join(length.to_bytes(4) for length in array.shape) + array.tobytes()))
+    path.write_bytes(
+        gzip.compress(
+            bytes([0, 0, 8, array.ndim])
+            + b"".join(length.to_bytes(4) for length in array.shape)
+            + array.tobytes()
+        )
+    )
 
 
-@pytest.mark.parametrize("parts, read", [({"digits": 50}, [45, 45, 5, 5]), ({"train": 30, "t10k": 20}, [30, 30, 20, 20])])
-def test_digits_of_ones_own_come_with_a_test_set_or_a_tenth_is_held_out(mnist, tmp_path, parts, read):
+@pytest.mark.parametrize(
+    "parts, read",
+    [({"digits": 50}, [45, 45, 5, 5]), ({"train": 30, "t10k": 20}, [30, 30, 20, 20])],
+)
+def test_digits_of_ones_own_come_with_a_test_set_or_a_tenth_is_held_out(
+    mnist, tmp_path, parts, read
+):
     for part, count in parts.items():
         write_idx(tmp_path / f"{part}-images-idx3-ubyte.gz", np.zeros((count, 28, 28), np.uint8))
         write_idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", np.arange(count, dtype=np.uint8))
@@ -147,7 +192,9 @@ def test_digits_of_ones_own_come_with_a_test_set_or_a_tenth_is_held_out(mnist, t
 
 
 @pytest.mark.parametrize("shape, labels", [((5, 28, 28), 4), ((5, 32, 32), 5)])
-def test_digits_without_a_label_each_or_of_another_size_are_refused(mnist, tmp_path, shape, labels):
+def test_digits_without_a_label_each_or_of_another_size_are_refused(
+    mnist, tmp_path, shape, labels
+):
     write_idx(tmp_path / "digits-images-idx3-ubyte.gz", np.zeros(shape, np.uint8))
     write_idx(tmp_path / "digits-labels-idx1-ubyte.gz", np.zeros(labels, np.uint8))
     with pytest.raises(ddp.Error, match="not digits of 28 x 28 with one label each"):

@@ -3,20 +3,21 @@
 import subprocess
 import sys
 
+import lab  # in tutorials/
 import nbformat
 import pytest
+import sync
 from nbclient import NotebookClient
 from tutorials_here import ROOT, clean_environment, script
-
-import lab  # in tutorials/
-import sync
 
 TUTORIALS = [path.stem for path in sync.sources()]
 each_tutorial = pytest.mark.parametrize("name", TUTORIALS)
 
 
 def cells_of(notebook):
-    return [(cell.cell_type, cell.source, cell.metadata.get("tags", [])) for cell in notebook.cells]
+    return [
+        (cell.cell_type, cell.source, cell.metadata.get("tags", [])) for cell in notebook.cells
+    ]
 
 
 def notebook(name):
@@ -25,7 +26,9 @@ def notebook(name):
 
 @each_tutorial
 def test_notebook_and_script_are_a_pair(name):
-    assert cells_of(notebook(name)) == cells_of(script(name)), f"{name}.ipynb is not what {name}.py says: run make sync"
+    assert cells_of(notebook(name)) == cells_of(script(name)), (
+        f"{name}.ipynb is not what {name}.py says: run make sync"
+    )
 
 
 @each_tutorial
@@ -37,13 +40,19 @@ def test_every_cell_was_executed_in_order(name):
 @each_tutorial
 def test_no_output_is_an_error_or_a_warning(name):
     outputs = [output for cell in notebook(name).cells for output in cell.get("outputs", [])]
-    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    assert not [
+        output
+        for output in outputs
+        if output.output_type == "error" or output.get("name") == "stderr"
+    ]
 
 
 @each_tutorial
 def test_what_a_cell_prints_is_kept_in_one_piece(name):
     for cell in notebook(name).cells:
-        streams = [output.name for output in cell.get("outputs", []) if output.output_type == "stream"]
+        streams = [
+            output.name for output in cell.get("outputs", []) if output.output_type == "stream"
+        ]
         assert len(streams) == len(set(streams)), cell.source
 
 
@@ -51,7 +60,9 @@ def test_what_a_cell_prints_is_kept_in_one_piece(name):
 @pytest.mark.parametrize("folder", [".", "student"])
 def test_no_notebook_is_paired_with_a_script(name, folder):
     metadata = nbformat.read(ROOT / "tutorials" / folder / f"{name}.ipynb", 4).metadata
-    assert "jupytext" not in metadata, "what is saved in Jupyter would be written into a script too"
+    assert "jupytext" not in metadata, (
+        "what is saved in Jupyter would be written into a script too"
+    )
 
 
 @each_tutorial
@@ -60,8 +71,12 @@ def test_student_notebook_is_generated_from_the_notebook(name):
     assert cells_of(student) == cells_of(sync.student(notebook(name))), "run make sync"
     assert not any(cell.get("outputs") for cell in student.cells)
     assert not any("instructor" in cell.metadata.get("tags", []) for cell in student.cells)
-    solutions = [cell.source for cell in notebook(name).cells if "solution" in cell.metadata.get("tags", [])]
-    assert solutions and not any(solution in cell.source for solution in solutions for cell in student.cells)
+    solutions = [
+        cell.source for cell in notebook(name).cells if "solution" in cell.metadata.get("tags", [])
+    ]
+    assert solutions and not any(
+        solution in cell.source for solution in solutions for cell in student.cells
+    )
 
 
 def test_a_solution_without_marks_is_refused():
@@ -87,14 +102,31 @@ ANOTHER_PROCESSOR = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"
 def test_notebook_reproduces_its_outputs(name, tmp_path):
     environment = clean_environment(tmp_path) | ANOTHER_PROCESSOR
     del environment["DDP_PROGRESS"]  # nobody watches here: it must be found out
-    command = [sys.executable, "-m", "pytest", "-q", "--nbval", "--nbval-current-env", "--nbval-cell-timeout=240", "-p", "no:cacheprovider",
-               "-o", "timeout=600", "-o", "addopts=", f"tutorials/{name}.ipynb"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--nbval",
+        "--nbval-current-env",
+        "--nbval-cell-timeout=240",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "timeout=600",
+        "-o",
+        "addopts=",
+        f"tutorials/{name}.ipynb",
+    ]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:]
     assert " passed" in done.stdout
 
 
-QUICK = {"ucmerced": "epochs=1 size=33", "dogs": "head_epochs=1 epochs=1 size=48 images_per_breed=50"}
+QUICK = {
+    "ucmerced": "epochs=1 size=33",
+    "dogs": "head_epochs=1 epochs=1 size=48 images_per_breed=50",
+}
 
 
 @pytest.mark.timeout(600)
@@ -105,8 +137,18 @@ def test_student_notebook_runs_through_unsolved(name, tmp_path, monkeypatch):
         monkeypatch.setenv(key, value)
     monkeypatch.delenv("DDP_PROGRESS")
     student = nbformat.read(tmp_path / "my-work" / f"{name}.ipynb", 4)
-    NotebookClient(student, timeout=120, resources={"metadata": {"path": str(tmp_path / "my-work")}}).execute()
-    text = "".join(output.get("text", "") for cell in student.cells for output in cell.get("outputs", []))
-    assert text.count("not yet") == sum("solution" in cell.metadata.get("tags", []) for cell in student.cells)
-    judged = [output for cell in student.cells if "ddp.judge(" in cell.source for output in cell.outputs]
-    assert {output.output_type for output in judged} <= {"stream"}  # words, no bare value such as False
+    NotebookClient(
+        student, timeout=120, resources={"metadata": {"path": str(tmp_path / "my-work")}}
+    ).execute()
+    text = "".join(
+        output.get("text", "") for cell in student.cells for output in cell.get("outputs", [])
+    )
+    assert text.count("not yet") == sum(
+        "solution" in cell.metadata.get("tags", []) for cell in student.cells
+    )
+    judged = [
+        output for cell in student.cells if "ddp.judge(" in cell.source for output in cell.outputs
+    ]
+    assert {output.output_type for output in judged} <= {
+        "stream"
+    }  # words, no bare value such as False

@@ -19,16 +19,24 @@ def test_the_checks_of_pets_accept_the_solutions(pets, capsys):
     assert capsys.readouterr().out.count("right") == 3
 
 
-@pytest.mark.parametrize("check, wrong", [
-    ("check_share", lambda batch, rank, size: batch[rank * (len(batch) // size):(rank + 1) * (len(batch) // size)]),
-    ("check_share", lambda batch, rank, size: batch),
-    ("check_share", lambda batch, rank, size: None),
-    ("check_weight", lambda mine, everyones, size: mine / everyones),
-    ("check_weight", lambda mine, everyones, size: 1.0),
-    ("check_weight", lambda mine, everyones, size: None),
-    ("check_search", lambda rate, contexts, targets: None),
-    ("check_search", lambda rate, contexts, targets: (rate, rate)),
-])
+@pytest.mark.parametrize(
+    "check, wrong",
+    [
+        (
+            "check_share",
+            lambda batch, rank, size: batch[
+                rank * (len(batch) // size) : (rank + 1) * (len(batch) // size)
+            ],
+        ),
+        ("check_share", lambda batch, rank, size: batch),
+        ("check_share", lambda batch, rank, size: None),
+        ("check_weight", lambda mine, everyones, size: mine / everyones),
+        ("check_weight", lambda mine, everyones, size: 1.0),
+        ("check_weight", lambda mine, everyones, size: None),
+        ("check_search", lambda rate, contexts, targets: None),
+        ("check_search", lambda rate, contexts, targets: (rate, rate)),
+    ],
+)
 def test_the_checks_of_pets_refuse_wrong_answers(pets, capsys, check, wrong):
     assert not pets[check](wrong)
     assert "not yet" in capsys.readouterr().out
@@ -57,5 +65,9 @@ def test_a_table_without_names_is_refused(pets, tmp_path, content):
 def test_windows_of_a_name(pets):
     contexts, targets = pets["windows"](["bo"])
     alphabet = pets["ALPHABET"]
-    assert ["".join(alphabet[code] for code in row) for row in contexts] == ["*" * 8, "*" * 7 + "b", "*" * 6 + "bo"]
+    assert ["".join(alphabet[code] for code in row) for row in contexts] == [
+        "*" * 8,
+        "*" * 7 + "b",
+        "*" * 6 + "bo",
+    ]
     assert "".join(alphabet[code] for code in targets) == "bo+"

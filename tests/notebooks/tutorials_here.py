@@ -20,7 +20,11 @@ def script(name):
 
 
 def clean_environment(runs):
-    kept = {key: value for key, value in os.environ.items() if key not in ("CLUSTER", "PRESET", "SET", "RESUME")}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("CLUSTER", "PRESET", "SET", "RESUME")
+    }
     return kept | {"WORKERS": "2", "RUNS": str(runs), "DDP_PROGRESS": "off"}
 
 
@@ -32,14 +36,22 @@ def names_of(name, runs):
             patch.setenv(key, value)
         names = {"__name__": "__main__"}
         cells = script(name).cells
-        start = next(number for number, cell in enumerate(cells) if cell.source.startswith("## 5."))
+        start = next(
+            number for number, cell in enumerate(cells) if cell.source.startswith("## 5.")
+        )
         for cell in cells[:start]:
             if cell.cell_type == "code" and not LESSON_TAGS & set(cell.metadata.get("tags", [])):
                 exec(cell.source, names)
         for cell in cells[start:]:
             if cell.cell_type == "code":
-                functions = [node for node in ast.parse(cell.source).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+                functions = [
+                    node
+                    for node in ast.parse(cell.source).body
+                    if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+                ]
                 exec(compile(ast.Module(functions, []), "<cell>", "exec"), names)
-        exec("def crashes(*given, **named):\n    return 1 / 0", names)  # an answer that a student may give to any exercise
+        exec(
+            "def crashes(*given, **named):\n    return 1 / 0", names
+        )  # an answer that a student may give to any exercise
         yield names
         names["client"].close()

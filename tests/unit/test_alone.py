@@ -15,9 +15,19 @@ def test_alone_there_is_one_rank_and_no_process_group():
         assert not torch.distributed.is_initialized()
 
 
-@pytest.mark.parametrize("given", [("RANK",), ("RANK", "WORLD_SIZE"), ("MASTER_ADDR", "MASTER_PORT"), ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")],
-                         ids=lambda given: "+".join(given))
-def test_half_of_a_launchers_variables_is_refused_and_the_missing_ones_are_named(monkeypatch, given):
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("RANK",),
+        ("RANK", "WORLD_SIZE"),
+        ("MASTER_ADDR", "MASTER_PORT"),
+        ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    ],
+    ids=lambda given: "+".join(given),
+)
+def test_half_of_a_launchers_variables_is_refused_and_the_missing_ones_are_named(
+    monkeypatch, given
+):
     for name in given:
         monkeypatch.setenv(name, VARIABLES[name])
     with pytest.raises(Error) as caught, process_group():

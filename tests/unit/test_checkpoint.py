@@ -28,7 +28,13 @@ class State:
         self.optimizer = torch.optim.Adam(self.model.parameters())
         self.sampler = ElasticSampler(SIZE, 4)
         self.batches = iter(self.sampler)
-        self.checkpoint = Checkpoint(directory=directory, keep=keep, model=self.model, optimizer=self.optimizer, sampler=self.sampler)
+        self.checkpoint = Checkpoint(
+            directory=directory,
+            keep=keep,
+            model=self.model,
+            optimizer=self.optimizer,
+            sampler=self.sampler,
+        )
 
     def save(self, steps):
         for _ in range(steps):
@@ -64,17 +70,19 @@ def edit(path, change):
 
 def flip_a_bit(content):
     middle = len(content) // 2
-    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1:]
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
 
 DAMAGES = {
-    "truncated": lambda path: edit(path, lambda content: content[:len(content) // 2]),
+    "truncated": lambda path: edit(path, lambda content: content[: len(content) // 2]),
     "flipped_bit": lambda path: edit(path, flip_a_bit),
     "empty": lambda path: edit(path, lambda content: b""),
     "foreign_bytes": lambda path: edit(path, lambda content: b"\x89PNG\r\n\x1a\n" * 40),
     "missing_digest": lambda path: digest_file(path).unlink(),
     "empty_digest": lambda path: digest_file(path).write_text(""),
-    "foreign_bytes_for_a_digest": lambda path: digest_file(path).write_bytes(b"\xff\xfe\x00\x81" * 9),
+    "foreign_bytes_for_a_digest": lambda path: digest_file(path).write_bytes(
+        b"\xff\xfe\x00\x81" * 9
+    ),
 }
 each_damage = pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 
@@ -102,7 +110,9 @@ def test_model_optimizer_and_position_come_back_as_they_were(tmp_path):
 
 def test_only_the_newest_files_are_kept(tmp_path):
     saved(tmp_path, steps=6, keep=3)
-    assert names(tmp_path) == sorted(f"step-0000000{step}{end}" for step in (4, 5, 6) for end in (".pt", ".sha256"))
+    assert names(tmp_path) == sorted(
+        f"step-0000000{step}{end}" for step in (4, 5, 6) for end in (".pt", ".sha256")
+    )
 
 
 def test_without_a_sampler_the_last_saves_are_kept_too(tmp_path):
@@ -112,7 +122,10 @@ def test_without_a_sampler_the_last_saves_are_kept_too(tmp_path):
         torch.nn.init.constant_(model.weight, value)
         checkpoint.save()
     checkpoint.wait()
-    kept = [torch.load(path, weights_only=True)["model"]["weight"].item() for path in checkpoints(tmp_path)]
+    kept = [
+        torch.load(path, weights_only=True)["model"]["weight"].item()
+        for path in checkpoints(tmp_path)
+    ]
     assert kept == [4, 5]
 
 
@@ -172,7 +185,9 @@ def test_code_in_a_checkpoint_is_refused_and_not_executed(tmp_path, has_digest, 
     directory.mkdir()
     path = directory / "step-00000001.pt"
     state = {"model": Code(trap), "optimizer": {}, "sampler": {}}
-    torch.save(state, path) if form == "torch_file" else path.write_bytes(pickle.dumps(state, protocol=2))
+    torch.save(state, path) if form == "torch_file" else path.write_bytes(
+        pickle.dumps(state, protocol=2)
+    )
     if has_digest:
         write_with_digest(path, path.read_bytes())
     with pytest.raises(Error, match="step-00000001|No checkpoint") as caught:
@@ -198,7 +213,9 @@ def test_the_checkpoint_of_another_optimizer_is_refused(tmp_path):
     state = State(tmp_path)
     other = torch.optim.Adam([{"params": [state.model.weight]}, {"params": [state.model.bias]}])
     with pytest.raises(Error, match="another optimizer"):
-        Checkpoint(directory=tmp_path, model=state.model, optimizer=other, sampler=state.sampler).restore()
+        Checkpoint(
+            directory=tmp_path, model=state.model, optimizer=other, sampler=state.sampler
+        ).restore()
 
 
 def test_a_checkpoint_with_other_parts_is_refused_and_both_lists_are_named(tmp_path):
@@ -210,7 +227,12 @@ def test_a_checkpoint_with_other_parts_is_refused_and_both_lists_are_named(tmp_p
 def test_the_checkpoint_of_other_data_is_refused(tmp_path):
     state = saved(tmp_path)
     with pytest.raises(Error, match="length 40 there, 41 here"):
-        Checkpoint(directory=tmp_path, model=state.model, optimizer=state.optimizer, sampler=ElasticSampler(41, 4)).restore()
+        Checkpoint(
+            directory=tmp_path,
+            model=state.model,
+            optimizer=state.optimizer,
+            sampler=ElasticSampler(41, 4),
+        ).restore()
 
 
 def test_a_part_that_has_no_state_is_refused_at_once():
@@ -248,9 +270,15 @@ for _ in range(lives):
 """
 
 
-def test_a_process_killed_while_saving_leaves_a_good_checkpoint_that_is_never_older_than_one_save(tmp_path):
+def test_a_process_killed_while_saving_leaves_a_good_checkpoint_that_is_never_older_than_one_save(
+    tmp_path,
+):
     lives, confirmed = 30, 0
-    with subprocess.Popen([sys.executable, "-c", SAVE_UNTIL_KILLED, tmp_path, str(lives)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", SAVE_UNTIL_KILLED, tmp_path, str(lives)],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         for life in range(lives):
             child = next_of(process, "pid")[1]
             for _ in range(1 + life % 3):

@@ -16,10 +16,32 @@ QUICK = "epochs=1 hidden=16 batch_size=4096"
 
 
 def command(*words, runs, **variables):
-    kept = {key: value for key, value in os.environ.items() if key not in ("CLUSTER", "WORKERS", "PRESET", "SET", "RESUME", "CHECKPOINT", "OPTIONS",
-                                                                             "RESTARTS", "TUTORIAL", "DDP_PROGRESS")}
-    return subprocess.Popen([sys.executable, "-m", "ddp_common", *words], cwd=ROOT, env=kept | {"RUNS": str(runs)} | variables,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key
+        not in (
+            "CLUSTER",
+            "WORKERS",
+            "PRESET",
+            "SET",
+            "RESUME",
+            "CHECKPOINT",
+            "OPTIONS",
+            "RESTARTS",
+            "TUTORIAL",
+            "DDP_PROGRESS",
+        )
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "ddp_common", *words],
+        cwd=ROOT,
+        env=kept | {"RUNS": str(runs)} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def finish(process):
@@ -56,7 +78,14 @@ def short_run(tmp_path_factory):
 def test_run_shows_progress_names_and_where_the_run_is(short_run):
     out, error, directory = short_run
     assert out.startswith("pets: starting 2 workers on this machine\n")
-    for words in ("2 ranks", "epoch 1/1  loss", "samples/s", "Invented:", "Run directory:", directory.name):
+    for words in (
+        "2 ranks",
+        "epoch 1/1  loss",
+        "samples/s",
+        "Invented:",
+        "Run directory:",
+        directory.name,
+    ):
         assert words in out
     assert error == ""
 
@@ -64,7 +93,11 @@ def test_run_shows_progress_names_and_where_the_run_is(short_run):
 def test_run_directory_holds_config_metrics_checkpoints_log_and_picture(short_run):
     *_, directory = short_run
     config = json.loads((directory / "config.json").read_text())
-    assert config["settings"]["hidden"] == 16 and config["versions"]["torch"] and len(config["workers"]) == 2
+    assert (
+        config["settings"]["hidden"] == 16
+        and config["versions"]["torch"]
+        and len(config["workers"]) == 2
+    )
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert {row["rank"] for row in rows} == {0, 1} and all("loss" in row for row in rows)
     assert list((directory / "checkpoints").glob("step-*.pt"))
@@ -74,7 +107,16 @@ def test_run_directory_holds_config_metrics_checkpoints_log_and_picture(short_ru
 
 def test_resume_takes_the_settings_of_the_run_and_goes_on(short_run):
     *_, directory = short_run
-    code, out, error = finish(command("run", "pets", runs=directory.parents[1], RESUME=str(directory), SET="epochs=2", WORKERS="1"))
+    code, out, error = finish(
+        command(
+            "run",
+            "pets",
+            runs=directory.parents[1],
+            RESUME=str(directory),
+            SET="epochs=2",
+            WORKERS="1",
+        )
+    )
     assert code == 0, error
     assert "it goes on from step 25, in epoch 1 (step-00000025.pt)" in out
     config = json.loads((directory / "config.json").read_text())
@@ -89,26 +131,52 @@ def test_resume_takes_the_settings_of_the_run_and_goes_on(short_run):
 def test_a_resume_with_settings_that_do_not_fit_fails_and_leaves_config_json_as_it_was(short_run):
     *_, directory = short_run
     before = (directory / "config.json").read_bytes()
-    code, _, error = finish(command("run", "pets", runs=directory.parents[1], RESUME=str(directory), SET="hidden=8", WORKERS="1", RESTARTS="1"))
+    code, _, error = finish(
+        command(
+            "run",
+            "pets",
+            runs=directory.parents[1],
+            RESUME=str(directory),
+            SET="hidden=8",
+            WORKERS="1",
+            RESTARTS="1",
+        )
+    )
     assert code == 1 and "was written by another model" in error
     assert (directory / "config.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("variable", ["RESUME", "CHECKPOINT"])
 @pytest.mark.parametrize("cluster", ["local", "torchrun"])
-def test_a_run_of_another_tutorial_is_refused_before_anything_is_started_or_written(short_run, variable, cluster):
+def test_a_run_of_another_tutorial_is_refused_before_anything_is_started_or_written(
+    short_run, variable, cluster
+):
     *_, directory = short_run
     before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
-    code, out, error = finish(command("run", "mnist", runs=directory.parents[1], CLUSTER=cluster, **{variable: str(directory)}))
+    code, out, error = finish(
+        command(
+            "run",
+            "mnist",
+            runs=directory.parents[1],
+            CLUSTER=cluster,
+            **{variable: str(directory)},
+        )
+    )
     assert code == 1 and f"{variable}={directory}: that is a run of pets, not of mnist" in error
-    assert f"make run TUTORIAL=pets {variable}=" in error and "TUTORIAL=mnist" not in error and out == ""
+    assert (
+        f"make run TUTORIAL=pets {variable}=" in error
+        and "TUTORIAL=mnist" not in error
+        and out == ""
+    )
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
 
 
 def test_resume_of_a_part_of_a_run_names_the_run(short_run):
     *_, directory = short_run
     for part in ("checkpoints", "checkpoints/step-00000025.pt"):
-        code, _, error = finish(command("run", "pets", runs=directory.parents[1], RESUME=str(directory / part)))
+        code, _, error = finish(
+            command("run", "pets", runs=directory.parents[1], RESUME=str(directory / part))
+        )
         assert code == 1 and f"Name the folder of the run: {directory}." in error
 
 
@@ -120,7 +188,9 @@ def test_a_folder_of_checkpoints_without_settings_says_how_to_go_on_from_it(tmp_
 
 
 def test_without_progress_nothing_is_announced(tmp_path):
-    code, out, _ = finish(command("run", "pets", runs=tmp_path, DDP_PROGRESS="off", CLUSTER="tcp://127.0.0.1:1"))
+    code, out, _ = finish(
+        command("run", "pets", runs=tmp_path, DDP_PROGRESS="off", CLUSTER="tcp://127.0.0.1:1")
+    )
     assert code == 1 and out == ""
 
 
@@ -128,42 +198,123 @@ def test_resume_passes_over_a_damaged_checkpoint_and_names_it(short_run, tmp_pat
     *_, directory = short_run
     newest = sorted((directory / "checkpoints").glob("step-*.pt"))[-1]
     newest.write_bytes(newest.read_bytes()[:-100])
-    code, _, error = finish(command("run", "pets", runs=tmp_path, RESUME=str(directory), WORKERS="1"))
+    code, _, error = finish(
+        command("run", "pets", runs=tmp_path, RESUME=str(directory), WORKERS="1")
+    )
     assert code == 0 or "all 1 are damaged" in error
     assert str(newest.name) in error
 
 
-@pytest.mark.parametrize("words, variables, message", [
-    (["run", "cats"], {}, "There is no tutorial 'cats'. TUTORIAL takes one of:"),
-    (["run", ""], {}, "TUTORIAL takes one of:"),
-    (["run", "sync"], {}, "There is no tutorial 'sync'"),
-    (["data", "cats"], {}, "There is no data set 'cats'. There is: pets"),
-    (["run", "pets"], {"CLUSTER": "mars"}, "There is no cluster profile 'mars'. CLUSTER takes one of local"),
-    (["run", "pets"], {"PRESET": "huge"}, "pets has no preset 'huge'. It has: laptop, full"),
-    (["run", "pets"], {"SET": "epoch=2"}, "pets has no setting 'epoch'. It has: data='shipped'"),
-    (["run", "pets"], {"SET": "epochs=two"}, "The setting epochs takes a whole number of at least 1, not 'two'"),
-    (["run", "pets"], {"SET": "epochs=-1"}, "The setting epochs takes a whole number of at least 1, not -1"),
-    (["run", "pets"], {"SET": "epochs=0"}, "The setting epochs takes a whole number of at least 1, not 0"),
-    (["run", "pets"], {"SET": "layers=1000000000"}, "The setting layers takes a whole number of at least 1 and at most 100"),
-    (["run", "pets"], {"SET": "learning_rate=nan"}, "The setting learning_rate takes a number above 0, not nan"),
-    (["run", "dogs"], {"SET": "epochs=-1"}, "The setting epochs takes a whole number of at least 0, not -1"),
-    (["run", "pets"], {"SET": "epochs=two", "CLUSTER": "torchrun"}, "The setting epochs takes a whole number of at least 1, not 'two'"),
-    (["scaling", "pets"], {"SET": "epochs=two"}, "The setting epochs takes a whole number of at least 1, not 'two'"),
-    (["run", "pets"], {"RESTARTS": "viele"}, "RESTARTS='viele': RESTARTS is a whole number of at least 0"),
-    (["run", "pets"], {"RESTARTS": "-1", "CLUSTER": "torchrun"}, "RESTARTS='-1': RESTARTS is a whole number of at least 0"),
-    (["run", "pets"], {"WORKERS": "1e9"}, "WORKERS=1e9: the number of workers is a whole number"),
-    (["run", "pets"], {"WORKERS": "99999999"}, "more than 10,000 workers are not possible"),
-    (["run", "pets"], {"OPTIONS": "processes=two", "CLUSTER": "slurm"}, "has the option processes: 'two'; it is a whole number"),
-    (["run", "pets"], {"OPTIONS": "cores.x=3", "CLUSTER": "slurm"}, "cores.x leads into cores, which is 2"),
-    (["run", "pets"], {"OPTIONS": "x=[1"}, "x=[1 is no valid YAML"),
-    (["run", "pets"], {"RESUME": "/nowhere", "CHECKPOINT": "/elsewhere"}, "RESUME=/nowhere and CHECKPOINT=/elsewhere name two folders"),
-    (["run", "pets"], {"CHECKPOINT": "/dev/null"}, "CHECKPOINT=/dev/null: /dev/null is a file, not a folder"),
-    (["run", "pets"], {"SET": "epochs"}, "'epochs' has no '='"),
-    (["run", "pets"], {"WORKERS": "0"}, "WORKERS=0: the number of workers is a whole number of at least 1"),
-    (["run", "pets"], {"WORKERS": "many"}, "WORKERS=many: the number of workers is a whole number"),
-    (["run", "pets"], {"RESUME": "/nowhere"}, "there is no run in that folder"),
-    (["run", "pets"], {"SET": "data=/nowhere.csv"}, "There is no file /nowhere.csv"),
-])
+@pytest.mark.parametrize(
+    "words, variables, message",
+    [
+        (["run", "cats"], {}, "There is no tutorial 'cats'. TUTORIAL takes one of:"),
+        (["run", ""], {}, "TUTORIAL takes one of:"),
+        (["run", "sync"], {}, "There is no tutorial 'sync'"),
+        (["data", "cats"], {}, "There is no data set 'cats'. There is: pets"),
+        (
+            ["run", "pets"],
+            {"CLUSTER": "mars"},
+            "There is no cluster profile 'mars'. CLUSTER takes one of local",
+        ),
+        (["run", "pets"], {"PRESET": "huge"}, "pets has no preset 'huge'. It has: laptop, full"),
+        (
+            ["run", "pets"],
+            {"SET": "epoch=2"},
+            "pets has no setting 'epoch'. It has: data='shipped'",
+        ),
+        (
+            ["run", "pets"],
+            {"SET": "epochs=two"},
+            "The setting epochs takes a whole number of at least 1, not 'two'",
+        ),
+        (
+            ["run", "pets"],
+            {"SET": "epochs=-1"},
+            "The setting epochs takes a whole number of at least 1, not -1",
+        ),
+        (
+            ["run", "pets"],
+            {"SET": "epochs=0"},
+            "The setting epochs takes a whole number of at least 1, not 0",
+        ),
+        (
+            ["run", "pets"],
+            {"SET": "layers=1000000000"},
+            "The setting layers takes a whole number of at least 1 and at most 100",
+        ),
+        (
+            ["run", "pets"],
+            {"SET": "learning_rate=nan"},
+            "The setting learning_rate takes a number above 0, not nan",
+        ),
+        (
+            ["run", "dogs"],
+            {"SET": "epochs=-1"},
+            "The setting epochs takes a whole number of at least 0, not -1",
+        ),
+        (
+            ["run", "pets"],
+            {"SET": "epochs=two", "CLUSTER": "torchrun"},
+            "The setting epochs takes a whole number of at least 1, not 'two'",
+        ),
+        (
+            ["scaling", "pets"],
+            {"SET": "epochs=two"},
+            "The setting epochs takes a whole number of at least 1, not 'two'",
+        ),
+        (
+            ["run", "pets"],
+            {"RESTARTS": "viele"},
+            "RESTARTS='viele': RESTARTS is a whole number of at least 0",
+        ),
+        (
+            ["run", "pets"],
+            {"RESTARTS": "-1", "CLUSTER": "torchrun"},
+            "RESTARTS='-1': RESTARTS is a whole number of at least 0",
+        ),
+        (
+            ["run", "pets"],
+            {"WORKERS": "1e9"},
+            "WORKERS=1e9: the number of workers is a whole number",
+        ),
+        (["run", "pets"], {"WORKERS": "99999999"}, "more than 10,000 workers are not possible"),
+        (
+            ["run", "pets"],
+            {"OPTIONS": "processes=two", "CLUSTER": "slurm"},
+            "has the option processes: 'two'; it is a whole number",
+        ),
+        (
+            ["run", "pets"],
+            {"OPTIONS": "cores.x=3", "CLUSTER": "slurm"},
+            "cores.x leads into cores, which is 2",
+        ),
+        (["run", "pets"], {"OPTIONS": "x=[1"}, "x=[1 is no valid YAML"),
+        (
+            ["run", "pets"],
+            {"RESUME": "/nowhere", "CHECKPOINT": "/elsewhere"},
+            "RESUME=/nowhere and CHECKPOINT=/elsewhere name two folders",
+        ),
+        (
+            ["run", "pets"],
+            {"CHECKPOINT": "/dev/null"},
+            "CHECKPOINT=/dev/null: /dev/null is a file, not a folder",
+        ),
+        (["run", "pets"], {"SET": "epochs"}, "'epochs' has no '='"),
+        (
+            ["run", "pets"],
+            {"WORKERS": "0"},
+            "WORKERS=0: the number of workers is a whole number of at least 1",
+        ),
+        (
+            ["run", "pets"],
+            {"WORKERS": "many"},
+            "WORKERS=many: the number of workers is a whole number",
+        ),
+        (["run", "pets"], {"RESUME": "/nowhere"}, "there is no run in that folder"),
+        (["run", "pets"], {"SET": "data=/nowhere.csv"}, "There is no file /nowhere.csv"),
+    ],
+)
 def test_bad_input_gets_one_clear_message(tmp_path, words, variables, message):
     code, out, error = finish(command(*words, runs=tmp_path, **variables))
     assert code == 1
@@ -181,12 +332,16 @@ def test_resume_of_a_run_without_a_checkpoint_is_refused(tmp_path):
 
 def test_an_empty_data_file_is_refused(tmp_path):
     (tmp_path / "names.csv").touch()
-    code, _, error = finish(command("run", "pets", runs=tmp_path / "runs", SET=f"data={tmp_path / 'names.csv'}"))
+    code, _, error = finish(
+        command("run", "pets", runs=tmp_path / "runs", SET=f"data={tmp_path / 'names.csv'}")
+    )
     assert code == 1 and "is empty" in error and "Traceback" not in error
 
 
 def test_full_data_that_were_never_downloaded_name_the_command(tmp_path):
-    code, _, error = finish(command("run", "pets", runs=tmp_path, SET="data=full", DDP_DATA=str(tmp_path)))
+    code, _, error = finish(
+        command("run", "pets", runs=tmp_path, SET="data=full", DDP_DATA=str(tmp_path))
+    )
     assert code == 0 or "make data TUTORIAL=pets" in error
 
 
@@ -217,13 +372,19 @@ def test_ctrl_c_while_the_cluster_starts_is_heard_when_it_stands(tmp_path, delay
     started = children(process.pid)
     code, _, error = finish(process)
     assert code == 130 and "Stopped." in error and time.monotonic() - began < 60
-    assert not [child for child in started if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert not [
+        child for child in started if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+    ]
 
 
 def children(pid):
     """Living children; none if the process has just ended."""
     try:
-        return [child for child in psutil.Process(pid).children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE and child.cmdline()]
+        return [
+            child
+            for child in psutil.Process(pid).children(recursive=True)
+            if child.status() != psutil.STATUS_ZOMBIE and child.cmdline()
+        ]
     except psutil.NoSuchProcess:
         return []
 
@@ -262,7 +423,11 @@ raise RuntimeError("probability tensor contains nan")
 @pytest.mark.slow
 def test_what_fails_because_training_diverged_says_so(tmp_path):
     code, _, error = finish(own_tutorial(tmp_path, DIVERGES))
-    assert code == 1 and "Training diverged: the loss is nan" in error and "RuntimeError: probability tensor" in error
+    assert (
+        code == 1
+        and "Training diverged: the loss is nan" in error
+        and "RuntimeError: probability tensor" in error
+    )
     assert "Traceback" not in error
 
 
@@ -270,8 +435,14 @@ def own_tutorial(folder, source):
     """`run` of a tutorial with this job."""
     (folder / "mine.py").write_text("# ---\n# jupyter:\n# ---\n\n# %%" + source)
     program = f"import pathlib, ddp_common.commands.cli as cli; cli.TUTORIALS = pathlib.Path({str(folder)!r}); cli.main()"
-    return subprocess.Popen([sys.executable, "-c", program, "run", "mine"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            start_new_session=True, env=os.environ | {"RUNS": str(folder / "runs"), "WORKERS": "1"})
+    return subprocess.Popen(
+        [sys.executable, "-c", program, "run", "mine"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"RUNS": str(folder / "runs"), "WORKERS": "1"},
+    )
 
 
 LOSES_AN_INTERRUPT = """

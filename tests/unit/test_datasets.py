@@ -16,7 +16,7 @@ from ddp_common.data import datasets
 from ddp_common.errors import Error
 
 REAL_DATA = os.environ.get("DDP_DATA")
-CITY = 'License Issue Date,License Number,Animal\'s Name,Species,ZIP Code\nMay 1 2020,777,Bella,Dog,98101\nMay 2 2020,778,BELLA ,Cat,98102\n'
+CITY = "License Issue Date,License Number,Animal's Name,Species,ZIP Code\nMay 1 2020,777,Bella,Dog,98101\nMay 2 2020,778,BELLA ,Cat,98102\n"
 
 
 @pytest.fixture
@@ -47,7 +47,9 @@ def data(tmp_path, monkeypatch, server):
     (tmp_path / "data").mkdir()
 
     def register(sha256=None):
-        entry = datasets_entry() | {"files": [{"url": f"{address}/rows.csv", "name": "rows.csv", "sha256": sha256}]}
+        entry = datasets_entry() | {
+            "files": [{"url": f"{address}/rows.csv", "name": "rows.csv", "sha256": sha256}]
+        }
         (tmp_path / "data" / "datasets.yaml").write_text(yaml.safe_dump({"pets": entry}))
 
     register()
@@ -55,12 +57,17 @@ def data(tmp_path, monkeypatch, server):
 
 
 def datasets_entry(name="pets"):
-    return yaml.safe_load((Path(datasets.__file__).parents[2] / "data" / "datasets.yaml").read_text())[name]
+    return yaml.safe_load(
+        (Path(datasets.__file__).parents[2] / "data" / "datasets.yaml").read_text()
+    )[name]
 
 
 def test_the_city_list_becomes_names_and_counts_and_nothing_else(data):
     served, cache, _ = data
-    (served / "rows.csv").write_text(CITY + "May 3 2020,779,R2-D2,Dog,98103\nMay 4 2020,780,,Dog,98103\nMay 5 2020,781,nan,Dog,98103\n")
+    (served / "rows.csv").write_text(
+        CITY
+        + "May 3 2020,779,R2-D2,Dog,98103\nMay 4 2020,780,,Dog,98103\nMay 5 2020,781,nan,Dog,98103\n"
+    )
     path = datasets.download("pets", progressbar=False)
     assert path.read_text() == "name,count\nbella,2\nnan,1\n"  # Nan is a name
     assert "777" not in path.read_text() and "98101" not in path.read_text()
@@ -80,7 +87,9 @@ def test_a_checksum_that_differs_leaves_the_earlier_file(data):
     assert path.read_bytes() == before and [each.name for each in cache.iterdir()] == ["names.csv"]
 
 
-@pytest.mark.parametrize("content", ["", "name\nbella\n", "Animal's Name\n", "Animal's Name\n123\n", "\x00\xff"])
+@pytest.mark.parametrize(
+    "content", ["", "name\nbella\n", "Animal's Name\n", "Animal's Name\n123\n", "\x00\xff"]
+)
 def test_a_list_that_is_none_is_refused(data, content):
     served, cache, _ = data
     (served / "rows.csv").write_text(content)
@@ -91,7 +100,9 @@ def test_a_list_that_is_none_is_refused(data, content):
 
 def test_no_network_is_said_and_leaves_nothing(data, monkeypatch):
     _, cache, _ = data
-    entry = datasets_entry() | {"files": [{"url": "http://127.0.0.1:9/rows.csv", "name": "rows.csv", "sha256": None}]}
+    entry = datasets_entry() | {
+        "files": [{"url": "http://127.0.0.1:9/rows.csv", "name": "rows.csv", "sha256": None}]
+    }
     (datasets.DATA / "datasets.yaml").write_text(yaml.safe_dump({"pets": entry}))
     with pytest.raises(Error, match="Check the network"):
         datasets.download("pets", progressbar=False)
@@ -124,7 +135,11 @@ def test_the_real_city_list_of_2019_is_understood(data):
 def idx(*shape, kind=8, stated=None):
     """The content of an IDX file whose bytes count upwards."""
     lengths = b"".join(length.to_bytes(4) for length in stated or shape)
-    return bytes([0, 0, kind, len(shape)]) + lengths + bytes(number % 256 for number in range(torch.Size(shape).numel()))
+    return (
+        bytes([0, 0, kind, len(shape)])
+        + lengths
+        + bytes(number % 256 for number in range(torch.Size(shape).numel()))
+    )
 
 
 @pytest.fixture
@@ -183,29 +198,41 @@ def test_an_incomplete_full_set_is_not_taken(mnist):
 def test_idx_files_are_read_as_bytes_of_the_stated_shape(tmp_path):
     (tmp_path / "a.gz").write_bytes(gzip.compress(idx(2, 3, 4)))
     tensor = datasets.read_idx(tmp_path / "a.gz")
-    assert tensor.dtype == torch.uint8 and torch.equal(tensor, torch.arange(24, dtype=torch.uint8).reshape(2, 3, 4))
+    assert tensor.dtype == torch.uint8 and torch.equal(
+        tensor, torch.arange(24, dtype=torch.uint8).reshape(2, 3, 4)
+    )
 
 
-@pytest.mark.parametrize("content, said", [
-    (b"no gzip at all", "Not a gzipped file"),
-    (b"", "begins with nothing"),
-    (gzip.compress(idx(2, 3))[:-12], "ended before the end-of-stream"),
-    (gzip.compress(idx(2, 3))[:-8] + bytes(8), "CRC check failed"),
-    (gzip.compress(b""), "begins with nothing"),
-    (gzip.compress(b"\x00\x00\x08"), "begins with 00 00 08"),
-    (gzip.compress(b"\x89PNG and so on"), "begins with 89 50 4e 47"),
-    (gzip.compress(idx(2, 3, kind=13)), "begins with 00 00 0d 02"),
-    (gzip.compress(idx(2, 3)[:10]), "begins with 00 00 08 02"),
-    (gzip.compress(idx(2, 3)[:-1]), "2 x 3 = 6 bytes and holds 5"),
-    (gzip.compress(idx(2, 3) + b"x"), "2 x 3 = 6 bytes and holds 7"),
-    (gzip.compress(idx(2, 3, stated=(3, 3))), "3 x 3 = 9 bytes and holds 6"),
-    (gzip.compress(idx(0, 3)), "0 x 3 = 0 bytes and holds 0"),
-], ids=lambda value: value if isinstance(value, str) else "file")  # a compressed file holds the time
-def test_a_damaged_idx_file_is_refused_with_its_name_the_reason_and_the_remedy(tmp_path, content, said):
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (b"no gzip at all", "Not a gzipped file"),
+        (b"", "begins with nothing"),
+        (gzip.compress(idx(2, 3))[:-12], "ended before the end-of-stream"),
+        (gzip.compress(idx(2, 3))[:-8] + bytes(8), "CRC check failed"),
+        (gzip.compress(b""), "begins with nothing"),
+        (gzip.compress(b"\x00\x00\x08"), "begins with 00 00 08"),
+        (gzip.compress(b"\x89PNG and so on"), "begins with 89 50 4e 47"),
+        (gzip.compress(idx(2, 3, kind=13)), "begins with 00 00 0d 02"),
+        (gzip.compress(idx(2, 3)[:10]), "begins with 00 00 08 02"),
+        (gzip.compress(idx(2, 3)[:-1]), "2 x 3 = 6 bytes and holds 5"),
+        (gzip.compress(idx(2, 3) + b"x"), "2 x 3 = 6 bytes and holds 7"),
+        (gzip.compress(idx(2, 3, stated=(3, 3))), "3 x 3 = 9 bytes and holds 6"),
+        (gzip.compress(idx(0, 3)), "0 x 3 = 0 bytes and holds 0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "file",
+)  # a compressed file holds the time
+def test_a_damaged_idx_file_is_refused_with_its_name_the_reason_and_the_remedy(
+    tmp_path, content, said
+):
     (tmp_path / "digits.gz").write_bytes(content)
     with pytest.raises(Error) as refused:
         datasets.read_idx(tmp_path / "digits.gz")
-    assert "digits.gz" in str(refused.value) and said in str(refused.value) and "make data" in str(refused.value)
+    assert (
+        "digits.gz" in str(refused.value)
+        and said in str(refused.value)
+        and "make data" in str(refused.value)
+    )
 
 
 def test_a_missing_idx_file_is_named(tmp_path):
@@ -214,51 +241,76 @@ def test_a_missing_idx_file_is_named(tmp_path):
 
 
 def digits_of(folder, part):
-    return (datasets.read_idx(folder / f"{part}-images-idx3-ubyte.gz"), datasets.read_idx(folder / f"{part}-labels-idx1-ubyte.gz"))
+    return (
+        datasets.read_idx(folder / f"{part}-images-idx3-ubyte.gz"),
+        datasets.read_idx(folder / f"{part}-labels-idx1-ubyte.gz"),
+    )
 
 
 def test_shipped_digits_are_those_that_the_card_describes():
     images, labels = digits_of(datasets.fetch("mnist").path, "digits")
     assert images.shape == (10_000, 28, 28)
     assert labels.bincount().tolist() == [1001, 1127, 991, 1032, 980, 863, 1014, 1070, 944, 978]
-    digest = hashlib.sha256(images.numpy().tobytes()).hexdigest()  # of the content: compressed, it depends on the version of zlib
+    digest = hashlib.sha256(
+        images.numpy().tobytes()
+    ).hexdigest()  # of the content: compressed, it depends on the version of zlib
     assert digest == "01a649acf97bc53c9bbc1a378d3087f5a8f67ccf25746dab384bcbe11feed658"
 
 
 @pytest.mark.skipif(not REAL_DATA, reason="DDP_DATA names no folder of real data")
 def test_shipped_digits_are_the_first_of_the_real_training_set_and_none_of_the_test_set():
     full = datasets.fetch("mnist", "full").path
-    shipped, training, test = (digits_of(folder, part) for folder, part in
-                               ((datasets.fetch("mnist").path, "digits"), (full, "train"), (full, "t10k")))
-    with_label = lambda images, labels: {image.tobytes() + bytes([label]) for image, label in zip(images.numpy(), labels.tolist())}  # noqa: E731
+    shipped, training, test = (
+        digits_of(folder, part)
+        for folder, part in (
+            (datasets.fetch("mnist").path, "digits"),
+            (full, "train"),
+            (full, "t10k"),
+        )
+    )
+    with_label = lambda images, labels: {
+        image.tobytes() + bytes([label]) for image, label in zip(images.numpy(), labels.tolist())
+    }
     assert with_label(*shipped) == with_label(training[0][:10_000], training[1][:10_000])
     assert not with_label(*shipped) & with_label(*test)
 
 
-GOOD = "name,count\n" + "".join(f"pet{'abcdefghijklmnopqrstuvwxyz'[number]},{number + 1}\n" for number in range(12))
+GOOD = "name,count\n" + "".join(
+    f"pet{'abcdefghijklmnopqrstuvwxyz'[number]},{number + 1}\n" for number in range(12)
+)
 
 
-@pytest.mark.parametrize("content, said", [
-    (b"name,count\nbella,2\nluna,3\n", "holds 2 name(s), and 10 are needed"),
-    (b"name,count\n", "holds 0 name(s)"),
-    (b"\n\n", "is no table of names: No columns to parse"),
-    (bytes(range(256)) * 100, "is no table of names"),
-    (b"\x89PNG\r\n\x1a\n" + bytes(1000), "is no table of names"),
-    (b"Name;Count\nbella;2\n", "has the columns Name;Count"),
-    (GOOD.replace("name,count", "count,name").encode(), "has the columns count, name"),
-    (GOOD.replace("peta", "Bella").encode(), "has the name 'Bella' in row 1"),
-    (GOOD.replace("petc", "").encode(), "has the name '' in row 3"),
-    (GOOD.replace("petb", "b" * 5_000_000).encode(), "in row 2"),
-    (GOOD.replace("petb,2", "petb,two").encode(), "has the count 'two' in row 2"),
-    (GOOD.replace("petb,2", "petb,-2").encode(), "has the count '-2' in row 2"),
-    (GOOD.replace("petb,2", "petb,").encode(), "has the count '' in row 2"),
-    (GOOD.replace("petb,2", "petb,2,3").encode(), "is no table of names"),
-], ids=lambda value: value if isinstance(value, str) else "file")
-def test_a_file_that_is_no_table_of_names_is_refused_with_the_row_and_the_format(tmp_path, content, said):
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (b"name,count\nbella,2\nluna,3\n", "holds 2 name(s), and 10 are needed"),
+        (b"name,count\n", "holds 0 name(s)"),
+        (b"\n\n", "is no table of names: No columns to parse"),
+        (bytes(range(256)) * 100, "is no table of names"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(1000), "is no table of names"),
+        (b"Name;Count\nbella;2\n", "has the columns Name;Count"),
+        (GOOD.replace("name,count", "count,name").encode(), "has the columns count, name"),
+        (GOOD.replace("peta", "Bella").encode(), "has the name 'Bella' in row 1"),
+        (GOOD.replace("petc", "").encode(), "has the name '' in row 3"),
+        (GOOD.replace("petb", "b" * 5_000_000).encode(), "in row 2"),
+        (GOOD.replace("petb,2", "petb,two").encode(), "has the count 'two' in row 2"),
+        (GOOD.replace("petb,2", "petb,-2").encode(), "has the count '-2' in row 2"),
+        (GOOD.replace("petb,2", "petb,").encode(), "has the count '' in row 2"),
+        (GOOD.replace("petb,2", "petb,2,3").encode(), "is no table of names"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "file",
+)
+def test_a_file_that_is_no_table_of_names_is_refused_with_the_row_and_the_format(
+    tmp_path, content, said
+):
     (tmp_path / "mine.csv").write_bytes(content)
     with pytest.raises(Error) as refused:
         datasets.fetch("pets", str(tmp_path / "mine.csv"))
-    assert said in str(refused.value) and "mine.csv" in str(refused.value) and len(str(refused.value)) < 1000
+    assert (
+        said in str(refused.value)
+        and "mine.csv" in str(refused.value)
+        and len(str(refused.value)) < 1000
+    )
 
 
 def test_a_good_file_of_names_is_taken(tmp_path):
@@ -266,7 +318,10 @@ def test_a_good_file_of_names_is_taken(tmp_path):
     assert datasets.fetch("pets", str(tmp_path / "mine.csv")).path == tmp_path / "mine.csv"
 
 
-@pytest.mark.parametrize("name, path", [("pets", "folder"), ("pets", ""), ("mnist", "file"), ("dogs", "file"), ("ucmerced", "file")])
+@pytest.mark.parametrize(
+    "name, path",
+    [("pets", "folder"), ("pets", ""), ("mnist", "file"), ("dogs", "file"), ("ucmerced", "file")],
+)
 def test_a_folder_for_a_file_or_a_file_for_a_folder_is_refused(tmp_path, monkeypatch, name, path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import http.server
 import io
-import os
 import random
 import stat
 import subprocess
@@ -38,7 +37,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         way, name = self.path.split("/")[1:]
-        content, asked = self.server.files.get(name, self.server.content), self.headers.get("Range")
+        content, asked = (
+            self.server.files.get(name, self.server.content),
+            self.headers.get("Range"),
+        )
         self.server.asked.append((way, asked))
         begin = begin_of(asked) if way != "ignores-range" else 0
         if way == "error" or begin >= len(content):
@@ -50,13 +52,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
             sent = len(content) // 2  # the first time
         self.send_response(206 if begin else 200)
         if begin:
-            self.send_header("Content-Range", f"bytes {begin + (way == 'sends-others')}-{len(content) - 1}/{len(content)}")
+            self.send_header(
+                "Content-Range",
+                f"bytes {begin + (way == 'sends-others')}-{len(content) - 1}/{len(content)}",
+            )
         if way not in ("never-ends", "no-length"):
             length = len(content) - begin
-            self.send_header("Content-Length", {"promises-more": length + 1000, "promises-less": length // 2}.get(way, length))
+            self.send_header(
+                "Content-Length",
+                {"promises-more": length + 1000, "promises-less": length // 2}.get(way, length),
+            )
         self.end_headers()
         with contextlib.suppress(ConnectionError):
-            self.wfile.write(content[begin:begin + sent])
+            self.wfile.write(content[begin : begin + sent])
             while way == "never-ends":
                 self.wfile.write(content)
         if way == "stalls" and not begin:
@@ -71,7 +79,12 @@ def server(monkeypatch):
     monkeypatch.setattr(downloads, "PAUSE", 0)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
         running.daemon_threads, running.block_on_close = True, False
-        running.content, running.files, running.asked, running.address = CONTENT, {}, [], f"http://127.0.0.1:{running.server_port}"
+        running.content, running.files, running.asked, running.address = (
+            CONTENT,
+            {},
+            [],
+            f"http://127.0.0.1:{running.server_port}",
+        )
         threading.Thread(target=running.serve_forever, args=[0.01], daemon=True).start()
         yield running
         running.shutdown()
@@ -79,7 +92,13 @@ def server(monkeypatch):
 
 def file_at(server, *ways, size=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest()):
     urls = [f"{server.address}/{way}/file.bin" for way in ways]
-    return {"name": "file.bin", "url": urls[0], "sha256": sha256, "size": size, "mirrors": [{"url": url} for url in urls[1:]]}
+    return {
+        "name": "file.bin",
+        "url": urls[0],
+        "sha256": sha256,
+        "size": size,
+        "mirrors": [{"url": url} for url in urls[1:]],
+    }
 
 
 def bring(file, folder):
@@ -98,7 +117,10 @@ def test_a_file_comes_whole_also_when_the_connection_breaks(server, tmp_path, wa
     assert left_in(tmp_path) == ["file.bin"]
     if way == "breaks-off":
         begins = [begin_of(asked) for _, asked in server.asked]
-        assert len(begins) == 4 and all(later - earlier > len(CONTENT) // 3 - downloads.CHUNK for earlier, later in zip(begins, begins[1:]))
+        assert len(begins) == 4 and all(
+            later - earlier > len(CONTENT) // 3 - downloads.CHUNK
+            for earlier, later in zip(begins, begins[1:])
+        )
 
 
 def test_a_server_without_ranges_starts_again(server, tmp_path):
@@ -109,13 +131,24 @@ def test_a_server_without_ranges_starts_again(server, tmp_path):
 def make_data(folder, name):
     """`make data` with the registry in `folder`, as a program."""
     program = "import sys, pathlib; from ddp_common.commands import cli; from ddp_common.data import datasets; datasets.DATA = pathlib.Path(sys.argv[1]); cli.main(['data', sys.argv[2]])"
-    return subprocess.Popen([sys.executable, "-c", program, folder, name], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", program, folder, name],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
-def test_two_programs_do_not_mix_and_a_killed_download_is_gone_on_with(server, tmp_path, monkeypatch):
+def test_two_programs_do_not_mix_and_a_killed_download_is_gone_on_with(
+    server, tmp_path, monkeypatch
+):
     register(monkeypatch, tmp_path, full="file.bin", files=[file_at(server, "stalls")])
     first = make_data(tmp_path, "set")
-    while not (parts := list((tmp_path / "cache" / "set").glob("*.part"))) or parts[0].stat().st_size < len(CONTENT) // 4:
+    while (
+        not (parts := list((tmp_path / "cache" / "set").glob("*.part")))
+        or parts[0].stat().st_size < len(CONTENT) // 4
+    ):
         assert first.poll() is None
         time.sleep(0.05)
     with pytest.raises(Error, match="Another program is downloading to .*Wait until it is done"):
@@ -124,10 +157,17 @@ def test_two_programs_do_not_mix_and_a_killed_download_is_gone_on_with(server, t
     first.communicate()
     assert datasets.download("set", progressbar=False).read_bytes() == CONTENT
     assert len(server.asked) == 2 and begin_of(server.asked[1][1]) >= len(CONTENT) // 4
-    assert left_in(tmp_path / "cache") == [".set.lock", "file.bin"] and len(list((tmp_path / "cache" / "set").iterdir())) == 1
+    assert (
+        left_in(tmp_path / "cache") == [".set.lock", "file.bin"]
+        and len(list((tmp_path / "cache" / "set").iterdir())) == 1
+    )
 
 
-@pytest.mark.parametrize("rubbish", [b"something else", CONTENT[:-5] + b"other", CONTENT, CONTENT + b"more"], ids=["start", "full", "whole", "long"])
+@pytest.mark.parametrize(
+    "rubbish",
+    [b"something else", CONTENT[:-5] + b"other", CONTENT, CONTENT + b"more"],
+    ids=["start", "full", "whole", "long"],
+)
 def test_what_an_earlier_download_left_is_verified_with_the_rest(server, tmp_path, rubbish):
     file = file_at(server, "well")
     (tmp_path / f".file.bin-{file['sha256'][:8]}.part").write_bytes(rubbish)
@@ -135,14 +175,17 @@ def test_what_an_earlier_download_left_is_verified_with_the_rest(server, tmp_pat
     assert left_in(tmp_path) == ["file.bin"]
 
 
-@pytest.mark.parametrize("way, said", [
-    ("error", "500"),
-    ("another-file", "hash"),
-    ("promises-less", "hash"),
-    ("never-ends", "sends more than the 700,001 bytes"),
-    ("promises-more", "IncompleteRead"),
-    ("breaks-off-at-once", "IncompleteRead|ended prematurely|broken|bytes read"),
-])
+@pytest.mark.parametrize(
+    "way, said",
+    [
+        ("error", "500"),
+        ("another-file", "hash"),
+        ("promises-less", "hash"),
+        ("never-ends", "sends more than the 700,001 bytes"),
+        ("promises-more", "IncompleteRead"),
+        ("breaks-off-at-once", "IncompleteRead|ended prematurely|broken|bytes read"),
+    ],
+)
 def test_what_is_not_the_file_is_refused_and_leaves_nothing_of_use(server, tmp_path, way, said):
     with pytest.raises(Error, match=f"file.bin failed.*{way}.*({said}).*Nothing was changed"):
         bring(file_at(server, way), tmp_path)
@@ -158,17 +201,26 @@ def test_other_bytes_than_those_asked_for_are_not_appended(server, tmp_path):
 
 
 def test_addresses_are_tried_in_turn_and_each_failure_is_told(server, tmp_path):
-    assert bring(file_at(server, "error", "another-file", "well"), tmp_path).read_bytes() == CONTENT
+    assert (
+        bring(file_at(server, "error", "another-file", "well"), tmp_path).read_bytes() == CONTENT
+    )
     nobody = {"url": "http://127.0.0.1:9/file.bin"}
-    file = file_at(server, "error", "another-file") | {"mirrors": [{"url": f"{server.address}/another-file/file.bin"}, nobody]}
+    file = file_at(server, "error", "another-file") | {
+        "mirrors": [{"url": f"{server.address}/another-file/file.bin"}, nobody]
+    }
     (tmp_path / "new" / "file.bin").unlink()
-    with pytest.raises(Error, match=r"(?s)/error/file.bin: 500.*/another-file/file.bin: SHA256 hash.*127.0.0.1:9/file.bin: .*refused.*Check the network"):
+    with pytest.raises(
+        Error,
+        match=r"(?s)/error/file.bin: 500.*/another-file/file.bin: SHA256 hash.*127.0.0.1:9/file.bin: .*refused.*Check the network",
+    ):
         bring(file, tmp_path)
 
 
 def test_a_mirror_may_have_another_digest_and_length(server, tmp_path):
     file = file_at(server, "error", sha256="0" * 64, size=5)
-    file["mirrors"] = [{"url": f"{server.address}/well/file.bin", "md5": hashlib.md5(CONTENT).hexdigest()}]
+    file["mirrors"] = [
+        {"url": f"{server.address}/well/file.bin", "md5": hashlib.md5(CONTENT).hexdigest()}
+    ]
     assert bring(file, tmp_path).read_bytes() == CONTENT
     file["mirrors"][0]["md5"] = "0" * 32
     (tmp_path / "new" / "file.bin").unlink()
@@ -186,22 +238,36 @@ def register(monkeypatch, folder, **entry):
     """Make `entry` the data set 'set' of a registry in `folder`."""
     monkeypatch.setattr(datasets, "DATA", folder)
     monkeypatch.delenv("DDP_DATA", raising=False)
-    (folder / "datasets.yaml").write_text(yaml.safe_dump({"set": {"title": "", "licence": "", **entry}}))
+    (folder / "datasets.yaml").write_text(
+        yaml.safe_dump({"set": {"title": "", "licence": "", **entry}})
+    )
 
 
-def test_a_disk_that_is_full_while_downloading_is_said_and_left_empty(server, small_disk, monkeypatch):
+def test_a_disk_that_is_full_while_downloading_is_said_and_left_empty(
+    server, small_disk, monkeypatch
+):
     register(monkeypatch, small_disk, full="file.bin", files=[file_at(server, "well")])
-    with pytest.raises(Error, match="cache/set cannot be written: No space left on device.*Nothing half-written.*Make room"):
+    with pytest.raises(
+        Error,
+        match="cache/set cannot be written: No space left on device.*Nothing half-written.*Make room",
+    ):
         datasets.download("set", progressbar=False)
     assert left_in(small_disk) == [".set.lock", "datasets.yaml"]
 
 
-def test_a_disk_that_is_full_while_unpacking_is_said_and_left_empty(server, small_disk, monkeypatch):
-    server.content = zipped(("a/1.bin", bytes(400_000)), ("b/2.bin", bytes(400_000)), compression=zipfile.ZIP_DEFLATED)
+def test_a_disk_that_is_full_while_unpacking_is_said_and_left_empty(
+    server, small_disk, monkeypatch
+):
+    server.content = zipped(
+        ("a/1.bin", bytes(400_000)), ("b/2.bin", bytes(400_000)), compression=zipfile.ZIP_DEFLATED
+    )
     register(monkeypatch, small_disk, full="file/a", files=[archive_at(server, "file.zip")])
     with pytest.raises(Error, match="No space left on device.*Make room"):
         datasets.download("set", progressbar=False)
-    assert left_in(small_disk) == [".set.lock", "datasets.yaml"] and not (small_disk / "cache" / "set" / "file").exists()
+    assert (
+        left_in(small_disk) == [".set.lock", "datasets.yaml"]
+        and not (small_disk / "cache" / "set" / "file").exists()
+    )
 
 
 def zipped(*members, compression=zipfile.ZIP_STORED):
@@ -219,7 +285,9 @@ def tarred(*members, mode="w"):
     with tarfile.open(fileobj=buffer, mode=mode) as file:
         for name, content in members:
             about = tarfile.TarInfo(name)
-            for key, value in ({"size": len(content)} if isinstance(content, bytes) else content).items():
+            for key, value in (
+                {"size": len(content)} if isinstance(content, bytes) else content
+            ).items():
                 setattr(about, key, value)
             file.addfile(about, io.BytesIO(content) if isinstance(content, bytes) else None)
     return buffer.getvalue()
@@ -232,21 +300,53 @@ def zip_link(name, target):
 
 
 def archive_at(server, name, **unpack):
-    return {"name": name, "url": f"{server.address}/well/{name}", "sha256": hashlib.sha256(server.content).hexdigest(),
-            "unpack": {"bytes": 10_000_000, "files": 10} | unpack}
+    return {
+        "name": name,
+        "url": f"{server.address}/well/{name}",
+        "sha256": hashlib.sha256(server.content).hexdigest(),
+        "unpack": {"bytes": 10_000_000, "files": 10} | unpack,
+    }
 
 
-@pytest.mark.parametrize("suffix, content", [
-    (".zip", zipped(("set/Images/a/1.jpg", b"one"), ("set/Images/b/2.jpg", b"two"), ("set/", b""))),
-    (".tar", tarred(("./set", {"type": tarfile.DIRTYPE}), ("./set/Images/a/1.jpg", b"one"), ("set/Images/b/2.jpg", b"two"))),
-    (".tgz", tarred(("set/Images/a/1.jpg", b"one"), ("set/Images/b/2.jpg", b"two"), mode="w:gz")),
-], ids=["zip", "tar", "tgz"])
+@pytest.mark.parametrize(
+    "suffix, content",
+    [
+        (
+            ".zip",
+            zipped(("set/Images/a/1.jpg", b"one"), ("set/Images/b/2.jpg", b"two"), ("set/", b"")),
+        ),
+        (
+            ".tar",
+            tarred(
+                ("./set", {"type": tarfile.DIRTYPE}),
+                ("./set/Images/a/1.jpg", b"one"),
+                ("set/Images/b/2.jpg", b"two"),
+            ),
+        ),
+        (
+            ".tgz",
+            tarred(("set/Images/a/1.jpg", b"one"), ("set/Images/b/2.jpg", b"two"), mode="w:gz"),
+        ),
+    ],
+    ids=["zip", "tar", "tgz"],
+)
 def test_an_archive_becomes_a_folder_once(server, tmp_path, monkeypatch, suffix, content):
     server.content = content
-    register(monkeypatch, tmp_path, full="photos/set/Images", files=[archive_at(server, f"photos{suffix}")])
+    register(
+        monkeypatch,
+        tmp_path,
+        full="photos/set/Images",
+        files=[archive_at(server, f"photos{suffix}")],
+    )
     path = datasets.download("set", progressbar=False)
-    assert path == datasets.fetch("set", "full").path == tmp_path / "cache" / "set" / "photos" / "set" / "Images"
-    assert (path / "a" / "1.jpg").read_bytes() == b"one" and (path / "b" / "2.jpg").read_bytes() == b"two"
+    assert (
+        path
+        == datasets.fetch("set", "full").path
+        == tmp_path / "cache" / "set" / "photos" / "set" / "Images"
+    )
+    assert (path / "a" / "1.jpg").read_bytes() == b"one" and (
+        path / "b" / "2.jpg"
+    ).read_bytes() == b"two"
     assert [each.name for each in (tmp_path / "cache" / "set").iterdir()] == ["photos"]
     datasets.download("set", progressbar=False)
     assert len(server.asked) == 1
@@ -262,15 +362,43 @@ BAD_ARCHIVES = {
     "zip link": (".zip", zipped(zip_link("link", "/etc"), ("link/evil", b"")), "link or a device"),
     "tar up": (".tar", tarred(("good", b""), ("../evil", b"")), OUTSIDE),
     "tar absolute": (".tar", tarred(("/tmp/evil", b"")), OUTSIDE),
-    "tar link": (".tar", tarred(("link", {"type": tarfile.SYMTYPE, "linkname": "/etc"}), ("link/evil", b"")), "link or a device"),
-    "tar hard link": (".tar", tarred(("link", {"type": tarfile.LNKTYPE, "linkname": "../../secret"})), "link or a device"),
-    "tar device": (".tar", tarred(("disk", {"type": tarfile.BLKTYPE, "devmajor": 8})), "link or a device"),
+    "tar link": (
+        ".tar",
+        tarred(("link", {"type": tarfile.SYMTYPE, "linkname": "/etc"}), ("link/evil", b"")),
+        "link or a device",
+    ),
+    "tar hard link": (
+        ".tar",
+        tarred(("link", {"type": tarfile.LNKTYPE, "linkname": "../../secret"})),
+        "link or a device",
+    ),
+    "tar device": (
+        ".tar",
+        tarred(("disk", {"type": tarfile.BLKTYPE, "devmajor": 8})),
+        "link or a device",
+    ),
     "tar pipe": (".tar", tarred(("pipe", {"type": tarfile.FIFOTYPE})), "link or a device"),
-    "zip bomb": (".zip", zipped(("zeros", bytes(20_000_000)), compression=zipfile.ZIP_DEFLATED), "more than it should"),
+    "zip bomb": (
+        ".zip",
+        zipped(("zeros", bytes(20_000_000)), compression=zipfile.ZIP_DEFLATED),
+        "more than it should",
+    ),
     "tgz bomb": (".tgz", tarred(("zeros", bytes(20_000_000)), mode="w:gz"), "more than it should"),
-    "zip of too many": (".zip", zipped(*((f"{n}", b"") for n in range(11))), "more than it should"),
-    "tar of too many": (".tar", tarred(*((f"{n}", b"") for n in range(11))), "more than it should"),
-    "zip with a wrong sum": (".zip", zipped(("a", b"1" * 1000)).replace(b"1" * 1000, b"2" * 1000), "damaged.*CRC"),
+    "zip of too many": (
+        ".zip",
+        zipped(*((f"{n}", b"") for n in range(11))),
+        "more than it should",
+    ),
+    "tar of too many": (
+        ".tar",
+        tarred(*((f"{n}", b"") for n in range(11))),
+        "more than it should",
+    ),
+    "zip with a wrong sum": (
+        ".zip",
+        zipped(("a", b"1" * 1000)).replace(b"1" * 1000, b"2" * 1000),
+        "damaged.*CRC",
+    ),
     "zip with a file that is a folder": (".zip", zipped(("a", b""), ("a/b", b"")), "damaged"),
     "no zip": (".zip", b"no zip", "damaged"),
     "no tar": (".tar", b"no tar", "damaged"),
@@ -280,12 +408,19 @@ BAD_ARCHIVES = {
 
 
 @pytest.mark.parametrize("suffix, content, said", BAD_ARCHIVES.values(), ids=BAD_ARCHIVES)
-def test_an_archive_that_wants_to_escape_or_to_fill_the_disk_or_is_damaged_leaves_nothing(server, tmp_path, monkeypatch, suffix, content, said):
+def test_an_archive_that_wants_to_escape_or_to_fill_the_disk_or_is_damaged_leaves_nothing(
+    server, tmp_path, monkeypatch, suffix, content, said
+):
     server.content = content
     register(monkeypatch, tmp_path, full="photos", files=[archive_at(server, f"photos{suffix}")])
-    with pytest.raises(Error, match=f"photos{suffix} is not unpacked.*{said}.*Nothing was changed"):
+    with pytest.raises(
+        Error, match=f"photos{suffix} is not unpacked.*{said}.*Nothing was changed"
+    ):
         datasets.download("set", progressbar=False)
-    assert left_in(tmp_path) == [".set.lock", "datasets.yaml"] and list((tmp_path / "cache" / "set").iterdir()) == []
+    assert (
+        left_in(tmp_path) == [".set.lock", "datasets.yaml"]
+        and list((tmp_path / "cache" / "set").iterdir()) == []
+    )
     assert not Path("/tmp/evil").exists()
 
 
@@ -299,16 +434,24 @@ def small_drawing(tmp_path, monkeypatch):
 
 def test_pictures_are_drawn_once_and_say_that_they_are_drawn(small_drawing):
     drawn = datasets.fetch("set")
-    assert drawn.origin == "drawn stand-in, not photographs" and drawn.path.parent == small_drawing / "cache" / "set-drawn"
+    assert (
+        drawn.origin == "drawn stand-in, not photographs"
+        and drawn.path.parent == small_drawing / "cache" / "set-drawn"
+    )
     pictures = sorted(drawn.path.glob("*/*.png"))
     assert len(pictures) == 20
     before = [path.stat().st_mtime_ns for path in pictures]
-    assert datasets.fetch("set").path == drawn.path and [path.stat().st_mtime_ns for path in pictures] == before
+    assert (
+        datasets.fetch("set").path == drawn.path
+        and [path.stat().st_mtime_ns for path in pictures] == before
+    )
 
 
 def test_several_may_ask_for_the_drawings_at_once(small_drawing):
     paths = []
-    threads = [threading.Thread(target=lambda: paths.append(datasets.fetch("set").path)) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: paths.append(datasets.fetch("set").path)) for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -330,48 +473,87 @@ def photo(kind):
 
 
 SMALL = {  # archives of the shape of the real ones: name of a file -> content
-    "ucmerced": {"UCMerced_LandUse.zip": zipped(("UCMerced_LandUse/readme.txt", b"..."), *(
-        (f"UCMerced_LandUse/Images/{label}/{label}{number:02d}.tif", photo("TIFF")) for label in ("airplane", "beach") for number in range(2)))},
-    "dogs": {"images.tar": tarred(("Images", {"type": tarfile.DIRTYPE}), *(
-        (f"Images/{label}/{label[:9]}_{number}.jpg", photo("JPEG")) for label in ("n02085620-Chihuahua", "n02085936-Maltese_dog") for number in range(2))),
-             "lists.tar": tarred(("train_list.mat", b"..."), ("test_list.mat", b"..."))},
+    "ucmerced": {
+        "UCMerced_LandUse.zip": zipped(
+            ("UCMerced_LandUse/readme.txt", b"..."),
+            *(
+                (f"UCMerced_LandUse/Images/{label}/{label}{number:02d}.tif", photo("TIFF"))
+                for label in ("airplane", "beach")
+                for number in range(2)
+            ),
+        )
+    },
+    "dogs": {
+        "images.tar": tarred(
+            ("Images", {"type": tarfile.DIRTYPE}),
+            *(
+                (f"Images/{label}/{label[:9]}_{number}.jpg", photo("JPEG"))
+                for label in ("n02085620-Chihuahua", "n02085936-Maltese_dog")
+                for number in range(2)
+            ),
+        ),
+        "lists.tar": tarred(("train_list.mat", b"..."), ("test_list.mat", b"...")),
+    },
 }
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_make_data_brings_archives_of_the_real_shape_and_they_are_image_folders(server, tmp_path, monkeypatch, name):
+def test_make_data_brings_archives_of_the_real_shape_and_they_are_image_folders(
+    server, tmp_path, monkeypatch, name
+):
     entry = datasets.entry_of(name)
     for file in entry["files"]:
         assert len(file["sha256"]) == 64 and file["unpack"]["bytes"] > file["size"]
         content = server.files[file["name"]] = SMALL[name][file["name"]]
-        file |= {"url": f"{server.address}/well/{file['name']}", "sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+        file |= {
+            "url": f"{server.address}/well/{file['name']}",
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "size": len(content),
+        }
         for mirror in file.get("mirrors", ()):
             file["url"] = file["url"].replace("well", "error")
-            mirror |= {"url": f"{server.address}/well/{file['name']}", "md5": hashlib.md5(content).hexdigest()}
+            mirror |= {
+                "url": f"{server.address}/well/{file['name']}",
+                "md5": hashlib.md5(content).hexdigest(),
+            }
     (tmp_path / "datasets.yaml").write_text(yaml.safe_dump({name: entry}))
     out, said = make_data(tmp_path, name).communicate()
-    assert "Licence: " in out and "Use it with SET=\"data=full\"" in out, said
+    assert "Licence: " in out and 'Use it with SET="data=full"' in out, said
     assert "100%" in said and "unpacking" in said
     monkeypatch.setattr(datasets, "DATA", tmp_path)
     found = datasets.fetch(name, "full")
     images = ImageFolder(found.path, 16)
-    assert "full set in" in found.origin and images.targets == [0, 0, 1, 1] and images[3][0].shape == (3, 16, 16)
+    assert (
+        "full set in" in found.origin
+        and images.targets == [0, 0, 1, 1]
+        and images[3][0].shape == (3, 16, 16)
+    )
     assert (tmp_path / "cache" / "dogs" / "lists" / "test_list.mat").exists() == (name == "dogs")
 
 
-@pytest.mark.parametrize("content", [b"another file", zipped(("../evil", b""))], ids=["digest", "archive"])
+@pytest.mark.parametrize(
+    "content", [b"another file", zipped(("../evil", b""))], ids=["digest", "archive"]
+)
 def test_make_data_says_in_one_message_what_went_wrong(server, tmp_path, monkeypatch, content):
     server.content = zipped(("../evil", b""))
     register(monkeypatch, tmp_path, full="photos", files=[archive_at(server, "photos.zip")])
     server.content = content
     process = make_data(tmp_path, "set")
     _, said = process.communicate()
-    assert process.returncode == 1 and "Nothing was changed" in said.splitlines()[-1] and said.count("Error: ") == 1 and "Traceback" not in said
+    assert (
+        process.returncode == 1
+        and "Nothing was changed" in said.splitlines()[-1]
+        and said.count("Error: ") == 1
+        and "Traceback" not in said
+    )
 
 
 def test_a_full_set_that_is_not_here_says_how_to_bring_it(tmp_path, monkeypatch):
     register(monkeypatch, tmp_path, full="photos", files=[], shipped="draw.py")
-    with pytest.raises(Error, match="full data set set is not here. Run `make data TUTORIAL=set` first, or use data=shipped"):
+    with pytest.raises(
+        Error,
+        match="full data set set is not here. Run `make data TUTORIAL=set` first, or use data=shipped",
+    ):
         datasets.fetch("set", "full")
 
 

@@ -59,7 +59,9 @@ SECOND_PICTURES = {  # the mean red, green and blue of number 1 of each class
 
 @pytest.fixture(scope="module", params=["ucmerced", "dogs"])
 def drawing(request):
-    specification = importlib.util.spec_from_file_location(f"draw_{request.param}", DATA / request.param / "draw.py")
+    specification = importlib.util.spec_from_file_location(
+        f"draw_{request.param}", DATA / request.param / "draw.py"
+    )
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
@@ -69,7 +71,9 @@ def test_the_classes_are_those_of_the_real_set(drawing):
     if "airplane" in drawing.CLASSES:
         assert list(drawing.CLASSES) == UCMERCED
     else:
-        assert len(drawing.CLASSES) == len(set(drawing.CLASSES)) == 10 and list(drawing.CLASSES) == sorted(drawing.CLASSES)
+        assert len(drawing.CLASSES) == len(set(drawing.CLASSES)) == 10 and list(
+            drawing.CLASSES
+        ) == sorted(drawing.CLASSES)
 
 
 def test_every_class_is_drawn_in_rgb_at_the_size_asked_for(drawing):
@@ -95,10 +99,17 @@ def test_a_picture_depends_on_class_and_number_and_not_on_global_random_state(dr
 
 
 def test_another_process_with_another_hash_seed_draws_the_same_bytes(drawing):
-    program = ("import hashlib, runpy, sys; m = runpy.run_path(sys.argv[1]); "
-               "print(hashlib.sha256(b''.join(m['draw'](label, 1).tobytes() for label in m['CLASSES'])).hexdigest())")
-    said = subprocess.run([sys.executable, "-c", program, drawing.__file__], env=os.environ | {"PYTHONHASHSEED": "7"}, capture_output=True,
-                          text=True, check=True)
+    program = (
+        "import hashlib, runpy, sys; m = runpy.run_path(sys.argv[1]); "
+        "print(hashlib.sha256(b''.join(m['draw'](label, 1).tobytes() for label in m['CLASSES'])).hexdigest())"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program, drawing.__file__],
+        env=os.environ | {"PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     here = b"".join(drawing.draw(label, 1).tobytes() for label in drawing.CLASSES)
     assert said.stdout.strip() == hashlib.sha256(here).hexdigest()
 
@@ -110,8 +121,10 @@ def test_the_pictures_look_as_they_always_did(drawing):
 
 
 def test_a_program_that_was_sent_to_another_process_draws_the_same(drawing):
-    program = ("import pickle, sys; draw, label = pickle.load(sys.stdin.buffer); "
-               "sys.stdout.buffer.write(draw(label, 2).tobytes())")
+    program = (
+        "import pickle, sys; draw, label = pickle.load(sys.stdin.buffer); "
+        "sys.stdout.buffer.write(draw(label, 2).tobytes())"
+    )
     label = drawing.CLASSES[2]
     sent = cloudpickle.dumps((drawing.draw, label))
     command = [sys.executable, "-c", program]
@@ -125,7 +138,12 @@ def test_an_unknown_class_is_an_error(drawing):
 
 
 def small(drawing, **options):
-    return {"draw": functools.partial(drawing.draw, size=16), "classes": drawing.CLASSES, "per_class": 2, **options}
+    return {
+        "draw": functools.partial(drawing.draw, size=16),
+        "classes": drawing.CLASSES,
+        "per_class": 2,
+        **options,
+    }
 
 
 def copied(drawing, folder, per_class):
@@ -140,13 +158,20 @@ def copied(drawing, folder, per_class):
 def test_all_are_written_as_they_are_drawn_and_nothing_else_is_left(drawing, tmp_path):
     folder = draw_all(**small(drawing), folder=tmp_path / "new" / "drawn")
     files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    assert files == sorted(Path(label) / f"{label}{number}.png" for label in drawing.CLASSES for number in range(2))
+    assert files == sorted(
+        Path(label) / f"{label}{number}.png" for label in drawing.CLASSES for number in range(2)
+    )
     for path in files:
-        assert (np.asarray(Image.open(folder / path)) == drawing.draw(path.parts[0], int(path.stem[-1]), 16)).all()
+        assert (
+            np.asarray(Image.open(folder / path))
+            == drawing.draw(path.parts[0], int(path.stem[-1]), 16)
+        ).all()
     assert list(folder.parent.iterdir()) == [folder]
 
 
-def test_what_is_drawn_already_is_kept_and_what_is_something_else_is_not_touched(drawing, tmp_path):
+def test_what_is_drawn_already_is_kept_and_what_is_something_else_is_not_touched(
+    drawing, tmp_path
+):
     folder = draw_all(**small(drawing, per_class=1), folder=tmp_path / "drawn")
     one = next(folder.rglob("*.png"))
     before = one.stat().st_mtime_ns
@@ -170,7 +195,9 @@ def test_an_interrupted_drawing_leaves_nothing(drawing, tmp_path):
 
 def test_two_processes_that_draw_at_once_leave_one_whole_folder(drawing, tmp_path):
     program = copied(drawing, tmp_path / "program", per_class=5)
-    both = [subprocess.Popen([sys.executable, program, tmp_path / "new" / "drawn"]) for _ in range(2)]
+    both = [
+        subprocess.Popen([sys.executable, program, tmp_path / "new" / "drawn"]) for _ in range(2)
+    ]
     assert [process.wait() for process in both] == [0, 0]
     assert len(list((tmp_path / "new" / "drawn").glob("*/*.png"))) == 5 * len(drawing.CLASSES)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["drawn"]

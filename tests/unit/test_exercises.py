@@ -31,8 +31,10 @@ def test_a_right_answer_and_a_wrong_one_leave_nothing_but_the_words_of_the_check
 
 def test_an_answer_that_raises_is_shown_with_its_line(capsys):
     ddp.judge(check_double, crashes)
-    assert capsys.readouterr().out == ("not yet: crashes raises an error in its line 3: return half / (number - number)\n"
-                                       "  ZeroDivisionError: float division by zero\n")
+    assert capsys.readouterr().out == (
+        "not yet: crashes raises an error in its line 3: return half / (number - number)\n"
+        "  ZeroDivisionError: float division by zero\n"
+    )
 
 
 def test_an_answer_that_the_check_cannot_use_is_no_traceback(capsys):
@@ -49,8 +51,12 @@ def test_an_answer_that_is_no_function_is_said_so(capsys, answer):
 
 def test_an_answer_that_fails_on_a_rank_is_shown_with_its_last_lines(capsys):
     def check(answer):
-        raise ddp.RankFailed("Rank 1 of 2 on here failed: ZeroDivisionError\n\nmore", rank=1, host="here",
-                             traceback='Traceback\n  File "<cell>", line 2, in mine\n    1 / 0\nZeroDivisionError: division by zero\n')
+        raise ddp.RankFailed(
+            "Rank 1 of 2 on here failed: ZeroDivisionError\n\nmore",
+            rank=1,
+            host="here",
+            traceback='Traceback\n  File "<cell>", line 2, in mine\n    1 / 0\nZeroDivisionError: division by zero\n',
+        )
 
     ddp.judge(check, double)
     said = capsys.readouterr().out

@@ -35,7 +35,9 @@ def folder(tmp_path):
     for label in COLOURS:
         (tmp_path / "set" / label).mkdir(parents=True)
         for number in range(4):
-            Image.fromarray(noise(ord(label[0]), number)).save(tmp_path / "set" / label / f"{number}.png")
+            Image.fromarray(noise(ord(label[0]), number)).save(
+                tmp_path / "set" / label / f"{number}.png"
+            )
     return tmp_path / "set"
 
 
@@ -48,20 +50,35 @@ def bucket(s3, folder):
 
 
 def expected(folder):
-    return torch.stack([torch.from_numpy(np.asarray(Image.open(path)).copy()).permute(2, 0, 1) for path in sorted(folder.glob("*/*.png"))])
+    return torch.stack(
+        [
+            torch.from_numpy(np.asarray(Image.open(path)).copy()).permute(2, 0, 1)
+            for path in sorted(folder.glob("*/*.png"))
+        ]
+    )
 
 
 def everything(dataset, **options):
     """All images and all labels of `dataset`, by a `DataLoader`."""
     batches = list(DataLoader(dataset, batch_size=5, **options))
-    return torch.cat([batch for batch, _ in batches]), torch.cat([labels for _, labels in batches]).tolist()
+    return torch.cat([batch for batch, _ in batches]), torch.cat(
+        [labels for _, labels in batches]
+    ).tolist()
 
 
 def test_a_class_is_a_folder_and_its_number_the_place_of_its_name(folder):
     dataset = ImageFolder(folder, SIZE)
-    assert dataset.classes == ["cat", "dog", "emu"] and dataset.targets == [0] * 4 + [1] * 4 + [2] * 4 and len(dataset) == 12
+    assert (
+        dataset.classes == ["cat", "dog", "emu"]
+        and dataset.targets == [0] * 4 + [1] * 4 + [2] * 4
+        and len(dataset) == 12
+    )
     pixels, labels = everything(dataset)
-    assert pixels.dtype == torch.uint8 and torch.equal(pixels, expected(folder)) and labels == dataset.targets
+    assert (
+        pixels.dtype == torch.uint8
+        and torch.equal(pixels, expected(folder))
+        and labels == dataset.targets
+    )
     assert torch.equal(dataset[7][0], pixels[7]) and dataset[7][1] == 1
     assert [label for _, label in dataset.__getitems__([8, 0, 8])] == [2, 0, 2]
 
@@ -74,10 +91,25 @@ def test_only_image_files_in_a_class_count_and_they_may_lie_deeper(folder):
     (folder / "cat" / "gone.png").symlink_to("nowhere")
     (folder / "fox").symlink_to(folder / "emu")
     dataset = ImageFolder(folder, SIZE)
-    assert dataset.classes == ["cat", "dog", "emu", "fox"] and dataset.targets.count(0) == 5 and len(everything(dataset)[1]) == 17
+    assert (
+        dataset.classes == ["cat", "dog", "emu", "fox"]
+        and dataset.targets.count(0) == 5
+        and len(everything(dataset)[1]) == 17
+    )
 
 
-@pytest.mark.parametrize("kind, suffix", [("RGB", "jpg"), ("RGB", "tif"), ("L", "png"), ("RGBA", "png"), ("P", "gif"), ("CMYK", "jpg"), ("1", "bmp")])
+@pytest.mark.parametrize(
+    "kind, suffix",
+    [
+        ("RGB", "jpg"),
+        ("RGB", "tif"),
+        ("L", "png"),
+        ("RGBA", "png"),
+        ("P", "gif"),
+        ("CMYK", "jpg"),
+        ("1", "bmp"),
+    ],
+)
 def test_every_kind_of_image_becomes_three_channels_of_bytes(folder, kind, suffix):
     Image.new("RGB", (40, 30), (255, 255, 255)).convert(kind).save(folder / "cat" / f"!.{suffix}")
     pixels, _ = ImageFolder(folder, SIZE)[0]
@@ -95,13 +127,19 @@ def test_an_image_is_scaled_to_its_short_side_cropped_in_the_middle_and_turned_u
     Image.fromarray(sides).save(folder / "cat" / "!turned.jpg", exif=upright)
     dataset = ImageFolder(folder, SIZE)
     assert dataset[1][0].min() > 230
-    assert dataset[0][0][:, :6].max() < 20 and dataset[0][0][:, 10:].min() > 235  # what was right is below
+    assert (
+        dataset[0][0][:, :6].max() < 20 and dataset[0][0][:, 10:].min() > 235
+    )  # what was right is below
 
 
 def test_a_jpeg_that_is_decoded_at_a_smaller_scale_looks_the_same(folder):
     large = Image.fromarray(noise(1)).resize((512, 512), Image.Resampling.BICUBIC)
     large.save(folder / "cat" / "!.jpg", quality=95)
-    whole = np.asarray(large.resize((SIZE, SIZE), Image.Resampling.BICUBIC)).transpose(2, 0, 1).astype(int)
+    whole = (
+        np.asarray(large.resize((SIZE, SIZE), Image.Resampling.BICUBIC))
+        .transpose(2, 0, 1)
+        .astype(int)
+    )
     assert abs(ImageFolder(folder, SIZE)[0][0].numpy() - whole).mean() < 6
 
 
@@ -113,14 +151,24 @@ def write_class(folder, count):
     return folder
 
 
-@pytest.mark.parametrize("make, said", [
-    (lambda path: path / "nowhere", "There is no folder or bucket .*/nowhere"),
-    (lambda path: write_class(path, 1) / "only" / "0.png", "There is no folder or bucket .*/0.png"),
-    (lambda path: path, "holds no image .*name the folder that holds the folders of the classes"),
-    (lambda path: write_class(path, 2) / "only", "holds no image"),
-    (lambda path: write_class(path, 2), "holds only the class 'only'"),
-    (lambda path: f"nosuch://{path}", "cannot be read: Protocol not known: nosuch"),
-], ids=["missing", "a file", "empty", "images without classes", "one class", "unknown protocol"])
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (lambda path: path / "nowhere", "There is no folder or bucket .*/nowhere"),
+        (
+            lambda path: write_class(path, 1) / "only" / "0.png",
+            "There is no folder or bucket .*/0.png",
+        ),
+        (
+            lambda path: path,
+            "holds no image .*name the folder that holds the folders of the classes",
+        ),
+        (lambda path: write_class(path, 2) / "only", "holds no image"),
+        (lambda path: write_class(path, 2), "holds only the class 'only'"),
+        (lambda path: f"nosuch://{path}", "cannot be read: Protocol not known: nosuch"),
+    ],
+    ids=["missing", "a file", "empty", "images without classes", "one class", "unknown protocol"],
+)
 @pytest.mark.parametrize("cache", [None, "memory"])
 def test_a_place_without_classes_of_images_is_refused_and_says_why(tmp_path, make, said, cache):
     (tmp_path / "here").mkdir()
@@ -129,9 +177,17 @@ def test_a_place_without_classes_of_images_is_refused_and_says_why(tmp_path, mak
 
 
 def test_a_folder_that_may_not_be_read_is_refused(folder):
-    program = "import os, ddp_common as ddp; read = lambda: ddp.ImageFolder('.', 8); read(); os.chmod('dog', 0)\n" \
-              "if os.geteuid() == 0: os.setuid(65534)  # root may read everything\nread()"
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    program = (
+        "import os, ddp_common as ddp; read = lambda: ddp.ImageFolder('.', 8); read(); os.chmod('dog', 0)\n"
+        "if os.geteuid() == 0: os.setuid(65534)  # root may read everything\nread()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     (folder / "dog").chmod(0o755)
     assert "There is no right to read" in done.stderr and "Check the credentials" in done.stderr
 
@@ -147,7 +203,12 @@ def png(cut=None):
     return buffer.getvalue()[:cut]
 
 
-DAMAGES = {"empty": b"", "text": b"<html>not found</html>", "cut": png(200), "scrambled": png()[:60] + bytes(400)}
+DAMAGES = {
+    "empty": b"",
+    "text": b"<html>not found</html>",
+    "cut": png(200),
+    "scrambled": png()[:60] + bytes(400),
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -155,7 +216,10 @@ def test_a_damaged_file_stops_the_run_and_is_named(folder, damage):
     (folder / "dog" / "1.png").write_bytes(DAMAGES[damage])
     dataset = ImageFolder(folder, SIZE, cache="memory")
     assert torch.equal(dataset[4][0], expected_one(folder, "dog/0.png"))
-    with pytest.raises(Error, match=f"set/dog/1.png is no image that can be read: .*{'file is empty' if damage == 'empty' else ''}.*on_error='skip'"):
+    with pytest.raises(
+        Error,
+        match=f"set/dog/1.png is no image that can be read: .*{'file is empty' if damage == 'empty' else ''}.*on_error='skip'",
+    ):
         everything(dataset)
 
 
@@ -165,20 +229,30 @@ def expected_one(folder, name):
 
 @pytest.mark.parametrize("place", ["disk", "s3"])
 def test_damaged_files_are_left_out_and_named_once(folder, place, request):
-    for name, content in zip(("cat/0.png", "dog/1.png", "dog/2.png", "emu/3.png"), DAMAGES.values()):
+    for name, content in zip(
+        ("cat/0.png", "dog/1.png", "dog/2.png", "emu/3.png"), DAMAGES.values()
+    ):
         (folder / name).write_bytes(content)
     where = request.getfixturevalue("bucket") if place == "s3" else folder
-    with pytest.warns(UserWarning, match=r"4 of 12 files in .*set are no images.*left out: cat/0.png: the file is empty; dog/1.png: its content is of no image format"):
+    with pytest.warns(
+        UserWarning,
+        match=r"4 of 12 files in .*set are no images.*left out: cat/0.png: the file is empty; dog/1.png: its content is of no image format",
+    ):
         dataset = ImageFolder(where, SIZE, on_error="skip")
     pixels, labels = everything(dataset)
     assert labels == dataset.targets == [0] * 3 + [1] * 2 + [2] * 3
-    assert torch.equal(pixels[3], expected_one(folder, "dog/0.png")) and torch.equal(pixels[4], expected_one(folder, "dog/3.png"))
+    assert torch.equal(pixels[3], expected_one(folder, "dog/0.png")) and torch.equal(
+        pixels[4], expected_one(folder, "dog/3.png")
+    )
 
 
 def test_a_class_of_which_all_images_are_damaged_is_no_class(folder):
     for path in [*folder.glob("dog/*"), *folder.glob("emu/*")]:
         path.write_bytes(b"")
-    with pytest.warns(UserWarning, match="8 of 12 files"), pytest.raises(Error, match="holds only the class 'cat'"):
+    with (
+        pytest.warns(UserWarning, match="8 of 12 files"),
+        pytest.raises(Error, match="holds only the class 'cat'"),
+    ):
         ImageFolder(folder, SIZE, on_error="skip")
 
 
@@ -203,13 +277,19 @@ READ_ALL = "import sys, ddp_common as ddp; d = ddp.ImageFolder(sys.argv[1], int(
 
 def test_images_kept_in_a_folder_are_shared_with_other_processes(folder, tmp_path):
     pixels = expected(folder)
-    subprocess.run([sys.executable, "-c", READ_ALL, folder, tmp_path / "kept", str(SIZE)], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-c", READ_ALL, folder, tmp_path / "kept", str(SIZE)],
+        cwd=ROOT,
+        check=True,
+    )
     rewrite_with_the_same_times(folder)
     assert torch.equal(everything(ImageFolder(folder, SIZE, cache=tmp_path / "kept"))[0], pixels)
     with pytest.raises(Error, match="is no image"):
         everything(ImageFolder(folder, SIZE))
     with pytest.raises(Error, match="is no image"):
-        everything(ImageFolder(folder, 2 * SIZE, cache=tmp_path / "kept"))  # of another size, nothing is kept
+        everything(
+            ImageFolder(folder, 2 * SIZE, cache=tmp_path / "kept")
+        )  # of another size, nothing is kept
 
 
 def rewrite_with_the_same_times(folder):
@@ -223,7 +303,9 @@ def rewrite_with_the_same_times(folder):
 def test_a_changed_file_is_read_anew(folder, tmp_path):
     everything(ImageFolder(folder, SIZE, cache=tmp_path / "kept"))
     Image.fromarray(noise(1, 2, 3)).save(folder / "cat" / "2.png")
-    assert torch.equal(everything(ImageFolder(folder, SIZE, cache=tmp_path / "kept"))[0], expected(folder))
+    assert torch.equal(
+        everything(ImageFolder(folder, SIZE, cache=tmp_path / "kept"))[0], expected(folder)
+    )
 
 
 def test_a_kept_image_that_is_torn_is_read_anew(folder, tmp_path):
@@ -233,11 +315,16 @@ def test_a_kept_image_that_is_torn_is_read_anew(folder, tmp_path):
     content[-1] ^= 1
     content[12 * 4 + 100] ^= 1
     kept.write_bytes(content)
-    assert torch.equal(everything(ImageFolder(folder, SIZE, cache=tmp_path / "kept"))[0], expected(folder))
+    assert torch.equal(
+        everything(ImageFolder(folder, SIZE, cache=tmp_path / "kept"))[0], expected(folder)
+    )
 
 
 def keep_forever(folder, shape):
-    kept, values = images.Kept(folder, 3, shape, "x"), [np.full(shape, value, np.uint8) for value in range(1, 9)]
+    kept, values = (
+        images.Kept(folder, 3, shape, "x"),
+        [np.full(shape, value, np.uint8) for value in range(1, 9)],
+    )
     while True:
         for value in values:
             kept.put(int(value[0, 0, 0]) % 3, value)
@@ -246,17 +333,25 @@ def keep_forever(folder, shape):
 def test_a_writer_that_is_killed_leaves_no_wrong_image(tmp_path):
     taken = []
     for milliseconds in range(30, 40):
-        writer = multiprocessing.get_context("fork").Process(target=keep_forever, args=(tmp_path, (3, 500, 500)))
+        writer = multiprocessing.get_context("fork").Process(
+            target=keep_forever, args=(tmp_path, (3, 500, 500))
+        )
         writer.start()
         time.sleep(milliseconds / 1000)
         writer.kill()
         writer.join()
-        taken += [array.copy() for array in map(images.Kept(tmp_path, 3, (3, 500, 500), "x").get, range(3)) if array is not None]
+        taken += [
+            array.copy()
+            for array in map(images.Kept(tmp_path, 3, (3, 500, 500), "x").get, range(3))
+            if array is not None
+        ]
     assert taken and all((array == array[0, 0, 0]).all() for array in taken)
 
 
 def test_a_disk_without_room_for_all_images_is_refused_at_once(folder, small_disk):
-    with pytest.raises(Error, match="cannot be kept in .*disk, which takes 9 MB: .*No space left.*Make room"):
+    with pytest.raises(
+        Error, match="cannot be kept in .*disk, which takes 9 MB: .*No space left.*Make room"
+    ):
         ImageFolder(folder, 512, cache=small_disk)
     assert list(small_disk.iterdir()) == []
 
@@ -271,8 +366,14 @@ def test_a_place_that_is_no_folder_is_refused(folder, tmp_path):
 def test_the_workers_of_a_loader_read_the_same_images(folder, place, context, request, tmp_path):
     where = request.getfixturevalue("bucket") if place == "s3" else folder
     dataset = ImageFolder(where, SIZE, cache=tmp_path / "kept")
-    assert torch.equal(dataset[0][0], expected(folder)[0])  # the parent has connections and threads of its own
-    pixels, labels = everything(dataset, num_workers=2 if context == "fork" else 1, multiprocessing_context=multiprocessing.get_context(context))
+    assert torch.equal(
+        dataset[0][0], expected(folder)[0]
+    )  # the parent has connections and threads of its own
+    pixels, labels = everything(
+        dataset,
+        num_workers=2 if context == "fork" else 1,
+        multiprocessing_context=multiprocessing.get_context(context),
+    )
     assert torch.equal(pixels, expected(folder)) and labels == dataset.targets
     assert torch.equal(everything(dataset)[0], expected(folder))
 
@@ -288,8 +389,12 @@ def test_a_data_set_can_be_pickled_before_and_after_it_is_used(folder, tmp_path,
 def test_object_storage_is_asked_once_for_the_list_and_once_for_each_image(folder, bucket, s3_log):
     before = len(s3_log.read_text().splitlines())
     dataset = ImageFolder(bucket, SIZE)
-    assert torch.equal(everything(dataset)[0], expected(folder)) and dataset.classes == list(COLOURS)
-    asked = [line.split('"')[1] for line in s3_log.read_text().splitlines()[before:] if '"' in line]
+    assert torch.equal(everything(dataset)[0], expected(folder)) and dataset.classes == list(
+        COLOURS
+    )
+    asked = [
+        line.split('"')[1] for line in s3_log.read_text().splitlines()[before:] if '"' in line
+    ]
     assert len(asked) == 1 + 12 and sum("list-type=2" in line for line in asked) == 1, asked
     everything(pickle.loads(pickle.dumps(dataset)))  # as on another rank
     assert len(s3_log.read_text().splitlines()) == before + 1 + 12 + 12
@@ -299,24 +404,33 @@ def test_a_changed_object_is_read_anew(s3, folder, bucket, tmp_path):
     everything(ImageFolder(bucket, SIZE, cache=tmp_path / "kept"))
     Image.fromarray(noise(1, 2, 3)).save(folder / "cat" / "2.png")
     s3.put_file(f"{folder}/cat/2.png", "photos/set/cat/2.png")
-    assert torch.equal(everything(ImageFolder(bucket, SIZE, cache=tmp_path / "kept"))[0], expected(folder))
+    assert torch.equal(
+        everything(ImageFolder(bucket, SIZE, cache=tmp_path / "kept"))[0], expected(folder)
+    )
 
 
-@pytest.mark.parametrize("url, said", [
-    ("s3://nobody-has-this/set", "There is no folder or bucket s3://nobody-has-this/set"),
-    ("s3://photos/empty", "s3://photos/empty holds no image"),
-    ("s3://photos/set/cat", "s3://photos/set/cat holds no image"),
-    ("s3://photos", "s3://photos holds only the class 'set'"),
-])
+@pytest.mark.parametrize(
+    "url, said",
+    [
+        ("s3://nobody-has-this/set", "There is no folder or bucket s3://nobody-has-this/set"),
+        ("s3://photos/empty", "s3://photos/empty holds no image"),
+        ("s3://photos/set/cat", "s3://photos/set/cat holds no image"),
+        ("s3://photos", "s3://photos holds only the class 'set'"),
+    ],
+)
 def test_a_bucket_without_classes_of_images_is_refused_and_says_why(bucket, url, said):
     with pytest.raises(Error, match=said):
         ImageFolder(url, SIZE)
 
 
-def test_without_credentials_only_what_is_public_can_be_read_anonymously(s3, folder, bucket, monkeypatch):
+def test_without_credentials_only_what_is_public_can_be_read_anonymously(
+    s3, folder, bucket, monkeypatch
+):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    with pytest.raises(Error, match="no right to read s3://photos/set: .*credentials.*anonymous=True"):
+    with pytest.raises(
+        Error, match="no right to read s3://photos/set: .*credentials.*anonymous=True"
+    ):
         ImageFolder(bucket, SIZE)
     dataset = ImageFolder(bucket, SIZE, anonymous=True)
     with pytest.raises(Error, match="no right to read s3://photos/set: .*Check the credentials"):
@@ -329,8 +443,13 @@ def test_without_credentials_only_what_is_public_can_be_read_anonymously(s3, fol
 @pytest.fixture
 def strict(endpoint):
     """The server asks for rights that nobody has."""
+
     def count_of_free_requests(count):
-        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset-auth", count, {"Content-Type": "text/plain"})).close()
+        urllib.request.urlopen(
+            urllib.request.Request(
+                f"{endpoint}/moto-api/reset-auth", count, {"Content-Type": "text/plain"}
+            )
+        ).close()
 
     yield lambda: count_of_free_requests(b"0")
     count_of_free_requests(b"inf")
@@ -352,7 +471,13 @@ def test_a_server_that_nobody_answers_for_is_said(bucket, monkeypatch):
         ImageFolder(bucket, SIZE)
 
 
-TRANSFORM = v2.Compose([v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip(), v2.ColorJitter(0.5, 0.5, 0.5)])
+TRANSFORM = v2.Compose(
+    [
+        v2.RandomResizedCrop(SIZE, antialias=True),
+        v2.RandomHorizontalFlip(),
+        v2.ColorJitter(0.5, 0.5, 0.5),
+    ]
+)
 
 
 def augmented(folder, epoch, seed=0, indices=range(12), **options):
@@ -368,7 +493,11 @@ def same(one, other):
     return [torch.equal(one[index], other[index]) for index in one]
 
 
-@pytest.mark.parametrize("options", [{"indices": [11, 3, 7, 0, 1, 2]}, {"num_workers": 2}], ids=["another order", "workers"])
+@pytest.mark.parametrize(
+    "options",
+    [{"indices": [11, 3, 7, 0, 1, 2]}, {"num_workers": 2}],
+    ids=["another order", "workers"],
+)
 def test_an_augmentation_depends_on_nothing_but_seed_epoch_and_index(folder, options):
     torch.manual_seed(1)
     first = augmented(folder, epoch=3)
@@ -378,12 +507,16 @@ def test_an_augmentation_depends_on_nothing_but_seed_epoch_and_index(folder, opt
 
 def test_each_epoch_and_each_seed_augments_otherwise(folder):
     first = augmented(folder, epoch=0)
-    assert not any(same(augmented(folder, epoch=1), first)) and not any(same(augmented(folder, epoch=0, seed=1), first))
+    assert not any(same(augmented(folder, epoch=1), first)) and not any(
+        same(augmented(folder, epoch=0, seed=1), first)
+    )
 
 
 def test_two_images_alike_are_not_augmented_alike():
     image = torch.from_numpy(noise(1)).permute(2, 0, 1)
-    (one, _), (other, _) = Augmented([(image, 0)] * 2, TRANSFORM, ElasticSampler(2, 1)).__getitems__([0, 1])
+    (one, _), (other, _) = Augmented(
+        [(image, 0)] * 2, TRANSFORM, ElasticSampler(2, 1)
+    ).__getitems__([0, 1])
     assert not torch.equal(one, other)
 
 
@@ -400,7 +533,11 @@ def test_augmenting_leaves_the_random_state_of_training_alone(folder):
 def test_any_data_set_of_pairs_can_be_augmented():
     pairs = [(torch.from_numpy(noise(number)).permute(2, 0, 1), number) for number in range(3)]
     dataset = Augmented(pairs, v2.RandomCrop(8), ElasticSampler(3, 1))
-    assert len(dataset) == 3 and dataset[2][1] == 2 and torch.equal(dataset[1][0], dataset.__getitems__([0, 1])[1][0])
+    assert (
+        len(dataset) == 3
+        and dataset[2][1] == 2
+        and torch.equal(dataset[1][0], dataset.__getitems__([0, 1])[1][0])
+    )
 
 
 def test_a_size_that_no_memory_holds_is_refused(folder):

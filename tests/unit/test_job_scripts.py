@@ -36,8 +36,13 @@ PYTHON -m dask_cuda.cli tls://SCHEDULER:PORT --name worker-0 --nthreads 8 --memo
 
 def dry(tmp_path, **variables):
     """What `make run DRY=1` prints where no program is on the path; nothing may be left."""
-    done = subprocess.run([sys.executable, "-m", "ddp_common", "run", "pets"], cwd=tmp_path, capture_output=True, text=True,
-                          env={**os.environ, "PATH": str(tmp_path), "DRY": "1", **variables})
+    done = subprocess.run(
+        [sys.executable, "-m", "ddp_common", "run", "pets"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": str(tmp_path), "DRY": "1", **variables},
+    )
     assert not list(tmp_path.iterdir())
     return done
 
@@ -51,27 +56,56 @@ def test_every_profile_can_be_printed_on_any_machine(name):
 
 
 def test_dry_starts_and_leaves_nothing(tmp_path):
-    done = dry(tmp_path, CLUSTER="slurm", WORKERS="3", OPTIONS="queue=gpu account=abc walltime=02:00:00")
+    done = dry(
+        tmp_path, CLUSTER="slurm", WORKERS="3", OPTIONS="queue=gpu account=abc walltime=02:00:00"
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("# 3 job(s) such as this one, for 3 rank(s):\n#!/usr/bin/env bash\n")
-    for line in ("#SBATCH -p gpu", "#SBATCH -A abc", "#SBATCH -t 02:00:00", "#SBATCH --cpus-per-task=2", "#SBATCH --mem=4G", "+ 7200"):
+    assert done.stdout.startswith(
+        "# 3 job(s) such as this one, for 3 rank(s):\n#!/usr/bin/env bash\n"
+    )
+    for line in (
+        "#SBATCH -p gpu",
+        "#SBATCH -A abc",
+        "#SBATCH -t 02:00:00",
+        "#SBATCH --cpus-per-task=2",
+        "#SBATCH --mem=4G",
+        "+ 7200",
+    ):
         assert line in done.stdout
 
 
-@pytest.mark.parametrize(("cluster", "expected"), [("tcp://10.0.0.1:8786", "Nothing would be started: there is a scheduler at tcp://10.0.0.1:8786."),
-                                                   ("torchrun", "torchrun --standalone --nproc-per-node=2"), ("srun", "srun --ntasks=2 --kill-on-bad-exit=1"),
-                                                   ("local", "distributed.LocalCluster(n_workers=2,")])
+@pytest.mark.parametrize(
+    ("cluster", "expected"),
+    [
+        (
+            "tcp://10.0.0.1:8786",
+            "Nothing would be started: there is a scheduler at tcp://10.0.0.1:8786.",
+        ),
+        ("torchrun", "torchrun --standalone --nproc-per-node=2"),
+        ("srun", "srun --ntasks=2 --kill-on-bad-exit=1"),
+        ("local", "distributed.LocalCluster(n_workers=2,"),
+    ],
+)
 def test_dry_says_what_starts_without_jobs(tmp_path, cluster, expected):
     assert expected in dry(tmp_path, CLUSTER=cluster, WORKERS="2").stdout
 
 
 def test_dry_refuses_what_a_run_would_refuse(tmp_path):
     done = dry(tmp_path, CLUSTER="slurm", OPTIONS="quue=gpu")
-    assert done.returncode == 1 and "unexpected keyword argument 'quue'" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 1
+        and "unexpected keyword argument 'quue'" in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
 def test_the_script_of_pbs_pro_asks_with_select():
-    assert describe("pbs-gpu").replace(sys.executable, "PYTHON").replace(PRIVATE_FOLDER_IN_A_JOB, "SCRATCH") == PBS_PRO
+    assert (
+        describe("pbs-gpu")
+        .replace(sys.executable, "PYTHON")
+        .replace(PRIVATE_FOLDER_IN_A_JOB, "SCRATCH")
+        == PBS_PRO
+    )
 
 
 @pytest.mark.parametrize("trap", [None, "own_but_open", "somebody_else's", "a_link"])
@@ -86,10 +120,19 @@ def test_a_job_keeps_its_temporary_files_in_a_folder_of_its_user_alone(tmp_path,
         if os.geteuid():
             pytest.skip("only root may give a folder away")
         os.chown(folder, 65534, 65534)
-    done = subprocess.run(["bash", "-ec", f"{PRIVATE_FOLDER_IN_A_JOB}\necho $DASK_TEMPORARY_DIRECTORY"], capture_output=True, text=True,
-                          env={"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}, check=True)
+    done = subprocess.run(
+        ["bash", "-ec", f"{PRIVATE_FOLDER_IN_A_JOB}\necho $DASK_TEMPORARY_DIRECTORY"],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)},
+        check=True,
+    )
     used = done.stdout.strip()
-    assert used.startswith(str(tmp_path)) and os.stat(used).st_mode & 0o777 == 0o700 and os.stat(used).st_uid == os.getuid()
+    assert (
+        used.startswith(str(tmp_path))
+        and os.stat(used).st_mode & 0o777 == 0o700
+        and os.stat(used).st_uid == os.getuid()
+    )
     assert (used == str(folder)) == (trap in (None, "own_but_open"))
 
 
@@ -98,16 +141,25 @@ def test_without_a_resource_spec_pbs_is_asked_for_cores_and_memory():
 
 
 def test_several_gpus_of_one_job_are_several_ranks(monkeypatch):
-    monkeypatch.setenv("OPTIONS", "processes=4 cores=32 memory=128GiB job_extra_directives=[--gres=gpu:4]")
+    monkeypatch.setenv(
+        "OPTIONS", "processes=4 cores=32 memory=128GiB job_extra_directives=[--gres=gpu:4]"
+    )
     text = describe("slurm-gpu", workers=8)
     assert text.startswith("# 2 job(s) such as this one, for 8 rank(s):")
-    assert "#SBATCH --gres=gpu:4\n" in text and "--nthreads 8 --memory-limit 32.00GiB" in text and "dask_cuda.cli" in text
+    assert (
+        "#SBATCH --gres=gpu:4\n" in text
+        and "--nthreads 8 --memory-limit 32.00GiB" in text
+        and "dask_cuda.cli" in text
+    )
 
 
 def test_the_sites_differ_from_what_they_extend_only_where_they_say_so():
     puhti, base = read_profile("puhti", ""), read_profile("slurm-gpu", "")
     assert puhti["cluster"] == base["cluster"] and puhti["timeout"] == base["timeout"] == 600
-    assert puhti["options"]["job_extra_directives"] == ["--gres=gpu:v100:1"] and puhti["options"]["worker_command"] == "dask_cuda.cli"
+    assert (
+        puhti["options"]["job_extra_directives"] == ["--gres=gpu:v100:1"]
+        and puhti["options"]["worker_command"] == "dask_cuda.cli"
+    )
     sciclone = describe("sciclone")
     assert sciclone.splitlines()[1] == "#!/usr/bin/env bash"  # not the tcsh of the login shell
     assert "#PBS -l nodes=1:c18a:ppn=12\n" in sciclone and "--interface ib0" in sciclone
@@ -123,18 +175,27 @@ def write(tmp_path):
 
 
 def test_a_profile_may_extend_one_beside_it(write):
-    write("base.yaml", "cluster: dask_jobqueue.SLURMCluster\ntimeout: 5\noptions: {cores: 3, memory: 1GiB}")
+    write(
+        "base.yaml",
+        "cluster: dask_jobqueue.SLURMCluster\ntimeout: 5\noptions: {cores: 3, memory: 1GiB}",
+    )
     profile = read_profile(write("mine.yaml", "extends: base.yaml\noptions: {memory: 2GiB}"), "")
     assert profile["timeout"] == 5 and profile["options"] == {"cores": 3, "memory": "2GiB"}
 
 
 FAULTS = {
-    "extends_nothing": ("extends: no-such-profile", "There is no cluster profile 'no-such-profile', which"),
+    "extends_nothing": (
+        "extends: no-such-profile",
+        "There is no cluster profile 'no-such-profile', which",
+    ),
     "extends_itself": ("extends: mine.yaml", "extends itself"),
     "unknown_key": ("cluster: a.B\nwalltime: 5", "unknown keys: walltime"),
     "timeout_in_words": ("cluster: a.B\ntimeout: soon", "timeout: 'soon'"),
     "negative": ("cluster: a.B\nwarning: -5", "warning: -5"),
-    "walltime_in_words": ("extends: slurm\noptions: {walltime: two hours}", "it is written hours:minutes:seconds"),
+    "walltime_in_words": (
+        "extends: slurm\noptions: {walltime: two hours}",
+        "it is written hours:minutes:seconds",
+    ),
     "binary": ("\x00\x01", "valid YAML"),
 }
 
@@ -154,7 +215,10 @@ def test_options_that_are_no_pairs_are_refused_with_how_they_are_written(text):
 
 
 def test_options_reach_the_profile_and_into_its_mappings():
-    profile = read_profile("slurm", "timeout=5 workers=7 cores=12 walltime=12:00:00 scheduler_options.interface=eth1 job_extra_directives='[--exclusive, -C x]'")
+    profile = read_profile(
+        "slurm",
+        "timeout=5 workers=7 cores=12 walltime=12:00:00 scheduler_options.interface=eth1 job_extra_directives='[--exclusive, -C x]'",
+    )
     assert (profile["timeout"], profile["workers"]) == (5, 7)
     assert profile["options"]["walltime"] == "12:00:00" and profile["options"]["cores"] == 12
     assert profile["options"]["scheduler_options"] == {"interface": "eth1"}
@@ -166,7 +230,10 @@ def test_a_walltime_without_quotes_is_the_time_that_was_meant(write):
     assert profile["options"]["walltime"] == "12:30:00"
 
 
-@pytest.mark.parametrize(("walltime", "seconds"), [("00:01:00", 60), ("02:00:00", 7200), ("1-00:00:00", 86400), ("30:00", 1800)])
+@pytest.mark.parametrize(
+    ("walltime", "seconds"),
+    [("00:01:00", 60), ("02:00:00", 7200), ("1-00:00:00", 86400), ("30:00", 1800)],
+)
 def test_walltimes_are_understood_as_the_batch_systems_do(walltime, seconds):
     assert seconds_of(walltime) == seconds
 

@@ -18,8 +18,12 @@ from ddp_common import ElasticSampler, Error, EvalSampler
 from ddp_common.ranks import sampling
 
 EXAMPLES = int(os.environ.get("DDP_EXAMPLES", "30"))
-quietly = dict(deadline=None, derandomize="DDP_EXAMPLES" not in os.environ, database=None,
-               suppress_health_check=list(HealthCheck))
+quietly = dict(
+    deadline=None,
+    derandomize="DDP_EXAMPLES" not in os.environ,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,27 +59,53 @@ def loops(workers, walks=("for", "enumerate", "islice", "zip", "hand", "follow",
         length, batch_size = draw(st.integers(1, 30)), draw(st.integers(1, 12))
         steps, ranks = -(-length // batch_size), draw(st.integers(1, 4))
         takes = st.integers(1, steps) | st.just(steps)
-        return Loop(length, batch_size, draw(st.booleans()), draw(st.integers(0, ranks - 1)), ranks,
-                    draw(st.sampled_from(["epochs", "range", "set_epoch"])), draw(st.sampled_from(walks)),
-                    draw(st.sampled_from(workers)), draw(st.integers(1, 3)), draw(st.booleans()), draw(st.booleans()),
-                    draw(st.booleans()), draw(st.booleans()), tuple(draw(st.lists(takes, min_size=1, max_size=3))))
+        return Loop(
+            length,
+            batch_size,
+            draw(st.booleans()),
+            draw(st.integers(0, ranks - 1)),
+            ranks,
+            draw(st.sampled_from(["epochs", "range", "set_epoch"])),
+            draw(st.sampled_from(walks)),
+            draw(st.sampled_from(workers)),
+            draw(st.integers(1, 3)),
+            draw(st.booleans()),
+            draw(st.booleans()),
+            draw(st.booleans()),
+            draw(st.booleans()),
+            tuple(draw(st.lists(takes, min_size=1, max_size=3))),
+        )
 
     return draw_loop()
 
 
 def truth(loop):
     """Of each step of the whole program: (epoch, step, this rank's indices, weight, the first number drawn)."""
-    return [true_step(loop, epoch, step) for epoch, takes in enumerate(loop.takes) for step in range(takes)]
+    return [
+        true_step(loop, epoch, step)
+        for epoch, takes in enumerate(loop.takes)
+        for step in range(takes)
+    ]
 
 
 def true_step(loop, epoch, step):
-    order = np.random.default_rng([5, epoch]).permutation(loop.length) if loop.shuffle else np.arange(loop.length)
-    batch = order[step * loop.batch_size:(step + 1) * loop.batch_size]
-    mine = batch[loop.rank::loop.ranks]
+    order = (
+        np.random.default_rng([5, epoch]).permutation(loop.length)
+        if loop.shuffle
+        else np.arange(loop.length)
+    )
+    batch = order[step * loop.batch_size : (step + 1) * loop.batch_size]
+    mine = batch[loop.rank :: loop.ranks]
     words = np.random.SeedSequence([5, epoch, step, loop.rank]).generate_state(2, np.uint32)
     generator = torch.Generator().manual_seed(int(words[0]) << 31 ^ int(words[1]))
     drawn = torch.rand((), generator=generator).item()
-    return epoch, step, (mine if len(mine) else batch[:1]).tolist(), loop.ranks * len(mine) / len(batch), drawn
+    return (
+        epoch,
+        step,
+        (mine if len(mine) else batch[:1]).tolist(),
+        loop.ranks * len(mine) / len(batch),
+        drawn,
+    )
 
 
 class Crash(Exception):
@@ -124,8 +154,14 @@ class Program:
             return self.sampler
         if self.loader is None or self.loop.new_loader:
             workers = self.loop.workers
-            options = dict(prefetch_factor=self.loop.prefetch, persistent_workers=self.loop.persistent) if workers else {}
-            self.loader = DataLoader(range(self.loop.length), batch_sampler=self.sampler, num_workers=workers, **options)
+            options = (
+                dict(prefetch_factor=self.loop.prefetch, persistent_workers=self.loop.persistent)
+                if workers
+                else {}
+            )
+            self.loader = DataLoader(
+                range(self.loop.length), batch_sampler=self.sampler, num_workers=workers, **options
+            )
         return self.loader
 
     def walk_through(self, epoch):
@@ -142,10 +178,14 @@ class Program:
             for batch in itertools.islice(batches, takes - begun):
                 self.step(epoch, batch)
         else:
-            walk = {"enumerate": lambda: ((batch, number) for number, batch in enumerate(batches)),
-                    "zip": lambda: zip(batches, itertools.count()),
-                    "follow": lambda: zip(self.sampler.follow(batches), itertools.count())}
-            for batch, _ in walk.get(self.loop.walk, lambda: ((batch, None) for batch in batches))():
+            walk = {
+                "enumerate": lambda: ((batch, number) for number, batch in enumerate(batches)),
+                "zip": lambda: zip(batches, itertools.count()),
+                "follow": lambda: zip(self.sampler.follow(batches), itertools.count()),
+            }
+            for batch, _ in walk.get(
+                self.loop.walk, lambda: ((batch, None) for batch in batches)
+            )():
                 self.step(epoch, batch)
                 if self.sampler.step == takes:
                     break
@@ -200,23 +240,37 @@ def check(loop, data, resumed_with):
             return
         other = dataclasses.replace(loop, **data.draw(resumed_with, label="resumed with"))
         as_rank(other, monkeypatch)
-        equal(seen, expected[:len(seen)])
-        equal(Program(other, state=begun.saved).run(), truth(other)[len(seen):])
+        equal(seen, expected[: len(seen)])
+        equal(Program(other, state=begun.saved).run(), truth(other)[len(seen) :])
 
 
 @settings(max_examples=EXAMPLES * 4, **quietly)
 @given(loops([0]), st.data())
-def test_any_loop_sees_every_step_with_its_samples_weight_and_random_state_and_resumes_anywhere(loop, data):
-    others = st.fixed_dictionaries({"ranks": st.just(4), "rank": st.integers(0, 3),
-                                    "walk": st.sampled_from(["for", "enumerate", "islice", "zip", "hand", "follow", "bare"]),
-                                    "counts": st.sampled_from(["epochs", "set_epoch"])})
+def test_any_loop_sees_every_step_with_its_samples_weight_and_random_state_and_resumes_anywhere(
+    loop, data
+):
+    others = st.fixed_dictionaries(
+        {
+            "ranks": st.just(4),
+            "rank": st.integers(0, 3),
+            "walk": st.sampled_from(
+                ["for", "enumerate", "islice", "zip", "hand", "follow", "bare"]
+            ),
+            "counts": st.sampled_from(["epochs", "set_epoch"]),
+        }
+    )
     check(loop, data, others)
 
 
 @settings(max_examples=max(1, EXAMPLES // 6), **quietly)
 @given(loops([1, 2, 4], walks=("for", "enumerate", "islice", "zip", "hand", "follow")), st.data())
 def test_so_does_a_loader_with_workers_that_ask_ahead(loop, data):
-    others = st.fixed_dictionaries({"workers": st.sampled_from([0, 2]), "prefetch": st.integers(1, 2),
-                                    "walk": st.sampled_from(["for", "islice", "follow"]),
-                                    "counts": st.sampled_from(["epochs", "set_epoch"])})
+    others = st.fixed_dictionaries(
+        {
+            "workers": st.sampled_from([0, 2]),
+            "prefetch": st.integers(1, 2),
+            "walk": st.sampled_from(["for", "islice", "follow"]),
+            "counts": st.sampled_from(["epochs", "set_epoch"]),
+        }
+    )
     check(loop, data, others)

@@ -42,11 +42,25 @@ others = st.one_of(
     st.binary(),
     st.complex_numbers(),
     st.lists(st.integers(), max_size=3),
-    st.sampled_from([
-        torch.empty(1, device="meta"), torch.zeros(2), np.zeros(()), np.zeros(1), np.array("x"), np.array(None, dtype=object),
-        np.datetime64("2026-01-01"), np.timedelta64(3, "s"), object(), float, Fraction(10**400), 10**5000, Decimal("sNaN"),
-        torch.zeros(1).to_sparse(), torch.tensor([1j]),
-    ]),
+    st.sampled_from(
+        [
+            torch.empty(1, device="meta"),
+            torch.zeros(2),
+            np.zeros(()),
+            np.zeros(1),
+            np.array("x"),
+            np.array(None, dtype=object),
+            np.datetime64("2026-01-01"),
+            np.timedelta64(3, "s"),
+            object(),
+            float,
+            Fraction(10**400),
+            10**5000,
+            Decimal("sNaN"),
+            torch.zeros(1).to_sparse(),
+            torch.tensor([1j]),
+        ]
+    ),
 )
 names = st.text(min_size=1, max_size=20)
 
@@ -119,6 +133,8 @@ def test_any_text_can_be_logged(tmp_path_factory, lines):
     for line in lines:
         directory.log(line)
     directory.close()
-    assert (directory.path / "log.txt").read_text(encoding="utf-8", errors="surrogatepass").count("\n") >= len(lines)
+    assert (directory.path / "log.txt").read_text(encoding="utf-8", errors="surrogatepass").count(
+        "\n"
+    ) >= len(lines)
     for line in (directory.path / "metrics.jsonl").read_text().splitlines():
         json.loads(line)

@@ -21,7 +21,7 @@ class Printed:
     def write(self, text):
         content = text.encode()
         for begin in range(0, len(content), 2**15):
-            os.write(self.write_end, content[begin:begin + 2**15])
+            os.write(self.write_end, content[begin : begin + 2**15])
             assert self.reader.read(self)
             self.reader.flush_if_due()
 
@@ -33,17 +33,20 @@ class Printed:
         return self.lines
 
 
-@pytest.mark.parametrize(("text", "lines"), [
-    ("one\ntwo\n", ["one", "two"]),
-    ("one\n\ntwo", ["one", "", "two"]),
-    ("from DOS\r\n", ["from DOS"]),
-    (" 1%\r 2%\r 3%\n", [" 3%"]),
-    ("\r 1%\r 2%", [" 2%"]),
-    (" 1%\r 2%\r", [" 2%"]),
-    ("\r 1%\r 2%\nnext\n", [" 2%", "next"]),
-    ("", []),
-    ("\n", [""]),
-])
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("one\ntwo\n", ["one", "two"]),
+        ("one\n\ntwo", ["one", "", "two"]),
+        ("from DOS\r\n", ["from DOS"]),
+        (" 1%\r 2%\r 3%\n", [" 3%"]),
+        ("\r 1%\r 2%", [" 2%"]),
+        (" 1%\r 2%\r", [" 2%"]),
+        ("\r 1%\r 2%\nnext\n", [" 2%", "next"]),
+        ("", []),
+        ("\n", [""]),
+    ],
+)
 def test_lines_are_what_a_terminal_would_show(text, lines):
     printed = Printed()
     printed.write(text)
@@ -55,7 +58,7 @@ def test_it_does_not_matter_in_which_pieces_a_line_arrives(size):
     text, printed = " 1%\r 2%\r\n\nüber\r\nlast\r", Printed()
     content = text.encode()
     for begin in range(0, len(content), size):
-        os.write(printed.write_end, content[begin:begin + size])
+        os.write(printed.write_end, content[begin : begin + size])
         printed.reader.read(printed)
     assert printed.close() == [" 2%", "", "über", "last"]
 
@@ -93,5 +96,9 @@ def test_an_avalanche_of_lines_is_bounded_and_its_first_and_last_lines_are_kept(
     lines = printed.close()
     assert lines[0] == "line 0" and lines[-1] == "line 999999"
     assert sum(map(len, lines)) < 3 * relayed.PRINT_BURST
-    said = [int(line.split()[1].strip("[").replace(",", "")) for line in lines if "lines left out" in line]
+    said = [
+        int(line.split()[1].strip("[").replace(",", ""))
+        for line in lines
+        if "lines left out" in line
+    ]
     assert said and sum(said) + len(lines) - len(said) == 1_000_000

@@ -13,6 +13,7 @@ from ddp_common.clusters.profiles import PROFILES, number_of_workers, read_profi
 @pytest.fixture
 def profile(tmp_path):
     """Write a profile; returns its path."""
+
     def write(text):
         path = tmp_path / "mine.yaml"
         path.write_text(textwrap.dedent(text))
@@ -42,21 +43,40 @@ def test_the_path_of_a_profile_that_is_not_there_is_named(tmp_path):
     assert "absent.yaml" in refusal(str(tmp_path / "absent.yaml"))
 
 
-@pytest.mark.parametrize(("text", "reason"), {
-    "invalid_yaml": ("cluster: [unclosed", "valid YAML"),
-    "no_cluster_key": ("workers: 2", "no cluster class"),
-    "empty": ("", "no cluster class"),
-    "list": ("- cluster", "no cluster class"),
-    "unknown_module": ("cluster: no_such_package.Cluster", "no_such_package"),
-    "unknown_class": ("cluster: distributed.NoSuchCluster", "NoSuchCluster"),
-    "class_without_module": ("cluster: LocalCluster", "LocalCluster"),
-    "cluster_is_a_number": ("cluster: 5", "5"),
-    "options_are_a_list": ("cluster: distributed.LocalCluster\noptions: [1, 2]", "options"),
-    "unknown_option": ("cluster: distributed.LocalCluster\noptions: {no_such_option: 1, dashboard_address: '127.0.0.1:0'}", "no_such_option"),
-    "workers_left_blank": ("cluster: distributed.LocalCluster\nworkers:", "workers"),
-    "workers_is_a_list": ("cluster: distributed.LocalCluster\nworkers: [1]", "workers"),
-}.values(), ids=["invalid_yaml", "no_cluster_key", "empty", "list", "unknown_module", "unknown_class", "class_without_module",
-                 "cluster_is_a_number", "options_are_a_list", "unknown_option", "workers_left_blank", "workers_is_a_list"])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    {
+        "invalid_yaml": ("cluster: [unclosed", "valid YAML"),
+        "no_cluster_key": ("workers: 2", "no cluster class"),
+        "empty": ("", "no cluster class"),
+        "list": ("- cluster", "no cluster class"),
+        "unknown_module": ("cluster: no_such_package.Cluster", "no_such_package"),
+        "unknown_class": ("cluster: distributed.NoSuchCluster", "NoSuchCluster"),
+        "class_without_module": ("cluster: LocalCluster", "LocalCluster"),
+        "cluster_is_a_number": ("cluster: 5", "5"),
+        "options_are_a_list": ("cluster: distributed.LocalCluster\noptions: [1, 2]", "options"),
+        "unknown_option": (
+            "cluster: distributed.LocalCluster\noptions: {no_such_option: 1, dashboard_address: '127.0.0.1:0'}",
+            "no_such_option",
+        ),
+        "workers_left_blank": ("cluster: distributed.LocalCluster\nworkers:", "workers"),
+        "workers_is_a_list": ("cluster: distributed.LocalCluster\nworkers: [1]", "workers"),
+    }.values(),
+    ids=[
+        "invalid_yaml",
+        "no_cluster_key",
+        "empty",
+        "list",
+        "unknown_module",
+        "unknown_class",
+        "class_without_module",
+        "cluster_is_a_number",
+        "options_are_a_list",
+        "unknown_option",
+        "workers_left_blank",
+        "workers_is_a_list",
+    ],
+)
 def test_a_faulty_profile_is_refused_with_the_reason(profile, text, reason):
     before = children()
     assert reason in refusal(profile(text))
@@ -88,13 +108,28 @@ def test_by_default_there_are_two_to_four_workers():
     assert number_of_workers("3") == 3
 
 
-@pytest.mark.parametrize("options", ["threads_per_worker=two", "memory_limit=lots", "host=5", "n_workers=3", "security=5",
-                                     "protocol=5", "scheduler_port=x", "worker_class=x", "preload=5"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "threads_per_worker=two",
+        "memory_limit=lots",
+        "host=5",
+        "n_workers=3",
+        "security=5",
+        "protocol=5",
+        "scheduler_port=x",
+        "worker_class=x",
+        "preload=5",
+    ],
+)
 def test_options_of_the_wrong_kind_are_one_error_and_leave_no_process(monkeypatch, options):
     monkeypatch.setenv("OPTIONS", options)
     before = children()
     said = refusal()
-    assert "LocalCluster could not be started with the profile's options: " in said or "The profile local has the option" in said
+    assert (
+        "LocalCluster could not be started with the profile's options: " in said
+        or "The profile local has the option" in said
+    )
     assert children() <= before
 
 

@@ -13,10 +13,18 @@ README = (ROOT / "README.md").read_text()
 def test_the_example_trains(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
     (tmp_path / "mine.py").write_text(code)
-    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, env=os.environ | {"WORKERS": "2"}, capture_output=True, text=True,
-                          timeout=120)
+    done = subprocess.run(
+        [sys.executable, "mine.py"],
+        cwd=tmp_path,
+        env=os.environ | {"WORKERS": "2"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
-    losses = [float(line.split()[1]) for line in done.stdout.splitlines() if re.match(r"\d ", line)]
+    losses = [
+        float(line.split()[1]) for line in done.stdout.splitlines() if re.match(r"\d ", line)
+    ]
     assert len(losses) == 5 and losses[-1] < losses[0]
 
 

@@ -12,8 +12,18 @@ from hypothesis import strategies as st
 from ddp_common.run.records import Records
 
 QUIET = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
-VALUES = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.sampled_from(["", "restart", "nan", "ä"]), st.none(), st.lists(st.integers(), max_size=2))
-RECORDS = st.lists(st.dictionaries(st.sampled_from(["rank", "time", "loss", "event", "x"]), VALUES, max_size=5), max_size=30)
+VALUES = st.one_of(
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.sampled_from(["", "restart", "nan", "ä"]),
+    st.none(),
+    st.lists(st.integers(), max_size=2),
+)
+RECORDS = st.lists(
+    st.dictionaries(st.sampled_from(["rank", "time", "loss", "event", "x"]), VALUES, max_size=5),
+    max_size=30,
+)
 
 
 @settings(QUIET, max_examples=200)
@@ -22,7 +32,8 @@ def test_what_was_appended_comes_back_equal_of_the_same_types_and_in_its_order(w
     records = Records(wanted)
     assert len(records) == len(wanted) and list(records) == wanted and records == wanted
     assert [[(name, type(value)) for name, value in record.items()] for record in records] == [
-        [(name, type(value)) for name, value in record.items()] for record in wanted]
+        [(name, type(value)) for name, value in record.items()] for record in wanted
+    ]
     assert records[some] == wanted[some] and records + [{}] == wanted + [{}]
     if wanted:
         assert records[-1] == wanted[-1] and wanted[0] in records
@@ -30,8 +41,15 @@ def test_what_was_appended_comes_back_equal_of_the_same_types_and_in_its_order(w
         records[len(wanted)]
 
 
-NUMBERS = st.fixed_dictionaries({"rank": st.integers(0, 3), "time": st.floats(0, 2e9)}, optional={
-    "step": st.integers(0, 10**6), "loss": st.floats(), "ok": st.booleans(), "event": st.sampled_from(["restart", "other"])})
+NUMBERS = st.fixed_dictionaries(
+    {"rank": st.integers(0, 3), "time": st.floats(0, 2e9)},
+    optional={
+        "step": st.integers(0, 10**6),
+        "loss": st.floats(),
+        "ok": st.booleans(),
+        "event": st.sampled_from(["restart", "other"]),
+    },
+)
 
 
 @settings(QUIET, max_examples=100)
@@ -42,8 +60,17 @@ def test_the_frame_is_the_one_that_pandas_makes_of_the_dicts(wanted):
 
 def test_a_report_takes_a_fifth_of_the_memory_of_a_dict():
     def reports():
-        return ({"rank": 0, "time": 1e9 + step, "epoch": 1000 + step, "step": 1000 + step, "samples": 1000 + step, "loss": step / 3}
-                for step in range(20_000))
+        return (
+            {
+                "rank": 0,
+                "time": 1e9 + step,
+                "epoch": 1000 + step,
+                "step": 1000 + step,
+                "samples": 1000 + step,
+                "loss": step / 3,
+            }
+            for step in range(20_000)
+        )
 
     sizes = []
     for kind in (list, Records):

@@ -15,15 +15,45 @@ from ddp_common.run.places import new_directory
 from ddp_common.run.run_directory import RunDirectory
 
 SCALARS = {
-    "int": 3, "float": 3.0, "bool": True, "numpy_float32": np.float32(3), "numpy_int64": np.int64(3), "tensor": torch.tensor(3.0),
-    "tensor_of_one": torch.tensor([[3]]), "tensor_with_gradient": torch.tensor(3.0, requires_grad=True),
+    "int": 3,
+    "float": 3.0,
+    "bool": True,
+    "numpy_float32": np.float32(3),
+    "numpy_int64": np.int64(3),
+    "tensor": torch.tensor(3.0),
+    "tensor_of_one": torch.tensor([[3]]),
+    "tensor_with_gradient": torch.tensor(3.0, requires_grad=True),
     "bfloat16": torch.tensor(3, dtype=torch.bfloat16),
 }
 NO_SCALARS = {
-    "list": [1.0], "string": "1.0", "none": None, "tensor_of_two": torch.zeros(2), "empty_tensor": torch.zeros(0), "complex": 1j,
-    "complex_tensor": torch.tensor(1j), "numpy_complex64": np.complex64(1j), "array": np.zeros(3), "dict": {"loss": 1.0},
+    "list": [1.0],
+    "string": "1.0",
+    "none": None,
+    "tensor_of_two": torch.zeros(2),
+    "empty_tensor": torch.zeros(0),
+    "complex": 1j,
+    "complex_tensor": torch.tensor(1j),
+    "numpy_complex64": np.complex64(1j),
+    "array": np.zeros(3),
+    "dict": {"loss": 1.0},
 }
-OUTSIDE = ["../x", "/etc/x", "a/../../x", "C:\\x", "c:/x", "", "a//b", "..", ".", "a/./b", "a/", "..\\x", "\\\\host\\share", "a\0b", "a/b\0"]
+OUTSIDE = [
+    "../x",
+    "/etc/x",
+    "a/../../x",
+    "C:\\x",
+    "c:/x",
+    "",
+    "a//b",
+    "..",
+    ".",
+    "a/./b",
+    "a/",
+    "..\\x",
+    "\\\\host\\share",
+    "a\0b",
+    "a/b\0",
+]
 
 
 def delivered(**values):
@@ -46,14 +76,16 @@ def test_scalars_arrive_as_plain_numbers(value):
     assert type(arrived) in (int, float, bool) and arrived == value
 
 
-@pytest.mark.parametrize("value", [Fraction(1, 4), Decimal("0.25"), 2**70], ids=["fraction", "decimal", "large_int"])
+@pytest.mark.parametrize(
+    "value", [Fraction(1, 4), Decimal("0.25"), 2**70], ids=["fraction", "decimal", "large_int"]
+)
 def test_an_unusual_number_is_refused_or_arrives_as_one_that_can_travel(value):
     try:
         arrived = delivered(loss=value)["loss"]
     except Error:
         return
     assert type(arrived) in (int, float) and arrived == value
-    assert type(arrived) is float or -2**63 <= arrived < 2**64  # what a message of Dask can hold
+    assert type(arrived) is float or -(2**63) <= arrived < 2**64  # what a message of Dask can hold
 
 
 @pytest.mark.parametrize("value", NO_SCALARS.values(), ids=NO_SCALARS.keys())
@@ -71,7 +103,10 @@ def test_alone_reports_and_files_are_checked_and_dropped(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", OUTSIDE, ids=repr)
 def test_a_name_that_would_leave_the_run_directory_is_refused(tmp_path, name):
-    for attempt in (lambda: save_file(name, b"x"), lambda: RunDirectory(tmp_path / "run").save(name, b"x")):
+    for attempt in (
+        lambda: save_file(name, b"x"),
+        lambda: RunDirectory(tmp_path / "run").save(name, b"x"),
+    ):
         with pytest.raises(Error, match="would leave the run directory"):
             attempt()
 
@@ -98,7 +133,9 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     directory = RunDirectory(tmp_path / "run")
     directory.save("plots/a b.txt", b"one, long")
     directory.save("plots/a b.txt", b"two")
-    assert [(path.name, path.read_bytes()) for path in (tmp_path / "run" / "plots").iterdir()] == [("a b.txt", b"two")]
+    assert [(path.name, path.read_bytes()) for path in (tmp_path / "run" / "plots").iterdir()] == [
+        ("a b.txt", b"two")
+    ]
 
 
 def test_a_resumed_run_keeps_its_records_also_those_that_are_not_finite(tmp_path):
@@ -161,7 +198,12 @@ def test_a_mirror_makes_the_folders_it_needs_and_takes_only_checkpoints_away(tmp
     (directory.path / "notes" / "a.txt").unlink()  # by something that tidies /tmp
     directory.close()
     there = tmp_path / "there" / "run"
-    assert sorted(str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()) == ["log.txt", "metrics.jsonl", "mine.tmp", "notes/a.txt"]
+    assert sorted(str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()) == [
+        "log.txt",
+        "metrics.jsonl",
+        "mine.tmp",
+        "notes/a.txt",
+    ]
     places.mirrors.pop(url).finish()
 
 
@@ -176,7 +218,12 @@ def test_a_full_disk_of_the_client_is_said_once_and_records_are_kept(tmp_path, c
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert len(directory.records) == 1000
-    assert capsys.readouterr().err.count("metrics.jsonl cannot be written: File too large. Training goes on.") == 1
+    assert (
+        capsys.readouterr().err.count(
+            "metrics.jsonl cannot be written: File too large. Training goes on."
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize("place", ["a_file", "/proc/run"])

@@ -18,10 +18,44 @@ from ddp_common.run.run_directory import RunDirectory
 
 QUIET = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 LETTERS = "ab .~:\\-$'\n\t\0\x1fä名\u2028\udc80\ud800"  # all of Unicode takes a test library many seconds to list
-ODD = ["a b", " ", "ä", "名前", "a\nb", "-rf", "~", "~nobody-of-that-name", "$(touch x)", "`x`", "'", '"', "*", "a" * 255, "a" * 256, "#", "%20", "\u202e",
-       "\udc80", "a\0b", ".hidden", "...", "a:b", "file:", "\\", "a\\b", "CON", "\x1b[2J"]
-PARTS = st.one_of(st.sampled_from(ODD), st.text(LETTERS, min_size=1, max_size=20).filter(lambda text: text not in (".", "..")))
-NAMES = st.one_of(st.text(LETTERS + "/", max_size=30), st.lists(st.sampled_from([*ODD, "..", ".", "", "x"]), max_size=4).map("/".join))
+ODD = [
+    "a b",
+    " ",
+    "ä",
+    "名前",
+    "a\nb",
+    "-rf",
+    "~",
+    "~nobody-of-that-name",
+    "$(touch x)",
+    "`x`",
+    "'",
+    '"',
+    "*",
+    "a" * 255,
+    "a" * 256,
+    "#",
+    "%20",
+    "\u202e",
+    "\udc80",
+    "a\0b",
+    ".hidden",
+    "...",
+    "a:b",
+    "file:",
+    "\\",
+    "a\\b",
+    "CON",
+    "\x1b[2J",
+]
+PARTS = st.one_of(
+    st.sampled_from(ODD),
+    st.text(LETTERS, min_size=1, max_size=20).filter(lambda text: text not in (".", "..")),
+)
+NAMES = st.one_of(
+    st.text(LETTERS + "/", max_size=30),
+    st.lists(st.sampled_from([*ODD, "..", ".", "", "x"]), max_size=4).map("/".join),
+)
 
 
 @contextlib.contextmanager
@@ -49,7 +83,12 @@ def test_a_run_directory_of_any_name_works_or_is_refused_in_words(parts):
         directory.log("\udc80 ä 名")
         directory.save("a/b.txt", b"x")
         directory.close()
-        assert sorted(os.listdir(directory.path)) == ["a", "checkpoints", "log.txt", "metrics.jsonl"]
+        assert sorted(os.listdir(directory.path)) == [
+            "a",
+            "checkpoints",
+            "log.txt",
+            "metrics.jsonl",
+        ]
         assert stat.S_IMODE(os.stat(directory.path).st_mode) == 0o700
         again = RunDirectory(Path(location))
         assert again.records == [{"rank": 0, "loss": 0.5}] and again.problems == []
@@ -70,7 +109,10 @@ def test_a_file_is_whole_in_the_folder_or_refused_and_nothing_is_anywhere_else(n
             return
         try:
             save_whole(root, name, content)
-        except (OSError, Error) as error:  # too long for a file system, or no name that it can have
+        except (
+            OSError,
+            Error,
+        ) as error:  # too long for a file system, or no name that it can have
             assert str(error)
             assert [path for path in root.rglob("*") if path.is_file()] == []
             return
@@ -117,8 +159,16 @@ def test_without_a_working_directory_a_relative_place_is_refused_in_words(tmp_pa
 
 
 def test_lines_of_metrics_that_are_damaged_are_left_out_and_the_others_stay(tmp_path, capsys):
-    good = ['{"rank": 0, "loss": 0.5}', '{"rank": 1, "loss": [1, 2]}', '{"rank": 0, "loss": "nan-ish"}']
-    (tmp_path / "metrics.jsonl").write_bytes("\n".join([good[0], '{"rank": 0, "lo{"rank"', good[1], "5", "\xff", good[2]]).encode("latin-1"))
+    good = [
+        '{"rank": 0, "loss": 0.5}',
+        '{"rank": 1, "loss": [1, 2]}',
+        '{"rank": 0, "loss": "nan-ish"}',
+    ]
+    (tmp_path / "metrics.jsonl").write_bytes(
+        "\n".join([good[0], '{"rank": 0, "lo{"rank"', good[1], "5", "\xff", good[2]]).encode(
+            "latin-1"
+        )
+    )
     directory = RunDirectory(tmp_path)
     assert [record["loss"] for record in directory.records] == [0.5, [1, 2], "nan-ish"]
     assert "3 lines of" in directory.problems[0] and "3 lines of" in capsys.readouterr().err
@@ -138,5 +188,8 @@ def test_metrics_of_a_disk_that_was_full_for_a_while_are_whole_in_the_end(tmp_pa
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "metrics.jsonl cannot be written" in directory.problems[0]
     directory.close()
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1000 and directory.problems == []
+    assert (
+        len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1000
+        and directory.problems == []
+    )
     assert capsys.readouterr().err.count("cannot be written") == 1

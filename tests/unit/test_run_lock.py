@@ -39,8 +39,11 @@ def holder(tmp_path):
     started = []
 
     def start(seconds, *options):
-        process = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path / "run", str(seconds), *options], text=True,
-                                   stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, tmp_path / "run", str(seconds), *options],
+            text=True,
+            stdout=subprocess.PIPE,
+        )
         started.append(process)
         said = []
         while not said or said[-1] != "held":
@@ -56,7 +59,9 @@ def holder(tmp_path):
 
 def test_a_second_run_in_a_directory_is_refused_and_told_who_is_there(tmp_path, holder):
     process, _ = holder(60)
-    with pytest.raises(Error, match=f"process {process.pid} on .*since 20.*choose another directory") as caught:
+    with pytest.raises(
+        Error, match=f"process {process.pid} on .*since 20.*choose another directory"
+    ) as caught:
         RunDirectory(tmp_path / "run")
     assert str(tmp_path / "run") in str(caught.value) and "\n" not in str(caught.value)
 
@@ -112,6 +117,7 @@ def test_an_abandoned_run_directory_is_free_again(tmp_path):
 @pytest.fixture
 def without_flock(monkeypatch):
     """A file system that knows no locks answers so."""
+
     def refuse(descriptor, operation):
         raise OSError(run_lock.errno.ENOLCK, "No locks available")
 
@@ -128,14 +134,18 @@ def left_by(folder, **changes):
     return folder
 
 
-def test_without_flock_a_living_process_of_this_host_holds_and_a_dead_one_does_not(tmp_path, without_flock):
+def test_without_flock_a_living_process_of_this_host_holds_and_a_dead_one_does_not(
+    tmp_path, without_flock
+):
     Lock(left_by(tmp_path / "dead")).release()
     with pytest.raises(Error, match=f"process {os.getppid()} on "):
         parent = run_lock.psutil.Process(os.getppid())
         Lock(left_by(tmp_path / "alive", pid=parent.pid, began=parent.create_time()))
 
 
-def test_a_process_number_that_was_given_to_another_process_does_not_block(tmp_path, without_flock):
+def test_a_process_number_that_was_given_to_another_process_does_not_block(
+    tmp_path, without_flock
+):
     Lock(left_by(tmp_path / "run", pid=os.getppid(), began=1.0)).release()
 
 
@@ -152,8 +162,14 @@ def test_another_host_that_has_been_silent_for_long_does_not_block(tmp_path, req
 def test_another_host_that_gives_signs_of_life_holds_the_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock, "GRACE", 0.5)
     folder = left_by(tmp_path / "run", boot="another", host="n07")
-    touching = subprocess.Popen([sys.executable, "-c", "import os, sys, time\nwhile True: os.utime(sys.argv[1]); time.sleep(0.1)",
-                                 folder / run_lock.NAME])
+    touching = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import os, sys, time\nwhile True: os.utime(sys.argv[1]); time.sleep(0.1)",
+            folder / run_lock.NAME,
+        ]
+    )
     try:
         with pytest.raises(Error, match="on n07"):
             Lock(folder)
@@ -179,9 +195,13 @@ def test_a_holder_gives_signs_of_life(tmp_path, monkeypatch):
     lock.release()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"pid": "x"}', b"null"], ids=repr)
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"pid": "x"}', b"null"], ids=repr
+)
 @pytest.mark.parametrize("flock", ["without_flock", "with_flock"])
-def test_a_lock_file_that_says_nothing_does_not_block_when_nobody_holds_it(tmp_path, request, flock, content):
+def test_a_lock_file_that_says_nothing_does_not_block_when_nobody_holds_it(
+    tmp_path, request, flock, content
+):
     if flock == "without_flock":
         request.getfixturevalue("without_flock")
     (tmp_path / run_lock.NAME).write_bytes(content)

@@ -28,7 +28,11 @@ def test_the_number_of_steps_counts_the_ragged_batch():
 
 
 def test_each_epoch_has_its_own_order_and_each_seed_its_own():
-    orders = [ElasticSampler(100, 10, seed=seed).permutation(epoch) for seed in (0, 1) for epoch in (0, 1)]
+    orders = [
+        ElasticSampler(100, 10, seed=seed).permutation(epoch)
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    ]
     assert len({tuple(order) for order in orders}) == 4
     assert tuple(ElasticSampler(100, 10, seed=1).permutation(1)) == tuple(orders[3])
 
@@ -82,7 +86,11 @@ def test_the_random_state_of_a_step_does_not_depend_on_what_was_drawn_before():
     assert len(set(draws(before=0))) == 4
 
 
-@pytest.mark.parametrize("other", [dict(length=104), dict(seed=1), dict(batch_size=8)], ids=lambda other: next(iter(other)))
+@pytest.mark.parametrize(
+    "other",
+    [dict(length=104), dict(seed=1), dict(batch_size=8)],
+    ids=lambda other: next(iter(other)),
+)
 def test_a_position_of_other_data_or_settings_is_refused(other):
     saved = ElasticSampler(**{"length": 103, "batch_size": 16, "seed": 0, **other}).state_dict()
     with pytest.raises(Error, match=next(iter(other))):
@@ -105,16 +113,24 @@ def test_a_split_is_disjoint_complete_and_equal_on_every_call():
     parts = split(103, [0.1, 0.2], seed=4)
     assert [len(part) for part in parts] == [72, 10, 21]
     assert sorted(np.concatenate(parts)) == list(range(103))
-    assert all(np.array_equal(one, other) for one, other in zip(parts, split(103, [0.1, 0.2], seed=4)))
+    assert all(
+        np.array_equal(one, other) for one, other in zip(parts, split(103, [0.1, 0.2], seed=4))
+    )
     assert not np.array_equal(parts[0], split(103, [0.1, 0.2], seed=5)[0])
 
 
 def test_a_split_of_few_samples_is_still_complete():
     for length in range(1, 12):
-        assert sorted(np.concatenate(split(length, [0.3, 0.3, 0.3]))) == list(range(length)), length
+        assert sorted(np.concatenate(split(length, [0.3, 0.3, 0.3]))) == list(range(length)), (
+            length
+        )
 
 
-@pytest.mark.parametrize("fractions", [[0.0], [-0.1], [1.0], [0.5, 0.5], [0.7, 0.7], [1.5, -0.9], [float("nan")]], ids=str)
+@pytest.mark.parametrize(
+    "fractions",
+    [[0.0], [-0.1], [1.0], [0.5, 0.5], [0.7, 0.7], [1.5, -0.9], [float("nan")]],
+    ids=str,
+)
 def test_fractions_that_leave_nothing_are_refused(fractions):
     with pytest.raises(Error, match="fractions"):
         split(10, fractions)
@@ -123,24 +139,38 @@ def test_fractions_that_leave_nothing_are_refused(fractions):
 def followed(sampler, epochs, workers):
     """Of each step: the samples, and where the sampler says that training is."""
     loader = DataLoader(range(103), batch_sampler=sampler, num_workers=workers)
-    return [(batch.tolist(), sampler.state_dict(), sampler.weight, torch.rand(1)) for _ in sampler.epochs(epochs) for batch in sampler.follow(loader)]
+    return [
+        (batch.tolist(), sampler.state_dict(), sampler.weight, torch.rand(1))
+        for _ in sampler.epochs(epochs)
+        for batch in sampler.follow(loader)
+    ]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_with_workers_asks_ahead_and_the_position_is_that_of_training(workers):
     sampler = ElasticSampler(103, 16, seed=3)
-    plain = [(batch, sampler.state_dict(), sampler.weight, torch.rand(1)) for _ in sampler.epochs(2) for batch in sampler]
+    plain = [
+        (batch, sampler.state_dict(), sampler.weight, torch.rand(1))
+        for _ in sampler.epochs(2)
+        for batch in sampler
+    ]
     assert followed(ElasticSampler(103, 16, seed=3), 2, workers) == plain
 
 
 @pytest.mark.parametrize("stop", [1, 5, 7, 8])
 def test_a_followed_loader_that_was_left_goes_on_with_exactly_the_next_step(stop):
     first = ElasticSampler(103, 16, seed=3)
-    endless = (batch for _ in first.epochs(2) for batch in first.follow(DataLoader(range(103), batch_sampler=first, num_workers=2)))
+    endless = (
+        batch
+        for _ in first.epochs(2)
+        for batch in first.follow(DataLoader(range(103), batch_sampler=first, num_workers=2))
+    )
     begun = [next(endless).tolist() for _ in range(stop)]
     second = ElasticSampler(103, 16, seed=3)
     second.load_state_dict(first.state_dict())
-    assert begun + [batch for batch, *_ in followed(second, 2, workers=2)] == steps(ElasticSampler(103, 16, seed=3), epochs=2)
+    assert begun + [batch for batch, *_ in followed(second, 2, workers=2)] == steps(
+        ElasticSampler(103, 16, seed=3), epochs=2
+    )
 
 
 def test_a_loader_with_another_sampler_cannot_be_followed():
@@ -151,15 +181,23 @@ def test_a_loader_with_another_sampler_cannot_be_followed():
 def test_a_stratified_split_gives_each_part_its_share_of_every_class():
     targets = [0] * 100 + [1] * 50 + [2] * 7
     parts = stratified_split(targets, [0.2, 0.1])
-    assert [np.bincount(np.take(targets, part)).tolist() for part in parts] == [[70, 35, 5], [20, 10, 1], [10, 5, 1]]
-    assert sorted(np.concatenate(parts)) == list(range(157)) and all((np.diff(part) > 0).all() for part in parts)
+    assert [np.bincount(np.take(targets, part)).tolist() for part in parts] == [
+        [70, 35, 5],
+        [20, 10, 1],
+        [10, 5, 1],
+    ]
+    assert sorted(np.concatenate(parts)) == list(range(157)) and all(
+        (np.diff(part) > 0).all() for part in parts
+    )
 
 
 def test_a_stratified_split_depends_on_the_seed_alone():
     targets = np.arange(300) % 3
     first, again, other = (stratified_split(targets, [0.1], seed=seed)[1] for seed in (4, 4, 5))
     assert np.array_equal(first, again) and not np.array_equal(first, other)
-    assert len({tuple(first[targets[first] == label] // 3) for label in range(3)}) == 3  # each class has its own order
+    assert (
+        len({tuple(first[targets[first] == label] // 3) for label in range(3)}) == 3
+    )  # each class has its own order
 
 
 def test_the_smallest_class_is_in_every_part_or_the_split_is_refused():
@@ -216,7 +254,13 @@ def restored(epoch, step):
 
 def test_a_plain_loop_after_a_restored_first_epoch_goes_on():
     sampler = restored(0, 1)
-    assert [(sampler.epoch, sampler.step) for _ in range(2) for _ in sampler] == [(0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
+    assert [(sampler.epoch, sampler.step) for _ in range(2) for _ in sampler] == [
+        (0, 2),
+        (0, 3),
+        (1, 1),
+        (1, 2),
+        (1, 3),
+    ]
 
 
 @pytest.mark.parametrize("position", [(1, 0), (1, 2), (0, 3)], ids=str)
@@ -344,7 +388,10 @@ class Rows(torch.utils.data.Sampler):
 
 def test_what_stands_between_a_loader_and_the_sampler_is_right_without_workers_and_refused_with_them():
     sampler = ElasticSampler(10, 4, shuffle=False)
-    seen = [(batch.tolist(), sampler.step) for batch in DataLoader(range(11), batch_sampler=Rows(sampler))]
+    seen = [
+        (batch.tolist(), sampler.step)
+        for batch in DataLoader(range(11), batch_sampler=Rows(sampler))
+    ]
     assert seen == [([1, 2, 3, 4], 1), ([5, 6, 7, 8], 2), ([9, 10], 3)]
     with pytest.raises(Error, match="something stands between"):
         next(iter(DataLoader(range(11), batch_sampler=Rows(ElasticSampler(10, 4)), num_workers=1)))
@@ -353,7 +400,10 @@ def test_what_stands_between_a_loader_and_the_sampler_is_right_without_workers_a
 def test_a_loader_that_hands_out_whole_lists_needs_no_batches_of_its_own():
     sampler = ElasticSampler(10, 4, shuffle=False)
     data = torch.utils.data.TensorDataset(torch.arange(10))
-    seen = [(batch.tolist(), sampler.step) for (batch,) in DataLoader(data, batch_size=None, sampler=sampler, num_workers=1)]
+    seen = [
+        (batch.tolist(), sampler.step)
+        for (batch,) in DataLoader(data, batch_size=None, sampler=sampler, num_workers=1)
+    ]
     assert seen == [([0, 1, 2, 3], 1), ([4, 5, 6, 7], 2), ([8, 9], 3)]
 
 
@@ -420,6 +470,15 @@ def test_two_samplers_in_turns_count_their_steps_together(monkeypatch):
     for _ in one.epochs(2):
         for _ in zip(one, other):
             places.append(reporting.position())
-    assert len(asked) == 12 and asked == sorted(set(asked))  # what ranks agree on when one is told to stop: it grows
-    assert [place["step"] for place in places] == [2, 4, 6, 10, 12, 14]  # the second one leaves an epoch of 5 after 3
+    assert len(asked) == 12 and asked == sorted(
+        set(asked)
+    )  # what ranks agree on when one is told to stop: it grows
+    assert [place["step"] for place in places] == [
+        2,
+        4,
+        6,
+        10,
+        12,
+        14,
+    ]  # the second one leaves an epoch of 5 after 3
     assert all("total_samples" not in place and "epochs" not in place for place in places[1:])

@@ -8,13 +8,23 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from ddp_common.commands.scaling import (
+    compare,
+    curve,
+    draw,
+    in_words,
+    numbers_of_ranks,
+    of_equal_ranks,
+    study,
+)
 from ddp_common.errors import Error
-from ddp_common.commands.scaling import compare, curve, draw, in_words, numbers_of_ranks, of_equal_ranks, study
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("text, ranks", [("1 2 4", [1, 2, 4]), ("4,2, 1", [1, 2, 4]), (" 2 ", [2]), ("2 2 1", [1, 2])])
+@pytest.mark.parametrize(
+    "text, ranks", [("1 2 4", [1, 2, 4]), ("4,2, 1", [1, 2, 4]), (" 2 ", [2]), ("2 2 1", [1, 2])]
+)
 def test_numbers_of_ranks_are_sorted_and_each_is_run_once(text, ranks):
     assert numbers_of_ranks(text) == ranks
 
@@ -28,8 +38,19 @@ def test_what_is_no_list_of_numbers_of_ranks_is_refused(text):
 def frame(step_seconds, batch=10, loss=1.0, epochs=2, samples=100):
     """A run of steps that take so long each; between two epochs lie ten seconds in which nothing is trained."""
     steps = samples // batch
-    return pd.DataFrame([{"step": epoch * steps + step + 1, "epoch": epoch, "samples": epoch * samples + (step + 1) * batch,
-                          "seconds": (epoch * steps + step) * step_seconds + 10 * epoch, "loss": loss} for epoch in range(epochs) for step in range(steps)])
+    return pd.DataFrame(
+        [
+            {
+                "step": epoch * steps + step + 1,
+                "epoch": epoch,
+                "samples": epoch * samples + (step + 1) * batch,
+                "seconds": (epoch * steps + step) * step_seconds + 10 * epoch,
+                "loss": loss,
+            }
+            for epoch in range(epochs)
+            for step in range(steps)
+        ]
+    )
 
 
 def test_throughput_leaves_out_what_lies_between_two_epochs():
@@ -56,21 +77,32 @@ def test_words_say_faster_but_not_better_when_the_loss_is_the_same():
 
 
 def test_words_admit_that_more_ranks_were_slower():
-    assert "train 0.50 times as fast" in said({1: frame(1.0), 2: frame(2.0)}) and "neither a faster model nor" in said({1: frame(1.0), 2: frame(2.0)})
+    assert "train 0.50 times as fast" in said(
+        {1: frame(1.0), 2: frame(2.0)}
+    ) and "neither a faster model nor" in said({1: frame(1.0), 2: frame(2.0)})
 
 
 def test_words_say_that_the_training_changed_when_the_loss_differs():
     words = said({1: frame(1.0), 4: frame(1.0, batch=20, loss=1.5)})
-    assert "With 4 ranks the loss is 50% higher than with 1" in words and "it took 10 steps instead of 20" in words
+    assert (
+        "With 4 ranks the loss is 50% higher than with 1" in words
+        and "it took 10 steps instead of 20" in words
+    )
 
 
 def test_words_call_a_difference_after_the_same_steps_no_effect_of_hardware():
     words = said({1: frame(1.0), 2: frame(0.6, loss=0.9)})
-    assert "With 2 ranks the loss is 10% lower than with 1: in as many steps with the same samples" in words and "instead of" not in words
+    assert (
+        "With 2 ranks the loss is 10% lower than with 1: in as many steps with the same samples"
+        in words
+        and "instead of" not in words
+    )
 
 
 def test_words_say_that_ranks_shared_the_cores():
-    assert "There are 2 cores here: beyond 2 ranks they share them" in said({1: frame(1.0), 4: frame(1.0)}, cores=2)
+    assert "There are 2 cores here: beyond 2 ranks they share them" in said(
+        {1: frame(1.0), 4: frame(1.0)}, cores=2
+    )
     assert "cores" not in said({1: frame(1.0), 2: frame(1.0)}, cores=2)
 
 
@@ -79,14 +111,30 @@ def test_one_number_of_ranks_alone_is_no_comparison_but_no_error():
 
 
 def test_a_figure_is_drawn_of_runs_with_and_without_evaluations():
-    with_evaluations = {ranks: frame(1.0).assign(validation_loss=[None] * 9 + [0.5] + [None] * 9 + [0.4]) for ranks in (1, 4)}
+    with_evaluations = {
+        ranks: frame(1.0).assign(validation_loss=[None] * 9 + [0.5] + [None] * 9 + [0.4])
+        for ranks in (1, 4)
+    }
     for frames in (with_evaluations, {1: frame(1.0), 2: frame(0.5)}):
         assert len(draw(frames, compare(frames), 2, "title").axes) == 4
 
 
 def test_an_evaluation_does_not_count_into_the_time_of_the_step_before_it(tmp_path):
-    records = [{"rank": rank, "time": 100.0 + step, "epoch": 0, "step": step, "samples": 10 * step, "loss": 1.0} for step in (1, 2, 3) for rank in (0, 1)]
-    records.append({"rank": 0, "time": 160.0, "epoch": 0, "step": 3, "samples": 30, "validation_loss": 0.5})
+    records = [
+        {
+            "rank": rank,
+            "time": 100.0 + step,
+            "epoch": 0,
+            "step": step,
+            "samples": 10 * step,
+            "loss": 1.0,
+        }
+        for step in (1, 2, 3)
+        for rank in (0, 1)
+    ]
+    records.append(
+        {"rank": 0, "time": 160.0, "epoch": 0, "step": 3, "samples": 30, "validation_loss": 0.5}
+    )
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
     rows = curve(tmp_path)
     assert rows["seconds"].tolist() == [0, 1, 2]
@@ -94,29 +142,44 @@ def test_an_evaluation_does_not_count_into_the_time_of_the_step_before_it(tmp_pa
 
 
 def test_a_run_without_a_loss_has_no_curve(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"rank": 0, "time": 1.0, "step": 1, "samples": 1}))
+    (tmp_path / "metrics.jsonl").write_text(
+        json.dumps({"rank": 0, "time": 1.0, "step": 1, "samples": 1})
+    )
     with pytest.raises(Error, match="reported no `loss`"):
         curve(tmp_path)
 
 
 def scaling(monkeypatch, tmp_path, ranks, words):
     monkeypatch.setenv("RUNS", str(tmp_path))
-    done = subprocess.run([sys.executable, "-m", "ddp_common", "scaling", "pets", "--ranks", ranks, "--set", words], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "ddp_common", "scaling", "pets", "--ranks", ranks, "--set", words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     return done, *(tmp_path / "scaling" / "pets").glob("*")
 
 
 def test_a_small_study_leaves_its_table_curves_picture_and_words(monkeypatch, tmp_path):
     done, folder = scaling(monkeypatch, tmp_path, "1 2", "epochs=1 hidden=8 batch_size=4096")
     assert done.returncode == 0, done.stderr
-    assert {"scaling.csv", "curves.csv", "scaling.png", "scaling.txt", "1-ranks", "2-ranks"} == {path.name for path in folder.iterdir()}
+    assert {"scaling.csv", "curves.csv", "scaling.png", "scaling.txt", "1-ranks", "2-ranks"} == {
+        path.name for path in folder.iterdir()
+    }
     assert pd.read_csv(folder / "scaling.csv")["ranks"].tolist() == [1, 2]
     words = (folder / "scaling.txt").read_text().strip()
     assert words in done.stdout and "The loss is the same" in words
 
 
-@pytest.mark.parametrize(("cluster", "options", "ranks", "becomes"), [
-    ("local", "", [1, 2, 4], "threads_per_worker=1"), ("", "timeout=9", [1, 2], "timeout=9 threads_per_worker=2"),
-    ("local", "threads_per_worker=3", [1, 2], "threads_per_worker=3"), ("slurm", "queue=a", [1, 2], "queue=a")])
+@pytest.mark.parametrize(
+    ("cluster", "options", "ranks", "becomes"),
+    [
+        ("local", "", [1, 2, 4], "threads_per_worker=1"),
+        ("", "timeout=9", [1, 2], "timeout=9 threads_per_worker=2"),
+        ("local", "threads_per_worker=3", [1, 2], "threads_per_worker=3"),
+        ("slurm", "queue=a", [1, 2], "queue=a"),
+    ],
+)
 def test_every_rank_of_a_study_has_as_many_threads(monkeypatch, cluster, options, ranks, becomes):
     monkeypatch.setenv("CLUSTER", cluster)
     monkeypatch.setattr("ddp_common.commands.scaling.available_cores", lambda: 4)
@@ -133,11 +196,17 @@ def test_a_study_whose_run_fails_compares_those_before_it(monkeypatch, tmp_path)
     monkeypatch.setenv("SET", "epochs=1 hidden=8 batch_size=4096")
     with pytest.raises(Error, match="The run on 2 ranks ended with code 3"):
         study("pets", [1, 2, 3], lambda *_, **__: None)
-    folder, = (tmp_path / "runs" / "scaling" / "pets").iterdir()
+    (folder,) = (tmp_path / "runs" / "scaling" / "pets").iterdir()
     assert pd.read_csv(folder / "scaling.csv")["ranks"].tolist() == [1]
-    assert {"scaling.png", "scaling.txt", "1-ranks"} <= {path.name for path in folder.iterdir()} and not (folder / "3-ranks").exists()
+    assert {"scaling.png", "scaling.txt", "1-ranks"} <= {
+        path.name for path in folder.iterdir()
+    } and not (folder / "3-ranks").exists()
 
 
 def test_a_study_without_a_single_run_ends_with_an_error(monkeypatch, tmp_path):
     done, *_ = scaling(monkeypatch, tmp_path, "1 2", "no_such_setting=1")
-    assert done.returncode != 0 and "pets has no setting 'no_such_setting'" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode != 0
+        and "pets has no setting 'no_such_setting'" in done.stderr
+        and "Traceback" not in done.stderr
+    )

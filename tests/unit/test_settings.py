@@ -35,7 +35,9 @@ def test_set_overrides_single_values_in_the_type_of_the_default(monkeypatch):
     assert [type(value) for value in values.values()] == [int, float, bool, str]
 
 
-@pytest.mark.parametrize(("text", "value"), [("true", True), ("1", True), ("YES", True), ("False", False), ("0", False)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", True), ("1", True), ("YES", True), ("False", False), ("0", False)]
+)
 def test_set_knows_the_usual_words_for_true_and_false(monkeypatch, text, value):
     assert outcome(monkeypatch, SET=f"shuffle={text}")["shuffle"] is value
 
@@ -55,7 +57,9 @@ def test_resume_takes_the_values_of_the_earlier_run(monkeypatch, tmp_path):
 
 
 def test_set_wins_over_preset_and_preset_over_resume(monkeypatch, tmp_path):
-    run = run_with(tmp_path, json.dumps({"settings": {"epochs": 7, "name": "saved", "shuffle": False}}))
+    run = run_with(
+        tmp_path, json.dumps({"settings": {"epochs": 7, "name": "saved", "shuffle": False}})
+    )
     values = outcome(monkeypatch, RESUME=run, PRESET="full", SET="epochs=1")
     assert values == dict(epochs=1, learning_rate=1e-3, shuffle=False, name="large")
 
@@ -71,9 +75,19 @@ def test_an_unknown_preset_lists_those_that_exist(monkeypatch):
     assert "'huge'" in message and "laptop" in message and "full" in message
 
 
-@pytest.mark.parametrize(("word", "wanted"), [("epochs=1.5", "whole number"), ("epochs=many", "whole number"), ("epochs=", "whole number"),
-                                              ("learning_rate=fast", "a number"), ("shuffle=perhaps", "true or false")])
-def test_a_value_of_the_wrong_type_is_refused_with_the_type_that_is_wanted(monkeypatch, word, wanted):
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [
+        ("epochs=1.5", "whole number"),
+        ("epochs=many", "whole number"),
+        ("epochs=", "whole number"),
+        ("learning_rate=fast", "a number"),
+        ("shuffle=perhaps", "true or false"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_the_type_that_is_wanted(
+    monkeypatch, word, wanted
+):
     message = refusal(monkeypatch, SET=word)
     assert wanted in message and word.partition("=")[0] in message
 

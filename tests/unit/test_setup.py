@@ -51,19 +51,39 @@ def clone(tmp_path):
     wheels.mkdir()
     with zipfile.ZipFile(wheels / "torch-1-py3-none-any.whl", "w") as wheel:
         wheel.writestr("torch.py", "")
-        wheel.writestr("torch-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 1\n")
-        wheel.writestr("torch-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(
+            "torch-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 1\n"
+        )
+        wheel.writestr(
+            "torch-1.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         wheel.writestr("torch-1.dist-info/RECORD", "")
     return folder
 
 
 def environment(clone, **variables):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_") and not name.lower().endswith("_proxy")}
-    return kept | {"PIP_INDEX_URL": CLOSED, "PIP_CONFIG_FILE": os.devnull, "PYTHON_BASE": sys.executable} | variables
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PIP_") and not name.lower().endswith("_proxy")
+    }
+    return (
+        kept
+        | {"PIP_INDEX_URL": CLOSED, "PIP_CONFIG_FILE": os.devnull, "PYTHON_BASE": sys.executable}
+        | variables
+    )
 
 
 def make(clone, *words, **variables):
-    return subprocess.run(["make", *words], cwd=clone, env=environment(clone, **variables), capture_output=True, text=True, timeout=200)
+    return subprocess.run(
+        ["make", *words],
+        cwd=clone,
+        env=environment(clone, **variables),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
 
 
 def wheel_house(clone):
@@ -73,7 +93,12 @@ def wheel_house(clone):
 def test_set_up_from_a_wheel_house_needs_no_network_says_its_steps_and_is_done_once(clone):
     done = make(clone, "setup", **wheel_house(clone))
     assert done.returncode == 0, done.stdout + done.stderr
-    for words in ("Setting up .venv/ with Python 3.", "Installing torch", "Installing the other packages", "done in"):
+    for words in (
+        "Setting up .venv/ with Python 3.",
+        "Installing torch",
+        "Installing the other packages",
+        "done in",
+    ):
         assert words in done.stdout
     assert not (clone / ".venv" / "unfinished").exists()
     assert "Nothing to be done" in make(clone, "setup").stdout
@@ -83,19 +108,31 @@ def test_without_a_network_the_index_is_named_before_anything_is_installed(clone
     done = make(clone, "setup")
     assert done.returncode != 0
     assert f"The package index {CLOSED} cannot be reached: Connection refused" in done.stderr
-    assert "PIP_FIND_LINKS" in done.stderr and "ResolutionImpossible" not in done.stdout + done.stderr
+    assert (
+        "PIP_FIND_LINKS" in done.stderr and "ResolutionImpossible" not in done.stdout + done.stderr
+    )
     assert not list((clone / ".venv").glob("lib/*/site-packages/torch*"))
 
 
 def test_the_index_of_torch_is_looked_at_too_and_a_password_is_not_printed(clone):
-    said = make(clone, "setup", "TORCH=--index-url http://me:secret@127.0.0.1:9/cpu", PIP_INDEX_URL="file:///nowhere").stderr
-    assert "The package index http://127.0.0.1:9/cpu cannot be reached" in said and "secret" not in said.replace("TORCH", "")
+    said = make(
+        clone,
+        "setup",
+        "TORCH=--index-url http://me:secret@127.0.0.1:9/cpu",
+        PIP_INDEX_URL="file:///nowhere",
+    ).stderr
+    assert (
+        "The package index http://127.0.0.1:9/cpu cannot be reached" in said
+        and "secret" not in said.replace("TORCH", "")
+    )
 
 
 def test_a_wheel_house_that_lacks_a_package_is_explained(clone):
     (clone / "wheels" / "torch-1-py3-none-any.whl").unlink()
     said = make(clone, "setup", **wheel_house(clone)).stderr
-    assert "A package is not to be had in the version of constraints.txt" in said and "torch" in said
+    assert (
+        "A package is not to be had in the version of constraints.txt" in said and "torch" in said
+    )
 
 
 def test_a_small_disk_is_refused_with_what_is_there_and_what_is_needed(clone, small_disk):
@@ -121,13 +158,34 @@ def test_a_clone_of_another_user_is_refused(clone):
 
 def refuse_as_another_user(clone):
     python = shutil.which("python3", path="/usr/bin:/bin")
-    if python is None or subprocess.run([python, "-c", "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))"]).returncode:
+    if (
+        python is None
+        or subprocess.run(
+            [python, "-c", "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))"]
+        ).returncode
+    ):
         python = sys.executable
-    done = subprocess.run([python, str(clone / "install.py")], cwd=clone, env=environment(clone), capture_output=True, text=True, user=NOBODY, group=NOBODY,
-                          extra_groups=[])
-    if done.returncode == 126 or "Permission denied: " in done.stderr and "install.py" in done.stderr:
+    done = subprocess.run(
+        [python, str(clone / "install.py")],
+        cwd=clone,
+        env=environment(clone),
+        capture_output=True,
+        text=True,
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+    )
+    if (
+        done.returncode == 126
+        or "Permission denied: " in done.stderr
+        and "install.py" in done.stderr
+    ):
         pytest.skip("that user may not run this Python")
-    assert done.returncode == 1 and "You may not write to" in done.stderr and "git clone" in done.stderr
+    assert (
+        done.returncode == 1
+        and "You may not write to" in done.stderr
+        and "git clone" in done.stderr
+    )
 
 
 def test_a_folder_that_is_no_environment_is_left_alone(clone):
@@ -139,8 +197,15 @@ def test_a_folder_that_is_no_environment_is_left_alone(clone):
 
 
 def test_an_interrupted_set_up_starts_afresh(clone):
-    process = subprocess.Popen(["make", "setup"], cwd=clone, env=environment(clone, **wheel_house(clone)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               text=True, start_new_session=True)
+    process = subprocess.Popen(
+        ["make", "setup"],
+        cwd=clone,
+        env=environment(clone, **wheel_house(clone)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     deadline = time.monotonic() + 60
     while not (clone / ".venv" / "bin" / "python").exists():
         assert time.monotonic() < deadline
@@ -155,7 +220,10 @@ def test_an_interrupted_set_up_starts_afresh(clone):
 
 def test_a_python_that_is_named_and_too_old_or_absent_is_refused(clone):
     done = make(clone, "setup", "PYTHON_BASE=/nowhere/python")
-    assert done.returncode != 0 and "PYTHON_BASE=/nowhere/python is no Python of 3.11 or newer" in done.stdout
+    assert (
+        done.returncode != 0
+        and "PYTHON_BASE=/nowhere/python is no Python of 3.11 or newer" in done.stdout
+    )
 
 
 @pytest.fixture
@@ -174,15 +242,38 @@ def arrived(echo, name):
     return dict(entry.partition("=")[::2] for entry in entries)[name]
 
 
-NASTY = ["two words", 'pets"; touch X; "', "'; touch X; '", "$(touch X)", "`touch X`", "$$HOME $HOME ${HOME}", "$(shell touch X)", "a\nb", "a\\nb", "#x", "a=b c=d", "*", "%",
-         "~", "-n", "é €"]
+NASTY = [
+    "two words",
+    'pets"; touch X; "',
+    "'; touch X; '",
+    "$(touch X)",
+    "`touch X`",
+    "$$HOME $HOME ${HOME}",
+    "$(shell touch X)",
+    "a\nb",
+    "a\\nb",
+    "#x",
+    "a=b c=d",
+    "*",
+    "%",
+    "~",
+    "-n",
+    "é €",
+]
 
 
 @pytest.mark.parametrize("value", NASTY)
 @pytest.mark.parametrize("where", ["command line", "environment"])
 def test_what_is_typed_arrives_as_it_is_and_is_never_executed(echo, where, value):
-    for target, name in (("run", "TUTORIAL"), ("run", "SET"), ("data", "TUTORIAL"), ("scaling", "TUTORIAL"), ("doctor", "OPTIONS"), ("sync", "TUTORIAL"),
-                         ("run", "TORCH")):
+    for target, name in (
+        ("run", "TUTORIAL"),
+        ("run", "SET"),
+        ("data", "TUTORIAL"),
+        ("scaling", "TUTORIAL"),
+        ("doctor", "OPTIONS"),
+        ("sync", "TUTORIAL"),
+        ("run", "TORCH"),
+    ):
         words = [f"{name}={value}"] if where == "command line" else []
         variables = {name: value} if where == "environment" else {}
         done = make(echo, target, *words, **variables)
@@ -198,16 +289,30 @@ def test_a_python_with_a_nasty_name_is_not_executed_by_the_shell(clone):
     assert not (clone / "X").exists()
 
 
-@pytest.mark.parametrize("word", ["EPOCHS=1", "BATCH_SIZE=64", "WORKER=1", "workers=2", "TUTORIALS=pets", "X=$(shell touch X)"])
+@pytest.mark.parametrize(
+    "word",
+    ["EPOCHS=1", "BATCH_SIZE=64", "WORKER=1", "workers=2", "TUTORIALS=pets", "X=$(shell touch X)"],
+)
 def test_a_variable_that_make_does_not_know_is_refused_with_those_that_it_knows(echo, word):
     done = make(echo, "run", "TUTORIAL=pets", word)
     assert done.returncode != 0
-    assert f"{word.partition('=')[0]}=" in done.stderr and "no variable of that name" in done.stderr
+    assert (
+        f"{word.partition('=')[0]}=" in done.stderr and "no variable of that name" in done.stderr
+    )
     assert "TUTORIAL CLUSTER WORKERS" in done.stderr and "go into SET" in done.stderr
     assert not (echo / "said").exists() and not (echo / "X").exists()
 
 
-@pytest.mark.parametrize("word", ["DDP_PROGRESS=lines", "OMP_NUM_THREADS=1", "CUDA_VISIBLE_DEVICES=0", "HTTPS_PROXY=http://proxy:1", "RUNS=s3://bucket/runs"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "DDP_PROGRESS=lines",
+        "OMP_NUM_THREADS=1",
+        "CUDA_VISIBLE_DEVICES=0",
+        "HTTPS_PROXY=http://proxy:1",
+        "RUNS=s3://bucket/runs",
+    ],
+)
 def test_variables_of_other_programs_pass(echo, word):
     assert make(echo, "run", word).returncode == 0
     assert arrived(echo, word.partition("=")[0]) == word.partition("=")[2]

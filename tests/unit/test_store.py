@@ -39,7 +39,10 @@ def test_it_does_what_a_store_of_torch_does(member):
     assert member.check(["a", "n"]) and not member.check(["a", "x"])
     member.append("a", "+")
     assert member.get("a") == b"1+"
-    assert member.compare_set("a", "1+", "new") == b"new" and member.compare_set("a", "1+", "x") == b"new"
+    assert (
+        member.compare_set("a", "1+", "new") == b"new"
+        and member.compare_set("a", "1+", "x") == b"new"
+    )
     assert member.num_keys() == 4 and member.delete_key("a") and not member.delete_key("a")
     under = dist.PrefixStore("group", member)
     under.set("key", "value")
@@ -85,6 +88,7 @@ def test_who_does_not_know_the_secret_is_told_nothing_and_changes_nothing(server
 
 def test_a_rank_does_not_trust_a_store_that_does_not_know_the_secret():
     with socket.create_server(("127.0.0.1", 0)) as impostor:
+
         def answer():
             connection, _ = impostor.accept()
             connection.recv(100)
@@ -98,13 +102,24 @@ def test_a_rank_does_not_trust_a_store_that_does_not_know_the_secret():
 
 def test_a_torch_client_of_a_stranger_gets_nowhere(server, member):
     with pytest.raises(dist.DistError):
-        dist.TCPStore(*server.address, None, is_master=False, wait_for_workers=False, timeout=datetime.timedelta(seconds=2)).set("a", "b")
+        dist.TCPStore(
+            *server.address,
+            None,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=datetime.timedelta(seconds=2),
+        ).set("a", "b")
     assert member.list_keys() == []
 
 
-def test_connections_that_say_nothing_or_nonsense_disturb_nobody_and_are_closed(server, member, monkeypatch):
+def test_connections_that_say_nothing_or_nonsense_disturb_nobody_and_are_closed(
+    server, member, monkeypatch
+):
     monkeypatch.setattr(store, "HANDSHAKE_TIMEOUT", 1.0)
-    silent = [socket.create_connection(server.address, timeout=20) for _ in range(store.MOST_STRANGERS + 20)]
+    silent = [
+        socket.create_connection(server.address, timeout=20)
+        for _ in range(store.MOST_STRANGERS + 20)
+    ]
     for junk in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(100_000), b"\x16\x03\x01\x02\x00\x01\x00"):
         with socket.create_connection(server.address, timeout=20) as scan:
             try:
@@ -140,6 +155,7 @@ def test_once_all_are_in_knocking_costs_little_and_the_store_still_answers(serve
 def test_a_message_that_somebody_changes_on_its_way_is_refused(server):
     """A relay that flips one bit of what the rank sends after both ends have proved themselves."""
     with socket.create_server(("127.0.0.1", 0)) as relay:
+
         def pass_on():
             near, _ = relay.accept()
             far = socket.create_connection(server.address)
@@ -172,7 +188,10 @@ def home(tmp_path, monkeypatch):
 
 def test_ranks_agree_on_a_secret_in_a_file_that_only_their_user_reads(home):
     found = [[] for _ in range(8)]
-    threads = [threading.Thread(target=lambda mine=mine: mine.append(secret.of_this_run())) for mine in found]
+    threads = [
+        threading.Thread(target=lambda mine=mine: mine.append(secret.of_this_run()))
+        for mine in found
+    ]
     for each in [*map(threading.Thread.start, threads), *map(threading.Thread.join, threads)]:
         assert each is None
     (one,) = {mine[0] for mine in found}
@@ -208,6 +227,8 @@ print(secret.of_this_run(), secret.of_this_run())
 
 def test_where_no_file_can_be_made_that_is_said_once(home):
     variables = {**os.environ, "HOME": "/proc/nothing", "RANK": "0"}
-    done = subprocess.run([sys.executable, "-c", NOWHERE], env=variables, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", NOWHERE], env=variables, capture_output=True, text=True
+    )
     assert done.stdout == "b'' b''\n"
     assert done.stderr.count(f"Set {secret.VARIABLE} to the same random text") == 1
