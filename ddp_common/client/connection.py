@@ -1,28 +1,31 @@
-"""Whether a client is one through which ranks can be started, and whether its scheduler answers."""
+"""Whether a client is one through which ranks can be started, and whether its scheduler
+answers.
+"""
 
 import time
+from typing import Any
 
 from distributed import Client
 
 from ddp_common.errors import Error
 
 RECONNECT_TIMEOUT = 5  # seconds
+LOOK_INTERVAL = 0.05  # seconds
 
 
-def refuse_unusable(client):
+def refuse_unusable(client: Any) -> None:
     """Raise `Error` for what is no client, or one through which no ranks can be started."""
     if not isinstance(client, Client):
+        how = "Make one with ddp_common.connect()."
+        if hasattr(client, "scheduler_address"):
+            how = "Make a client of it: Client(cluster)."
         kind = type(client).__name__
-        how = (
-            "Make a client of it: Client(cluster)."
-            if hasattr(client, "scheduler_address")
-            else "Make one with ddp_common.connect()."
-        )
         raise Error(f"launch takes a distributed.Client first, not {kind}. {how}")
     if client.asynchronous:
         raise Error(
-            "This client is asynchronous, and launch waits until training has ended. Make it without asynchronous=True, or call launch in a "
-            "thread: run = await asyncio.to_thread(ddp.launch, client, train, …)."
+            "This client is asynchronous, and launch waits until training has ended. Make it "
+            "without asynchronous=True, or call launch in a thread: run = await "
+            "asyncio.to_thread(ddp.launch, client, train, …)."
         )
     try:
         _wait_until_connected(client)
@@ -31,25 +34,28 @@ def refuse_unusable(client):
         raise no_answer(client, error) from None
     if any(address.startswith("inproc://") for address in workers):
         raise Error(
-            "The workers of this cluster are threads of one process (processes=False). Ranks need processes: use "
-            "LocalCluster(processes=True), which is the default."
+            "The workers of this cluster are threads of one process (processes=False). Ranks need "
+            "processes: use LocalCluster(processes=True), which is the default."
         )
 
 
-def no_answer(client, error):
+def no_answer(client: Client, error: OSError) -> Error:
     address = getattr(client.scheduler, "address", None) or "an address that it has forgotten"
     return Error(
-        f"Dask's scheduler at {address} does not answer ({error}). Connect again, and launch with the new client."
+        f"Dask's scheduler at {address} does not answer ({error}). Connect again, and launch with "
+        "the new client."
     )
 
 
-def _wait_until_connected(client):
-    """A client that has just lost its connection may have it back in a moment. Raises OSError if it does not, or is closed."""
+def _wait_until_connected(client: Client) -> None:
+    """A client that has just lost its connection may have it back in a moment.
+
+    Raises OSError if it does not, or if it is closed.
+    """
     deadline = time.monotonic() + RECONNECT_TIMEOUT
     while client.status == "connecting" and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(LOOK_INTERVAL)
+    if client.status == "connecting":
+        raise ConnectionError("the connection was lost")
     if client.status != "running":
-        why = (
-            "the connection was lost" if client.status == "connecting" else "this client is closed"
-        )
-        raise ConnectionError(why)
+        raise ConnectionError("this client is closed")

@@ -1,33 +1,75 @@
-"""Everything that agents and scheduler tell a client of a run, in one queue."""
+"""Everything that agents, Dask's scheduler and Dask's futures tell a client of a run, in one
+queue.
+"""
 
 import contextlib
 import queue
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from ddp_common.worker.sender import TOPIC
+from distributed import Client
+
+from ddp_common.messages import Message
+from ddp_common.worker.sender import TOPIC, messages_of
 
 _subscribing = threading.Lock()
 
 
-@contextlib.contextmanager
-def open_inbox(client, run_id):
-    """A queue of everything that concerns this run: what its agents send, and workers that the scheduler has lost.
+@dataclass
+class FromAgent:
+    """An event of the agent of one of the run's ranks."""
 
-    A client has one handler per topic, so the inboxes of its launches share one. Handlers run on the client's event loop.
+    rank: int
+    event: dict
+
+    def messages(self) -> list[Message]:
+        return messages_of(self.event)
+
+
+@dataclass
+class WorkerLost:
+    """The scheduler has lost a worker, whoever's it is."""
+
+    address: str
+
+
+@dataclass
+class TaskEnded:
+    """The Dask task of a rank has ended: 'finished', 'error' or 'cancelled', and in that case
+    why.
+    """
+
+    rank: int
+    status: str
+    reason: str | None
+
+
+@contextlib.contextmanager
+def open_inbox(client: Client, run_id: str) -> Iterator[queue.SimpleQueue]:
+    """A queue of everything that concerns this run: what its agents send, and workers that the
+    scheduler has lost.
+
+    A client has one handler for a topic, so the inboxes of its launches share one. Handlers
+    run on the client's event loop.
     """
     inboxes = client.__dict__.setdefault("ddp_inboxes", {})
 
-    def on_message(event):
-        if (mine := inboxes.get(event[1]["run"])) is not None:
-            mine.put(event[1])
+    def on_message(stamped: tuple[float, dict]) -> None:
+        _, event = stamped
+        mine = inboxes.get(event["run"])
+        if mine is not None:
+            mine.put(FromAgent(event["rank"], event))
 
-    def on_cluster_change(event):
-        if event[1].get("action") == "remove-worker":
+    def on_cluster_change(stamped: tuple[float, dict]) -> None:
+        _, event = stamped
+        if event.get("action") == "remove-worker":
             for each in list(inboxes.values()):
-                each.put({"lost": event[1]["worker"]})
+                each.put(WorkerLost(event["worker"]))
 
     with _subscribing:
-        inbox = inboxes[run_id] = queue.SimpleQueue()
+        inbox: queue.SimpleQueue = queue.SimpleQueue()
+        inboxes[run_id] = inbox
         client.subscribe_topic(TOPIC, on_message)
         client.subscribe_topic("all", on_cluster_change)
     try:
@@ -35,8 +77,7 @@ def open_inbox(client, run_id):
     finally:
         with _subscribing:
             del inboxes[run_id]
-            if (
-                not inboxes and client.status == "running"
-            ):  # a client that closes while it is subscribed makes the scheduler log an error
+            # A client that closes while it is subscribed makes the scheduler log an error.
+            if not inboxes and client.status == "running":
                 client.unsubscribe_topic(TOPIC)
                 client.unsubscribe_topic("all")

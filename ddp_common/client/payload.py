@@ -5,31 +5,44 @@ import importlib
 import linecache
 import os
 import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import cloudpickle
 
 from ddp_common.errors import Error
 
+# Modules of a class of their own, which pickle refuses. Cloudpickle sends them with any
+# function that has their last name in it, such as `images.classes`.
+ODD_MODULES = ("torch.classes", "torch.ops")
 
-def pickled(function, arguments):
-    for name in (
-        "torch.classes",
-        "torch.ops",
-    ):  # of a class of their own; cloudpickle sends them with any function that says `images.classes`
+
+def pickled(function: Callable, arguments: dict[str, Any]) -> bytes:
+    """Pickle (function, arguments, sources of notebook cells). Raises `Error` for what cannot
+    travel.
+    """
+    for name in ODD_MODULES:
         if name in sys.modules:
-            copyreg.pickle(
-                type(sys.modules[name]),
-                lambda module: (importlib.import_module, (module.__name__,)),
-            )
-    cells = {
+            copyreg.pickle(type(sys.modules[name]), _by_name)
+    try:
+        return cloudpickle.dumps((function, arguments, _sources_of_cells()))
+    except Exception as error:
+        name = getattr(function, "__name__", function)
+        raise Error(
+            f"{name!r} or its arguments cannot be sent to the workers: {error}. Open files, "
+            "clients, locks and running processes cannot travel: make them inside the function."
+        ) from None
+
+
+def _by_name(module: ModuleType) -> tuple:
+    return importlib.import_module, (module.__name__,)
+
+
+def _sources_of_cells() -> dict[str, tuple]:
+    """What Python's tracebacks need to show the lines of code that is in no file."""
+    return {
         name: entry
         for name, entry in list(linecache.cache.items())
         if len(entry) == 4 and not os.path.exists(name)
     }
-    try:
-        return cloudpickle.dumps((function, arguments, cells))
-    except Exception as error:
-        raise Error(
-            f"{getattr(function, '__name__', function)!r} or its arguments cannot be sent to the workers: {error}. Open files, "
-            "clients, locks and running processes cannot travel: make them inside the function."
-        ) from None

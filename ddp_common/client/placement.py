@@ -1,38 +1,58 @@
-"""Which workers a launch takes: claimed on the scheduler, waited for if need be, given back at the end.
+"""Which workers a launch takes: claimed on the scheduler, waited for if need be, given back at
+the end.
 
-Promises: never two ranks on a worker, also with several launches and several clients at once; the claims of a client that has died
-are void.
+Promises: never two ranks on a worker, also with several launches and several clients at once;
+the claims of a client that has died are void.
 """
 
 import collections
 import contextlib
 import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from distributed import Client, Scheduler
 
 from ddp_common.client.connection import no_answer
 from ddp_common.errors import Error
 from ddp_common.values import whole_number
 
 KEPT_MESSAGES = 10  # events that the scheduler keeps of those which have reached the client
+LOOK_INTERVAL = 0.05  # seconds
+
 _adapting = threading.Lock()
 
 
 @contextlib.contextmanager
-def placement(client, run_id, wanted, least, timeout):
-    """Claim workers, wait for them if need be; yields their addresses in rank order and gives them back at the end."""
-    wanted = None if wanted is None else whole_number("workers", wanted, least=1)
-    least = None if least is None else whole_number("min_workers", least, least=1)
-    deadline, most = time.monotonic() + timeout, getattr(client, "most", None)
+def placement(
+    client: Client, run_id: str, wanted: int | None, least: int | None, timeout: float
+) -> Iterator[list[str]]:
+    """Claim workers, wait for them if need be; yields their addresses in rank order and gives
+    them back at the end.
+
+    `wanted`: how many (None: all); `least`: with how many it may begin where there are fewer
+    (None: not). Raises `Error` when there are too few within `timeout` seconds.
+    """
+    if wanted is not None:
+        wanted = whole_number("workers", wanted, least=1)
+    if least is not None:
+        least = whole_number("min_workers", least, least=1)
+    most = getattr(client, "most", None)
+    deadline = time.monotonic() + timeout
+
+    def claim() -> dict[str, Any]:
+        active = list(client.ddp_inboxes)
+        return _ask_scheduler(client, _claim, run_id, client.id, active, wanted, least, most)
+
     try:
-        while not (
-            answer := _ask_scheduler(
-                client, _claim, run_id, client.id, list(client.ddp_inboxes), wanted, least, most
-            )
-        )["claimed"]:
+        answer = claim()
+        while not answer["claimed"]:
             if time.monotonic() > deadline:
                 raise Error(_too_few(client, answer, wanted, least, timeout))
             _ask_for(client, run_id, wanted or least or 1)
-            time.sleep(0.05)
+            time.sleep(LOOK_INTERVAL)
+            answer = claim()
         _ask_for(client, run_id, len(answer["claimed"]))
         yield answer["claimed"]
     finally:
@@ -42,36 +62,52 @@ def placement(client, run_id, wanted, least, timeout):
                 client.run_on_scheduler(_release, run_id)
 
 
-def _ask_scheduler(client, function, *arguments):
+def _ask_scheduler(client: Client, function: Callable, *arguments: Any) -> Any:
     try:
         return client.run_on_scheduler(function, *arguments)
     except OSError as error:
         raise no_answer(client, error) from None
 
 
-def _too_few(client, answer, wanted, least, timeout):
-    what = f"No {least or wanted or 'free'} worker(s) for this launch within {timeout} s: the cluster has "
+def _too_few(
+    client: Client, answer: dict[str, Any], wanted: int | None, least: int | None, timeout: float
+) -> str:
+    needed = least or wanted
+    known, busy = answer["known"], answer["busy"]
+    what = f"No {needed or 'free'} worker(s) for this launch within {timeout} s: the cluster has"
     adaptive = _adaptive(client)
-    if adaptive is not None and adaptive.maximum < (least or wanted or 1):
-        return f"{what}{answer['known']} and adapts to {adaptive.maximum:g} at most. Raise that: cluster.adapt(maximum={least or wanted})."
-    if answer["known"] == 0:
+    if adaptive is not None and adaptive.maximum < (needed or 1):
         return (
-            f"{what}no workers. Start some: cluster.scale(2), or `dask worker` with the address {client.scheduler.address}. Where it adapts by "
-            f"itself to what there is to do, set the least: cluster.adapt(minimum={least or wanted or 2})."
+            f"{what} {known} and adapts to {adaptive.maximum:g} at most. Raise that: "
+            f"cluster.adapt(maximum={needed})."
+        )
+    if known == 0:
+        return (
+            f"{what} no workers. Start some: cluster.scale(2), or `dask worker` with the address "
+            f"{client.scheduler.address}. Where it adapts by itself to what there is to do, set "
+            f"the least: cluster.adapt(minimum={needed or 2})."
         )
     return (
-        f"{what}{answer['known']}, of which {answer['busy']} run other launches. Start more (WORKERS=…), ask for fewer ranks, "
-        "or wait for the others."
+        f"{what} {known}, of which {busy} run other launches. Start more (WORKERS=…), ask for "
+        "fewer ranks, or wait for the others."
     )
 
 
-def _adaptive(client):
-    """What scales the cluster of this client by itself (`cluster.adapt()`); None if nothing does, or it is out of reach."""
+# Clusters that adapt
+
+
+def _adaptive(client: Client) -> Any:
+    """What scales the cluster of this client (`cluster.adapt()`); None if nothing does, or it
+    is out of reach.
+    """
     return getattr(getattr(client, "cluster", None), "_adaptive", None)
 
 
-def _ask_for(client, run_id, workers):
-    """Have a cluster that adapts keep as many workers as all launches of this program need: it counts tasks, and these come later."""
+def _ask_for(client: Client, run_id: str, workers: int) -> None:
+    """Have a cluster that adapts keep as many workers as all launches of this program need.
+
+    It counts tasks, and those of a launch come only when the workers are there.
+    """
     adaptive = _adaptive(client)
     if adaptive is None:
         return
@@ -81,61 +117,78 @@ def _ask_for(client, run_id, workers):
         if workers:
             needs[run_id] = workers
         launches = sum(need for name, need in needs.items() if name != "minimum")
-        adaptive.minimum = min(
-            max(needs["minimum"], launches), max(adaptive.maximum, needs["minimum"])
-        )
+        least = max(needs["minimum"], launches)
+        adaptive.minimum = min(least, max(adaptive.maximum, needs["minimum"]))
 
 
-def _claim(run_id, client_id, active, wanted, least, most, dask_scheduler):
-    """Runs on the scheduler, whose event loop makes it atomic: no two launches get one worker.
+# On the scheduler
 
-    Void are the claims of a dead client, and those of runs that are not `active` any more on a client which had lost its connection.
+
+def _claim(
+    run_id: str,
+    client_id: str,
+    active: list[str],
+    wanted: int | None,
+    least: int | None,
+    most: int | None,
+    dask_scheduler: Scheduler,
+) -> dict[str, Any]:
+    """Claim workers. Runs on the scheduler, whose event loop makes it atomic: no two launches
+    get one worker.
     """
-    claims = dask_scheduler.__dict__.setdefault(
-        "ddp_claims", {}
-    )  # worker address -> (client id, run id)
-    for address, (owner, run) in list(claims.items()):
-        if (
-            owner not in dask_scheduler.clients
-            or address not in dask_scheduler.workers
-            or (owner == client_id and run not in active)
-        ):
-            del claims[address]
-    known = [
-        address
-        for address, worker in dask_scheduler.workers.items()
-        if worker.status.name == "running"
-    ]
-    free = sorted(
-        (address for address in known if address not in claims),
-        key=lambda a: dask_scheduler.workers[a].host,
-    )
+    claims = _claims(dask_scheduler)
+    _drop_void(claims, client_id, active, dask_scheduler)
+    workers = dask_scheduler.workers
+    known = [address for address, worker in workers.items() if worker.status.name == "running"]
+    free = [address for address in known if address not in claims]
+    free.sort(key=lambda address: workers[address].host)
     count = wanted or min(most or len(known), len(known))
     if len(free) < count:
         count = len(free) if least and len(free) >= least else 0
     if count == 0 or count < (least or 0):
         return {"claimed": [], "known": len(known), "busy": len(claims)}
-    claims.update((address, (client_id, run_id)) for address in free[:count])
+    for address in free[:count]:
+        claims[address] = client_id, run_id
     _keep_few_messages(dask_scheduler, client_id)
     return {"claimed": free[:count]}
 
 
-def _keep_few_messages(scheduler, client_id):
-    """Dask keeps, for whoever debugs it, a thousand events of a topic and a thousand messages of a connection: of a run hundreds of MB.
+def _claims(scheduler: Scheduler) -> dict[str, tuple[str, str]]:
+    """Worker address -> (client id, run id)."""
+    return scheduler.__dict__.setdefault("ddp_claims", {})
 
-    These are parts of Dask that it does not document; where they are not what they were, nothing happens.
+
+def _drop_void(claims: dict, client_id: str, active: list[str], scheduler: Scheduler) -> None:
+    """Void are claims of dead clients and on dead workers, and those of this client's runs
+    that are not `active` any more.
+
+    The last are left where a client had lost its connection when the run ended.
     """
-    topic = scheduler._broker._topics["ddp_common"] if hasattr(scheduler, "_broker") else None
-    for holder, name in (
-        (topic, "events"),
-        (scheduler.client_comms.get(client_id), "recent_message_log"),
-    ):
+    for address, (owner, run) in list(claims.items()):
+        is_dead = owner not in scheduler.clients or address not in scheduler.workers
+        is_over = owner == client_id and run not in active
+        if is_dead or is_over:
+            del claims[address]
+
+
+def _keep_few_messages(scheduler: Scheduler, client_id: str) -> None:
+    """Dask keeps, for debugging, a thousand events of a topic and a thousand messages of a
+    connection: hundreds of MB.
+
+    These are parts of Dask that it does not document; where they are not what they were,
+    nothing happens.
+    """
+    broker = getattr(scheduler, "_broker", None)
+    topic = broker._topics["ddp_common"] if broker is not None else None
+    connection = scheduler.client_comms.get(client_id)
+    for holder, name in ((topic, "events"), (connection, "recent_message_log")):
         kept = getattr(holder, name, None)
         if isinstance(kept, collections.deque) and kept.maxlen != KEPT_MESSAGES:
             setattr(holder, name, collections.deque(maxlen=KEPT_MESSAGES))
 
 
-def _release(run_id, dask_scheduler):
-    claims = dask_scheduler.__dict__.get("ddp_claims", {})
-    for address in [address for address, (_, owner) in claims.items() if owner == run_id]:
-        del claims[address]
+def _release(run_id: str, dask_scheduler: Scheduler) -> None:
+    claims = _claims(dask_scheduler)
+    for address, (_, owner) in list(claims.items()):
+        if owner == run_id:
+            del claims[address]

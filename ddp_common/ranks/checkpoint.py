@@ -18,6 +18,7 @@ import torch
 
 from ddp_common.errors import Error
 from ddp_common.files import make_private
+from ddp_common.messages import CheckpointFailed, CheckpointSaved
 from ddp_common.ranks import reporting
 from ddp_common.ranks.checkpoint_files import (
     checkpoints,
@@ -152,7 +153,7 @@ class Checkpoint:
                 make_private(self.directory.absolute())
             write(self._copies, path)
             remove_all_but(self.keep, path)
-            reporting.post({"checkpoint": path.name, "keep": self.keep})
+            reporting.post(CheckpointSaved(path.name, self.keep))
         except BaseException as error:  # whatever it is: this thread has nobody to raise it to
             self._note_failure(error, path)
         reporting.made_progress()
@@ -179,7 +180,7 @@ class Checkpoint:
         self._problem = Error(
             f"The checkpoint {path} was not saved: {why}. The last good one is {kept}. Make room, or choose another directory."
         )
-        reporting.post({"problem": str(self._problem)})
+        reporting.post(CheckpointFailed(str(self._problem)))
         print(
             f"{self._problem}{' Training goes on.' if self.on_error == 'warn' else ''}",
             file=sys.stderr,

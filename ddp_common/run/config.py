@@ -118,11 +118,6 @@ def may_be_written(config, path):
     )
 
 
-def has_begun(message):
-    """Whether a rank's message shows that it trains: a step, a report, or that it had nothing left to do."""
-    return bool(message.get("position")) or "report" in message or "returned" in message
-
-
 def describe(addresses, directory=None, function=None):
     """What config.json says of a run: its settings, versions, profile, git revision, the workers of its ranks and the function they call.
 

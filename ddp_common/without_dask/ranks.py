@@ -23,8 +23,16 @@ import torch
 
 from ddp_common.errors import Error, RankFailed, RunStopped
 from ddp_common.files import absolute, make_private, save_whole
+from ddp_common.messages import (
+    CheckpointFailed,
+    CheckpointSaved,
+    File,
+    Position,
+    Report,
+    shows_training,
+)
 from ddp_common.ranks import checkpoint, checkpoint_files, rendezvous, reporting, secret, stopping
-from ddp_common.run.config import current, describe, has_begun, may_be_written, run_to_resume
+from ddp_common.run.config import current, describe, may_be_written, run_to_resume
 from ddp_common.run.places import new_directory
 from ddp_common.run.progress import Progress
 from ddp_common.run.result import Run
@@ -81,29 +89,29 @@ def _run_here(function, arguments, directory, at_the_end):
     config = []  # what is to be written into config.json; of a resumed run once it has begun
 
     def receive(message):
-        if config and has_begun(message):
+        if config and shows_training(message):
             run_directory.write_json("config.json", config.pop())
-        if "report" in message:
-            records.append({"rank": rank, **message["report"]})
-            if rank == 0:
-                run_directory.record(rank, message["report"])
-                progress.record(message["report"])
-        elif "problem" in message:  # only rank 0 saves
-            run_directory.not_saved(message["problem"])
-        elif "checkpoint" in message:
-            run_directory.saved()
-        elif "position" in message and rank == 0:
-            progress.position(message["position"])
-        elif "file" in message:
-            try:
-                save_whole(path, message["file"], message["content"])
-            except (
-                OSError,
-                Error,
-            ) as error:  # not raised: this is the thread that passes on everything
-                text = f"The file {message['file']} of rank {rank} was not saved: {error}"
-                lost.append(text)
-                print(text, file=sys.stderr, flush=True)
+        match message:
+            case Report():
+                records.append({"rank": rank, **message.values})
+                if rank == 0:
+                    run_directory.record(rank, message.values)
+                    progress.record(message.values)
+            case CheckpointFailed():  # only rank 0 saves
+                run_directory.not_saved(message.why)
+            case CheckpointSaved():
+                run_directory.saved()
+            case Position():
+                if rank == 0:
+                    progress.position(message.known())
+            case File():
+                try:
+                    save_whole(path, message.name, message.content)
+                except (OSError, Error) as error:
+                    # Not raised: this is the thread that passes on everything.
+                    text = f"The file {message.name} of rank {rank} was not saved: {error}"
+                    lost.append(text)
+                    print(text, file=sys.stderr, flush=True)
 
     if rank == 0:
         config.append(describe([], path, getattr(function, "__name__", "run")))

@@ -1,10 +1,12 @@
-"""The worker's side of a run: a Dask task that starts one rank as a process of its own, watches it, and ends it when told.
+"""The worker's side of a run: a Dask task that starts one rank as a process of its own,
+watches it, and ends it when told to.
 
-The rank is forked from a `multiprocessing` forkserver that has torch imported, so it starts in a fraction of a second, can be killed at
-once, and leaves nothing behind in the worker. Relies on: the client's cancel turning the task's state to 'cancelled' while it runs
-(also when the client died). Promises: one rank at a time; when the task ends, its rank is gone, and all that the rank has
-started with it, in whatever session (see `descendants`); what the rank reported and printed, and how it ended, was sent to the client's
-topic before.
+The rank is forked from a `multiprocessing` forkserver that has torch imported (`forkserver`),
+so it starts in a fraction of a second, can be killed at any moment, and leaves nothing behind
+in the worker. Relies on Dask: when the client cancels the task, or dies, the task's state
+becomes 'cancelled' while it runs. Promises: one rank at a time; when the task ends, its rank
+is gone, and so is all that the rank has started, in whatever session (`descendants`); before
+that, the client was sent what the rank reported and printed, and how it ended.
 """
 
 import contextlib
@@ -15,12 +17,27 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import BinaryIO
 
 import psutil
-from distributed import Status, get_worker
+from distributed import Status, Worker, get_worker
 from distributed.comm import get_address_host
 
+from ddp_common.messages import (
+    LAST_WORDS,
+    Done,
+    Ended,
+    Line,
+    Message,
+    Raised,
+    RankSpec,
+    Started,
+    Stopped,
+)
 from ddp_common.ranks import process as rank_process
 from ddp_common.ranks import secret
 from ddp_common.worker import descendants, forkserver
@@ -30,183 +47,205 @@ from ddp_common.worker.result import open_result_file, take_result
 from ddp_common.worker.sender import Sender
 
 POLL = 0.03  # seconds between looks at whether the client still wants this rank
-EXIT_TIMEOUT = 1.0  # seconds that a rank has to end by itself after its last word
-STACK_TIMEOUT = 1.0  # seconds that a rank has to say where it is
+EXIT_TIMEOUT = 1.0  # seconds that a rank has to end after its last word
+STACK_TIMEOUT = 1.0  # seconds that a rank has to write its stack
+NEXT_PIECE_TIMEOUT = 0.05  # seconds until the next piece of it, once it has begun
 
 _one_rank = threading.Lock()
 _listener = None  # (run id, socket) made by `listen`, until rank 0's agent takes it
-_rank = None  # (process, read end of its stacks) while one runs
+_running = None  # the `Rank` on this worker, while there is one
 
 
-def listen(run_id, dask_worker):
-    """Bind a free port on the address by which Dask reaches this worker; rank 0's store will listen there.
+# Called by the client, with `client.run`
 
-    Returns (host, port, secret): who knows the secret, which travels as Dask's own messages do, is one of the run's ranks.
+
+def listen(run_id: str, dask_worker: Worker) -> tuple[str, int, str]:
+    """Bind a free port on the address by which Dask reaches this worker; rank 0's store will
+    listen there.
+
+    Returns (host, port, secret). Who knows the secret is one of the run's ranks; it travels as
+    Dask's own messages do.
     """
     global _listener
-    if _listener is not None:  # of a launch that came no further
-        _listener[1].close()
+    if _listener is not None:  # left by a launch that came no further
+        _, earlier = _listener
+        earlier.close()
     host = get_address_host(dask_worker.address)
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family)
     bound.bind((host, 0))
     bound.listen(1024)
     _listener = run_id, bound
-    return host, bound.getsockname()[1], secret.new()
+    port = bound.getsockname()[1]
+    return host, port, secret.new()
 
 
-def tell_to_stop():
+def tell_to_stop() -> None:
     """Send SIGTERM to the rank on this worker, if there is one."""
-    if _rank is not None:
+    if _running is not None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(_rank[0].pid, signal.SIGTERM)
+            os.kill(_running.process.pid, signal.SIGTERM)
 
 
-def where_is_it():
-    """What the rank on this worker is doing: (state of its process, Python stack as text), or None without one."""
-    if _rank is None:
+def where_is_it() -> tuple[str, str] | None:
+    """The state of the process of the rank on this worker, and its Python stack; None without
+    a rank.
+    """
+    if _running is None:
         return None
-    (process, stacks), text = _rank, b""
+    pid, stacks = _running.process.pid, _running.stacks
     with (
         contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError),
         Connection(os.dup(stacks.fileno())) as own,
     ):
-        state = psutil.Process(process.pid).status()
-        for number in (
-            signal.SIGUSR1,
-            signal.SIGCONT,
-        ):  # a stopped process writes its stack as soon as it goes on
-            os.kill(process.pid, number)
-        while own.poll(STACK_TIMEOUT if not text else 0.05) and (
-            piece := os.read(own.fileno(), 65536)
-        ):
-            text += piece
-        return state, text.decode(errors="replace")
+        state = psutil.Process(pid).status()
+        os.kill(pid, signal.SIGUSR1)
+        os.kill(pid, signal.SIGCONT)  # a stopped process writes its stack as soon as it goes on
+        return state, _read_stack(own).decode(errors="replace")
+    return None
 
 
-def run_rank(spec, payload):
-    """Run one rank to its end; the Dask task. Returns rank 0's pickled result (bytes-like), None for other ranks or when it failed.
+def _read_stack(connection: Connection) -> bytes:
+    text = b""
+    timeout = STACK_TIMEOUT
+    while connection.poll(timeout):
+        piece = os.read(connection.fileno(), 65536)
+        if not piece:
+            break
+        text += piece
+        timeout = NEXT_PIECE_TIMEOUT
+    return text
 
-    `spec` is a dict: run (id), rank, world_size, local_rank, local_world_size, store ((host, port, secret)), environment (dict of str).
-    `payload` is the pickled (function, keyword arguments).
+
+# The Dask task
+
+
+def run_rank(spec: RankSpec, payload: bytes) -> bytes | memoryview | None:
+    """Run one rank from start to end.
+
+    `payload` is the pickled training function with its arguments. Returns rank 0's pickled
+    result; None for other ranks, and for a rank that failed. Raises nothing: how the rank
+    ended is a message.
     """
-    global _rank
     worker = get_worker()
     key = worker.get_current_task()
+
+    def is_wanted() -> bool:
+        return _is_wanted(worker, key)
+
     with _one_rank:
-        send, is_wanted = (
-            Sender(worker, spec["run"], spec["rank"]),
-            lambda: _is_wanted(worker, key),
-        )
+        send = Sender(worker, spec.run, spec.rank)
         try:
-            result_file = open_result_file(spec)
-            process, ours, theirs = _make_process(worker, spec, payload, result_file)
-            if not _start(process, theirs, is_wanted):
-                send({"ended": {"how": "cancelled"}})
-                return None
+            rank = _make_rank(worker, spec, payload)
+            has_started = _start(rank, is_wanted)
         except (
             Exception
         ):  # whatever it was, the client must learn of it: it waits for this rank's end
-            send(
-                {
-                    "ended": {
-                        "how": "raised",
-                        "traceback": traceback.format_exc(),
-                        "message": "The rank could not be started.",
-                    }
-                }
-            )
+            message = "The rank could not be started."
+            send(Ended("raised", message=message, traceback=traceback.format_exc()))
             return None
-        messages, output, stacks = ours
-        _rank = process, stacks
-        send({"started": {"pid": process.pid, "host": socket.gethostname()}})
-        try:
-            ended = _watch(
-                process, messages, output, send, is_wanted, MemoryLimit(worker, process)
-            )
-        finally:
-            _rank = None
-            left = _kill(process)
-            for end in ours:
-                end.close()
-        for pid in left:
-            send(
-                {
-                    "line": f"process {pid}, which this rank has started, does not end although it was killed (see its state with ps)"
-                }
-            )
-        result = ended.pop("result", None)
-        if ended["how"] == "done" and result_file is not None:
-            if result is None:
-                result, ended["result"] = take_result(result_file)
-            else:
-                ended["result"] = {"path": "", "target": None, "size": len(result)}
-        send({"ended": ended})
-        return result
+        if not has_started:
+            send(Ended("cancelled"))
+            return None
+        return _follow(rank, worker, send, is_wanted)
 
 
-def _is_wanted(worker, key):
-    """False once the client has cancelled the task, closed or died, and when the worker itself is closing."""
+def _is_wanted(worker: Worker, key: str) -> bool:
+    """False once the client has cancelled the task, closed or died, and when the worker itself
+    is closing.
+    """
     task = worker.state.tasks.get(key)
-    return (
-        task is not None
-        and task.state not in ("cancelled", "resumed")
-        and worker.status in (Status.running, Status.paused)
-    )
+    if task is None or task.state in ("cancelled", "resumed"):
+        return False
+    return worker.status in (Status.running, Status.paused)
 
 
-def _make_process(worker, spec, payload, result_file):
-    """The rank's process, not started; our ends of its three pipes; and what is the rank's own, to be closed here once it has it."""
+@dataclass
+class Rank:
+    """A rank's process and our ends of what connects us with it."""
+
+    process: BaseProcess
+    messages: Connection  # from the rank: objects of `ddp_common.messages`
+    output: Connection  # from the rank: what it prints, and all that it starts
+    stacks: Connection  # from the rank: its Python stack, on SIGUSR1
+    result_file: BinaryIO | None  # for rank 0's result
+    given: list  # what is the rank's own, to be closed here once it has it
+
+    def close(self) -> None:
+        for end in (self.messages, self.output, self.stacks):
+            end.close()
+
+
+def _make_rank(worker: Worker, spec: RankSpec, payload: bytes) -> Rank:
+    """A rank whose process is not started yet."""
     global _listener
-    listener = None
-    if spec["rank"] == 0:
+    listener = result_file = result_end = None
+    if spec.rank == 0:
         (run_id, listener), _listener = _listener, None
-        assert run_id == spec["run"], "another run's store"
-    environment = {
-        "RANK": spec["rank"],
-        "WORLD_SIZE": spec["world_size"],
-        "LOCAL_RANK": spec["local_rank"],
-        "LOCAL_WORLD_SIZE": spec["local_world_size"],
-        "MASTER_ADDR": spec["store"][0],
-        "MASTER_PORT": spec["store"][1],
-        secret.VARIABLE: spec["store"][2],
-        **({"DDP_OWN_GPU_FIRST": 1} if "dask_cuda" in sys.modules else {}),
-        **spec["environment"],
-    }
+        assert run_id == spec.run, "another run's store"
+        result_file = open_result_file(spec.run)
+        result_end = Connection(os.dup(result_file.fileno()))  # as a connection it can be sent
     context = forkserver.start_forkserver()
-    result_end = (
-        None if result_file is None else Connection(os.dup(result_file.fileno()))
-    )  # as such it travels
-    ours, theirs = zip(*(context.Pipe(duplex=False) for _ in ("messages", "output", "stacks")))
+    messages, their_messages = context.Pipe(duplex=False)
+    output, their_output = context.Pipe(duplex=False)
+    stacks, their_stacks = context.Pipe(duplex=False)
     process = context.Process(
         target=rank_process.main,
-        name=f"{descendants.RANK}{spec['rank']}",
+        name=f"{descendants.RANK}{spec.rank}",
         args=(
-            {name: str(value) for name, value in environment.items()},
+            _environment(spec),
             worker.state.nthreads,
             payload,
             listener,
             result_end,
-            *theirs,
+            their_messages,
+            their_output,
+            their_stacks,
         ),
     )
-    return process, ours, [end for end in (*theirs, listener, result_end) if end is not None]
+    theirs = (their_messages, their_output, their_stacks, listener, result_end)
+    given = [end for end in theirs if end is not None]
+    return Rank(process, messages, output, stacks, result_file, given)
 
 
-def _start(process, given, is_wanted):
-    """Start the process; False if it was no longer wanted before it ran: the first start waits while the forkserver imports torch."""
-    errors, abandoned = [], threading.Event()
+def _environment(spec: RankSpec) -> dict[str, str]:
+    """The variables that torchrun would set, and ours."""
+    host, port, run_secret = spec.store
+    variables = {
+        "RANK": spec.rank,
+        "WORLD_SIZE": spec.world_size,
+        "LOCAL_RANK": spec.local_rank,
+        "LOCAL_WORLD_SIZE": spec.local_world_size,
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+        secret.VARIABLE: run_secret,
+    }
+    if "dask_cuda" in sys.modules:  # it has put this worker's own GPU first
+        variables["DDP_OWN_GPU_FIRST"] = 1
+    variables.update(spec.environment)
+    return {name: str(value) for name, value in variables.items()}
 
-    def start():
+
+def _start(rank: Rank, is_wanted: Callable[[], bool]) -> bool:
+    """Start the process; False if it was no longer wanted before it ran.
+
+    A thread does it, because the first start waits while the forkserver imports torch.
+    """
+    errors: list[Exception] = []
+    abandoned = threading.Event()
+
+    def start() -> None:
         try:
-            process.start()
+            rank.process.start()
         except Exception as error:  # raised again below, in the agent's thread
             errors.append(error)
-        for end in given:
+        for end in rank.given:
             end.close()
         if abandoned.is_set() and not errors:
-            _kill_group(process)  # what it may have started, the next rank's agent ends
+            _kill_group(rank.process)  # what it may have started, the next rank's agent ends
 
-    (starting := threading.Thread(target=start, daemon=True)).start()
+    starting = threading.Thread(target=start, daemon=True)
+    starting.start()
     while starting.is_alive():
         starting.join(POLL)
         if starting.is_alive() and not is_wanted():
@@ -217,60 +256,111 @@ def _start(process, given, is_wanted):
     return True
 
 
-def _watch(process, messages, output, send, is_wanted, memory):
-    """Relay what the rank says until it ends or is no longer wanted. Returns how it ended (dict)."""
-    outcome, lines, open_ends, deadline = (
-        {"how": "exited"},
-        Lines(send),
-        [messages, output],
-        float("inf"),
-    )
+def _follow(
+    rank: Rank, worker: Worker, send: Sender, is_wanted: Callable[[], bool]
+) -> bytes | memoryview | None:
+    """From the start of a rank's process to its last message; returns what `run_rank` does."""
+    global _running
+    _running = rank
+    send(Started(rank.process.pid, socket.gethostname()))
+    try:
+        ending, as_bytes = _watch(rank, send, is_wanted, MemoryLimit(worker, rank.process))
+    finally:
+        _running = None
+        left = _kill(rank.process)
+        rank.close()
+    for pid in left:
+        text = (
+            f"process {pid}, which this rank has started, does not end although it was killed "
+            "(see its state with ps)"
+        )
+        send(Line(text))
+    result: bytes | memoryview | None = None
+    if ending.how == "done" and rank.result_file is not None:
+        if as_bytes is not None:
+            result = as_bytes
+            ending.result_size = len(as_bytes)
+        else:
+            result, place = take_result(rank.result_file)
+            vars(ending).update(place)
+    send(ending)
+    return result
+
+
+def _watch(
+    rank: Rank, send: Sender, is_wanted: Callable[[], bool], memory: MemoryLimit
+) -> tuple[Ended, bytes | None]:
+    """Pass on what the rank says until it ends or is no longer wanted.
+
+    Returns how it ended, and its result if that came through the pipe.
+    """
+    process = rank.process
+    lines = Lines(send)
+    open_ends = [rank.messages, rank.output]
+    last_word: Message | None = None
+    deadline = float("inf")  # for the end of the process
     while True:
         ready = wait([*open_ends, process.sentinel], timeout=POLL)
-        if output in ready and not lines.read(output):
-            open_ends.remove(output)
-        if messages in ready:
+        if rank.output in ready and not lines.read(rank.output):
+            open_ends.remove(rank.output)
+        if rank.messages in ready:
             try:
-                message = messages.recv()
+                message = rank.messages.recv()
             except (EOFError, OSError):
-                open_ends.remove(messages)
+                open_ends.remove(rank.messages)
             else:
-                if "how" in message:
-                    outcome, deadline = message, time.monotonic() + EXIT_TIMEOUT
-                elif message:
+                if isinstance(message, LAST_WORDS):
+                    last_word = message
+                    deadline = time.monotonic() + EXIT_TIMEOUT
+                else:
                     send(message)
         lines.flush_if_due()
         send.flush_if_due()
+
         has_ended = process.sentinel in ready
         if has_ended:
             deadline = min(deadline, time.monotonic() + EXIT_TIMEOUT)
         is_late = time.monotonic() > deadline
-        prints_on = (
-            output in ready and not is_late
-        )  # a child of it may hold its output open, and print for ever
-        if (has_ended and messages not in ready and not prints_on) or (is_late and not has_ended):
+        # A child of the rank may hold its output open, and print for ever.
+        still_prints = rank.output in ready and not is_late
+        all_is_read = rank.messages not in ready and not still_prints
+        if (has_ended and all_is_read) or (is_late and not has_ended):
             lines.close()
             process.join(0)
-            return {**outcome, "exitcode": process.exitcode}
+            return _ending(last_word, process.exitcode)
         if not is_wanted():
             lines.close()
-            return {"how": "cancelled"}
-        if too_much := memory.exceeded():
+            return Ended("cancelled"), None
+        too_much = memory.exceeded()
+        if too_much is not None:
             lines.close()
-            return {"how": "raised", "message": too_much, "traceback": ""}
+            return Ended("raised", message=too_much), None
 
 
-def _kill(process):
-    """End the rank and all that it has started, and wait until it is gone; returns the process numbers of what is not.
+def _ending(last_word: Message | None, exitcode: int | None) -> tuple[Ended, bytes | None]:
+    """What a rank's last word and exit code say; and the result, if the last word brought it."""
+    if isinstance(last_word, Done):
+        return Ended("done", exitcode), last_word.result
+    if isinstance(last_word, Raised):
+        return Ended("raised", exitcode, **vars(last_word)), None
+    if isinstance(last_word, Stopped):
+        return Ended("stopped", exitcode, **vars(last_word)), None
+    return Ended("exited", exitcode), None
 
-    First its process group at one blow, which is most of it; then what has a session or group of its own, or lost its parent.
+
+def _kill(process: BaseProcess) -> list[int]:
+    """End the rank and all that it has started, and wait until it is gone; returns the numbers
+    of processes that are not.
+
+    First its process group at one blow, which is most of it; then what has a session or group
+    of its own, or lost its parent.
     """
     guard = forkserver.guard()
     _kill_group(process)
     return descendants.end(lambda: descendants.of_rank(process.pid, guard))
 
 
-def _kill_group(process):
+def _kill_group(process: BaseProcess) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             kill(process.pid, signal.SIGKILL)

@@ -1,8 +1,10 @@
-"""All that a process has started, directly or through others, in whatever session: find it, weigh it, end it.
+"""All that a process has started, directly or through others, in whatever session: find it,
+weigh it, end it.
 
-Used by a worker's agent and by the guard of its forkserver. Relies on the guard being a child subreaper (Linux, prctl(2)): a process
-whose parent has ended becomes the guard's child, so that nothing a rank has started can leave the tree. Uses the standard library
-alone, because the guard imports it before anything else; systems without /proc are asked through psutil.
+Used by a worker's agent and by the guard of its forkserver. Relies on the guard being a child
+subreaper (Linux, prctl(2)): a process whose parent has ended becomes the guard's child, so
+that nothing a rank has started can leave the tree. Uses the standard library alone, because
+the guard imports it before anything else; systems without /proc are asked through psutil.
 """
 
 import contextlib
@@ -18,7 +20,9 @@ END_TIMEOUT = 5.0  # seconds that processes may take to be gone once they are ki
 
 
 class Entry(NamedTuple):
-    """A process as the kernel lists it. `started` counts from the start of the system; its unit does not matter here."""
+    """A process as the kernel lists it. `started` counts from the start of the system; its
+    unit does not matter here.
+    """
 
     parent: int
     state: str
@@ -53,7 +57,9 @@ def _processes_without_proc():
 
 
 def trees(roots, table):
-    """Those of `roots` that live and all that they have started, of a table by `processes`; zombies are dead."""
+    """Those of `roots` that live and all that they have started, of a table by `processes`;
+    zombies are dead.
+    """
     children = {}
     for pid, entry in table.items():
         children.setdefault(entry.parent, []).append(pid)
@@ -67,10 +73,11 @@ def trees(roots, table):
 
 
 def of_rank(rank, guard):
-    """What lives of a rank and of all that it, or a rank before it, has started: process numbers, the rank's own among them.
+    """What lives of a rank and of all that it, or a rank before it, has started: process
+    numbers, the rank's own among them.
 
-    `guard` is the process that the worker started as its forkserver: its first child is the forkserver, the others are
-    what has lost its parent.
+    `guard` is the process that the worker started as its forkserver: its first child is the
+    forkserver, the others are what has lost its parent.
     """
     table = processes()
     adopted = sorted(
@@ -81,9 +88,11 @@ def of_rank(rank, guard):
 
 
 def end(find):
-    """Kill all that `find()` lists until it lists nothing more; returns what is still there after `END_TIMEOUT`.
+    """Kill all that `find()` lists until it lists nothing more; returns what is still there
+    after `END_TIMEOUT`.
 
-    They are stopped before they are killed: what is stopped starts nothing new while the rest is looked for.
+    They are stopped before they are killed: what is stopped starts nothing new while the rest
+    is looked for.
     """
     deadline, pause = time.monotonic() + END_TIMEOUT, 0.001
     while (found := set(find())) and time.monotonic() < deadline:
@@ -107,10 +116,12 @@ def _signal_all(pids, number):
 
 
 def memory_of(pids, limit):
-    """Bytes of memory that processes hold together, of what the kernel could not take back: no pages of files.
+    """Bytes of memory that processes hold together, of what the kernel could not take back: no
+    pages of files.
 
-    Up to `limit` it is the quick sum, which counts pages that a fork shares with its parent twice. Beyond it they are counted
-    once (PSS), which takes the kernel a walk through all pages.
+    Up to `limit` it is the quick sum, which counts pages that a fork shares with its parent
+    twice. Beyond it they are counted once (PSS), which takes the kernel a walk through all
+    pages.
     """
     quick = sum(_kilobytes(pid, "status", ("RssAnon:", "RssShmem:")) for pid in pids) * 1024
     if quick <= limit:

@@ -1,18 +1,25 @@
-"""The process from which a worker forks its ranks: it has torch imported, so that a rank starts in a fraction of a second."""
+"""The process from which a worker forks its ranks.
+
+It has torch imported, so that a rank starts in a fraction of a second. `guard` is what runs in
+it first.
+"""
 
 import multiprocessing
 import os
 import tempfile
+from multiprocessing.context import ForkServerContext
 
 PRELOAD = ["ddp_common.worker.guard"]  # which imports the rest
 LONGEST_FOLDER = 70  # characters, for temporary files: a socket's path below it has 108 at most
 
 
-def start_forkserver():
-    """Start the forkserver if it does not run.
+def start_forkserver() -> ForkServerContext:
+    """Start the forkserver unless it runs already; returns the context from which to make
+    processes.
 
-    Two things that the nanny gives a worker must not reach the ranks: a daemonic process may have no children, and a malloc that
-    returns every 64 KB to the system makes each training step fault its memory in again. Its socket's path must be short (unix(7)).
+    Two things that the nanny gives a worker must not reach the ranks: a daemonic process may
+    have no children, and a malloc that returns every 64 KB to the system makes each training
+    step fault its memory in again. The path of its socket must be short (unix(7)).
     """
     multiprocessing.current_process()._config["daemon"] = False
     os.environ.pop("MALLOC_TRIM_THRESHOLD_", None)
@@ -24,6 +31,10 @@ def start_forkserver():
     return context
 
 
-def guard():
-    """The process that stands guard over the forkserver and all that its ranks have started; None before the first launch."""
+def guard() -> int | None:
+    """The number of the process that stands guard over the forkserver and all that its ranks
+    have started.
+
+    None before the forkserver has been started.
+    """
     return multiprocessing.forkserver._forkserver._forkserver_pid

@@ -1,9 +1,11 @@
-"""The first thing a worker's forkserver imports: it leaves a guard behind, then imports what every rank needs.
+"""The first thing a worker's forkserver imports: it leaves a guard behind, then imports what
+every rank needs.
 
-The process that the worker has started splits in two. The child goes on as the forkserver. The parent is its guard: a child
-subreaper (Linux, prctl(2)), so that whatever a rank has started and left behind becomes the guard's child. It outlives the worker by a
-moment, in which it ends all of that, however the worker ended. Without prctl there is no guard. To import this module is to do all
-that: nothing but a forkserver may.
+The process that the worker has started splits in two. The child goes on as the forkserver. The
+parent is its guard: a child subreaper (Linux, prctl(2)), so that whatever a rank has started
+and left behind becomes the guard's child. It outlives the worker by a moment, in which it ends
+all of that, however the worker ended. Without prctl there is no guard. To import this module
+is to do all that: nothing but a forkserver may.
 """
 
 import contextlib
@@ -38,7 +40,9 @@ LOOK_INTERVAL = 5.0  # seconds after which the guard looks for its worker withou
 
 
 def leave_a_guard():
-    """Fork: this returns in the child, which goes on as the forkserver; the parent stands guard until it ends."""
+    """Fork: this returns in the child, which goes on as the forkserver; the parent stands
+    guard until it ends.
+    """
     worker, watched = os.getppid(), {PARENT_ENDED, END, signal.SIGCHLD}
     if not prctl(PR_SET_CHILD_SUBREAPER, 1):
         die_with_parent()
@@ -98,7 +102,8 @@ def _all_below():
 
 
 def _not_in_ranks(import_main):
-    """Let a rank's process not import the program's main module, which `multiprocessing` would do: it holds the user's script.
+    """Let a rank's process not import the program's main module, which `multiprocessing` would
+    do: it holds the user's script.
 
     What a training function needs of it travels with the function, by value.
     """
@@ -111,7 +116,9 @@ def _not_in_ranks(import_main):
 
 
 def prepare():
-    """Import what ranks need. What cannot be imported is left to the rank, which tells the client why."""
+    """Import what ranks need. What cannot be imported is left to the rank, which tells the
+    client why.
+    """
     spawn._fixup_main_from_path = _not_in_ranks(spawn._fixup_main_from_path)
     spawn._fixup_main_from_name = _not_in_ranks(spawn._fixup_main_from_name)
     for name in NEEDED:

@@ -1,6 +1,12 @@
-"""The memory limit of a worker, held against its rank and all that the rank has started."""
+"""The memory limit of a worker, held against its rank and all that the rank has started.
+
+Dask's nanny sees only the worker's own process, which trains nothing.
+"""
 
 import time
+from multiprocessing.process import BaseProcess
+
+from distributed import Worker
 
 from ddp_common.worker import descendants
 from ddp_common.worker.forkserver import guard
@@ -10,16 +16,14 @@ MEMORY_SHARE = 50  # a look that takes long is followed by a pause of so many ti
 
 
 class MemoryLimit:
-    """The worker's memory limit, held against its rank and all that the rank has started: Dask's nanny sees only the worker's process."""
+    """Ask it often whether the rank is over its limit; it looks only as often as costs nothing."""
 
-    def __init__(self, worker, process):
-        self.limit, self.pid, self.next_look = (
-            worker.memory_manager.memory_limit,
-            process.pid,
-            time.monotonic() + MEMORY_INTERVAL,
-        )
+    def __init__(self, worker: Worker, process: BaseProcess):
+        self.limit = worker.memory_manager.memory_limit  # bytes; None or 0 without one
+        self.pid = process.pid
+        self.next_look = time.monotonic() + MEMORY_INTERVAL
 
-    def exceeded(self):
+    def exceeded(self) -> str | None:
         """A sentence once the rank is over the limit, else None."""
         began = time.monotonic()
         if not self.limit or began < self.next_look:
@@ -30,12 +34,11 @@ class MemoryLimit:
         self.next_look = now + max(MEMORY_INTERVAL, MEMORY_SHARE * (now - began))
         if used <= self.limit:
             return None
-        others = (
-            f" together with the {len(living) - 1} process(es) that it has started"
-            if len(living) > 1
-            else ""
-        )
+        others = ""
+        if len(living) > 1:
+            others = f" together with the {len(living) - 1} process(es) that it has started"
         return (
-            f"it used {used / 2**30:.2f} GiB of memory{others}, and its worker's limit is {self.limit / 2**30:.2f} GiB. Take a smaller "
-            "batch, more ranks, or a higher memory_limit in the profile"
+            f"it used {used / 2**30:.2f} GiB of memory{others}, and its worker's limit is "
+            f"{self.limit / 2**30:.2f} GiB. Take a smaller batch, more ranks, or a higher "
+            "memory_limit in the profile"
         )

@@ -1,4 +1,6 @@
-"""What a worker does before its first launch."""
+"""What a worker does before its first launch: have torch imported, and leave signals to the
+ranks.
+"""
 
 import contextlib
 import logging
@@ -6,7 +8,7 @@ import os
 import signal
 import threading
 
-from distributed import WorkerPlugin
+from distributed import Worker, WorkerPlugin
 
 from ddp_common.worker import descendants
 from ddp_common.worker.agent import tell_to_stop
@@ -15,27 +17,40 @@ from ddp_common.worker.time_limit import watch_time_limit
 
 
 class Preload(WorkerPlugin):
-    """Worker plugin: imports torch in the forkserver while the cluster is still being waited for.
+    """Worker plugin: imports torch in the forkserver while the cluster is still being waited
+    for.
 
-    It also makes the worker deaf to Ctrl-C, which a terminal sends to every process, and to SIGTERM, which a batch system does: the client acts
-    on the one, the ranks on the other, and they need their worker until they have saved. And a scheduler that is closed first is no error.
+    It also makes the worker ignore Ctrl-C, which a terminal sends to every process, and
+    SIGTERM, which a batch system sends: the client acts on the one, the ranks on the other,
+    and they need their worker until they have saved. And it is no error if the scheduler is
+    closed first.
     """
 
     name = "ddp-preload"
-    idempotent = True  # a second client that connects must not end the forkserver, and with it the ranks, of the first
+    idempotent = (
+        True  # a second client must not end the forkserver, and with it the first one's ranks
+    )
 
-    def setup(self, worker):
+    def setup(self, worker: Worker) -> None:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
-        logging.getLogger("distributed.worker").addFilter(
-            lambda record: not isinstance((record.exc_info or (None, None))[1], OSError)
-        )
+        logging.getLogger("distributed.worker").addFilter(_is_no_lost_connection)
         start_forkserver()
         watch_time_limit(tell_to_stop)
 
-    def teardown(self, worker):
-        """End the forkserver now: while it imports torch it does not notice that its worker leaves, and the worker would wait."""
-        if (pid := guard()) is not None:
+    def teardown(self, worker: Worker) -> None:
+        """End the forkserver now.
+
+        While it imports torch it does not notice that its worker leaves, and the worker would
+        wait for it.
+        """
+        pid = guard()
+        if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, descendants.END)
+
+
+def _is_no_lost_connection(record: logging.LogRecord) -> bool:
+    _, error, _ = record.exc_info or (None, None, None)
+    return not isinstance(error, OSError)

@@ -1,50 +1,52 @@
-"""From an agent to its client: messages, gathered for a moment and packed into one of Dask's events."""
+"""From an agent to its client: messages are gathered for a moment, then sent as one event of
+Dask.
+"""
 
-import json
 import time
-import zlib
 
+from distributed import Worker
+
+from ddp_common.messages import Ended, File, FileKept, Message, Returned, Started, pack, unpack
 from ddp_common.worker import spool
 
 TOPIC = "ddp_common"
 FLUSH = 0.1  # seconds that reports and printed lines are gathered before they are sent
+AT_ONCE = (Started, Returned, Ended)  # these do not wait
 
 
 class Sender:
-    """Gathers this rank's messages for a moment, then sends them to the client as one event.
-
-    They are packed into a few bytes: worker, scheduler and client each keep the last thousand events.
+    """Calling it with a message sends that to the client, soon: at the latest when
+    `flush_if_due` is called after `FLUSH`.
     """
 
-    def __init__(self, worker, run_id, rank):
-        self.worker, self.envelope, self.waiting, self.sent = (
-            worker,
-            {"run": run_id, "rank": rank},
-            [],
-            time.monotonic(),
-        )
+    def __init__(self, worker: Worker, run_id: str, rank: int):
+        self.worker = worker
+        self.run_id = run_id
+        self.rank = rank
+        self.waiting: list[Message] = []
+        self.sent = time.monotonic()
 
-    def __call__(self, message):
-        if "content" in message:  # too large for an event: the client fetches it
-            message["token"] = (
-                f"{self.envelope['run']}/{self.envelope['rank']}/{time.monotonic_ns()}"
-            )
-            spool.keep_file(message["token"], message.pop("content"))
+    def __call__(self, message: Message) -> None:
+        if isinstance(message, File):  # too large for an event: the client fetches it
+            token = f"{self.run_id}/{self.rank}/{time.monotonic_ns()}"
+            spool.keep_file(token, message.content)
+            message = FileKept(message.name, token)
         self.waiting.append(message)
-        if {"started", "returned", "ended"} & set(message):
+        if isinstance(message, AT_ONCE):
             self.flush()
 
-    def flush(self):
+    def flush(self) -> None:
         if self.waiting:
-            packed = zlib.compress(json.dumps(self.waiting).encode(), level=1)
-            self.worker.log_event(TOPIC, {**self.envelope, "packed": packed})
-        self.waiting, self.sent = [], time.monotonic()
+            event = {"run": self.run_id, "rank": self.rank, "packed": pack(self.waiting)}
+            self.worker.log_event(TOPIC, event)
+        self.waiting = []
+        self.sent = time.monotonic()
 
-    def flush_if_due(self):
+    def flush_if_due(self) -> None:
         if time.monotonic() - self.sent > FLUSH:
             self.flush()
 
 
-def messages_of(event):
-    """The messages (list of dict) in an event of an agent; none in any other."""
-    return json.loads(zlib.decompress(event["packed"])) if "packed" in event else []
+def messages_of(event: dict) -> list[Message]:
+    """The messages in an event of an agent."""
+    return unpack(event["packed"])

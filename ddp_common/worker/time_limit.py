@@ -1,40 +1,59 @@
-"""The time limit of the batch job that a worker is in: how long it still has, and a word to its rank before the end.
+"""The time limit of the batch job that a worker is in: how long it still has, and a warning to
+its rank before the end.
 
-Relies on what the job's script has set: DDP_JOB_END, in seconds since 1970, and DDP_JOB_WARNING, in seconds before it.
+Relies on what the job's script has set: DDP_JOB_END, in seconds since 1970, and
+DDP_JOB_WARNING, in seconds before it.
 """
 
+import math
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 UNLIMITED = 10**10  # seconds: no limit known
+LONGEST_SLEEP = 60  # seconds; clocks are set now and then
+REPEAT_INTERVAL = 2  # seconds between two warnings: a rank may not listen yet
 
 
-def time_left():
-    """Seconds until the job's time limit; infinite without one, or without one that is a number."""
+def time_left() -> float:
+    """Seconds until the job's time limit; infinite without one, or without one that is a
+    number.
+    """
     try:
         end = float(os.environ.get("DDP_JOB_END", "inf"))
     except ValueError:
-        end = float("inf")
-    return end - time.time() if end < UNLIMITED else float("inf")
+        return math.inf
+    if not end < UNLIMITED:
+        return math.inf
+    return end - time.time()
 
 
-def watch_time_limit(tell):
-    """Call `tell` when the job's time limit is near, and again until its end: a thread, which needs no word from the batch system."""
+def watch_time_limit(tell: Callable[[], None]) -> None:
+    """Call `tell` when the job's time limit is near, and again until its end.
+
+    A thread does it, which needs no word from the batch system. Without a limit nothing happens.
+    """
+    if time_left() == math.inf:
+        return
     warning = float(os.environ.get("DDP_JOB_WARNING", 0))
+    watching = threading.Thread(
+        target=_watch, args=(tell, warning), daemon=True, name="ddp-time-limit"
+    )
+    watching.start()
 
-    def watch():
-        while (left := time_left()) > warning:
-            time.sleep(min(left - warning, 60))
-        print(
-            f"{left:.0f} s before this job's time limit: the rank is told to save and leave",
-            file=sys.stderr,
-            flush=True,
-        )
-        while True:
-            tell()
-            time.sleep(2)
 
-    if time_left() < float("inf"):
-        threading.Thread(target=watch, daemon=True, name="ddp-time-limit").start()
+def _watch(tell: Callable[[], None], warning: float) -> None:
+    left = time_left()
+    while left > warning:
+        time.sleep(min(left - warning, LONGEST_SLEEP))
+        left = time_left()
+    print(
+        f"{left:.0f} s before this job's time limit: the rank is told to save and leave",
+        file=sys.stderr,
+        flush=True,
+    )
+    while True:
+        tell()
+        time.sleep(REPEAT_INTERVAL)

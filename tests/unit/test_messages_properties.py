@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_common import Error
+from ddp_common.messages import Report
 from ddp_common.ranks import reporting
 from ddp_common.run.run_directory import RunDirectory
 
@@ -79,7 +80,7 @@ def delivered(values):
     finally:
         finish()
         reporting.stop()
-    return next(message["report"] for message in messages if "report" in message)
+    return next(message.values for message in messages if isinstance(message, Report))
 
 
 def same(one, other):

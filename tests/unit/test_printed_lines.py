@@ -13,7 +13,7 @@ class Printed:
 
     def __init__(self):
         self.lines, (self.read_end, self.write_end) = [], os.pipe()
-        self.reader = relayed.Lines(lambda message: self.lines.append(message["line"]))
+        self.reader = relayed.Lines(lambda message: self.lines.append(message.text))
 
     def fileno(self):
         return self.read_end

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ddp_common import Error, report, save_file
+from ddp_common.messages import Report
 from ddp_common.ranks.reporting import start
 from ddp_common.run.places import new_directory
 from ddp_common.run.run_directory import RunDirectory
@@ -62,7 +63,7 @@ def delivered(**values):
     finish = start(messages.append)
     report(**values)
     finish()
-    return next(message["report"] for message in messages if "report" in message)
+    return next(message.values for message in messages if isinstance(message, Report))
 
 
 @pytest.fixture(autouse=True)

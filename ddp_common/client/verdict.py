@@ -1,0 +1,143 @@
+"""What became of an attempt: plain functions of what is known of its ranks.
+
+The headline is the rank that failed on its own, not the peer that noticed. A peer whose
+connection broke is heard of first as often as not, and is known by its words (`CONSEQUENCE`).
+"""
+
+import re
+from dataclasses import dataclass
+
+from ddp_common.client.known import Known
+
+CONSEQUENCE = re.compile(
+    r"Connection (closed|reset) by peer|Connection was likely closed|Broken pipe"
+    r"|remote process exited|ncclRemoteError|Failed to recv|Socket closed|failed to connect"
+)
+COLLECTIVE = re.compile(r"_engine_run_backward|torch/distributed/|torch/nn/parallel/distributed")
+INNERMOST_CALLS = 6  # lines of a stack that say whether a rank waits in a collective
+
+
+@dataclass
+class GoesOn:
+    """Nothing is decided yet."""
+
+
+@dataclass
+class Finished:
+    """Every rank has done its work."""
+
+
+@dataclass
+class Stopped:
+    """Ranks have left because one was told to."""
+
+
+@dataclass
+class Failed:
+    """A rank has failed. `is_consequence`: it has lost a peer, and why that one is gone is not
+    known yet.
+    """
+
+    rank: int
+    is_consequence: bool
+
+
+@dataclass
+class SchedulerGone:
+    """The connection to the scheduler is lost, or somebody else has cancelled the tasks."""
+
+
+Verdict = GoesOn | Finished | Stopped | Failed | SchedulerGone
+
+
+def verdict(known: Known) -> Verdict:
+    """What is to be said of an attempt now. A failure comes before everything else, then the
+    scheduler's loss.
+    """
+    failed = known.failed()
+    if failed:
+        rank = min(failed, key=lambda each: is_consequence(known, each))
+        consequence = is_consequence(known, rank)
+        left_by_peers = consequence and known.stopped()  # that is what it has noticed
+        if not left_by_peers:
+            return Failed(rank, consequence)
+    if known.scheduler_lost:
+        return SchedulerGone()
+    if not known.all_have_ended() and not known.left_before_training():
+        return GoesOn()
+    return Stopped() if known.stopped() else Finished()
+
+
+def is_consequence(known: Known, rank: int) -> bool:
+    """Whether a rank that failed says no more than that it has lost a peer."""
+    return bool(CONSEQUENCE.search(known.ended[rank].message))
+
+
+def waited_in_collective(known: Known, rank: int) -> bool:
+    """Whether a rank that failed was in a collective, by its traceback."""
+    return bool(COLLECTIVE.search(known.ended[rank].traceback))
+
+
+# Ranks that make no progress
+
+
+def stalled(known: Known, timeout: float | None, now: float) -> list[int]:
+    """Ranks that live, have work to do, and have made no progress for `timeout` seconds (None:
+    never).
+
+    While one is yet to start, the others rightly wait.
+    """
+    if timeout is None or timeout == 0:
+        return []
+    latest = now - timeout
+    if not known.all_have_started() or known.last_started > latest:
+        return []
+    return [
+        rank
+        for rank, moved in known.moved.items()
+        if moved < latest and rank not in known.ended and rank not in known.returned
+    ]
+
+
+def blame(
+    known: Known, waiting: list[int], states: dict[int, str | None], stacks: dict[int, str]
+) -> tuple[int, str]:
+    """Of ranks that are stalled, the one that keeps the others waiting, and why, in a
+    sentence.
+
+    `states`: of the processes of all living ranks, None where a worker did not answer;
+    `stacks`: where they are. First come ranks that are stopped or gone, then one that is not
+    where the others wait, then one that is behind.
+    """
+    others = "the others wait for it" if len(known.addresses) > 1 else "nothing goes on"
+    for rank in waiting:
+        if states[rank] is None:
+            return rank, f"Its worker at {known.addresses[rank]} does not answer; {others}."
+        if states[rank] in ("stopped", "tracing-stop"):
+            return rank, f"Its process is stopped (SIGSTOP, or a debugger); {others}."
+
+    elsewhere = [rank for rank in waiting if not _is_in_collective(stacks[rank])]
+    if known.returned and not elsewhere:
+        rank = min(known.returned)
+        step = known.returned[rank].get("step", 0)
+        peers = ", ".join(map(str, waiting))
+        return rank, (
+            f"Its function returned at step {step}, while rank {peers} went on and waits for it. "
+            "Every rank must run the same number of steps."
+        )
+    if elsewhere and len(elsewhere) < len(known.addresses):
+        rank = elsewhere[0]
+        step = known.step_of(rank)
+        return rank, f"It is not in a collective at step {step}; {others} there."
+
+    steps = {rank: known.step_of(rank) for rank in waiting}
+    rank = min(waiting, key=lambda each: (steps[each], known.moved[each]))
+    is_behind = steps[rank] < max(steps.values())
+    return rank, f"It is at step {steps[rank]}; " + (
+        f"{others}." if is_behind else "all ranks wait."
+    )
+
+
+def _is_in_collective(stack: str) -> bool:
+    innermost = stack.splitlines()[:INNERMOST_CALLS]
+    return bool(COLLECTIVE.search("\n".join(innermost)))

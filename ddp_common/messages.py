@@ -1,0 +1,231 @@
+"""What rank, agent and client tell each other: one small type for each message.
+
+A rank talks to the agent on its worker through a pipe, as pickled objects. The agent gathers
+what concerns the client and sends it as an event of Dask, packed by `pack`. Nothing is ever
+asked back: messages go one way, rank -> agent -> client. Before that, the client has sent each
+agent one `RankSpec`. Promises: `unpack` gives what was packed; a message or a field that is
+not known here is an error and never passed over.
+"""
+
+import json
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+# From the client to an agent
+
+
+@dataclass
+class RankSpec:
+    """Which rank an agent is to start."""
+
+    run: str  # the id of this attempt
+    rank: int
+    world_size: int
+    local_rank: int  # among the ranks of its host
+    local_world_size: int
+    store: tuple[
+        str, int, str
+    ]  # host, port, and the secret that only its ranks know
+    environment: dict[str, str]  # further variables of the rank
+
+
+@dataclass
+class Message:
+    """What all messages have in common: plain values, which can be written as JSON."""
+
+
+# From the rank
+
+
+@dataclass
+class Position(Message):
+    """Where training is: the rank is alive. All are None as long as no sampler counts."""
+
+    epoch: int | None = None  # the first is 0
+    step: int | None = None  # steps done since the run began
+    samples: int | None = None  # of all ranks, seen since the run began
+    epochs: int | None = None  # how many there will be
+    total_samples: int | None = None
+
+    def known(self) -> dict[str, int]:
+        """What is known of it, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass
+class Report(Message):
+    """A record of metrics: what `ddp.report` was called with, and when and where in training
+    that was.
+    """
+
+    values: dict[str, Any]
+
+
+@dataclass
+class File(Message):
+    """A small file for the run directory. It goes to the agent, which keeps the content and
+    sends a `FileKept` instead.
+    """
+
+    name: str
+    content: bytes
+
+
+@dataclass
+class CheckpointSaved(Message):
+    """A checkpoint is on the rank's disk; of those up to this one the newest `keep` stay."""
+
+    name: str
+    keep: int
+
+
+@dataclass
+class CheckpointFailed(Message):
+    """A checkpoint could not be written. `why` is a sentence for the user."""
+
+    why: str
+
+
+@dataclass
+class Returned(Position):
+    """The training function has returned; the fields say where training was then."""
+
+
+# The rank's last word, to its agent
+
+
+@dataclass
+class Done(Message):
+    """All went well. `result` is rank 0's pickled result if it could not be written into the
+    file made for it.
+    """
+
+    result: bytes | None = None
+
+
+@dataclass
+class Raised(Message):
+    """An exception ended the rank. `exception` is the pickled exception as base64, None if it
+    cannot travel.
+    """
+
+    message: str
+    traceback: str
+    exception: str | None = None
+
+
+@dataclass
+class Stopped(Message):
+    """The rank has left because some rank got SIGTERM."""
+
+    told: bool  # whether it was this one
+    in_loop: bool  # whether training had begun: from then on all ranks leave together
+    step: int = 0  # the last step done
+
+
+LAST_WORDS = (Done, Raised, Stopped)
+
+
+# From the agent
+
+
+@dataclass
+class Started(Message):
+    """The rank's process is there."""
+
+    pid: int
+    host: str
+
+
+@dataclass
+class Line(Message):
+    """A line that the rank has printed, or that its agent says about it."""
+
+    text: str
+
+
+@dataclass
+class FileKept(Message):
+    """A file for the run directory lies on the rank's worker, where the client fetches it by
+    its `token`.
+    """
+
+    name: str
+    token: str
+
+
+@dataclass
+class Ended(Message):
+    """The rank's process is gone, and so is all that it has started. The last message of a
+    rank.
+
+    `how` is 'done', 'raised', 'stopped', 'exited' (without a last word), 'cancelled' (the
+    client did not want it any more), or 'lost', which the client notes itself when the rank's
+    worker is gone. The other fields are those of the last word.
+    """
+
+    how: str
+    exitcode: int | None = None  # negative: the signal that killed it
+    message: str = ""
+    traceback: str = ""
+    exception: str | None = None
+    told: bool = False
+    in_loop: bool = True
+    step: int = 0
+    result_size: int | None = None  # bytes of rank 0's pickled result
+    result_path: str = (
+        ""  # where a client on the same machine may open it, instead of asking Dask for it
+    )
+    result_target: str | None = (
+        None  # of that path, which is a link: tells the file from another one of that name
+    )
+
+
+PROGRESS = (
+    Report,
+    Position,
+    FileKept,
+    CheckpointSaved,
+    Started,
+)  # messages which show that a rank makes progress
+
+_TYPES = {
+    each.__name__: each
+    for each in (
+        Position,
+        Report,
+        CheckpointSaved,
+        CheckpointFailed,
+        Returned,
+        Started,
+        Line,
+        FileKept,
+        Ended,
+    )
+}
+
+
+def shows_training(message: Message) -> bool:
+    """Whether a message shows that its rank trains, or had nothing left to do: from then on
+    the run goes on with its settings.
+    """
+    if isinstance(message, Returned | Report):
+        return True
+    return isinstance(message, Position) and bool(message.known())
+
+
+def pack(messages: list[Message]) -> bytes:
+    """Messages as compressed JSON. Worker, scheduler and client each keep some of the last
+    events: these are to be small.
+    """
+    said = [(type(message).__name__, vars(message)) for message in messages]
+    return zlib.compress(json.dumps(said).encode(), level=1)
+
+
+def unpack(packed: bytes) -> list[Message]:
+    """The messages that were packed. Raises KeyError for an unknown type, TypeError for an
+    unknown or missing field.
+    """
+    said = json.loads(zlib.decompress(packed))
+    return [_TYPES[name](**fields) for name, fields in said]
