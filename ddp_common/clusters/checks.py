@@ -1,7 +1,9 @@
-"""The doctor's looks at workers: what each one is, what lies between them, and whether ranks on them can train together.
+"""What the doctor asks of workers: what each one is, and whether ranks on them can train together.
 
-A check is a generator of findings; the functions beside it, without an underscore, run on workers or ranks. They travel by value, so that
-also a worker with another ddp_common can be looked at. Promises: none of them waits for ever, and no file or socket is left.
+A check takes a connected client and what `facts` says of each worker, and yields findings. The
+functions beside the checks, without an underscore, run on workers or ranks. They travel by value,
+so that also a worker with another ddp_common can be looked at. Promises: none of them waits
+forever, and no file or socket is left.
 """
 
 import contextlib
@@ -14,12 +16,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import cloudpickle
 import psutil
 from dask.system import cpu_count
+from distributed import Client
 from distributed.comm import get_address_host
 
 from ddp_common.client.launch import launch
@@ -29,32 +33,33 @@ from ddp_common.run.places import new_directory
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "FAILED", "skipped"
 ROUND_TRIPS = 20
 CONNECT_TIMEOUT = 5.0  # seconds for a connection from worker to worker
-SHARED_TIMEOUT = 5.0  # seconds that a file may need to appear elsewhere: NFS remembers for a while what was not there
+# Seconds until a file appears elsewhere: NFS remembers for a while what was not there.
+SHARED_TIMEOUT = 5.0
 RANK_TIMEOUT = 60.0  # seconds for the ranks to find each other and to sum
-SKEW_LIMIT, TIME_LIMIT = (
-    1.0,
-    600,
-)  # seconds: clocks that differ by more, jobs that end sooner are worth a warning
+SKEW_LIMIT = 1.0  # seconds: clocks that differ by more are worth a warning
+TIME_LIMIT = 600  # seconds: jobs that end sooner are worth a warning
 NUMBERS = 2**24  # float32 in a tensor of 64 MiB
+GIB = 2**30
 LOOPBACK = (
-    "Nobody on another host reaches an address 127.*: say which network to take, `interface: ib0` in the profile's options or "
-    "`dask worker --interface ib0`; `ip address` lists those of a host."
+    "Nobody on another host reaches an address 127.*: say which network to take, "
+    "`interface: ib0` in the profile's options or `dask worker --interface ib0`; "
+    "`ip address` lists those of a host."
 )
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Finding(NamedTuple):
-    """One row of the doctor's table: what was checked, what was found, its state, and what to do unless all is well."""
+    """One row of the doctor's table."""
 
     check: str
     found: str
-    state: str = OK
-    advice: str = ""
+    state: str = OK  # or WARNING, FAILED, SKIPPED
+    advice: str = ""  # what to do unless all is well
 
 
-def facts(dask_worker):
-    """What a worker knows of itself (dict)."""
+def facts(dask_worker) -> dict:
+    """What a worker knows of itself; memory in bytes, None for no limit."""
     return {
         "address": dask_worker.address,
         "host": socket.gethostname(),
@@ -62,163 +67,182 @@ def facts(dask_worker):
         "threads": dask_worker.state.nthreads,
         "interface": interface_towards(get_address_host(dask_worker.scheduler.address)),
         "job_end": os.environ.get("DDP_JOB_END"),
-        "cores": sorted(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else list(range(cpu_count())),
+        "cores": own_cores(),
         "quota": cpu_count(),
         "free": psutil.virtual_memory().available,
         "limit": dask_worker.memory_manager.memory_limit,
     }
 
 
-def interface_towards(host):
+def own_cores() -> list[int]:
+    """The numbers of the cores on which this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(cpu_count()))
+
+
+def interface_towards(host: str) -> str | None:
     """The network interface by which `host` is reached from here, None if there is no way."""
     from ddp_common.ranks import rendezvous  # not above: it imports torch
 
-    with contextlib.suppress(
-        Exception
-    ):  # then the place of its name stays empty, which is a finding
+    try:
         return rendezvous.interface_towards(host)
+    except Exception:  # then the place of its name stays empty, which is a finding
+        return None
 
 
-def versions():
+def versions() -> dict[str, str | None]:
     """What must be the same everywhere; of ddp_common a digest of its source."""
     return {**shipping.installed(), "python": platform.python_version()}
 
 
-def check_versions(client, workers):
+def check_versions(client: Client, workers: list[dict]) -> Iterator[Finding]:
     here = versions()
     for number, worker in enumerate(workers):
         there = worker["versions"]
-        if different := [
-            f"{name} {there[name]} (here {here[name]})"
-            for name in here
-            if there[name] != here[name]
-        ]:
-            tolerable = {**there, "distributed": ""} == {
-                **here,
-                "distributed": "",
-            }  # Dask talks to its neighbouring versions
-            yield Finding(
-                "versions",
-                f"worker {number} on {worker['host']} has {', '.join(different)}",
-                WARNING if tolerable else FAILED,
-                "Give client and workers one environment, on a disk that all see, or install the versions of constraints.txt in both.",
-            )
-    if all(worker["versions"] == here for worker in workers):
+        different = [name for name in here if there[name] != here[name]]
+        if not different:
+            continue
+        listing = ", ".join(f"{name} {there[name]} (here {here[name]})" for name in different)
+        # Dask talks to neighbouring versions of itself.
+        is_tolerable = {**there, "distributed": ""} == {**here, "distributed": ""}
         yield Finding(
             "versions",
-            f"all have {', '.join(f'{name} {version}' for name, version in here.items())}",
+            f"worker {number} on {worker['host']} has {listing}",
+            WARNING if is_tolerable else FAILED,
+            "Give client and workers one environment, on a disk that all see, "
+            "or install the versions of constraints.txt in both.",
         )
+    if all(worker["versions"] == here for worker in workers):
+        listing = ", ".join(f"{name} {version}" for name, version in here.items())
+        yield Finding("versions", f"all have {listing}")
 
 
-def check_cores(client, workers):
-    threads, cores = {}, {}
-    for worker in workers:  # those on one host may share its cores, or have been given some each
-        threads[worker["host"]] = threads.get(worker["host"], 0) + worker["threads"]
-        cores[worker["host"]] = cores.get(worker["host"], set()) | set(worker["cores"])
+def check_cores(client: Client, workers: list[dict]) -> Iterator[Finding]:
+    # Workers on one host may share its cores, or have been given some each.
+    threads_on = {}
+    cores_on = {}
+    for worker in workers:
+        host = worker["host"]
+        threads_on[host] = threads_on.get(host, 0) + worker["threads"]
+        cores_on[host] = cores_on.get(host, set()) | set(worker["cores"])
     for number, worker in enumerate(workers):
-        host, limit = (
-            worker["host"],
-            f", limit {worker['limit'] / 2**30:.1f} GiB" if worker["limit"] else "",
+        host = worker["host"]
+        found = (
+            f"worker {number} on {host}: threads {worker['threads']}, cores {worker['quota']}, "
+            f"{worker['free'] / GIB:.1f} GiB of memory free"
         )
-        found = f"worker {number} on {host}: threads {worker['threads']}, cores {worker['quota']}, {worker['free'] / 2**30:.1f} GiB of memory free{limit}"
-        if crowded := worker["threads"] > worker["quota"] or threads[host] > len(cores[host]):
-            found += f"; {threads[host]} threads share {len(cores[host])} cores there"
+        if worker["limit"]:
+            found += f", limit {worker['limit'] / GIB:.1f} GiB"
+        is_crowded = worker["threads"] > worker["quota"] or threads_on[host] > len(cores_on[host])
+        if is_crowded:
+            found += f"; {threads_on[host]} threads share {len(cores_on[host])} cores there"
         yield Finding(
             "cores",
             found,
-            WARNING if crowded else OK,
-            "Ranks that share cores slow each other down. Take fewer (WORKERS=), or fewer threads "
-            "each: threads_per_worker, or cores and processes of a job.",
+            WARNING if is_crowded else OK,
+            "Ranks that share cores slow each other down. Take fewer (WORKERS=), or fewer "
+            "threads each: threads_per_worker, or cores and processes of a job.",
         )
 
 
-def check_time_left(client, workers):
-    ends = {
-        number: worker["job_end"] for number, worker in enumerate(workers) if worker["job_end"]
-    }
+def check_time_left(client: Client, workers: list[dict]) -> Iterator[Finding]:
+    ends = [
+        (float(worker["job_end"]), number)
+        for number, worker in enumerate(workers)
+        if worker["job_end"]
+    ]
     if not ends:
         yield Finding("time left", "no limit known (DDP_JOB_END is not set on the workers)")
         return
-    number, end = min(
-        ((number, float(end)) for number, end in ends.items()), key=lambda each: each[1]
-    )
+    end, number = min(ends)
     left = end - time.time()
+    clock = time.strftime("%H:%M", time.localtime(end))
     yield Finding(
         "time left",
-        f"{left / 60:.0f} min, until {time.strftime('%H:%M', time.localtime(end))}, when the job of worker {number} ends",
+        f"{left / 60:.0f} min, until {clock}, when the job of worker {number} ends",
         WARNING if left < TIME_LIMIT else OK,
-        "Training ends there, from its newest checkpoint another job can go on (RESUME=). For more time "
-        "change walltime in the profile, or start workers anew.",
+        "Training ends there; another job can go on from its newest checkpoint (RESUME=). "
+        "For more time change walltime in the profile, or start workers anew.",
     )
 
 
-def check_clocks(client, workers):
-    skews, medians = [], []
+def check_clocks(client: Client, workers: list[dict]) -> Iterator[Finding]:
+    skews = []
+    medians = []
     for worker in workers:
-        trips = []
-        for _ in range(ROUND_TRIPS):
-            began = time.time()
-            there = client.run(lambda: time.time(), workers=[worker["address"]])[worker["address"]]
-            ended = time.time()
-            trips.append(
-                (ended - began, there - (began + ended) / 2)
-            )  # the shortest trip knows best
-        skews.append(min(trips)[1])
-        medians.append(statistics.median(trip for trip, _ in trips))
-    yield Finding(
-        "round trip",
-        "client to worker and back: "
-        + ", ".join(f"{number}: {median * 1e3:.1f} ms" for number, median in enumerate(medians)),
+        trips = [_clock_trip(client, worker["address"]) for _ in range(ROUND_TRIPS)]
+        _, skew = min(trips)  # the shortest trip knows best
+        skews.append(skew)
+        medians.append(statistics.median(seconds for seconds, _ in trips))
+    listing = ", ".join(
+        f"{number}: {median * 1e3:.1f} ms" for number, median in enumerate(medians)
     )
+    yield Finding("round trip", f"client to worker and back: {listing}")
     number = max(range(len(skews)), key=lambda number: abs(skews[number]))
     yield Finding(
         "clocks",
         f"largest difference from here: {skews[number]:+.3f} s (worker {number})",
         WARNING if abs(skews[number]) > SKEW_LIMIT else OK,
-        f"Times in logs and metrics will not fit together. The staff of {workers[number]['host']} can put its clock right (NTP, chrony).",
+        "Times in logs and metrics will not fit together. "
+        f"The staff of {workers[number]['host']} can put its clock right (NTP, chrony).",
     )
 
 
-def check_addresses(client, workers):
-    scheduler = get_address_host(client.scheduler.address)
-    own = {
-        entry.address.split("%")[0]
-        for entries in psutil.net_if_addrs().values()
-        for entry in entries
-    }
-    remote = (
-        not (_is_loopback(scheduler) or scheduler in own)
-        or len({worker["host"] for worker in workers}) > 1
-    )
-    yield Finding(
-        "addresses", f"scheduler: {client.scheduler.address}{'' if remote else ' on this host'}"
-    )
+def _clock_trip(client, address):
+    """(seconds to a worker and back, seconds by which its clock is ahead of the one here)."""
+    began = time.time()
+    there = client.run(lambda: time.time(), workers=[address])[address]
+    ended = time.time()
+    return ended - began, there - (began + ended) / 2
+
+
+def check_addresses(client: Client, workers: list[dict]) -> Iterator[Finding]:
+    is_remote = _has_other_hosts(client, workers)
+    where = "" if is_remote else " on this host"
+    yield Finding("addresses", f"scheduler: {client.scheduler.address}{where}")
     for number, worker in enumerate(workers):
-        found = f"worker {number}: {worker['address']} on {worker['host']}, interface {worker['interface'] or 'unknown'}"
-        if remote and _is_loopback(get_address_host(worker["address"])):
+        found = (
+            f"worker {number}: {worker['address']} on {worker['host']}, "
+            f"interface {worker['interface'] or 'unknown'}"
+        )
+        if is_remote and _is_loopback(get_address_host(worker["address"])):
             yield Finding("addresses", found, FAILED, LOOPBACK)
-        else:
-            yield Finding(
-                "addresses",
-                found,
-                OK if worker["interface"] else FAILED,
-                "gloo and NCCL need the interface by which this host reaches the "
-                "scheduler. Name the network that all hosts share: `interface:` in the profile's options.",
-            )
+            continue
+        yield Finding(
+            "addresses",
+            found,
+            OK if worker["interface"] else FAILED,
+            "gloo and NCCL need the interface by which this host reaches the scheduler. "
+            "Name the network that all hosts share: `interface:` in the profile's options.",
+        )
+
+
+def _has_other_hosts(client, workers):
+    """Whether the scheduler is on another host, or workers are on several."""
+    if len({worker["host"] for worker in workers}) > 1:
+        return True
+    scheduler = get_address_host(client.scheduler.address)
+    if _is_loopback(scheduler):
+        return False
+    for addresses in psutil.net_if_addrs().values():
+        if scheduler in [entry.address.split("%")[0] for entry in addresses]:
+            return False
+    return True
 
 
 def _is_loopback(host):
     return host.startswith("127.") or host in ("::1", "localhost")
 
 
-def echo(dask_worker):
-    """Listen on a free port of the worker's own address, for one connection, and send back what comes. Returns (host, port)."""
+def echo(dask_worker) -> tuple[str, int]:
+    """Listen on a free port of the worker's own address, and send back what comes.
+
+    For one connection. Returns (host, port).
+    """
     host = get_address_host(dask_worker.address)
-    server = socket.create_server(
-        (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-    )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    server = socket.create_server((host, 0), family=family)
     server.settimeout(2 * CONNECT_TIMEOUT)
 
     def serve():
@@ -233,7 +257,7 @@ def echo(dask_worker):
     return host, server.getsockname()[1]
 
 
-def ping(host, port):
+def ping(host: str, port: int) -> float:
     """Median seconds of a byte to an `echo` and back. Raises OSError."""
     trips = []
     with socket.create_connection((host, port), timeout=CONNECT_TIMEOUT) as connection:
@@ -247,49 +271,59 @@ def ping(host, port):
     return statistics.median(trips)
 
 
-def check_between_workers(client, workers):
-    for source in range(
-        len(workers)
-    ):  # each to its neighbours in a ring, which is how an all-reduce goes
-        for target in sorted({(source + 1) % len(workers), (source - 1) % len(workers)}):
-            here, there = workers[source]["address"], workers[target]["address"]
-            answer = client.run(echo, workers=[there], on_error="return")[there]
-            if not isinstance(answer, Exception):
-                answer = client.run(ping, *answer, workers=[here], on_error="return")[here]
-            failed = isinstance(answer, Exception)
-            found = f"{source} to {target} and back: {f'{type(answer).__name__}: {answer}' if failed else f'{answer * 1e3:.2f} ms'}"
+def check_between_workers(client: Client, workers: list[dict]) -> Iterator[Finding]:
+    """Each worker to its neighbours in a ring, which is the way of an all-reduce."""
+    count = len(workers)
+    for source in range(count):
+        for target in sorted({(source + 1) % count, (source - 1) % count}):
+            answer = _ping_from(client, workers[source], workers[target])
+            has_failed = isinstance(answer, Exception)
+            if has_failed:
+                said = f"{type(answer).__name__}: {answer}"
+            else:
+                said = f"{answer * 1e3:.2f} ms"
             yield Finding(
                 "between workers",
-                found,
-                FAILED if failed else OK,
-                "Ranks talk on ports that the system chooses: TCP must pass on all from "
-                f"1024 between {workers[source]['host']} and {workers[target]['host']}. Have the firewall opened within the cluster, or "
-                "name another network (interface: in the profile).",
+                f"{source} to {target} and back: {said}",
+                FAILED if has_failed else OK,
+                "Ranks talk on ports that the system chooses: TCP must pass on all from 1024 "
+                f"between {workers[source]['host']} and {workers[target]['host']}. "
+                "Have the firewall opened within the cluster, "
+                "or name another network (interface: in the profile).",
             )
+
+
+def _ping_from(client, source, target):
+    """Seconds from worker to worker and back, or the exception that one of them has raised."""
+    here, there = source["address"], target["address"]
+    answer = client.run(echo, workers=[there], on_error="return")[there]
+    if isinstance(answer, Exception):
+        return answer
+    return client.run(ping, *answer, workers=[here], on_error="return")[here]
 
 
 @contextlib.contextmanager
 def _directory_of_a_run():
     """A run directory where runs go (for a URL: anywhere), gone afterwards."""
-    remote = "://" in os.environ.get("RUNS", "")
-    path = Path(tempfile.mkdtemp() if remote else new_directory("doctor")).resolve()
+    is_remote = "://" in os.environ.get("RUNS", "")
+    path = Path(tempfile.mkdtemp() if is_remote else new_directory("doctor")).resolve()
     try:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-        if not remote:
-            with contextlib.suppress(OSError):  # others are looking too
+        if not is_remote:
+            with contextlib.suppress(OSError):  # others are looking, too
                 path.parent.rmdir()
 
 
-def put(directory, name):
+def put(directory: str | Path, name: str) -> None:
     """Write a file under a temporary name and rename it, as checkpoints are written."""
     temporary = Path(directory, f".{name}.tmp")
     temporary.write_text(name)
     temporary.rename(Path(directory, name))
 
 
-def appears(directory, name):
+def appears(directory: str | Path, name: str) -> None:
     """Wait for a file that somebody else has `put`. Raises OSError."""
     deadline = time.monotonic() + SHARED_TIMEOUT
     while name not in os.listdir(directory) or Path(directory, name).read_text() != name:
@@ -300,54 +334,64 @@ def appears(directory, name):
         time.sleep(0.1)
 
 
-def check_run_directory(client, workers):
-    if "://" in (runs := os.environ.get("RUNS", "")):
-        import fsspec
-
-        filesystem, root = fsspec.url_to_fs(runs)
-        filesystem.pipe_file(f"{root}/doctor", b"can this be written?")
-        filesystem.rm_file(f"{root}/doctor")
-        yield Finding(
-            "run directory", f"{runs} can be written from here; workers need not reach it"
-        )
+def check_run_directory(client: Client, workers: list[dict]) -> Iterator[Finding]:
+    runs = os.environ.get("RUNS", "")
+    if "://" in runs:
+        yield _write_to_url(runs)
         return
     with _directory_of_a_run() as directory:
         put(directory, "client")
         apart = []
         for number, worker in enumerate(workers):
+            here = [worker["address"]]
             try:
-                for function, name in ((appears, "client"), (put, f"worker-{number}")):
-                    client.run(function, str(directory), name, workers=[worker["address"]])
+                client.run(appears, str(directory), "client", workers=here)
+                client.run(put, str(directory), f"worker-{number}", workers=here)
                 appears(directory, f"worker-{number}")
             except OSError as error:
                 apart.append(f"worker {number} on {worker['host']}: {error}")
-        found = (
-            f"not shared with {'; '.join(apart)}"
-            if apart
-            else f"{directory.parents[1]} is one for the client and all workers; renaming works"
-        )
+        if apart:
+            found = f"not shared with {'; '.join(apart)}"
+        else:
+            found = f"{directory.parents[1]} is one for the client and all workers; renaming works"
         yield Finding(
             "run directory",
             found,
             WARNING if apart else OK,
-            "It works all the same: files travel through Dask. On a cluster with a "
-            "shared disk, RUNS=/a/folder/there spares them the way.",
+            "Training works without it: files travel through Dask. "
+            "On a cluster with a shared disk, RUNS=/a/folder/there saves these transfers.",
         )
 
 
-def reduce():
-    """Sum a tensor of 64 MiB over all ranks. Returns for each a dict: what it `has`, `idle_gpu`, `sums` (backend -> seconds, whether right)."""
-    import torch
+def _write_to_url(runs):
+    import fsspec  # not above: it takes time, and only URLs need it
+
+    filesystem, root = fsspec.url_to_fs(runs)
+    filesystem.pipe_file(f"{root}/doctor", b"can this be written?")
+    filesystem.rm_file(f"{root}/doctor")
+    return Finding("run directory", f"{runs} can be written from here; workers need not reach it")
+
+
+def reduce() -> list[dict]:
+    """On every rank: sum a tensor of 64 MiB over all ranks, once with each backend.
+
+    Returns a dict for each rank: what it `has` (text), `idle_gpu` (whether it has a GPU and does
+    not train on it), `sums` (backend -> (seconds, whether the sum is right)).
+    """
+    import torch  # here: the command line starts without it
     import torch.distributed as dist
 
     from ddp_common.ranks import rendezvous
 
-    world, rank, device, sums = dist.get_world_size(), dist.get_rank(), rendezvous.device(), {}
-    gloo, gpu = dist.new_group(backend="gloo"), torch.cuda.is_available()
+    world = dist.get_world_size()
+    rank = dist.get_rank()
+    device = rendezvous.device()
+    gloo = dist.new_group(backend="gloo")
+    has_gpu = torch.cuda.is_available()
+    sums = {}
     for backend, group in {"gloo": gloo, dist.get_backend(): dist.group.WORLD}.items():
-        numbers = (
-            torch.arange(NUMBERS, device=device if backend == "nccl" else "cpu") % 1000
-        ).float()  # small enough for exact sums
+        place = device if backend == "nccl" else "cpu"
+        numbers = (torch.arange(NUMBERS, device=place) % 1000).float()  # small: sums are exact
         trips = []
         for _ in range(4):
             tensor = numbers * (rank + 1)
@@ -356,30 +400,25 @@ def reduce():
             dist.all_reduce(tensor, group=group)
             tensor[0].item()
             trips.append(time.perf_counter() - began)
-        sums[backend] = (
-            statistics.median(trips[1:]),
-            torch.equal(tensor, numbers * (world * (world + 1) // 2)),
-        )  # the first trip connects
-    memory = f"{psutil.virtual_memory().available / 2**30:.1f} GiB of memory free"
-    name = (
-        f"{torch.cuda.get_device_name()} with {torch.cuda.mem_get_info()[0] / 2**30:.1f} GiB free"
-        if gpu
-        else "no GPU"
-    )
+        seconds = statistics.median(trips[1:])  # the first trip connects
+        is_right = torch.equal(tensor, numbers * (world * (world + 1) // 2))
+        sums[backend] = (seconds, is_right)
+    gpu = "no GPU"
+    if has_gpu:
+        free = torch.cuda.mem_get_info()[0]
+        gpu = f"{torch.cuda.get_device_name()} with {free / GIB:.1f} GiB free"
+    memory = f"{psutil.virtual_memory().available / GIB:.1f} GiB of memory free"
+    own = {
+        "has": f"rank {rank} on {socket.gethostname()}: device {device}, {gpu}, {memory}",
+        "sums": sums,
+        "idle_gpu": has_gpu and device.type == "cpu",
+    }
     everybody = [None] * world
-    dist.all_gather_object(
-        everybody,
-        {
-            "has": f"rank {rank} on {socket.gethostname()}: device {device}, {name}, {memory}",
-            "sums": sums,
-            "idle_gpu": gpu and device.type == "cpu",
-        },
-        group=gloo,
-    )
+    dist.all_gather_object(everybody, own, group=gloo)
     return everybody
 
 
-def check_ranks(client, workers):
+def check_ranks(client: Client, workers: list[dict]) -> Iterator[Finding]:
     with _directory_of_a_run() as directory:
         ranks = launch(client, reduce, directory=directory, stall_timeout=RANK_TIMEOUT).result
     for rank in ranks:
@@ -387,19 +426,21 @@ def check_ranks(client, workers):
             "ranks",
             rank["has"],
             WARNING if rank["idle_gpu"] else OK,
-            "There is a GPU, but not one for each rank, or torch has no NCCL: so "
-            "ranks train on the CPU. Take as many workers as there are GPUs (WORKERS=), with dask-cuda: worker_command: dask_cuda.cli.",
-        )
-    for backend, (seconds, _) in ranks[0]["sums"].items() if len(ranks) > 1 else ():
-        found = f"{backend}: 64 MiB over {len(ranks)} ranks in {seconds * 1e3:.0f} ms, {NUMBERS * 4 / seconds / 1e9:.2f} GB/s"
-        wrong = ", ".join(
-            str(number) for number, rank in enumerate(ranks) if not rank["sums"][backend][1]
-        )
-        yield Finding(
-            "all-reduce",
-            f"{found}; the sum is {f'wrong on rank {wrong}' if wrong else 'right'}",
-            FAILED if wrong else OK,
-            "The network or a GPU changes what passes through it: training would be wrong without a word. Take other hosts.",
+            "There is a GPU, but not one for each rank, or torch has no NCCL: so ranks train on "
+            "the CPU. Take as many workers as there are GPUs (WORKERS=), with dask-cuda: "
+            "worker_command: dask_cuda.cli.",
         )
     if len(ranks) == 1:
         yield Finding("all-reduce", "needs two workers: WORKERS=2", SKIPPED)
+        return
+    for backend, (seconds, _) in ranks[0]["sums"].items():
+        wrong = [str(number) for number, rank in enumerate(ranks) if not rank["sums"][backend][1]]
+        verdict = f"wrong on rank {', '.join(wrong)}" if wrong else "right"
+        yield Finding(
+            "all-reduce",
+            f"{backend}: 64 MiB over {len(ranks)} ranks in {seconds * 1e3:.0f} ms, "
+            f"{NUMBERS * 4 / seconds / 1e9:.2f} GB/s; the sum is {verdict}",
+            FAILED if wrong else OK,
+            "The network or a GPU changes what passes through it: training would be wrong "
+            "without any error. Take other hosts.",
+        )

@@ -1,4 +1,9 @@
-"""The client that `connect` returns: one that takes its cluster down with it."""
+"""The client that `connect` returns.
+
+A `distributed.Client` that takes its cluster down with it and, where workers are jobs, keeps
+their number up. Relies on `connect` to set what it knows of the cluster. Promises: when `close`
+returns, the cluster that `connect` has started is closed, too.
+"""
 
 import re
 import time
@@ -13,68 +18,79 @@ GONE_TIMEOUT = 15  # seconds that the workers of cancelled jobs have to leave
 
 
 class ClusterClient(Client):
-    """A `distributed.Client` that takes its cluster down with it.
+    """A `distributed.Client` that takes its cluster down with it."""
 
-    `jobs` is a `batch.Jobs` where workers are jobs, else None; `most` the number of ranks that were asked for where there are more
-    workers, else None.
-    """
+    cluster = None  # that is closed with the client; None if somebody else has started it
+    jobs = None  # the `Jobs` of the cluster where workers are jobs
+    expected = 1  # number of workers
+    most = None  # number of ranks that were asked for, where there are more workers
+    timeout = 60  # seconds that workers have to appear
 
-    cluster = jobs = most = None
-    timeout, expected = 60, 1
-    cell = request = (
-        None  # of a notebook: the cell and its execution that started the cluster; what was asked for
-    )
+    # Only in a notebook, where they tell whether a cell asks for the same cluster again:
+    cell = None  # the cell that started the cluster, and its execution
+    request = None  # what was asked for
 
     @property
-    def ranks(self):
-        """How many ranks a launch would have: the number of workers, unless fewer were asked for."""
+    def ranks(self) -> int:
+        """How many ranks a launch would have: one for each worker, unless fewer were asked for."""
         there = len(self.workers())
         return min(self.most or there, there)
 
-    def workers(self):
-        """What the scheduler knows of its workers that are ready to work: address -> dict."""
+    def workers(self) -> dict[str, dict]:
+        """What the scheduler knows of its workers that are ready to work, by their address."""
+        known = self.scheduler_info(n_workers=-1)["workers"]
         return {
-            address: worker
-            for address, worker in self.scheduler_info(n_workers=-1)["workers"].items()
-            if worker["status"] == "running"
+            address: worker for address, worker in known.items() if worker["status"] == "running"
         }
 
     def _repr_html_(self):
-        """What a notebook shows: the number of ranks, then what Dask shows, with the dashboard's address."""
+        """For a notebook: the number of ranks, then what Dask shows, with the dashboard's link."""
         shown = super()._repr_html_()
-        return (
-            f"<p><strong>{self.ranks} rank(s)</strong> in a launch</p>{shown}"
-            if self.status == "running"
-            else shown
-        )
+        if self.status != "running":
+            return shown
+        return f"<p><strong>{self.ranks} rank(s)</strong> in a launch</p>{shown}"
 
     @property
-    def dashboard_link(self):
-        """The address of the dashboard; with jobs, one on this host alone, whatever the scheduler's own address is."""
-        link = super().dashboard_link
-        return re.sub(r"//[^/]*(:\d+)", r"//127.0.0.1\1", link) if self.jobs is not None else link
+    def dashboard_link(self) -> str:
+        """The address of the dashboard.
 
-    def make_ready(self, failed):
-        """Before a launch: jobs that have ended, or after a failure are about to, are submitted anew and waited for."""
-        if self.jobs is None or (not failed and len(self.workers()) >= self.expected):
+        With jobs it is one on this host alone, whatever the scheduler's own address is.
+        """
+        link = super().dashboard_link
+        if self.jobs is None:
+            return link
+        return re.sub(r"//[^/]*(:\d+)", r"//127.0.0.1\1", link)
+
+    def make_ready(self, failed: bool) -> None:
+        """Before a launch: replace jobs that have ended, and wait for the workers of new ones.
+
+        After a failure (`failed`) also jobs whose time limit is near are replaced. Raises `Error`
+        if no worker comes in time.
+        """
+        if self.jobs is None:
             return
-        ending = {}
-        if failed:
-            jobs = {
-                address: self.jobs.job_of(worker) for address, worker in self.workers().items()
-            }
-            left = self.run(time_left, on_error="ignore")
-            ending = {
-                jobs[address]: "its time limit is near"
-                for address, seconds in left.items()
-                if address in jobs and seconds < 1.5 * self.jobs.warning
-            }
-        self.replace({**ending, **ended(self.jobs.states())})
+        if not failed and len(self.workers()) >= self.expected:
+            return
+        over = self._jobs_near_their_limit() if failed else {}
+        over |= ended(self.jobs.states())
+        self.replace(over)
         self.jobs.submit(self.expected)
         wait_for_workers(self, self.expected, at_least=1)
 
-    def replace(self, jobs):
-        """Cancel jobs (a dict: name -> why) and wait until their workers are gone; `jobs.submit` then makes others."""
+    def _jobs_near_their_limit(self):
+        jobs = {address: self.jobs.job_of(worker) for address, worker in self.workers().items()}
+        left = self.run(time_left, on_error="ignore")
+        near = {}
+        for address, seconds in left.items():
+            if address in jobs and seconds < 1.5 * self.jobs.warning:
+                near[jobs[address]] = "its time limit is near"
+        return near
+
+    def replace(self, jobs: dict[str, str]) -> None:
+        """Cancel jobs (name -> why) and wait until their workers are gone.
+
+        `jobs.submit` then makes others.
+        """
         leaving = {
             address
             for address, worker in self.workers().items()
@@ -91,8 +107,10 @@ class ClusterClient(Client):
             closed = super().close(*args, **kwargs)
             if self.jobs is not None:
                 self.jobs.close()
-            elif cluster is not None and getattr(
-                cluster, "shutdown_on_close", True
-            ):  # Saturn's may be told to stay
+            elif cluster is not None and _is_ours_to_stop(cluster):
                 cluster.close()
         return closed
+
+
+def _is_ours_to_stop(cluster):
+    return getattr(cluster, "shutdown_on_close", True)  # Saturn's may be told to stay

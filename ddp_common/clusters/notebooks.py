@@ -1,33 +1,54 @@
-"""What `connect` does in a notebook: a cell that is run again goes on with its cluster."""
+"""What `connect` does in a notebook: a cell that is run again goes on with its cluster.
+
+Relies on what IPython's kernel knows of the cell that runs. Promises: nothing of this happens in
+a program that is no notebook, and a cluster with a launch in it is never closed here.
+"""
 
 import os
 import sys
 import weakref
+from typing import NamedTuple
 
-open_clients = weakref.WeakSet()
-
-
-def is_watched():
-    """Whether somebody sees what is said now: on a terminal, in a notebook of `make lab`; not where outputs are kept and compared."""
-    return (os.environ.get("DDP_PROGRESS") or ("bar" if sys.stderr.isatty() else "off")) == "bar"
+open_clients = weakref.WeakSet()  # that `connect` has returned
 
 
-def cell_that_runs():
-    """Of a notebook: (the cell that runs, this execution of it). None elsewhere."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    message = shell.kernel.get_parent("shell") if hasattr(shell, "kernel") else None
+class Cell(NamedTuple):
+    """A cell of a notebook that runs."""
+
+    name: str  # its id, or its code where the notebook gives it none
+    execution: str  # different each time that it is run
+
+
+def is_watched() -> bool:
+    """Whether somebody sees what is said now: on a terminal, in a notebook of `make lab`.
+
+    Not where outputs are kept and compared.
+    """
+    default = "bar" if sys.stderr.isatty() else "off"
+    return (os.environ.get("DDP_PROGRESS") or default) == "bar"
+
+
+def cell_that_runs() -> Cell | None:
+    """The cell of a notebook that runs; None elsewhere."""
+    ipython = sys.modules.get("IPython")
+    if not hasattr(ipython, "get_ipython"):
+        return None
+    shell = ipython.get_ipython()
+    if not hasattr(shell, "kernel"):
+        return None
+    message = shell.kernel.get_parent("shell")
     if not message:
         return None
-    return message.get("metadata", {}).get("cellId") or message["content"].get("code"), message[
-        "header"
-    ]["msg_id"]
+    name = message.get("metadata", {}).get("cellId") or message["content"].get("code")
+    return Cell(name, message["header"]["msg_id"])
 
 
 def earlier_in_notebook(*request):
-    """The client that this cell of a notebook has made when it was run before, if it is still open and the request the same.
+    """The client that this cell of a notebook made when it was run before.
 
-    With another request that cluster is closed, unless a launch runs there. Of other open clusters in the notebook one line says
-    that they are there: they need the same cores. Nothing of this in a program that is no notebook.
+    None unless it is still open and the request is the same. With another request that cluster is
+    closed, unless a launch runs there. For other open clusters of the notebook one line says that
+    they are there: they need the same cores.
     """
     cell = cell_that_runs()
     if cell is None:
@@ -35,22 +56,29 @@ def earlier_in_notebook(*request):
     for client in list(open_clients):
         if client.cluster is None or client.status != "running" or client.cell is None:
             continue
-        again = client.cell[0] == cell[0] and client.cell[1] != cell[1]
-        if again and client.request == request and len(client.workers()) >= client.expected:
+        if client.cell.execution == cell.execution:
+            continue
+        workers = len(client.workers())
+        is_again = client.cell.name == cell.name
+        if is_again and client.request == request and workers >= client.expected:
             print(
-                f"This cell has started its cluster before: going on with its {client.ranks} workers. For a new one, close() the client first.",
+                f"This cell has started its cluster before: going on with its {client.ranks} "
+                "workers. For a new one, close() the client first.",
                 file=sys.stderr,
             )
             return client
-        if again and not client.__dict__.get("ddp_inboxes"):
+        has_launch = bool(client.__dict__.get("ddp_inboxes"))
+        if is_again and not has_launch:
             print(
-                f"The cluster that this cell has started before ({len(client.workers())} workers) is closed first.",
+                f"The cluster that this cell has started before ({workers} workers) "
+                "is closed first.",
                 file=sys.stderr,
             )
             client.close()
-        elif client.cell[1] != cell[1]:
+        else:
             print(
-                f"Another cluster of this notebook is open ({len(client.workers())} workers, {client.request[0]}) and needs the same cores: "
+                f"Another cluster of this notebook is open ({workers} workers, "
+                f"{client.request[0]}) and needs the same cores: "
                 "close() its client, or restart the kernel.",
                 file=sys.stderr,
             )

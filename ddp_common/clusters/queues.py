@@ -1,59 +1,71 @@
-"""What a batch system says of its jobs: Slurm by squeue, PBS by qstat."""
+"""What a batch system says of its jobs: Slurm by squeue, PBS by qstat.
+
+Relies on the commands being on PATH. Promises: a batch system that does not answer is an
+`OSError`, which is not the same as one that has no jobs.
+"""
 
 import re
 import subprocess
+from collections.abc import Iterable
 from types import SimpleNamespace
 
 QUEUED, RUNNING, ENDED = "pending", "running", "ended"
+SLURM_QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED")
+PBS_RUNNING = "RB"
+PBS_ENDED = "ECFX"
+ANSWER_TIMEOUT = 30  # seconds
 UNKNOWN_JOB = re.compile(r"[Uu]nknown [Jj]ob|[Ii]nvalid job|has finished")
 
 
-def slurm_states(ids):
-    """Job id -> (pending, running or ended; Slurm's state and reason). Jobs that it has forgotten are absent."""
+def slurm_states(ids: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Job id -> (pending, running or ended; Slurm's state and reason).
+
+    Jobs that Slurm has forgotten are absent. Raises `OSError` if it does not answer.
+    """
     said = _ask("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r")
     states = {}
-    for job, state, reason in (
-        line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2
-    ):
-        kind = (
-            QUEUED
-            if state in ("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED")
-            else RUNNING
-            if state == "RUNNING"
-            else ENDED
-        )
-        states[job] = (
-            kind,
-            reason.replace("None", "just submitted")
-            if kind == QUEUED
-            else f"{state}, {reason}"
-            if reason not in ("None", "")
-            else state,
-        )
+    for line in said.splitlines():
+        if line.count("|") < 2:
+            continue
+        job, state, reason = line.split("|", 2)
+        if state in SLURM_QUEUED:
+            states[job] = (QUEUED, reason.replace("None", "just submitted"))
+            continue
+        kind = RUNNING if state == "RUNNING" else ENDED
+        why = state if reason in ("None", "") else f"{state}, {reason}"
+        states[job] = (kind, why)
     return {job: states[job] for job in ids if job in states}
 
 
-def pbs_states(ids):
-    """The same from `qstat -f`, of PBS Pro, OpenPBS or Torque; jobs that have ended may be absent."""
+def pbs_states(ids: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """The same from `qstat -f`, of PBS Pro, OpenPBS or Torque.
+
+    Jobs that have ended may be absent. Raises `OSError` if it does not answer.
+    """
     states = {}
     for block in _ask("qstat", "-f", *ids).split("Job Id:")[1:]:
-        job, state, comment = (
-            re.match(r"\s*(\d+)", block),
-            re.search(r"job_state = (\w)", block),
-            re.search(r"comment = (.*)", block),
-        )
-        if job and state:
-            kind = RUNNING if state[1] in "RB" else ENDED if state[1] in "ECFX" else QUEUED
-            states[job[1]] = kind, comment[1].strip() if comment else f"state {state[1]}"
+        job = re.match(r"\s*(\d+)", block)
+        state = re.search(r"job_state = (\w)", block)
+        if not job or not state:
+            continue
+        if state[1] in PBS_RUNNING:
+            kind = RUNNING
+        elif state[1] in PBS_ENDED:
+            kind = ENDED
+        else:
+            kind = QUEUED
+        comment = re.search(r"comment = (.*)", block)
+        why = comment[1].strip() if comment else f"state {state[1]}"
+        states[job[1]] = (kind, why)
     return {job: states[job] for job in ids if job in states}
 
 
 def _ask(*command):
-    """What a command prints. Raises `OSError` if there is no answer, which is not the same as an empty one."""
+    """What a command prints. Raises `OSError` if there is no answer."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_TIMEOUT)
     except subprocess.TimeoutExpired:
-        raise OSError(f"{command[0]} did not answer within 30 s") from None
+        raise OSError(f"{command[0]} did not answer within {ANSWER_TIMEOUT} s") from None
     if done.returncode and not done.stdout and not UNKNOWN_JOB.search(done.stderr):
         raise OSError(f"{command[0]}: {done.stderr.strip()}")
     return done.stdout
@@ -67,14 +79,15 @@ SYSTEMS = {  # by the command that submits
 }
 
 
-def summary(states):
+def summary(states: dict[str, tuple[str, str]]) -> str:
     """'1 running, 2 pending (Resources)'."""
     parts = []
     for kind in (RUNNING, QUEUED, ENDED):
         reasons = [reason for each, reason in states.values() if each == kind]
-        if reasons:
-            parts.append(
-                f"{len(reasons)} {kind}"
-                + (f" ({', '.join(sorted(set(reasons)))})" if kind != RUNNING else "")
-            )
+        if not reasons:
+            continue
+        part = f"{len(reasons)} {kind}"
+        if kind != RUNNING:
+            part += f" ({', '.join(sorted(set(reasons)))})"
+        parts.append(part)
     return ", ".join(parts) or "none submitted"

@@ -1,4 +1,7 @@
-"""Moments in which Dask prints nothing, or Ctrl-C waits."""
+"""Moments in which Dask prints nothing, or Ctrl-C waits.
+
+Both are context managers. Promises: afterwards logging and the handler of SIGINT are as before.
+"""
 
 import contextlib
 import logging
@@ -8,7 +11,7 @@ import threading
 
 @contextlib.contextmanager
 def quiet():
-    """What failed is said once, by us."""
+    """Dask's log is silent: what failed is said once, by us."""
     logger = logging.getLogger("distributed")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -30,5 +33,5 @@ def interrupts_held():
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if pressed:  # whatever became of the cluster: its workers have heard it too
+        if pressed:  # whatever became of the cluster: its workers got the signal, too
             raise KeyboardInterrupt from None

@@ -1,8 +1,8 @@
 """Saturn Cloud: dask-saturn's cluster, with what it leaves open.
 
-Relies on SATURN_BASE_URL and SATURN_TOKEN, as Saturn shows them. Promises: workers are counted, not instances; what is wrong is said in one
-`Error` before anything is paid for, where that can be known; a cluster that could not be used or is closed does not go on running
-unnoticed.
+Relies on SATURN_BASE_URL and SATURN_TOKEN, as Saturn shows them. Promises: workers are counted,
+not instances; what is wrong is said in one `Error` before anything is paid for, where that can be
+known; a cluster that could not be used or is closed does not go on running unnoticed.
 """
 
 import inspect
@@ -16,36 +16,44 @@ import requests
 
 from ddp_common.errors import Error
 
+# Before the import of dask_saturn, which else configures the logging of the whole program.
 if logging.getLogger("dask-saturn").level == logging.NOTSET:
-    logging.getLogger("dask-saturn").setLevel(
-        logging.WARNING
-    )  # before the import, which else configures the logging of the whole program
+    logging.getLogger("dask-saturn").setLevel(logging.WARNING)
 
 import dask_saturn
 
-ANSWER_TIMEOUT = (
-    10  # seconds that Saturn has to answer the first question; dask-saturn would wait for ever
+# Seconds that Saturn has to answer the first question; dask-saturn would wait forever.
+ANSWER_TIMEOUT = 10
+BOTH_VARIABLES = (
+    "Inside Saturn both are set; "
+    "elsewhere take them from Saturn's page on connecting from outside."
 )
 
 
 class SaturnCluster(dask_saturn.SaturnCluster):
-    """`dask_saturn.SaturnCluster` for `n_workers` Dask workers, on as many instances as these need with `nprocs` on each."""
+    """`dask_saturn.SaturnCluster` for `n_workers` Dask workers.
 
-    def __init__(self, *, n_workers, nprocs=1, shutdown_on_close=True, **options):
-        self.cluster_url, self._each = None, nprocs or 1
-        known = [
-            name
-            for name, each in inspect.signature(dask_saturn.SaturnCluster).parameters.items()
-            if each.kind == each.KEYWORD_ONLY
-        ]
-        if unknown := set(options) - set(known):  # which dask-saturn would ignore
-            raise Error(
-                f"Saturn's cluster has no option {', '.join(sorted(unknown))}. There are: {', '.join(known)}."
-            )
+    It takes as many instances as these need with `nprocs` workers on each.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_workers: int,
+        nprocs: int | None = 1,
+        shutdown_on_close: bool = True,
+        **options,
+    ):
+        """Start it. Raises `Error` for unknown options, and if Saturn does not start it."""
+        self.cluster_url = None
+        self._workers_each = nprocs or 1
+        _refuse_unknown(options)
         check_access()
         instances = self._instances_for(n_workers)
+        size = options.get("worker_size") or "its default size"
         print(
-            f"Saturn starts a scheduler and {instances} instance(s) of {options.get('worker_size') or 'its default size'}; that may take minutes.",
+            f"Saturn starts a scheduler and {instances} instance(s) of {size}; "
+            "that may take minutes.",
             file=sys.stderr,
             flush=True,
         )
@@ -57,21 +65,25 @@ class SaturnCluster(dask_saturn.SaturnCluster):
             if self.cluster_url is not None and shutdown_on_close:
                 self.close()
             raise Error(
-                f'Saturn did not start the cluster: {str(error).rstrip(".")}. Sizes are chosen with OPTIONS="worker_size=… '
-                "scheduler_size=…\". Saturn's page shows what runs, and what it costs."
+                f"Saturn did not start the cluster: {str(error).rstrip('.')}. "
+                'Sizes are chosen with OPTIONS="worker_size=… scheduler_size=…". '
+                "Saturn's page shows what runs, and what it costs."
             ) from None
 
     def _instances_for(self, workers):
-        return math.ceil(workers / self._each)
+        return math.ceil(workers / self._workers_each)
 
-    def scale(self, n):
+    def scale(self, n: int) -> None:
         """Have `n` workers."""
         super().scale(self._instances_for(n))
 
     def register_default_plugin(self):
-        """Nothing: it does so with a method that distributed no longer has, and what the plugin does is not needed here."""
+        """Nothing: the plugin is not needed here.
 
-    def close(self, timeout=None):
+        dask-saturn registers it with a method that distributed no longer has.
+        """
+
+    def close(self, timeout=None) -> None:
         """Stop the cluster, once. If Saturn does not do so, say it: it goes on, and costs."""
         if self.cluster_url is None:
             return
@@ -79,7 +91,8 @@ class SaturnCluster(dask_saturn.SaturnCluster):
             super().close()
         except (ValueError, LookupError, OSError) as error:
             print(
-                f"Saturn did not close the cluster {self.dask_cluster_id}: {error}\nIt may go on, and cost. Stop it on Saturn's page.",
+                f"Saturn did not close the cluster {self.dask_cluster_id}: {error}\n"
+                "It may go on, and cost. Stop it on Saturn's page.",
                 file=sys.stderr,
             )
         self.cluster_url = None
@@ -88,48 +101,69 @@ class SaturnCluster(dask_saturn.SaturnCluster):
         """Nothing: Dask's would ask Saturn for a status once more, over the network."""
 
 
-def check_access():
+def _refuse_unknown(options):
+    """Raise `Error` for options that dask-saturn would ignore."""
+    parameters = inspect.signature(dask_saturn.SaturnCluster).parameters
+    known = [name for name, each in parameters.items() if each.kind == each.KEYWORD_ONLY]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise Error(
+            f"Saturn's cluster has no option {', '.join(unknown)}. There are: {', '.join(known)}."
+        )
+
+
+def check_access() -> None:
     """Raise `Error` unless Saturn answers at SATURN_BASE_URL and takes SATURN_TOKEN."""
-    where = "Inside Saturn both are set; elsewhere take them from Saturn's page on connecting from outside."
     for name in ("SATURN_BASE_URL", "SATURN_TOKEN"):
         if not os.environ.get(name):
             raise Error(
-                f"CLUSTER=saturn needs {name}, which is not set. SATURN_BASE_URL is the address of your Saturn and SATURN_TOKEN opens it. {where}"
+                f"CLUSTER=saturn needs {name}, which is not set. SATURN_BASE_URL is the address "
+                f"of your Saturn and SATURN_TOKEN opens it. {BOTH_VARIABLES}"
             )
     url = os.environ["SATURN_BASE_URL"]
+    answer = _answer_at(url)
     try:
-        answer = requests.get(
+        content = answer.json()
+        said = content.get("message", answer.reason)
+    except (ValueError, AttributeError):  # a page for people
+        content = {}
+        said = answer.reason
+    if answer.status_code in (401, 403):
+        raise Error(
+            f"Saturn at {url} refuses SATURN_TOKEN ({said}). Tokens expire; get a new one. "
+            f"{BOTH_VARIABLES}"
+        )
+    if "server_options" not in content:
+        raise Error(
+            f"SATURN_BASE_URL={url}: what answers there is no Saturn that starts Dask clusters "
+            f"({answer.status_code} {said}). Is the address right, "
+            f"without a path behind the host's name? {BOTH_VARIABLES}"
+        )
+
+
+def _answer_at(url):
+    try:
+        return requests.get(
             urljoin(url, "api/dask_clusters/info"),
             headers=dask_saturn.settings.Settings().headers,
             timeout=ANSWER_TIMEOUT,
         )
     except (OSError, ValueError) as error:
-        why = (
-            f"no answer within {ANSWER_TIMEOUT} s"
-            if isinstance(error, requests.Timeout)
-            else _innermost(error)
-        )
+        if isinstance(error, requests.Timeout):
+            why = f"no answer within {ANSWER_TIMEOUT} s"
+        else:
+            why = _innermost(error)
         raise Error(
-            f"SATURN_BASE_URL={url}: no Saturn answers there ({why}). Is the address right, and does this host have a way to it? {where}"
+            f"SATURN_BASE_URL={url}: no Saturn answers there ({why}). "
+            f"Is the address right, and does this host have a way to it? {BOTH_VARIABLES}"
         ) from None
-    try:
-        content = answer.json()
-        said = content.get("message", answer.reason)
-    except (ValueError, AttributeError):  # a page for people
-        content, said = {}, answer.reason
-    if answer.status_code in (401, 403):
-        raise Error(
-            f"Saturn at {url} refuses SATURN_TOKEN ({said}). Tokens end; get a new one. {where}"
-        )
-    if "server_options" not in content:
-        raise Error(
-            f"SATURN_BASE_URL={url}: what answers there is no Saturn that starts Dask clusters ({answer.status_code} {said}). Is the address right, "
-            f"without a path behind the host's name? {where}"
-        )
 
 
 def _innermost(error):
     """What went wrong, without the layers of libraries around it: 'Connection refused'."""
-    while isinstance(inner := getattr(error, "reason", None) or error.__context__, BaseException):
+    while True:
+        inner = getattr(error, "reason", None) or error.__context__
+        if not isinstance(inner, BaseException):
+            break
         error = inner
     return getattr(error, "strerror", None) or str(error).splitlines()[0]

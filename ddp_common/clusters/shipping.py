@@ -1,9 +1,10 @@
-"""Workers and a scheduler that cannot import `ddp_common` get it from the client, as a zip that they verify.
+"""Workers and a scheduler that cannot import `ddp_common` get it from the client, as a zip.
 
-Needed wherever the client's files are not theirs: Saturn Cloud, Kubernetes, hosts without a shared file system. The functions of this
-module travel by value, so it must use nothing but the standard library and `distributed`. Promises: afterwards every worker, also one that
-comes later or is restarted, imports the client's own source; a worker that cannot train (no torch, another Python, another
-`ddp_common`) is named.
+Needed wherever the client's files are not theirs: Saturn Cloud, Kubernetes, hosts without a shared
+file system. What runs there (`install`, `installed`, `Package`) travels by value, so it must use
+nothing but the standard library and `distributed`. Promises: afterwards every worker, also one
+that comes later or is restarted, imports the client's own source; a worker that cannot train (no
+torch, another Python, another `ddp_common`) is named.
 """
 
 import hashlib
@@ -15,17 +16,20 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from distributed import WorkerPlugin
+import cloudpickle
+from distributed import Client, WorkerPlugin
+
+from ddp_common.errors import Error
 
 MUST_AGREE = ("python", "ddp_common")
 
 
-def provide(client):
-    """Have the scheduler and all workers of `client` import this `ddp_common`; returns address -> versions. Raises `Error`."""
-    import cloudpickle
+def provide(client: Client) -> dict[str, dict]:
+    """Have the scheduler and all workers of `client` import this `ddp_common`.
 
-    from ddp_common.errors import Error
-
+    Returns what `installed` says on each worker, by its address. Raises `Error` if a worker has
+    no torch, or another Python or `ddp_common`.
+    """
     archive, digest = pack()
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
@@ -36,25 +40,35 @@ def provide(client):
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     here = {**installed(), "ddp_common": digest}
     for address, there in versions.items():
-        if there["torch"] is None:
-            raise Error(
-                f"The worker at {address} cannot import torch. Ranks are started by workers: install there what pyproject.toml lists, in "
-                "the versions of constraints.txt, or point the profile's 'python' to an environment that has it."
-            )
-        if different := [
-            f"{name} {there[name]} instead of {here[name]}"
-            for name in MUST_AGREE
-            if there[name] != here[name]
-        ]:
-            raise Error(
-                f"The worker at {address} has {', '.join(different)}. Functions travel between client and workers, so both need the same: "
-                "use one environment for both, or install the same versions. `make doctor` compares all of them."
-            )
+        _check_versions(address, there, here)
     return versions
 
 
-def pack():
-    """(zip of this package's source, digest of the source). The same source gives the same bytes."""
+def _check_versions(address, there, here):
+    if there["torch"] is None:
+        raise Error(
+            f"The worker at {address} cannot import torch. Ranks are started by workers: "
+            "install there what pyproject.toml lists, in the versions of constraints.txt, "
+            "or point the profile's 'python' to an environment that has it."
+        )
+    different = []
+    for name in MUST_AGREE:
+        if there[name] != here[name]:
+            different.append(f"{name} {there[name]} instead of {here[name]}")
+    if different:
+        raise Error(
+            f"The worker at {address} has {', '.join(different)}. "
+            "Functions travel between client and workers, so both need the same: "
+            "use one environment for both, or install the same versions. "
+            "`make doctor` compares all of them."
+        )
+
+
+def pack() -> tuple[bytes, str]:
+    """(zip of this package's source, digest of the source).
+
+    The same source gives the same bytes.
+    """
     source = Path(__file__).parents[1]
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -64,12 +78,12 @@ def pack():
     return buffer.getvalue(), digest_of(source)
 
 
-def modules_of(source):
+def modules_of(source: Path) -> list[Path]:
     """The files of a package's modules, those of its subpackages among them, sorted."""
     return sorted(source.rglob("*.py"))
 
 
-def digest_of(source):
+def digest_of(source: Path) -> str:
     """SHA-256 of the names and contents of a package's modules, its first 16 digits."""
     digest = hashlib.sha256()
     for path in modules_of(source):
@@ -78,33 +92,43 @@ def digest_of(source):
     return digest.hexdigest()[:16]
 
 
-def installed():
-    """What this process would import: versions of python (major.minor), torch, distributed; the digest of ddp_common's source. None: absent."""
-    import importlib.metadata
+def installed() -> dict[str, str | None]:
+    """What this process would import.
+
+    The versions of python (major.minor), torch and distributed, and the digest of ddp_common's
+    source. None: absent.
+    """
+    import importlib.metadata  # on a worker nobody may have imported it
 
     versions = {"python": f"{sys.version_info.major}.{sys.version_info.minor}", "ddp_common": None}
     for name in ("torch", "distributed"):
-        versions[name] = (
-            importlib.metadata.version(name) if importlib.util.find_spec(name) else None
-        )
-    if (found := importlib.util.find_spec("ddp_common")) is not None:
-        place = Path(found.origin).parent
-        versions["ddp_common"] = (
-            digest_of(place) if place.is_dir() else place.parent.stem.removeprefix("ddp_common-")
-        )
+        is_there = importlib.util.find_spec(name) is not None
+        versions[name] = importlib.metadata.version(name) if is_there else None
+    found = importlib.util.find_spec("ddp_common")
+    if found is None:
+        return versions
+    folder = Path(found.origin).parent
+    if folder.is_dir():
+        versions["ddp_common"] = digest_of(folder)
+    else:  # in the zip of `install`
+        versions["ddp_common"] = folder.parent.stem.removeprefix("ddp_common-")
     return versions
 
 
-def install(archive, digest):
-    """Put the zip on the path of this process and of all that it starts, unless it has a `ddp_common` of its own."""
+def install(archive: bytes, digest: str) -> None:
+    """Put the zip on the path of this process and of all that it starts.
+
+    Nothing happens where there is a `ddp_common` already.
+    """
     if importlib.util.find_spec("ddp_common") is not None:
         return
     path = Path(tempfile.mkdtemp(prefix="ddp-")) / f"ddp_common-{digest}.zip"
     path.write_bytes(archive)
     sys.path.insert(0, str(path))
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(path), os.environ.get("PYTHONPATH")])
-    )  # for the forkserver
+    folders = [str(path)]
+    if os.environ.get("PYTHONPATH"):
+        folders.append(os.environ["PYTHONPATH"])
+    os.environ["PYTHONPATH"] = os.pathsep.join(folders)  # for the forkserver
     importlib.invalidate_caches()
 
 
@@ -113,8 +137,9 @@ class Package(WorkerPlugin):
 
     name = "ddp-package"
 
-    def __init__(self, archive, digest):
-        self.archive, self.digest = archive, digest
+    def __init__(self, archive: bytes, digest: str):
+        self.archive = archive
+        self.digest = digest
 
     def setup(self, worker):
         install(self.archive, self.digest)

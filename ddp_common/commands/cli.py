@@ -103,7 +103,7 @@ def run(tutorial, dry, **choices):
     os.environ.setdefault("DDP_PROGRESS", "bar" if sys.stderr.isatty() else "lines")
     if launcher is not None and not is_rank:
         from ddp_common.clusters.profiles import number_of_workers
-        from ddp_common.without_dask.ranks import start_ranks
+        from ddp_common.without_dask.starting import start_ranks
 
         if not (choices["resume"] or choices["checkpoint"]):
             os.environ["CHECKPOINT"] = str(

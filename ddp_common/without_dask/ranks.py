@@ -1,15 +1,19 @@
-"""The same tutorials where a launcher without Dask has started the ranks: torchrun, or srun in a Slurm step.
+"""The same tutorials where torchrun, or srun in a Slurm step, has started the ranks.
 
-There every rank executes the whole program. `connect` joins the process group and gives a `Ranks` instead of a client; `launch` calls
-the function in this very process. Rank 0 is the one that a person hears and that keeps the run directory; what the others print goes
-nowhere, what they report reaches rank 0 when the function has returned. Relies on a file system that all ranks see. What ranks tell
-each other here goes through the run's store, which admits nobody else, as JSON; only rank 0's result may be more than that.
+There every rank executes the whole program. `connect` joins the process group and gives a `Ranks`
+instead of a client; `launch` calls the function in this very process. Rank 0 is the one that a
+person hears and that keeps the run directory; what the others print goes nowhere, what they report
+reaches rank 0 when the function has returned. Relies on a file system that all ranks see.
+Promises: what ranks tell each other here goes through the run's store, which admits nobody else,
+as JSON; only rank 0's result may be more than that.
 """
 
 import contextlib
 import datetime
 import io
+import itertools
 import json
+import logging
 import os
 import signal
 import socket
@@ -17,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -27,6 +32,7 @@ from ddp_common.messages import (
     CheckpointFailed,
     CheckpointSaved,
     File,
+    Message,
     Position,
     Report,
     shows_training,
@@ -37,27 +43,29 @@ from ddp_common.run.places import new_directory
 from ddp_common.run.progress import Progress
 from ddp_common.run.result import Run
 from ddp_common.run.run_directory import RunDirectory
-from ddp_common.without_dask.launchers import started_by
+from ddp_common.without_dask.launchers import command, started_by
 
-EXCHANGE_TIMEOUT = datetime.timedelta(
-    minutes=30
-)  # that ranks wait for one whose function takes longer than theirs
+# So long do ranks wait for one whose function takes longer than theirs.
+EXCHANGE_TIMEOUT = datetime.timedelta(minutes=30)
 
 _launches = 0  # of this process: each has keys of its own in the store
 
 
 class Ranks:
-    """Stands for all ranks, as a client stands for a cluster: one of these in each. Close it, or use it in a `with` block."""
+    """Stands for all ranks, as a client stands for a cluster: one of these in each.
+
+    Close it, or use it in a `with` block.
+    """
 
     def __init__(self):
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(rendezvous.process_group())
-        self.ranks, self.cluster = rendezvous.world_size(), None
+        self.ranks = rendezvous.world_size()
+        self.cluster = None
         if rendezvous.rank() != 0:
-            sys.stdout.flush()
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            _silence_stdout()
 
-    def run_here(self, function, arguments, directory):
+    def run_here(self, function: Callable, arguments: dict, directory: str | Path | None) -> Run:
         """What `launch` does here: call the function in this very process."""
         return run_here(function, arguments, directory)
 
@@ -67,28 +75,42 @@ class Ranks:
     def __exit__(self, *exception):
         self._stack.__exit__(*exception)
 
-    def close(self):
+    def close(self) -> None:
         self._stack.close()
 
 
-def run_here(function, arguments, directory):
-    """Call the function in this rank, and do for it what agent and client do elsewhere. Returns what `launch` returns, on every rank."""
+def _silence_stdout():
+    sys.stdout.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def run_here(function: Callable, arguments: dict, directory: str | Path | None) -> Run:
+    """Call the function in this rank, and do for it what agent and client do elsewhere.
+
+    Returns what `launch` returns, on every rank. Raises `RunStopped` after SIGTERM, `Error` if
+    the run directory cannot be used, and whatever the function raises.
+    """
     with contextlib.ExitStack() as at_the_end:
         return _run_here(function, arguments, directory, at_the_end)
 
 
 def _run_here(function, arguments, directory, at_the_end):
-    rank, began, records = rendezvous.rank(), time.monotonic(), []
+    rank = rendezvous.rank()
+    began = time.monotonic()
     path = _agree_on_directory(function, directory)
-    run_directory, own_path = (RunDirectory(path) if rank == 0 else None), path
+    run_directory = progress = None
+    earlier_records = []
     if rank == 0:
+        run_directory = RunDirectory(path)
         at_the_end.callback(run_directory.close)  # and with it the lock, also after a failure
-    progress = Progress() if rank == 0 else None
+        progress = Progress()
+        earlier_records = list(run_directory.records)
     os.environ["DDP_CHECKPOINTS"] = str(path / "checkpoints")
-    before, lost = (list(run_directory.records) if rank == 0 else []), []
+    records = []  # of this rank
+    lost = []  # which files were not saved, and why
     config = []  # what is to be written into config.json; of a resumed run once it has begun
 
-    def receive(message):
+    def receive(message: Message) -> None:
         if config and shows_training(message):
             run_directory.write_json("config.json", config.pop())
         match message:
@@ -118,58 +140,66 @@ def _run_here(function, arguments, directory, at_the_end):
         if may_be_written(config[0], path):
             run_directory.write_json("config.json", config.pop())
         run_directory.log(
-            f"{rendezvous.world_size()} ranks of {started_by()}; rank 0 is process {os.getpid()} on {socket.gethostname()}"
+            f"{rendezvous.world_size()} ranks of {started_by()}; "
+            f"rank 0 is process {os.getpid()} on {socket.gethostname()}"
         )
-    finish_reports, earlier, result, stopped = (
-        reporting.start(receive),
-        signal.getsignal(signal.SIGTERM),
-        None,
-        False,
-    )
+    finish_reports = reporting.start(receive)
+    earlier_handler = signal.getsignal(signal.SIGTERM)
+    result = None
+    was_stopped = False
     try:
         stopping.listen_to_sigterm()
         result = function(**arguments)
     except stopping.Stopped:
-        stopped = True
+        was_stopped = True
         if rank == 0:
             run_directory.say_ending()
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN if stopped else earlier)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if was_stopped else earlier_handler)
         checkpoint.finish_writing()
         finish_reports()
         reporting.stop()
         if progress is not None:
             progress.close()
     step = reporting.position().get("step", 0)
-    if stopped and not step:
+    if was_stopped and not step:
         raise _stopped(step, path)
-    result, everybodys_records = _exchange(
-        result, records
-    )  # nobody leaves before rank 0 has saved
+
+    # Nobody leaves before rank 0 has saved.
+    result, everybodys_records = _exchange(result, records)
     if rank == 0:
-        for other, its_records in enumerate(everybodys_records):
-            for record in its_records if other else ():
-                run_directory.record(
-                    other, {key: value for key, value in record.items() if key != "rank"}
-                )
+        _write_records_of_others(run_directory, everybodys_records)
         run_directory.log(
-            f"{'stopped' if stopped else 'finished'}: {rendezvous.world_size()} rank(s), {time.monotonic() - began:.1f} s"
+            f"{'stopped' if was_stopped else 'finished'}: "
+            f"{rendezvous.world_size()} rank(s), {time.monotonic() - began:.1f} s"
         )
         run_directory.close()
+        own_path = path
+        problems = [*lost, *run_directory.problems]
     else:
-        own_path = Path(
-            tempfile.mkdtemp(prefix=f"ddp-rank-{rank}-")
-        )  # what the program writes there, rank 0 writes into the real one
-    if stopped:
+        # What the program writes there, rank 0 writes into the real one.
+        own_path = Path(tempfile.mkdtemp(prefix=f"ddp-rank-{rank}-"))
+        problems = lost
+    if was_stopped:
         raise _stopped(step, path)
     return Run(
         result,
         own_path,
         rendezvous.world_size(),
-        [*before, *(record for each in everybodys_records for record in each)],
+        [*earlier_records, *itertools.chain.from_iterable(everybodys_records)],
         time.monotonic() - began,
-        problems=[*lost, *(run_directory.problems if rank == 0 else [])],
+        problems=problems,
     )
+
+
+def _write_records_of_others(run_directory, everybodys_records):
+    """Those of rank 0 have been written while it trained."""
+    for rank, records in enumerate(everybodys_records):
+        if rank == 0:
+            continue
+        for record in records:
+            without_rank = {key: value for key, value in record.items() if key != "rank"}
+            run_directory.record(rank, without_rank)
 
 
 def _exchange(result, records):
@@ -177,15 +207,20 @@ def _exchange(result, records):
     said = _tell_all("records", json.dumps(records).encode())
     if rendezvous.world_size() == 1:
         return _on_cpu(result), [records]
-    own = _packed(_on_cpu(result)) if rendezvous.rank() == 0 else b""
-    packed = _tell_all("result", own)[0]
-    return _on_cpu(result) if rendezvous.rank() == 0 else _unpacked(packed), [
-        json.loads(each) for each in said
-    ]
+    everybodys_records = [json.loads(each) for each in said]
+    if rendezvous.rank() == 0:
+        result = _on_cpu(result)
+        _tell_all("result", _packed(result))
+    else:
+        result = _unpacked(_tell_all("result", b"")[0])
+    return result, everybodys_records
 
 
 def _tell_all(what, content):
-    """What every rank says (list of bytes). By the store and not by a collective: the function may have left the process group."""
+    """What every rank says (list of bytes).
+
+    By the store and not by a collective: the function may have left the process group.
+    """
     store = rendezvous.current_store()
     if store is None:
         return [content]
@@ -203,9 +238,13 @@ def _packed(result):
 
 
 def _unpacked(content):
-    """Rank 0's result. Plain values and tensors need no pickle; anything else is unpickled only if nobody else can have sent it."""
-    only_ours = rendezvous.current_store().private
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=not only_ours)
+    """Rank 0's result.
+
+    Plain values and tensors need no pickle; anything else is unpickled only if nobody else can
+    have sent it.
+    """
+    is_only_ours = rendezvous.current_store().private
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=not is_only_ours)
 
 
 def _stopped(step, path):
@@ -228,27 +267,32 @@ def _agree_on_directory(function, directory):
     _launches += 1
     chosen = None
     if rendezvous.rank() == 0:
-        name = getattr(function, "__name__", "run")
-        chosen = str(directory or run_to_resume(name) or new_directory(current.name or name))
-        if "://" in chosen:
-            raise Error(
-                f"{chosen}: ranks of {started_by()} need a run directory in a file system that all of them see. Object storage "
-                "works where Dask starts the ranks."
-            )
-        chosen = str(absolute(chosen))
-        make_private(Path(chosen))
-    path = Path(json.loads(_tell_all("directory", json.dumps(chosen).encode())[0]))
-    seen = [
-        json.loads(each)
-        for each in _tell_all(
-            "seen", json.dumps(None if path.is_dir() else socket.gethostname()).encode()
-        )
-    ]
-    if blind := sorted({host for host in seen if host}):
+        chosen = _choose_directory(getattr(function, "__name__", "run"), directory)
+    said = _tell_all("directory", json.dumps(chosen).encode())
+    path = Path(json.loads(said[0]))
+
+    blind = None if path.is_dir() else socket.gethostname()
+    said = _tell_all("seen", json.dumps(blind).encode())
+    hosts = [json.loads(each) for each in said]
+    blind_hosts = sorted({host for host in hosts if host is not None})
+    if blind_hosts:
         raise Error(
-            f"The run directory {path} is not visible on {', '.join(blind)}. Choose one in a shared file system: RUNS=/path."
+            f"The run directory {path} is not visible on {', '.join(blind_hosts)}. "
+            "Choose one in a shared file system: RUNS=/path."
         )
     return path
+
+
+def _choose_directory(name, directory):
+    chosen = str(directory or run_to_resume(name) or new_directory(current.name or name))
+    if "://" in chosen:
+        raise Error(
+            f"{chosen}: ranks of {started_by()} need a run directory in a file system that all "
+            "of them see. Object storage works where Dask starts the ranks."
+        )
+    chosen = str(absolute(chosen))
+    make_private(Path(chosen))
+    return chosen
 
 
 def _on_cpu(value):
@@ -257,102 +301,14 @@ def _on_cpu(value):
         return value.detach().cpu()
     if isinstance(value, dict):
         return {key: _on_cpu(each) for key, each in value.items()}
-    return type(value)(map(_on_cpu, value)) if type(value) in (list, tuple) else value
+    if type(value) in (list, tuple):
+        return type(value)(_on_cpu(each) for each in value)
+    return value
 
 
-def start_ranks(launcher, tutorial, workers, restarts):
-    """Start `python -m ddp_common run TUTORIAL` on every rank with torchrun or srun, and wait for them; settings are in the environment.
-
-    Raises `RankFailed` with what the launcher knows: the ranks have said the rest themselves.
-    """
-    started = command(launcher, tutorial, workers, restarts)
-    os.environ.setdefault(secret.VARIABLE, secret.new())
-    cores = len(os.sched_getaffinity(0))
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
-    if launcher == "srun":
-        os.environ["DDP_LAUNCHER"] = "srun"
-        code = _run_srun(started)
-        if code in (143, 15):
-            raise SystemExit(143)
-        if code:
-            raise Error(
-                f"srun ended with exit code {code}. What the ranks said stands above; srun names the task that failed first."
-            )
-        return
-    with tempfile.TemporaryDirectory(prefix="ddp-torchrun-") as folder:
-        _run_torchrun([*_meet_in(folder), *started[2:]])
 
 
-def _meet_in(folder):
-    """Options of torchrun that mean --standalone, but for a file that only its user reads instead of a port that everybody reaches.
-
-    What torchrun finds there it unpickles; and its store for the ranks would admit everybody too: rank 0 opens one of its own.
-    """
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    return [
-        "--nnodes=1",
-        "--rdzv-backend=c10d",
-        "--rdzv-conf=store_type=file",
-        f"--rdzv-endpoint={folder}/rendezvous",
-        f"--rdzv-id={Path(folder).name}",
-    ]
 
 
-def command(launcher, tutorial, workers, restarts):
-    """The command line, a list of str, by which torchrun or srun starts the ranks."""
-    program = ["-m", "ddp_common", "run", tutorial]
-    if launcher == "srun":
-        return ["srun", f"--ntasks={workers}", "--kill-on-bad-exit=1", sys.executable, *program]
-    return [
-        "torchrun",
-        "--standalone",
-        f"--nproc-per-node={workers}",
-        f"--max-restarts={restarts}",
-        *program,
-    ]
 
 
-def _run_srun(command):
-    """Its exit code. Ctrl-C and SIGTERM become its SIGTERM: it hands that on to the ranks, which save and leave."""
-    try:
-        process = subprocess.Popen(
-            command, start_new_session=True
-        )  # a terminal's Ctrl-C would only have it print a question
-    except FileNotFoundError:
-        raise Error(
-            "There is no srun here. CLUSTER=srun needs Slurm's commands: log in to the cluster, or use CLUSTER=torchrun."
-        ) from None
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            process.terminate()
-
-
-def _run_torchrun(arguments):
-    import logging
-
-    from torch.distributed import run as torchrun
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    try:
-        torchrun.main(arguments)
-    except SignalException as error:
-        raise SystemExit(128 + error.sigval) from None
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        code = failure.exitcode
-        if code == 143:
-            raise SystemExit(143) from None
-        name = signal.Signals(-code).name if code < 0 else None
-        what = f"killed by {name}" if name else f"exit code {code}; what it said stands above"
-        raise RankFailed(
-            f"Rank {rank} failed: {what}.",
-            rank=rank,
-            host=socket.gethostname(),
-            exitcode=code,
-            signal=name,
-        ) from None

@@ -8,8 +8,8 @@ import textwrap
 import pytest
 
 from ddp_common import Error
-from ddp_common.clusters.batch import seconds_of
 from ddp_common.clusters.connect import describe
+from ddp_common.clusters.job_script import seconds_of
 from ddp_common.clusters.profiles import PROFILES, read_profile
 from ddp_common.clusters.protection import PRIVATE_FOLDER_IN_A_JOB
 

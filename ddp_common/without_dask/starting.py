@@ -1,0 +1,110 @@
+"""Start the ranks of a tutorial with torchrun or srun, and wait for them.
+
+Promises: Ctrl-C and SIGTERM reach the ranks, which save and leave; how the launcher ended is said in one message.
+"""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+from ddp_common.errors import Error, RankFailed
+from ddp_common.ranks import secret
+from ddp_common.without_dask.launchers import command
+
+def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> None:
+    """Start `python -m ddp_common run TUTORIAL` on every rank with torchrun or srun, and wait.
+
+    Settings are in the environment. Raises `RankFailed` or `Error` with what the launcher knows:
+    the ranks have said the rest themselves. Raises `SystemExit` after SIGTERM.
+    """
+    words = command(launcher, tutorial, workers, restarts)
+    os.environ.setdefault(secret.VARIABLE, secret.new())
+    cores = len(os.sched_getaffinity(0))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
+    if launcher == "srun":
+        os.environ["DDP_LAUNCHER"] = "srun"
+        code = _run_srun(words)
+        if code in (143, 15):
+            raise SystemExit(143)
+        if code:
+            raise Error(
+                f"srun ended with exit code {code}. What the ranks said stands above; "
+                "srun names the task that failed first."
+            )
+        return
+    with tempfile.TemporaryDirectory(prefix="ddp-torchrun-") as folder:
+        after_standalone = words[2:]
+        _run_torchrun([*_meet_in(folder), *after_standalone])
+
+
+def _meet_in(folder):
+    """Options of torchrun in place of --standalone.
+
+    Its processes meet in a file that only their user can read, instead of at a port that everybody
+    reaches: torchrun unpickles what it finds there. Its store for the ranks would admit everybody,
+    too; so rank 0 opens one of its own.
+    """
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    return [
+        "--nnodes=1",
+        "--rdzv-backend=c10d",
+        "--rdzv-conf=store_type=file",
+        f"--rdzv-endpoint={folder}/rendezvous",
+        f"--rdzv-id={Path(folder).name}",
+    ]
+
+
+def _run_srun(words):
+    """Run the command and return its exit code.
+
+    Ctrl-C and SIGTERM become its SIGTERM: it hands that on to the ranks, which save and leave.
+    """
+    try:
+        # In a session of its own: a terminal's Ctrl-C would only have it print a question.
+        process = subprocess.Popen(words, start_new_session=True)
+    except FileNotFoundError:
+        raise Error(
+            "There is no srun here. CLUSTER=srun needs Slurm's commands: "
+            "log in to the cluster, or use CLUSTER=torchrun."
+        ) from None
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+
+
+def _run_torchrun(arguments):
+    # Not above: only who starts the ranks needs them.
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    try:
+        torchrun.main(arguments)
+    except SignalException as error:
+        raise SystemExit(128 + error.sigval) from None
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        code = failure.exitcode
+        if code == 128 + signal.SIGTERM:
+            raise SystemExit(code) from None
+        if code < 0:
+            name = signal.Signals(-code).name
+            what = f"killed by {name}"
+        else:
+            name = None
+            what = f"exit code {code}; what it said stands above"
+        raise RankFailed(
+            f"Rank {rank} failed: {what}.",
+            rank=rank,
+            host=socket.gethostname(),
+            exitcode=code,
+            signal=name,
+        ) from None
