@@ -11,6 +11,7 @@ from distributed.comm import connect as connect_to
 from distributed.security import Security
 
 from ddp_common.clusters.cluster_client import ClusterClient
+from ddp_common.clusters.collector import no_garbage_collection
 from ddp_common.clusters.profiles import number_of_workers
 from ddp_common.clusters.quiet import quiet
 from ddp_common.errors import Error
@@ -26,7 +27,7 @@ def at_address(profile: dict, wanted: int | str | None) -> ClusterClient:
     address = profile["cluster"]
     count = 1 if wanted is None else number_of_workers(wanted)
     try:
-        with quiet():
+        with quiet(), no_garbage_collection():
             _check_for_scheduler(address)
             client = ClusterClient(address, timeout=ANSWER_TIMEOUT)
     except Exception as error:  # what does not speak Dask's protocol may look like anything

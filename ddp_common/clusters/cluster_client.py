@@ -10,6 +10,7 @@ import time
 
 from distributed import Client
 
+from ddp_common.clusters.collector import no_garbage_collection
 from ddp_common.clusters.quiet import quiet
 from ddp_common.clusters.waiting import ended, wait_for_workers
 from ddp_common.worker.time_limit import time_left
@@ -103,7 +104,8 @@ class ClusterClient(Client):
 
     def close(self, *args, **kwargs):
         cluster, self.cluster = self.cluster, None
-        with quiet():  # connections to workers end in the middle of what Dask wanted to tell them
+        # Connections to workers end in the middle of what Dask wanted to tell them.
+        with quiet(), no_garbage_collection():
             closed = super().close(*args, **kwargs)
             if self.jobs is not None:
                 self.jobs.close()

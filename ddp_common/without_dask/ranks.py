@@ -13,11 +13,9 @@ import datetime
 import io
 import itertools
 import json
-import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from ddp_common.errors import Error, RankFailed, RunStopped
+from ddp_common.errors import Error, RunStopped
 from ddp_common.files import absolute, make_private, save_whole
 from ddp_common.messages import (
     CheckpointFailed,
@@ -37,13 +35,13 @@ from ddp_common.messages import (
     Report,
     shows_training,
 )
-from ddp_common.ranks import checkpoint, checkpoint_files, rendezvous, reporting, secret, stopping
+from ddp_common.ranks import checkpoint, checkpoint_files, rendezvous, reporting, stopping
 from ddp_common.run.config import current, describe, may_be_written, run_to_resume
 from ddp_common.run.places import new_directory
 from ddp_common.run.progress import Progress
 from ddp_common.run.result import Run
 from ddp_common.run.run_directory import RunDirectory
-from ddp_common.without_dask.launchers import command, started_by
+from ddp_common.without_dask.launchers import started_by
 
 # So long do ranks wait for one whose function takes longer than theirs.
 EXCHANGE_TIMEOUT = datetime.timedelta(minutes=30)
@@ -304,11 +302,3 @@ def _on_cpu(value):
     if type(value) in (list, tuple):
         return type(value)(_on_cpu(each) for each in value)
     return value
-
-
-
-
-
-
-
-

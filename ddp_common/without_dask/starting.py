@@ -1,6 +1,7 @@
 """Start the ranks of a tutorial with torchrun or srun, and wait for them.
 
-Promises: Ctrl-C and SIGTERM reach the ranks, which save and leave; how the launcher ended is said in one message.
+Promises: Ctrl-C and SIGTERM reach the ranks, which save and leave; how the launcher ended is said
+in one message.
 """
 
 import logging
@@ -14,6 +15,7 @@ from pathlib import Path
 from ddp_common.errors import Error, RankFailed
 from ddp_common.ranks import secret
 from ddp_common.without_dask.launchers import command
+
 
 def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> None:
     """Start `python -m ddp_common run TUTORIAL` on every rank with torchrun or srun, and wait.
