@@ -65,7 +65,7 @@ class ElasticSampler:
         self.epoch = 0
         self.step = 0
         self.between_steps = []  # functions to call before each step, once the last one is done
-        self.before_stopping = []  # functions to call before a rank that was told to leaves
+        self.before_stopping = []  # functions to call before leaving, when told to leave
         self._forget_passes()
 
     def _forget_passes(self):
@@ -101,7 +101,7 @@ class ElasticSampler:
         return np.asarray(self._order(epoch), dtype=np.int64)
 
     def _order(self, epoch):
-        """The same in its cheapest form: a range, or an array of 4 bytes per sample if they do."""
+        """The same in its cheapest form: a range, or an array of the smallest type that fits."""
         if not self.shuffle:
             return range(self.length)
         dtype = np.int32 if self.length < 2**31 else np.int64
