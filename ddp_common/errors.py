@@ -1,53 +1,71 @@
-"""What can go wrong, said to a person: every message tells what happened, why, and what to do."""
+"""What can go wrong, put to a person: a message says what happened, why, and what to do now."""
+
+from pathlib import Path
 
 
 class Error(Exception):
-    """Something the reader can put right: bad input, missing data, no workers. The command line prints it without a traceback."""
+    """Something the reader can put right: bad input, missing data, no workers.
+
+    The command line prints it without a traceback.
+    """
 
 
 class RankFailed(Error):
     """A rank ended the run.
 
-    Attributes: `rank` (int), `host` (str), `exitcode` (int, or None), `signal` (name such as 'SIGKILL', or None),
-    `traceback` (str, empty if the rank died without one), `logs` (dict: rank -> its last lines), `directory` (Path of the run).
+    Attributes: `rank` (int), `host` (str), `exitcode` (int, or None), `signal` (a name such as
+    'SIGKILL', or None), `traceback` (str, empty if the rank died without one), `logs` (dict: rank
+    -> its last lines), `directory` (Path of the run).
     """
 
     def __init__(
         self,
-        message,
+        message: str,
         *,
-        rank,
-        host,
-        exitcode=None,
-        signal=None,
-        traceback="",
-        logs=None,
-        directory=None,
+        rank: int,
+        host: str,
+        exitcode: int | None = None,
+        signal: str | None = None,
+        traceback: str = "",
+        logs: dict | None = None,
+        directory: Path | None = None,
     ):
         super().__init__(message)
-        self.rank, self.host, self.exitcode, self.signal = rank, host, exitcode, signal
-        self.traceback, self.logs, self.directory = traceback, logs or {}, directory
+        self.rank = rank
+        self.host = host
+        self.exitcode = exitcode
+        self.signal = signal
+        self.traceback = traceback
+        self.logs = logs or {}
+        self.directory = directory
 
 
 class RankStalled(RankFailed):
-    """A rank lives and makes no progress. `stacks` (dict: rank -> str) says where each of them is."""
+    """A rank lives and makes no progress. `stacks` (dict: rank -> str) shows where each one is."""
 
-    def __init__(self, message, *, stacks, **attributes):
+    def __init__(self, message: str, *, stacks: dict, **attributes):
         super().__init__(message, **attributes)
         self.stacks = stacks
 
 
 class RunStopped(Error):
-    """The ranks were told to leave (SIGTERM) and did so after `step` steps; `directory` holds what they saved. Not a failure."""
+    """The ranks were told to leave (SIGTERM), and did so after `step` steps. Not a failure.
 
-    def __init__(self, message, *, step, directory):
+    `directory` holds what they saved.
+    """
+
+    def __init__(self, message: str, *, step: int, directory: Path):
         super().__init__(message)
-        self.step, self.directory = step, directory
+        self.step = step
+        self.directory = directory
 
 
 class SchedulerLost(Error):
-    """The client lost its connection to Dask's scheduler; the ranks end by themselves. `directory` holds what was saved."""
+    """The client lost its connection to Dask's scheduler; the ranks end on their own.
 
-    def __init__(self, message, *, directory):
+    `directory` holds what was saved.
+    """
+
+    def __init__(self, message: str, *, directory: Path):
         super().__init__(message)
         self.directory = directory

@@ -1,6 +1,7 @@
-"""The files of a folder of checkpoints: their names, their digests, which of them are good, which may go.
+"""The files of a folder of checkpoints: names, digests, which are good, which may go.
 
-`step-00000120.pt` has beside it its SHA-256, which was there first. Imports no torch: client and worker look at these files too.
+`step-00000120.pt` has its SHA-256 beside it, which was there first. Imports no torch: client and
+worker look at these files too.
 """
 
 import errno
@@ -12,85 +13,103 @@ from pathlib import Path
 from ddp_common.errors import Error
 
 
-def remove_all_but(keep, newest):
-    """Retention: of the files up to `newest`, the one just written, the last `keep` stay; later ones can only be damaged, and go."""
+def remove_all_but(keep: int, newest: Path) -> None:
+    """Retention: of the files up to `newest`, the one just written, keep the last `keep`.
+
+    Later ones can only be damaged, and go. Raises FileNotFoundError if `newest` has gone.
+    """
     known = checkpoints(newest.parent)
     if newest not in known:
         raise FileNotFoundError(
             errno.ENOENT, "something else has removed it. Is another run writing in that folder?"
         )
-    position = known.index(newest) + 1
-    for old in [*known[: max(0, position - keep)], *known[position:]]:
+    after_newest = known.index(newest) + 1
+    first_kept = max(0, after_newest - keep)
+    for old in [*known[:first_kept], *known[after_newest:]]:
         old.unlink(missing_ok=True)
         digest_file(old).unlink(missing_ok=True)
 
 
-def checkpoints(directory):
+def checkpoints(directory: str | Path) -> list[Path]:
     """The checkpoint files of a directory, oldest first."""
     return sorted(Path(directory).glob("step-*.pt"))
 
 
-def step_of(path):
+def step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
 
-def digest_file(path):
+def digest_file(path: Path) -> Path:
     return path.with_suffix(".sha256")
 
 
-def install(temporary, path):
-    """Give a whole, synced file its name, its digest first."""
-    present = stated_digests(path)[:1] if path.exists() else []
-    digest = digest_file(path).with_suffix(".sha256.tmp")
-    digest.write_text("".join(f"{each}  {path.name}\n" for each in [sha256(temporary), *present]))
-    os.replace(digest, digest_file(path))
+def install(temporary: Path, path: Path) -> None:
+    """Give a whole, synced file its name, its digest first.
+
+    Where there is a file of that name, its digest stays valid until the new file has replaced it.
+    """
+    digests = [sha256(temporary)]
+    if path.exists():
+        digests += stated_digests(path)[:1]
+    temporary_digest = digest_file(path).with_suffix(".sha256.tmp")
+    temporary_digest.write_text("".join(f"{digest}  {path.name}\n" for digest in digests))
+    os.replace(temporary_digest, digest_file(path))
     os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)  # the names, too, shall outlive a power cut
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path):
+    """The names, too, are to survive a power cut."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
 
 
-def sha256(path):
+def sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def stated_digests(path):
+def stated_digests(path: Path) -> list[str]:
+    """The digests written beside a checkpoint file; empty if there are none to be read."""
     try:
-        return [
-            line.split()[0] for line in digest_file(path).read_text().splitlines() if line.split()
-        ]
+        lines = digest_file(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError):
         return []
+    return [line.split()[0] for line in lines if line.split()]
 
 
-def fault(path):
+def fault(path: Path) -> str | None:
     """What is wrong with a checkpoint file, in words; None if it is good."""
     stated = stated_digests(path)
     if not stated:
         return f"its digest {digest_file(path).name} is missing or none"
-    return None if sha256(path) in stated else "its SHA-256 is not the one it was written with"
+    if sha256(path) not in stated:
+        return "its SHA-256 is not the one it was written with"
+    return None
 
 
-def newest(directory, quiet=False):
-    """The newest good checkpoint in `directory`, None if there is no checkpoint at all. Raises `Error` if all are damaged.
+def newest(directory: str | Path, quiet: bool = False) -> Path | None:
+    """The newest good checkpoint in `directory`, None if there is no checkpoint at all.
 
-    Damaged ones are named on stderr, unless `quiet`.
+    Damaged ones are named on stderr, unless `quiet`. Raises `Error` if all are damaged.
     """
     found = checkpoints(directory)
     for path in reversed(found):
-        if (what := fault(path)) is None:
+        problem = fault(path)
+        if problem is None:
             return path
         if not quiet:
             print(
-                f"Checkpoint {path} is damaged: {what}. Trying the one before it.",
+                f"Checkpoint {path} is damaged: {problem}. Trying the one before it.",
                 file=sys.stderr,
                 flush=True,
             )
     if found:
         raise Error(
-            f"No checkpoint in {directory} is good: all {len(found)} are damaged. Start a new run without RESUME."
+            f"No checkpoint in {directory} is good: all {len(found)} are damaged. Start a new run "
+            "without RESUME."
         )
     return None

@@ -1,18 +1,19 @@
-"""Where a rank stands: what every launcher has to tell it, whichever it is."""
+"""Where a rank stands: what every launcher has to tell it."""
 
 from dataclasses import dataclass
+
+LOOPBACK = "127.0.0.1"  # where ranks meet that are all on one host: no other host reaches it
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where this process stands among the ranks, and where their store is. `port` is None in a Slurm step: there
-    it is one of a few."""
+    """Where this process stands among the ranks, and where their store is.
+
+    `port` is None in a Slurm step: there it is one of a few (`slurm.candidates`).
+    """
 
     rank: int
     world_size: int
     local_rank: int
     address: str
     port: int | None = None
-
-
-LOOPBACK = "127.0.0.1"  # where ranks meet that are all on one host: no other host reaches it

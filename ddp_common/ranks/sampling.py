@@ -1,12 +1,16 @@
-"""Which sample goes to which rank, now and after a restart.
+"""Which samples each rank trains on, step by step, now and after a restart.
 
-Every rank computes the same deal from (seed, epoch) alone, so nothing is communicated. A global batch has a fixed size; rank r takes
-every world_size-th index of it. The samples of a step are therefore the same for any number of ranks, and so are, but for the order
-of floating-point sums, its loss and gradient.
+Every rank computes the same order from (seed, epoch) alone, so nothing is communicated. A global
+batch has a fixed size; rank r takes every world_size-th index of it, starting at the r-th. The
+samples of a step are therefore the same for any number of ranks, and so are its loss and
+gradient, up to the order of floating-point sums.
 
-A step begins when training takes its batch. A `DataLoader` with workers asks for batches long before that: w workers with a prefetch
-factor of p ask w * p times at once, and from then on once for each batch that training takes. So `_Batches` counts what training
-takes, and not what the loader asks for; position, weight and random state are always those of the batch that training has.
+A step begins when training takes its batch. A `DataLoader` with workers asks for batches long
+before that: w workers with a prefetch factor of p ask for w * p batches at once, then for one more
+each time training takes one. So `_PassIterator` counts what training takes, not what the loader
+asks for: position, weight and random state are always those of the batch that training has.
+
+One word is used throughout: a *pass* is one iteration over the sampler, usually one epoch.
 """
 
 import dataclasses
@@ -16,87 +20,104 @@ import operator
 import sys
 import threading
 import weakref
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from ddp_common.errors import Error
 from ddp_common.ranks import reporting, stopping
 from ddp_common.ranks.rendezvous import rank, world_size
 
-injected = []  # functions of a sampler, called between its steps after all else; the fault lab's way in
+injected = []  # functions of a sampler, called last between its steps; for the fault lab
 
 
 class ElasticSampler:
-    """Deals `length` samples in global batches of `batch_size`, of which each rank gets its share; a `DataLoader`'s `batch_sampler`.
+    """Deals `length` samples in global batches of `batch_size`, and gives each rank its share.
 
-    Any loop will do. `for epoch in sampler.epochs(n)` counts the epochs and goes on from the position that `load_state_dict` set, also
-    in the middle of an epoch and at another world size. In a loop of your own, such as `for epoch in range(n)`, each pass is the next
-    epoch. What could not be right is refused with an `Error` before it does harm; docs/loops.md has the table.
+    Use it as the `batch_sampler` of a `DataLoader`. Any loop will do. `for epoch in
+    sampler.epochs(n)` counts the epochs and continues from the position that `load_state_dict`
+    set, even in the middle of an epoch or at another world size. In a loop of your own, such as
+    `for epoch in range(n)`, each pass is the next epoch. A loop that cannot be right is refused
+    with an `Error` before it does harm; docs/loops.md has the table.
 
-    Iterating yields lists of this rank's indices. Before each step torch's random state is set from (seed, epoch, step, rank):
-    dropout is the same however often a run was interrupted. All of this holds for a `DataLoader` with workers as well.
+    Iterating yields lists of this rank's indices. Before each step torch's random state is set
+    from (seed, epoch, step, rank): dropout is the same however often a run was interrupted. All
+    of this holds for a `DataLoader` with workers as well.
 
-    `epoch` and `step` are the position: `step` steps of `epoch` are taken. Shuffling costs 4 bytes per sample while an epoch begins
-    (8 from 2^31 samples on), of which each rank keeps its share, and time: 10^8 samples take 0.4 GB and about 8 s, on every rank, once
-    an epoch. `shuffle=False` costs neither.
+    `epoch` and `step` are the position: `step` steps of `epoch` have been taken. Shuffling costs
+    4 bytes per sample while an epoch begins (8 from 2^31 samples on), of which each rank keeps
+    its share, and time: 10^8 samples take 0.4 GB and about 8 s, on every rank, once per epoch.
+    `shuffle=False` costs neither.
     """
 
-    def __init__(self, length, batch_size, *, seed=0, shuffle=True):
+    def __init__(self, length: int, batch_size: int, *, seed: int = 0, shuffle: bool = True):
         if length < 1 or batch_size < 1:
             raise Error(
-                f"ElasticSampler needs at least one sample and a batch size of at least 1, not {length} and {batch_size}."
+                "ElasticSampler needs at least one sample and a batch size of at least 1, "
+                f"not {length} and {batch_size}."
             )
-        self.length, self.batch_size, self.seed, self.shuffle = length, batch_size, seed, shuffle
-        self.epoch, self.step = 0, 0
-        self.between_steps = []  # functions to call before each step, when everything of the steps before it is done
-        self.before_stopping = []  # and before leaving because a rank was told to
+        self.length = length
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
+        self.epoch = 0
+        self.step = 0
+        self.between_steps = []  # functions to call before each step, once the last one is done
+        self.before_stopping = []  # functions to call before leaving, when told to leave
         self._forget_passes()
 
     def _forget_passes(self):
         self._weight = 1.0
-        self._taker = None  # the thread that took the last batch
-        self._last = (
-            None  # the pass that took it; None when the position was set by other means since
-        )
-        self._moves = 0  # how often the position was set by other means, or another pass began
-        self._loop = None  # the loop over `epochs` that is running
-        self._epochs = None  # its number of epochs
-        self._restored = (
-            False  # the position is a checkpoint's, and nobody has said where the loop begins
-        )
-        self._followed = None  # what counts the steps while `follow` makes a loader's iterator
-        self._name = object()  # of this sampler, among those that report where training is
+        self._taking_thread = None  # the thread that took the last batch
+        self._last_pass = None  # the pass that took it; None if the position was set since then
+        self._generation = 0  # grows whenever the position is set or another pass begins
+        self._epochs_loop = None  # the loop over `epochs` that is running
+        self._number_of_epochs = None  # of that loop
+        self._is_restored = False  # from a checkpoint, and the loop has not said where it begins
+        self._followed = None  # the pass that `follow` counts, while it makes a loader's iterator
+        self._reporting_key = object()  # tells this sampler from others that report a position
 
     def __getstate__(self):
-        """A copy, such as a data set takes along to a loader's workers, knows the position and nothing of what is running here."""
+        """The position and nothing that runs here: a data set may take a copy to its workers."""
         names = ("length", "batch_size", "seed", "shuffle", "epoch", "step")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state):
-        self.__dict__.update(state, between_steps=[], before_stopping=[])
+        self.__dict__.update(state)
+        self.between_steps = []
+        self.before_stopping = []
         self._forget_passes()
 
-    def __len__(self):
-        """Steps in an epoch, the ragged last one included."""
+    def __len__(self) -> int:
+        """Steps in an epoch, including a ragged last one."""
         return -(-self.length // self.batch_size)
 
-    def permutation(self, epoch):
-        """The order of all samples in `epoch`: an int64 array of shape (length,), the same on every rank."""
+    # The order of an epoch.
+
+    def permutation(self, epoch: int) -> np.ndarray:
+        """The order of all samples in `epoch`: int64, shape (length,), the same on every rank."""
         return np.asarray(self._order(epoch), dtype=np.int64)
 
     def _order(self, epoch):
-        """The same as what costs least: a range, or an array of 4 bytes per sample where that is enough."""
+        """The same in its cheapest form: a range, or an array of the smallest type that fits."""
         if not self.shuffle:
             return range(self.length)
-        order = np.arange(self.length, dtype=np.int32 if self.length < 2**31 else np.int64)
-        np.random.default_rng([self.seed, epoch]).shuffle(
-            order
-        )  # draws as `permutation` does, whatever the type
+        dtype = np.int32 if self.length < 2**31 else np.int64
+        order = np.arange(self.length, dtype=dtype)
+        generator = np.random.default_rng([self.seed, epoch])
+        generator.shuffle(order)  # draws the same numbers as its `permutation`, for either type
         return order
 
-    def epochs(self, n):
-        """Yield the numbers of the epochs, from the current position up to `n`. Each has one pass over the samples."""
+    # Counting epochs.
+
+    def epochs(self, n: int) -> Iterator[int]:
+        """Yield the epochs from the current position up to `n`, the number of the whole run.
+
+        Each epoch has one pass over the samples. Raises `Error` for an `n` that is no number of
+        epochs, and for a second loop within the first.
+        """
         count = _whole_number(n)
         if count is None:
             raise Error(
@@ -105,172 +126,288 @@ class ElasticSampler:
         return self._run_epochs(count)
 
     def _run_epochs(self, n):
-        self._leave_for_epochs()
+        self._move_to_first_epoch()
         loop = object()
-        self._loop, self._epochs, self._restored = loop, n, False
+        self._epochs_loop = loop
+        self._number_of_epochs = n
+        self._is_restored = False
         try:
             while self.epoch < n:
                 yield self.epoch
-                if self._loop is not loop:
+                if self._epochs_loop is not loop:
                     raise Error(
-                        "A second loop over epochs() of this sampler has begun within the first, which can't go on: they "
-                        "would count the same epochs. Give each loop an ElasticSampler of its own."
+                        "A second loop over epochs() of this sampler has begun within the first, "
+                        "which can't go on: they would count the same epochs. Give each loop an "
+                        "ElasticSampler of its own."
                     )
                 self._check_what_was_saved()
                 self._move_to(self.epoch + 1, 0)
         finally:
-            if self._loop is loop:
-                self._loop, self._epochs = None, None
+            if self._epochs_loop is loop:
+                self._epochs_loop = None
+                self._number_of_epochs = None
 
-    def _leave_for_epochs(self):
-        """Where a loop over `epochs` begins: where another one was left, or else with a whole epoch."""
-        last = self._last
-        if last is not None:
-            goes_on = last.loop is not None and not last.is_a_look(len(self))
-            if not goes_on:
-                self._check_what_was_saved(leaving_the_epoch=False)
-            self._move_to(last.epoch, last.step if goes_on else last.first)
-            if last.step == len(self):
-                self._move_to(last.epoch + 1, 0)
-        elif self.step == len(self):
-            self._move_to(self.epoch + 1, 0)
+    def _move_to_first_epoch(self):
+        """Where a loop over `epochs` begins: where another was left, else with a whole epoch."""
+        last = self._last_pass
+        if last is None:
+            if self.step == len(self):
+                self._move_to(self.epoch + 1, 0)
+            return
+        continues_a_loop = last.epochs_loop is not None and not last.is_peek(len(self))
+        if continues_a_loop:
+            self._move_to(last.epoch, last.step)
+        else:
+            self._check_what_was_saved(leaving_the_epoch=False)
+            self._move_to(last.epoch, last.first_step)
+        if last.step == len(self):
+            self._move_to(last.epoch + 1, 0)
 
-    def set_epoch(self, epoch):
+    def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next pass is, as for PyTorch's `DistributedSampler`.
 
-        Needed in one case: a loop such as `for epoch in range(sampler.epoch, n)` after a checkpoint was restored. A position within
-        `epoch` stays. Raises `Error` for an epoch that is over, since the position of a run goes forward only.
+        Needed in one case: a loop such as `for epoch in range(sampler.epoch, n)` after a
+        checkpoint was restored. A position within `epoch` stays. Raises `Error` for an epoch that
+        is over, since the position of a run only goes forward.
         """
         wanted = _whole_number(epoch)
         if wanted is None:
             raise Error(f"set_epoch takes the number of an epoch, 0 or more, not {epoch!r}.")
-        if self._loop is not None and wanted != self.epoch:
-            raise Error(
-                f"set_epoch({wanted}) in epoch {self.epoch} of epochs(): epochs() counts for itself. Leave set_epoch out."
-            )
-        last = self._last
-        if (
-            self._loop is not None
-            or last is not None
-            and last.is_running(len(self))
-            and wanted == last.epoch
-        ):
+        if self._epochs_loop is not None:
+            if wanted != self.epoch:
+                raise Error(
+                    f"set_epoch({wanted}) in epoch {self.epoch} of epochs(): epochs() counts for "
+                    "itself. Leave set_epoch out."
+                )
             return
-        following, step = self._next_start()
-        if wanted < following and self._restored:
-            raise Error(RESTORED.format(epoch=following, step=step))
-        if wanted < following:
-            raise Error(
-                f"set_epoch({wanted}): epoch {wanted} of this sampler is over, the next one is {following}. A run's position "
-                "goes forward only, or its checkpoints would contradict each other. For a second training in the same process make "
-                "a new ElasticSampler."
-            )
-        self._restored = False
-        if last is not None or wanted != following:
-            self._check_what_was_saved(leaving_the_epoch=last is not None and wanted != last.epoch)
-            self._move_to(wanted, step if wanted == following else 0)
+        last = self._last_pass
+        if last is not None and last.is_running(len(self)) and wanted == last.epoch:
+            return
+        next_epoch, next_step = self._next_start()
+        if wanted < next_epoch:
+            self._refuse_to_go_back(wanted, next_epoch, next_step)
+        self._is_restored = False
+        if last is None and wanted == next_epoch:
+            return
+        leaves_its_epoch = last is not None and wanted != last.epoch
+        self._check_what_was_saved(leaving_the_epoch=leaves_its_epoch)
+        if wanted == next_epoch:
+            self._move_to(wanted, next_step)
+        else:
+            self._move_to(wanted, 0)
+
+    def _refuse_to_go_back(self, wanted, next_epoch, next_step):
+        if self._is_restored:
+            raise Error(RESTORED.format(epoch=next_epoch, step=next_step))
+        raise Error(
+            f"set_epoch({wanted}): epoch {wanted} of this sampler is over, the next one is "
+            f"{next_epoch}. A run's position goes forward only, or its checkpoints would "
+            "contradict each other. For a second training in the same process make a new "
+            "ElasticSampler."
+        )
 
     def _move_to(self, epoch, step):
-        """Set the position: a pass that is still running can't go on."""
-        self.epoch, self.step, self._last = epoch, step, None
-        self._moves += 1
+        """Set the position. A pass that is still running can't go on."""
+        self.epoch = epoch
+        self.step = step
+        self._last_pass = None
+        self._generation += 1
 
-    def __iter__(self):
-        """Begin a pass: an iterator of this rank's indices (list of int) of each step left in the epoch.
+    # A pass begins.
 
-        A rank whose share of a small last batch is empty gets one sample of it with weight 0, so that it takes part in the step.
+    def __iter__(self) -> Iterator[list[int]]:
+        """Begin a pass: yields this rank's indices of each step that is left in the epoch.
+
+        A rank whose share of a small last batch is empty gets one sample of it, with weight 0, so
+        that it takes part in the step.
         """
         if self._followed is not None:
-            return self._followed.deal_all()
-        self.epoch, self.step = (
-            self._next_start()
-        )  # already now: a loader's workers, made next, copy data sets that look at it
-        return _Batches(self)
+            return self._followed.indices_of_all_steps()
+        # Set here, not with the first batch: a loader's workers, which are started in between,
+        # copy data sets that may look at the position.
+        self.epoch, self.step = self._next_start()
+        return _PassIterator(self)
 
     def _next_start(self):
-        """The position (epoch, step) at which a pass begins that begins now."""
-        last = self._last
+        """The position (epoch, step) of a pass that would begin now."""
+        last = self._last_pass
         if last is None:
             return self.epoch, self.step
-        if last.is_a_look(len(self)):
-            return last.epoch, last.first
-        if self._loop is not None:
-            return last.epoch, last.step  # refused as soon as something is asked of it
+        if last.is_peek(len(self)):
+            return last.epoch, last.first_step
+        if self._epochs_loop is not None:
+            return last.epoch, last.step  # refused with its first batch, by `_check_may_begin`
         return last.epoch + 1, 0
 
     def _check_may_begin(self):
-        """Before a pass deals anything. Raises `Error` where it could not be what a person means."""
-        last = self._last
-        if self._loop is None and self._restored:
-            raise Error(RESTORED.format(epoch=self.epoch, step=self.step))
-        if self._loop is not None and last is not None and not last.is_a_look(len(self)):
+        """Before a pass deals anything. Raises `Error` if it cannot be what the user means."""
+        last = self._last_pass
+        if self._epochs_loop is None:
+            if self._is_restored:
+                raise Error(RESTORED.format(epoch=self.epoch, step=self.step))
+            return
+        if last is not None and not last.is_peek(len(self)):
             self._check_nothing_runs()
             raise Error(
-                f"A second pass within epoch {last.epoch} of epochs(), of which {last.step} of {len(self)} steps are taken. epochs() "
-                "counts one pass for each epoch, and a resume could not tell two apart. To train longer, ask for more epochs; to take "
-                "fewer steps per epoch, leave the pass and let epochs() go on; to look at the data, or to evaluate, use another sampler "
-                "(EvalSampler, or a second ElasticSampler)."
+                f"A second pass within epoch {last.epoch} of epochs(), of which {last.step} of "
+                f"{len(self)} steps are taken. epochs() counts one pass for each epoch, and a "
+                "resume could not tell two apart. To train longer, ask for more epochs; to take "
+                "fewer steps per epoch, leave the pass and let epochs() go on; to look at the "
+                "data, or to evaluate, use another sampler (EvalSampler, or a second "
+                "ElasticSampler)."
             )
 
     def _check_nothing_runs(self):
-        last = self._last
-        if last is None or last.is_a_look(len(self)) or not last.is_running(len(self)):
+        last = self._last_pass
+        steps = len(self)
+        if last is None or last.is_peek(steps) or not last.is_running(steps):
             return
-        gc.collect()  # what only a cycle of references holds is not running
-        if last.is_running(len(self)):
+        gc.collect()  # an iterator that is only held by a reference cycle is not running
+        if last.is_running(steps):
             raise Error(
-                f"A pass over this sampler begins while another one is in step {last.step} of {len(self)} of epoch {last.epoch}. One "
-                "sampler has one position and one weight. Let the first pass end (or let go of its iterator: del it), or give each "
-                "loader an ElasticSampler of its own."
+                f"A pass over this sampler begins while another one is in step {last.step} of "
+                f"{steps} of epoch {last.epoch}. One sampler has one position and one weight. Let "
+                "the first pass end (or let go of its iterator: del it), or give each loader an "
+                "ElasticSampler of its own."
             )
 
     def _check_what_was_saved(self, leaving_the_epoch=True):
-        """Before a pass is given up. Raises `Error` if a checkpoint has said that the run goes on with it."""
-        last = self._last
-        if last is None or last.saved_at is None or last.step == len(self):
+        """Before a pass is left. Raises `Error` if a checkpoint says that the run continues it."""
+        last = self._last_pass
+        steps = len(self)
+        if last is None or last.saved_at is None or last.step == steps:
             return
-        if last.saved_at == last.step or leaving_the_epoch and last.is_a_look(len(self)):
+        is_left_where_saved = last.saved_at == last.step
+        is_left_peek = leaving_the_epoch and last.is_peek(steps)
+        if is_left_where_saved or is_left_peek:
             raise Error(
-                f"A checkpoint was saved within the pass over epoch {last.epoch}, after step {last.step} of {len(self)}, and the pass was "
-                "left right there. A run resumed from it would go on with that epoch, this one does not. Leave the loop first (and let "
+                f"A checkpoint was saved within the pass over epoch {last.epoch}, after step "
+                f"{last.step} of {steps}, and the pass was left right there. A run resumed from "
+                "it would go on with that epoch, this one does not. Leave the loop first (and let "
                 "go of an iterator made by hand: del it), then save."
             )
 
+    # A step begins.
+
+    def _take(self, current):
+        """Training takes the next batch of the pass `current`."""
+        if current.step == current.first_step:
+            self._start_pass(current)
+        elif self._last_pass is not current:
+            raise Error(MOVED)
+        self.epoch = current.epoch
+        self.step = current.step
+        self._taking_thread = threading.get_ident()
+        self._finish_previous_step()
+        self._start_step()
+        current.step = self.step
+
     def _start_pass(self, begun):
         """The first batch of a pass is taken."""
-        if begun.moves != self._moves:
+        if begun.generation != self._generation:
             raise Error(MOVED)
         self._check_nothing_runs()
-        self._check_what_was_saved(
-            leaving_the_epoch=self._last is not None and begun.epoch != self._last.epoch
+        last = self._last_pass
+        leaves_its_epoch = last is not None and begun.epoch != last.epoch
+        self._check_what_was_saved(leaving_the_epoch=leaves_its_epoch)
+        self._last_pass = begun
+        self._generation += 1
+
+    def _finish_previous_step(self):
+        """Between two steps all ranks are at the same position: the moment to save or to leave."""
+        for call in self.between_steps:
+            call()
+        for call in injected:
+            call(self)
+        steps_of_this_run = self.steps_done + reporting.steps_of_others(self._reporting_key)
+        if stopping.is_time_to_stop(steps_of_this_run):
+            for call in self.before_stopping:
+                call()
+            raise stopping.Stopped
+
+    def _start_step(self):
+        """Set weight, random state and position for the batch that training takes."""
+        mine = rank()
+        ranks = world_size()
+        first_sample = self.step * self.batch_size
+        batch_length = min(self.batch_size, self.length - first_sample)
+
+        # DDP averages the gradients of all ranks, each of which is a mean over the rank's samples.
+        # Weighted by its share of the batch, the average is the mean over the whole batch.
+        my_samples = len(range(mine, batch_length, ranks))
+        self._weight = ranks * my_samples / batch_length
+
+        entropy = [self.seed, self.epoch, self.step, mine]
+        high, low = np.random.SeedSequence(entropy).generate_state(2, np.uint32)
+        torch.manual_seed((int(high) << 31) ^ int(low))
+
+        self.step += 1
+        number_of_epochs = self._number_of_epochs
+        total = None if number_of_epochs is None else number_of_epochs * self.length
+        reporting.set_position(
+            self._reporting_key,
+            epoch=self.epoch,
+            step=self.steps_done,
+            samples=self.epoch * self.length + first_sample + batch_length,
+            total_samples=total,
+            epochs=number_of_epochs,
         )
-        self._last = begun
-        self._moves += 1
 
-    def _take(self, running):
-        """Training takes the next batch of a pass."""
-        if running.step == running.first:
-            self._start_pass(running)
-        elif self._last is not running:
-            raise Error(MOVED)
-        self.epoch, self.step, self._taker = running.epoch, running.step, threading.get_ident()
-        self._pause()
-        self._start_step()
-        running.step = self.step
+    # What training asks for.
 
-    def follow(self, loader):
-        """Yield the batches of a `DataLoader` with this sampler. Not needed: iterate over the loader itself.
+    @property
+    def weight(self) -> float:
+        """The weight of the batch that training took last.
 
-        It does not look into the loader, and is for a loader whose inner workings this version of the package does not know.
+        Multiply the loss by it: the averaged gradient is then that of the global batch. Raises
+        `Error` when no batch is in training.
+        """
+        last = self._last_pass
+        if self._taking_thread is None:
+            return self._weight
+        if last is None or last.is_over(len(self)):
+            raise Error(
+                "sampler.weight was asked for when no batch of the sampler was in training: its "
+                "pass is over. Batches that are kept and used again (list(loader), "
+                "itertools.cycle(loader)) each need their own weight: read it when the batch is "
+                "taken, or iterate over the loader anew for each epoch."
+            )
+        self._check_thread()
+        last.weight_was_read = True
+        return self._weight
+
+    def _check_thread(self):
+        if self._taking_thread not in (None, threading.get_ident()):
+            raise Error(
+                "Another thread takes this sampler's batches, ahead of training: weight and "
+                "position are not those of the batch that is trained on. Iterate over the "
+                "DataLoader in the thread that trains; num_workers loads ahead without harm."
+            )
+
+    @property
+    def steps_done(self) -> int:
+        """Steps since the run began, over all epochs and attempts.
+
+        An epoch that was left early counts as a whole one.
+        """
+        return self.epoch * len(self) + self.step
+
+    def follow(self, loader: DataLoader) -> Iterator:
+        """Yield the batches of a `DataLoader` that has this sampler.
+
+        Rarely needed: iterate over the loader itself. `follow` does not look into the loader, and
+        is for loaders whose internals this version of the package does not know. Raises `Error`
+        for a loader with another sampler, and for one that hands out batches in any order.
         """
         if loader.batch_sampler is not self:
             raise Error(
-                "follow takes a DataLoader whose batch_sampler is this sampler: DataLoader(data, batch_sampler=sampler, num_workers=…)."
+                "follow takes a DataLoader whose batch_sampler is this sampler: "
+                "DataLoader(data, batch_sampler=sampler, num_workers=…)."
             )
         if not getattr(loader, "in_order", True):
             raise Error(UNORDERED)
         self.epoch, self.step = self._next_start()
-        counter = _Batches(self)
+        counter = _PassIterator(self)
         counter.begin()
         self._followed = counter
         try:
@@ -281,107 +418,68 @@ class ElasticSampler:
             counter.take()
             yield next(batches)
 
-    @property
-    def weight(self):
-        """Of the batch that training took last: multiply the loss by it, and the averaged gradient is that of the global batch."""
-        last = self._last
-        if self._taker is None:
-            return self._weight
-        if last is None or last.is_over(len(self)):
-            raise Error(
-                "sampler.weight was asked for when no batch of the sampler was in training: its pass is over. Batches that are kept and "
-                "used again (list(loader), itertools.cycle(loader)) each need their own weight: read it when the batch is taken, or "
-                "iterate over the loader anew for each epoch."
-            )
-        self._check_thread()
-        last.was_weighed = True
-        return self._weight
+    # Saving and restoring.
 
-    def _check_thread(self):
-        if self._taker not in (None, threading.get_ident()):
-            raise Error(
-                "Another thread takes this sampler's batches, ahead of training: weight and position are not those of the batch that is "
-                "trained on. Iterate over the DataLoader in the thread that trains; num_workers loads ahead without harm."
-            )
+    def state_dict(self) -> dict:
+        """The position: what the next step needs, and what proves that the samples are the same.
 
-    @property
-    def steps_done(self):
-        """Steps since the beginning of the run, over all its epochs and attempts. An epoch that was left early counts whole."""
-        return self.epoch * len(self) + self.step
-
-    def _pause(self):
-        """Between two steps, every rank's state belongs to the same position: the moment to save, and to leave."""
-        for call in self.between_steps:
-            call()
-        for call in injected:
-            call(self)
-        if stopping.is_time_to_stop(self.steps_done + reporting.steps_of_others(self._name)):
-            for call in self.before_stopping:
-                call()
-            raise stopping.Stopped
-
-    def _start_step(self):
-        size, mine, first = world_size(), rank(), self.step * self.batch_size
-        batch_length = min(self.batch_size, self.length - first)
-        self._weight = size * len(range(mine, batch_length, size)) / batch_length
-        step_seed = np.random.SeedSequence(
-            [self.seed, self.epoch, self.step, mine]
-        ).generate_state(2, np.uint32)
-        torch.manual_seed(int(step_seed[0]) << 31 ^ int(step_seed[1]))
-        self.step += 1
-        total = None if self._epochs is None else self._epochs * self.length
-        reporting.set_position(
-            self._name,
-            epoch=self.epoch,
-            step=self.steps_done,
-            samples=self.epoch * self.length + first + batch_length,
-            total_samples=total,
-            epochs=self._epochs,
-        )
-
-    def state_dict(self):
-        """The position: what the next step needs, and what proves that the samples are the same ones.
-
-        A pass that was left early ('ended') is over, and the next step is the first of the next epoch; unless an exception is being
-        handled, or a whole loop over `epochs` was left: then the run goes on where it was.
+        A pass that was left early is over ('ended'), and the next step is the first of the next
+        epoch. Two cases differ, and the run goes on where it was: while an exception is handled,
+        and after a whole loop over `epochs` was left.
         """
-        last, epoch, step, ended = self._last, self.epoch, self.step, False
+        last = self._last_pass
+        epoch = self.epoch
+        step = self.step
+        ended = False
         if last is not None:
-            epoch, step = last.epoch, last.step
+            epoch = last.epoch
+            step = last.step
             if last.is_running(len(self)):
                 self._check_thread()
-            elif last.is_a_look(len(self)):
-                step = last.first
-            elif last.first < step < len(self):
-                left_by_an_exception = _handled_exception() not in (None, last.handled)
-                ended = last.loop is self._loop and not left_by_an_exception
+            elif last.is_peek(len(self)):
+                step = last.first_step
+            elif last.first_step < step < len(self):
+                handled = _handled_exception()
+                left_by_an_exception = handled is not None and handled != last.handled
+                left_with_its_loop = last.epochs_loop is not self._epochs_loop
+                ended = not left_by_an_exception and not left_with_its_loop
             last.saved_at = None if ended else step
-        return {"epoch": epoch, "step": step, "ended": ended, **self._deal()}
+        return {"epoch": epoch, "step": step, "ended": ended, **self._settings()}
 
-    def _deal(self):
-        """What decides which samples a position means."""
-        return {name: getattr(self, name) for name in ("seed", "length", "batch_size", "shuffle")}
+    def _settings(self):
+        """What decides which samples a position stands for."""
+        return {
+            "seed": self.seed,
+            "length": self.length,
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+        }
 
-    def load_state_dict(self, state):
-        """Go on at a saved position. Raises `Error` when it was saved for other data, batches, order or another seed."""
-        differing = [
-            f"{key} {state[key]} there, {mine} here"
-            for key, mine in self._deal().items()
-            if state.get(key, mine) != mine
-        ]  # 'shuffle' and 'ended' are not in old checkpoints
+    def load_state_dict(self, state: dict) -> None:
+        """Continue at a saved position.
+
+        Raises `Error` if it was saved with other data, another batch size, order or seed.
+        """
+        differing = []
+        for key, mine in self._settings().items():
+            theirs = state.get(key, mine)  # old checkpoints have no 'shuffle', and no 'ended'
+            if theirs != mine:
+                differing.append(f"{key} {theirs} there, {mine} here")
         if differing:
             raise Error(
-                f"The checkpoint was written by another run: {'; '.join(differing)}. Resume with the settings in its config.json."
+                f"The checkpoint was written by another run: {'; '.join(differing)}. Resume with "
+                "the settings in its config.json."
             )
-        if state.get("ended", False) or state["step"] == len(self):
+        epoch_is_over = state.get("ended", False) or state["step"] == len(self)
+        if epoch_is_over:
             self._move_to(state["epoch"] + 1, 0)
         else:
             self._move_to(state["epoch"], state["step"])
-        self._restored = self.epoch > 0
+        self._is_restored = self.epoch > 0
 
 
 def _whole_number(value):
-    """`value` as an int if it is a whole number of at least 0, else None: a float is none, whatever its value."""
+    """`value` as an int if it is a whole number of at least 0, else None. A float never is one."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -389,70 +487,80 @@ def _whole_number(value):
     return number if number >= 0 else None
 
 
+# Messages that are raised in several places.
+
 RESTORED = (
-    "A checkpoint was restored (epoch {epoch}, step {step}), and a loop of your own begins: whether it counts from 0, and would train all "
-    "epochs once more, cannot be seen from here. Write `for epoch in sampler.epochs(n)`, which goes on where the checkpoint was. Or say where "
-    "your loop begins: `for epoch in range(sampler.epoch, n)` with `sampler.set_epoch(epoch)` as its first line."
+    "A checkpoint was restored (epoch {epoch}, step {step}), and a loop of your own begins: "
+    "whether it counts from 0, and would train all epochs once more, cannot be seen from here. "
+    "Write `for epoch in sampler.epochs(n)`, which goes on where the checkpoint was. Or say where "
+    "your loop begins: `for epoch in range(sampler.epoch, n)` with `sampler.set_epoch(epoch)` as "
+    "its first line."
 )
 MOVED = (
-    "This pass over the sampler can't go on: since it began or took its last batch, the sampler's position was set anew, by another pass, "
-    "load_state_dict, set_epoch or epochs(). Make a new iterator, iter(loader), after that; two loaders that take turns need an ElasticSampler each."
+    "This pass over the sampler can't go on: since it began or took its last batch, the sampler's "
+    "position was set anew, by another pass, load_state_dict, set_epoch or epochs(). Make a new "
+    "iterator, iter(loader), after that; two loaders that take turns need an ElasticSampler each."
 )
 UNORDERED = (
-    "A DataLoader with in_order=False hands out batches in any order: sampler.weight and the position would not be those of the batch that is "
-    "trained on. Leave in_order out."
+    "A DataLoader with in_order=False hands out batches in any order: sampler.weight and the "
+    "position would not be those of the batch that is trained on. Leave in_order out."
 )
 UNKNOWN_LOADER = (
-    "This DataLoader ({kind}, torch {version}) asks for batches in a way that this version of ddp_common does not know: {what}. Position and "
-    "weight could be those of another batch. Write `for batch in sampler.follow(loader)`, or use num_workers=0."
+    "This DataLoader ({kind}, torch {version}) asks for batches in a way that this version of "
+    "ddp_common does not know: {what}. Position and weight could be those of another batch. Write "
+    "`for batch in sampler.follow(loader)`, or use num_workers=0."
 )
 
 
 @dataclasses.dataclass(eq=False)
 class _Pass:
-    """What is known of a pass over a sampler, also after its iterator has gone."""
+    """What is known of a pass over a sampler, even after its iterator has gone."""
 
     epoch: int
-    first: int  # the step at which it began
-    step: int  # steps of the epoch that are taken
-    loop: object  # the loop over `epochs` in which it began; None in a loop of the user's own
-    moves: int  # the sampler's count of moves when it began
-    holder: weakref.ref  # the iterator
-    loader_iterator: weakref.ref | None  # who asks it, if that is a DataLoader
-    handled: int | None  # the exception (id) that was being handled already when it began
-    was_weighed: bool = False  # somebody has asked for a weight
+    first_step: int  # at which it began
+    step: int  # steps of the epoch that have been taken
+    epochs_loop: object  # the loop over `epochs` in which it began; None in the user's own loop
+    generation: int  # the sampler's when it began
+    iterator: weakref.ref
+    loader_iterator: weakref.ref | None  # who asks for batches, if that is a DataLoader
+    handled: int | None  # id of the exception that was already being handled when it began
+    weight_was_read: bool = False
     exhausted: bool = False
-    saved_at: int | None = (
-        None  # the step at which, as a checkpoint has it, the run goes on in this epoch
-    )
+    saved_at: int | None = None  # step at which a run resumed from a checkpoint would continue it
 
     def is_held(self):
         """Whether anybody could still ask for a batch."""
-        if self.holder() is None:
+        if self.iterator() is None:
             return False
-        if self.loader_iterator is None or not getattr(
-            self.loader_iterator(), "_persistent_workers", False
-        ):
+        if self.loader_iterator is None:
             return True
-        return (
-            sys.getrefcount(self.loader_iterator()) > HELD_ONCE
-        )  # the loader itself keeps such an iterator, for its next pass
+        is_persistent = getattr(self.loader_iterator(), "_persistent_workers", False)
+        if not is_persistent:
+            return True
+        # The loader itself keeps such an iterator for its next pass: that alone does not count.
+        return _count_references(self.loader_iterator) > HELD_ONCE
 
     def is_running(self, steps):
         return not self.exhausted and self.step < steps and self.is_held()
 
     def is_over(self, steps):
-        """Whether its last batch was taken and is done with. (Of an epoch of one step the batch may be kept: its weight stays right.)"""
-        return steps > 1 and (self.exhausted or self.step == steps and not self.is_held())
+        """Whether its last batch was taken and training is done with it.
 
-    def is_a_look(self, steps):
-        """`next(iter(loader))`, to see what a batch looks like: it does not count."""
-        return (
-            self.step - self.first <= 1
-            and self.step < steps
-            and not self.was_weighed
-            and not self.exhausted
-        )
+        The batch of an epoch of one step may be kept: its weight stays right.
+        """
+        if steps <= 1:
+            return False
+        return self.exhausted or (self.step == steps and not self.is_held())
+
+    def is_peek(self, steps):
+        """`next(iter(loader))`, to see what a batch looks like: it does not count as a pass."""
+        took_at_most_one = self.step - self.first_step <= 1
+        is_unfinished = self.step < steps and not self.exhausted
+        return took_at_most_one and is_unfinished and not self.weight_was_read
+
+
+def _count_references(reference):
+    return sys.getrefcount(reference())
 
 
 class _Held:
@@ -460,141 +568,172 @@ class _Held:
 
 
 _held = _Held()
-_reference = weakref.ref(_held)
-HELD_ONCE = sys.getrefcount(_reference())  # of an object that nothing but one attribute refers to
+HELD_ONCE = _count_references(weakref.ref(_held))  # of an object with one reference to it
 
 
-class _Batches:
-    """The iterator of one pass: deals this rank's indices to whoever asks, and counts a step when training takes its batch."""
+class _PassIterator:
+    """The iterator of one pass.
+
+    Gives this rank's indices to whoever asks, and counts a step when training takes its batch.
+    """
 
     def __init__(self, sampler):
         self.sampler = sampler
-        self.now = None  # the _Pass, from the first question on
-        self.asked = 0  # how often it was asked for a batch
-        self.ahead = (
-            0  # how many batches a loader with workers asks for before training takes the first
-        )
+        self.current = None  # the _Pass, from the first request on
+        self.requests = 0  # how many batches it was asked for
+        self.prefetch_depth = 0  # batches a loader requests before training takes the first
+        self.order = None  # of the epoch, if that is a range, which need not be kept as numbers
+        self.shares = None  # else: this rank's share of each full batch, one row per step
+        self.ragged_share = None  # and of the ragged last batch
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        if self.now is None:
-            self.begin(sys._getframe(1))
-        self.asked += 1
-        if self.ahead and self._is_asked_ahead():
-            return self._deal(self.asked - 1)
+        if self.current is None:
+            self.begin(caller=sys._getframe(1))
+        number = self.requests
+        self.requests += 1
+        if self.prefetch_depth and self._is_prefetch():
+            return self._indices_of(number)
         if not self.is_through():
             self.take()
-        elif not self.ahead:
-            if self.sampler._last is not self.now:
+        elif not self.prefetch_depth:
+            if self.sampler._last_pass is not self.current:
                 raise Error(MOVED)
-            self.now.exhausted = True
-        return self._deal(self.asked - 1)
+            self.current.exhausted = True
+        return self._indices_of(number)
 
     def begin(self, caller=None):
-        """Fix where the pass begins, and find out who asks."""
-        loader_iterator = self._look_at(caller) if caller is not None else None
+        """Fix where the pass begins. `caller` is the frame that asks for the first batch."""
+        loader_iterator = None if caller is None else self._find_loader(caller)
         sampler = self.sampler
         sampler._check_may_begin()
-        sampler.epoch, sampler.step = epoch, step = sampler._next_start()
+        epoch, step = sampler._next_start()
+        sampler.epoch = epoch
+        sampler.step = step
         if step == len(sampler):
             raise Error(
-                f"All {step} steps of epoch {epoch} are taken. Write `for epoch in sampler.epochs(n)`, which goes on with the next one."
+                f"All {step} steps of epoch {epoch} are taken. Write "
+                "`for epoch in sampler.epochs(n)`, which goes on with the next one."
             )
-        self.now = _Pass(
-            epoch,
-            step,
-            step,
-            sampler._loop,
-            sampler._moves,
-            weakref.ref(self),
-            None if loader_iterator is None else weakref.ref(loader_iterator),
-            _handled_exception(),
+        self.current = _Pass(
+            epoch=epoch,
+            first_step=step,
+            step=step,
+            epochs_loop=sampler._epochs_loop,
+            generation=sampler._generation,
+            iterator=weakref.ref(self),
+            loader_iterator=None if loader_iterator is None else weakref.ref(loader_iterator),
+            handled=_handled_exception(),
         )
-        self._share_out(sampler._order(epoch))
+        self._keep_share(sampler._order(epoch))
 
     def take(self):
-        self.sampler._take(self.now)
+        self.sampler._take(self.current)
 
     def is_through(self):
-        return self.now.step == len(self.sampler)
+        return self.current.step == len(self.sampler)
 
-    def deal_all(self):
-        for number in range(len(self.sampler) - self.now.first):
-            yield self._deal(number)
+    # Who asks for batches, and how far ahead of training.
 
-    def _look_at(self, caller):
-        """The DataLoader's iterator that asks, None if it is somebody else. Raises `Error` for one that can't be counted."""
+    def _find_loader(self, caller):
+        """The iterator of the DataLoader that asks, None if something else does.
+
+        Raises `Error` for a loader whose batches cannot be counted.
+        """
         if _module_of(caller) == "torch.utils.data.sampler":
             raise Error(
-                "An ElasticSampler deals whole batches: DataLoader(data, batch_sampler=sampler), without batch_size and shuffle, not "
-                "sampler=."
+                "An ElasticSampler deals whole batches: DataLoader(data, batch_sampler=sampler), "
+                "without batch_size and shuffle, not sampler=."
             )
-        if not _is_of_a_loader(caller):
-            while (caller := caller.f_back) is not None:
-                if _is_of_a_loader(caller) and getattr(
-                    caller.f_locals.get("self"), "_num_workers", 0
-                ):
-                    self._refuse(
-                        caller.f_locals["self"],
-                        "something stands between the loader and the sampler",
-                    )
+        if not _belongs_to_a_loader(caller):
+            self._check_no_loader_behind(caller)
             return None
         loader_iterator = caller.f_locals.get("self")
-        workers, prefetch = (
-            getattr(loader_iterator, name, None) for name in ("_num_workers", "_prefetch_factor")
-        )
+        workers = getattr(loader_iterator, "_num_workers", None)
+        prefetch_factor = getattr(loader_iterator, "_prefetch_factor", None)
         if workers == 0:
             return loader_iterator
-        if not isinstance(workers, int) or not isinstance(prefetch, int):
+        if not isinstance(workers, int) or not isinstance(prefetch_factor, int):
             self._refuse(loader_iterator, "it does not say how far its workers are ahead")
         if not getattr(loader_iterator, "_in_order", True):
             raise Error(UNORDERED)
-        self.ahead = workers * prefetch
+        self.prefetch_depth = workers * prefetch_factor
         return loader_iterator
 
-    def _is_asked_ahead(self):
-        """Whether a loader with workers asks before training takes a batch: the first questions. Raises `Error` if its own count differs."""
-        taken = max(0, self.asked - self.ahead)
-        loader_iterator = self.now.loader_iterator()
+    def _check_no_loader_behind(self, frame):
+        """Raises `Error` if a loader with workers asks through something in between."""
+        frame = frame.f_back
+        while frame is not None:
+            if _belongs_to_a_loader(frame):
+                loader_iterator = frame.f_locals.get("self")
+                if getattr(loader_iterator, "_num_workers", 0):
+                    self._refuse(
+                        loader_iterator, "something stands between the loader and the sampler"
+                    )
+            frame = frame.f_back
+
+    def _is_prefetch(self):
+        """Whether a loader with workers asks before training takes its first batch.
+
+        Raises `Error` if the loader's own count is another one.
+        """
+        taken = max(0, self.requests - self.prefetch_depth)
+        loader_iterator = self.current.loader_iterator()
         handed_out = getattr(loader_iterator, "_rcvd_idx", None)
         if handed_out != taken:
             self._refuse(
                 loader_iterator,
-                f"by its own count it hands out batch {handed_out}, by its questions batch {taken}",
+                f"by its own count it hands out batch {handed_out}, "
+                f"by its questions batch {taken}",
             )
         return taken == 0
 
     def _refuse(self, loader_iterator, what):
-        raise Error(
-            UNKNOWN_LOADER.format(
-                kind=type(loader_iterator).__name__, version=torch.__version__, what=what
-            )
-        )
+        kind = type(loader_iterator).__name__
+        raise Error(UNKNOWN_LOADER.format(kind=kind, version=torch.__version__, what=what))
 
-    def _share_out(self, order):
-        """Keep this rank's share of an epoch's order, of each whole batch a row; of a range nothing has to be kept."""
-        size, mine, length = world_size(), rank(), self.sampler.batch_size
+    # The indices.
+
+    def _keep_share(self, order):
+        """Keep this rank's share of an epoch's order, and let go of the rest."""
         if isinstance(order, range):
-            self.shares = order
+            self.order = order
             return
-        whole = len(order) // length * length
-        batches = order[:whole].reshape(-1, length)
-        self.shares = np.ascontiguousarray(
-            batches[:, mine::size] if mine < length else batches[:, :1]
-        )
-        self.ragged = _share_of(order[whole:], mine, size).copy()
+        mine = rank()
+        ranks = world_size()
+        batch_size = self.sampler.batch_size
+        in_full_batches = len(order) // batch_size * batch_size
+        batches = order[:in_full_batches].reshape(-1, batch_size)
+        has_a_share = mine < batch_size
+        shares = batches[:, mine::ranks] if has_a_share else batches[:, :1]
+        self.shares = np.ascontiguousarray(shares)
+        self.ragged_share = _share_of(order[in_full_batches:], mine, ranks).copy()
 
-    def _deal(self, number):
-        """This rank's indices of the batch that comes `number` steps after the first of this pass."""
-        step = self.now.first + number
+    def _indices_of(self, number):
+        """This rank's indices of the batch that comes `number` steps after this pass began."""
+        step = self.current.first_step + number
         if step >= len(self.sampler):
             raise StopIteration
-        if isinstance(self.shares, range):
-            batch = self.shares[step * self.sampler.batch_size :][: self.sampler.batch_size]
+        if self.order is not None:
+            batch_size = self.sampler.batch_size
+            first_sample = step * batch_size
+            batch = self.order[first_sample : first_sample + batch_size]
             return list(_share_of(batch, rank(), world_size()))
-        return (self.shares[step] if step < len(self.shares) else self.ragged).tolist()
+        if step < len(self.shares):
+            return self.shares[step].tolist()
+        return self.ragged_share.tolist()
+
+    def indices_of_all_steps(self):
+        for number in range(len(self.sampler) - self.current.first_step):
+            yield self._indices_of(number)
+
+
+def _share_of(batch, mine, ranks):
+    """This rank's part of a batch; one sample, to be given weight 0, if there is none for it."""
+    share = batch[mine::ranks]
+    return share if len(share) else batch[:1]
 
 
 def _handled_exception():
@@ -602,74 +741,81 @@ def _handled_exception():
     return None if error is None else id(error)
 
 
-def _share_of(batch, mine, size):
-    share = batch[mine::size]
-    return share if len(share) else batch[:1]
-
-
 def _module_of(frame):
     return frame.f_globals.get("__name__") or ""
 
 
-def _is_of_a_loader(frame):
-    return _module_of(frame) == "torch.utils.data.dataloader" or _module_of(frame).startswith(
-        "torchdata."
-    )
+def _belongs_to_a_loader(frame):
+    module = _module_of(frame)
+    return module == "torch.utils.data.dataloader" or module.startswith("torchdata.")
 
 
 class EvalSampler:
-    """Deals every one of `length` samples to exactly one rank, in order, with no padding; a rank may get none.
+    """Deals each of `length` samples to exactly one rank, in order and without padding.
 
-    Iterating yields lists of at most `batch_size` indices. Evaluate on `model.module`: a forward pass of the DDP wrapper may wait
-    for ranks that have fewer batches.
+    A rank may get none. Iterating yields lists of at most `batch_size` indices. Evaluate on
+    `model.module`: a forward pass of the DDP wrapper may wait for ranks that have fewer batches.
     """
 
-    def __init__(self, length, batch_size):
-        self.batch_size, self.indices = batch_size, range(rank(), length, world_size())
+    def __init__(self, length: int, batch_size: int):
+        self.batch_size = batch_size
+        self.indices = range(rank(), length, world_size())
 
-    def __len__(self):
+    def __len__(self) -> int:
+        """Batches of this rank."""
         return -(-len(self.indices) // self.batch_size)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[list[int]]:
         for start in range(0, len(self.indices), self.batch_size):
             reporting.made_progress()
             yield list(self.indices[start : start + self.batch_size])
 
 
-def split(length, fractions, *, seed=0):
+def split(length: int, fractions: Sequence[float], *, seed: int = 0) -> list[np.ndarray]:
     """Split `range(length)` at random into disjoint parts, the same on every rank.
 
-    `fractions` are the shares of all parts but the first, which gets the rest: `split(100, [0.1])` returns (90 indices, 10 indices).
-    Returns a list of sorted int64 arrays. Raises `Error` unless the shares are positive and leave something for the first part.
+    `fractions` are the shares of all parts but the first, which gets the rest: `split(100, [0.1])`
+    returns (90 indices, 10 indices). Returns a list of sorted int64 arrays. Raises `Error` unless
+    the shares are positive and leave something for the first part.
     """
-    if not all(share > 0 for share in fractions) or not sum(fractions) < 1:
-        raise Error(f"split takes positive fractions that sum to less than 1, not {fractions}.")
+    _check_fractions(fractions)
     order = np.random.default_rng(seed).permutation(length)
     first = 1 - sum(fractions)
     bounds = np.round(length * np.cumsum([first, *fractions])[:-1]).astype(int)
     return [np.sort(part) for part in np.split(order, bounds)]
 
 
-def stratified_split(targets, fractions, *, seed=0):
-    """Split the samples at random into disjoint parts, the same on every rank, each with every class in its proportion.
+def _check_fractions(fractions):
+    are_positive = all(share > 0 for share in fractions)
+    leave_something = sum(fractions) < 1
+    if not are_positive or not leave_something:
+        raise Error(f"split takes positive fractions that sum to less than 1, not {fractions}.")
 
-    `targets` is the class (int) of each sample; `fractions` are those of `split`. A class has at least one sample in each part.
-    Returns a list of sorted int64 arrays. Raises `Error` for fractions that `split` refuses, and for a class that is too small.
+
+def stratified_split(
+    targets: Sequence[int], fractions: Sequence[float], *, seed: int = 0
+) -> list[np.ndarray]:
+    """Split the samples at random into disjoint parts, each with every class in its proportion.
+
+    `targets` is the class (int) of each sample; `fractions` are those of `split`. A class has at
+    least one sample in each part. The parts are the same on every rank. Returns a list of sorted
+    int64 arrays. Raises `Error` for fractions that `split` refuses, and for a class that is too
+    small.
     """
-    split(1, fractions)
-    targets, parts = np.asarray(targets), [[] for _ in range(len(fractions) + 1)]
+    _check_fractions(fractions)
+    targets = np.asarray(targets)
+    parts = [[] for _ in range(len(fractions) + 1)]
     for label in np.unique(targets):
-        members = np.random.default_rng([seed, label]).permutation(
-            np.flatnonzero(targets == label)
-        )
+        members = np.flatnonzero(targets == label)
+        members = np.random.default_rng([seed, label]).permutation(members)
         counts = [max(1, math.floor(len(members) * share + 1e-9)) for share in fractions]
         if sum(counts) >= len(members):
             raise Error(
-                f"Class {label} has only {len(members)} samples, too few for {len(parts)} parts in which it must not be missing. "
-                "Add samples, or leave the class out."
+                f"Class {label} has only {len(members)} samples, too few for {len(parts)} parts "
+                "in which it must not be missing. Add samples, or leave the class out."
             )
-        for part, chosen in zip(
-            parts, np.split(members, np.cumsum([len(members) - sum(counts), *counts])[:-1])
-        ):
+        rest = len(members) - sum(counts)
+        bounds = np.cumsum([rest, *counts])[:-1]
+        for part, chosen in zip(parts, np.split(members, bounds)):
             part.append(chosen)
     return [np.sort(np.concatenate(part)) for part in parts]

@@ -1,16 +1,18 @@
-"""The store through which ranks meet: keys and values, held by rank 0, for those who know the run's secret and nobody else.
+"""The store through which ranks meet: keys and values, held by rank 0, for the run's ranks only.
 
 torch's own `TCPStore` answers whoever connects: another user of the host could take a rank, change
-what ranks tell each other, or stop the run. Here both ends prove that they know the secret before
-either says anything else (HMAC-SHA256 of the other's random number), and every message carries such
-a proof as well, so that nobody on the way can change one. What is sent is not encrypted: keep no
-secrets in the store. Nothing is unpickled.
+what ranks tell each other, or stop the run. Here both ends prove that they know the run's secret
+before either says anything else (HMAC-SHA256 of the other's random number), and every message
+carries such a proof as well, so that nobody in between can change one. Messages are not encrypted:
+keep no secrets in the store. Nothing is unpickled.
 
 Relies on a secret that is hard to guess (`secret`). Promises: a connection that says nothing, or
-nonsense, is closed after a while and disturbs nobody; a rank's threads may wait at the same time.
+nonsense, is closed after a while and disturbs nobody; several threads of a rank may wait at the
+same time.
 """
 
 import contextlib
+import datetime
 import hmac
 import json
 import os
@@ -23,42 +25,55 @@ import time
 import torch.distributed as dist
 
 GREETING = b"ddp-store-1\n"
-NONCE = MAC = 32  # bytes
+NONCE = 32  # bytes of the random number over which the other end has to make a proof
+MAC = 32  # bytes of a proof
 HEAD = struct.Struct("!Q")  # the length of what follows a message's proof
 HANDSHAKE_TIMEOUT = 10.0  # seconds that a connection has to prove itself
-MOST_STRANGERS = 128  # connections that have not yet; one more, and the oldest is closed
+MOST_STRANGERS = 128  # connections that have not done so; with one more, the oldest is closed
 ACCEPT_INTERVAL = 0.05  # seconds between two connections once all ranks are in
 PIECE = 2**20  # bytes read at once
 
 
 class StrangerError(ConnectionError):
-    """Who answers does not know the run's secret: another program, another run, or another secret."""
+    """Whoever answers does not know the run's secret: another program, another run or secret."""
 
 
-def proof(key, *parts):
+def proof(key: bytes, *parts: bytes) -> bytes:
+    """That whoever made it knows `key`: the HMAC-SHA256 of `parts`, 32 bytes."""
     return hmac.digest(key, b"".join(parts), "sha256")
 
 
 class Channel:
-    """Messages over a connection whose ends have proved themselves. Each is a JSON list and some bytes."""
+    """Messages over a connection whose ends have proved themselves.
 
-    def __init__(self, key, mine, other):
-        self.key, self.mine, self.other = key, mine, other
-        self.sent = self.received = 0
+    A message is a JSON list and some blobs (bytes). It travels as length, proof and body; the body
+    is the length of its head, the head (the message and the lengths of the blobs) and the blobs.
+    The proof covers the message's number, so that none can be repeated or left out.
+    """
 
-    def pack(self, message, *blobs):
+    def __init__(self, key: bytes, mine: bytes, other: bytes):
+        self.key = key
+        self.mine = mine  # the name of this end, which is part of its proofs
+        self.other = other
+        self.sent = 0
+        self.received = 0
+
+    def pack(self, message: list, *blobs: bytes) -> bytes:
         head = json.dumps([message, [len(blob) for blob in blobs]]).encode()
         body = b"".join([HEAD.pack(len(head)), head, *blobs])
-        number, self.sent = self.sent, self.sent + 1
-        return b"".join(
-            [HEAD.pack(len(body)), proof(self.key, self.mine, HEAD.pack(number), body), body]
-        )
+        number = HEAD.pack(self.sent)
+        self.sent += 1
+        mac = proof(self.key, self.mine, number, body)
+        return b"".join([HEAD.pack(len(body)), mac, body])
 
-    def unpack(self, mac, body):
-        number, self.received = self.received, self.received + 1
-        if not hmac.compare_digest(mac, proof(self.key, self.other, HEAD.pack(number), body)):
+    def unpack(self, mac: bytes, body: bytes) -> tuple[list, list[bytes]]:
+        """(the message, its blobs). Raises `StrangerError` if the proof is wrong."""
+        number = HEAD.pack(self.received)
+        self.received += 1
+        if not hmac.compare_digest(mac, proof(self.key, self.other, number, body)):
             raise StrangerError("a message was changed on its way")
-        start = HEAD.size + HEAD.unpack_from(body)[0]
+        (length_of_head,) = HEAD.unpack_from(body)
+        start = HEAD.size + length_of_head
         message, lengths = json.loads(body[HEAD.size : start])
         blobs = []
         for length in lengths:
@@ -68,15 +83,19 @@ class Channel:
 
 
 class Server:
-    """Holds the values; one thread of rank 0 answers all. `listener` is a bound socket."""
+    """Holds the values; one thread of rank 0 answers everybody. `listener` is a bound socket."""
 
-    def __init__(self, listener, key):
-        self.listener, self.key, self.port = listener, key, listener.getsockname()[1]
-        self.values, self.waiting = {}, {}
+    def __init__(self, listener: socket.socket, key: bytes):
+        self.listener = listener
+        self.key = key
+        self.port = listener.getsockname()[1]
+        self.values = {}
+        self.waiting = {}  # key -> the requests that wait for it
+        self.strangers = {}  # connection without a proof so far -> when it came, oldest first
+        self.accept_interval = 0.0
+        self.next_accept = 0.0
         self.selector = selectors.DefaultSelector()
-        self.strangers = {}  # connection -> when it came, oldest first
-        self.accept_interval, self.next_accept = 0.0, 0.0
-        self.wake, self.told = socket.socketpair()
+        self.wake, self.told = socket.socketpair()  # closing `told` ends the thread
         for end in (listener, self.wake):
             end.setblocking(False)
             self.selector.register(end, selectors.EVENT_READ)
@@ -85,156 +104,186 @@ class Server:
         self.thread.start()
 
     @property
-    def address(self):
+    def address(self) -> tuple[str, int]:
         """(host, port) by which this host reaches it."""
         host = self.listener.getsockname()[0]
-        return {"::": "::1", "0.0.0.0": "127.0.0.1"}.get(host, host), self.port
+        to_this_host = {"::": "::1", "0.0.0.0": "127.0.0.1"}
+        return to_this_host.get(host, host), self.port
 
-    def slow_down(self):
-        """All ranks are in: whoever else knocks must not cost rank 0 any time."""
+    def slow_down(self) -> None:
+        """All ranks are in: from now on, whoever else connects must not cost rank 0 any time."""
         self.accept_interval = ACCEPT_INTERVAL
 
-    def close(self):
+    def close(self) -> None:
+        """End the thread; the ranks' connections are closed."""
         self.told.close()
         self.thread.join()
 
     def _serve(self):
         while True:
-            for key, events in self.selector.select(self._until_next()):
+            for key, events in self.selector.select(self._seconds_to_next_check()):
                 if key.fileobj is self.listener:
                     self._accept()
                 elif key.fileobj is self.wake:
-                    return self._end()
+                    return self._close_everything()
                 else:
                     self._attend(key.data, events)
-            self._look_at_strangers()
+            self._check_the_time()
 
-    def _until_next(self):
+    def _seconds_to_next_check(self):
         if not self.listening:
             return ACCEPT_INTERVAL
         return HANDSHAKE_TIMEOUT / 4 if self.strangers else None
 
-    def _accept(self):
-        try:
-            connection, _ = self.listener.accept()
-        except OSError:  # it has gone already; or no descriptor is left, and strangers have to go
-            self._close_stranger()
-            self._pause(ACCEPT_INTERVAL)
-        else:
-            guest = Guest(connection)
-            self.selector.register(connection, selectors.EVENT_READ, guest)
-            self.strangers[guest] = time.monotonic()
-            if len(self.strangers) > MOST_STRANGERS:
-                self._close_stranger()
-            if self.accept_interval:
-                self._pause(self.accept_interval)
-
-    def _pause(self, seconds):
-        self.selector.unregister(self.listener)
-        self.listening, self.next_accept = False, time.monotonic() + seconds
-
-    def _look_at_strangers(self):
+    def _check_the_time(self):
+        """Close strangers that have taken too long, and listen again after a pause."""
         now = time.monotonic()
-        while self.strangers and now - next(iter(self.strangers.values())) > HANDSHAKE_TIMEOUT:
-            self._close_stranger()
+        while self.strangers:
+            arrival_of_oldest = next(iter(self.strangers.values()))
+            if now - arrival_of_oldest <= HANDSHAKE_TIMEOUT:
+                break
+            self._close_oldest_stranger()
         if not self.listening and time.monotonic() >= self.next_accept:
             self.selector.register(self.listener, selectors.EVENT_READ)
             self.listening = True
 
-    def _close_stranger(self):
-        """Close the oldest, if there is one."""
+    # Connections come and go.
+
+    def _accept(self):
+        try:
+            end, _ = self.listener.accept()
+        except OSError:  # it has gone already, or there is no descriptor left: strangers must go
+            self._close_oldest_stranger()
+            self._pause_listening(ACCEPT_INTERVAL)
+            return
+        connection = Connection(end)
+        self.selector.register(end, selectors.EVENT_READ, connection)
+        self.strangers[connection] = time.monotonic()
+        if len(self.strangers) > MOST_STRANGERS:
+            self._close_oldest_stranger()
+        if self.accept_interval:
+            self._pause_listening(self.accept_interval)
+
+    def _pause_listening(self, seconds):
+        self.selector.unregister(self.listener)
+        self.listening = False
+        self.next_accept = time.monotonic() + seconds
+
+    def _close_oldest_stranger(self):
         if self.strangers:
             self._close(next(iter(self.strangers)))
 
-    def _close(self, guest):
-        self.strangers.pop(guest, None)
-        self.selector.unregister(guest.connection)
-        guest.connection.close()
-        guest.closed = True
+    def _close(self, connection):
+        self.strangers.pop(connection, None)
+        self.selector.unregister(connection.socket)
+        connection.socket.close()
+        connection.closed = True
 
-    def _end(self):
+    def _close_everything(self):
         for key in list(self.selector.get_map().values()):
             key.fileobj.close()
         if not self.listening:
             self.listener.close()
         self.selector.close()
 
-    def _attend(self, guest, events):
-        if guest.closed:  # a moment ago, to make room
+    # What a connection sends.
+
+    def _attend(self, connection, events):
+        if connection.closed:  # in this same round, to make room
             return
         try:
             if events & selectors.EVENT_WRITE:
-                guest.write()
+                connection.write()
             if events & selectors.EVENT_READ:
-                self._read(guest)
+                self._read(connection)
         except Exception:  # it has gone, or talks nonsense: whatever it was, the others go on
-            self._close(guest)
+            self._close(connection)
             return
-        self._want(guest)
+        self._update_events(connection)
 
-    def _want(self, guest):
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if guest.unsent else 0)
-        if not guest.closed and wanted != guest.wanted:
-            self.selector.modify(guest.connection, wanted, guest)
-            guest.wanted = wanted
+    def _update_events(self, connection):
+        """Have the selector watch for what this connection waits for."""
+        events = selectors.EVENT_READ
+        if connection.unsent:
+            events |= selectors.EVENT_WRITE
+        if not connection.closed and events != connection.events:
+            self.selector.modify(connection.socket, events, connection)
+            connection.events = events
 
-    def _read(self, guest):
-        if not guest.fill():
+    def _read(self, connection):
+        if not connection.fill():
             raise ConnectionError("it has closed the connection")
-        while (piece := guest.take()) is not None:
-            if guest.channel is None:
-                self._greet(guest, piece)
-            elif guest.mac is None:
-                guest.mac, guest.needed = piece[HEAD.size :], HEAD.unpack_from(piece)[0]
+        while True:
+            piece = connection.take()
+            if piece is None:
+                return
+            if connection.channel is None:
+                self._shake_hands(connection, piece)
+            elif connection.mac is None:
+                (connection.needed,) = HEAD.unpack_from(piece)
+                connection.mac = piece[HEAD.size :]
             else:
-                message, blobs = guest.channel.unpack(guest.mac, piece)
-                guest.mac, guest.needed = None, HEAD.size + MAC
-                self._answer(guest, message, blobs)
+                message, blobs = connection.channel.unpack(connection.mac, piece)
+                connection.mac = None
+                connection.needed = HEAD.size + MAC
+                self._answer(connection, message, blobs)
 
-    def _greet(self, guest, piece):
-        if guest.nonces is None:
+    def _shake_hands(self, connection, piece):
+        """First a greeting with a random number, then the proof: see `connect`."""
+        if connection.nonces is None:
             if not piece.startswith(GREETING):
                 raise StrangerError("another protocol")
-            guest.nonces = piece[len(GREETING) :] + os.urandom(NONCE)
-            guest.unsent += guest.nonces[NONCE:] + proof(self.key, b"server", guest.nonces)
-            guest.needed = MAC
-            guest.write()
-        elif hmac.compare_digest(piece, proof(self.key, b"client", guest.nonces)):
-            session = proof(self.key, b"session", guest.nonces)
-            guest.channel, guest.needed = Channel(session, b"server", b"client"), HEAD.size + MAC
-            self.strangers.pop(guest, None)
+            theirs = piece[len(GREETING) :]
+            mine = os.urandom(NONCE)
+            connection.nonces = theirs + mine
+            connection.unsent += mine + proof(self.key, b"server", connection.nonces)
+            connection.needed = MAC
+            connection.write()
+        elif hmac.compare_digest(piece, proof(self.key, b"client", connection.nonces)):
+            session = proof(self.key, b"session", connection.nonces)
+            connection.channel = Channel(session, b"server", b"client")
+            connection.needed = HEAD.size + MAC
+            self.strangers.pop(connection, None)
         else:
             raise StrangerError("it does not know the secret")
 
-    def _answer(self, guest, message, blobs):
+    # What it is answered.
+
+    def _answer(self, connection, message, blobs):
         number, what, *arguments = message
         if what == "wait":
-            lacking = [key for key in arguments[0] if key not in self.values]
-            self._reply_when(guest, number, set(lacking), arguments[0] if arguments[1] else [])
+            self._reply_once_set(connection, number, *arguments)
             return
-        found, values = getattr(self, f"_do_{what}")(*arguments, *blobs)
-        self._reply(guest, number, found, values)
+        answer = getattr(self, f"_do_{what}")
+        result, values = answer(*arguments, *blobs)
+        self._reply(connection, number, result, values)
 
-    def _reply(self, guest, number, found=None, values=()):
-        if not guest.closed:
-            guest.unsent += guest.channel.pack([number, found], *values)
-            with contextlib.suppress(OSError):  # the next read finds out
-                guest.write()
-            self._want(guest)
+    def _reply(self, connection, number, result=None, values=()):
+        if connection.closed:
+            return
+        connection.unsent += connection.channel.pack([number, result], *values)
+        with contextlib.suppress(OSError):  # the next read finds out
+            connection.write()
+        self._update_events(connection)
 
-    def _reply_when(self, guest, number, lacking, wanted):
-        if not lacking:
-            return self._reply(guest, number, None, [self.values[key] for key in wanted])
-        request = (guest, number, lacking, wanted)
-        for key in lacking:
+    def _reply_once_set(self, connection, number, keys, with_values):
+        """Reply as soon as all keys are there, with their values if those are asked for."""
+        missing = {key for key in keys if key not in self.values}
+        wanted = keys if with_values else []
+        if not missing:
+            self._reply(connection, number, None, [self.values[key] for key in wanted])
+            return
+        request = (connection, number, missing, wanted)
+        for key in missing:
             self.waiting.setdefault(key, []).append(request)
 
     def _put(self, key, value):
         self.values[key] = value
-        for guest, number, lacking, wanted in self.waiting.pop(key, ()):
-            lacking.discard(key)
-            if not lacking:
-                self._reply(guest, number, None, [self.values.get(each, b"") for each in wanted])
+        for connection, number, missing, wanted in self.waiting.pop(key, ()):
+            missing.discard(key)
+            if not missing:
+                values = [self.values.get(each, b"") for each in wanted]
+                self._reply(connection, number, None, values)
 
     def _do_set(self, keys, *values):
         for key, value in zip(keys, values, strict=True):
@@ -261,26 +310,37 @@ class Server:
 
     def _do_compare(self, key, expected, desired):
         present = self.values.get(key)
-        if present == expected or (present is None and not expected):
+        if present is None:
+            is_as_expected = not expected
+        else:
+            is_as_expected = present == expected
+        if is_as_expected:
             self._put(key, desired)
-            present = desired
+            return None, (desired,)
         return None, (expected if present is None else present,)
 
 
-class Guest:
+class Connection:
     """A connection as the server sees it: what it has sent, what it is still to get."""
 
-    def __init__(self, connection):
-        connection.setblocking(False)
+    def __init__(self, end):
+        end.setblocking(False)
         with contextlib.suppress(OSError):  # a pair of sockets has no such option
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.connection, self.wanted, self.closed = connection, selectors.EVENT_READ, False
-        self.received, self.unsent = bytearray(), bytearray()
-        self.needed, self.nonces, self.channel, self.mac = len(GREETING) + NONCE, None, None, None
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = end
+        self.closed = False
+        self.events = selectors.EVENT_READ  # that the selector watches for
+        self.received = bytearray()
+        self.unsent = bytearray()
+        self.needed = len(GREETING) + NONCE  # bytes of the next piece
+        self.nonces = None  # both random numbers, from the greeting on
+        self.channel = None  # from the proof on
+        self.mac = None  # of the message whose body comes next
 
     def fill(self):
+        """Receive what is there. False if the other end has closed."""
         try:
-            piece = self.connection.recv(PIECE)
+            piece = self.socket.recv(PIECE)
         except BlockingIOError:
             return True
         self.received += piece
@@ -295,26 +355,34 @@ class Guest:
         return piece
 
     def write(self):
+        """Send what the socket takes now."""
         with contextlib.suppress(BlockingIOError):
             while self.unsent:
-                del self.unsent[: self.connection.send(memoryview(self.unsent)[:PIECE].tobytes())]
+                piece = memoryview(self.unsent)[:PIECE].tobytes()
+                sent = self.socket.send(piece)
+                del self.unsent[:sent]
 
 
-def connect(host, port, key, timeout):
-    """A `Store` at an address. Raises `StrangerError` if who answers does not know the key, else OSError."""
+def connect(host: str, port: int, key: bytes, timeout: float) -> "Store":
+    """A `Store` at an address; `timeout` is in seconds.
+
+    Raises `StrangerError` if whoever answers does not know the key, else OSError.
+    """
     connection = socket.create_connection((host, port), timeout=timeout)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        nonce = os.urandom(NONCE)
-        connection.sendall(GREETING + nonce)
+        mine = os.urandom(NONCE)
+        connection.sendall(GREETING + mine)
         answer = _read_exactly(connection, NONCE + MAC)
-        nonces = nonce + answer[:NONCE]
+        theirs = answer[:NONCE]
+        nonces = mine + theirs
         if not hmac.compare_digest(answer[NONCE:], proof(key, b"server", nonces)):
             raise StrangerError("who answers there does not know the secret of this run")
         connection.sendall(proof(key, b"client", nonces))
         connection.settimeout(None)
-        return Store(connection, Channel(proof(key, b"session", nonces), b"client", b"server"))
+        session = proof(key, b"session", nonces)
+        return Store(connection, Channel(session, b"client", b"server"))
     except BaseException:
         connection.close()
         raise
@@ -331,43 +399,59 @@ def _read_exactly(connection, count):
 
 
 class Store(dist.Store):
-    """A rank's end: the interface of `torch.distributed.Store`, for its threads side by side.
+    """A rank's end: the interface of `torch.distributed.Store`, for several threads at once.
 
-    `private` is False where there was no secret to know: then anybody may have written what is there.
+    Requests are numbered. A thread of the store's own receives the answers and hands each to
+    whoever asked. Methods raise `DistStoreError` when time is up, `DistNetworkError` when the
+    server has gone. `private` is False if there was no secret to know: then anybody may have
+    written what is there.
     """
 
     private = True
 
-    def __init__(self, connection, channel):
+    def __init__(self, connection: socket.socket, channel: Channel):
         super().__init__()
-        self._connection, self._channel = connection, channel
-        self._sending, self._answers, self._number, self._ended = threading.Lock(), {}, 0, None
+        self._connection = connection
+        self._channel = channel
+        self._lock = threading.Lock()  # for sending, and for the attributes below
+        self._number = 0  # of the last request
+        self._answers = {}  # request that waits -> function to call with its answer
+        self._ended = None  # why the connection has ended
         threading.Thread(target=self._receive, daemon=True, name="ddp-store-answers").start()
 
     def _receive(self):
         why = "Connection closed by peer"
         try:
             while True:
-                head = _read_exactly(self._connection, HEAD.size + MAC)
-                body = _read_exactly(self._connection, HEAD.unpack_from(head)[0])
-                (number, found), blobs = self._channel.unpack(head[HEAD.size :], body)
-                with self._sending:
-                    deliver = self._answers.pop(number, None)
-                if deliver is not None:
-                    deliver((found, blobs))
+                self._receive_answer()
         except (OSError, ValueError) as error:
             why = f"{why} ({error})"
-        with self._sending:
-            self._ended, waiting = why, list(self._answers.values())
+        with self._lock:
+            self._ended = why
+            waiting = list(self._answers.values())
             self._answers.clear()
         for deliver in waiting:
             deliver(None)
 
+    def _receive_answer(self):
+        head = _read_exactly(self._connection, HEAD.size + MAC)
+        (length,) = HEAD.unpack_from(head)
+        body = _read_exactly(self._connection, length)
+        (number, result), blobs = self._channel.unpack(head[HEAD.size :], body)
+        with self._lock:
+            deliver = self._answers.pop(number, None)
+        if deliver is not None:
+            deliver((result, blobs))
+
     def _send(self, deliver, message, blobs=()):
-        """Ask; `deliver` is called with the answer, by another thread, or with None if there is none."""
-        with self._sending:
+        """Send a request; returns its number.
+
+        Another thread calls `deliver` with the answer, or with None if there will be none.
+        """
+        with self._lock:
             if self._ended is None:
-                number = self._number = self._number + 1
+                self._number += 1
+                number = self._number
                 self._answers[number] = deliver
                 try:
                     self._connection.sendall(self._channel.pack([number, *message], *blobs))
@@ -381,27 +465,46 @@ class Store(dist.Store):
         return dist.DistNetworkError(f"{self._ended}: rank 0, which holds the store, has ended.")
 
     def _ask(self, *message, blobs=(), timeout=None, what="an answer"):
-        answered, answer = threading.Event(), []
-        number = self._send(lambda it: (answer.append(it), answered.set()), message, blobs)
-        seconds = (self.timeout if timeout is None else timeout).total_seconds()
+        """Send a request and wait; returns (result, blobs)."""
+        answered = threading.Event()
+        answer = None
+
+        def deliver(received):
+            nonlocal answer
+            answer = received
+            answered.set()
+
+        number = self._send(deliver, message, blobs)
+        if timeout is None:
+            timeout = self.timeout
+        seconds = timeout.total_seconds()
         if not answered.wait(seconds):
-            with self._sending:
+            with self._lock:
                 self._answers.pop(number, None)
             raise dist.DistStoreError(f"wait timeout after {seconds:g} s, {what}")
-        if answer[0] is None:
+        if answer is None:
             raise self._lost()
-        return answer[0]
+        return answer
 
-    def call_when_set(self, key, function):
+    def _ask_to_wait(self, keys, with_values, timeout):
+        what = f"keys: {', '.join(keys)}"
+        return self._ask("wait", list(keys), with_values, timeout=timeout, what=what)
+
+    def call_when_set(self, key: str, function) -> None:
         """Have another thread call `function()` as soon as the key is there."""
-        self._send(
-            lambda answer: function() if answer is not None else None, ["wait", [key], False]
-        )
 
-    def close(self):
+        def deliver(answer):
+            if answer is not None:
+                function()
+
+        self._send(deliver, ["wait", [key], False])
+
+    def close(self) -> None:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
+
+    # The interface of torch's stores. Values are str or bytes; what comes back is bytes.
 
     def set(self, key, value):
         self.multi_set([key], [value])
@@ -412,13 +515,12 @@ class Store(dist.Store):
     def get(self, key):
         return self.multi_get([key])[0]
 
-    def multi_get(self, keys, timeout=None):
-        return self._ask(
-            "wait", list(keys), True, timeout=timeout, what=f"keys: {', '.join(keys)}"
-        )[1]
+    def multi_get(self, keys, timeout: datetime.timedelta | None = None):
+        _, values = self._ask_to_wait(keys, True, timeout)
+        return values
 
-    def wait(self, keys, timeout=None):
-        self._ask("wait", list(keys), False, timeout=timeout, what=f"keys: {', '.join(keys)}")
+    def wait(self, keys, timeout: datetime.timedelta | None = None):
+        self._ask_to_wait(keys, False, timeout)
 
     def add(self, key, amount):
         return self._ask("add", key, amount)[0]
@@ -439,7 +541,8 @@ class Store(dist.Store):
         self._ask("append", key, blobs=[_bytes(value)])
 
     def compare_set(self, key, expected, desired):
-        return self._ask("compare", key, blobs=[_bytes(expected), _bytes(desired)])[1][0]
+        _, values = self._ask("compare", key, blobs=[_bytes(expected), _bytes(desired)])
+        return values[0]
 
     def has_extended_api(self):
         return True
