@@ -203,7 +203,7 @@ class ImageFolder(torch.utils.data.Dataset):
         self._index(row for row in self._rows if row not in bad)
 
     def _damaged_among(self, rows):
-        """Decode the images that are not kept: row -> what is wrong with those that are damaged."""
+        """Decode the images that are not kept: row -> what is wrong, if something is."""
         bad = {}
         for start in range(0, len(rows), BATCH):
             batch = [row for row in rows[start : start + BATCH] if self._get_kept(row) is None]
