@@ -1,10 +1,13 @@
-"""Set-up: a virtual environment with everything in it. `make setup` runs this file with any Python of 3.11 or newer; nothing but Python is needed.
+"""Set-up: a virtual environment with everything in it.
 
     VENV=.venv TORCH="--index-url URL" python3 install.py
 
-VENV is the folder, TORCH what pip is told for torch and torchvision alone. Before anything is installed it looks at what usually goes
-wrong: a folder that is not yours, too small a disk, no way to the package index. Whatever pip is told by its own settings (an index, a
-proxy, PIP_NO_INDEX with a wheel house) holds. A first set-up that was interrupted is started afresh; pip keeps what it has downloaded.
+`make setup` runs this file with any Python of 3.11 or newer; nothing but Python is needed. VENV is
+the folder, TORCH what pip is told for torch and torchvision alone. Before anything is installed,
+what usually goes wrong is checked: a folder that is not yours, too small a disk, no way to the
+package index. What pip is told by its own settings (an index, a proxy, PIP_NO_INDEX with a wheel
+house) holds. Promises: a first set-up that was interrupted is started afresh; pip keeps what it
+has downloaded.
 """
 
 import ast
@@ -27,10 +30,11 @@ ROOM_TO_DOWNLOAD = 0.5e9  # bytes of the packages as they come
 REACH_TIMEOUT = 10  # seconds that a package index has to answer
 QUIET_INTERVAL = 10  # seconds between two lines where nobody looks at a terminal
 INDEX = "https://pypi.org/simple"
+OTHER_WAYS = {"no-index", "find-links", "extra-index-url", "proxy", "cert"}  # of pip to packages
 
 
 class Refused(Exception):
-    """What keeps the set-up from going on, and what to do."""
+    """What keeps the set-up from going on, and what to do about it."""
 
 
 def main():
@@ -51,64 +55,73 @@ def main():
     (folder / "installed").touch()
 
 
-def say(text):
+def say(text: str):
     print(text, flush=True)
 
 
-def check_folder(root, folder):
-    """Raise `Refused` unless one may write to the repository, and to the folder of the environment or the place where it will be."""
+def check_folder(root: Path, folder: Path):
+    """Raise `Refused` unless one may write to the repository `root`, and to `folder`.
+
+    `folder` is that of the environment, or will be.
+    """
     for place in (root, nearest(folder)):
         if not os.access(place, os.W_OK | os.X_OK):
             raise Refused(
-                f"You may not write to {place}, so nothing can be installed there. Work in a copy of the repository that is yours:\n"
+                f"You may not write to {place}, so nothing can be installed there. "
+                "Work in a copy of the repository that is yours:\n"
                 f"  git clone {shlex.quote(str(root))} ~/{root.name} && cd ~/{root.name}"
             )
-    if (
-        folder.is_dir()
-        and any(folder.iterdir())
-        and not is_environment(folder)
-        and not (folder / "unfinished").exists()
-    ):
+    is_filled = folder.is_dir() and any(folder.iterdir())
+    if is_filled and not is_environment(folder) and not is_unfinished(folder):
         raise Refused(
-            f"{folder} is there and is no virtual environment. Nothing was changed. Remove it, or name another folder: make setup VENV=…"
+            f"{folder} is there and is no virtual environment. Nothing was changed. "
+            "Remove it, or name another folder: make setup VENV=…"
         )
 
 
-def nearest(path):
+def nearest(path: Path) -> Path:
     """The folder that is there and in which `path` is, or will be."""
     while not path.is_dir():
         path = path.parent
     return path
 
 
-def is_environment(folder):
+def is_environment(folder: Path) -> bool:
     return (folder / "pyvenv.cfg").exists()
 
 
-def check_room(folder):
+def is_unfinished(folder: Path) -> bool:
+    return (folder / "unfinished").exists()
+
+
+def check_room(folder: Path):
     """Raise `Refused` for a disk that is too small for what is still to come."""
     if (folder / "installed").exists():
         return  # nobody knows how much of it is to be replaced
-    for place, needed, remedy in (
-        (
-            nearest(folder),
-            ROOM - size_of(folder),
-            "Make room there, or put the environment on another disk: make setup VENV=/path/to/.venv",
-        ),
-        (
-            Path(tempfile.gettempdir()),
-            ROOM_TO_DOWNLOAD,
-            "pip downloads to that place. Make room there, or name another one: TMPDIR=/path make setup",
-        ),
-    ):
-        free = shutil.disk_usage(place).free
-        if free < needed:
-            raise Refused(
-                f"The disk of {place} has {free / 1e9:.2f} GB free, and {needed / 1e9:.1f} GB are needed. Nothing was installed. {remedy}"
-            )
+    require_room(
+        nearest(folder),
+        ROOM - size_of(folder),
+        "Make room there, or put the environment on another disk: make setup VENV=/path/to/.venv",
+    )
+    require_room(
+        Path(tempfile.gettempdir()),
+        ROOM_TO_DOWNLOAD,
+        "pip downloads to that place. Make room there, or name another one: "
+        "TMPDIR=/path make setup",
+    )
 
 
-def size_of(folder):
+def require_room(place: Path, needed: float, remedy: str):
+    """Raise `Refused` unless the disk of `place` has so many bytes free."""
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise Refused(
+            f"The disk of {place} has {free / 1e9:.2f} GB free, "
+            f"and {needed / 1e9:.1f} GB are needed. Nothing was installed. {remedy}"
+        )
+
+
+def size_of(folder: Path) -> int:
     """Bytes of all files in a folder, 0 if there is none."""
     total = 0
     for place, _, names in os.walk(folder):
@@ -117,21 +130,18 @@ def size_of(folder):
     return total
 
 
-def make_environment(folder):
-    if is_environment(folder) and not (folder / "unfinished").exists():
+def make_environment(folder: Path):
+    """Make the virtual environment, unless a finished one is there. Raises `Refused`."""
+    if is_environment(folder) and not is_unfinished(folder):
         say(f"Bringing {folder.name}/ up to date")
         return
-    again = folder.exists()
-    say(
-        f"Setting up {folder.name}/ with Python {sys.version.split()[0]}: a few minutes, once"
-        + (
-            ". An earlier set-up was interrupted; this one starts afresh"
-            if again and any(folder.iterdir())
-            else ""
-        )
-    )
+    existed = folder.exists()
+    text = f"Setting up {folder.name}/ with Python {sys.version.split()[0]}: a few minutes, once"
+    if existed and any(folder.iterdir()):
+        text += ". An earlier set-up was interrupted; this one starts afresh"
+    say(text)
     folder.mkdir(parents=True, exist_ok=True)
-    if again:
+    if existed:
         for each in folder.iterdir():
             if each.name != "unfinished":
                 remove(each)
@@ -140,48 +150,52 @@ def make_environment(folder):
         venv.create(folder, with_pip=True, symlinks=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise Refused(
-            f"The virtual environment {folder} could not be made: {error}. On Debian and Ubuntu: apt install python3-venv"
+            f"The virtual environment {folder} could not be made: {error}. "
+            "On Debian and Ubuntu: apt install python3-venv"
         ) from None
 
 
-def remove(path):
+def remove(path: Path):
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink()
 
 
-def check_index(folder, torch):
-    """Raise `Refused` if pip's package index surely cannot be reached. Where pip has ways of its own, pip shall try."""
+def check_index(folder: Path, torch: list[str]):
+    """Raise `Refused` if a package index certainly cannot be reached.
+
+    `torch` is what pip is told for torch. Where pip has been told other ways, it is left to try
+    them.
+    """
     settings = pip_settings(folder)
-    if {"no-index", "find-links", "extra-index-url", "proxy", "cert"} & set(settings):
+    if OTHER_WAYS & set(settings):
         return
     addresses = [settings.get("index-url", INDEX)]
-    addresses += [
-        word.partition("=")[2] or after
-        for word, after in zip(torch, [*torch[1:], ""])
-        if word.startswith(("--index-url", "-i"))
-    ]
+    for word, after in zip(torch, [*torch[1:], ""]):
+        if word.startswith(("--index-url", "-i")):
+            addresses.append(word.partition("=")[2] or after)
     for address in addresses:
-        if reason := why_unreachable(address):
+        reason = why_unreachable(address)
+        if reason:
             raise Refused(
-                f"The package index {without_password(address)} cannot be reached: {reason}. Nothing was installed. Is there a network, and "
-                "does it want a proxy (HTTPS_PROXY)? Without one, pip takes wheels from a folder:\n"
+                f"The package index {without_password(address)} cannot be reached: {reason}. "
+                "Nothing was installed. Is there a network, and does it want a proxy "
+                "(HTTPS_PROXY)? Without one, pip takes wheels from a folder:\n"
                 "  PIP_NO_INDEX=1 PIP_FIND_LINKS=/path/to/wheels make setup\n"
-                "which `pip download -d /path/to/wheels -c constraints.txt '.[dev]' setuptools` fills where there is a network."
+                "which `pip download -d /path/to/wheels -c constraints.txt '.[dev]' setuptools` "
+                "fills where there is a network."
             )
 
 
-def pip_settings(folder):
-    """What pip has been told by its files and by the environment: a dict of option -> text."""
-    said = subprocess.run(
-        [python_of(folder), "-m", "pip", "config", "list"], capture_output=True, text=True
-    ).stdout
+def pip_settings(folder: Path) -> dict[str, str]:
+    """What pip has been told by its files and by the environment: option -> text."""
+    command = [python_of(folder), "-m", "pip", "config", "list"]
+    listing = subprocess.run(command, capture_output=True, text=True).stdout
     found = {}
-    for line in said.splitlines():
+    for line in listing.splitlines():
         name, equals, value = line.partition("=")
-        option = name.rpartition(".")[2]
-        section = name.rpartition(".")[0]
+        section, _, option = name.rpartition(".")
         if equals and section in ("global", "install", ":env:"):
             try:
                 found[option] = str(ast.literal_eval(value))
@@ -190,8 +204,8 @@ def pip_settings(folder):
     return found
 
 
-def why_unreachable(address):
-    """Why a package index gives no answer; None if it gives one, and whenever that is not certain."""
+def why_unreachable(address: str) -> str | None:
+    """Why a package index gives no answer; None if it gives one, or if that is not certain."""
     if not address.startswith(("http://", "https://")):
         return None
     try:
@@ -199,8 +213,9 @@ def why_unreachable(address):
     except urllib.error.HTTPError:
         return None  # it has answered
     except urllib.error.URLError as error:
-        certain = isinstance(error.reason, OSError) and "SSL" not in type(error.reason).__name__
-        return (error.reason.strerror or str(error.reason)) if certain else None
+        reason = error.reason
+        is_certain = isinstance(reason, OSError) and "SSL" not in type(reason).__name__
+        return (reason.strerror or str(reason)) if is_certain else None
     except TimeoutError:
         return f"no answer within {REACH_TIMEOUT} s"
     except (OSError, ValueError):
@@ -208,30 +223,23 @@ def why_unreachable(address):
     return None
 
 
-def without_password(address):
+def without_password(address: str) -> str:
     return re.sub(r"//[^/@]*@", "//", address)
 
 
-def python_of(folder):
+def python_of(folder: Path) -> str:
     return str(folder / "bin" / "python")
 
 
-def install(folder, what, arguments):
-    """Let pip install, and say what it is doing. Raises `Refused` with the reason if it fails."""
+def install(folder: Path, what: str, arguments: list[str]):
+    """Let pip install `arguments`, and print what it is doing.
+
+    Raises `Refused` with the reason if it fails.
+    """
     say(f"Installing {what} in the versions of constraints.txt")
-    command = [
-        python_of(folder),
-        "-m",
-        "pip",
-        "install",
-        "--disable-pip-version-check",
-        "--no-input",
-        "--progress-bar",
-        "off",
-        "-c",
-        "constraints.txt",
-        *arguments,
-    ]
+    pip = [python_of(folder), "-m", "pip", "install"]
+    options = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    command = [*pip, *options, "-c", "constraints.txt", *arguments]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
@@ -249,76 +257,89 @@ def install(folder, what, arguments):
         raise Refused(explain("\n".join(lines)))
 
 
-def keep_lines(stream, lines):
+def keep_lines(stream, lines: list[str]):
     for line in stream:
         lines.append(line.rstrip())
 
 
-def follow(process, lines):
-    """Until `process` ends: on a terminal one line that changes, elsewhere a line now and then."""
-    began, told, terminal = time.monotonic(), time.monotonic(), sys.stdout.isatty()
+def follow(process: subprocess.Popen, lines: list[str]):
+    """Print progress until `process`, which prints `lines`, ends.
+
+    On a terminal that is one line that changes, elsewhere a line now and then.
+    """
+    is_terminal = sys.stdout.isatty()
+    began = time.monotonic()
+    last_printed = began
     while process.poll() is None:
         time.sleep(0.2)
         now = time.monotonic()
-        text = f"  {now - began:3.0f} s  {doing(lines)}"
-        if terminal:
+        text = f"  {now - began:3.0f} s  {current_activity(lines)}"
+        if is_terminal:
             print(f"\r{text:<78.78}", end="", flush=True)
-        elif now - told >= QUIET_INTERVAL:
+        elif now - last_printed >= QUIET_INTERVAL:
             say(text)
-            told = now
-    if terminal:
+            last_printed = now
+    if is_terminal:
         print(f"\r{'':<78}\r", end="")
-    say(
-        f"  done in {time.monotonic() - began:.0f} s"
-        if process.returncode == 0
-        else f"  failed after {time.monotonic() - began:.0f} s"
-    )
+    seconds = time.monotonic() - began
+    if process.returncode == 0:
+        say(f"  done in {seconds:.0f} s")
+    else:
+        say(f"  failed after {seconds:.0f} s")
 
 
-def doing(lines):
-    """What pip does now, by what it has said."""
+def current_activity(lines: list[str]) -> str:
+    """What pip is doing now, by the `lines` it has printed."""
     for line in reversed(list(lines)):
         if line.startswith("Installing collected packages"):
             return f"writing {line.count(',') + 1} packages to the disk"
         words = line.split()
-        if words[:1] in (["Collecting"], ["Downloading"]) or words[:2] == ["Using", "cached"]:
-            return f"looking for {words[1]}" if words[0] == "Collecting" else " ".join(words)
+        if words[:1] == ["Collecting"]:
+            return f"looking for {words[1]}"
+        if words[:1] == ["Downloading"] or words[:2] == ["Using", "cached"]:
+            return " ".join(words)
     return "starting pip"
 
 
+# What pip's output looks like -> what that means, and what to do.
 CAUSES = (
     (
         r"No space left|Errno 28|Disk quota",
-        "The disk is full. Make room (an environment takes about 1.7 GB), or use another disk: make setup VENV=/path/to/.venv",
+        "The disk is full. Make room (an environment takes about 1.7 GB), or use another disk: "
+        "make setup VENV=/path/to/.venv",
     ),
     (
         r"Permission denied|Errno 13|Read-only file system",
         "A file may not be written. Work in a copy of the repository that is yours.",
     ),
     (
-        r"NewConnectionError|Max retries|Name or service|name resolution|Network is unreachable|timed out|ProxyError|SSLError|CERTIFICATE|Connection (refused|reset)",
-        "The package index did not answer. Check the network (a proxy? HTTPS_PROXY), and run the command again: what has been downloaded is kept.",
+        r"NewConnectionError|Max retries|Name or service|name resolution|Network is unreachable"
+        r"|timed out|ProxyError|SSLError|CERTIFICATE|Connection (refused|reset)",
+        "The package index did not answer. Check the network (a proxy? HTTPS_PROXY), "
+        "and run the command again: what has been downloaded is kept.",
     ),
     (
         r"ResolutionImpossible|No matching distribution|Could not find a version",
-        "A package is not to be had in the version of constraints.txt: the index, or the folder of PIP_FIND_LINKS, lacks it for this Python "
-        f"({sys.version_info[0]}.{sys.version_info[1]}) and system, or the network failed on the way.",
+        "A package is not to be had in the version of constraints.txt: "
+        "the index, or the folder of PIP_FIND_LINKS, lacks it for this Python "
+        f"({sys.version_info[0]}.{sys.version_info[1]}) and system, "
+        "or the network failed on the way.",
     ),
 )
 
 
-def explain(said):
-    """What pip's failure means, what to do, and the end of what it said."""
-    cause = next(
-        (meaning for pattern, meaning in CAUSES if re.search(pattern, said)),
-        "pip failed. Set right what it says, and run the command again.",
-    )
-    last = [
-        line
-        for line in said.splitlines()
-        if line.startswith(("ERROR", "error", "WARNING: Retrying"))
-    ][-3:] or said.splitlines()[-5:]
-    return cause + "\nWhat pip says:\n" + "\n".join(f"  {line[:300]}" for line in last)
+def explain(output: str) -> str:
+    """What pip's failure means, what to do, and the end of its output."""
+    cause = "pip failed. Set right what it says, and run the command again."
+    for pattern, meaning in CAUSES:
+        if re.search(pattern, output):
+            cause = meaning
+            break
+    lines = output.splitlines()
+    telling = ("ERROR", "error", "WARNING: Retrying")
+    last = [line for line in lines if line.startswith(telling)][-3:] or lines[-5:]
+    shown = "\n".join(f"  {line[:300]}" for line in last)
+    return f"{cause}\nWhat pip says:\n{shown}"
 
 
 if __name__ == "__main__":
@@ -327,8 +348,10 @@ if __name__ == "__main__":
     except Refused as refused:
         sys.exit(f"\nError: {refused}")
     except OSError as error:
+        place = error.filename or "The environment"
         sys.exit(
-            f"\nError: {error.filename or 'The environment'} cannot be written: {error.strerror}. Make room, or set up where you may write."
+            f"\nError: {place} cannot be written: {error.strerror}. "
+            "Make room, or set up where you may write."
         )
     except KeyboardInterrupt:
         sys.exit("\nStopped. Run the command again: what has been downloaded is kept.")

@@ -1,3 +1,5 @@
+"""`python -m ddp_common …`: the command line."""
+
 from ddp_common.commands.cli import main
 
 main()

@@ -1,4 +1,8 @@
-"""Files and folders: private to their owner, whole or not there at all."""
+"""Files and folders: private to their owner, whole or not there at all.
+
+Promises: a file that `save_whole` writes is never seen half-written, and never lies outside of its
+folder.
+"""
 
 import re
 from pathlib import Path
@@ -6,24 +10,27 @@ from pathlib import Path
 from ddp_common.errors import Error
 
 
-def absolute(location):
-    """The place that a path means now, whatever the working directory is later; a URL stays as it is. `~` is the home directory."""
+def absolute(location: str | Path) -> Path | str:
+    """The place that a path means now, whatever the working directory is later.
+
+    `~` is the home directory; a URL stays as it is. Raises `Error` for what can be no path.
+    """
     if "://" in str(location):
         return location
     try:
         return Path(location).expanduser().absolute()
-    except (
-        TypeError,
-        RuntimeError,
-        OSError,
-    ) as error:  # no path at all; no such user; the working directory is gone
+    except (TypeError, RuntimeError, OSError) as error:
+        # In this order: no path at all; no such user; the working directory is gone.
         raise Error(
             f"{location!r} cannot be a run directory: {error}. Give the full path of a folder."
         ) from None
 
 
-def make_private(path):
-    """Make a folder, and those above it that are missing, for nobody but its owner. One that exists stays as it is."""
+def make_private(path: Path):
+    """Make a folder, and those above it that are missing, for nobody but its owner.
+
+    One that exists stays as it is. Raises OSError if it cannot be made.
+    """
     if path.is_dir():
         return
     if path.parent != path:
@@ -31,17 +38,23 @@ def make_private(path):
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
-        if not path.is_dir():  # else somebody was quicker
+        if not path.is_dir():
             raise
+        # else another process was quicker
 
 
-def save_whole(directory, name, content):
-    """Write bytes to `name` in `directory`, whole or not at all. Raises `Error` for a name that leads out of it, OSError for a full disk."""
+def save_whole(directory: Path, name: str, content: bytes):
+    """Write bytes to `name` in `directory`, whole or not at all.
+
+    Raises `Error` for a name that leads out of the directory, OSError for a full disk.
+    """
     check_name(name)
     path = directory / name
-    if not path.resolve().is_relative_to(directory.resolve()):
+    target = path.resolve()
+    if not target.is_relative_to(directory.resolve()):
         raise Error(
-            f"The file name {name!r} leads out of the run directory through a link ({path.resolve()}). Choose another name."
+            f"The file name {name!r} leads out of the run directory through a link ({target}). "
+            "Choose another name."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
@@ -49,29 +62,29 @@ def save_whole(directory, name, content):
         temporary.write_bytes(content)
         temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)  # half a file on a full disk
+        temporary.unlink(missing_ok=True)  # it is there after a full disk, half-written
 
 
-def check_name(name):
-    """Raise `Error` unless `name` is a relative path of plain names, on whatever system the client runs."""
+def check_name(name: str):
+    """Raise `Error` unless `name` is a relative path of plain names, on any system."""
     parts = re.split(r"[/\\]", name)
-    if (
-        not name
-        or ":" in parts[0]
-        or any(part in ("", ".", "..") or "\0" in part for part in parts)
-    ):
+    has_drive = ":" in parts[0]
+    has_odd_part = any(part in ("", ".", "..") or "\0" in part for part in parts)
+    if not name or has_drive or has_odd_part:
         raise Error(
-            f"The file name {name!r} would leave the run directory. Use a relative name such as 'samples/epoch-1.txt'."
+            f"The file name {name!r} would leave the run directory. "
+            "Use a relative name such as 'samples/epoch-1.txt'."
         )
     try:
         name.encode()
     except UnicodeEncodeError:
         raise Error(
-            f"The file name {name!r} is no text that can be sent. Use a name such as 'samples/epoch-1.txt'."
+            f"The file name {name!r} is no text that can be sent. "
+            "Use a name such as 'samples/epoch-1.txt'."
         ) from None
 
 
-def is_file(path):
+def is_file(path: Path) -> bool:
     """Whether there is such a file; False also for what cannot be the name of one."""
     try:
         return path.is_file()

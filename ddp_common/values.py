@@ -1,7 +1,7 @@
 """What a person may write as a value: numbers, texts, truth values, and the ranges that fit them.
 
-Everything that is read from the command line, the environment or a run's config.json is checked here, so that a
-wrong value is refused in the same words wherever it came from.
+What is read from the command line, the environment or a run's config.json is checked here.
+Promises: a wrong value is refused in the same words wherever it came from.
 """
 
 import contextlib
@@ -11,25 +11,31 @@ import sys
 from ddp_common.errors import Error
 
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-ABOVE_0 = sys.float_info.min
+YES = ("true", "1", "yes")
+NO = ("false", "0", "no")
+ABOVE_0 = sys.float_info.min  # the least number above 0
 MOST = 10**12  # no setting counts further; beyond, steps and samples no longer fit into 64 bits
 
 
-def split_words(text):
+def split_words(text: str) -> list[str]:
+    """The words of SET, quoted as in a shell. Raises `Error` for a quote that is not closed."""
     try:
         return shlex.split(text)
     except ValueError as error:
         raise Error(f"SET={text}: {error}. Quote values as in a shell.") from None
 
 
-def example(defaults):
-    return next((f"{name}={value}" for name, value in defaults.items()), "")
+def example(defaults: dict) -> str:
+    """The first default as it would be written in SET, '' if there are none."""
+    for name, value in defaults.items():
+        return f"{name}={value}"
+    return ""
 
 
-def convert(text, kind):
-    """The value that `text` says in a `kind` of its own: bool, int, float. The text itself if it says none."""
-    if kind is bool and text.lower() in ("true", "false", "1", "0", "yes", "no"):
-        return text.lower() in ("true", "1", "yes")
+def convert(text: str, kind: type):
+    """The value of type `kind` (bool, int or float) that `text` says, else the text itself."""
+    if kind is bool and text.lower() in YES + NO:
+        return text.lower() in YES
     try:
         if kind is int:
             return int(text.replace("_", ""))
@@ -40,8 +46,12 @@ def convert(text, kind):
     return text
 
 
-def of_kind(name, value, default, limits, whence=""):
-    """`value` as a setting with this default may have it. Raises `Error` for another type, and for a number out of its range."""
+def of_kind(name: str, value, default, limits: dict[str, tuple], source: str = ""):
+    """`value` as the setting `name` with this default may have it: a whole number becomes a float.
+
+    `limits` maps a name to (least, greatest); `source` is a sentence about where the value came
+    from. Raises `Error` for another type, and for a number out of its range.
+    """
     kind = type(default)
     if kind not in KINDS:
         return value
@@ -51,18 +61,17 @@ def of_kind(name, value, default, limits, whence=""):
         fits = False
     elif kind in (int, float):
         least, greatest = range_of(default, *limits.get(name, (None, None)))
-        fits = least <= value <= greatest  # nan is not
+        fits = least <= value <= greatest  # False for nan
     else:
         fits = True
     if not fits:
-        raise Error(
-            f"The setting {name} takes {wanted(name, value, default, limits)}, not {repr(value):.60}.{whence}"
-        )
+        takes = wanted(name, value, default, limits)
+        raise Error(f"The setting {name} takes {takes}, not {repr(value):.60}.{source}")
     return value
 
 
-def range_of(default, least=None, greatest=None):
-    """The least and the greatest value of a number with this default, unless `least` and `greatest` say so."""
+def range_of(default: float, least=None, greatest=None) -> tuple:
+    """The least and the greatest value of a number with this default, where none is given."""
     if least is None and default < 0:
         least = -MOST
     elif least is None and default == 0:
@@ -74,7 +83,7 @@ def range_of(default, least=None, greatest=None):
     return least, greatest
 
 
-def wanted(name, value, default, limits):
+def wanted(name: str, value, default, limits: dict[str, tuple]) -> str:
     """What such a setting takes, in words; its greatest value only if that matters."""
     words = KINDS[type(default)]
     if type(default) not in (int, float):
@@ -89,7 +98,11 @@ def wanted(name, value, default, limits):
     return words
 
 
-def whole_number(name, value, least):
+def whole_number(name: str, value, least: int) -> int:
+    """`value`, a number or a text, as an int.
+
+    Raises `Error` unless it is whole and at least `least`.
+    """
     with contextlib.suppress(TypeError, ValueError):
         if int(value) == float(value) >= least:
             return int(value)

@@ -1,7 +1,8 @@
-"""Does more hardware help? One tutorial on several numbers of ranks, compared at equal samples seen.
+"""Does more hardware help? One tutorial on several numbers of ranks, at equal samples seen.
 
-Every number of ranks is a `make run` of its own in the folder of the study; what is compared is read from what those runs leave. The
-study therefore needs nothing of a tutorial but a setting `batch_size`, the global batch, and a loss that every rank reports.
+Every number of ranks is a `make run` of its own in the folder of the study, and what is compared
+is read from what those runs leave. So a study relies on two things of a tutorial: a setting
+`batch_size`, the global batch, and a loss that every rank reports.
 """
 
 import json
@@ -10,6 +11,8 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pandas
 
@@ -21,113 +24,138 @@ SMOOTHED = 20  # points of a curve of the training loss
 SAME = 0.02  # losses that differ by less, relatively, are called the same
 
 
-def study(tutorial, ranks, echo):
-    """Train `tutorial` on each of `ranks` (list of int), compare, and leave scaling.csv, curves.csv, scaling.png and scaling.txt.
+def study(tutorial: str, ranks: Sequence[int], echo: Callable) -> Path:
+    """Train `tutorial` on each number of `ranks`, and compare.
 
-    Returns the folder of the study. Raises `Error` when a run fails; the runs before it are compared all the same.
+    Returns the folder of the study, with scaling.csv, curves.csv, scaling.png and scaling.txt;
+    `echo` prints as click.echo does. Raises `Error` when a run fails; the runs before it are
+    compared all the same.
     """
-    folder, frames, failed = new_directory(f"scaling/{tutorial}", local=True), {}, None
+    folder = new_directory(f"scaling/{tutorial}", local=True)
     options = of_equal_ranks(os.environ.get("OPTIONS", ""), ranks)
+    frames = {}  # number of ranks -> its curve
+    failed = None
     for number in ranks:
-        echo(f"\n{tutorial} on {number} rank{'s' * (number > 1)}", err=True)
+        echo(f"\n{tutorial} on {_counted(number)}", err=True)
         directory = folder / f"{number}-ranks"
-        variables = {
-            **os.environ,
-            "WORKERS": str(number),
-            "CHECKPOINT": str(directory),
-            "OPTIONS": options,
-        }
-        code = subprocess.run(
-            [sys.executable, "-m", "ddp_common", "run", tutorial], env=variables
-        ).returncode
+        code = _train(tutorial, number, directory, options)
         if code:
-            failed = f"The run on {number} rank{'s' * (number > 1)} ended with code {code}; what it said stands above."
+            failed = (
+                f"The run on {_counted(number)} ended with code {code}; what it said stands above."
+            )
             break
         frames[number] = curve(directory)
     if frames:
-        table = compare(frames)
-        cores = (
-            None
-            if os.environ.get("CLUSTER", "local") not in ("", "local", "torchrun")
-            else available_cores()
-        )
-        words = in_words(tutorial, frames, table, cores)
-        table.to_csv(folder / "scaling.csv")
-        pandas.concat(frames, names=["ranks"]).reset_index("ranks").to_csv(
-            folder / "curves.csv", index=False
-        )
-        (folder / "scaling.txt").write_text(words + "\n")
-        draw(frames, table, cores, f"{tutorial}: does more hardware help?").savefig(
-            folder / "scaling.png", dpi=110, bbox_inches="tight"
-        )
-        echo(
-            f"\n{table.round(3).to_string()}\n\n{words}\n\n{shown(folder)}/: scaling.png, scaling.csv, curves.csv, scaling.txt, and a folder for each run"
-        )
+        _write(tutorial, frames, folder, echo)
     if failed:
         raise Error(failed)
     return folder
 
 
-def numbers_of_ranks(text):
+def _counted(ranks):
+    return "1 rank" if ranks == 1 else f"{ranks} ranks"
+
+
+def _train(tutorial, number, directory, options):
+    """Run `tutorial` on this number of ranks; returns the exit code."""
+    variables = {
+        **os.environ,
+        "WORKERS": str(number),
+        "CHECKPOINT": str(directory),
+        "OPTIONS": options,
+    }
+    command = [sys.executable, "-m", "ddp_common", "run", tutorial]
+    return subprocess.run(command, env=variables).returncode
+
+
+def _write(tutorial, frames, folder, echo):
+    """Compare the curves and write the files of the study."""
+    table = compare(frames)
+    is_here = os.environ.get("CLUSTER", "local") in ("", "local", "torchrun")
+    cores = available_cores() if is_here else None
+    words = in_words(tutorial, frames, table, cores)
+    table.to_csv(folder / "scaling.csv")
+    curves = pandas.concat(frames, names=["ranks"]).reset_index("ranks")
+    curves.to_csv(folder / "curves.csv", index=False)
+    (folder / "scaling.txt").write_text(words + "\n")
+    figure = draw(frames, table, cores, f"{tutorial}: does more hardware help?")
+    figure.savefig(folder / "scaling.png", dpi=110, bbox_inches="tight")
+    echo(
+        f"\n{table.round(3).to_string()}\n\n{words}\n\n"
+        f"{shown(folder)}/: scaling.png, scaling.csv, curves.csv, scaling.txt, "
+        "and a folder for each run"
+    )
+
+
+def numbers_of_ranks(text: str) -> list[int]:
     """[1, 2, 4] from "1 2 4" or "1,2,4". Raises `Error` for anything else."""
     words = re.split(r"[\s,]+", text.strip())
     if not all(word.isdecimal() and len(word) < 5 and int(word) for word in words):
         raise Error(
-            f'WORKERS={text!r}: a study takes the numbers of ranks to compare, such as WORKERS="1 2 4".'
+            f"WORKERS={text!r}: a study takes the numbers of ranks to compare, "
+            'such as WORKERS="1 2 4".'
         )
     return sorted({int(word) for word in words})
 
 
-def of_equal_ranks(options, ranks):
-    """OPTIONS for all runs of a study. On this machine one rank would get all cores: here it gets as many threads as in the largest run."""
-    if (
-        os.environ.get("CLUSTER", "local") not in ("", "local")
-        or "threads_per_worker" in options
-        or gpus()
-    ):
-        return options
-    return f"{options} threads_per_worker={max(1, available_cores() // max(ranks))}".strip()
+def of_equal_ranks(options: str, ranks: Sequence[int]) -> str:
+    """OPTIONS for all runs of a study.
 
-
-def available_cores():
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def curve(directory):
-    """What a run reported, a row for each step: epoch, samples, seconds since its first step, loss (mean over ranks), and other scalars.
-
-    Raises `Error` for a run that reported no loss with a position of a sampler.
+    On this machine one rank would get all cores: here it gets as many threads as in the largest
+    run.
     """
-    metrics = pandas.DataFrame(
-        map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
-    )
+    if os.environ.get("CLUSTER", "local") not in ("", "local"):
+        return options
+    if "threads_per_worker" in options or gpus():
+        return options
+    threads = max(1, available_cores() // max(ranks))
+    return f"{options} threads_per_worker={threads}".strip()
+
+
+def available_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def curve(directory: Path) -> pandas.DataFrame:
+    """What a run reported, a row for each step.
+
+    The columns are step, epoch, samples, seconds (since the run's first step), loss (mean over
+    ranks) and other numbers that were reported. Raises `Error` for a run that reported no loss
+    with a position of a sampler.
+    """
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    metrics = pandas.DataFrame(map(json.loads, lines))
     if not {"loss", "samples", "step"} <= set(metrics):
         raise Error(
-            f"{shown(directory)} has no curve: its ranks reported no `loss` while an ElasticSampler counted steps."
+            f"{shown(directory)} has no curve: its ranks reported no `loss` "
+            "while an ElasticSampler counted steps."
         )
     steps = metrics.select_dtypes("number").drop(columns="rank").groupby("step")
-    rows = steps.mean().assign(
-        time=steps["time"].min()
-    )  # an evaluation after a step is reported later, but belongs to it
+    # The earliest report counts: an evaluation after a step is reported later, but belongs to it.
+    rows = steps.mean().assign(time=steps["time"].min())
     rows["seconds"] = rows["time"] - rows["time"].min()
     return rows.drop(columns="time").reset_index()
 
 
-def throughputs(rows):
-    """Samples per second of each epoch: without its first step, and what lies between two epochs."""
+def throughputs(rows: pandas.DataFrame) -> Iterator[float]:
+    """Samples per second of each epoch, without its first step and the pause before it."""
     steps = rows[rows["loss"].notna()]
     for _, epoch in steps.groupby("epoch"):
         if len(epoch) > 1:
-            yield (epoch["samples"].iloc[-1] - epoch["samples"].iloc[0]) / (
-                epoch["seconds"].iloc[-1] - epoch["seconds"].iloc[0]
-            )
+            samples = epoch["samples"].iloc[-1] - epoch["samples"].iloc[0]
+            seconds = epoch["seconds"].iloc[-1] - epoch["seconds"].iloc[0]
+            yield samples / seconds
 
 
-def compare(frames):
-    """A DataFrame, a row for each number of ranks: samples/s (median of the epochs, least, most), efficiency, samples, seconds, losses.
+def compare(frames: dict[int, pandas.DataFrame]) -> pandas.DataFrame:
+    """A row for each number of ranks, from their curves.
 
-    Efficiency is the speed of each rank over that of each rank of the smallest run. Every loss is the mean of a twentieth of the
-    samples, before the number of samples that all runs have seen.
+    The columns are samples/s (median of the epochs), slowest and fastest (epoch, samples/s),
+    efficiency, samples, steps, seconds, and losses. Efficiency is the speed of each rank over that
+    of each rank of the smallest run. A loss is the mean of the last twentieth of the samples that
+    all runs have seen.
     """
     equal = min(rows["samples"].max() for rows in frames.values())
     lines = []
@@ -135,72 +163,81 @@ def compare(frames):
         speed = pandas.Series(throughputs(rows), dtype=float)
         until = rows[rows["samples"] <= equal]
         last = until[until["samples"] > equal * (1 - 1 / SMOOTHED)]
-        lines.append(
-            {
-                "ranks": ranks,
-                "samples/s": speed.median(),
-                "slowest": speed.min(),
-                "fastest": speed.max(),
-                "samples": int(equal),
-                "steps": int(until["step"].max()),
-                "seconds": until["seconds"].max(),
-                "loss": last["loss"].mean(),
-                **{
-                    name: rows[name].dropna().iloc[-1]
-                    for name in rows
-                    if name.startswith("validation_")
-                },
-            }
-        )
+        line = {
+            "ranks": ranks,
+            "samples/s": speed.median(),
+            "slowest": speed.min(),
+            "fastest": speed.max(),
+            "samples": int(equal),
+            "steps": int(until["step"].max()),
+            "seconds": until["seconds"].max(),
+            "loss": last["loss"].mean(),
+        }
+        for name in rows:
+            if name.startswith("validation_"):
+                line[name] = rows[name].dropna().iloc[-1]
+        lines.append(line)
     table = pandas.DataFrame(lines).set_index("ranks")
     per_rank = table["samples/s"] / table.index
     table.insert(3, "efficiency", per_rank / per_rank.iloc[0])
     return table
 
 
-def in_words(tutorial, frames, table, cores):
-    """What the numbers say, in sentences."""
-    first, others = table.index[0], table.index[1:]
-    said = [
-        f"{tutorial} on {_listed(table.index)} ranks, compared after {table['samples'].iloc[0]:,} samples."
+def in_words(tutorial: str, frames: dict, table: pandas.DataFrame, cores: int | None) -> str:
+    """What the numbers say, in sentences; `cores` are those of this machine if it has trained."""
+    first = table.index[0]
+    samples = table["samples"].iloc[0]
+    sentences = [
+        f"{tutorial} on {_listed(table.index)} ranks, compared after {samples:,} samples."
     ]
-    for ranks in others:
+    for ranks in table.index[1:]:
         ratio = table["samples/s"].loc[ranks] / table["samples/s"].loc[first]
-        said.append(
-            f"{ranks} ranks train {ratio:.2f} times as fast as {first} (ideal: {ranks / first:g}; efficiency {table['efficiency'].loc[ranks]:.2f})."
+        efficiency = table["efficiency"].loc[ranks]
+        sentences.append(
+            f"{ranks} ranks train {ratio:.2f} times as fast as {first} "
+            f"(ideal: {ranks / first:g}; efficiency {efficiency:.2f})."
         )
     if len(table) > 1:
-        worst = (table["loss"] / table["loss"].loc[first] - 1).abs().idxmax()
-        difference = table["loss"].loc[worst] / table["loss"].loc[first] - 1
-        if abs(difference) < SAME:
-            gave = (
-                "a faster model, not a better one"
-                if table["samples/s"].idxmax() != first
-                else "neither a faster model nor a better one"
-            )
-            said.append(
-                f"The loss is the same to {max(abs(difference), 0.0005):.1%}: more ranks gave {gave}."
-            )
-        else:
-            steps, steps_of_first = table["steps"].loc[worst], table["steps"].loc[first]
-            why = (
-                (
-                    "in as many steps with the same samples. That is rounding, which a deep network amplifies, or batch normalisation of each rank's own "
-                    "share; more hardware did not make the model better or worse"
-                )
-                if steps == steps_of_first
-                else (
-                    f"the number of ranks changed the training, as when the global batch grows with it; it took {steps:,} steps instead of {steps_of_first:,}"
-                )
-            )
-            said.append(
-                f"With {worst} ranks the loss is {abs(difference):.0%} {'higher' if difference > 0 else 'lower'} than with {first}: {why}."
-            )
+        sentences.append(_losses_in_words(table, first))
     if cores and table.index[-1] > cores:
-        said.append(
-            f"There are {cores} cores here: beyond {cores} ranks they share them, so nothing is learned about a machine that has more."
+        sentences.append(
+            f"There are {cores} cores here: beyond {cores} ranks they share them, "
+            "so nothing is learned about a machine that has more."
         )
-    return " ".join(said)
+    return " ".join(sentences)
+
+
+def _losses_in_words(table, first):
+    """Whether the losses are those of the run on `first` ranks, and what it means."""
+    loss = table["loss"]
+    worst = (loss / loss.loc[first] - 1).abs().idxmax()
+    difference = loss.loc[worst] / loss.loc[first] - 1
+    if abs(difference) < SAME:
+        if table["samples/s"].idxmax() != first:
+            gave = "a faster model, not a better one"
+        else:
+            gave = "neither a faster model nor a better one"
+        accuracy = max(abs(difference), 0.0005)
+        return f"The loss is the same to {accuracy:.1%}: more ranks gave {gave}."
+
+    steps = table["steps"].loc[worst]
+    steps_of_first = table["steps"].loc[first]
+    if steps == steps_of_first:
+        why = (
+            "in as many steps with the same samples. That is rounding, which a deep network "
+            "amplifies, or batch normalisation of each rank's own share; more hardware did not "
+            "make the model better or worse"
+        )
+    else:
+        why = (
+            "the number of ranks changed the training, as when the global batch grows with it; "
+            f"it took {steps:,} steps instead of {steps_of_first:,}"
+        )
+    compared = "higher" if difference > 0 else "lower"
+    return (
+        f"With {worst} ranks the loss is {abs(difference):.0%} {compared} "
+        f"than with {first}: {why}."
+    )
 
 
 def _listed(values):
@@ -208,55 +245,73 @@ def _listed(values):
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def draw(frames, table, cores, title):
-    """A figure of four panels: throughput, efficiency, loss against samples, loss against seconds."""
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import EngFormatter
+def draw(frames: dict, table: pandas.DataFrame, cores: int | None, title: str):
+    """A matplotlib figure of four panels.
 
-    figure, ((speed, efficiency), (by_samples, by_seconds)) = plt.subplots(
-        2, 2, figsize=(10, 7), layout="constrained"
-    )
-    ranks, samples = table.index.to_numpy(), table["samples/s"].to_numpy()
-    spread = [samples - table["slowest"], table["fastest"] - samples]
-    speed.errorbar(
+    They are throughput, efficiency, loss against samples, and loss against seconds.
+    """
+    import matplotlib.pyplot as plt  # slow to import, and a study has minutes of training before
+
+    figure, panels = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    (speed, efficiency), (by_samples, by_seconds) = panels
+    _draw_speed(speed, table)
+    _draw_efficiency(efficiency, table)
+    for axes in (speed, efficiency):
+        _mark_ranks(axes, table.index.to_numpy(), cores)
+    speed.legend()
+    _draw_losses(by_samples, by_seconds, frames)
+    figure.suptitle(f"{title}\n{time.strftime('%Y-%m-%d')}, {_machine()}")
+    return figure
+
+
+def _draw_speed(axes, table):
+    ranks = table.index.to_numpy()
+    speed = table["samples/s"].to_numpy()
+    axes.errorbar(
         ranks,
-        samples,
-        yerr=spread,
+        speed,
+        yerr=[speed - table["slowest"], table["fastest"] - speed],
         marker="o",
         capsize=3,
         label="measured (slowest and fastest epoch)",
     )
-    speed.plot(ranks, samples[0] * ranks / ranks[0], "--", color="grey", label="ideal")
-    speed.set(ylabel="samples / s", ylim=(0, None))
-    efficiency.plot(ranks, table["efficiency"], marker="o")
-    efficiency.axhline(1, linestyle="--", color="grey")
-    efficiency.set(ylabel="efficiency", ylim=(0, max(1.25, 1.1 * table["efficiency"].max())))
-    for axes in (speed, efficiency):
-        axes.set(xlabel="ranks", xticks=ranks)
-        if cores and ranks[-1] > cores:
-            axes.axvspan(
-                cores + 0.5 * (ranks[ranks > cores][0] - cores),
-                ranks[-1] * 1.05,
-                color="tab:red",
-                alpha=0.12,
-                label=f"more ranks than the {cores} cores here",
-            )
-    speed.legend()
+    axes.plot(ranks, speed[0] * ranks / ranks[0], "--", color="grey", label="ideal")
+    axes.set(ylabel="samples / s", ylim=(0, None))
+
+
+def _draw_efficiency(axes, table):
+    axes.plot(table.index.to_numpy(), table["efficiency"], marker="o")
+    axes.axhline(1, linestyle="--", color="grey")
+    axes.set(ylabel="efficiency", ylim=(0, max(1.25, 1.1 * table["efficiency"].max())))
+
+
+def _mark_ranks(axes, ranks, cores):
+    """Label the numbers of ranks; shade those for which there are too few `cores`."""
+    axes.set(xlabel="ranks", xticks=ranks)
+    if cores and ranks[-1] > cores:
+        first_beyond = ranks[ranks > cores][0]
+        axes.axvspan(
+            cores + 0.5 * (first_beyond - cores),
+            ranks[-1] * 1.05,
+            color="tab:red",
+            alpha=0.12,
+            label=f"more ranks than the {cores} cores here",
+        )
+
+
+def _draw_losses(by_samples, by_seconds, frames):
+    from matplotlib.ticker import EngFormatter  # as in `draw`
+
     for place, (number, rows) in enumerate(frames.items()):
-        colour, width = (
-            f"C{place}",
-            2 * (len(frames) - place),
-        )  # curves that are the same lie on each other, the widest below
+        colour = f"C{place}"
+        # Curves that are the same lie on each other, the widest below.
+        width = 2 * (len(frames) - place)
         losses = rows[rows["loss"].notna()]
         part = (losses["samples"] - 1) * SMOOTHED // losses["samples"].max()
         points = losses.groupby(part)[["samples", "seconds", "loss"]].mean()
         for axes, x in ((by_samples, "samples"), (by_seconds, "seconds")):
             axes.plot(
-                points[x],
-                points["loss"],
-                color=colour,
-                linewidth=width,
-                label=f"{number} rank{'s' * (number > 1)}",
+                points[x], points["loss"], color=colour, linewidth=width, label=_counted(number)
             )
             if "validation_loss" in rows:
                 held_out = rows[rows["validation_loss"].notna()]
@@ -268,17 +323,16 @@ def draw(frames, table, cores, title):
                     markersize=4,
                     linewidth=1,
                 )
-    by_samples.set(
-        xlabel="samples seen",
-        ylabel="loss" + " (dotted: validation)" * ("validation_loss" in rows),
-    )
+    label = "loss (dotted: validation)" if "validation_loss" in rows else "loss"
+    by_samples.set(xlabel="samples seen", ylabel=label)
     by_samples.xaxis.set_major_formatter(EngFormatter(sep=""))
-    by_seconds.set(xlabel="seconds since the first step")
     by_samples.legend()
-    figure.suptitle(f"{title}\n{time.strftime('%Y-%m-%d')}, {_machine()}")
-    return figure
+    by_seconds.set(xlabel="seconds since the first step")
 
 
 def _machine():
     where = os.environ.get("CLUSTER") or "local"
-    return f"CLUSTER={where}" + f", {available_cores()} cores" * (where in ("local", "torchrun"))
+    words = f"CLUSTER={where}"
+    if where in ("local", "torchrun"):
+        words += f", {available_cores()} cores"
+    return words

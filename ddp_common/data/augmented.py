@@ -1,18 +1,31 @@
-"""Random changes of images that are the same on any number of ranks."""
+"""Random changes of images that are the same on any number of ranks.
+
+Promises: what an image looks like depends on the seed, the epoch and its index alone; the random
+numbers of the training itself, such as those of dropout, are left as they are.
+"""
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 
 class Augmented(torch.utils.data.Dataset):
-    """`dataset` with `transform` (torchvision.transforms.v2) applied to each image, at random by (seed, epoch, index) alone.
+    """`dataset` with `transform` (torchvision.transforms.v2) applied to each image.
 
-    The same image in the same epoch looks the same on any number of ranks and in any worker. `position` is whatever has the number of
-    the epoch as its attribute `epoch`: an `ElasticSampler`. Not for a `DataLoader` with persistent_workers, whose copy stays in its epoch.
+    `dataset` gives (image, label). The same image in the same epoch looks the same on any number
+    of ranks and in any worker. `position` has the number of the epoch as its attribute `epoch`, as
+    an `ElasticSampler` does. Not for a `DataLoader` with persistent_workers, whose copy stays in
+    its epoch.
     """
 
-    def __init__(self, dataset, transform, position, *, seed=0):
-        self.dataset, self.transform, self.position, self.seed = dataset, transform, position, seed
+    def __init__(
+        self, dataset: torch.utils.data.Dataset, transform: Callable, position, *, seed: int = 0
+    ):
+        self.dataset = dataset
+        self.transform = transform
+        self.position = position
+        self.seed = seed
 
     def __len__(self):
         return len(self.dataset)
@@ -21,18 +34,20 @@ class Augmented(torch.utils.data.Dataset):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices):
-        fetch = getattr(self.dataset, "__getitems__", None) or (
-            lambda indices: [self.dataset[index] for index in indices]
-        )
-        samples, generator = (
-            [],
-            torch.random.default_generator,
-        )  # the CPU's: that of a GPU, which dropout uses, stays as it is
+        """The (image, label) at `indices` (list of int); this is what a `DataLoader` calls."""
+        samples = []
+        # The CPU's generator: that of a GPU, which dropout uses there, stays as it is.
+        generator = torch.random.default_generator
         with torch.random.fork_rng(devices=[]):
-            for index, (image, label) in zip(indices, fetch(indices)):
-                words = np.random.SeedSequence(
-                    [self.seed, self.position.epoch, index]
-                ).generate_state(2, np.uint32)
+            for index, (image, label) in zip(indices, self._fetch(indices)):
+                sequence = np.random.SeedSequence([self.seed, self.position.epoch, index])
+                words = sequence.generate_state(2, np.uint32)
                 generator.manual_seed(int(words[0]) << 31 ^ int(words[1]))
                 samples.append((self.transform(image), label))
         return samples
+
+    def _fetch(self, indices):
+        fetch = getattr(self.dataset, "__getitems__", None)
+        if fetch:
+            return fetch(indices)
+        return [self.dataset[index] for index in indices]

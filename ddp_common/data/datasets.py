@@ -1,8 +1,10 @@
-"""Data sets: what the repository ships or draws works with nothing downloaded; `download` brings the whole, verified.
+"""Data sets: shipped or drawn by the repository, or downloaded in full and verified.
 
-`data/datasets.yaml` says for each where it comes from and whose it is. Downloads go to `data/cache/<name>/` under a temporary name
-and are renamed when they are whole: a file or folder that is there is a good one (see `downloads`). Pictures are drawn into
-`data/cache/<name>-drawn/`, in a folder named after the programs that drew them: they are never those of another version.
+`data/datasets.yaml` says for each where it comes from and whose it is. Downloads go to
+`data/cache/<name>/` under a temporary name and are renamed when they are whole. Pictures are drawn
+into `data/cache/<name>-drawn/`, in a folder named after the programs that drew them. Relies on
+`downloads` and `drawing`. Promises: a file or folder that is there is a good one; pictures are
+never those of another version.
 """
 
 import gzip
@@ -26,106 +28,129 @@ from ddp_common.errors import Error
 DATA = Path(__file__).parents[2] / "data"
 
 
-def registry():
-    """The content of data/datasets.yaml: a dict of name -> entry."""
+def registry() -> dict[str, dict]:
+    """The content of data/datasets.yaml: name -> entry."""
     return yaml.safe_load((DATA / "datasets.yaml").read_text())
 
 
-def entry_of(name):
+def entry_of(name: str) -> dict:
+    """The entry of a data set in the registry. Raises `Error` if there is none of this name."""
     known = registry()
     if name not in known:
         raise Error(f"There is no data set {name!r}. There is: {', '.join(known)}.")
     return known[name]
 
 
-def fetch(name, data="shipped"):
+def fetch(name: str, data: str | Path = "shipped") -> SimpleNamespace:
     """Where a data set lies. Nothing is downloaded.
 
-    `data` is 'shipped' (in the repository, or drawn by it), 'full' (in DDP_DATA/<name>/ or in data/cache/<name>/, after `make data`),
-    a path, or a URL such as s3://bucket/prefix. Returns a namespace: path (Path, or the URL as a str), origin (a phrase for the
-    reader), licence, title. Raises `Error` if it is missing or empty; a URL is not looked at.
+    `data` is 'shipped' (in the repository, or drawn by it), 'full' (in DDP_DATA/<name>/ or in
+    data/cache/<name>/, after `make data`), a path, or a URL such as s3://bucket/prefix. Returns a
+    namespace: path (Path, or the URL as a str), origin (a phrase for the reader), licence, title.
+    Raises `Error` if it is missing or empty, or not what it should be; a URL is not looked at.
     """
     entry = entry_of(name)
     licence = entry["licence"]
     if data == "shipped" and entry["shipped"].endswith(".py"):
-        path, origin, licence = (
-            drawn(name, DATA / entry["shipped"]),
-            "drawn stand-in, not photographs",
-            "that of this repository",
-        )
+        path = drawn(name, DATA / entry["shipped"])
+        origin = "drawn stand-in, not photographs"
+        licence = "that of this repository"
     elif data == "shipped":
-        path, origin = DATA / entry["shipped"], "shipped with the repository"
+        path = DATA / entry["shipped"]
+        origin = "shipped with the repository"
     elif data == "full":
-        places = [Path(os.environ["DDP_DATA"]) / name] if os.environ.get("DDP_DATA") else []
-        found = [
-            place
-            for place in [*places, cache(name)]
-            if all((place / each).exists() for each in full_files(entry))
-        ]
-        if not found:
-            raise Error(
-                f"The full data set {name} is not here. Run `make data TUTORIAL={name}` first, or use data=shipped."
-            )
-        path, origin = full_path(entry, found[0]), f"full set in {found[0]}"
+        folder = _folder_of_full(name, entry)
+        path = full_path(entry, folder)
+        origin = f"full set in {folder}"
     else:
-        path, origin = data if "://" in str(data) else Path(data), f"your own, {data}"
-    if isinstance(path, str):
-        return SimpleNamespace(path=path, origin=origin, licence=licence, title=entry["title"])
-    if not path.exists():
-        raise Error(
-            f"There is no file {path} to read {name} from. Use data=shipped, data=full, or the path of your own."
-        )
-    if path.is_file() and path.stat().st_size == 0:
-        raise Error(
-            f"{path} is empty. Restore it (git checkout for shipped data, `make data TUTORIAL={name}` for the full set)."
-        )
-    one_file = (
-        Path(entry["shipped"]).suffix not in ("", ".py") if "shipped" in entry else path.is_file()
-    )
-    if one_file and path.is_dir():
-        raise Error(
-            f"{path} is a folder. {entry['title']}: that is one file. Use data=shipped, data=full, or the path of your own file."
-        )
-    if not one_file and not path.is_dir():
-        raise Error(
-            f"{path} is a file. {entry['title']}: that is a folder. Use data=shipped, data=full, or the path of your own folder."
-        )
-    if name in CHECK and data not in ("shipped", "full"):
-        CHECK[name](path)
+        path = data if "://" in str(data) else Path(data)
+        origin = f"your own, {data}"
+    if not isinstance(path, str):
+        _check_present(name, entry, path)
+        if name in CHECK and data not in ("shipped", "full"):
+            CHECK[name](path)
     return SimpleNamespace(path=path, origin=origin, licence=licence, title=entry["title"])
 
 
-def cache(name):
+def _folder_of_full(name, entry):
+    """The folder that holds the full data set. Raises `Error` if there is none."""
+    places = [cache(name)]
+    if os.environ.get("DDP_DATA"):
+        places.insert(0, Path(os.environ["DDP_DATA"]) / name)
+    for place in places:
+        if all((place / file).exists() for file in full_files(entry)):
+            return place
+    raise Error(
+        f"The full data set {name} is not here. "
+        f"Run `make data TUTORIAL={name}` first, or use data=shipped."
+    )
+
+
+def _check_present(name, entry, path):
+    """Raise `Error` unless `path` is there, not empty, and a file or folder as it should be."""
+    if not path.exists():
+        raise Error(
+            f"There is no file {path} to read {name} from. "
+            "Use data=shipped, data=full, or the path of your own."
+        )
+    if path.is_file() and path.stat().st_size == 0:
+        raise Error(
+            f"{path} is empty. Restore it (git checkout for shipped data, "
+            f"`make data TUTORIAL={name}` for the full set)."
+        )
+    if "shipped" in entry:
+        is_one_file = Path(entry["shipped"]).suffix not in ("", ".py")
+    else:
+        is_one_file = path.is_file()
+    if is_one_file and path.is_dir():
+        raise Error(
+            f"{path} is a folder. {entry['title']}: that is one file. "
+            "Use data=shipped, data=full, or the path of your own file."
+        )
+    if not is_one_file and not path.is_dir():
+        raise Error(
+            f"{path} is a file. {entry['title']}: that is a folder. "
+            "Use data=shipped, data=full, or the path of your own folder."
+        )
+
+
+def cache(name: str) -> Path:
     return DATA / "cache" / name
 
 
-def full_files(entry):
+def full_files(entry: dict) -> list[str]:
     """The names of the files that a full data set consists of."""
     return entry["full"] if isinstance(entry["full"], list) else [entry["full"]]
 
 
-def full_path(entry, folder):
+def full_path(entry: dict, folder: Path) -> Path:
     """The path of a full data set in `folder`: its one file, or the folder of its files."""
     return folder if isinstance(entry["full"], list) else folder / entry["full"]
 
 
-def drawn(name, script):
-    """The folder of pictures that `script` draws (it has `draw`, CLASSES and PER_CLASS): in seconds, once, whole or not at all."""
+def drawn(name: str, script: Path) -> Path:
+    """The folder of pictures that `script` draws (it has `draw`, CLASSES and PER_CLASS).
+
+    They are drawn once, in seconds, whole or not at all.
+    """
     folder = cache(f"{name}-drawn") / edition(script)
     if folder.is_dir() and any(folder.iterdir()):
         return folder
     specification = importlib.util.spec_from_file_location(f"draw_{name}", script)
-    specification.loader.exec_module(module := importlib.util.module_from_spec(specification))
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
     with downloads.only_one(folder.parent, wait=True):
         return draw_all(module.draw, module.CLASSES, module.PER_CLASS, folder)
 
 
-def download(name, progressbar=True):
-    """Bring the full data set `name` to data/cache/; returns the path. What is there already is kept, unless it is a live list.
+def download(name: str, progressbar: bool = True) -> Path:
+    """Download the full data set `name` to data/cache/; returns the path.
 
-    Raises `Error` without a network, when a checksum differs, when the content is not what was expected, and when the disk is full.
+    What is there already is kept, unless it is a live list. Raises `Error` without a network, when
+    a checksum differs, when the content is not what was expected, and when the disk is full.
     """
-    entry, folder = entry_of(name), cache(name)
+    entry = entry_of(name)
+    folder = cache(name)
     with downloads.only_one(folder):
         for left in folder.glob(".download-*"):  # by a program that was killed
             shutil.rmtree(left)
@@ -145,76 +170,73 @@ def download(name, progressbar=True):
     return full_path(entry, folder)
 
 
-def is_here(folder, file):
+def is_here(folder: Path, file: dict) -> bool:
     """Whether a file of the registry lies in `folder`: unpacked, or with its digest."""
+    path = folder / file["name"]
     if "unpack" in file:
-        return (folder / Path(file["name"]).stem).is_dir()
-    return (
-        bool(file["sha256"])
-        and (folder / file["name"]).exists()
-        and pooch.file_hash(folder / file["name"]) == file["sha256"]
-    )
+        return (folder / path.stem).is_dir()
+    if not file["sha256"] or not path.exists():
+        return False
+    return pooch.file_hash(path) == file["sha256"]
 
 
-def count_names(names):
-    """Count a column of names as they were typed: lower case, spaces trimmed, only those of the alphabet [a-z\\-. ] with a letter.
+# The names of pets
 
-    Returns a DataFrame with the columns name (sorted) and count.
+LEAST_NAMES = 10
+NAMES_FORMAT = (
+    "It is CSV in UTF-8 with the columns name and count: names of small letters a to z, '-', '.' "
+    "and spaces, at most 100 of them, and how often each was given."
+)
+UNREADABLE_CSV = (ValueError, pandas.errors.ParserError, UnicodeDecodeError)
+
+
+def count_names(names: pandas.Series) -> pandas.DataFrame:
+    r"""Count a column of names as they were typed: in lower case, without spaces around them.
+
+    Only those of the alphabet [a-z\-. ] with a letter count. Returns the columns name (sorted) and
+    count.
     """
     tidy = names.dropna().astype(str).str.lower().str.strip()
     tidy = tidy[tidy.str.fullmatch(r"[a-z\-. ]+") & tidy.str.contains("[a-z]")]
-    return (
-        tidy.value_counts()
-        .rename_axis("name")
-        .reset_index(name="count")
-        .sort_values("name", ignore_index=True)
-    )
+    counts = tidy.value_counts().rename_axis("name").reset_index(name="count")
+    return counts.sort_values("name", ignore_index=True)
 
 
-def check_names(path):
-    """Raise `Error` unless the file is a table of names: CSV, the columns name and count, at least `LEAST_NAMES` rows, all of use."""
+def check_names(path: Path):
+    """Raise `Error` unless the file is a table in `NAMES_FORMAT`, with `LEAST_NAMES` rows."""
     try:
         table = pandas.read_csv(path, keep_default_na=False, dtype=str)
-    except (ValueError, pandas.errors.ParserError, UnicodeDecodeError, OSError) as error:
+    except (*UNREADABLE_CSV, OSError) as error:
         why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise Error(f"{path} is no table of names: {why}. {NAMES_FORMAT}") from None
     if list(table.columns) != ["name", "count"]:
         columns = ", ".join(f"{str(column):.40}" for column in table.columns[:5])
-        raise Error(
-            f"{path} has the columns {columns}{', …' * (len(table.columns) > 5)}. {NAMES_FORMAT}"
-        )
+        if len(table.columns) > 5:
+            columns += ", …"
+        raise Error(f"{path} has the columns {columns}. {NAMES_FORMAT}")
     if len(table) < LEAST_NAMES:
         raise Error(
-            f"{path} holds {len(table)} name(s), and {LEAST_NAMES} are needed: a tenth of them is held out to judge by. Add names."
+            f"{path} holds {len(table)} name(s), and {LEAST_NAMES} are needed: "
+            "a tenth of them is held out to judge by. Add names."
         )
-    for faulty, what in (
-        (~table["name"].str.fullmatch(r"[a-z\-. ]{1,100}"), "name"),
-        (~table["count"].str.fullmatch(r"0*[1-9][0-9]{0,8}"), "count"),
-    ):
+    for column, pattern in (("name", r"[a-z\-. ]{1,100}"), ("count", r"0*[1-9][0-9]{0,8}")):
+        faulty = ~table[column].str.fullmatch(pattern)
         if faulty.any():
             row = faulty.idxmax()
-            raise Error(
-                f"{path} has the {what} {table[what][row]!r:.60} in row {row + 1}. {NAMES_FORMAT}"
-            )
-
-
-LEAST_NAMES = 10
-NAMES_FORMAT = (
-    "It is CSV in UTF-8 with the columns name and count: names of small letters a to z, '-', '.' and spaces, at most 100 of them, "
-    "and how often each was given."
-)
-CHECK = {"pets": check_names}  # what can be wrong with a file of somebody's own
+            value = table[column][row]
+            raise Error(f"{path} has the {column} {value!r:.60} in row {row + 1}. {NAMES_FORMAT}")
 
 
 def _convert_pets(folder):
+    """Make names.csv of the city's rows.csv."""
     column = "Animal's Name"
     try:
-        names = count_names(
-            pandas.read_csv(folder / "rows.csv", usecols=[column], keep_default_na=False)[column]
-        )
-    except (ValueError, pandas.errors.ParserError, UnicodeDecodeError) as error:
+        table = pandas.read_csv(folder / "rows.csv", usecols=[column], keep_default_na=False)
+        names = count_names(table[column])
+    except UNREADABLE_CSV as error:
         raise Error(
-            f"The list that came has no column {column!r} ({error}). The city may have changed its format; use data=shipped."
+            f"The list that came has no column {column!r} ({error}). "
+            "The city may have changed its format; use data=shipped."
         ) from None
     if names.empty:
         raise Error(
@@ -223,38 +245,41 @@ def _convert_pets(folder):
     names.to_csv(folder / "names.csv", index=False, lineterminator="\n")
 
 
-CONVERT = {
-    "pets": _convert_pets
-}  # what has to be made of the files that came, where they are not used as they are
+CHECK = {"pets": check_names}  # what can be wrong with a file of somebody's own
+CONVERT = {"pets": _convert_pets}  # for files that are not used as they come
 
 
-def read_idx(path):
-    """The content of a gzipped IDX file of bytes (MNIST's format): a uint8 tensor of the shape that its header states.
+# The digits of MNIST
 
-    Raises `Error` for a file that is missing, not gzip, damaged, of another type, or of another length than it states.
+
+def read_idx(path: Path):
+    """The content of a gzipped IDX file of bytes, MNIST's format.
+
+    Returns a uint8 tensor of the shape that the file's header states. Raises `Error` for a file
+    that is missing, not gzip, damaged, of another type, or of another length than it states.
     """
-    import torch
+    import torch  # slow to import, and only this function needs it
 
     remedy = "Restore it: git checkout for shipped data, `make data` for the full set."
     try:
         with gzip.open(path) as file:
             content = file.read()
-    except (
-        OSError,
-        EOFError,
-        zlib.error,
-    ) as error:  # OSError: also what is no gzip, or has a wrong CRC
-        raise Error(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}. {remedy}"
-        ) from None
+    except (OSError, EOFError, zlib.error) as error:
+        # OSError: also what is no gzip, or has a wrong CRC.
+        why = getattr(error, "strerror", None) or error
+        raise Error(f"{path} cannot be read: {why}. {remedy}") from None
     axes = content[3] if len(content) > 3 else 0
-    if content[:3] != b"\0\0\x08" or not axes or len(content) < 4 + 4 * axes:
+    header = 4 + 4 * axes  # bytes
+    if content[:3] != b"\0\0\x08" or not axes or len(content) < header:
+        beginning = content[:4].hex(" ") or "nothing"
         raise Error(
-            f"{path} is no IDX file of bytes: it begins with {content[:4].hex(' ') or 'nothing'}, not with 00 00 08 and the number of axes. {remedy}"
+            f"{path} is no IDX file of bytes: it begins with {beginning}, "
+            f"not with 00 00 08 and the number of axes. {remedy}"
         )
     shape = [int.from_bytes(content[4 + 4 * axis : 8 + 4 * axis]) for axis in range(axes)]
-    if (there := len(content) - 4 - 4 * axes) != math.prod(shape) or not there:
-        raise Error(
-            f"{path} states {' x '.join(map(str, shape))} = {math.prod(shape):,} bytes and holds {there:,}. {remedy}"
-        )
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)[4 + 4 * axes :].reshape(shape)
+    stated = math.prod(shape)
+    present = len(content) - header
+    if present != stated or not present:
+        sides = " x ".join(map(str, shape))
+        raise Error(f"{path} states {sides} = {stated:,} bytes and holds {present:,}. {remedy}")
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)[header:].reshape(shape)

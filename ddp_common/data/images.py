@@ -1,9 +1,11 @@
 """Folders of images, on a disk or in object storage, as data sets: class = folder.
 
-One rank lists the files and tells the others: every rank has the same index, and storage is asked once. A batch is read at once, not
-one image after the other: over the network by fsspec's concurrent requests, from a disk by threads. Decoded images may be kept, in
-memory or in a memory-mapped file that the ranks of a host share. Promises: what is kept is used only if its checksum fits, so that
-neither a killed process nor a changed file leaves a wrong image; the same object works in the workers of a `DataLoader`.
+One rank lists the files and tells the others: every rank has the same index, and storage is asked
+once. A batch is read at once, not one image after the other: over the network by fsspec's
+concurrent requests, from a disk by threads. Decoded images may be kept, in memory or in a
+memory-mapped file that the ranks of a host share. Relies on `kept` for that. Promises: what is
+kept is used only if its checksum fits, so that neither a killed process nor a changed file leaves
+a wrong image; the same object works in the workers of a `DataLoader`.
 """
 
 import hashlib
@@ -12,6 +14,7 @@ import os
 import stat
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -26,34 +29,53 @@ from ddp_common.ranks.rendezvous import rank, world_size
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".gif", ".webp")
 S3 = {
-    "max_concurrency": 1,
+    "max_concurrency": 1,  # read a file without asking for its size first
     "config_kwargs": {"max_pool_connections": 64},
-}  # 1: without asking for the size of each file first
+}
 BATCH = 256  # images read at once in the check for damaged ones
+NAMED = 10  # damaged files that a warning names
 
 
 class ImageFolder(torch.utils.data.Dataset):
-    """The images <url>/<class>/…, each as (uint8 tensor of shape (3, size, size), class number); `url` is a path or an fsspec URL.
+    """The images <url>/<class>/…, each as (uint8 tensor of shape (3, size, size), class number).
 
-    An image is scaled so that its short side fits and cropped in the middle. `classes` are the names, sorted; `targets` is the class
-    number of each image. `anonymous` reads a public s3:// bucket without credentials. `cache`: None, 'memory', or a folder on a local
-    disk, which keeps 3 * size * size bytes per image. `on_error`: 'raise' stops at the first image that cannot be decoded; with 'skip'
-    the ranks decode all of them once, now, each its share, and leave the damaged ones out of the index, named in a warning.
-    Every rank has to make one, at the same place: they talk. Raises `Error` when there is no such folder or bucket, no right to read
-    it, no image in it, or only one class.
+    `url` is a path or an fsspec URL. An image is scaled so that its short side fits and cropped in
+    the middle. `classes` are the names, sorted; `targets` is the class number of each image.
+    `anonymous` reads a public s3:// bucket without credentials.
+
+    `cache` is None, 'memory', or a folder on a local disk; it keeps 3 * size * size bytes per
+    image.
+
+    `on_error`: 'raise' stops at the first image that cannot be decoded. With 'skip' the ranks
+    decode all of them once, now, each its share, and leave the damaged ones out of the index,
+    named in a warning.
+
+    Every rank has to make one, at the same place: they talk. Raises `Error` when there is no such
+    folder or bucket, no right to read it, no image in it, or only one class.
     """
 
-    def __init__(self, url, size=64, *, cache=None, anonymous=False, on_error="raise"):
+    def __init__(
+        self,
+        url: str | Path,
+        size: int = 64,
+        *,
+        cache: str | Path | None = None,
+        anonymous: bool = False,
+        on_error: str = "raise",
+    ):
         if on_error not in ("raise", "skip"):
             raise Error(f"on_error takes 'raise' or 'skip', not {on_error!r}.")
-        self.url, self.size, self.anonymous, self._process = str(url), size, anonymous, None
+        self.url = str(url)
+        self.size = size
+        self.anonymous = anonymous
+        self._process = None  # the one to which `_mine` belongs
         self._names, version = _told_by_rank_0(self._list)
         self._index(range(len(self._names)))
-        self._kept = (
-            None
-            if cache is None
-            else Kept(cache, len(self._names), (3, size, size), f"{self.url} {size} {version}")
-        )
+        if cache is None:
+            self._kept = None
+        else:
+            what = f"{self.url} {size} {version}"
+            self._kept = Kept(cache, len(self._names), (3, size, size), what)
         if on_error == "skip":
             self._leave_out_damaged()
 
@@ -63,13 +85,13 @@ class ImageFolder(torch.utils.data.Dataset):
         labels = [self._names[row].split("/")[0] for row in self._rows]
         self.classes = sorted(set(labels))
         if len(self.classes) < 2:
-            found = (
-                f"only the class {self.classes[0]!r}"
-                if labels
-                else f"no image ({', '.join(SUFFIXES)}) in a folder"
-            )
+            if labels:
+                found = f"only the class {self.classes[0]!r}"
+            else:
+                found = f"no image ({', '.join(SUFFIXES)}) in a folder"
             raise Error(
-                f"{self.url} holds {found}. An image's class is the name of the folder that it lies in, and there must be two or more: "
+                f"{self.url} holds {found}. An image's class is the name of the folder that it "
+                "lies in, and there must be two or more: "
                 "name the folder that holds the folders of the classes."
             )
         number = {label: number for number, label in enumerate(self.classes)}
@@ -82,15 +104,15 @@ class ImageFolder(torch.utils.data.Dataset):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices):
-        """The images at `indices` (list of int), read at once; this is what a `DataLoader` calls for a batch."""
+        """The images at `indices` (list of int), read at once; a `DataLoader` calls this."""
         rows = [self._rows[index] for index in indices]
-        images = {row: None if self._kept is None else self._kept.get(row) for row in rows}
+        images = {row: self._get_kept(row) for row in rows}
         missing = [row for row, image in images.items() if image is None]
         for row, image in zip(missing, self._decode(missing)):
             if isinstance(image, Exception):
                 raise Error(
-                    f"{self.url}/{self._names[row]} is no image that can be read: {image}. Remove or replace the file, or leave "
-                    "damaged ones out with on_error='skip'."
+                    f"{self.url}/{self._names[row]} is no image that can be read: {image}. Remove "
+                    "or replace the file, or leave damaged ones out with on_error='skip'."
                 )
             images[row] = image
         return [
@@ -98,38 +120,42 @@ class ImageFolder(torch.utils.data.Dataset):
             for row, index in zip(rows, indices)
         ]
 
+    def _get_kept(self, row):
+        return None if self._kept is None else self._kept.get(row)
+
     def _decode(self, rows):
         """An array, or what was wrong with the file, for each of the rows; arrays are kept."""
         if not rows:
             return []
         filesystem, root, pool = self._own()
+        is_remote = filesystem.async_impl
         paths = [f"{root}/{self._names[row]}" for row in rows]
-        if filesystem.async_impl:
+        if is_remote:
             contents = filesystem.cat_ranges(paths, None, None, on_error="return")
         else:
             contents = pool.map(_read, [filesystem] * len(paths), paths)
         images = list(pool.map(_decoded, contents, [self.size] * len(rows)))
         for row, image in zip(rows, images):
-            if (
-                isinstance(image, Exception)
-                and filesystem.async_impl
-                and not isinstance(image, (FileNotFoundError, Undecodable))
-            ):
+            is_damaged = isinstance(image, Exception)
+            is_file_at_fault = isinstance(image, (FileNotFoundError, Undecodable))
+            if is_remote and is_damaged and not is_file_at_fault:
                 raise _unreachable(self.url, image)
-            if self._kept is not None and not isinstance(image, Exception):
+            if self._kept is not None and not is_damaged:
                 self._kept.put(row, image)
         return images
 
     def _own(self):
-        """The file system, its root and the threads of this process: a forked one cannot use those of its parent."""
+        """The file system, its root and the threads of this process.
+
+        A forked process cannot use those of its parent.
+        """
         if self._process != os.getpid():
             options = {}
             if self.url.startswith("s3://"):
                 options = S3 | ({"anon": True} if self.anonymous else {})
             filesystem, root = fsspec.url_to_fs(self.url, skip_instance_cache=True, **options)
-            pool = ThreadPoolExecutor(
-                torch.get_num_threads()
-            )  # a rank's share of the cores; in a worker of a DataLoader one
+            # A rank's share of the cores; in a worker of a DataLoader that is one.
+            pool = ThreadPoolExecutor(torch.get_num_threads())
             self._mine = filesystem, root.rstrip("/"), pool
             self._process = os.getpid()
         return self._mine
@@ -138,70 +164,54 @@ class ImageFolder(torch.utils.data.Dataset):
         return {**self.__dict__, "_process": None, "_mine": None}
 
     def _list(self):
-        """The names of all image files, relative and sorted; and a digest that changes with them, their lengths and times."""
+        """The names of all image files, relative and sorted, and a digest.
+
+        The digest changes with the names and with the files' lengths and times.
+        """
         try:
             filesystem, root, _ = self._own()
-            if "file" in filesystem.protocol:
-                found = {
-                    os.path.relpath(path, root): (about.st_size, about.st_mtime_ns)
-                    for path, about in _walk(root)
-                }
-            else:
-                found = {
-                    name.removeprefix(f"{root}/"): (
-                        about.get("size"),
-                        str(about.get("ETag") or about.get("LastModified")),
-                    )
-                    for name, about in filesystem.find(root, detail=True).items()
-                }
+            found = _versions_of_files(filesystem, root)
         except ImportError as error:
             raise Error(
-                f"{self.url} needs one more package ({error}). For s3:// install the extra: pip install -e '.[s3]'."
+                f"{self.url} needs one more package ({error}). "
+                "For s3:// install the extra: pip install -e '.[s3]'."
             ) from None
-        except (
-            Exception
-        ) as error:  # each file system has its own: access denied, no such bucket, no network
+        # Each file system has its own exceptions: access denied, no such bucket, no network.
+        except Exception as error:
             raise _unreachable(self.url, error) from None
-        names = sorted(
-            name
-            for name in found
-            if name.lower().endswith(SUFFIXES)
-            and "/" in name
-            and not any(part.startswith(".") for part in name.split("/"))
-        )
-        return names, hashlib.sha256(
-            repr([(name, found[name]) for name in names]).encode()
-        ).hexdigest()
+        names = sorted(name for name in found if _is_image_in_folder(name))
+        versions = repr([(name, found[name]) for name in names])
+        return names, hashlib.sha256(versions.encode()).hexdigest()
 
     def _leave_out_damaged(self):
-        mine, bad = self._rows[rank() :: world_size()], {}
-        for start in range(0, len(mine), BATCH):
-            rows = [
-                row
-                for row in mine[start : start + BATCH]
-                if self._kept is None or self._kept.get(row) is None
-            ]
-            bad.update(
-                {
-                    row: str(image)
-                    for row, image in zip(rows, self._decode(rows))
-                    if isinstance(image, Exception)
-                }
-            )
-            reporting.made_progress()
+        bad = self._damaged_among(self._rows[rank() :: world_size()])
         everyone = [bad] * world_size()
         if world_size() > 1:
             dist.all_gather_object(everyone, bad)
-        if bad := {row: why for each in everyone for row, why in each.items()}:
-            named = "; ".join(f"{self._names[row]}: {bad[row]}" for row in sorted(bad)[:10]) + (
-                "; …" if len(bad) > 10 else ""
+        bad = {row: why for each in everyone for row, why in each.items()}
+        if not bad:
+            return
+        named = "; ".join(f"{self._names[row]}: {bad[row]}" for row in sorted(bad)[:NAMED])
+        if len(bad) > NAMED:
+            named += "; …"
+        if rank() == 0:
+            warnings.warn(
+                f"{len(bad)} of {len(self._names)} files in {self.url} are no images that can be "
+                f"read, and left out: {named}.",
+                stacklevel=3,
             )
-            if rank() == 0:
-                warnings.warn(
-                    f"{len(bad)} of {len(self._names)} files in {self.url} are no images that can be read, and left out: {named}.",
-                    stacklevel=3,
-                )
-            self._index(row for row in self._rows if row not in bad)
+        self._index(row for row in self._rows if row not in bad)
+
+    def _damaged_among(self, rows):
+        """Decode the images that are not kept: row -> what is wrong, if something is."""
+        bad = {}
+        for start in range(0, len(rows), BATCH):
+            batch = [row for row in rows[start : start + BATCH] if self._get_kept(row) is None]
+            for row, image in zip(batch, self._decode(batch)):
+                if isinstance(image, Exception):
+                    bad[row] = str(image)
+            reporting.made_progress()
+        return bad
 
 
 class Undecodable(Exception):
@@ -223,8 +233,24 @@ def _told_by_rank_0(ask):
     return answer[0]
 
 
+def _versions_of_files(filesystem, root):
+    """Every file below `root`: relative name -> its length, and what changes with its content."""
+    versions = {}
+    if "file" in filesystem.protocol:
+        for path, about in _walk(root):
+            versions[os.path.relpath(path, root)] = (about.st_size, about.st_mtime_ns)
+    else:
+        for name, about in filesystem.find(root, detail=True).items():
+            changed = str(about.get("ETag") or about.get("LastModified"))
+            versions[name.removeprefix(f"{root}/")] = (about.get("size"), changed)
+    return versions
+
+
 def _walk(root):
-    """Yield (path, stat) of every plain file below `root`, links followed. Raises OSError for a folder that cannot be read."""
+    """Yield (path, stat) of every plain file below `root`, links followed.
+
+    Raises OSError for a folder that cannot be read.
+    """
 
     def stop(error):
         raise error
@@ -232,8 +258,17 @@ def _walk(root):
     for folder, _, names in os.walk(root, onerror=stop, followlinks=True):
         for name in names:
             path = os.path.join(folder, name)
-            if os.path.exists(path) and stat.S_ISREG((about := os.stat(path)).st_mode):
+            if not os.path.exists(path):
+                continue
+            about = os.stat(path)
+            if stat.S_ISREG(about.st_mode):
                 yield path, about
+
+
+def _is_image_in_folder(name):
+    if "/" not in name or not name.lower().endswith(SUFFIXES):
+        return False
+    return not any(part.startswith(".") for part in name.split("/"))
 
 
 def _unreachable(url, error):
@@ -243,10 +278,12 @@ def _unreachable(url, error):
         )
     if isinstance(error, PermissionError) or "credentials" in str(error):
         return Error(
-            f"There is no right to read {url}: {error}. Check the credentials; a public bucket is read with anonymous=True."
+            f"There is no right to read {url}: {error}. "
+            "Check the credentials; a public bucket is read with anonymous=True."
         )
     return Error(
-        f"{url} cannot be read: {error or repr(error)}. Check its name, the credentials and the network."
+        f"{url} cannot be read: {error or repr(error)}. "
+        "Check its name, the credentials and the network."
     )
 
 
@@ -258,7 +295,11 @@ def _read(filesystem, path):
 
 
 def _decoded(content, size):
-    """The image in the bytes `content`: a uint8 array of shape (3, size, size), or the exception that says why there is none."""
+    """The image in the bytes `content`: a uint8 array of shape (3, size, size).
+
+    An exception is returned, not raised: that which `content` is already, or why there is no image
+    in it.
+    """
     if isinstance(content, Exception):
         return content
     try:
@@ -266,9 +307,8 @@ def _decoded(content, size):
             raise ValueError("the file is empty")
         image = Image.open(io.BytesIO(content))
         image.draft("RGB", (size, size))  # a JPEG is decoded at the next larger of its own scales
-        image = ImageOps.fit(
-            ImageOps.exif_transpose(image).convert("RGB"), (size, size), Image.Resampling.BICUBIC
-        )
+        image = ImageOps.exif_transpose(image).convert("RGB")
+        image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
         return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
     except UnidentifiedImageError:
         return Undecodable("its content is of no image format that is known here")

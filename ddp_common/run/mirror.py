@@ -1,6 +1,7 @@
-"""A run directory in object storage: a local folder, and a thread that sends what is new in it.
+"""A run directory in object storage: a local folder, and a thread that uploads what is new in it.
 
-Promises: when `finish` returns, the remote directory has everything, or an error says where it is kept.
+Relies on fsspec for every kind of storage. Promises: when `finish` returns, the remote directory
+has everything, or an error says where it is kept.
 """
 
 import atexit
@@ -14,89 +15,120 @@ from pathlib import Path
 from ddp_common.errors import Error
 from ddp_common.run import run_lock
 
-PUSH_INTERVAL = 2.0  # seconds between two looks for what is new in a mirror
+PUSH_INTERVAL = 2.0  # seconds between two uploads of what is new
 
 
-def is_temporary(path):
-    """Whether a file of a run directory is one of ours that is being written, or is of use on this machine alone."""
-    ours = path.name.startswith((run_lock.NAME, ".seen-"))
-    return ours or (
-        path.suffix == ".tmp" and (path.name.startswith(".") or path.parent.name == "checkpoints")
-    )
+def is_temporary(path: Path) -> bool:
+    """Whether this package is still writing a file, or needs it on this machine alone."""
+    if path.name.startswith((run_lock.NAME, ".seen-")):
+        return True
+    if path.suffix != ".tmp":
+        return False
+    return path.name.startswith(".") or path.parent.name == "checkpoints"
 
 
 class Mirror:
-    """A local folder whose files a thread keeps sending to a URL, until this program ends. Checkpoints follow their digests."""
+    """A local folder, `path`, whose files a thread keeps uploading to a URL.
 
-    def __init__(self, url):
-        import fsspec
+    It is filled from the URL first; uploads go on until this program ends. A checkpoint is
+    uploaded after its digest. Raises `Error` if the URL cannot be reached, or a package for it is
+    missing.
+    """
 
-        self.url, self.sent, self.lock, self.finished = url, {}, threading.Lock(), False
+    def __init__(self, url: str):
+        import fsspec  # only for those who use a URL: it would slow down the command line
+
+        self.url = url
+        self.sent = {}  # relative path -> the version of the file that was uploaded
+        self.lock = threading.Lock()
+        self.finished = False
         try:
             self.filesystem, self.root = fsspec.url_to_fs(url)
             present = self.filesystem.find(self.root)
         except ImportError as error:
             raise Error(
-                f"Runs at {url} need one more package ({error}). For s3:// install the extra: pip install -e '.[s3]'."
+                f"Runs at {url} need one more package ({error}). "
+                "For s3:// install the extra: pip install -e '.[s3]'."
             ) from None
-        except (
-            Exception
-        ) as error:  # each file system has its own: access denied, no such bucket, no network
+        # Each file system has its own exceptions: access denied, no such bucket, no network.
+        except Exception as error:
             raise Error(
-                f"The run directory {url} cannot be reached: {error}. Check its name, the credentials and the network."
+                f"The run directory {url} cannot be reached: {error}. "
+                "Check its name, the credentials and the network."
             ) from None
         self.path = Path(tempfile.mkdtemp(prefix="ddp-run-"))
-        for source in present:
-            target = self.path / source.removeprefix(self.root).lstrip("/")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self.filesystem.get_file(source, str(target))
-            self.sent[target.relative_to(self.path)] = self._version(target)
+        self._download(present)
         self.problem = None
         threading.Thread(target=self._keep_pushing, daemon=True, name="ddp-mirror").start()
         atexit.register(self.finish)
 
+    def _download(self, sources):
+        for source in sources:
+            target = self.path / source.removeprefix(self.root).lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.filesystem.get_file(source, str(target))
+            self.sent[target.relative_to(self.path)] = self._version(target)
+
     def push(self):
-        """Send what is new, take away what is gone. Raises `Error`, which names the local copy, if that fails."""
+        """Upload what is new, and delete remotely the checkpoints that retention has removed here.
+
+        Raises `Error`, which names the local copy, if that fails.
+        """
         with self.lock:
             if self.finished:
                 return
             if not self.path.is_dir():
                 raise Error(
-                    f"The local copy {self.path} of {self.url} is gone. What was sent before is still there."
+                    f"The local copy {self.path} of {self.url} is gone. "
+                    "What was sent before is still there."
                 )
             try:
-                there = {
-                    path.relative_to(self.path): path
-                    for path in self.path.rglob("*")
-                    if path.is_file() and not is_temporary(path)
-                }
-                for name in sorted(there, key=lambda name: (name.suffix == ".pt", name)):
-                    self._send(name, there[name])
-                gone = {
-                    name
-                    for name in self.sent
-                    if name not in there and name.match("checkpoints/step-*")
-                }  # by retention; nothing else goes
-                for name in sorted(gone, key=lambda name: (name.suffix != ".pt", name)):
-                    self.filesystem.rm_file(f"{self.root}/{name.as_posix()}")
-                    del self.sent[name]
-            except Exception as error:  # as above
+                present = self._files()
+                self._upload(present)
+                self._delete_checkpoints_not_in(present)
+            except Exception as error:  # as in __init__, of any kind
                 raise Error(
-                    f"The run directory {self.url} cannot be written: {error}. Everything is kept in {self.path}."
+                    f"The run directory {self.url} cannot be written: {error}. "
+                    f"Everything is kept in {self.path}."
                 ) from None
+
+    def _files(self):
+        """The files of the local folder that belong to the run: relative path -> path."""
+        return {
+            path.relative_to(self.path): path
+            for path in self.path.rglob("*")
+            if path.is_file() and not is_temporary(path)
+        }
+
+    def _upload(self, present):
+        checkpoints_last = sorted(present, key=lambda name: (name.suffix == ".pt", name))
+        for name in checkpoints_last:
+            self._send(name, present[name])
+
+    def _delete_checkpoints_not_in(self, present):
+        removed = {
+            name for name in self.sent if name not in present and name.match("checkpoints/step-*")
+        }
+        checkpoints_first = sorted(removed, key=lambda name: (name.suffix != ".pt", name))
+        for name in checkpoints_first:
+            self.filesystem.rm_file(f"{self.root}/{name.as_posix()}")
+            del self.sent[name]
 
     def _send(self, name, path):
         try:
-            if self.sent.get(name) != (version := self._version(path)):
-                target = f"{self.root}/{name.as_posix()}"
-                self.filesystem.makedirs(
-                    target.rpartition("/")[0], exist_ok=True
-                )  # object storage has no folders, others do
-                self.filesystem.put_file(str(path), target)
-                self.sent[name] = version
+            version = self._version(path)
+            if self.sent.get(name) == version:
+                return
+            target = f"{self.root}/{name.as_posix()}"
+            folder = target.rpartition("/")[0]
+            # Object storage has no folders, but other file systems do.
+            self.filesystem.makedirs(folder, exist_ok=True)
+            self.filesystem.put_file(str(path), target)
+            self.sent[name] = version
         except FileNotFoundError:
             if path.exists():
-                raise  # the place it should go to is missing; else retention has removed the file meanwhile
+                raise  # the remote place is missing
+            # else retention has removed the local file in the meantime
 
     @staticmethod
     def _version(path):
@@ -108,13 +140,13 @@ class Mirror:
             try:
                 self.push()
                 self.problem = None
-            except Error as error:  # the network may come back: the last word is that of `close`
+            except Error as error:  # the network may come back; `finish` has the last word
                 if self.problem is None:
                     print(f"{error} Trying again.", file=sys.stderr)
                 self.problem = error
 
     def finish(self):
-        """Send the rest and remove the local copy."""
+        """Upload the rest and remove the local copy. Raises `Error` as `push` does."""
         self.push()
         with self.lock:
             self.finished = True

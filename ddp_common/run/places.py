@@ -1,4 +1,8 @@
-"""Where run directories are: on this machine, or at a URL with a mirror here."""
+"""Where run directories are: on this machine, or at a URL with a mirror on this machine.
+
+Promises: two launches never get the same new directory, and one that is made is private to its
+owner.
+"""
 
 import itertools
 import os
@@ -13,54 +17,79 @@ from ddp_common.run.mirror import Mirror
 mirrors = {}  # URL -> Mirror
 
 
-def local(location):
-    """The path on this machine of a run directory; for a URL that of its mirror, which is filled from it when first asked for."""
+def local(location: str | Path) -> Path:
+    """The path of a run directory on this machine.
+
+    For a URL that is the path of its mirror, which is made and filled the first time it is asked
+    for. Raises `Error` if there can be no such directory, or if the URL cannot be reached.
+    """
     if "://" not in str(location):
         return absolute(location)
-    if str(location) not in mirrors:
-        mirrors[str(location)] = Mirror(str(location))
-    return mirrors[str(location)].path
+    url = str(location)
+    if url not in mirrors:
+        mirrors[url] = Mirror(url)
+    return mirrors[url].path
 
 
-def shown(path):
-    """A run directory as a person would type it: the URL of a mirror, a path relative to here where that is shorter."""
+def shown(path: str | Path) -> str:
+    """A run directory as a person would type it.
+
+    For a mirror its URL; a path below the working directory is shown relative to it.
+    """
     for url, mirror in mirrors.items():
         if mirror.path == Path(path):
             return url
     try:
-        return (
-            os.path.relpath(path) if Path(path).resolve().is_relative_to(Path.cwd()) else str(path)
-        )
+        if Path(path).resolve().is_relative_to(Path.cwd()):
+            return os.path.relpath(path)
     except FileNotFoundError:  # the working directory is gone
-        return str(path)
+        pass
+    return str(path)
 
 
-def new_directory(name, local=False):
-    """A path (or URL, unless it must be `local`) that no other run has, under RUNS (default: `runs/` of the repository, or of the working directory)."""
-    repository = Path(__file__).parents[2]
+def new_directory(name: str, local: bool = False) -> Path | str:
+    """A directory under RUNS that no other run has: a path, which is made, or a URL.
+
+    With `local` it is a path even if RUNS is a URL. The default of RUNS is `runs/` in the
+    repository, or in the working directory if the package is installed elsewhere. Raises `Error`
+    if it cannot be made.
+    """
     root = os.environ.get("RUNS")
     if not root or (local and "://" in root):
-        root = (repository if (repository / "tutorials").is_dir() else absolute(".")) / "runs"
+        root = _default_root()
     stamp = time.strftime("%Y-%m-%dT%H-%M-%S")
     if "://" in str(root):
         return f"{str(root).rstrip('/')}/{name}/{stamp}-{uuid.uuid4().hex[:4]}"
-    for suffix in itertools.chain([""], (f"-{n}" for n in itertools.count(2))):
+
+    for number in itertools.count(1):
+        suffix = "" if number == 1 else f"-{number}"
         path = absolute(root) / name / f"{stamp}{suffix}"
-        try:
-            make_private(path.parent)
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise Error(
-                f"Cannot make the run directory {path}: {why}. Choose another place with RUNS=…"
-            ) from None
-        try:
-            path.mkdir(
-                mode=0o700
-            )  # the one who makes it owns it, also when two launches share a second
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise Error(
-                f"Cannot make the run directory {path}: {error.strerror}. Choose another place with RUNS=…"
-            ) from None
-        return path
+        if _make_new(path):
+            return path
+
+
+def _default_root():
+    repository = Path(__file__).parents[2]
+    if (repository / "tutorials").is_dir():
+        return repository / "runs"
+    return absolute(".") / "runs"
+
+
+def _make_new(path):
+    """Make the folder `path`; False if it exists. Of two launches in one second, one makes it."""
+    try:
+        make_private(path.parent)
+    except (OSError, ValueError) as error:
+        raise _cannot_make(path, error) from None
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise _cannot_make(path, error) from None
+    return True
+
+
+def _cannot_make(path, error):
+    why = getattr(error, "strerror", None) or error
+    return Error(f"Cannot make the run directory {path}: {why}. Choose another place with RUNS=…")

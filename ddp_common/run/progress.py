@@ -1,8 +1,9 @@
-"""Where training is, drawn while it goes on: a bar on a terminal, one line that updates in a notebook.
+"""Training progress: a bar on a terminal, one line that updates in a notebook.
 
-A notebook that is executed to be kept (nbclient, nbconvert, papermill, nbval) must print the same every time: there nothing is drawn.
-What tells it from JupyterLab or VS Code is whether the cell may ask a person for input. Whoever executes notebooks by program forbids
-it (`allow_stdin` of the request is false), since nobody could answer; where a person sits, it is allowed.
+A notebook that is executed to be kept (nbclient, nbconvert, papermill, nbval) must print the same
+every time: nothing is drawn there. What tells it from JupyterLab or VS Code is whether the cell
+may ask a person for input. A program that executes notebooks forbids it (`allow_stdin` of the
+request is false), since nobody could answer; where a person sits, it is allowed.
 """
 
 import os
@@ -19,14 +20,17 @@ RECENT = 50  # reports whose mean is the loss that is shown
 
 
 def kernel():
-    """The Jupyter kernel that this program is, None elsewhere. Nothing is imported: who runs in IPython has it already."""
+    """The Jupyter kernel that this program is, None elsewhere.
+
+    Nothing is imported: a program that runs in IPython has imported it already.
+    """
     if "IPython" not in sys.modules:
         return None
     return getattr(sys.modules["IPython"].get_ipython(), "kernel", None)
 
 
-def a_person_watches():
-    """Whether the cell that runs was sent by a front end with a person before it, such as JupyterLab or VS Code."""
+def a_person_watches() -> bool:
+    """Whether a person at a front end such as JupyterLab or VS Code has sent this cell."""
     if not hasattr(kernel(), "get_parent"):
         return False
     request = kernel().get_parent("shell") or {}
@@ -34,57 +38,70 @@ def a_person_watches():
 
 
 class Progress:
-    """Draws where training is: a bar on a terminal or in a live notebook, a line per epoch where DDP_PROGRESS=lines says so, else nothing.
+    """Draws how far training is.
 
-    DDP_PROGRESS may be off, bar or lines, and has the last word.
+    A bar on a terminal or in a live notebook, else nothing. DDP_PROGRESS has the last word: off,
+    bar, or lines, which prints a line for each epoch.
     """
 
     def __init__(self):
-        by_itself = "bar" if sys.stderr.isatty() or a_person_watches() else "off"
-        self.mode = os.environ.get("DDP_PROGRESS") or by_itself
+        default = "bar" if sys.stderr.isatty() or a_person_watches() else "off"
+        self.mode = os.environ.get("DDP_PROGRESS") or default
         self.in_notebook = kernel() is not None
-        self.bar, self.losses, self.epoch, self.mark, self.place = None, [], None, None, {}
+        self.bar = None
+        self.losses = []
+        self.place = {}  # the position of the rank that leads
+        # For the line of an epoch: its number, and the (time, samples) at its start.
+        self.epoch = None
+        self.mark = None
 
-    def position(self, place):
-        """`place`: epoch, step, samples, epochs, total_samples, as the sampler counts them; the fastest rank leads."""
-        if (
-            self.mode == "off"
-            or not place.get("total_samples")
-            or place["samples"] < self.place.get("samples", 0)
-        ):
+    def position(self, place: dict):
+        """Draw a rank's position, unless another rank is further: the fastest one leads.
+
+        `place` has epoch, step, samples, epochs and total_samples, as the sampler counts them.
+        """
+        if self.mode == "off" or not place.get("total_samples"):
+            return
+        if place["samples"] < self.place.get("samples", 0):
             return
         if self.mode == "bar" and self.in_notebook:
-            if self.bar is None:
-                self.bar = NotebookLine(place)
-            self.bar.update(place, self._loss())
+            self._update_notebook(place)
         elif self.mode == "bar":
-            if self.bar is None:
-                self.bar = tqdm(
-                    total=place["total_samples"],
-                    initial=place["samples"],
-                    unit=" samples",
-                    unit_scale=True,
-                    dynamic_ncols=True,
-                    mininterval=0.1,
-                )
-            self.bar.set_description(
-                f"epoch {place['epoch'] + 1}/{place['epochs']}", refresh=False
-            )
-            self.bar.update(place["samples"] - self.bar.n)
+            self._update_terminal(place)
         elif place["epoch"] != self.epoch:
             self._epoch_line()
-            self.epoch, self.mark = place["epoch"], (time.monotonic(), place["samples"])
+            self.epoch = place["epoch"]
+            self.mark = (time.monotonic(), place["samples"])
         self.place = place
 
-    def record(self, values):
+    def _update_notebook(self, place):
+        if self.bar is None:
+            self.bar = NotebookLine(place)
+        self.bar.update(place, self._loss())
+
+    def _update_terminal(self, place):
+        if self.bar is None:
+            self.bar = tqdm(
+                total=place["total_samples"],
+                initial=place["samples"],
+                unit=" samples",
+                unit_scale=True,
+                dynamic_ncols=True,
+                mininterval=0.1,
+            )
+        self.bar.set_description(f"epoch {place['epoch'] + 1}/{place['epochs']}", refresh=False)
+        self.bar.update(place["samples"] - self.bar.n)
+
+    def record(self, values: dict):
+        """Take note of the loss that a rank has reported, if it did."""
         if "loss" not in values:
             return
         self.losses.append(values["loss"])
         if self.bar is not None and not self.in_notebook:
             self.bar.set_postfix_str(f"loss {self._loss():.4f}", refresh=False)
 
-    def note(self, text):
-        """Say something in between, where progress is drawn at all."""
+    def note(self, text: str):
+        """Print something between two states of the bar, if progress is drawn at all."""
         if self.mode != "off":
             on_stderr = self.mode == "bar" and not self.in_notebook
             tqdm.write(text, file=sys.stderr if on_stderr else sys.stdout)
@@ -96,15 +113,15 @@ class Progress:
     def _epoch_line(self):
         if self.epoch is not None and self.losses:
             started, samples = self.mark
-            rate = (self.place["samples"] - samples) / max(time.monotonic() - started, 1e-9)
+            seconds = max(time.monotonic() - started, 1e-9)
+            rate = (self.place["samples"] - samples) / seconds
             loss = sum(self.losses) / len(self.losses)
-            print(
-                f"epoch {self.epoch + 1}/{self.place['epochs']}  loss {loss:.4f}  {rate:,.0f} samples/s",
-                flush=True,
-            )
+            epoch = f"epoch {self.epoch + 1}/{self.place['epochs']}"
+            print(f"{epoch}  loss {loss:.4f}  {rate:,.0f} samples/s", flush=True)
         self.losses = []
 
     def close(self):
+        """Draw the last state."""
         if self.mode == "lines":
             self._epoch_line()
         if isinstance(self.bar, NotebookLine):
@@ -114,50 +131,57 @@ class Progress:
 
 
 class NotebookLine:
-    """One output of a cell that is replaced by its next state: a bar while training goes on, a line of text when it has ended."""
+    """One output of a cell, replaced by its next state.
 
-    def __init__(self, place):
-        self.place, self.first, self.began, self.drawn, self.handle = (
-            place,
-            place["samples"],
-            time.monotonic(),
-            0.0,
-            None,
-        )
+    It is a bar while training goes on, and a line of text when it has ended.
+    """
 
-    def update(self, place, loss):
+    def __init__(self, place: dict):
+        self.place = place
+        self.first = place["samples"]
+        self.began = time.monotonic()
+        self.drawn = 0.0
+        self.handle = None
+
+    def update(self, place: dict, loss: float | None):
         self.place = place
         if time.monotonic() < self.drawn + REDRAW_INTERVAL:
             return
         self.drawn = time.monotonic()
-        done, total, rate = place["samples"], place["total_samples"], self._rate()
-        words = f"epoch {place['epoch'] + 1}/{place['epochs']} · {done / total:.0%}{_loss_in_words(loss)}"
+        done = place["samples"]
+        total = place["total_samples"]
+        rate = self._rate()
+        words = f"epoch {place['epoch'] + 1}/{place['epochs']} · {done / total:.0%}"
+        words += _loss_in_words(loss)
         if rate > 0:
-            words += (
-                f" · {rate:,.0f} samples/s · {tqdm.format_interval((total - done) / rate)} to go"
-            )
-        bar = f'<progress value="{done}" max="{total}" style="width: 16em; vertical-align: middle"></progress>'
+            to_go = tqdm.format_interval((total - done) / rate)
+            words += f" · {rate:,.0f} samples/s · {to_go} to go"
+        style = "width: 16em; vertical-align: middle"
+        bar = f'<progress value="{done}" max="{total}" style="{style}"></progress>'
         self._show(words, f'<div style="white-space: nowrap">{bar} {words}</div>')
 
-    def close(self, loss):
+    def close(self, loss: float | None):
         """Leave one line: what was done, or where it ended."""
-        place, seconds = self.place, time.monotonic() - self.began
+        place = self.place
+        seconds = time.monotonic() - self.began
         if place["samples"] >= place["total_samples"]:
             words = "1 epoch" if place["epochs"] == 1 else f"{place['epochs']} epochs"
         else:
-            words = f"ended in epoch {place['epoch'] + 1}/{place['epochs']}, at {place['samples'] / place['total_samples']:.0%}"
+            share = place["samples"] / place["total_samples"]
+            words = f"ended in epoch {place['epoch'] + 1}/{place['epochs']}, at {share:.0%}"
         words += f" · {place['samples']:,} samples · {tqdm.format_interval(seconds)}"
-        if (rate := self._rate()) > 0:
+        rate = self._rate()
+        if rate > 0:
             words += f" · {rate:,.0f} samples/s"
         words += _loss_in_words(loss)
         self._show(words, f"<div>{words}</div>")
 
     def _rate(self):
-        """Samples per second since the first position that was heard of."""
+        """Samples per second since the first known position."""
         return (self.place["samples"] - self.first) / max(time.monotonic() - self.began, 1e-9)
 
     def _show(self, text, html):
-        from IPython.display import display
+        from IPython.display import display  # not installed everywhere; in a notebook it is
 
         content = {"text/plain": text, "text/html": html}
         if self.handle is None:
@@ -170,20 +194,23 @@ def _loss_in_words(loss):
     return "" if loss is None else f" · loss {loss:.4f}"
 
 
-def explain_interrupt(interrupt, function, directory):
-    """In a notebook or an IPython shell: say how to go on, and spare the reader a traceback through this package.
+def explain_interrupt(interrupt: KeyboardInterrupt, function, directory):
+    """In a notebook or an IPython shell, print how to go on, and drop the traceback.
 
-    Elsewhere nothing: a program has its own last words. `directory` is the run's `RunDirectory`.
+    It would lead through this package. Elsewhere nothing is done: a program has its own last
+    words. `directory` is the run's `RunDirectory`.
     """
     if "IPython" not in sys.modules or sys.modules["IPython"].get_ipython() is None:
         return
-    place, saved = shown(directory.path), checkpoints(directory.path / "checkpoints")
+    place = shown(directory.path)
+    saved = checkpoints(directory.path / "checkpoints")
     step = max((record.get("step", 0) for record in directory.records), default=0)
     where = f"Interrupted after step {step}." if step else "Interrupted."
     if saved:
         name = getattr(function, "__name__", "train")
         print(
-            f"{where} The newest checkpoint is that of step {step_of(saved[-1])}. Go on from there with the same arguments and the run's directory:\n"
+            f"{where} The newest checkpoint is that of step {step_of(saved[-1])}. "
+            "Go on from there with the same arguments and the run's directory:\n"
             f"  ddp.launch(client, {name}, …, directory={str(place)!r})",
             flush=True,
         )

@@ -1,29 +1,37 @@
-"""The records of a run, kept in columns: a report of six numbers takes some 50 bytes, as a dict it would take 600.
+"""The records of a run, kept in columns: a report of six numbers takes about 50 bytes, a dict 600.
 
-Records with the same names and types of values share a table, whose columns are typed arrays; what is neither a number that fits nor
-a truth value is kept as it is. Promises: what was appended comes back equal and of the same types, in the same order.
+Records with the same names and types of values share a table, whose columns are typed arrays; a
+value that is neither a number that fits nor a truth value is kept as it is. Promises: what was
+appended comes back equal, of the same types, in the same order.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-FLOAT, INTEGER, TRUTH, OTHER = "d", "q", "b", "O"
+# Kinds of columns; the first three are typecodes of `array`.
+FLOAT = "d"
+INTEGER = "q"
+TRUTH = "b"
+OTHER = "O"
 
 
 class Records(Sequence):
-    """A sequence of dicts that are made when they are asked for; to change one changes nothing here. Appending is the only change."""
+    """A sequence of dicts that are made when they are asked for; appending is the only change.
 
-    def __init__(self, records=()):
-        self._tables, self._numbers = (
-            [],
-            {},
-        )  # a list of columns each; (names and kinds) -> number of its table
-        self._shapes = []
-        self._table, self._row = array("I"), array("I")  # of each record: where it is
+    To change one of the dicts changes nothing here.
+    """
+
+    def __init__(self, records: Iterable[dict] = ()):
+        self._tables = []  # each is a list of columns
+        self._shapes = []  # of each table: the (name, kind) of its columns
+        self._numbers = {}  # shape -> number of its table
+        # Where each record is: the number of its table, and its row there.
+        self._table = array("I")
+        self._row = array("I")
         for record in records:
             self.append(record)
 
-    def append(self, record):
+    def append(self, record: dict):
         shape = tuple((name, _kind(value)) for name, value in record.items())
         number = self._numbers.get(shape)
         if number is None:
@@ -36,7 +44,8 @@ class Records(Sequence):
         self._row.append(row)
 
     def _add_table(self, shape):
-        number = self._numbers[shape] = len(self._tables)
+        number = len(self._tables)
+        self._numbers[shape] = number
         self._shapes.append(shape)
         self._tables.append([[] if kind == OTHER else array(kind) for _, kind in shape])
         return number
@@ -53,12 +62,13 @@ class Records(Sequence):
         return self._record(number)
 
     def _record(self, number):
-        table, row = self._table[number], self._row[number]
-        values = zip(self._shapes[table], self._tables[table])
-        return {
-            name: bool(column[row]) if kind == TRUTH else column[row]
-            for (name, kind), column in values
-        }
+        table = self._table[number]
+        row = self._row[number]
+        record = {}
+        for (name, kind), column in zip(self._shapes[table], self._tables[table]):
+            value = column[row]
+            record[name] = bool(value) if kind == TRUTH else value
+        return record
 
     def __eq__(self, other):
         if not isinstance(other, (Records, list)):
@@ -75,16 +85,20 @@ class Records(Sequence):
 
     def __repr__(self):
         shown = [repr(record) for record in self[:3]]
-        return f"[{', '.join(shown)}{f', … {len(self)} records' if len(self) > 3 else ''}]"
+        more = f", … {len(self)} records" if len(self) > 3 else ""
+        return f"[{', '.join(shown)}{more}]"
 
     def frame(self):
-        """A pandas DataFrame with a row for each record, as pandas would make it of the dicts."""
+        """A pandas DataFrame with a row for each record, as pandas would make of the dicts."""
+        # pandas takes its time to import, and not every run is asked for a table
         import numpy
         import pandas
 
         if not self._tables:
             return pandas.DataFrame()
-        frames, starts, rows = [], [], 0
+        frames = []
+        starts = []  # of each frame: its first row in all frames put together
+        rows = 0
         for shape, table in zip(self._shapes, self._tables):
             columns = {name: _column(kind, column) for (name, kind), column in zip(shape, table)}
             length = len(table[0]) if table else self._table.count(len(frames))
@@ -93,10 +107,8 @@ class Records(Sequence):
             rows += length
         if len(frames) == 1:
             return frames[0]
-        table, row = (
-            numpy.array(self._table, dtype=numpy.int64),
-            numpy.array(self._row, dtype=numpy.int64),
-        )
+        table = numpy.array(self._table, dtype=numpy.int64)
+        row = numpy.array(self._row, dtype=numpy.int64)
         order = numpy.array(starts)[table] + row
         return pandas.concat(frames).iloc[order].reset_index(drop=True)
 
@@ -106,7 +118,9 @@ def _kind(value):
         return FLOAT
     if type(value) is int:
         return INTEGER if -(2**63) <= value < 2**63 else OTHER
-    return TRUTH if type(value) is bool else OTHER
+    if type(value) is bool:
+        return TRUTH
+    return OTHER
 
 
 def _column(kind, column):
@@ -114,6 +128,5 @@ def _column(kind, column):
 
     if kind == OTHER:
         return column
-    return numpy.array(
-        column, dtype={FLOAT: numpy.float64, INTEGER: numpy.int64, TRUTH: numpy.bool_}[kind]
-    )
+    types = {FLOAT: numpy.float64, INTEGER: numpy.int64, TRUTH: numpy.bool_}
+    return numpy.array(column, dtype=types[kind])

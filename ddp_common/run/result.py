@@ -14,10 +14,13 @@ SHOWN_ITEMS = 3  # of a result that is a dict or a list
 
 @dataclass(repr=False)
 class Run:
-    """What a launch leaves: rank 0's `result`, the `directory`, the number of ranks, every reported record, and why it was restarted.
+    """What a launch leaves.
 
-    `records` is a sequence of dicts, kept compactly: each is made when it is asked for. `problems` says what could not be written, such
-    as checkpoints on a full disk; training went on.
+    `result` is what rank 0's function returned, `directory` the run directory, `world_size` the
+    number of ranks, `seconds` how long the launch took. `records` is a sequence of dicts, every
+    report; they are kept compactly, and each is made when it is asked for. `failures` are the
+    exceptions that restarts have answered, in order. `problems` says what could not be written,
+    such as checkpoints on a full disk; training went on.
     """
 
     result: object
@@ -25,14 +28,15 @@ class Run:
     world_size: int
     records: Sequence  # of dict
     seconds: float
-    failures: list = field(
-        default_factory=list
-    )  # the exceptions that restarts have answered, in order
+    failures: list = field(default_factory=list)  # of exceptions
     problems: list = field(default_factory=list)  # of str
 
     @property
     def metrics(self):
-        """All reports as a pandas DataFrame: one row per report; columns rank, time (s since 1970), epoch, step and what was reported."""
+        """All reports as a pandas DataFrame, a row for each.
+
+        The columns are rank, time (s since 1970), epoch, step and what was reported.
+        """
         records = self.records if isinstance(self.records, Records) else Records(self.records)
         return records.frame()
 
@@ -47,30 +51,34 @@ class Run:
         }
 
     def __repr__(self):
-        return f"Run({', '.join(f'{name}={value}' for name, value in self._in_words().items())})"
+        words = [f"{name}={value}" for name, value in self._in_words().items()]
+        return f"Run({', '.join(words)})"
 
     def _repr_html_(self):
-        rows = "".join(
+        rows = [
             f"<tr><th>{name}</th><td style='text-align: left'>{html.escape(str(value))}</td></tr>"
             for name, value in self._in_words().items()
-        )
-        return f"<table>{rows}</table>"
+        ]
+        return f"<table>{''.join(rows)}</table>"
 
 
-def in_short(value):
-    """A value in a few words: what it is and how large. The numbers in a tensor or a table are nobody's first question."""
+def in_short(value: object) -> str:
+    """A value in a few words: what it is and how large.
+
+    The numbers in a tensor or a table are nobody's first question.
+    """
     kind = type(value).__name__
     if isinstance(getattr(value, "shape", None), tuple):
         return f"{kind} {tuple(value.shape)}"
     if isinstance(value, dict):
-        items = [
-            f"{key}: {_kind_and_size(item)}" for key, item in list(value.items())[:SHOWN_ITEMS]
-        ]
-        return f"{kind} of {len(value)} ({', '.join(items)}{', …' if len(value) > SHOWN_ITEMS else ''})"
-    if isinstance(value, (list, tuple, set, frozenset)):
+        first = list(value.items())[:SHOWN_ITEMS]
+        items = [f"{key}: {_kind_and_size(item)}" for key, item in first]
+    elif isinstance(value, (list, tuple, set, frozenset)):
         items = [_kind_and_size(item) for item in list(value)[:SHOWN_ITEMS]]
-        return f"{kind} of {len(value)} ({', '.join(items)}{', …' if len(value) > SHOWN_ITEMS else ''})"
-    return _kind_and_size(value)
+    else:
+        return _kind_and_size(value)
+    more = ", …" if len(value) > SHOWN_ITEMS else ""
+    return f"{kind} of {len(value)} ({', '.join(items)}{more})"
 
 
 def _kind_and_size(value):
@@ -78,4 +86,5 @@ def _kind_and_size(value):
         return f"{tuple(value.shape)}"
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, Path)):
         return reprlib.repr(value)
-    return f"{type(value).__name__}{f' of {len(value)}' if hasattr(value, '__len__') else ''}"
+    kind = type(value).__name__
+    return f"{kind} of {len(value)}" if hasattr(value, "__len__") else kind

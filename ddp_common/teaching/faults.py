@@ -1,7 +1,7 @@
-"""Faults on purpose: break a rank at a chosen moment, in a real run, to see what becomes of it.
+"""Fault injection: break a rank at a chosen moment, in a real run, to see what becomes of it.
 
-`inject` wraps any training function that uses `ElasticSampler`; the tutorials and the tests use it. `train` is a small, quick one. See
-`tests/fault_lab.py` for the table of all of them.
+`inject` wraps any training function that uses `ElasticSampler`; the tutorials and the tests use
+it. `train` is a small, quick one. See `tests/fault_lab.py` for the table of all of them.
 """
 
 import functools
@@ -11,34 +11,48 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 SLOW_SAVE = 0.3  # seconds that a save takes at the moment 'save'
 PATIENCE = 60  # seconds that a rank waits for its children's memory to be noticed
-MEMORY = 3 * 2**30  # bytes after which a rank stops to hoard, should no limit have stopped it
+MEMORY = 3 * 2**30  # bytes after which a rank stops hoarding, should no limit have stopped it
 
 
-def inject(function, fault, *, rank=1, when="step", step=8, mark=None):
-    """Return `function` with a fault: on `rank`, `FAULTS[fault]` (or `fault` itself, a function) strikes at a moment.
+def inject(
+    function: Callable,
+    fault: str | Callable,
+    *,
+    rank: int = 1,
+    when: str = "step",
+    step: int = 8,
+    mark: str | Path | None = None,
+) -> Callable:
+    """Return `function` with a fault that strikes on `rank`: `FAULTS[fault]`, or a function.
 
-    `when` is 'start' (before the function begins), 'step' (between two steps, when `step` are done), or 'save' (the same, while the
-    checkpoint of that step is being written: choose one at which there is a save). With `mark`, a path that every rank
-    can see, it strikes once, however often the run is restarted, and the file holds when (s since 1970).
+    `when` is 'start' (before the function begins), 'step' (between two steps, when `step` are
+    done), or 'save' (the same, while the checkpoint of that step is being written: choose one at
+    which there is a save). With `mark`, a path that every rank can see, it strikes once, however
+    often the run is restarted, and the file holds when (s since 1970).
     """
-    faulty = functools.partial(
-        _run_with_fault, function, fault, rank, when, step, mark and str(mark)
-    )
+    mark = str(mark) if mark else mark
+    faulty = functools.partial(_run_with_fault, function, fault, rank, when, step, mark)
     return functools.update_wrapper(faulty, function, updated=())
 
 
 def _run_with_fault(function, fault, rank, when, step, mark, **arguments):
+    # These import torch, which the client that calls `inject` does without.
     from ddp_common.ranks import checkpoint, rendezvous, sampling
 
+    def is_due():
+        return rendezvous.rank() == rank and (mark is None or _is_first(mark))
+
     def strike():
-        if rendezvous.rank() == rank and (mark is None or _is_first(mark)):
-            (fault if callable(fault) else FAULTS[fault])()
+        if is_due():
+            act = fault if callable(fault) else FAULTS[fault]
+            act()
 
     def strike_between_steps(sampler):
         if sampler.steps_done == step:
@@ -48,11 +62,7 @@ def _run_with_fault(function, fault, rank, when, step, mark, **arguments):
 
     if fault == RESULT:
         result = function(**arguments)
-        return (
-            threading.Lock()
-            if rendezvous.rank() == rank and (mark is None or _is_first(mark))
-            else result
-        )
+        return threading.Lock() if is_due() else result
     if when == "start":
         strike()
     if when == "save":
@@ -62,6 +72,7 @@ def _run_with_fault(function, fault, rank, when, step, mark, **arguments):
 
 
 def _is_first(mark):
+    """Whether the fault has not struck yet; `mark` then says when it did: now."""
     try:
         with open(mark, "x") as file:
             file.write(repr(time.time()))
@@ -102,7 +113,10 @@ def _raise_interrupt():
 
 
 def _start_and_raise():
-    """Leave two processes behind that the rank's process group does not hold: one in a session of its own, one without a parent."""
+    """Leave two processes behind that are not in the rank's process group.
+
+    One has a session of its own, one has no parent.
+    """
     subprocess.Popen(["sleep", "3600"], start_new_session=True)
     subprocess.run(["sh", "-c", "sleep 3600 &"], start_new_session=True, check=True)
     _raise()
@@ -127,12 +141,15 @@ def _kill_worker_and_nanny():
     worker.kill()
 
 
-def worker_of_this_rank():
-    """The Dask worker's process (psutil): the parent of the guard, whose child is the forkserver that this rank was forked from."""
+def worker_of_this_rank() -> psutil.Process:
+    """The process of this rank's Dask worker.
+
+    The rank was forked from a forkserver, a child of the guard, whose parent is the worker. Not
+    every system has a guard.
+    """
     forkserver, above, *further = psutil.Process().parents()
-    return (
-        further[0] if above.cmdline() == forkserver.cmdline() else above
-    )  # the two are one program; not every system has a guard
+    has_guard = above.cmdline() == forkserver.cmdline()  # the two are one program
+    return further[0] if has_guard else above
 
 
 RESULT = "result that cannot be pickled"
@@ -156,25 +173,26 @@ FAULTS = {
 
 
 def train(
-    epochs=2,
-    samples=103,
-    batch_size=16,
-    every_steps=3,
-    dropout=0.5,
-    pause=0.0,
-    leaves_early=None,
-    on_error="warn",
-    file_limit=None,
-    mark=os.devnull,
+    epochs: int = 2,
+    samples: int = 103,
+    batch_size: int = 16,
+    every_steps: int = 3,
+    dropout: float = 0.5,
+    pause: float = 0.0,
+    leaves_early: int | None = None,
+    on_error: str = "warn",
+    file_limit: int | None = None,
+    mark: str | Path = os.devnull,
 ):
-    """Train a small network with dropout; returns its weights as one tensor. 7 steps an epoch, a checkpoint every third.
+    """Train a small network with dropout: 7 steps an epoch, a checkpoint every third.
 
-    `pause` is in seconds per step. `leaves_early` is a rank that ends the last epoch one batch too soon. `file_limit` (bytes) is the
-    size beyond which no file can grow: a full disk. Both leave the time at which they strike in `mark`.
+    Returns its weights as one tensor. `pause` is in seconds per step. `leaves_early` is a rank
+    that ends the last epoch one batch too soon. `file_limit` (bytes) is the size beyond which no
+    file can grow: a full disk. Both leave the time at which they strike in `mark`.
     """
-    import resource
+    import resource  # not on every system
 
-    import torch
+    import torch  # the client that sends this function does without
     from torch.nn.parallel import DistributedDataParallel
 
     from ddp_common import Checkpoint, ElasticSampler, rank, report
@@ -198,18 +216,15 @@ def train(
     checkpoint.restore()
     if file_limit is not None:
         Path(mark).write_text(repr(time.time()))
-        resource.setrlimit(
-            resource.RLIMIT_FSIZE, (file_limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-        )
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, hard_limit))
     for epoch in sampler.epochs(epochs):
         for indices in sampler:
             if leaves_early == rank() and sampler.steps_done == epochs * len(sampler):
                 Path(mark).write_text(repr(time.time()))
                 return None
-            loss = (
-                torch.nn.functional.mse_loss(model(data[indices]), targets[indices])
-                * sampler.weight
-            )
+            loss = torch.nn.functional.mse_loss(model(data[indices]), targets[indices])
+            loss = loss * sampler.weight
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -219,6 +234,8 @@ def train(
     return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
 
 
-def struck_at(mark):
+def struck_at(mark: str | Path) -> float | None:
     """When the fault struck (s since 1970), None if it did not."""
-    return float(Path(mark).read_text()) if Path(mark).exists() else None
+    if not Path(mark).exists():
+        return None
+    return float(Path(mark).read_text())

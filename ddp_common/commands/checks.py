@@ -1,0 +1,77 @@
+"""What is checked before anything is started or written: the settings, the folder, the workers.
+
+Every check raises `Error` with what to do; together they save the minutes until a cluster is up.
+"""
+
+import os
+from pathlib import Path
+
+import ddp_common
+from ddp_common.commands.cells import cells_with_tag
+from ddp_common.errors import Error
+from ddp_common.ranks.checkpoint_files import newest
+from ddp_common.run.config import resumed_config
+from ddp_common.run.places import local
+from ddp_common.without_dask.launchers import LAUNCHERS
+
+
+def check_choices(path: Path, workers: str | int | None) -> int | None:
+    """Check everything that the environment says for the tutorial in the file `path`.
+
+    Returns the number of workers; None if that is yet to be seen: at an address, or where there
+    may be GPUs. Raises `Error` for anything that cannot be.
+    """
+    # This reads profiles, which `--help` has no use for.
+    from ddp_common.clusters.profiles import may_have_gpus, number_of_workers, read_profile
+
+    check_settings(path)
+    check_place(os.environ.get("CHECKPOINT"))
+    cluster = os.environ.get("CLUSTER") or "local"
+    profile = {"workers": "auto"} if cluster in LAUNCHERS else read_profile(cluster)
+    wanted = workers or profile["workers"]
+    if wanted == "auto" and ("://" in cluster or may_have_gpus()):
+        return None
+    return number_of_workers(wanted)
+
+
+def check_settings(path: Path):
+    """Let the tutorial's own call of `settings` check SET, PRESET, RESUME and CHECKPOINT.
+
+    It is in the cell with the tag 'parameters'.
+    """
+    cell = cells_with_tag(path.read_text(), "parameters")
+    try:
+        exec(compile(cell, path, "exec"), {"__name__": "__main__", "ddp": ddp_common})
+    except NameError:
+        return  # a cell that needs more of the program than `ddp` is checked when its turn comes
+
+
+def check_place(directory: str | None):
+    """Raise `Error` if a run cannot begin in the folder `directory`, that of CHECKPOINT."""
+    if not directory or "://" in directory:
+        return
+    place = Path(directory)
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise Error(
+            f"CHECKPOINT={directory}: {place} is a file, not a folder. "
+            "Name a folder to begin a run in."
+        )
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise Error(
+            f"CHECKPOINT={directory}: you may not write to {place}. "
+            "Choose a folder that you may write to."
+        )
+
+
+def check_resumable(directory: str | None):
+    """Raise `Error` unless the run in `directory`, that of RESUME, has a checkpoint."""
+    if not directory:
+        return
+    resumed_config(directory)
+    if newest(local(directory) / "checkpoints") is None:
+        raise Error(
+            f"RESUME={directory}: that run has no checkpoint to go on from. "
+            "It ended before its first save; start a new run."
+        )

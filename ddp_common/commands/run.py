@@ -1,0 +1,236 @@
+"""`python -m ddp_common run`: a tutorial's job in this process, and what is printed about it.
+
+A tutorial is executed cell by cell as in a notebook, but for the cells tagged as part of the
+lesson (proofs, exercises, demonstrations): what is left is the job itself. Relies on the
+environment variables, which `cli` has set. Promises: a run that ends early says how to go on.
+"""
+
+import json
+import math
+import os
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from ddp_common.commands.cells import job_source
+from ddp_common.commands.checks import check_choices, check_resumable
+from ddp_common.errors import Error
+from ddp_common.ranks.checkpoint_files import newest, step_of
+from ddp_common.run.places import local, new_directory, shown
+from ddp_common.values import whole_number
+from ddp_common.without_dask.launchers import LAUNCHERS, started_by
+
+
+def run_tutorial(tutorial: str, path: Path, choices: dict, dry: bool):
+    """Train `tutorial`, whose file is `path`.
+
+    `choices` maps options of the command line (cluster, workers, resume, checkpoint, restarts …)
+    to their texts, None where there is none. With `dry` the batch job is printed and nothing is
+    started.
+    """
+    cluster = choices["cluster"]
+    is_rank = _is_rank(cluster)
+    # Whoever has started the ranks has checked, and each rank checks its settings again.
+    count = None if is_rank else check_choices(path, choices["workers"])
+    if dry:
+        from ddp_common.clusters.connect import describe  # imports distributed
+
+        click.echo(describe(cluster or "local", choices["workers"], tutorial))
+        return
+    if is_rank:
+        check_resumable(choices["resume"])
+    else:
+        announce(tutorial, choices, count)
+    os.environ.setdefault("DDP_PROGRESS", "bar" if sys.stderr.isatty() else "lines")
+    if cluster in LAUNCHERS and not is_rank:
+        start_launcher(cluster, tutorial, choices)
+    else:
+        execute(tutorial, path)
+
+
+def _is_rank(cluster):
+    """Whether this process is a rank that torchrun or srun has started."""
+    launcher = started_by()
+    if cluster is None:
+        return launcher is not None
+    return cluster in LAUNCHERS and cluster == launcher
+
+
+def announce(tutorial: str, choices: dict, count: int | None):
+    """Print at once what is going to happen, and where a run goes on."""
+
+    def say(text):
+        if os.environ.get("DDP_PROGRESS") != "off":
+            click.echo(text)
+
+    directory = choices["resume"] or choices["checkpoint"]
+    if directory:
+        say(f"{tutorial}: the run is in {shown(local(directory))}")
+        check_resumable(choices["resume"])
+        say(f"{tutorial}: {where_it_goes_on(directory)}")
+    cluster = choices["cluster"] or "local"
+    workers = "1 worker" if count == 1 else f"{count or 'the'} workers"
+    if cluster == "local":
+        say(f"{tutorial}: starting {workers} on this machine")
+    elif "://" in cluster:
+        say(f"{tutorial}: connecting to the workers of {cluster}")
+    else:
+        say(f"{tutorial}: starting {workers} with CLUSTER={cluster}")
+
+
+def where_it_goes_on(directory: str) -> str:
+    """From which step, and in which epoch, a run goes on; or that it begins."""
+    path = local(directory)
+    checkpoint = newest(path / "checkpoints")
+    if checkpoint is None:
+        return "it begins there: no checkpoint yet"
+    step = step_of(checkpoint)
+    epoch = epoch_of(path / "metrics.jsonl", step)
+    in_epoch = "" if epoch is None else f", in epoch {epoch + 1}"
+    return f"it goes on from step {step}{in_epoch} ({checkpoint.name})"
+
+
+def epoch_of(metrics: Path, step: int) -> int | None:
+    """The epoch of a step, from 0, as the ranks have reported it; None if they have not."""
+    found = None
+    try:
+        with open(metrics) as lines:
+            for line in lines:
+                if f'"step": {step},' in line:
+                    found = json.loads(line).get("epoch")
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, int) else None
+
+
+def start_launcher(launcher: str, tutorial: str, choices: dict):
+    """Let torchrun or srun start the ranks, each of which is this command again."""
+    from ddp_common.clusters.profiles import number_of_workers  # these import distributed
+    from ddp_common.without_dask.starting import start_ranks
+
+    if not choices["resume"] and not choices["checkpoint"]:
+        os.environ["CHECKPOINT"] = str(new_directory(tutorial))  # a restarted rank must find it
+    restarts = whole_number("RESTARTS", choices["restarts"] or 0, least=0)
+    try:
+        workers = number_of_workers(choices["workers"] or "auto")
+        start_ranks(launcher, tutorial, workers, restarts)
+    except (Error, SystemExit):
+        directory = os.environ.get("CHECKPOINT") or choices["resume"]
+        click.echo(resume_hint(tutorial, directory), err=True)
+        raise
+
+
+def execute(tutorial: str, path: Path):
+    """Run the job of a tutorial in this process.
+
+    SIGTERM, which a batch system sends, is passed on to the ranks if any are training. Raises what
+    the job raises; an `Error` says how to go on.
+    """
+    signal.signal(signal.SIGTERM, pass_on_sigterm)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, note_interrupt)
+    os.environ.setdefault("MPLBACKEND", "agg")
+    namespace = {"__name__": "__main__", "__file__": str(path)}
+    began = time.monotonic()
+    try:
+        exec(compile(job_source(path.read_text()), path, "exec"), namespace)
+    except KeyboardInterrupt as interrupt:
+        hint = resume_hint(tutorial, getattr(interrupt, "directory", None))
+        click.echo(f"\nStopped{when_it_was(namespace)}.{hint}", err=True)
+        sys.exit(130)
+    except Error as error:
+        hint = resume_hint(tutorial, getattr(error, "directory", None))
+        error.args = (f"{error}{hint}",)
+        raise
+    except Exception as error:
+        diverged = where_it_diverged(namespace.get("run"))
+        if diverged:
+            raise Error(
+                f"{diverged} So this failed afterwards: {type(error).__name__}: {error}"
+            ) from None
+        raise
+    finally:
+        client = namespace.get("client")
+        if client is not None:
+            client.__exit__(*sys.exc_info())
+    seconds = time.monotonic() - began
+    words = closing_words(namespace["run"]) if "run" in namespace else ""
+    click.echo(f"\nDone in {seconds:.0f} s. {words}")
+
+
+def note_interrupt(number, frame):
+    from ddp_common.client import attempt  # imported by the job, if it launches anything
+
+    attempt.interrupted = True
+    raise KeyboardInterrupt
+
+
+def pass_on_sigterm(number, frame):
+    from ddp_common.client import attempt  # imported by the job, if it launches anything
+
+    if attempt.stop_requested or not attempt.Attempt.running:
+        sys.exit(128 + number)
+    attempt.stop_requested = True
+
+
+def when_it_was(namespace: dict) -> str:
+    """In which part of the job Ctrl-C came, as far as the launch itself does not say."""
+    if "run" in namespace:
+        return f" after training: the run is whole, in {shown(namespace['run'].directory)}"
+    return ""
+
+
+def where_it_diverged(run) -> str | None:
+    """A sentence if the last loss that `run` (a `Run` or None) reported is not finite, or None."""
+    losses = [
+        (record.get("step"), record["loss"])
+        for record in getattr(run, "records", ())
+        if isinstance(record.get("loss"), float)
+    ]
+    if not losses:
+        return None
+    _, last_loss = losses[-1]
+    if math.isfinite(last_loss):
+        return None
+    step, loss = next((step, loss) for step, loss in losses if not math.isfinite(loss))
+    return (
+        f"Training diverged: the loss is {loss} from step {step} on. "
+        "Lower the learning rate, and train again."
+    )
+
+
+def resume_hint(tutorial: str, directory: Path | str | None) -> str:
+    """How to go on with the run in `directory`, to be put after a message; '' if there is none."""
+    if directory is None:
+        return ""
+    if "://" in str(directory):
+        directory = local(directory)
+    if not list(Path(directory, "checkpoints").glob("*.pt")):
+        return f" There is no checkpoint yet; what there is lies in {shown(directory)}."
+    return (
+        " Go on from the newest checkpoint with:\n"
+        f"  make run TUTORIAL={tutorial} RESUME={shlex.quote(shown(directory))}"
+    )
+
+
+def closing_words(run) -> str:
+    """Where a run (a `Run`) lies, and what of it could not be written.
+
+    Training has finished, so that is no failure, but a person must know.
+    """
+    words = listing(run.directory)
+    if run.problems:
+        words += "\n\nTraining finished, but not everything was written:"
+        for problem in run.problems:
+            words += f"\n  - {problem}"
+    return words
+
+
+def listing(directory: Path) -> str:
+    """The place of a run directory and what is in it."""
+    names = [f"{path.name}/" if path.is_dir() else path.name for path in Path(directory).iterdir()]
+    return f"Run directory: {shown(directory)}\n  {', '.join(sorted(names))}"
