@@ -1,10 +1,14 @@
-"""Set-up: a virtual environment with everything in it. `make setup` runs this file with any Python of 3.11 or newer; nothing but Python is needed.
+"""Set-up: a virtual environment with everything in it. `make setup` runs this file.
+
+Any Python of 3.11 or newer will do, and nothing but Python is needed.
 
     VENV=.venv TORCH="--index-url URL" python3 install.py
 
-VENV is the folder, TORCH what pip is told for torch and torchvision alone. Before anything is installed it looks at what usually goes
-wrong: a folder that is not yours, too small a disk, no way to the package index. Whatever pip is told by its own settings (an index, a
-proxy, PIP_NO_INDEX with a wheel house) holds. A first set-up that was interrupted is started afresh; pip keeps what it has downloaded.
+VENV is the folder, TORCH what pip is told for torch and torchvision alone. Before anything is
+installed it looks at what usually goes wrong: a folder that is not yours, too small a disk, no way
+to the package index. Whatever pip is told by its own settings (an index, a proxy, PIP_NO_INDEX
+with a wheel house) holds. A first set-up that was interrupted is started afresh; pip keeps what it
+has downloaded.
 """
 
 import ast
@@ -56,11 +60,12 @@ def say(text):
 
 
 def check_folder(root, folder):
-    """Raise `Refused` unless one may write to the repository, and to the folder of the environment or the place where it will be."""
+    """Raise `Refused` unless one may write to the repository and to where the environment is."""
     for place in (root, nearest(folder)):
         if not os.access(place, os.W_OK | os.X_OK):
             raise Refused(
-                f"You may not write to {place}, so nothing can be installed there. Work in a copy of the repository that is yours:\n"
+                f"You may not write to {place}, so nothing can be installed there. Work in a copy "
+                "of the repository that is yours:\n"
                 f"  git clone {shlex.quote(str(root))} ~/{root.name} && cd ~/{root.name}"
             )
     if (
@@ -70,7 +75,8 @@ def check_folder(root, folder):
         and not (folder / "unfinished").exists()
     ):
         raise Refused(
-            f"{folder} is there and is no virtual environment. Nothing was changed. Remove it, or name another folder: make setup VENV=…"
+            f"{folder} is there and is no virtual environment. Nothing was changed. Remove it, or "
+            "name another folder: make setup VENV=…"
         )
 
 
@@ -93,18 +99,21 @@ def check_room(folder):
         (
             nearest(folder),
             ROOM - size_of(folder),
-            "Make room there, or put the environment on another disk: make setup VENV=/path/to/.venv",
+            "Make room there, or put the environment on another disk: make setup "
+            "VENV=/path/to/.venv",
         ),
         (
             Path(tempfile.gettempdir()),
             ROOM_TO_DOWNLOAD,
-            "pip downloads to that place. Make room there, or name another one: TMPDIR=/path make setup",
+            "pip downloads to that place. Make room there, or name another one: TMPDIR=/path "
+            "make setup",
         ),
     ):
         free = shutil.disk_usage(place).free
         if free < needed:
             raise Refused(
-                f"The disk of {place} has {free / 1e9:.2f} GB free, and {needed / 1e9:.1f} GB are needed. Nothing was installed. {remedy}"
+                f"The disk of {place} has {free / 1e9:.2f} GB free, and {needed / 1e9:.1f} GB are "
+                f"needed. Nothing was installed. {remedy}"
             )
 
 
@@ -140,7 +149,8 @@ def make_environment(folder):
         venv.create(folder, with_pip=True, symlinks=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise Refused(
-            f"The virtual environment {folder} could not be made: {error}. On Debian and Ubuntu: apt install python3-venv"
+            f"The virtual environment {folder} could not be made: {error}. On Debian and Ubuntu: "
+            "apt install python3-venv"
         ) from None
 
 
@@ -152,7 +162,10 @@ def remove(path):
 
 
 def check_index(folder, torch):
-    """Raise `Refused` if pip's package index surely cannot be reached. Where pip has ways of its own, pip shall try."""
+    """Raise `Refused` if pip's package index surely cannot be reached.
+
+    Where pip has ways of its own, pip shall try.
+    """
     settings = pip_settings(folder)
     if {"no-index", "find-links", "extra-index-url", "proxy", "cert"} & set(settings):
         return
@@ -165,10 +178,13 @@ def check_index(folder, torch):
     for address in addresses:
         if reason := why_unreachable(address):
             raise Refused(
-                f"The package index {without_password(address)} cannot be reached: {reason}. Nothing was installed. Is there a network, and "
-                "does it want a proxy (HTTPS_PROXY)? Without one, pip takes wheels from a folder:\n"
+                f"The package index {without_password(address)} cannot be reached: {reason}. "
+                "Nothing was installed. Is there a network, and "
+                "does it want a proxy (HTTPS_PROXY)? Without one, pip takes wheels from a "
+                "folder:\n"
                 "  PIP_NO_INDEX=1 PIP_FIND_LINKS=/path/to/wheels make setup\n"
-                "which `pip download -d /path/to/wheels -c constraints.txt '.[dev]' setuptools` fills where there is a network."
+                "which `pip download -d /path/to/wheels -c constraints.txt '.[dev]' setuptools` "
+                "fills where there is a network."
             )
 
 
@@ -191,7 +207,7 @@ def pip_settings(folder):
 
 
 def why_unreachable(address):
-    """Why a package index gives no answer; None if it gives one, and whenever that is not certain."""
+    """Why a package index gives no answer; None if it gives one, or if that is not certain."""
     if not address.startswith(("http://", "https://")):
         return None
     try:
@@ -289,20 +305,25 @@ def doing(lines):
 CAUSES = (
     (
         r"No space left|Errno 28|Disk quota",
-        "The disk is full. Make room (an environment takes about 1.7 GB), or use another disk: make setup VENV=/path/to/.venv",
+        "The disk is full. Make room (an environment takes about 1.7 GB), or use another disk: "
+        "make setup VENV=/path/to/.venv",
     ),
     (
         r"Permission denied|Errno 13|Read-only file system",
         "A file may not be written. Work in a copy of the repository that is yours.",
     ),
     (
-        r"NewConnectionError|Max retries|Name or service|name resolution|Network is unreachable|timed out|ProxyError|SSLError|CERTIFICATE|Connection (refused|reset)",
-        "The package index did not answer. Check the network (a proxy? HTTPS_PROXY), and run the command again: what has been downloaded is kept.",
+        r"NewConnectionError|Max retries|Name or service|name resolution|Network is unreachable|"
+        r"timed out|ProxyError|SSLError|CERTIFICATE|Connection (refused|reset)",
+        "The package index did not answer. Check the network (a proxy? HTTPS_PROXY), and run the "
+        "command again: what has been downloaded is kept.",
     ),
     (
         r"ResolutionImpossible|No matching distribution|Could not find a version",
-        "A package is not to be had in the version of constraints.txt: the index, or the folder of PIP_FIND_LINKS, lacks it for this Python "
-        f"({sys.version_info[0]}.{sys.version_info[1]}) and system, or the network failed on the way.",
+        "A package is not to be had in the version of constraints.txt: the index, or the folder "
+        "of PIP_FIND_LINKS, lacks it for this Python "
+        f"({sys.version_info[0]}.{sys.version_info[1]}) and system, or the network failed on the "
+        "way.",
     ),
 )
 
@@ -328,7 +349,8 @@ if __name__ == "__main__":
         sys.exit(f"\nError: {refused}")
     except OSError as error:
         sys.exit(
-            f"\nError: {error.filename or 'The environment'} cannot be written: {error.strerror}. Make room, or set up where you may write."
+            f"\nError: {error.filename or 'The environment'} cannot be written: {error.strerror}. "
+            "Make room, or set up where you may write."
         )
     except KeyboardInterrupt:
         sys.exit("\nStopped. Run the command again: what has been downloaded is kept.")
