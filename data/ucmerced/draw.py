@@ -33,7 +33,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddp_common.data.drawing import Camera, Sheet, command_line, darker, lighter, photographed, polar
+from ddp_common.data.drawing import (
+    Camera,
+    Sheet,
+    command_line,
+    darker,
+    lighter,
+    photographed,
+    polar,
+)
 
 SEED = 2010
 PER_CLASS = 100

@@ -1,4 +1,4 @@
-"""What the project promises about itself: one list of dependencies, no traces of where it was made."""
+"""What the project promises about itself: one list of dependencies, commands that are named."""
 
 import re
 import subprocess
@@ -55,8 +55,12 @@ def test_nothing_lies_at_the_top_that_does_not_belong_there():
         "README.md",
         "LICENSE",
         "CITATION.cff",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
         ".ci",
+        ".github",
         ".gitignore",
+        ".pre-commit-config.yaml",
     }
 
 
@@ -71,6 +75,7 @@ def test_make_help_names_every_command():
         "data",
         "test",
         "test-fast",
+        "lint",
         "sync",
         "bench",
         "scaling",
@@ -78,6 +83,41 @@ def test_make_help_names_every_command():
         "fault-lab",
     ):
         assert f"make {command}" in said
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_takes_actions_by_commit_and_may_only_read(path):
+    text = path.read_text()
+    used = re.findall(r"uses: *(.*)", text)
+    by_commit = re.compile(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
+    for action in used:
+        assert by_commit.fullmatch(action), (
+            f"{path.name}: {action}. A tag can be moved to other code: write the commit's 40 "
+            "characters, and the version behind it (owner/name@… # v1.2.3)."
+        )
+    workflow = yaml.safe_load(text)
+    assert used
+    assert workflow["permissions"] == {"contents": "read"}
+    assert workflow["concurrency"]["cancel-in-progress"] is True
+    assert all(job["timeout-minutes"] <= 90 for job in workflow["jobs"].values())
+
+
+def test_hooks_and_workflows_name_only_programs_and_targets_that_are_there():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
+    for path in WORKFLOWS:
+        called = set(
+            re.findall(r"(?:run: make|\.ci/run) ([a-z-]+)$", path.read_text(), flags=re.M)
+        )
+        assert called <= targets, f"{path.name}: make has no target {called - targets}"
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [each["repo"] for each in hooks] == ["local"], "nothing is to be downloaded"
+    lint = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
+    for hook in hooks[0]["hooks"]:
+        program = hook["entry"].split()[0].removeprefix(".venv/bin/")
+        assert program in lint, f"make lint does not run {program}, a hook of every commit"
 
 
 def test_make_says_which_python_it_needs(tmp_path):

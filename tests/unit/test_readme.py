@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
@@ -33,9 +35,21 @@ def test_every_make_command_of_the_readme_exists():
     assert set(re.findall(r"make ([a-z-]+)", README)) - {"sure"} <= targets
 
 
-def test_every_file_that_the_readme_links_to_exists():
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / target).exists(), target
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "clusters/README.md", "data/README.md"]
+PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_that_a_page_links_to_exists(page):
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+        assert (path.parent / target).exists(), f"{page} links to {target}, which is not there"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_module_that_a_page_names_exists(page):
+    for module in re.findall(r"\bddp_common/[\w/]+\.py", (ROOT / page).read_text()):
+        assert (ROOT / module).exists(), f"{page} names {module}, which is not there"
 
 
 def test_every_test_that_the_page_on_security_names_exists():
