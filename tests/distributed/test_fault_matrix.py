@@ -160,6 +160,7 @@ def test_a_full_disk_leaves_training_to_go_on_with_a_warning(client, undisturbed
 
 NOTEBOOK = """
 import os
+import torch  # now: an interrupt in the middle of this import would leave half a torch behind
 from ddp_common import launch
 from ddp_common.teaching.faults import inject, train
 from distributed import Client
