@@ -6,7 +6,10 @@ import psutil
 
 
 def children():
-    """Numbers of this process's living descendants. multiprocessing's own tracker, which stays as long as its parent, is not counted."""
+    """Numbers of this process's living descendants.
+
+    multiprocessing's own tracker, which stays as long as its parent, is not counted.
+    """
     found = set()
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended, or is a zombie

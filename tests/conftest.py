@@ -1,4 +1,4 @@
-"""What all tests share: a clean environment, one Dask cluster of four workers, one server that speaks S3."""
+"""What all tests share: a clean environment, one Dask cluster of four workers, one S3 server."""
 
 import os
 import signal
@@ -31,10 +31,12 @@ OUTSIDE_SETTINGS = (
     "MASTER_PORT",
 )
 
-# Tests run side by side. Threads of OpenMP that spin while they wait take the cores from each other: a rank of two threads gets 20 times slower.
+# Tests run side by side. Threads of OpenMP that spin while they wait take the cores from each
+# other: a rank of two threads gets 20 times slower.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-# A shell starts background jobs deaf to Ctrl-C, and so would be every program that a test interrupts.
+# A shell starts background jobs deaf to Ctrl-C, and so would be every program that a test
+# interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -48,7 +50,9 @@ LONGEST_FIRST = (
 )
 
 
-STARTS_MUCH = {  # fixtures and tests that `make test-fast` leaves out: they start clusters, servers, set-ups, or draw for long
+# Fixtures and tests that `make test-fast` leaves out: they start clusters, servers, set-ups, or
+# draw for long.
+STARTS_MUCH = {
     "client",
     "short_run",
     "endpoint",
@@ -62,24 +66,30 @@ STARTS_MUCH = {  # fixtures and tests that `make test-fast` leaves out: they sta
     "test_bad_input_gets_one_clear_message",
     "test_a_torchvision_model_runs_whatever_is_imported_first",
     "test_dry_says_what_starts_without_jobs",
-    "test_a_process_killed_while_saving_leaves_a_good_checkpoint_that_is_never_older_than_one_save",
+    "test_a_process_killed_while_saving_leaves_a_good_checkpoint_never_older_than_one_save",
 }
 
 
 def pytest_xdist_auto_num_workers(config):
-    """How many files `make test` runs at once: two on one core, since tests wait more than they compute; at most four, each with up to four ranks."""
+    """How many files `make test` runs at once.
+
+    Two on one core, since tests wait more than they compute; at most four, each with up to four
+    ranks.
+    """
     return min(4, max(2, os.cpu_count()))
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the files that take longest, or they run alone at the end. A file's tests stay together: they share fixtures."""
-    items.sort(
-        key=lambda item: next(
-            number
-            for number, part in enumerate(LONGEST_FIRST)
-            if f"tests/{part}" in item.path.as_posix()
-        )
-    )
+    """Begin with the files that take longest, or they run alone at the end.
+
+    A file's tests stay together: they share fixtures.
+    """
+
+    def place_in_order(item):
+        path = item.path.as_posix()
+        return next(n for n, part in enumerate(LONGEST_FIRST) if f"tests/{part}" in path)
+
+    items.sort(key=place_in_order)
     for item in items:
         if STARTS_MUCH & {*getattr(item, "fixturenames", ()), item.name.partition("[")[0]}:
             item.add_marker("slow")
@@ -87,7 +97,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch, tmp_path):
-    """Run directories go to the test's own folder, and what the caller has set outside does not reach the test."""
+    """Run directories go to the test's own folder; what is set outside does not reach the test."""
     for name in OUTSIDE_SETTINGS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
@@ -97,7 +107,7 @@ def clean_environment(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="session")
 def client(tmp_path_factory):
-    """A client of four workers on this machine, which have launched once and are therefore quick from now on."""
+    """A client of four workers here, which have launched once and so are quick from now on."""
     directory = tmp_path_factory.mktemp("first-launch") / "run"
     with ddp.connect("local", workers=4) as client:
         ddp.launch(client, ddp.rank, directory=directory)
@@ -106,17 +116,17 @@ def client(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def killed_workers_are_back(request):
-    """Dask brings a killed worker back, but not one that is killed a second time while it starts: the next test must not be that early."""
+    """Dask brings a killed worker back, but not one that is killed a second time while it starts.
+
+    So the next test must not be that early.
+    """
     yield
-    cluster, deadline = (
-        getattr(request.node.funcargs.get("client"), "cluster", None),
-        time.monotonic() + 60,
-    )
+    cluster = getattr(request.node.funcargs.get("client"), "cluster", None)
+    deadline = time.monotonic() + 120
     if isinstance(cluster, LocalCluster):
         while any(nanny.status.name != "running" for nanny in cluster.workers.values()):
-            assert time.monotonic() < deadline, (
-                "a worker that this test has killed did not come back"
-            )
+            in_time = time.monotonic() < deadline
+            assert in_time, "a worker that this test has killed did not come back"
             time.sleep(0.05)
 
 
@@ -149,16 +159,18 @@ def endpoint(s3_log):
             text=True,
         ) as server,
     ):
-        line = next(
-            line for line in server.stdout if line.startswith("127.0.0.1")
-        )  # it introduces itself first
+        # it introduces itself first
+        line = next(line for line in server.stdout if line.startswith("127.0.0.1"))
         yield "http://{}:{}".format(*line.split())
         server.stdin.close()
 
 
 @pytest.fixture
 def s3(endpoint, monkeypatch):
-    """A file system on that server, without buckets, with credentials for this process and those that it starts."""
+    """A file system on that server, without buckets.
+
+    Credentials are there for this process and those that it starts.
+    """
     values = {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "test",
@@ -168,9 +180,8 @@ def s3(endpoint, monkeypatch):
     }
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-    urllib.request.urlopen(
-        urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")
-    ).close()
+    reset = urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")
+    urllib.request.urlopen(reset).close()
     fsspec.filesystem("s3").invalidate_cache()
     return fsspec.filesystem("s3", skip_instance_cache=True)
 
@@ -180,12 +191,8 @@ def small_disk(tmp_path):
     """A folder on a disk of half a megabyte."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    if (
-        os.geteuid()
-        or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", disk], capture_output=True
-        ).returncode
-    ):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", disk]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("only root may mount a small disk")
     yield disk
     subprocess.run(["umount", "-l", disk], check=True)

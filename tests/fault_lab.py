@@ -1,13 +1,15 @@
-"""The fault lab: break a real run of two ranks in every way that is known, and measure what becomes of it.
+"""The fault lab: break a real run of two ranks in every known way, and measure what becomes of it.
 
     make fault-lab
 
-For each fault, moment and rank: what the caller gets, how soon after the fault, when the last process of the run is gone, and whether
-a second launch in the same directory ends with the weights of an undisturbed run, bit for bit.
+For each fault, moment and rank: what the caller gets, how soon after the fault, when the last
+process of the run is gone, and whether a second launch in the same directory ends with the weights
+of an undisturbed run, bit for bit.
 """
 
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import os
@@ -33,8 +35,8 @@ from ddp_common.clusters import protection
 from ddp_common.errors import Error, RankFailed
 from ddp_common.teaching import faults
 
-STALL_TIMEOUT = 2.0  # seconds, for the faults below that only it notices; a rank that is slow on a busy machine is not one of them
-PATIENCE = 30.0  # seconds after which the lab says that something hangs
+STALL_TIMEOUT = 2.0  # seconds, for the faults below that only it notices; see `run_case`
+PATIENCE = 60.0  # seconds after which the lab says that something hangs
 MOMENTS = ("start", "step", "save")
 SAVED_STEP = 6  # of `faults.train`'s 14: there is a save at every third
 MEMORY_LIMIT = 3 * 2**28  # bytes
@@ -54,17 +56,18 @@ LEAVES = "leaves the loop one batch early"
 RANK_MARK = b"DDP_RANK_PROCESS="  # every rank has its own number there, and hands it down
 STALLS = ("SIGSTOP", "deadlock", LEAVES)
 DISK_FULL = "disk full while saving"
-CLIENT_KILLED, CTRL_C, SCHEDULER_KILLED, NANNY_KILLED = (
-    "client killed",
-    "Ctrl-C",
-    "scheduler killed",
-    "worker and nanny killed",
-)
+CLIENT_KILLED = "client killed"
+CTRL_C = "Ctrl-C"
+SCHEDULER_KILLED = "scheduler killed"
+NANNY_KILLED = "worker and nanny killed"
 
 
 @dataclass
 class Outcome:
-    """What became of one fault. Times are seconds since the fault; None where there is nobody to tell, or nothing to measure."""
+    """What became of one fault.
+
+    Times are seconds since the fault; None where there is nobody to tell, or nothing to measure.
+    """
 
     fault: str
     when: str
@@ -87,12 +90,17 @@ def cases():
     yield from ((faults.RESULT, "end", 0), (DISK_FULL, "save", 0))
 
 
-def run_case(client, fault, when, rank, undisturbed, folder):
-    """Break a run as told and resume it. `undisturbed` are the weights to end with; `folder` an empty one for marks and runs."""
-    mark, outcome = Path(folder) / "mark", Outcome(fault, when, rank)
-    options = {"workers": 2, "directory": Path(folder) / "run"} | (
-        {"stall_timeout": STALL_TIMEOUT} if fault in STALLS else {}
-    )
+def run_case(client, fault, when, rank, undisturbed, folder, stall_timeout=STALL_TIMEOUT):
+    """Break a run as told and resume it.
+
+    `undisturbed` are the weights to end with; `folder` is an empty one for marks and runs.
+    `stall_timeout` (s) must be longer than a busy machine holds up a rank that is sound.
+    """
+    mark = Path(folder) / "mark"
+    outcome = Outcome(fault, when, rank)
+    options = {"workers": 2, "directory": Path(folder) / "run"}
+    if fault in STALLS:
+        options["stall_timeout"] = stall_timeout
     arguments = {
         LEAVES: {"leaves_early": rank},
         DISK_FULL: {"file_limit": 2000, "on_error": "stop"},
@@ -119,9 +127,8 @@ def run_case(client, fault, when, rank, undisturbed, folder):
 
 def _struck_at(mark, outcome):
     if (struck := faults.struck_at(mark)) is None:
-        raise Error(
-            f"The fault {outcome.fault!r} did not strike. What happened instead: {outcome.error or outcome.said}"
-        )
+        instead = outcome.error or outcome.said
+        raise Error(f"The fault {outcome.fault!r} did not strike. What happened: {instead}")
     return struck
 
 
@@ -130,9 +137,8 @@ def _limit_memory(limit, dask_worker):
 
 
 def _resume(client, outcome, directory, undisturbed):
-    outcome.resumed_equal = torch.equal(
-        launch(client, faults.train, workers=2, directory=directory).result, undisturbed
-    )
+    resumed = launch(client, faults.train, workers=2, directory=directory)
+    outcome.resumed_equal = torch.equal(resumed.result, undisturbed)
 
 
 def processes_of(directory):
@@ -141,17 +147,19 @@ def processes_of(directory):
 
 
 def rank_pids(directory):
-    """The process numbers of all ranks that a run has started, in all its attempts; they are in its log."""
+    """The process numbers of all ranks that a run has started, in all its attempts, by its log."""
     log = Path(directory) / "log.txt"
-    return (
-        [int(pid) for pid in re.findall(r"rank \d+ started: process (\d+) on", log.read_text())]
-        if log.exists()
-        else []
-    )
+    if not log.exists():
+        return []
+    started = re.findall(r"rank \d+ started: process (\d+) on", log.read_text())
+    return [int(pid) for pid in started]
 
 
 def members(pids):
-    """Living processes of the ranks `pids`: those of their sessions, and all that has inherited their environment, in any session."""
+    """Living processes of the ranks `pids`.
+
+    Those of their sessions, and all that has inherited their environment, in any session.
+    """
     leaders = set(pids)
     return [
         process.pid
@@ -161,16 +169,13 @@ def members(pids):
 
 
 def _rank_of(pid):
-    """The ranks that a process may be of: the leader of its session, and the one that its environment names."""
+    """The ranks that a process may be of: its session's leader, and whom its environment names."""
     ranks = set()
     with contextlib.suppress(ProcessLookupError):
         ranks.add(os.getsid(pid))
     with contextlib.suppress(OSError):
-        marks = [
-            entry
-            for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if entry.startswith(RANK_MARK)
-        ]
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        marks = [entry for entry in entries if entry.startswith(RANK_MARK)]
         ranks |= {int(mark.removeprefix(RANK_MARK)) for mark in marks}
     return ranks
 
@@ -185,26 +190,27 @@ def _wait_until_gone(outcome, directory, mark):
     deadline = time.time() + PATIENCE
     while (left := processes_of(directory)) and time.time() < deadline:
         time.sleep(0.005)
-    outcome.left, outcome.gone = len(left), time.time() - _struck_at(mark, outcome)
+    outcome.left = len(left)
+    outcome.gone = time.time() - _struck_at(mark, outcome)
 
 
 def run_client_case(client, fault, when, undisturbed, folder):
-    """The same for a client that is killed or gets Ctrl-C: a program of its own, on the cluster of `client`."""
-    mark, directory, outcome = (
-        Path(folder) / "mark",
-        Path(folder) / "run",
-        Outcome(fault, when, "client"),
-    )
+    """The same for a client that is killed or gets Ctrl-C.
+
+    It is a program of its own, on the cluster of `client`.
+    """
+    mark, directory = Path(folder) / "mark", Path(folder) / "run"
+    outcome = Outcome(fault, when, "client")
     process = subprocess.Popen(
         [sys.executable, __file__, client.scheduler.address, fault, when, mark, directory],
         env=environment_for(client, folder),
         stderr=subprocess.PIPE,
         text=True,
     )
-    outcome.said = process.communicate(timeout=2 * PATIENCE)[1].strip().splitlines()[-1:] or [
-        f"(ended by signal {-process.returncode})"
-    ]
-    outcome.said, ended = outcome.said[0], time.time()
+    _, errors = process.communicate(timeout=2 * PATIENCE)
+    lines = errors.strip().splitlines()
+    outcome.said = lines[-1] if lines else f"(ended by signal {-process.returncode})"
+    ended = time.time()
     if fault == CTRL_C:
         outcome.told = ended - _struck_at(mark, outcome)
     _wait_until_gone(outcome, directory, mark)
@@ -213,7 +219,10 @@ def run_client_case(client, fault, when, undisturbed, folder):
 
 
 def environment_for(client, folder):
-    """Environment variables for another program of this user that connects to the cluster of `client`: Dask's own, for TLS."""
+    """Environment variables for another program of this user that connects to this cluster.
+
+    They are Dask's own, for TLS.
+    """
     if not client.scheduler.address.startswith("tls://"):
         return dict(os.environ)
     folder = Path(folder)
@@ -227,9 +236,8 @@ def environment_for(client, folder):
 def victim(address, fault, when, mark, directory):
     """A program that trains, and that one of its own ranks kills or interrupts."""
     number = signal.SIGINT if fault == CTRL_C else signal.SIGKILL
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background jobs are deaf to it
+    # a shell's background jobs are deaf to it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     function = faults.inject(
         faults.train,
         functools.partial(os.kill, os.getpid(), number),
@@ -243,25 +251,21 @@ def victim(address, fault, when, mark, directory):
 
 
 def run_cluster_case(client, fault, when, undisturbed, folder):
-    """The same for a scheduler that is killed, or a worker with its nanny; the run is resumed on the cluster of `client`."""
+    """The same for a scheduler that is killed, or a worker with its nanny.
+
+    The run is resumed on the cluster of `client`.
+    """
     outcome = Outcome(fault, when, "scheduler" if fault == SCHEDULER_KILLED else 1)
     mark, directory = Path(folder) / "mark", Path(folder) / "run"
     with separate_cluster(folder) as (scheduler, address), Client(address) as other:
-        other.wait_for_workers(2, timeout=60)
+        other.wait_for_workers(2, timeout=120)
         launch(other, faults.train, workers=2, directory=Path(folder) / "first")
-        strike = (
-            functools.partial(os.kill, scheduler.pid, signal.SIGKILL)
-            if fault == SCHEDULER_KILLED
-            else fault
-        )
+        strike = fault
+        if fault == SCHEDULER_KILLED:
+            strike = functools.partial(os.kill, scheduler.pid, signal.SIGKILL)
+        train = faults.inject(faults.train, strike, when=when, step=SAVED_STEP, mark=mark)
         try:
-            launch(
-                other,
-                faults.inject(faults.train, strike, when=when, step=SAVED_STEP, mark=mark),
-                workers=2,
-                directory=directory,
-                pause=0.1,
-            )
+            launch(other, train, workers=2, directory=directory, pause=0.1)
         except Error as error:
             outcome.error, outcome.said = error, str(error).splitlines()[0]
         outcome.told = time.time() - _struck_at(mark, outcome)
@@ -272,9 +276,12 @@ def run_cluster_case(client, fault, when, undisturbed, folder):
 
 @contextlib.contextmanager
 def separate_cluster(folder, *prefix, workers=2):
-    """A scheduler and workers as processes of their own; yields (the scheduler's process, its address). `prefix` is a command to start
-    the workers with."""
-    file, dask = Path(folder) / "scheduler.json", [sys.executable, "-m", "dask"]
+    """A scheduler and workers as processes of their own.
+
+    Yields (the scheduler's process, its address). `prefix` is a command to start the workers with.
+    """
+    file = Path(folder) / "scheduler.json"
+    dask = [sys.executable, "-m", "dask"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     scheduler = subprocess.Popen(
         [
@@ -320,71 +327,69 @@ def separate_cluster(folder, *prefix, workers=2):
             process.wait()
 
 
-def main(report=functools.partial(print, flush=True)):
+LINE = "{:<33} {:<6} {:<9} {:>7} {:>7} {:>5} {:>5}  {}"
+HEAD = ("fault", "when", "rank", "told s", "gone s", "left", "same", "what the caller gets")
+
+
+def main():
     """Run every case and print the table."""
     outcomes = []
-    logging.getLogger("distributed").setLevel(
-        logging.CRITICAL + 1
-    )  # what Dask has to say of killed clients and schedulers
 
     def show(outcome):
         outcomes.append(outcome)
-        report(
-            LINE.format(
-                outcome.fault,
-                outcome.when,
-                str(outcome.rank),
-                *(f"{x:.2f}" if x is not None else "" for x in (outcome.told, outcome.gone)),
-                str(outcome.left),
-                {True: "yes", False: "NO", None: ""}[outcome.resumed_equal],
-                outcome.said[:110],
-            )
-        )
+        print(_row(outcome), flush=True)
 
-    report(
-        LINE.format(
-            "fault", "when", "rank", "told s", "gone s", "left", "same", "what the caller gets"
-        )
-    )
+    # what Dask has to say of killed clients and schedulers
+    logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)
+    print(LINE.format(*HEAD), flush=True)
     with connect("local", workers=3) as client, tempfile.TemporaryDirectory() as root:
-        undisturbed = launch(
-            client, faults.train, workers=2, directory=Path(root) / "undisturbed"
-        ).result
+        first = launch(client, faults.train, workers=2, directory=Path(root) / "undisturbed")
+        undisturbed = first.result
         for number, case in enumerate(cases()):
-            show(run_case(client, *case, undisturbed, _folder(root, number)))
+            folder = _folder(root, number)
+            show(run_case(client, *case, undisturbed, folder))
         for number, (fault, when) in enumerate(
-            (fault, when) for fault in (CLIENT_KILLED, CTRL_C) for when in MOMENTS
+            itertools.product((CLIENT_KILLED, CTRL_C), MOMENTS)
         ):
-            show(
-                run_client_case(
-                    client, fault, when, undisturbed, _folder(root, f"client-{number}")
-                )
-            )
+            folder = _folder(root, f"client-{number}")
+            show(run_client_case(client, fault, when, undisturbed, folder))
         for number, (fault, when) in enumerate(
-            (fault, when) for fault in (SCHEDULER_KILLED, NANNY_KILLED) for when in MOMENTS
+            itertools.product((SCHEDULER_KILLED, NANNY_KILLED), MOMENTS)
         ):
-            show(
-                run_cluster_case(
-                    client, fault, when, undisturbed, _folder(root, f"cluster-{number}")
-                )
-            )
-        report(
-            f"\nfrom a kill to the first step after the restart, warm: {recovery(client, Path(root) / 'recovery'):.2f} s"
-        )
-    at_once = [outcome for outcome in outcomes if "stalled" not in outcome.said]
-    told, gone = (
-        [getattr(each, name) for each in at_once if getattr(each, name) is not None]
-        for name in ("told", "gone")
-    )
-    report(
-        f"median from the fault to the caller's exception {statistics.median(told):.2f} s, longest {max(told):.2f} s; to the last process gone "
-        f"{statistics.median(gone):.2f} s, longest {max(gone):.2f} s (without the {len(outcomes) - len(at_once)} stalls, whose time-out was "
-        f"{STALL_TIMEOUT:g} s)\nprocesses left: {sum(each.left for each in outcomes)}; resumed with other weights: "
-        f"{sum(each.resumed_equal is False for each in outcomes)} of {len(outcomes)}"
+            folder = _folder(root, f"cluster-{number}")
+            show(run_cluster_case(client, fault, when, undisturbed, folder))
+        seconds = recovery(client, Path(root) / "recovery")
+        print(f"\nfrom a kill to the first step after the restart, warm: {seconds:.2f} s")
+    print(_summary(outcomes), flush=True)
+
+
+def _row(outcome):
+    times = (outcome.told, outcome.gone)
+    return LINE.format(
+        outcome.fault,
+        outcome.when,
+        str(outcome.rank),
+        *("" if seconds is None else f"{seconds:.2f}" for seconds in times),
+        str(outcome.left),
+        {True: "yes", False: "NO", None: ""}[outcome.resumed_equal],
+        outcome.said[:110],
     )
 
 
-LINE = "{:<33} {:<6} {:<9} {:>7} {:>7} {:>5} {:>5}  {}"
+def _summary(outcomes):
+    at_once = [each for each in outcomes if "stalled" not in each.said]
+    told = [each.told for each in at_once if each.told is not None]
+    gone = [each.gone for each in at_once if each.gone is not None]
+    stalls = len(outcomes) - len(at_once)
+    left = sum(each.left for each in outcomes)
+    others = sum(each.resumed_equal is False for each in outcomes)
+    return (
+        f"median from the fault to the caller's exception {statistics.median(told):.2f} s, "
+        f"longest {max(told):.2f} s; to the last process gone {statistics.median(gone):.2f} s, "
+        f"longest {max(gone):.2f} s (without the {stalls} stalls, whose time-out was "
+        f"{STALL_TIMEOUT:g} s)\nprocesses left: {left}; resumed with other weights: "
+        f"{others} of {len(outcomes)}"
+    )
 
 
 def _folder(root, name):
@@ -394,26 +399,22 @@ def _folder(root, name):
 
 
 def recovery(client, directory):
-    """Seconds from a SIGKILL to the first training step of the attempt that follows, on a warm cluster of two ranks."""
+    """Seconds from a SIGKILL to the first step of the next attempt, on two warm ranks."""
     mark = directory.with_suffix(".mark")
-    run = launch(
-        client,
-        faults.inject(faults.train, "SIGKILL", mark=mark),
-        workers=2,
-        restarts=1,
-        directory=directory,
-    )
-    restarted = next(
-        number for number, record in enumerate(run.records) if record.get("event") == "restart"
-    )
-    return next(
-        record["time"] for record in run.records[restarted + 1 :] if "loss" in record
-    ) - faults.struck_at(mark)
+    killed = faults.inject(faults.train, "SIGKILL", mark=mark)
+    run = launch(client, killed, workers=2, restarts=1, directory=directory)
+    events = [record.get("event") for record in run.records]
+    after = run.records[events.index("restart") + 1 :]
+    first_step = next(record["time"] for record in after if "loss" in record)
+    return first_step - faults.struck_at(mark)
 
 
 @dataclass
 class Survived:
-    """A run that was killed `kills` times against one that was not: whether the weights are identical, and the relative difference."""
+    """A run that was killed `kills` times, against one that was not.
+
+    Whether the weights are identical, and their relative difference.
+    """
 
     kills: int
     identical: bool
@@ -422,11 +423,14 @@ class Survived:
 
 
 def survive_kills(client, folder, kills, ranks, seed=0):
-    """Train while random ranks are killed at random times. `ranks` are the numbers of ranks that the attempts take in turn.
+    """Train while random ranks are killed at random times.
 
-    One number: a single launch with that many restarts, dropout included. Several: a launch for each attempt, without dropout.
+    `ranks` are the numbers of ranks that the attempts take in turn. One number: a single launch
+    with that many restarts, dropout included. Several: a launch for each attempt, without dropout.
     """
-    chance, directory, began = random.Random(seed), Path(folder) / "disturbed", time.time()
+    chance = random.Random(seed)
+    directory = Path(folder) / "disturbed"
+    began = time.time()
     arguments = {"epochs": 2 * kills, "every_steps": 1, "dropout": 0.5 if len(ranks) == 1 else 0.0}
     undisturbed = launch(
         client, faults.train, workers=ranks[0], directory=Path(folder) / "undisturbed", **arguments
@@ -465,4 +469,7 @@ def _kill_at_random(directory, kills, killed, chance):
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 if __name__ == "__main__":
-    victim(*sys.argv[1:]) if sys.argv[1:] else main()
+    if sys.argv[1:]:
+        victim(*sys.argv[1:])
+    else:
+        main()

@@ -1,15 +1,21 @@
-"""Look at the processes of a run from outside."""
+"""Look at the processes of a run from outside, and hold a run back until a test has looked."""
 
+import contextlib
+import functools
 import json
+import sys
 import threading
 import time
 
-from fault_lab import is_alive, members, rank_pids
+import cloudpickle
+from fault_lab import is_alive, members, rank_pids  # noqa: F401 (tests import it from here)
 
-PATIENCE = 10.0  # seconds: how long a busy machine may take for what takes a fraction of one
+from ddp_common.teaching import faults
+
+PATIENCE = 60.0  # seconds that a busy machine, which may stall for 10 s, gets for what takes one
 
 
-def wait_until(condition, within=60.0):
+def wait_until(condition, within=120.0):
     """The first true value of `condition()`. Raises if there is none in time."""
     deadline = time.monotonic() + within
     while not (value := condition()):
@@ -29,7 +35,7 @@ def workers_of(directory):
 
 
 def assert_nothing_left(directory, ranks, within=PATIENCE):
-    """The run in `directory` has started `ranks` ranks, and neither they nor their children live."""
+    """The run in `directory` has started `ranks` ranks; neither they nor their children live."""
     pids = rank_pids(directory)
     assert len(pids) == ranks
     assert_gone(lambda: members(pids), within)
@@ -41,10 +47,12 @@ def assert_gone(left, within=PATIENCE):
 
 
 class Background:
-    """A call in a thread of its own; `outcome()` waits for it, and returns or raises what it did."""
+    """A call in a thread of its own; `outcome()` waits for it and returns or raises as it did."""
 
     def __init__(self, function, *args, **kwargs):
-        self._ended, self._returned, self._raised = threading.Event(), None, None
+        self._ended = threading.Event()
+        self._returned = None
+        self._raised = None
         threading.Thread(target=self._run, args=(function, args, kwargs), daemon=True).start()
 
     def _run(self, function, args, kwargs):
@@ -57,8 +65,30 @@ class Background:
     def is_running(self):
         return not self._ended.is_set()
 
-    def outcome(self, within=60.0):
+    def outcome(self, within=180.0):
+        """What the call returned; raises what it raised. The default is below pytest's 300 s."""
         assert self._ended.wait(within), f"still running after {within} s"
         if self._raised is not None:
             raise self._raised
         return self._returned
+
+
+@contextlib.contextmanager
+def held_back(function, gate, *, rank=1, step=8):
+    """Yields `function` with a wait in it: `rank` stops after `step` steps, and so do all others.
+
+    They go on when the block is left: within it the run is still going on, however slow the
+    machine. `gate` is the path of a file that does not exist yet; the ranks look for it.
+    """
+    try:
+        yield faults.inject(function, functools.partial(_wait_for, gate), rank=rank, step=step)
+    finally:
+        gate.touch()
+
+
+def _wait_for(gate):
+    while not gate.exists():
+        time.sleep(0.02)
+
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it

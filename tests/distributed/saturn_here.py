@@ -1,9 +1,11 @@
-"""A Saturn Cloud of one resource on this machine: its REST interface as dask-saturn uses it, with a real scheduler and real workers behind it.
+"""A Saturn Cloud of one resource on this machine: its REST interface as dask-saturn uses it.
 
     with running_saturn(folder) as saturn: os.environ.update(saturn.environment)
 
-What runs behind it is as far from the client as one machine allows: an environment of its own that has everything but `ddp_common`, no
-variable of ours, own working, home and temporary directories, and, where mount namespaces may be made, something else where `hidden` lies.
+Behind it are a real scheduler and real workers, as far from the client as one machine allows: an
+environment of their own that has everything but `ddp_common`, no variable of ours, own working,
+home and temporary directories, and, where mount namespaces may be made, something else where
+`hidden` lies.
 """
 
 import contextlib
@@ -24,7 +26,7 @@ from fault_lab import is_alive
 
 SIZES = {"tiny": "1 core", "small": "2 cores"}
 TOKEN = "a-token-of-saturn"
-START_TIMEOUT = 60  # seconds
+START_TIMEOUT = 120  # seconds
 
 
 def can_hide():
@@ -36,7 +38,10 @@ def can_hide():
 
 @contextlib.contextmanager
 def running_saturn(folder, hidden=None):
-    """Yields a `Saturn` that listens on a free port of 127.0.0.1; its clusters are gone afterwards. `hidden`: a directory that they see empty."""
+    """Yields a `Saturn` that listens on a port of 127.0.0.1; its clusters are gone afterwards.
+
+    `hidden`: a directory that they see empty.
+    """
     saturn = Saturn(Path(folder), hidden)
 
     class Handler(BaseHTTPRequestHandler):
@@ -54,11 +59,9 @@ def running_saturn(folder, hidden=None):
             elif not path.startswith("api/dask_clusters"):
                 code, content = 404, {"message": "There is nothing here"}
             else:
-                code, content = saturn.answer(
-                    method,
-                    path.removeprefix("api/dask_clusters").strip("/"),
-                    json.loads(body) if body.startswith(b"{") else {},
-                )
+                below = path.removeprefix("api/dask_clusters").strip("/")
+                values = json.loads(body) if body.startswith(b"{") else {}
+                code, content = saturn.answer(method, below, values)
             text = json.dumps(content).encode()
             self.send_response(code)
             self.send_header("Content-Type", "application/json")
@@ -82,23 +85,28 @@ def running_saturn(folder, hidden=None):
 
 
 class Saturn:
-    """What the service knows: `clusters`, the oldest first, and every request as `asked`: [(method, path, body)].
+    """What the service knows.
 
-    `starting`: how many times a new cluster is said to be starting before it is ready; dask-saturn then asks again after five to ten seconds.
+    `clusters`: the oldest first. `asked`: every request, as (method, path, body).
+    `starting`: how many times a new cluster is said to be starting before it is ready; dask-saturn
+    then asks again after five to ten seconds.
     `out_of_order`: clusters cannot be asked for anything.
     """
 
     def __init__(self, folder, hidden=None):
-        self.folder, self.hidden, self.url = folder, hidden, None
-        self.clusters, self.asked, self.starting, self.out_of_order = [], [], 0, False
-        self.python, self._one_at_a_time = (
-            environment_without_ddp_common(folder / "environment"),
-            threading.Lock(),
-        )
+        self.folder = folder
+        self.hidden = hidden
+        self.url = None
+        self.clusters = []
+        self.asked = []
+        self.starting = 0
+        self.out_of_order = False
+        self.python = environment_without_ddp_common(folder / "environment")
+        self._one_at_a_time = threading.Lock()
 
     @property
     def environment(self):
-        """Variables for the client; as if it ran inside Saturn, where connections need no certificate."""
+        """Variables for the client; as inside Saturn, where connections need no certificate."""
         return {"SATURN_BASE_URL": self.url, "SATURN_TOKEN": TOKEN, "SATURN_IS_INTERNAL": "true"}
 
     def answer(self, method, path, body):
@@ -106,13 +114,8 @@ class Saturn:
         with self._one_at_a_time:
             self.asked.append((method, path, body))
             if (method, path) == ("GET", "info"):
-                return 200, {
-                    "server_options": {
-                        "size": [
-                            {"name": name, "display": display} for name, display in SIZES.items()
-                        ]
-                    }
-                }
+                sizes = [{"name": name, "display": text} for name, text in SIZES.items()]
+                return 200, {"server_options": {"size": sizes}}
             if (method, path) == ("POST", ""):
                 return 200, self._start(body)
             name, _, what = path.partition("/")
@@ -124,7 +127,7 @@ class Saturn:
             return 200, self._on_cluster(cluster, method, what, body)
 
     def _start(self, wanted):
-        """As there, a resource has one cluster: who starts it while it runs gets the one there is."""
+        """As there, a resource has one cluster: who starts it while it runs gets that one."""
         if not self.clusters or self.clusters[-1].closed:
             self.clusters.append(Cluster(self, f"cluster-{len(self.clusters)}", wanted))
         if self.starting:
@@ -161,17 +164,14 @@ class Cluster:
     """A scheduler and instances, each of them a nanny with `nprocs` workers."""
 
     def __init__(self, saturn, name, wanted):
-        self.saturn, self.name, self.wanted, self.closed, self.instances, self._made = (
-            saturn,
-            name,
-            wanted,
-            False,
-            [],
-            0,
-        )
-        self._temporary = tempfile.TemporaryDirectory(
-            prefix="saturn-"
-        )  # a short path: sockets lie in it
+        self.saturn = saturn
+        self.name = name
+        self.wanted = wanted
+        self.closed = False
+        self.instances = []
+        self._made = 0
+        # a short path: sockets lie in it
+        self._temporary = tempfile.TemporaryDirectory(prefix="saturn-")
         self.scheduler = self._run(
             "scheduler",
             "distributed.cli.dask_scheduler",
@@ -185,14 +185,11 @@ class Cluster:
             "--scheduler-file",
             "scheduler.json",
         )
-        file, deadline = (
-            self._place("scheduler") / "scheduler.json",
-            time.monotonic() + START_TIMEOUT,
-        )
+        file = self._place("scheduler") / "scheduler.json"
+        deadline = time.monotonic() + START_TIMEOUT
         while not (file.exists() and file.read_text().endswith("}")):  # it is not written at once
-            assert time.monotonic() < deadline and self.scheduler.poll() is None, self.log(
-                "scheduler"
-            )
+            is_starting = time.monotonic() < deadline and self.scheduler.poll() is None
+            assert is_starting, self.log("scheduler")
             time.sleep(0.05)
         self.address = json.loads(file.read_text())["address"]
         self.scale(wanted.get("n_workers") or 0)
@@ -225,9 +222,8 @@ class Cluster:
 
     def alive(self):
         """Those of its processes that live."""
-        return [
-            process.pid for process in (self.scheduler, *self.instances) if is_alive(process.pid)
-        ]
+        pids = [process.pid for process in (self.scheduler, *self.instances)]
+        return [pid for pid in pids if is_alive(pid)]
 
     def log(self, process):
         return (self._place(process) / "log.txt").read_text()
@@ -258,41 +254,33 @@ class Cluster:
     def _elsewhere(self):
         if self.saturn.hidden is None or not can_hide():
             return []
-        return [
-            "unshare",
-            "--mount",
-            "sh",
-            "-c",
-            f'mount -t tmpfs -o ro,size=4k tmpfs {self.saturn.hidden} && exec "$@"',
-            "sh",
-        ]
+        hide = f'mount -t tmpfs -o ro,size=4k tmpfs {self.saturn.hidden} && exec "$@"'
+        return ["unshare", "--mount", "sh", "-c", hide, "sh"]
 
 
 def _end(process):
-    """As an instance ends: all of it at once. The ranks of its workers lead sessions of their own, and end with them."""
+    """As an instance ends: all of it at once.
+
+    The ranks of its workers lead sessions of their own, and end with them.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def environment_without_ddp_common(folder):
-    """Make a virtual environment with what is installed here, except for this project; returns the path of its python."""
+    """Make a virtual environment with what is installed here, except for this project.
+
+    Returns the path of its python.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
-    target = Path(
-        subprocess.run(
-            [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-    )
+    program = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
+    target = Path(done.stdout.strip())
     for source in {sysconfig.get_paths()[kind] for kind in ("purelib", "platlib")}:
         for path in Path(source).iterdir():
-            if (
-                path.suffix != ".pth"
-                and "ddp_common" not in path.name
-                and not (target / path.name).exists()
-            ):
+            is_ours = path.suffix == ".pth" or "ddp_common" in path.name
+            if not is_ours and not (target / path.name).exists():
                 (target / path.name).symlink_to(path)
     return python

@@ -1,4 +1,4 @@
-"""Several launches on one cluster at the same time: each has its workers to itself, or waits for them."""
+"""Several launches on one cluster at once: each has its workers to itself, or waits for them."""
 
 import contextlib
 import sys
@@ -20,9 +20,8 @@ def work(number, gate):
     """Says that it runs, works until the file `gate` is there, returns the sum over the ranks."""
     print("ready", flush=True)
     total, asked_to_end = torch.zeros(2)
-    while (
-        not asked_to_end
-    ):  # the ranks decide together: one may see the file a step before the other
+    # the ranks decide together: one may see the file a step before the other
+    while not asked_to_end:
         time.sleep(0.01)
         total_and_gate = torch.tensor([float(number + ddp.rank()), float(gate.exists())])
         dist.all_reduce(total_and_gate)
@@ -74,11 +73,10 @@ def launches(client, tmp_path):
 @pytest.mark.parametrize("clients", [1, 2], ids=["from_one_client", "from_two_clients"])
 def test_two_launches_at_once_have_workers_of_their_own(client, launches, clients):
     with contextlib.ExitStack() as stack:
-        other = (
-            client
-            if clients == 1
-            else stack.enter_context(Client(client.scheduler.address, security=client.security))
-        )
+        other = client
+        if clients == 2:
+            second = Client(client.scheduler.address, security=client.security)
+            other = stack.enter_context(second)
         launches.start(client, 10, ranks=2)
         launches.start(other, 20, ranks=2)
         wait_until(lambda: launches.works(10) and launches.works(20))

@@ -92,7 +92,8 @@ def test_two_clusters_that_one_cell_starts_on_purpose_both_stay(notebook):
     assert (
         notebook.run(
             "pair",
-            "client.close(); client, other = ddp.connect('local', workers=1), ddp.connect('local', workers=1)",
+            "client.close(); "
+            "client, other = ddp.connect('local', workers=1), ddp.connect('local', workers=1)",
         )
         == ""
     )
@@ -122,7 +123,10 @@ def test_a_cell_that_is_changed_and_run_again_replaces_its_cluster_but_not_one_t
     notebook.run("end of training", "training.close()")
 
 
-PROGRAM = "import ddp_common as ddp\nwith ddp.connect('local', workers=1) as client: print(client.dashboard_link)"
+PROGRAM = (
+    "import ddp_common as ddp\n"
+    "with ddp.connect('local', workers=1) as client: print(client.dashboard_link)"
+)
 
 
 @pytest.mark.parametrize(("progress", "said"), [("bar", True), ("off", False), (None, False)])

@@ -1,4 +1,7 @@
-"""A client that loses its connection, though both it and the scheduler live; and a program that is told to stop."""
+"""A client that loses its connection, though both it and the scheduler live.
+
+And a program that is told to stop.
+"""
 
 import os
 import signal
@@ -9,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from fault_lab import processes_of, separate_cluster
-from processes import Background, assert_nothing_left, log_of, wait_until
+from processes import PATIENCE, Background, assert_nothing_left, held_back, log_of, wait_until
 
 import ddp_common as ddp
 from ddp_common.ranks.checkpoint_files import checkpoints
@@ -22,23 +25,21 @@ def test_a_broken_connection_ends_the_run_and_the_same_client_trains_again(tmp_p
     from distributed import Client
 
     with separate_cluster(tmp_path) as (_, address), Client(address) as client:
-        client.wait_for_workers(2, timeout=60)
+        client.wait_for_workers(2, timeout=120)
         undisturbed = ddp.launch(
             client, faults.train, workers=2, directory=tmp_path / "undisturbed"
         ).result
-        running = Background(
-            ddp.launch, client, faults.train, workers=2, directory=tmp_path / "run", pause=0.2
-        )
-        wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
-        client.loop.add_callback(client.scheduler_comm.comm.abort)
-        with pytest.raises(ddp.SchedulerLost, match="connect again and launch with directory="):
-            running.outcome(within=10)
-        assert_nothing_left(tmp_path / "run", ranks=2)
+        with held_back(faults.train, tmp_path / "gate") as train:
+            running = Background(ddp.launch, client, train, workers=2, directory=tmp_path / "run")
+            wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
+            client.loop.add_callback(client.scheduler_comm.comm.abort)
+            words = "connect again and launch with directory="
+            with pytest.raises(ddp.SchedulerLost, match=words):
+                running.outcome(within=PATIENCE)
+            assert_nothing_left(tmp_path / "run", ranks=2)
         wait_until(lambda: client.status == "running")
-        assert (
-            ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run").result
-            == undisturbed
-        ).all()
+        resumed = ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run")
+        assert (resumed.result == undisturbed).all()
 
 
 def test_a_worker_that_vanishes_while_a_launch_asks_it_is_a_failed_rank_and_restarts_answer_it(
@@ -47,7 +48,7 @@ def test_a_worker_that_vanishes_while_a_launch_asks_it_is_a_failed_rank_and_rest
     from distributed import Client
 
     with separate_cluster(tmp_path) as (_, address), Client(address) as client:
-        client.wait_for_workers(2, timeout=60)
+        client.wait_for_workers(2, timeout=120)
         pid = client.run(os.getpid).popitem()[1]
         os.kill(pid, signal.SIGSTOP)
         running = Background(
@@ -56,9 +57,8 @@ def test_a_worker_that_vanishes_while_a_launch_asks_it_is_a_failed_rank_and_rest
         wait_until(lambda: list((tmp_path / "run" / "checkpoints").glob(".seen-*")))
         os.kill(pid, signal.SIGKILL)  # its nanny brings another one
         run = running.outcome()
-        assert run.world_size == 2 and "its worker died or cannot be reached" in str(
-            run.failures[0]
-        )
+        assert run.world_size == 2
+        assert "its worker died or cannot be reached" in str(run.failures[0])
 
 
 def test_make_run_that_gets_sigterm_has_its_ranks_save_and_leave(tmp_path):
@@ -86,13 +86,10 @@ def test_make_run_that_gets_sigterm_has_its_ranks_save_and_leave(tmp_path):
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"), within=120)
     began = time.monotonic()
     os.kill(process.pid, signal.SIGTERM)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 143 and time.monotonic() - began < 20
-    assert (
-        "The run was told to stop" in error
-        and "make run TUTORIAL=pets RESUME=" in error
-        and "Traceback" not in error
-    )
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 143 and time.monotonic() - began < PATIENCE
+    assert "The run was told to stop" in error and "make run TUTORIAL=pets RESUME=" in error
+    assert "Traceback" not in error
     step = int(error.split("All ranks left after step ")[1].split(";")[0])
     assert checkpoints(tmp_path / "run" / "checkpoints")[-1].name == f"step-{step:08d}.pt"
     assert "Restart" not in log_of(tmp_path / "run") and not processes_of(tmp_path / "run")

@@ -1,4 +1,7 @@
-"""What a rank starts ends with it: in whatever session, through whatever chain of parents, however rank, launch, worker or cluster end."""
+"""What a rank starts ends with it, in whatever session, through whatever chain of parents.
+
+However rank, launch, worker or cluster end.
+"""
 
 import os
 import signal
@@ -23,19 +26,19 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 
 
 def leave_behind(file):
-    """Start three processes that the rank's process group does not hold, and write their numbers into `file`: one in a session of
-    its own, a daemon (its parent has ended, its session is its own), and one that ignores what can be ignored."""
+    """Start three processes that the rank's process group does not hold; write their numbers.
+
+    One in a session of its own, a daemon (its parent has ended, its session is its own), and one
+    that ignores what can be ignored. `file` appears whole.
+    """
     deaf = "trap '' TERM INT HUP; while true; do sleep 1; done"
     own_session = subprocess.Popen(["setsid", "sleep", "1000"]).pid
     daemon = (
-        "import os, sys; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); print(os.getpid(), flush=True); os.close(1); "
-        "os.execlp('sleep', 'sleep', '1001')"
+        "import os, sys; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); "
+        "print(os.getpid(), flush=True); os.close(1); os.execlp('sleep', 'sleep', '1001')"
     )
-    daemon_pid = int(
-        subprocess.run(
-            [sys.executable, "-S", "-c", daemon], stdout=subprocess.PIPE, check=True
-        ).stdout
-    )
+    command = [sys.executable, "-S", "-c", daemon]
+    daemon_pid = int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     deaf_pid = subprocess.Popen(["setsid", "sh", "-c", deaf]).pid
     temporary = f"{file}.tmp"
     with open(temporary, "w") as opened:
@@ -107,8 +110,14 @@ from test_descendants import starts_others
 
 if __name__ == "__main__":
     with Client({client.scheduler.address!r}) as client:
-        launch(client, starts_others, workers=2, directory={str(tmp_path / "run")!r}, file={str(tmp_path / "pids")!r},
-               end=lambda: time.sleep(600))
+        launch(
+            client,
+            starts_others,
+            workers=2,
+            directory={str(tmp_path / "run")!r},
+            file={str(tmp_path / "pids")!r},
+            end=lambda: time.sleep(600),
+        )
 """)
     process = subprocess.Popen(
         [sys.executable, program], env=fault_lab.environment_for(client, tmp_path)
@@ -124,24 +133,19 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_a_cluster_whose_workers_and_nannies_are_ended(tmp_path, number):
-    with (
-        fault_lab.separate_cluster(tmp_path, workers=1) as (scheduler, address),
-        Client(address) as other,
-    ):
-        other.wait_for_workers(1, timeout=60)
+    cluster = fault_lab.separate_cluster(tmp_path, workers=1)
+    with cluster as (scheduler, address), Client(address) as other:
+        other.wait_for_workers(1, timeout=120)
         (guard,) = other.run(start_and_leave, str(tmp_path / "pids")).values()
         wait_until(lambda: (tmp_path / "pids").exists() and left_behind(tmp_path / "pids"))
         worker = psutil.Process(guard).parent()
         for process in (worker.parent(), worker):
             process.send_signal(number)
-    assert_gone(
-        lambda: [pid for pid in (guard, *left_behind(tmp_path / "pids")) if is_alive(pid)],
-        within=60,
-    )
+    assert_gone(lambda: [pid for pid in (guard, *left_behind(tmp_path / "pids")) if is_alive(pid)])
 
 
 def start_and_leave(file):
-    """On a worker: a process of its forkserver leaves another behind. Returns the number of the guard."""
+    """On a worker: a process of its forkserver leaves another behind. Returns the guard's pid."""
     from ddp_common.worker import forkserver
 
     context = forkserver.start_forkserver()
@@ -219,23 +223,16 @@ def test_processes_that_run_away_from_one_session_to_the_next_are_caught(client,
 def grow_in_children(mebibytes):
     """Memory in a child and its child; the rank itself stays small."""
     grow = f"import time; kept = bytearray({mebibytes} * 2**20); time.sleep(600)"
-    subprocess.Popen(
-        [
-            "setsid",
-            sys.executable,
-            "-c",
-            f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {grow!r}]); {grow}",
-        ]
-    )
+    also_in_a_child = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {grow!r}])"
+    subprocess.Popen(["setsid", sys.executable, "-c", f"{also_in_a_child}; {grow}"])
     time.sleep(600)
 
 
 def test_memory_of_what_a_rank_has_started_counts(client, tmp_path):
     client.run(fault_lab._limit_memory, fault_lab.MEMORY_LIMIT)
     try:
-        with pytest.raises(
-            ddp.RankFailed, match="GiB of memory together with the 2 process.* that it has started"
-        ):
+        words = "GiB of memory together with the 2 process.* that it has started"
+        with pytest.raises(ddp.RankFailed, match=words):
             ddp.launch(
                 client, grow_in_children, workers=1, directory=tmp_path / "run", mebibytes=600
             )
@@ -250,12 +247,12 @@ def test_memory_that_forked_children_share_with_the_rank_counts_once(client):
         from torch.utils.data import DataLoader
 
         data = torch.ones(mebibytes, 2**18)
-        loader = DataLoader(
-            range(40),
-            num_workers=3,
-            collate_fn=lambda rows: (time.sleep(0.1), float(data[rows[0], 0]))[1],
-        )
-        return sum(loader)
+
+        def slowly(rows):
+            time.sleep(0.1)
+            return float(data[rows[0], 0])
+
+        return sum(DataLoader(range(40), num_workers=3, collate_fn=slowly))
 
     client.run(fault_lab._limit_memory, 3 * 2**28)
     try:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import yaml
 from dask.system import CPU_COUNT
 from distributed import Client
 from fault_lab import separate_cluster
+from processes import PATIENCE, wait_until
 
 from ddp_common import Error
 from ddp_common.clusters import checks
@@ -38,7 +40,7 @@ def doctor(runs, **variables):
         env={**os.environ, "RUNS": str(runs), **variables},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=250,
     )
     assert "Traceback" not in done.stdout + done.stderr
     return done.returncode, done.stdout + done.stderr
@@ -55,7 +57,7 @@ def states(text, check):
 
 @pytest.fixture
 def look(tmp_path):
-    """Examine a local cluster with some options of its own; returns whether it is fit, and what was printed."""
+    """Examine a local cluster with options of its own; returns whether it is fit, and the text."""
 
     def examined(workers=1, **options):
         base = {
@@ -64,11 +66,12 @@ def look(tmp_path):
             "memory_limit": 0,
             "silence_logs": 40,
         }
-        profile, lines = tmp_path / "mine.yaml", []
-        profile.write_text(
-            yaml.safe_dump({"cluster": "distributed.LocalCluster", "options": base | options})
-        )
-        return examine(str(profile), workers, lines.append), "\n".join(lines)
+        profile = tmp_path / "mine.yaml"
+        content = {"cluster": "distributed.LocalCluster", "options": base | options}
+        profile.write_text(yaml.safe_dump(content))
+        lines = []
+        fit = examine(str(profile), workers, lines.append)
+        return fit, "\n".join(lines)
 
     return examined
 
@@ -76,7 +79,7 @@ def look(tmp_path):
 def test_a_sound_cluster_is_fit_to_train_and_nothing_is_left(tmp_path):
     code, text = doctor(tmp_path / "runs", WORKERS="2")
     assert code == 0 and "\nFit to train" in text
-    for check, rows in {
+    rows = {
         "profile": 1,
         "cluster": 1,
         "versions": 1,
@@ -89,10 +92,10 @@ def test_a_sound_cluster_is_fit_to_train_and_nothing_is_left(tmp_path):
         "run directory": 1,
         "ranks": 2,
         "all-reduce": 1,
-    }.items():
-        assert len(states(text, check)) == rows and not {FAILED, SKIPPED} & set(
-            states(text, check)
-        ), check
+    }
+    for check, number in rows.items():
+        found = states(text, check)
+        assert len(found) == number and not {FAILED, SKIPPED} & set(found), check
     assert "64 MiB over 2 ranks" in text and "the sum is right" in text and "interface lo" in text
     assert not list((tmp_path / "runs").iterdir())
 
@@ -115,21 +118,12 @@ def test_without_the_commands_of_the_batch_system_nothing_is_started(
     tmp_path, cluster, system, missing
 ):
     profile = tmp_path / "mine.yaml"
-    profile.write_text(
-        yaml.safe_dump(
-            {
-                "cluster": f"dask_jobqueue.{cluster}",
-                "options": {"queue": "main", "cores": 1, "memory": "1GiB"},
-            }
-        )
-    )
+    options = {"queue": "main", "cores": 1, "memory": "1GiB"}
+    profile.write_text(yaml.safe_dump({"cluster": f"dask_jobqueue.{cluster}", "options": options}))
     code, text = doctor(tmp_path, CLUSTER=str(profile), PATH=str(tmp_path))
     assert code == 1 and f"not on PATH: {missing}" in text
-    assert (
-        states(text, "profile") == [OK]
-        and states(text, system) == [FAILED]
-        and states(text, "cluster") == states(text, "ranks") == [SKIPPED]
-    )
+    assert states(text, "profile") == [OK] and states(text, system) == [FAILED]
+    assert states(text, "cluster") == states(text, "ranks") == [SKIPPED]
     assert "on a login node" in text and "Not fit to train: 1 failed, 0 warnings" in text
 
 
@@ -166,12 +160,8 @@ def test_the_end_of_the_job_is_told_and_warned_of(look, seconds, state):
 
 def test_a_check_that_cannot_be_made_does_not_keep_the_others(look):
     fit, text = look(env={"DDP_JOB_END": "soon"})
-    assert (
-        not fit
-        and states(text, "time left") == [FAILED]
-        and "'soon'" in text
-        and "in seconds since 1970" in text
-    )
+    assert not fit and states(text, "time left") == [FAILED]
+    assert "'soon'" in text and "in seconds since 1970" in text
     assert states(text, "clocks") == states(text, "run directory") == states(text, "ranks") == [OK]
 
 
@@ -179,31 +169,28 @@ def test_a_check_that_cannot_be_made_does_not_keep_the_others(look):
 def test_a_clock_that_is_wrong_is_a_warning(look, tmp_path, seconds, state):
     """The worker's own clock is moved before it starts."""
     (tmp_path / "clock.py").write_text(
-        f"import time\ntime.right = getattr(time, 'right', time.time)  # Dask runs this twice\n"
+        "import time\n"
+        "time.right = getattr(time, 'right', time.time)  # Dask runs this twice\n"
         f"time.time = lambda: time.right() + {seconds}\n"
     )
     fit, text = look(preload=[str(tmp_path / "clock.py")])
     assert fit and states(text, "clocks") == [state]
-    assert f"largest difference from here: {seconds:+.1f}" in text
+    found = re.search(r"largest difference from here: ([+-]\d+\.\d+) s", text)
+    assert float(found[1]) == pytest.approx(seconds, abs=0.05)
 
 
 def test_more_threads_than_cores_are_a_warning(look):
     fit, text = look(workers=2, threads_per_worker=CPU_COUNT)
     assert fit and states(text, "cores") == [WARNING] * 2
-    assert (
-        f"{2 * CPU_COUNT} threads share {CPU_COUNT} cores" in text
-        and text.count("slow each other down") == 1
-    )
+    assert f"{2 * CPU_COUNT} threads share {CPU_COUNT} cores" in text
+    assert text.count("slow each other down") == 1
 
 
 def test_where_runs_cannot_be_written_ranks_are_not_started(look, monkeypatch):
     monkeypatch.setenv("RUNS", "/proc/nowhere")
     fit, text = look()
-    assert (
-        not fit
-        and states(text, "run directory") == [FAILED]
-        and "Cannot make the run directory" in text
-    )
+    assert not fit and states(text, "run directory") == [FAILED]
+    assert "Cannot make the run directory" in text
     assert states(text, "ranks") == [SKIPPED] and "needs what has failed: run directory" in text
 
 
@@ -219,7 +206,8 @@ def test_a_url_that_cannot_be_written_fails_and_one_that_can_does_not(look, monk
 def test_workers_that_are_threads_fail_where_ranks_start(tmp_path):
     profile = tmp_path / "mine.yaml"
     profile.write_text(
-        "cluster: distributed.LocalCluster\noptions: {processes: false, dashboard_address: '127.0.0.1:0'}"
+        "cluster: distributed.LocalCluster\n"
+        "options: {processes: false, dashboard_address: '127.0.0.1:0'}"
     )
     code, text = doctor(tmp_path / "runs", CLUSTER=str(profile))
     assert code == 1 and states(text, "ranks") == [FAILED] and "threads of one process" in text
@@ -232,7 +220,7 @@ def connected(folder, *prefix, workers=2):
         separate_cluster(folder, *prefix, workers=workers) as (_, address),
         Client(address) as client,
     ):
-        client.wait_for_workers(workers, timeout=60)
+        client.wait_for_workers(workers, timeout=120)
         yield client
 
 
@@ -244,23 +232,13 @@ def test_a_run_directory_that_workers_do_not_share_is_a_warning(tmp_path, monkey
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     monkeypatch.setenv("RUNS", str(hidden))
-    with connected(
-        tmp_path,
-        "unshare",
-        "--mount",
-        "sh",
-        "-c",
-        f'mount -t tmpfs -o ro,size=4k tmpfs {hidden} && exec "$@"',
-        "sh",
-    ) as client:
+    hide = f'mount -t tmpfs -o ro,size=4k tmpfs {hidden} && exec "$@"'
+    with connected(tmp_path, "unshare", "--mount", "sh", "-c", hide, "sh") as client:
         found = list(check_workers(client))
     (directory,) = [finding for finding in found if finding.check == "run directory"]
-    assert (
-        directory.state == WARNING
-        and "worker 0" in directory.found
-        and "worker 1" in directory.found
-        and "through Dask" in directory.advice
-    )
+    assert directory.state == WARNING
+    assert "worker 0" in directory.found and "worker 1" in directory.found
+    assert "through Dask" in directory.advice
     assert [finding.state for finding in found if finding.check == "all-reduce"] == [OK]
     assert not list(hidden.iterdir())
 
@@ -271,22 +249,21 @@ def test_a_worker_with_another_ddp_common_is_found_even_without_the_doctor_in_it
         tmp_path / "ddp_common",
         ignore=shutil.ignore_patterns("checks.py", "doctor.py", "__pycache__"),
     )
-    with connected(
-        tmp_path, "env", "-C", str(tmp_path), f"PYTHONPATH={tmp_path}", workers=1
-    ) as client:
+    there = ["env", "-C", str(tmp_path), f"PYTHONPATH={tmp_path}"]
+    with connected(tmp_path, *there, workers=1) as client:
         workers = list(client.run(checks.facts).values())
         (finding,) = checks.check_versions(client, workers)
-    assert (
-        finding.state == FAILED
-        and "has ddp_common" in finding.found
-        and "torch" not in finding.found
-    )
+    assert finding.state == FAILED
+    assert "has ddp_common" in finding.found and "torch" not in finding.found
     assert "one environment" in finding.advice
 
 
 @contextlib.contextmanager
 def network_namespaces(*names):
-    """Network namespaces, each with a cable to this one: 10.77.<number>.1 here, .2 there; they have no way to each other."""
+    """Network namespaces, each with a cable to this one: 10.77.<number>.1 here, .2 there.
+
+    They have no way to each other.
+    """
 
     def ip(*words, check=True):
         subprocess.run(["ip", *words], check=check, capture_output=True)
@@ -294,18 +271,7 @@ def network_namespaces(*names):
     try:
         for number, name in enumerate(names, 1):
             ip("netns", "add", name)
-            ip(
-                "link",
-                "add",
-                f"{name}-out",
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "inside",
-                "netns",
-                name,
-            )
+            ip(*f"link add {name}-out type veth peer name inside netns {name}".split())
             ip("address", "add", f"10.77.{number}.1/24", "dev", f"{name}-out")
             ip("link", "set", f"{name}-out", "up")
             ip("-n", name, "address", "add", f"10.77.{number}.2/24", "dev", "inside")
@@ -342,23 +308,9 @@ needs_namespaces = pytest.mark.skipif(
     not can_make_network_namespaces(), reason="needs the right to make network namespaces (root)"
 )
 DASK = [sys.executable, "-m", "dask"]
-SCHEDULER = [
-    *DASK,
-    "scheduler",
-    "--no-dashboard",
-    "--port",
-    "28786",
-]  # alone in its namespaces, so the port is free
-WORKER = [
-    *DASK,
-    "worker",
-    "--nthreads",
-    "1",
-    "--no-dashboard",
-    "--memory-limit",
-    "0",
-    "--local-directory",
-]
+# alone in its namespaces, so the port is free
+SCHEDULER = [*DASK, *"scheduler --no-dashboard --port 28786".split()]
+WORKER = [*DASK, *"worker --nthreads 1 --no-dashboard --memory-limit 0 --local-directory".split()]
 
 
 @needs_namespaces
@@ -368,53 +320,28 @@ def test_workers_that_do_not_reach_each_other_are_found_and_no_rank_waits_for_th
     first, second = f"ddp{os.getpid()}a", f"ddp{os.getpid()}b"
     with network_namespaces(first, second):
         where = tmp_path / "scheduler.json"
-        scheduler = [
-            *DASK,
-            "scheduler",
-            "--no-dashboard",
-            "--host",
-            "0.0.0.0",
-            "--port",
-            "0",
-            "--scheduler-file",
-            str(where),
-        ]
+        scheduler = [*DASK, *"scheduler --no-dashboard --host 0.0.0.0 --port 0".split()]
+        scheduler += ["--scheduler-file", str(where)]
         with dask_programs(scheduler):
-            deadline = time.monotonic() + 30
-            while not where.exists():
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            wait_until(where.exists)
             port = yaml.safe_load(where.read_text())["address"].rpartition(":")[2]
-            workers = [
-                [
-                    "ip",
-                    "netns",
-                    "exec",
-                    name,
-                    *WORKER,
-                    str(tmp_path / name),
-                    f"tcp://10.77.{number}.1:{port}",
-                ]
-                for number, name in enumerate((first, second), 1)
-            ]
+            workers = []
+            for number, name in enumerate((first, second), 1):
+                address = f"tcp://10.77.{number}.1:{port}"
+                inside = ["ip", "netns", "exec", name]
+                workers.append([*inside, *WORKER, str(tmp_path / name), address])
             with dask_programs(*workers), Client(f"tcp://127.0.0.1:{port}") as client:
-                client.wait_for_workers(2, timeout=60)
+                client.wait_for_workers(2, timeout=120)
                 found = list(check_workers(client))
     between = [finding for finding in found if finding.check == "between workers"]
     assert [finding.state for finding in between] == [FAILED] * 2
-    assert (
-        "unreachable" in between[0].found
-        and "firewall" in between[0].advice
-        and "1024" in between[0].advice
-    )
+    assert "unreachable" in between[0].found
+    assert "firewall" in between[0].advice and "1024" in between[0].advice
     assert [(finding.state, finding.found) for finding in found if finding.check == "ranks"] == [
         (SKIPPED, "needs what has failed: between workers")
     ]
-    assert {
-        finding.state
-        for finding in found
-        if finding.check in ("addresses", "run directory", "clocks")
-    } == {OK}
+    others = ("addresses", "run directory", "clocks")
+    assert {finding.state for finding in found if finding.check in others} == {OK}
 
 
 @needs_namespaces
@@ -425,12 +352,11 @@ def test_a_worker_on_loopback_of_another_host_is_a_failure(tmp_path):
         worker = [*inside, *WORKER, str(tmp_path), "--host", "127.0.0.1", "tcp://10.77.1.2:28786"]
         with (
             dask_programs([*inside, *SCHEDULER, "--host", "10.77.1.2"], worker),
-            Client("tcp://10.77.1.2:28786", timeout=30) as client,
+            Client("tcp://10.77.1.2:28786", timeout=120) as client,
         ):
-            client.wait_for_workers(1, timeout=60)
-            findings = list(
-                checks.check_addresses(client, list(client.run(checks.facts).values()))
-            )
+            client.wait_for_workers(1, timeout=120)
+            workers = list(client.run(checks.facts).values())
+            findings = list(checks.check_addresses(client, workers))
     assert [finding.state for finding in findings] == [OK, FAILED]
     assert "127.0.0.1" in findings[1].found and "interface:" in findings[1].advice
 
@@ -442,7 +368,7 @@ def test_a_connection_that_nobody_answers_is_an_error_in_time():
         began = time.monotonic()
         with pytest.raises(OSError):
             checks.ping(*silent.getsockname())
-        assert time.monotonic() - began < 3 * checks.CONNECT_TIMEOUT
+        assert time.monotonic() - began < PATIENCE  # it gives up after CONNECT_TIMEOUT
 
 
 def test_the_queues_of_a_batch_system_are_read():

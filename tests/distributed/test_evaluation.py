@@ -1,4 +1,7 @@
-"""Evaluation across ranks, with the functions of the tutorial `ucmerced`: what all ranks count together is what one process counts."""
+"""Evaluation across ranks, with the functions of the tutorial `ucmerced`.
+
+What all ranks count together is what one process counts.
+"""
 
 import ast
 import sys
@@ -55,19 +58,11 @@ class Noise(torch.utils.data.Dataset):
         return len(self.targets)
 
     def __getitems__(self, rows):
-        return [
-            (
-                torch.randint(
-                    0,
-                    256,
-                    (3, SIZE, SIZE),
-                    dtype=torch.uint8,
-                    generator=torch.Generator().manual_seed(int(row)),
-                ),
-                self.targets[row],
-            )
-            for row in rows
-        ]
+        return [(self._picture(int(row)), self.targets[row]) for row in rows]
+
+    def _picture(self, row):
+        chance = torch.Generator().manual_seed(row)
+        return torch.randint(0, 256, (3, SIZE, SIZE), dtype=torch.uint8, generator=chance)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +75,7 @@ def weights(tutorial):
 
 @pytest.fixture(scope="module")
 def alone(tutorial, weights):
-    """The confusion matrix of the first `count` pictures, computed in this process, which is no rank."""
+    """The confusion matrix of the first `count` pictures, by this process, which is no rank."""
 
     def matrix(count):
         model = tutorial["make_network"]("resnet18", CLASSES)
@@ -108,9 +103,8 @@ def test_the_confusion_matrix_of_all_ranks_is_that_of_one_process_entry_for_entr
         weights=weights,
         workers=ranks,
     ).result
-    assert (
-        len(np.unique(alone(60).numpy().nonzero()[1])) > 1
-    )  # the network does not say the same of all
+    # the network does not say the same of all
+    assert len(np.unique(alone(60).numpy().nonzero()[1])) > 1
     for count, (matrix, everyones) in zip(counts, results):
         assert torch.equal(matrix, alone(count))
         assert matrix.sum() == count
@@ -123,17 +117,16 @@ def test_the_confusion_matrix_of_all_ranks_is_that_of_one_process_entry_for_entr
 
 
 def judge_with_own_statistics(evaluate, make_network, share):
-    """What each rank guesses of the same pictures, after a training step in which each saw others."""
+    """What each rank guesses of the same pictures after a step in which each saw others."""
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(make_network("resnet18", CLASSES))
     scenes, labels = default_collate(Noise().__getitems__(range(ddp.rank(), 16, ddp.world_size())))
     torch.nn.functional.cross_entropy(model(scenes / 255), labels).backward()
     if share:
         evaluate(model.module, Noise(), np.arange(4))
+    mine = [buffer.double().sum().item() for buffer in model.module.buffers()]
     everyones = [None] * ddp.world_size()
-    dist.all_gather_object(
-        everyones, [buffer.double().sum().item() for buffer in model.module.buffers()]
-    )
+    dist.all_gather_object(everyones, mine)
     return everyones
 
 
@@ -154,9 +147,8 @@ def test_ranks_evaluate_with_the_same_statistics_which_training_leaves_different
 
 def test_a_function_that_says_images_classes_travels_to_the_ranks(client):
     def count(images):
-        return torch.tensor(
-            [len(images.classes), len(images.ops)]
-        ).tolist()  # torch.classes and torch.ops are modules
+        # torch.classes and torch.ops are modules
+        return torch.tensor([len(images.classes), len(images.ops)]).tolist()
 
     images = type("Images", (), {"classes": ["a", "b"], "ops": ["c"]})
     assert ddp.launch(client, count, images=images, workers=1).result == [2, 1]

@@ -1,4 +1,7 @@
-"""Folders of images as several ranks see them: listed once, the same for all, augmented the same on any number of ranks."""
+"""Folders of images as several ranks see them.
+
+Listed once, the same for all, augmented the same on any number of ranks.
+"""
 
 import hashlib
 import os
@@ -41,7 +44,10 @@ def gather(mine):
 
 
 def look(url, environment=None, on_error="raise", cache=None, feeders=0):
-    """Per rank: the classes, the targets, what a warning said, and (epoch, index) -> digest of the augmented image."""
+    """Per rank: classes, targets, warnings, digests of the augmented images, labels evaluated.
+
+    The digests are (epoch, index) -> digest.
+    """
     os.environ.update(environment or {})
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -53,26 +59,11 @@ def look(url, environment=None, on_error="raise", cache=None, feeders=0):
         for indices in sampler:
             for index, (pixels, _) in zip(indices, augmented.__getitems__(indices)):
                 seen[epoch, index] = hashlib.sha256(pixels.numpy().tobytes()).hexdigest()
-    evaluated = [
-        label
-        for _, labels in DataLoader(
-            images, batch_sampler=ddp.EvalSampler(len(images), 3), num_workers=feeders
-        )
-        for label in labels.tolist()
-    ]
-    return gather(
-        (
-            images.classes,
-            images.targets,
-            [
-                str(warning.message)
-                for warning in said
-                if issubclass(warning.category, UserWarning)
-            ],
-            seen,
-            evaluated,
-        )
-    )
+    share = ddp.EvalSampler(len(images), 3)
+    loader = DataLoader(images, batch_sampler=share, num_workers=feeders)
+    evaluated = [label for _, labels in loader for label in labels.tolist()]
+    warned = [str(each.message) for each in said if issubclass(each.category, UserWarning)]
+    return gather((images.classes, images.targets, warned, seen, evaluated))
 
 
 def launched(client, size, directory, **arguments):
@@ -116,20 +107,16 @@ def test_one_rank_asks_object_storage_for_the_list_and_damaged_images_are_looked
         on_error="skip",
         cache=str(tmp_path / "kept"),
     )
-    asked = [
-        line.split('"')[1] for line in s3_log.read_text().splitlines()[before:] if '"' in line
-    ]
+    lines = s3_log.read_text().splitlines()[before:]
+    asked = [line.split('"')[1] for line in lines if '"' in line]
     assert len(asked) == 1 + 14 and sum("list-type=2" in line for line in asked) == 1, asked
     assert all(rank[1] == [0] * 7 + [1] * 6 for rank in ranks)
     (warning,) = [text for rank in ranks for text in rank[2]]
-    assert (
-        "1 of 14 files in s3://photos/set" in warning
-        and "dog/3.png: its content is of no image format" in warning
-    )
+    assert "1 of 14 files in s3://photos/set" in warning
+    assert "dog/3.png: its content is of no image format" in warning
 
 
 def test_what_rank_0_finds_wrong_is_said_by_the_run(client, tmp_path):
-    with pytest.raises(
-        ddp.RankFailed, match="There is no folder or bucket .*/nowhere to read images from"
-    ):
+    words = "There is no folder or bucket .*/nowhere to read images from"
+    with pytest.raises(ddp.RankFailed, match=words):
         launched(client, 3, tmp_path / "run", url=str(tmp_path / "nowhere"))

@@ -1,4 +1,7 @@
-"""What comes back from the ranks: large results quickly and with a word, many reports without growing the workers."""
+"""What comes back from the ranks: large results quickly and with a word, many reports.
+
+Neither makes the workers grow.
+"""
 
 import os
 import sys

@@ -1,4 +1,7 @@
-"""What a training function may do first or last, and how it may leave: the caller knows, and one rank stays one rank."""
+"""What a training function may do first or last, and how it may leave.
+
+The caller knows of it, and one rank stays one rank.
+"""
 
 import io
 import multiprocessing
@@ -57,10 +60,8 @@ def test_an_exception_of_any_kind_reaches_the_caller(client, kind, words, code, 
         ddp.launch(client, leave_with, workers=2, kind=kind, words=words)
     assert said in str(caught.value).splitlines()[0]
     assert (caught.value.rank, caught.value.exitcode) == (1, code)
-    assert (
-        "raise kind(*words)" in caught.value.traceback
-        and "in leave_with" in caught.value.traceback
-    )
+    assert "raise kind(*words)" in caught.value.traceback
+    assert "in leave_with" in caught.value.traceback
     assert type(caught.value.__cause__) is kind and caught.value.__cause__.args == words
     log = (caught.value.directory / "log.txt").read_text()
     assert "\n    raise kind(*words)\n" in log  # as lines, not as a string in a dict
@@ -125,8 +126,8 @@ def forks(end):
         if end == "exits":
             sys.exit(5)
         return "child"
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return code
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
 
 
 @pytest.mark.parametrize(("end", "code"), [("returns", 0), ("raises", 1), ("exits", 5)])
@@ -139,22 +140,25 @@ def test_a_forked_child_that_comes_back_is_not_the_rank(client, end, code):
 
 
 def test_what_a_rank_has_forked_can_be_terminated_and_reports_nothing(client):
-    def wait():
+    def report_and_wait(reported):
         ddp.report(loss=1.0)
+        reported.set()
         time.sleep(600)
 
     def train():
         sampler = ddp.ElasticSampler(20, 10, seed=0)
         codes = []
         for _ in sampler:
-            child = multiprocessing.Process(target=wait)
+            reported = multiprocessing.Event()
+            child = multiprocessing.Process(target=report_and_wait, args=(reported,))
             child.start()
-            time.sleep(0.1)
+            reported.wait(60)
             child.terminate()
             child.join(60)
             codes.append(child.exitcode)
-        other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        time.sleep(2)
+        program = "import time; print('ready', flush=True); time.sleep(600)"
+        other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        other.stdout.readline()  # it hears SIGINT from now on
         other.send_signal(signal.SIGINT)
         return [*codes, other.wait(60)]
 
@@ -203,7 +207,8 @@ def change_everything():
 
 
 def own_session():
-    os.setpgid(0, 0) if os.getpgid(0) != os.getpid() else None
+    if os.getpgid(0) != os.getpid():
+        os.setpgid(0, 0)
     torch.set_num_threads(1)
     sys.excepthook = None
     return 7
@@ -223,9 +228,8 @@ def own_session():
 )
 def test_a_training_function_that(client, act):
     assert ddp.launch(client, act, workers=2).result == 7
-    assert (
-        ddp.launch(client, ddp.world_size, workers=4).result == 4
-    )  # nothing of it reaches the next one
+    # nothing of it reaches the next one
+    assert ddp.launch(client, ddp.world_size, workers=4).result == 4
 
 
 def test_a_rank_that_is_killed_while_its_child_goes_on_printing_is_noticed(client):
@@ -239,10 +243,19 @@ def test_a_rank_that_is_killed_while_its_child_goes_on_printing_is_noticed(clien
 
 
 def test_a_rank_that_closes_its_pipes_is_a_failure_that_says_so(client):
+    """Python finds out first, or a thread of gloo's does, which ends the process by a signal."""
+
     def train():
         os.closerange(3, 1000)
         return 7
 
     with pytest.raises(ddp.RankFailed) as caught:
         ddp.launch(client, train, workers=1)
-    assert "Bad file descriptor" in str(caught.value)
+    failed, headline = caught.value, str(caught.value).splitlines()[0]
+    assert failed.rank == 0 and headline.startswith(f"Rank 0 of 1 on {failed.host} failed: ")
+    if failed.signal is None:
+        assert failed.exitcode == 1 and "it left with exit code 1" in headline
+        assert "Bad file descriptor" in str(failed)  # the last lines have the traceback
+    else:
+        assert failed.signal in ("SIGABRT", "SIGSEGV") and f"killed by {failed.signal}" in headline
+        assert "Fatal Python error" in str(failed)  # and so have these, with where it was

@@ -1,4 +1,7 @@
-"""The end of a run: whoever is held up there loses nothing, and what scripts for torchrun do there is harmless."""
+"""The end of a run: whoever is held up there loses nothing.
+
+What scripts for torchrun do there is harmless.
+"""
 
 import json
 import subprocess
@@ -25,9 +28,8 @@ def held_up(rank=None):
 
 @pytest.mark.parametrize("rank", [0, 1, None])
 def test_a_rank_that_is_held_up_at_the_end_does_not_fail_a_finished_run(client, rank):
-    assert [ddp.launch(client, held_up, workers=2, rank=rank).result for _ in range(LAUNCHES)] == [
-        0
-    ] * LAUNCHES
+    runs = [ddp.launch(client, held_up, workers=2, rank=rank) for _ in range(LAUNCHES)]
+    assert [run.result for run in runs] == [0] * LAUNCHES
 
 
 def test_a_training_function_may_destroy_the_process_group_in_its_last_line(client, tmp_path):
@@ -54,9 +56,8 @@ def test_making_a_process_group_in_a_training_function_is_explained(client):
     def train():
         dist.init_process_group("gloo")
 
-    with pytest.raises(
-        ddp.RankFailed, match="the process group is there already.*Remove that line"
-    ):
+    words = "the process group is there already.*Remove that line"
+    with pytest.raises(ddp.RankFailed, match=words):
         ddp.launch(client, train, workers=2)
 
 

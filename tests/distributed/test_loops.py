@@ -1,4 +1,7 @@
-"""The loops of docs/loops.md, a row each: two ranks end with the weights of one process, or the loop is refused with a reason."""
+"""The loops of docs/loops.md, a row each.
+
+Two ranks end with the weights of one process, or the loop is refused with a reason.
+"""
 
 import itertools
 import os

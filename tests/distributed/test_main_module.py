@@ -25,6 +25,7 @@ import ddp_common as ddp
 from distributed import Client
 
 Sample = collections.namedtuple("Sample", "number square")
+SUM = sum(number ** 2 for number in range(12))
 
 
 class Squares(Dataset):
@@ -50,14 +51,15 @@ def stop():
 
 if __name__ == "__main__":
     with Client(sys.argv[1]) as client:
-        assert ddp.launch(client, train, workers=2).result == sum(number ** 2 for number in range(12))
+        assert ddp.launch(client, train, workers=2).result == SUM
         with open(__file__, "a") as file:
             file.write("def half(:\\n")
-        assert ddp.launch(client, train, workers=2).result == sum(number ** 2 for number in range(12))
+        assert ddp.launch(client, train, workers=2).result == SUM
         try:
             ddp.launch(client, stop, workers=2)
         except ddp.RankFailed as failed:
-            assert isinstance(failed.__cause__, Stop) and failed.__cause__.args == ("enough",), failed.__cause__
+            cause = failed.__cause__
+            assert isinstance(cause, Stop) and cause.args == ("enough",), cause
             assert "raise Stop" in failed.traceback
 """
 
@@ -203,7 +205,9 @@ def test_a_program_that_launches_survives_the_shell_that_started_it(client, tmp_
                 open({str(tmp_path / "survived")!r}, "w").close()
         """)
     )
-    command = f'"{sys.executable}" "{tmp_path}/script.py" {client.scheduler.address} & while [ ! -e "{tmp_path}/launched" ]; do sleep 0.1; done'
+    program = f'"{sys.executable}" "{tmp_path}/script.py" {client.scheduler.address}'
+    wait = f'while [ ! -e "{tmp_path}/launched" ]; do sleep 0.1; done'
+    command = f"{program} & {wait}"
     subprocess.run(["sh", "-c", command], timeout=120, env=environment_for(client, tmp_path))
     from processes import wait_until
 

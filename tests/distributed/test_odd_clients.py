@@ -1,4 +1,4 @@
-"""Clients and clusters that are not what `launch` expects, or change under it: one clear message each."""
+"""Clients and clusters that are not what `launch` expects, or change under it: one message."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ import cloudpickle
 import pytest
 from distributed import Client, LocalCluster
 from fault_lab import separate_cluster
-from processes import Background, assert_nothing_left, wait_until
+from processes import PATIENCE, Background, assert_nothing_left, held_back, wait_until
 
 import ddp_common as ddp
 from ddp_common.client.attempt import Attempt
@@ -24,37 +24,31 @@ SMALL = {"dashboard_address": ":0", "threads_per_worker": 1, "memory_limit": 0}
 
 def test_a_restart_of_the_cluster_during_a_launch_is_called_so(tmp_path):
     with LocalCluster(n_workers=2, **SMALL) as cluster, Client(cluster) as client:
-        running = Background(
-            ddp.launch, client, faults.train, workers=2, directory=tmp_path / "run", pause=0.3
-        )
-        wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
-        client.restart()
-        with pytest.raises(
-            ddp.Error, match=r"The cluster was restarted \(client.restart\)"
-        ) as caught:
-            running.outcome()
-        assert (
-            not isinstance(caught.value, ddp.SchedulerLost)
-            and caught.value.directory == tmp_path / "run"
-        )
-        assert_nothing_left(tmp_path / "run", ranks=2)
-        assert (
-            ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run").world_size == 2
-        )
+        with held_back(faults.train, tmp_path / "gate") as train:
+            running = Background(ddp.launch, client, train, workers=2, directory=tmp_path / "run")
+            wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
+            client.restart()
+            words = r"The cluster was restarted \(client.restart\)"
+            with pytest.raises(ddp.Error, match=words) as caught:
+                running.outcome()
+            assert not isinstance(caught.value, ddp.SchedulerLost)
+            assert caught.value.directory == tmp_path / "run"
+            assert_nothing_left(tmp_path / "run", ranks=2)
+        again = ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run")
+        assert again.world_size == 2
 
 
 def test_tasks_that_somebody_cancels_are_called_so(client, tmp_path):
-    running = Background(
-        ddp.launch, client, faults.train, workers=2, directory=tmp_path / "run", pause=0.3
-    )
-    wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
-    futures = [key for key in client.futures if str(key).startswith("ddp-rank-")]
     from distributed import Future
 
-    client.cancel([Future(key, client) for key in futures], force=True)
-    with pytest.raises(ddp.Error, match="were cancelled from outside"):
-        running.outcome()
-    assert_nothing_left(tmp_path / "run", ranks=2)
+    with held_back(faults.train, tmp_path / "gate") as train:
+        running = Background(ddp.launch, client, train, workers=2, directory=tmp_path / "run")
+        wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
+        futures = [key for key in client.futures if str(key).startswith("ddp-rank-")]
+        client.cancel([Future(key, client) for key in futures], force=True)
+        with pytest.raises(ddp.Error, match="were cancelled from outside"):
+            running.outcome()
+        assert_nothing_left(tmp_path / "run", ranks=2)
 
 
 @pytest.mark.parametrize("thing", [None, "tcp://127.0.0.1:8786", 5], ids=repr)
@@ -113,7 +107,7 @@ def test_a_scheduler_that_is_gone_is_named(tmp_path, monkeypatch):
         began = time.monotonic()
         with pytest.raises(ddp.Error, match=f"scheduler at {re.escape(address)} does not answer"):
             ddp.launch(client, faults.train)
-        assert time.monotonic() - began < 60
+        assert time.monotonic() - began < PATIENCE
         client.close(timeout=1)
 
 
@@ -126,10 +120,11 @@ def return_what_only_ranks_know(folder):
 
 def test_a_result_that_cannot_be_loaded_here_is_no_failure_of_a_rank(client, tmp_path):
     (tmp_path / "known_to_ranks.py").write_text("class Thing:\n    pass\n")
-    with pytest.raises(
-        ddp.Error,
-        match="All ranks finished, but what rank 0 returned cannot be loaded in this process: .*known_to_ranks",
-    ) as caught:
+    words = (
+        "All ranks finished, but what rank 0 returned cannot be loaded in this process: "
+        ".*known_to_ranks"
+    )
+    with pytest.raises(ddp.Error, match=words) as caught:
         ddp.launch(
             client,
             return_what_only_ranks_know,
@@ -137,28 +132,26 @@ def test_a_result_that_cannot_be_loaded_here_is_no_failure_of_a_rank(client, tmp
             directory=tmp_path / "run",
             folder=str(tmp_path),
         )
-    assert (
-        not isinstance(caught.value, ddp.RankFailed) and caught.value.directory == tmp_path / "run"
-    )
+    assert not isinstance(caught.value, ddp.RankFailed)
+    assert caught.value.directory == tmp_path / "run"
 
 
-def test_a_worker_that_dies_with_the_result_before_it_was_fetched_is_named_and_a_restart_answers_it(
+def test_a_worker_that_dies_before_its_result_was_fetched_is_named_and_a_restart_answers_it(
     tmp_path, monkeypatch
 ):
     """Dask would wait for ever for a result whose worker is gone."""
-    find, killed = Attempt._result_file, []
+    find = Attempt._result_file
+    killed = []
+
+    def workers_of(client):
+        return client.scheduler_info(n_workers=-1)["workers"]
 
     def look_for_it_on_a_dead_worker(self):
+        address = self.addresses[0]
         if not killed:
-            killed.append(
-                self.client.run(os.getpid, workers=self.addresses[:1])[self.addresses[0]]
-            )
+            killed.append(self.client.run(os.getpid, workers=[address])[address])
             os.kill(killed[0], signal.SIGKILL)
-            wait_until(
-                lambda: (
-                    self.addresses[0] not in self.client.scheduler_info(n_workers=-1)["workers"]
-                )
-            )
+            wait_until(lambda: address not in workers_of(self.client))
         return find(self)
 
     monkeypatch.setattr(Attempt, "_result_file", look_for_it_on_a_dead_worker)

@@ -1,4 +1,4 @@
-"""`launch(restarts=…)`: training goes on from the newest checkpoint, on the workers there are, and says so."""
+"""`launch(restarts=…)`: training goes on from the newest checkpoint, on the workers there are."""
 
 import json
 import re
@@ -7,7 +7,7 @@ import sys
 import cloudpickle
 import pytest
 from fault_lab import processes_of, separate_cluster, survive_kills
-from processes import assert_nothing_left, log_of, rank_pids
+from processes import Background, assert_nothing_left, held_back, log_of, rank_pids, wait_until
 
 import ddp_common as ddp
 from ddp_common.teaching import faults
@@ -30,13 +30,11 @@ def test_a_killed_rank_is_answered_with_a_restart_from_the_newest_checkpoint(cli
     assert (event["rank"], event["attempt"], event["ranks"]) == (1, 2, 2)
     assert event["step"] in (3, 6)  # a save may still be on its way when the rank dies
     assert "killed by SIGKILL" in event["reason"]
-    assert event in [
-        json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert f"Restart 1 on 2 rank(s) from step {event['step']}. Why: Rank 1 of 2" in log_of(
-        run.directory
-    )
-    assert f"[rank 0] Resumed from step-{event['step']:08d}.pt" in log_of(run.directory)
+    lines = (run.directory / "metrics.jsonl").read_text().splitlines()
+    assert event in map(json.loads, lines)
+    log = log_of(run.directory)
+    assert f"Restart 1 on 2 rank(s) from step {event['step']}. Why: Rank 1 of 2" in log
+    assert f"[rank 0] Resumed from step-{event['step']:08d}.pt" in log
     assert_nothing_left(run.directory, ranks=4)
 
 
@@ -55,14 +53,8 @@ def test_the_terminal_says_what_restarted_and_why(client, tmp_path, monkeypatch,
 
 def test_the_environment_may_ask_for_restarts(client, tmp_path, monkeypatch):
     monkeypatch.setenv("RESTARTS", "1")
-    assert (
-        len(
-            ddp.launch(
-                client, faults.inject(faults.train, "raise", mark=tmp_path / "mark"), workers=2
-            ).failures
-        )
-        == 1
-    )
+    fails_once = faults.inject(faults.train, "raise", mark=tmp_path / "mark")
+    assert len(ddp.launch(client, fails_once, workers=2).failures) == 1
 
 
 def test_restarts_come_to_an_end(client):
@@ -98,7 +90,7 @@ def test_fewer_workers_after_a_loss_and_a_launch_that_waits_for_enough(tmp_path)
     from distributed import Client
 
     with separate_cluster(tmp_path) as (_, address), Client(address) as client:
-        client.wait_for_workers(2, timeout=60)
+        client.wait_for_workers(2, timeout=120)
         alone = ddp.launch(
             client, faults.train, workers=1, dropout=0.0, directory=tmp_path / "alone"
         ).result
@@ -125,11 +117,9 @@ def test_fewer_workers_after_a_loss_and_a_launch_that_waits_for_enough(tmp_path)
                 timeout=0.5,
                 directory=tmp_path / "none",
             )
-        with pytest.raises(
-            ddp.Error,
-            match="(?s)No free worker.*It was to restart because: Rank 0 of 1 .* its worker died",
-        ) as caught:
-            never = faults.inject(faults.train, "worker and nanny killed", rank=0, step=8)
+        never = faults.inject(faults.train, "worker and nanny killed", rank=0, step=8)
+        words = "(?s)No free worker.*It was to restart because: Rank 0 of 1 .* its worker died"
+        with pytest.raises(ddp.Error, match=words) as caught:
             ddp.launch(client, never, restarts=1, timeout=1, directory=tmp_path / "second")
         assert caught.value.directory == tmp_path / "second"
 
@@ -141,12 +131,15 @@ def test_more_workers_than_before_are_used_after_a_restart(tmp_path):
         ).result
 
         dies = faults.inject(faults.train, "SIGKILL", rank=0, step=8, mark=tmp_path / "mark")
-        client.cluster.scale(
-            2
-        )  # the second worker comes while the first attempt runs on the first
-        run = ddp.launch(
-            client, dies, restarts=1, dropout=0.0, pause=0.5, directory=tmp_path / "run"
-        )
+        with held_back(dies, tmp_path / "gate", rank=0, step=7) as train:
+            running = Background(
+                ddp.launch, client, train, restarts=1, dropout=0.0, directory=tmp_path / "run"
+            )
+            # the second worker comes while the first attempt runs on the first
+            wait_until(lambda: "rank 0 started" in log_of(tmp_path / "run"))
+            client.cluster.scale(2)
+            client.wait_for_workers(2, timeout=120)
+        run = running.outcome()
     assert run.world_size == 2
     assert ((run.result - undisturbed).norm() / undisturbed.norm()).item() < 1e-6
 

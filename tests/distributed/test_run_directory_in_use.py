@@ -13,7 +13,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 import torch
-from processes import Background, log_of, wait_until
+from processes import Background, held_back, log_of, wait_until
 
 import ddp_common as ddp
 from ddp_common.ranks.checkpoint_files import checkpoints
@@ -24,20 +24,18 @@ ROOT = Path(__file__).parents[2]
 
 
 def has_begun(directory):
-    return lambda: (
-        (directory / "metrics.jsonl").exists() and (directory / "metrics.jsonl").stat().st_size > 0
-    )
+    metrics = directory / "metrics.jsonl"
+    return lambda: metrics.exists() and metrics.stat().st_size > 0
 
 
 def test_two_launches_in_one_directory_at_once_are_refused_and_the_first_is_not_disturbed(
     client, tmp_path
 ):
-    first = Background(
-        ddp.launch, client, faults.train, workers=2, directory=tmp_path / "run", pause=0.5
-    )
-    wait_until(has_begun(tmp_path / "run"))
-    with pytest.raises(ddp.Error, match="is writing in .*choose another directory"):
-        ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run")
+    with held_back(faults.train, tmp_path / "gate") as train:
+        first = Background(ddp.launch, client, train, workers=2, directory=tmp_path / "run")
+        wait_until(has_begun(tmp_path / "run"))
+        with pytest.raises(ddp.Error, match="is writing in .*choose another directory"):
+            ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run")
     run = first.outcome()
     assert len(run.records) == 28 and run.problems == []
     assert ddp.launch(client, ddp.world_size, workers=2, directory=tmp_path / "run").result == 2
@@ -56,7 +54,8 @@ def test_saves_that_all_failed_are_shown_and_kept_in_the_run(client, tmp_path, c
     assert checkpoints(tmp_path / "run" / "checkpoints") == []
     (problem,) = run.problems
     assert re.match(
-        r"No checkpoint was saved, of 5\. The last failure: .*File too large\. The last good one is none",
+        r"No checkpoint was saved, of 5\. The last failure: .*File too large\. "
+        "The last good one is none",
         problem,
     )
     assert capfd.readouterr().err.count("was not saved: File too large") == 1
@@ -96,17 +95,14 @@ def test_a_relative_directory_means_the_place_it_had_when_launch_was_called(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    running = Background(
-        ddp.launch, client, faults.train, workers=2, directory="mine/run", pause=0.2
-    )
-    wait_until(has_begun(tmp_path / "mine" / "run"))
-    os.chdir(tmp_path / "elsewhere")
+    with held_back(faults.train, tmp_path / "gate") as train:
+        running = Background(ddp.launch, client, train, workers=2, directory="mine/run")
+        wait_until(has_begun(tmp_path / "mine" / "run"))
+        os.chdir(tmp_path / "elsewhere")
     run = running.outcome()
     assert run.directory == tmp_path / "mine" / "run"
-    assert (
-        checkpoints(run.directory / "checkpoints")
-        and list((tmp_path / "elsewhere").iterdir()) == []
-    )
+    assert checkpoints(run.directory / "checkpoints")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_relative_runs_and_resume_are_settled_when_they_are_read(client, tmp_path, monkeypatch):
@@ -140,13 +136,11 @@ def test_without_its_checkpoints_folder_a_killed_run_restarts_and_the_cause_is_n
     )
     assert torch.equal(run.result, undisturbed)
     assert [failure.signal for failure in run.failures] == ["SIGKILL"]
+    strike = functools.partial(remove_and_die, tmp_path / "second" / "checkpoints")
     with pytest.raises(ddp.RankFailed, match="killed by SIGKILL"):
         ddp.launch(
             client,
-            faults.inject(
-                faults.train,
-                functools.partial(remove_and_die, tmp_path / "second" / "checkpoints"),
-            ),
+            faults.inject(faults.train, strike),
             workers=2,
             directory=tmp_path / "second",
             pause=0.1,
@@ -158,16 +152,18 @@ def test_a_run_directory_that_vanishes_is_made_again_with_all_metrics_and_somebo
     client, tmp_path, capfd, how
 ):
     directory = tmp_path / "run"
-    running = Background(
-        ddp.launch, client, faults.train, workers=2, directory=directory, pause=0.5
-    )
-    wait_until(has_begun(directory))
-    shutil.rmtree(directory) if how == "removed" else directory.rename(tmp_path / "moved")
+    # after the gate it takes 5 s more: the client looks every 2 s whether the folder is there
+    with held_back(faults.train, tmp_path / "gate", step=4) as train:
+        running = Background(ddp.launch, client, train, workers=2, directory=directory, pause=0.5)
+        wait_until(has_begun(directory))
+        if how == "removed":
+            shutil.rmtree(directory)
+        else:
+            directory.rename(tmp_path / "moved")
     run = running.outcome()
     assert len((directory / "metrics.jsonl").read_text().splitlines()) == len(run.records) == 28
-    assert "was removed while the run was writing there" in log_of(
-        directory
-    ) and "finished: 2 rank(s)" in log_of(directory)
+    log = log_of(directory)
+    assert "was removed while the run was writing there" in log and "finished: 2 rank(s)" in log
     assert json.loads((directory / "config.json").read_text())["workers"]
     assert [path.name for path in checkpoints(directory / "checkpoints")][-1] == "step-00000014.pt"
     assert "was removed while the run was writing there" in run.problems[0]
@@ -188,10 +184,8 @@ def test_new_run_directories_are_for_their_owner_alone_and_old_ones_stay_as_they
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755
     run = ddp.launch(client, ddp.rank, workers=1)  # below RUNS
-    assert [
-        path.stat().st_mode & 0o777
-        for path in (run.directory, run.directory.parent, run.directory.parent.parent)
-    ] == [0o700] * 3
+    made = (run.directory, run.directory.parent, run.directory.parent.parent)
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o700] * 3
 
 
 def test_the_log_tells_a_failure_as_a_person_reads_it(client):
@@ -207,11 +201,8 @@ def test_the_log_tells_a_failure_as_a_person_reads_it(client):
     lines = log.splitlines()
     (first,) = [number for number, line in enumerate(lines) if "rank 0 failed: " in line]
     assert "EnoughIsEnough: the loss does not fall any more" in lines[first]
-    assert (
-        lines[first + 1] == "Traceback (most recent call last):"
-        and "\\n" not in log
-        and "{" not in log
-    )
+    assert lines[first + 1] == "Traceback (most recent call last):"
+    assert "\\n" not in log and "{" not in log
     assert '    raise EnoughIsEnough("the loss does not fall any more")' in lines[first + 1 :]
 
 

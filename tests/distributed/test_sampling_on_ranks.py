@@ -22,7 +22,7 @@ def gather(mine):
 
 
 def deal(length, batch_size, epochs, state=None, stop=None):
-    """Per rank, a list of (epoch, indices, weight) of each step; and the position after the last."""
+    """Per rank, (epoch, indices, weight) of each step; and the position after the last."""
     sampler = ddp.ElasticSampler(length, batch_size, seed=7)
     if state is not None:
         sampler.load_state_dict(state)
@@ -107,9 +107,8 @@ def test_weights_average_to_one_and_weigh_every_sample_the_same(dealt):
 
 
 def test_a_rank_whose_share_is_empty_takes_part_with_one_sample_of_weight_zero(client):
-    ranks, _ = on_ranks(
-        client, 3, deal, length=10, batch_size=4, epochs=1
-    )  # the last batch has two samples
+    # the last batch has two samples
+    ranks, _ = on_ranks(client, 3, deal, length=10, batch_size=4, epochs=1)
     *_, last = zip(*ranks)
     assert [(len(indices), weight) for _, indices, weight in last] == [
         (1, 1.5),

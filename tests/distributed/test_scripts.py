@@ -1,4 +1,4 @@
-"""Scripts that connect at their top level, as a beginner writes them, without `if __name__ == "__main__":`."""
+"""Scripts that connect at their top level, as a beginner writes them: without a guard."""
 
 import subprocess
 import sys

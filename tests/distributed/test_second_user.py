@@ -1,4 +1,7 @@
-"""What another user of this host can do to a local cluster: nothing. Each test really is another user; it needs root to become one."""
+"""What another user of this host can do to a local cluster: nothing.
+
+Each test really is another user; it needs root to become one.
+"""
 
 import json
 import os
@@ -22,7 +25,8 @@ from ddp_common.clusters import protection
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 
-# Imports first, as root: the folder of this repository may be closed to others. Then it is another user for good.
+# Imports first, as root: the folder of this repository may be closed to others. Then it is another
+# user for good.
 STRANGER = f"""
 import asyncio, json, os, sys, urllib.error, urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -35,8 +39,9 @@ os.setuid({NOBODY})
 
 
 async def greeted(address, security):
+    arguments = security.get_connection_args("client")
     try:
-        comm = await asyncio.wait_for(connect(address, timeout=2, **security.get_connection_args("client")), 5)
+        comm = await asyncio.wait_for(connect(address, timeout=2, **arguments), 5)
     except Exception:
         return False
     comm.abort()
@@ -54,8 +59,9 @@ def page(url):
 
 
 async def greeted_at(port):
-    answers = await asyncio.gather(greeted("tcp://127.0.0.1:%d" % port, Security()), greeted("tls://127.0.0.1:%d" % port, own))
-    return any(answers)
+    by_tcp = greeted("tcp://127.0.0.1:%d" % port, Security())
+    by_tls = greeted("tls://127.0.0.1:%d" % port, own)
+    return any(await asyncio.gather(by_tcp, by_tls))
 
 
 async def all_greetings():
@@ -100,18 +106,16 @@ PAGES = [
 
 
 def listening(client):
-    """Every TCP port of this host on which the client, its scheduler, its nannies or its workers listen."""
-    processes = [
-        psutil.Process(),
-        *(psutil.Process(pid) for pid in client.run(os.getpid).values()),
-    ]
+    """The TCP ports on which the client, its scheduler, its nannies and its workers listen."""
+    workers = [psutil.Process(pid) for pid in client.run(os.getpid).values()]
+    processes = [psutil.Process(), *workers]
     ports = {
         each.laddr.port
         for process in processes
         for each in process.net_connections("tcp")
         if each.status == psutil.CONN_LISTEN
     }
-    assert len(ports) >= 1 + 3 * len(processes[1:])  # scheduler; nanny, worker and its web server
+    assert len(ports) >= 1 + 3 * len(workers)  # scheduler; nanny, worker and its web server
     return sorted(ports)
 
 
@@ -120,7 +124,7 @@ def stranger_at(ports, paths=PAGES):
         [sys.executable, "-c", STRANGER, json.dumps([ports, paths])],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -144,22 +148,21 @@ def test_another_user_of_the_host_connects_to_no_port_of_a_local_cluster(found):
 
 
 def test_another_user_reads_no_page_of_a_local_cluster_without_the_link(found):
-    assert {
-        path: text
-        for path, text in found["shown"].items()
-        if json.loads(text or "0") != {"paths": ["/sitemap.json"]}
-    } == {}
+    empty = {"paths": ["/sitemap.json"]}
+    shown = found["shown"].items()
+    assert {path: text for path, text in shown if json.loads(text or "0") != empty} == {}
 
 
 def test_who_has_the_link_reads_the_dashboard(local):
     link = local.dashboard_link
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/status", link)
-    for page, content in {
+    pages = {
         "status": "<html",
         "info/main/workers.html": "tls://127.0.0.1",
         "json/identity.json": "workers",
         "health": "ok",
-    }.items():
+    }
+    for page, content in pages.items():
         with urllib.request.urlopen(link.replace("status", page)) as answer:
             assert content in answer.read().decode()
 
@@ -167,14 +170,8 @@ def test_who_has_the_link_reads_the_dashboard(local):
 def test_without_the_secret_a_page_that_is_there_and_one_that_is_not_look_the_same(local):
     root = re.match(r"http://[^/]*", local.dashboard_link)[0]
     answers = set()
-    for page in (
-        "/",
-        "/status",
-        "/sitemap.json",
-        "/no-such-page",
-        "/" + "x" * 22 + "/status",
-        "/%C3%A4/status",
-    ):
+    wrong_secrets = ("/" + "x" * 22 + "/status", "/%C3%A4/status")
+    for page in ("/", "/status", "/sitemap.json", "/no-such-page", *wrong_secrets):
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(root + page)
         answers.add((refused.value.code, refused.value.read()))
@@ -203,16 +200,13 @@ def test_the_key_is_no_argument_or_variable_of_any_process_and_in_no_file(local,
 
 
 def test_folders_and_files_of_a_local_cluster_are_closed_to_others(local):
-    folders = {
-        Path(folder)
-        for folder in local.run(lambda dask_worker: dask_worker.local_directory).values()
-    }
+    def is_closed(path):
+        return path.stat().st_mode & 0o077 == 0 and path.stat().st_uid == os.getuid()
+
+    folders = local.run(lambda dask_worker: dask_worker.local_directory).values()
     sockets = local.run(lambda: __import__("multiprocessing").util.get_temp_dir()).values()
-    for path in (*folders, *map(Path, sockets)):
-        assert any(
-            each.stat().st_mode & 0o077 == 0 and each.stat().st_uid == os.getuid()
-            for each in (path, *path.parents[:2])
-        ), path
+    for path in map(Path, {*folders, *sockets}):
+        assert any(is_closed(each) for each in (path, *path.parents[:2])), path
 
 
 def test_a_folder_that_somebody_else_has_made_is_no_place_for_temporary_files_and_modules(
@@ -227,12 +221,8 @@ def test_a_folder_that_somebody_else_has_made_is_no_place_for_temporary_files_an
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with ddp.connect("local", workers=1) as client:
         (of_worker,) = client.run(lambda: __import__("sys").path).values()
-        assert not [
-            path
-            for path in [*sys.path, *of_worker]
-            for trap in traps
-            if path.startswith(str(trap))
-        ]
+        beginnings = tuple(map(str, traps))
+        assert not [path for path in [*sys.path, *of_worker] if path.startswith(beginnings)]
     assert not [file for trap in traps for file in trap.iterdir()]
 
 

@@ -1,4 +1,4 @@
-"""Training to the end: the same on any number of ranks, and the same when it was interrupted and resumed."""
+"""Training to the end: the same on any number of ranks, and the same when it was resumed."""
 
 import os
 import signal

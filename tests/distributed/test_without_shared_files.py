@@ -1,6 +1,7 @@
-"""Workers that cannot see the run directory: their checkpoints reach the client all the same, and come back to them for a restart.
+"""Workers that cannot see the run directory.
 
-The workers run in a mount namespace of their own, where something else lies over the run directory.
+Their checkpoints reach the client all the same, and come back to them for a restart. The workers
+run in a mount namespace of their own, where something else lies over the run directory.
 """
 
 import os
@@ -38,16 +39,10 @@ pytestmark = pytest.mark.skipif(
 def apart(tmp_path_factory):
     """A client of two workers, and a folder of its own that they see empty and cannot write."""
     folder, hidden = tmp_path_factory.mktemp("cluster"), tmp_path_factory.mktemp("hidden")
-    hide = [
-        "unshare",
-        "--mount",
-        "sh",
-        "-c",
-        f'mount -t tmpfs -o ro,size=4k tmpfs {hidden} && exec "$@"',
-        "sh",
-    ]
+    mount = f'mount -t tmpfs -o ro,size=4k tmpfs {hidden} && exec "$@"'
+    hide = ["unshare", "--mount", "sh", "-c", mount, "sh"]
     with separate_cluster(folder, *hide) as (_, address), Client(address) as client:
-        client.wait_for_workers(2, timeout=60)
+        client.wait_for_workers(2, timeout=120)
         yield client, hidden
 
 
@@ -61,9 +56,8 @@ def test_checkpoints_reach_the_client_and_a_restart_goes_on_from_them(apart, tmp
     client, hidden = apart
     undisturbed = ddp.launch(client, faults.train, workers=2, directory=hidden / "undisturbed")
     names = [path.name for path in checkpoints(hidden / "undisturbed" / "checkpoints")]
-    assert (
-        names[-1] == "step-00000014.pt" and len(names) <= 2
-    )  # where they come faster than they can be fetched, the newest is taken
+    # where they come faster than they can be fetched, the newest is taken
+    assert names[-1] == "step-00000014.pt" and len(names) <= 2
     assert not any(map(fault, checkpoints(hidden / "undisturbed" / "checkpoints")))
     for rank in (0, 1):
         faulty = faults.inject(
@@ -109,9 +103,8 @@ def test_a_large_checkpoint_arrives_whole(apart):
     run = ddp.launch(client, train, workers=2, directory=hidden / "large")
     (path,) = checkpoints(run.directory / "checkpoints")
     assert fault(path) is None and (torch.load(path)["model"]["weight"] == 2).all()
-    assert (
-        ddp.launch(client, train, workers=2, directory=hidden / "large").result == 2
-    )  # both ranks got it back, and had nothing to do
+    again = ddp.launch(client, train, workers=2, directory=hidden / "large")
+    assert again.result == 2  # both ranks got it back, and had nothing to do
 
 
 def test_files_of_ranks_reach_the_client(apart):
@@ -120,10 +113,8 @@ def test_files_of_ranks_reach_the_client(apart):
 
     client, hidden = apart
     run = ddp.launch(client, train, workers=2, directory=hidden / "files")
-    assert [path.read_text() for path in sorted((run.directory / "notes").iterdir())] == [
-        "hello",
-        "hello",
-    ]
+    notes = sorted((run.directory / "notes").iterdir())
+    assert [path.read_text() for path in notes] == ["hello", "hello"]
 
 
 def test_sigterm_saves_for_the_client_too(apart):

@@ -1,11 +1,12 @@
-"""Several hosts on this machine: network namespaces, each with an address and a name of its own, and a switch between them.
+"""Several hosts on this machine, each with an address and a name, and a switch between them.
 
     with running_hosts(3) as (one, two, three): two.run("ping", "-c1", one.name)
 
-Needs root and iproute2 (Debian, Ubuntu). The hosts share files, processors and memory; they reach each other through the switch, and
-nothing else. A host's own name leads to 127.0.1.1 there, as Debian has it. The switch is a namespace too: this machine's own network
-sees none of it, so that addresses cannot clash. Promises: at the end namespaces, links and every process in them are gone; what a
-program left that was killed itself, the next one removes.
+Needs root and iproute2 (Debian, Ubuntu). A host is a network namespace. The hosts share files,
+processors and memory; they reach each other through the switch, and nothing else. A host's own
+name leads to 127.0.1.1 there, as Debian has it. The switch is a namespace too: this machine's own
+network sees none of it, so that addresses cannot clash. Promises: at the end namespaces, links and
+every process in them are gone; what a program left that was killed itself, the next one removes.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ PROGRAMS = ("ip", "bridge", "unshare", "sh")
 INTERFACE = "link0"
 NAMESPACES = Path("/run/netns")
 NAMES_OF_HOSTS = Path("/etc/netns")  # where `ip netns exec` looks for a namespace's own /etc/hosts
-GONE_TIMEOUT = 10  # seconds
+GONE_TIMEOUT = 60  # seconds
 
 _numbers = itertools.count()
 
@@ -59,25 +60,18 @@ class Host:
     processes: list = field(default_factory=list)
 
     def start(self, *command, **options):
-        """`subprocess.Popen` of a command on this host. Its process number is the command's own."""
-        here = [
-            "ip",
-            "netns",
-            "exec",
-            self.namespace,
-            "unshare",
-            "--uts",
-            "sh",
-            "-c",
-            'hostname "$0" && exec "$@"',
-            self.name,
-        ]
-        process = subprocess.Popen([*here, *map(str, command)], **options)
+        """`subprocess.Popen` of a command on this host. Its process number is the command's."""
+        inside = ["ip", "netns", "exec", self.namespace, "unshare", "--uts"]
+        named = ["sh", "-c", 'hostname "$0" && exec "$@"', self.name]
+        process = subprocess.Popen([*inside, *named, *map(str, command)], **options)
         self.processes.append(process)
         return process
 
-    def run(self, *command, timeout=60):
-        """Run a command to its end and return it, with stdout and stderr as text. Raises `CalledProcessError` if it fails."""
+    def run(self, *command, timeout=120):
+        """Run a command to its end and return it, with stdout and stderr as text.
+
+        Raises `CalledProcessError` if it fails.
+        """
         process = self.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
             out, error = process.communicate(timeout=timeout)
@@ -89,39 +83,32 @@ class Host:
         return subprocess.CompletedProcess(command, 0, out, error)
 
     def cut(self, silently=False):
-        """Pull the host's cable. `silently`: the switch drops what the host sends and gets, and the link still looks sound to it."""
+        """Pull the host's cable.
+
+        `silently`: the switch drops what the host sends and gets, and the link still looks sound.
+        """
         if silently:
-            _ip(
-                "netns",
-                "exec",
-                self.switch,
-                "bridge",
-                "link",
-                "set",
-                "dev",
-                self.port,
-                "state",
-                "0",
-            )
+            _ip(*f"netns exec {self.switch} bridge link set dev {self.port} state 0".split())
         else:
             _ip("-n", self.switch, "link", "set", self.port, "down")
 
     def mend(self):
         """Undo `cut`."""
         _ip("-n", self.switch, "link", "set", self.port, "up")
-        _ip("netns", "exec", self.switch, "bridge", "link", "set", "dev", self.port, "state", "3")
+        _ip(*f"netns exec {self.switch} bridge link set dev {self.port} state 3".split())
 
 
 @contextlib.contextmanager
 def running_hosts(count=3):
     """Make `count` hosts on one switch; yields a list of `Host`: host-1, host-2 and so on."""
     common = f"ddp-{os.getpid()}-{next(_numbers)}"
-    switch, hosts = f"{common}-switch", []
+    switch = f"{common}-switch"
+    hosts = []
     for number in range(1, count + 1):
         name = f"host-{number}"
-        hosts.append(
-            Host(name, f"10.77.0.{number}", INTERFACE, f"{common}-{name}", switch, f"port{number}")
-        )
+        address = f"10.77.0.{number}"
+        namespace = f"{common}-{name}"
+        hosts.append(Host(name, address, INTERFACE, namespace, switch, f"port{number}"))
     _remove_what_killed_programs_left()
     try:
         _ip("netns", "add", switch)
@@ -140,20 +127,8 @@ def running_hosts(count=3):
 
 def _connect(host):
     _ip("netns", "add", host.namespace)
-    _ip(
-        "-n",
-        host.switch,
-        "link",
-        "add",
-        host.port,
-        "type",
-        "veth",
-        "peer",
-        "name",
-        host.interface,
-        "netns",
-        host.namespace,
-    )
+    inside = f"peer name {host.interface} netns {host.namespace}"
+    _ip(*f"-n {host.switch} link add {host.port} type veth {inside}".split())
     _ip("-n", host.switch, "link", "set", host.port, "master", "switch", "up")
     _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", host.interface)
     for interface in ("lo", host.interface):
@@ -172,20 +147,22 @@ def _name(host, hosts):
 
 
 def _remove(namespaces):
-    """Kill every process in these namespaces, also those whose parent has left, and wait until they are gone; then remove all there is."""
+    """Kill every process in these namespaces, wait until they are gone, and remove all there is.
+
+    Also the processes whose parent has left.
+    """
     there = [namespace for namespace in namespaces if (NAMESPACES / namespace).exists()]
     deadline = time.monotonic() + GONE_TIMEOUT
-    while (
-        pids := [pid for namespace in there for pid in _pids(namespace)]
-    ) and time.monotonic() < deadline:
+    pids = _pids_in(there)
+    while pids and time.monotonic() < deadline:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
+        pids = _pids_in(there)
     for namespace in namespaces:
-        subprocess.run(
-            ["ip", "netns", "delete", namespace], capture_output=True
-        )  # its links go with it
+        # its links go with it
+        subprocess.run(["ip", "netns", "delete", namespace], capture_output=True)
         shutil.rmtree(NAMES_OF_HOSTS / namespace, ignore_errors=True)
     with contextlib.suppress(OSError):  # others have something there
         NAMES_OF_HOSTS.rmdir()
@@ -198,12 +175,14 @@ def _remove_what_killed_programs_left():
         if folder.is_dir()
         for path in folder.glob("ddp-*-*-*")
     }
-    if left := sorted(name for name in names if not Path("/proc", name.split("-")[1]).exists()):
-        _remove(left)
+    left = [name for name in names if not Path("/proc", name.split("-")[1]).exists()]
+    if left:
+        _remove(sorted(left))
 
 
-def _pids(namespace):
-    return [int(pid) for pid in _ip("netns", "pids", namespace).split()]
+def _pids_in(namespaces):
+    said = [_ip("netns", "pids", namespace) for namespace in namespaces]
+    return [int(pid) for pids in said for pid in pids.split()]
 
 
 def _ip(*arguments):

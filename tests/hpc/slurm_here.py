@@ -1,8 +1,10 @@
-"""A real Slurm of one node on this machine, without systemd or Docker: munged, slurmctld and slurmd in a folder of their own.
+"""A real Slurm of one node on this machine, without systemd or Docker.
 
-    with running_slurm(folder) as environment: subprocess.run(["sinfo"], env={**os.environ, **environment})
+    with running_slurm(folder) as environment:
+        subprocess.run(["sinfo"], env={**os.environ, **environment})
 
-Needs root and the packages slurm-wlm and munge (Debian, Ubuntu). Nothing outside the folder is touched; ports are free ones.
+It is munged, slurmctld and slurmd in a folder of their own. Needs root and the packages slurm-wlm
+and munge (Debian, Ubuntu). Nothing outside the folder is touched; ports are free ones.
 """
 
 import contextlib
@@ -16,7 +18,7 @@ from pathlib import Path
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sinfo", "srun", "sbatch")
 CPUS = 16  # more than the machine may have: Slurm is told not to look
 MEMORY = 64_000  # MiB; the same
-START_TIMEOUT = 60  # seconds
+START_TIMEOUT = 120  # seconds
 
 CONFIGURATION = """
 ClusterName=here
@@ -59,17 +61,19 @@ def why_not():
         for program in PROGRAMS
         if shutil.which(program) is None and not Path("/usr/sbin", program).exists()
     ]
-    return (
-        f"{', '.join(missing)} not installed (Debian: apt install slurm-wlm munge)"
-        if missing
-        else None
-    )
+    if missing:
+        return f"{', '.join(missing)} not installed (Debian: apt install slurm-wlm munge)"
+    return None
 
 
 @contextlib.contextmanager
 def running_slurm(folder):
-    """Start the three daemons in `folder`; yields the variables that Slurm's commands need, once a node is idle."""
-    folder, host = Path(folder), socket.gethostname().split(".")[0]
+    """Start the three daemons in `folder`.
+
+    Yields the variables that Slurm's commands need, once a node is idle.
+    """
+    folder = Path(folder)
+    host = socket.gethostname().split(".")[0]
     for name in ("state", "spool", "munge"):
         (folder / name).mkdir(parents=True)
     configuration = folder / "slurm.conf"
@@ -111,16 +115,13 @@ def running_slurm(folder):
                 )
             if name == "munged":
                 wait_until(lambda: (folder / "munge.socket").exists(), "munged", folder)
-        wait_until(
-            lambda: (
-                "idle"
-                in subprocess.run(
-                    ["sinfo", "-h", "-o", "%t"], env=everything, capture_output=True, text=True
-                ).stdout
-            ),
-            "slurmd",
-            folder,
-        )
+
+        def a_node_is_idle():
+            sinfo = ["sinfo", "-h", "-o", "%t"]
+            done = subprocess.run(sinfo, env=everything, capture_output=True, text=True)
+            return "idle" in done.stdout
+
+        wait_until(a_node_is_idle, "slurmd", folder)
         yield environment
     finally:
         subprocess.run(["scancel", "--user=root"], env=everything, capture_output=True)
@@ -143,9 +144,7 @@ def wait_until(condition, name, folder):
     deadline = time.monotonic() + START_TIMEOUT
     while not condition():
         if time.monotonic() > deadline:
-            logs = "\n".join(
-                f"{path.name}:\n{path.read_text()[-1500:]}"
-                for path in sorted(folder.glob("*.out")) + sorted(folder.glob("*.log"))
-            )
+            files = sorted(folder.glob("*.out")) + sorted(folder.glob("*.log"))
+            logs = "\n".join(f"{path.name}:\n{path.read_text()[-1500:]}" for path in files)
             raise RuntimeError(f"{name} was not ready within {START_TIMEOUT} s.\n{logs}")
         time.sleep(0.1)

@@ -1,7 +1,8 @@
 """Training over several hosts, and cables that are pulled in the middle of it.
 
-Dask's scheduler and the client are on one host, a worker on each of two others. All were started with the shortest time that Dask takes
-for a silent connection; who notices a silence, notices it by that alone, because nothing on the way says that a host is out of reach.
+Dask's scheduler and the client are on one host, a worker on each of two others. All were started
+with the shortest time that Dask takes for a silent connection; who notices a silence, notices it
+by that alone, because nothing on the way says that a host is out of reach.
 """
 
 import json
@@ -22,10 +23,9 @@ from ddp_common.ranks.checkpoint_files import checkpoints, newest
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = "epochs=3 hidden=16 batch_size=512"  # 582 steps
-SILENCE = (
-    11  # seconds: Dask's `comm.timeouts.tcp`, which it hands to the kernel as TCP_USER_TIMEOUT
-)
-MARGIN = 5  # seconds more, for a busy machine
+# seconds: Dask's `comm.timeouts.tcp`, which it hands to the kernel as TCP_USER_TIMEOUT
+SILENCE = 11
+MARGIN = 15  # seconds more, for a busy machine; both are less than Dask's own 30
 PATIENCE = 120  # seconds for a program to start or end on a busy machine
 PYTHON, DASK = sys.executable, [sys.executable, "-m", "dask"]
 ENVIRONMENT = {
@@ -39,40 +39,23 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no hosts here: {
 
 
 class Cluster:
-    """A scheduler on the first of `hosts` and a worker on each other one, started as a person would."""
+    """A scheduler on the first of `hosts`, a worker on each other one, as a person starts them."""
 
     def __init__(self, hosts, folder):
         self.hosts, self.folder, self.workers = hosts, folder, {}
         self.address = f"tcp://{hosts[0].address}:8786"
-        self._start(
-            hosts[0],
-            *DASK,
-            "scheduler",
-            "--host",
-            hosts[0].address,
-            "--port",
-            "8786",
-            "--no-dashboard",
-        )
+        options = f"--host {hosts[0].address} --port 8786 --no-dashboard"
+        self._start(hosts[0], *DASK, "scheduler", *options.split())
         self.make_whole()
 
     def make_whole(self):
         """Start a worker wherever there is none: that of a host which was cut off has ended."""
         for host in self.hosts[1:]:
             if host.name not in self.workers or self.workers[host.name].poll() is not None:
-                self.workers[host.name] = self._start(
-                    host,
-                    *DASK,
-                    "worker",
-                    self.address,
-                    "--interface",
-                    host.interface,
-                    "--nthreads",
-                    "1",
-                    "--no-dashboard",
-                    "--local-directory",
-                    self.folder,
-                )
+                options = f"--interface {host.interface} --nthreads 1 --no-dashboard".split()
+                options += ["--local-directory", self.folder]
+                worker = self._start(host, *DASK, "worker", self.address, *options)
+                self.workers[host.name] = worker
 
     def _start(self, host, *command):
         with open(self.folder / f"{host.name}.log", "a") as log:
@@ -103,7 +86,10 @@ class Cluster:
         )
 
     def train_until_saved(self, run, **variables):
-        """The same in the middle of training; returns the process and the ranks, number -> (process number, host)."""
+        """The same in the middle of training.
+
+        Returns the process and the ranks, number -> (process number, host).
+        """
         process = self.train(run, **variables)
         wait_until(lambda: checkpoints(run / "checkpoints") or process.poll() is not None)
         if process.poll() is not None:
@@ -189,14 +175,11 @@ def seconds_until_gone(pids, since, within):
     """When each of the processes was gone, counted from `since` (of time.monotonic)."""
     gone = {}
     while len(gone) < len(pids):
-        assert time.monotonic() - since < within, (
-            f"of {pids}, {list(gone)} are gone after {within} s"
-        )
-        gone.update(
-            (pid, time.monotonic() - since)
-            for pid in pids
-            if pid not in gone and not members([pid])
-        )
+        in_time = time.monotonic() - since < within
+        assert in_time, f"of {pids}, {list(gone)} are gone after {within} s"
+        for pid in pids:
+            if pid not in gone and not members([pid]):
+                gone[pid] = time.monotonic() - since
         time.sleep(0.02)
     return [round(gone[pid], 2) for pid in pids]
 
@@ -233,7 +216,11 @@ def test_a_link_that_is_down_for_three_seconds_is_waited_for(cluster, undisturbe
 def test_a_host_that_is_cut_off_is_named_and_the_run_goes_on_without_it(
     cluster, tmp_path, rank, silently
 ):
-    """Rank 0's host holds the store. The rank that is cut off ends by itself, as nobody can reach it; a new worker there trains again."""
+    """Rank 0's host holds the store.
+
+    The rank that is cut off ends without being told, since nobody can reach it; a new worker there
+    trains again.
+    """
     run = tmp_path / "run"
     process, ranks = cluster.train_until_saved(run, RESTARTS="1")
     ranks[rank][1].cut(silently)
@@ -243,14 +230,11 @@ def test_a_host_that_is_cut_off_is_named_and_the_run_goes_on_without_it(
     )
     finish(process)
     (event,) = [record for record in records(run) if record.get("event") == "restart"]
-    first = min(
-        record["time"]
-        for record in records(run)
-        if "loss" in record and record["time"] > event["time"]
-    )
+    steps = [record["time"] for record in records(run) if "loss" in record]
+    first = min(step for step in steps if step > event["time"])
     print(
-        f"told {event['time'] - cut_time:.2f} s after the cut; gone: its rank {gone[0]} s, the other {gone[1]} s; first step after the restart "
-        f"{first - event['time']:.2f} s later"
+        f"told {event['time'] - cut_time:.2f} s after the cut; gone: its rank {gone[0]} s, "
+        f"the other {gone[1]} s; first step after the restart {first - event['time']:.2f} s later"
     )
     assert event["time"] - cut_time < SILENCE + MARGIN
     assert event["ranks"] == 1 and event["step"] > 0
@@ -262,22 +246,22 @@ def test_a_host_that_is_cut_off_is_named_and_the_run_goes_on_without_it(
     cluster.mend(ranks[rank][1])
 
 
-def test_ranks_end_by_themselves_when_scheduler_and_client_are_cut_off_and_the_caller_gets_one_message(
+def test_ranks_end_when_scheduler_and_client_are_cut_off_and_the_caller_gets_one_message(
     cluster, tmp_path
 ):
+    # they reach each other, and train on
     process, ranks = cluster.train_until_saved(
         tmp_path / "run", SET="epochs=100 hidden=16 batch_size=512"
-    )  # they reach each other, and train on
+    )
     cluster.hosts[0].cut(silently=True)
     cut = time.monotonic()
     gone = seconds_until_gone(
         [pid for pid, _ in ranks.values()], since=cut, within=SILENCE + MARGIN
     )
     _, error = process.communicate(timeout=PATIENCE)
-    print(
-        f"ranks gone {gone} s after the cut; the program ended after {time.monotonic() - cut:.2f} s"
-    )
-    assert time.monotonic() - cut < SILENCE + GONE_TIMEOUT + 2 * MARGIN
+    ended = time.monotonic() - cut
+    print(f"ranks gone {gone} s after the cut; the program ended after {ended:.2f} s")
+    assert ended < SILENCE + GONE_TIMEOUT + 2 * MARGIN
     assert re.search(
         r"Error: Rank [01] of 2 on host-[23] failed: its worker died or cannot be reached", error
     )
@@ -286,25 +270,20 @@ def test_ranks_end_by_themselves_when_scheduler_and_client_are_cut_off_and_the_c
 
 
 def test_torchrun_on_two_hosts_ends_with_the_same_weights(undisturbed, tmp_path):
-    """README's line. The first host goes by the name that it has for itself: torchrun takes no address for its own if that name leads to 127.0.1.1."""
+    """README's line. The first host goes by the name that it has for itself.
+
+    torchrun takes no address for its own if that name leads to 127.0.1.1.
+    """
     with running_hosts(2) as hosts:
+        torchrun = "-m torch.distributed.run --nnodes 2 --nproc-per-node 1".split()
+        meeting = f"--rdzv-backend c10d --rdzv-endpoint {hosts[0].name}:29400".split()
+        pets = "-m ddp_common run pets".split()
         processes = [
             host.start(
                 PYTHON,
-                "-m",
-                "torch.distributed.run",
-                "--nnodes",
-                "2",
-                "--nproc-per-node",
-                "1",
-                "--rdzv-backend",
-                "c10d",
-                "--rdzv-endpoint",
-                f"{hosts[0].name}:29400",
-                "-m",
-                "ddp_common",
-                "run",
-                "pets",
+                *torchrun,
+                *meeting,
+                *pets,
                 cwd=ROOT,
                 env={**os.environ, **ENVIRONMENT, "CHECKPOINT": str(tmp_path / "run")},
                 text=True,

@@ -1,4 +1,4 @@
-"""Without Dask on a real Slurm: sbatch, srun, scancel; the same files and the same weights as everywhere."""
+"""Without Dask on a real Slurm: sbatch, srun, scancel; files and weights are as everywhere."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from slurm_here import why_not
 from ddp_common.ranks.checkpoint_files import checkpoints, newest
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 120  # seconds for a job on a busy machine
+PATIENCE = 180  # seconds for a job on a busy machine
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")
 
@@ -81,18 +81,10 @@ def undisturbed(slurm, tmp_path_factory):
 
 def test_sbatch_trains_on_two_tasks_and_leaves_what_every_run_leaves(undisturbed):
     names = {path.name for path in undisturbed.iterdir()}
-    assert {
-        "config.json",
-        "metrics.jsonl",
-        "log.txt",
-        "checkpoints",
-        "loss.png",
-        "names.txt",
-    } <= names
+    of_every_run = {"config.json", "metrics.jsonl", "log.txt", "checkpoints"}
+    assert of_every_run | {"loss.png", "names.txt"} <= names
     assert '"rank": 1' in (undisturbed / "metrics.jsonl").read_text()
-    assert [path.name for path in checkpoints(undisturbed / "checkpoints")][
-        -1
-    ] == "step-00000388.pt"
+    assert checkpoints(undisturbed / "checkpoints")[-1].name == "step-00000388.pt"
 
 
 def test_only_rank_0_is_heard(slurm, undisturbed):
@@ -123,18 +115,20 @@ def test_a_killed_task_ends_the_job_within_seconds_and_the_log_names_it(slurm, t
     steps = subprocess.run(
         ["scontrol", "listpids", str(job)], env=slurm, capture_output=True, text=True
     ).stdout
-    rank_1 = next(
-        int(line.split()[0]) for line in steps.splitlines() if line.split()[2:5] == ["0", "1", "1"]
-    )
+    rows = [line.split() for line in steps.splitlines()]
+    rank_1 = next(int(row[0]) for row in rows if row[2:5] == ["0", "1", "1"])
     os.kill(rank_1, signal.SIGKILL)
     began = time.monotonic()
     assert finish(slurm, job) == "FAILED"
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 90
     assert re.search(r"task 1: Killed", (tmp_path / f"{job}.log").read_text())
 
 
 def test_the_warning_before_the_time_limit_lets_all_ranks_save_and_leave(slurm, tmp_path):
-    """The signal that `#SBATCH --signal=TERM@60` has Slurm send to the tasks, sent here as soon as training has begun."""
+    """The signal that `#SBATCH --signal=TERM@60` has Slurm send to the tasks.
+
+    Here it is sent as soon as training has begun.
+    """
     run = tmp_path / "run"
     job = submit(slurm, tmp_path, CHECKPOINT=str(run), SET="epochs=100 hidden=16")
     wait_until(lambda: checkpoints(run / "checkpoints"))
@@ -169,16 +163,14 @@ def test_ctrl_c_on_make_run_cancels_the_step_after_the_ranks_have_saved(slurm, t
     )
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=120)
     assert process.returncode != 0 and "make run TUTORIAL=pets RESUME=" in error
-    wait_until(
-        lambda: (
-            not subprocess.run(
-                ["squeue", "-h"], env=slurm, capture_output=True, text=True
-            ).stdout.strip()
-        ),
-        within=30,
-    )
+
+    def no_step_is_left():
+        done = subprocess.run(["squeue", "-h"], env=slurm, capture_output=True, text=True)
+        return not done.stdout.strip()
+
+    wait_until(no_step_is_left)
 
 
 def test_one_task_does_not_start_srun_within_srun(slurm, tmp_path):
@@ -200,25 +192,15 @@ def test_one_task_does_not_start_srun_within_srun(slurm, tmp_path):
 def test_two_jobs_on_one_node_do_not_meet(slurm, undisturbed, tmp_path):
     jobs = [submit(slurm, tmp_path, CHECKPOINT=str(tmp_path / name)) for name in ("one", "two")]
     assert [finish(slurm, job) for job in jobs] == ["COMPLETED"] * 2
-    assert equal(weights(tmp_path / "one"), weights(undisturbed)) and equal(
-        weights(tmp_path / "two"), weights(undisturbed)
-    )
+    for name in ("one", "two"):
+        assert equal(weights(tmp_path / name), weights(undisturbed))
 
 
 def test_torchrun_and_dask_end_with_the_same_weights_as_srun(slurm, undisturbed, tmp_path):
     for cluster in ("torchrun", "local"):
+        words = f"-m ddp_common run pets --cluster {cluster} --workers 2"
         done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "ddp_common",
-                "run",
-                "pets",
-                "--cluster",
-                cluster,
-                "--workers",
-                "2",
-            ],
+            [sys.executable, *words.split()],
             cwd=ROOT,
             env={**slurm, "CHECKPOINT": str(tmp_path / cluster)},
             capture_output=True,

@@ -1,4 +1,7 @@
-"""What the notebook `dogs` teaches by functions: its exercises judge rightly, its museum's faults are caught, bad input is said in a line."""
+"""What the notebook `dogs` teaches by functions.
+
+Its exercises judge rightly, its museum's faults are caught, bad input is said in a line.
+"""
 
 import contextlib
 import json
@@ -470,7 +473,10 @@ AERIAL = Path(os.environ.get("DDP_DATA", "/nowhere"), "ucmerced", "rsscn7_subset
 def test_real_aerial_scenes_of_seven_classes_are_told_apart_by_a_head_on_features_of_imagenet(
     tmp_path,
 ):
-    """140 photographs to learn from, 35 held out: over three seeds 77 % were right, from 66 to 86 %. From scratch it is about 60 %."""
+    """140 photographs to learn from, 35 held out.
+
+    Over three seeds 77 % were right, from 66 to 86 %. From scratch it is about 60 %.
+    """
     done = make_run(
         tmp_path / "aerial",
         f"data={AERIAL} size=160 head_epochs=15 epochs=0 images_per_breed=0 seed=1",

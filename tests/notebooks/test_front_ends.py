@@ -1,6 +1,7 @@
-"""What a run shows in a notebook: one line that moves where a person watches, nothing where the notebook is executed to be kept.
+"""What a run shows in a notebook: one line that moves where a person watches.
 
-A front end with a person before it lets a cell ask for input (`allow_stdin`); nbclient and nbval do not. The kernel is a real one.
+Nothing where the notebook is executed to be kept. A front end with a person before it lets a cell
+ask for input (`allow_stdin`); nbclient and nbval do not. The kernel is a real one.
 """
 
 import re
@@ -30,15 +31,18 @@ class Kernel:
         self.manager.start_kernel()
         self.client = self.manager.blocking_client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        self.client.wait_for_ready(timeout=120)
 
     def run(self, code, watched=True):
-        """The messages that a cell leaves, as (type, content); `watched`: sent by a front end such as JupyterLab, else by nbclient or nbval."""
+        """The messages that a cell leaves, as (type, content).
+
+        `watched`: sent by a front end such as JupyterLab, else by nbclient or nbval.
+        """
         messages = []
         reply = self.client.execute_interactive(
             code,
             allow_stdin=watched,
-            timeout=120,
+            timeout=200,
             output_hook=lambda message: messages.append((message["msg_type"], message["content"])),
         )
         assert reply["content"]["status"] == "ok", reply["content"]
@@ -51,13 +55,14 @@ class Kernel:
     def interrupt_once(self, code, condition):
         """Send a cell, interrupt it when `condition` holds, and return its messages."""
         sent = self.client.execute(code, allow_stdin=True)
-        deadline, messages = time.monotonic() + 120, []
+        messages = []
+        deadline = time.monotonic() + 120
         while not condition():
             assert time.monotonic() < deadline
             time.sleep(0.05)
         self.manager.interrupt_kernel()
         while True:
-            message = self.client.get_iopub_msg(timeout=60)
+            message = self.client.get_iopub_msg(timeout=120)
             if message["parent_header"].get("msg_id") != sent:
                 continue
             messages.append((message["msg_type"], message["content"]))
@@ -96,9 +101,8 @@ LAUNCH = "run = ddp.launch(client, train, workers=2, pause=0.1)"
 def test_where_a_person_watches_one_line_moves_and_a_tidy_one_remains(kernel):
     first, *updates = kernel.run(LAUNCH)
     assert first[0] == "display_data"
-    assert len(updates) >= 3 and {kind for kind, _ in updates} == {
-        "update_display_data"
-    }  # no stream: no pink box
+    # no stream: no pink box
+    assert len(updates) >= 3 and {kind for kind, _ in updates} == {"update_display_data"}
     assert {content["transient"]["display_id"] for _, content in updates} == {
         first[1]["transient"]["display_id"]
     }
@@ -118,9 +122,8 @@ def test_where_a_notebook_is_executed_to_be_kept_nothing_is_drawn(kernel):
 def test_nbclient_keeps_no_trace_of_progress(tmp_path):
     cells = [nbformat.v4.new_code_cell(source) for source in (SETUP, LAUNCH, "client.close()")]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(
-        notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
+    resources = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=240, resources=resources).execute()
     assert notebook.cells[1].execution_count == 2 and notebook.cells[1].outputs == []
 
 
@@ -142,8 +145,10 @@ def test_the_environment_has_the_last_word(kernel, mode, watched, kinds):
 
 
 def test_a_restart_is_said_between_two_lines_and_not_on_stderr(kernel, tmp_path):
+    mark = str(tmp_path / "mark")
     messages = kernel.run(
-        f"run = ddp.launch(client, inject(train, 'SIGKILL', step=8, mark={str(tmp_path / 'mark')!r}), workers=2, restarts=1, pause=0.1)"
+        f"killed = inject(train, 'SIGKILL', step=8, mark={mark!r})\n"
+        "run = ddp.launch(client, killed, workers=2, restarts=1, pause=0.1)"
     )
     assert [kind for kind, _ in messages if kind != "update_display_data"] == [
         "display_data",
@@ -160,7 +165,9 @@ def test_a_restart_is_said_between_two_lines_and_not_on_stderr(kernel, tmp_path)
 
 def test_an_interrupted_cell_says_where_it_stopped_and_how_to_go_on(kernel, tmp_path):
     checkpoints = tmp_path / "run" / "checkpoints"
-    cell = f"ddp.launch(client, train, workers=2, directory={str(tmp_path / 'run')!r}, pause=0.3)"
+    directory = str(tmp_path / "run")
+    waits = "inject(train, 'deadlock', step=8)"  # for the interrupt
+    cell = f"ddp.launch(client, {waits}, workers=2, directory={directory!r})"
     messages = kernel.interrupt_once(cell, lambda: list(checkpoints.glob("*.pt")))
     assert re.search(
         r"Interrupted after step \d+. The newest checkpoint is that of step \d+. Go on from there",
@@ -170,7 +177,7 @@ def test_an_interrupted_cell_says_where_it_stopped_and_how_to_go_on(kernel, tmp_
     assert error["ename"] == "KeyboardInterrupt"
     assert "attempt.py" not in "".join(error["traceback"]) and len(error["traceback"]) <= 4
     hint = said(messages).splitlines()[1].strip()
-    assert hint == f"ddp.launch(client, train, …, directory={str(tmp_path / 'run')!r})"
+    assert hint == f"ddp.launch(client, train, …, directory={directory!r})"
     kernel.run(f"on = {hint.replace('…', 'workers=2')}", watched=False)
     kernel.run(
         "assert (on.result == ddp.launch(client, train, workers=2).result).all()", watched=False
@@ -182,14 +189,13 @@ def test_an_interrupt_before_the_first_checkpoint_says_so(kernel, tmp_path):
         metrics = tmp_path / "run" / "metrics.jsonl"
         return metrics.exists() and metrics.read_text()
 
+    directory = str(tmp_path / "run")
+    waits = "inject(train, 'deadlock', step=2)"  # for the interrupt; there is a save at step 3
     messages = kernel.interrupt_once(
-        f"ddp.launch(client, train, workers=2, directory={str(tmp_path / 'run')!r}, pause=1)",
-        has_begun,
+        f"ddp.launch(client, {waits}, workers=2, directory={directory!r})", has_begun
     )
-    assert (
-        f"There is no checkpoint to go on from; what there is lies in {tmp_path / 'run'}."
-        in said(messages)
-    )
+    words = f"There is no checkpoint to go on from; what there is lies in {directory}."
+    assert words in said(messages)
 
 
 def test_a_run_as_the_last_line_of_a_cell_is_short(kernel):
@@ -199,7 +205,8 @@ def test_a_run_as_the_last_line_of_a_cell_is_short(kernel):
     assert kind == "execute_result"
     text = content["data"]["text/plain"]
     assert re.fullmatch(
-        r"Run\(result=Tensor \(161,\), world_size=2, seconds=[\d.]+, directory=\S+, records=\d+, restarts=0\)",
+        r"Run\(result=Tensor \(161,\), world_size=2, seconds=[\d.]+, directory=\S+, "
+        r"records=\d+, restarts=0\)",
         text,
     )
     assert "<th>result</th>" in content["data"]["text/html"]

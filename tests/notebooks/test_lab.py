@@ -1,6 +1,7 @@
-"""`make lab`: it starts for whoever calls it, students' copies are theirs, and saving writes the open notebook and nothing else.
+"""`make lab`: it starts for whoever calls it, and students' copies are theirs.
 
-A real JupyterLab serves a copy of the repository, in a folder with spaces in its name.
+Saving writes the open notebook and nothing else. A real JupyterLab serves a copy of the
+repository, in a folder with spaces in its name.
 """
 
 import ast
@@ -29,17 +30,11 @@ class Server:
     """A JupyterLab that was started by `make lab`, and what its REST interface answers."""
 
     def __init__(self, repository, environment):
-        self.repository, self.runtime, self.said = (
-            repository,
-            environment["JUPYTER_RUNTIME_DIR"],
-            [],
-        )
-        command = [
-            "make",
-            "-o",
-            ".venv/installed",
-            "lab",
-        ]  # whatever its age: a test sets nothing up
+        self.repository = repository
+        self.runtime = environment["JUPYTER_RUNTIME_DIR"]
+        self.said = []
+        # whatever the age of that file: a test sets nothing up
+        command = ["make", "-o", ".venv/installed", "lab"]
         self.process = subprocess.Popen(
             command,
             cwd=repository,
@@ -54,12 +49,11 @@ class Server:
         )
         self.reader.start()
         deadline = time.monotonic() + 120
-        while not (
-            found := re.search(r"(http://127\.0\.0\.1:\d+)/lab\?token=(\w+)", "".join(self.said))
-        ):
+        link = re.compile(r"(http://127\.0\.0\.1:\d+)/lab\?token=(\w+)")
+        while not link.search("".join(self.said)):
             assert self.process.poll() is None and time.monotonic() < deadline, "".join(self.said)
             time.sleep(0.1)
-        self.address, self.token = found.groups()
+        self.address, self.token = link.search("".join(self.said)).groups()
         while not self._answers():  # it says where it is before it listens
             assert self.process.poll() is None and time.monotonic() < deadline, "".join(self.said)
             time.sleep(0.1)

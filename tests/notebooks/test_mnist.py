@@ -1,4 +1,7 @@
-"""What the notebook `mnist` teaches by functions: its exercises judge rightly, its museum's faults are caught, its data are checked."""
+"""What the notebook `mnist` teaches by functions.
+
+Its exercises judge rightly, its museum's faults are caught, its data are checked.
+"""
 
 import contextlib
 import gzip

@@ -1,4 +1,7 @@
-"""What the notebook `pets` teaches by functions: its exercises judge rightly, its data are checked."""
+"""What the notebook `pets` teaches by functions.
+
+Its exercises judge rightly, its data are checked.
+"""
 
 import pytest
 from tutorials_here import names_of

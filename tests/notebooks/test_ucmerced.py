@@ -1,4 +1,7 @@
-"""What the notebook `ucmerced` teaches by functions: its exercises judge rightly, its museum's faults are caught, its data are checked."""
+"""What the notebook `ucmerced` teaches by functions.
+
+Its exercises judge rightly, its museum's faults are caught, its data are checked.
+"""
 
 import contextlib
 import os
@@ -237,7 +240,10 @@ def test_a_class_that_is_too_small_for_three_sets_is_refused_in_one_message(tmp_
     reason="DDP_DATA names no folder with ucmerced/rsscn7_subset, real aerial scenes",
 )
 def test_real_aerial_scenes_are_told_apart_better_than_by_a_linear_model(tmp_path):
-    """The bar is low because the data are few: 105 photographs to learn from, 35 for the test. Over five seeds 59 % were right, from 49 to 66 %."""
+    """The bar is low because the data are few: 105 photographs to learn from, 35 for the test.
+
+    Over five seeds 59 % were right, from 49 to 66 %.
+    """
     done = run_tutorial(
         tmp_path, f"data={AERIAL} epochs=20 batch_size=16 learning_rate=1e-3 held_out=0.2"
     )

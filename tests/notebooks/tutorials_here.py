@@ -30,7 +30,10 @@ def clean_environment(runs):
 
 @contextlib.contextmanager
 def names_of(name, runs):
-    """The names that a tutorial's job defines before section 5, and all functions and classes of the cells after it: exercises, solutions, checks."""
+    """The names that a tutorial's job defines before section 5, and those of the cells after it.
+
+    Of these all functions and classes: exercises, solutions, checks.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for key, value in clean_environment(runs).items():
             patch.setenv(key, value)

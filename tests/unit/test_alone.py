@@ -1,4 +1,4 @@
-"""The process group of a process that no launcher has started, or that a launcher has told half."""
+"""The process group of a process that no launcher has started, or only half told."""
 
 import pytest
 import torch

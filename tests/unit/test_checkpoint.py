@@ -258,7 +258,8 @@ def save_until_killed():
         say(f"saved {sampler.step}")
 
 def say(line):
-    os.write(1, f"{line}\\n".encode())  # one call: a process that is killed has written the whole line, or nothing of it
+    # one call: a process that is killed has written the whole line, or nothing of it
+    os.write(1, f"{line}\\n".encode())
 
 for _ in range(lives):
     child = os.fork()
@@ -270,7 +271,7 @@ for _ in range(lives):
 """
 
 
-def test_a_process_killed_while_saving_leaves_a_good_checkpoint_that_is_never_older_than_one_save(
+def test_a_process_killed_while_saving_leaves_a_good_checkpoint_never_older_than_one_save(
     tmp_path,
 ):
     lives, confirmed = 30, 0
@@ -320,7 +321,7 @@ def test_a_state_that_could_not_be_loaded_again_is_refused_when_it_is_saved(tmp_
 
 
 def test_retention_never_removes_the_file_that_was_just_written(tmp_path):
-    """After a damaged newest file training goes back; the damaged ones ahead of it are the ones to go."""
+    """After a damaged newest file training goes back; the damaged ones ahead of it have to go."""
     state = saved(tmp_path, steps=4, keep=1)
     DAMAGES["flipped_bit"](tmp_path / "step-00000004.pt")
     assert newest_step(tmp_path) is None

@@ -16,8 +16,13 @@ STEPS = 10
 
 
 def train(directory, epochs=2, pause=0.0, width=2, **options):
-    """Train one process for `epochs` of ten steps; returns (the steps at which files were written, the checkpoint)."""
-    model, sampler, written = torch.nn.Linear(width, width), ddp.ElasticSampler(40, 4), []
+    """Train one process for `epochs` of ten steps.
+
+    Returns (the steps at which files were written, the checkpoint).
+    """
+    model = torch.nn.Linear(width, width)
+    sampler = ddp.ElasticSampler(40, 4)
+    written = []
     checkpoint = ddp.Checkpoint(directory=directory, model=model, sampler=sampler, **options)
     save = checkpoint.save
     checkpoint.save = lambda: (written.append(sampler.steps_done), save())
@@ -34,7 +39,7 @@ def test_every_k_steps_between_two_steps(tmp_path):
 
 
 def test_the_end_of_an_epoch_belongs_to_the_next_one(tmp_path):
-    """Between epochs a schedule may step: the file of step 10 is written when the second epoch begins."""
+    """Between epochs a schedule may step: the file of step 10 is written as epoch 2 begins."""
     train(tmp_path, every_steps=10)
     state = torch.load(tmp_path / "step-00000010.pt")["sampler"]
     assert (state["epoch"], state["step"]) == (1, 0)
@@ -112,7 +117,7 @@ def test_a_directory_that_cannot_be_written(tmp_path, capsys, blocked):
 
 
 def test_a_full_disk_keeps_the_last_good_file(tmp_path, capsys):
-    """A real one: a file system of 600 KB, on which one file of 400 KB has room and two have not."""
+    """A real one: a file system of 600 KB, with room for one file of 400 KB and not for two."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if os.system(f"mount -t tmpfs -o size=600k tmpfs {disk} 2>/dev/null") != 0:

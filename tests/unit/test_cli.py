@@ -1,4 +1,4 @@
-"""The command line as a person uses it: what it prints, what it leaves, and one clear message for bad input."""
+"""The command line as a person uses it: what it prints, what it leaves, how it refuses."""
 
 import json
 import os
@@ -45,9 +45,9 @@ def command(*words, runs, **variables):
 
 
 def finish(process):
-    """Exit code and both outputs of `process`; fails the test if anything it started outlives it."""
-    out, error = process.communicate(timeout=120)
-    deadline = time.monotonic() + 5
+    """Exit code and outputs of `process`; fails the test if anything it started outlives it."""
+    out, error = process.communicate(timeout=180)
+    deadline = time.monotonic() + 60
     while left := session_of(process.pid):
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(0.1)
@@ -348,7 +348,7 @@ def test_full_data_that_were_never_downloaded_name_the_command(tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_stops_all_and_says_how_to_resume(tmp_path):
     process = command("run", "pets", runs=tmp_path, SET="epochs=50", WORKERS="2")
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 150
     while not list(tmp_path.glob("pets/*/checkpoints/*.pt")):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.2)
@@ -362,7 +362,7 @@ def test_ctrl_c_stops_all_and_says_how_to_resume(tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_while_the_cluster_starts_is_heard_when_it_stands(tmp_path, delay):
     process = command("run", "pets", runs=tmp_path, SET="epochs=50", WORKERS="2")
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 150
     while not any("spawn_main" in " ".join(child.cmdline()) for child in children(process.pid)):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.01)
@@ -371,7 +371,7 @@ def test_ctrl_c_while_the_cluster_starts_is_heard_when_it_stands(tmp_path, delay
     began = time.monotonic()
     started = children(process.pid)
     code, _, error = finish(process)
-    assert code == 130 and "Stopped." in error and time.monotonic() - began < 60
+    assert code == 130 and "Stopped." in error and time.monotonic() - began < 100
     assert not [
         child for child in started if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
     ]
@@ -434,7 +434,10 @@ def test_what_fails_because_training_diverged_says_so(tmp_path):
 def own_tutorial(folder, source):
     """`run` of a tutorial with this job."""
     (folder / "mine.py").write_text("# ---\n# jupyter:\n# ---\n\n# %%" + source)
-    program = f"import pathlib, ddp_common.commands.cli as cli; cli.TUTORIALS = pathlib.Path({str(folder)!r}); cli.main()"
+    program = (
+        "import pathlib, ddp_common.commands.cli as cli; "
+        f"cli.TUTORIALS = pathlib.Path({str(folder)!r}); cli.main()"
+    )
     return subprocess.Popen(
         [sys.executable, "-c", program, "run", "mine"],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Data sets against a real HTTP server on this machine: whole or nothing, verified, only what may be kept."""
+"""Data sets against a real HTTP server: whole or nothing, verified, only what may be kept."""
 
 import gzip
 import hashlib
@@ -16,7 +16,11 @@ from ddp_common.data import datasets
 from ddp_common.errors import Error
 
 REAL_DATA = os.environ.get("DDP_DATA")
-CITY = "License Issue Date,License Number,Animal's Name,Species,ZIP Code\nMay 1 2020,777,Bella,Dog,98101\nMay 2 2020,778,BELLA ,Cat,98102\n"
+CITY = (
+    "License Issue Date,License Number,Animal's Name,Species,ZIP Code\n"
+    "May 1 2020,777,Bella,Dog,98101\n"
+    "May 2 2020,778,BELLA ,Cat,98102\n"
+)
 
 
 @pytest.fixture
@@ -40,7 +44,10 @@ def server(tmp_path):
 
 @pytest.fixture
 def data(tmp_path, monkeypatch, server):
-    """A data folder of our own whose registry points at the server; returns (served folder, cache, registry writer)."""
+    """A data folder of our own whose registry points at the server.
+
+    Returns (served folder, cache, registry writer).
+    """
     folder, address = server
     monkeypatch.setattr(datasets, "DATA", tmp_path / "data")
     monkeypatch.delenv("DDP_DATA", raising=False)
@@ -66,7 +73,9 @@ def test_the_city_list_becomes_names_and_counts_and_nothing_else(data):
     served, cache, _ = data
     (served / "rows.csv").write_text(
         CITY
-        + "May 3 2020,779,R2-D2,Dog,98103\nMay 4 2020,780,,Dog,98103\nMay 5 2020,781,nan,Dog,98103\n"
+        + "May 3 2020,779,R2-D2,Dog,98103\n"
+        + "May 4 2020,780,,Dog,98103\n"
+        + "May 5 2020,781,nan,Dog,98103\n"
     )
     path = datasets.download("pets", progressbar=False)
     assert path.read_text() == "name,count\nbella,2\nnan,1\n"  # Nan is a name
@@ -144,7 +153,10 @@ def idx(*shape, kind=8, stated=None):
 
 @pytest.fixture
 def mnist(tmp_path, monkeypatch, server):
-    """The registry's entry of mnist with small files on the server; returns (served folder, cache)."""
+    """The registry's entry of mnist with small files on the server.
+
+    Returns (served folder, cache).
+    """
     folder, address = server
     monkeypatch.setattr(datasets, "DATA", tmp_path / "data")
     monkeypatch.delenv("DDP_DATA", raising=False)
@@ -260,17 +272,14 @@ def test_shipped_digits_are_those_that_the_card_describes():
 @pytest.mark.skipif(not REAL_DATA, reason="DDP_DATA names no folder of real data")
 def test_shipped_digits_are_the_first_of_the_real_training_set_and_none_of_the_test_set():
     full = datasets.fetch("mnist", "full").path
-    shipped, training, test = (
-        digits_of(folder, part)
-        for folder, part in (
-            (datasets.fetch("mnist").path, "digits"),
-            (full, "train"),
-            (full, "t10k"),
-        )
-    )
-    with_label = lambda images, labels: {
-        image.tobytes() + bytes([label]) for image, label in zip(images.numpy(), labels.tolist())
-    }
+    shipped = digits_of(datasets.fetch("mnist").path, "digits")
+    training = digits_of(full, "train")
+    test = digits_of(full, "t10k")
+
+    def with_label(images, labels):
+        pairs = zip(images.numpy(), labels.tolist())
+        return {image.tobytes() + bytes([label]) for image, label in pairs}
+
     assert with_label(*shipped) == with_label(training[0][:10_000], training[1][:10_000])
     assert not with_label(*shipped) & with_label(*test)
 

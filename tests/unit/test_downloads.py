@@ -1,4 +1,7 @@
-"""Downloads from real servers on this machine, also bad ones: whole or nothing, and what is unpacked stays where it belongs."""
+"""Downloads from real servers on this machine, also bad ones: whole or nothing.
+
+What is unpacked stays where it belongs.
+"""
 
 import contextlib
 import hashlib
@@ -23,6 +26,8 @@ from ddp_common.data import datasets, downloads
 from ddp_common.errors import Error
 
 CONTENT = random.Random(0).randbytes(700_001)
+SIZE = len(CONTENT)
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
 DRAW = datasets.DATA / "dogs" / "draw.py"
 ROOT = Path(__file__).parents[2]
 
@@ -37,10 +42,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         way, name = self.path.split("/")[1:]
-        content, asked = (
-            self.server.files.get(name, self.server.content),
-            self.headers.get("Range"),
-        )
+        content = self.server.files.get(name, self.server.content)
+        asked = self.headers.get("Range")
         self.server.asked.append((way, asked))
         begin = begin_of(asked) if way != "ignores-range" else 0
         if way == "error" or begin >= len(content):
@@ -79,18 +82,16 @@ def server(monkeypatch):
     monkeypatch.setattr(downloads, "PAUSE", 0)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
         running.daemon_threads, running.block_on_close = True, False
-        running.content, running.files, running.asked, running.address = (
-            CONTENT,
-            {},
-            [],
-            f"http://127.0.0.1:{running.server_port}",
-        )
+        running.content = CONTENT
+        running.files = {}
+        running.asked = []
+        running.address = f"http://127.0.0.1:{running.server_port}"
         threading.Thread(target=running.serve_forever, args=[0.01], daemon=True).start()
         yield running
         running.shutdown()
 
 
-def file_at(server, *ways, size=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest()):
+def file_at(server, *ways, size=SIZE, sha256=DIGEST):
     urls = [f"{server.address}/{way}/file.bin" for way in ways]
     return {
         "name": "file.bin",
@@ -130,7 +131,11 @@ def test_a_server_without_ranges_starts_again(server, tmp_path):
 
 def make_data(folder, name):
     """`make data` with the registry in `folder`, as a program."""
-    program = "import sys, pathlib; from ddp_common.commands import cli; from ddp_common.data import datasets; datasets.DATA = pathlib.Path(sys.argv[1]); cli.main(['data', sys.argv[2]])"
+    program = (
+        "import sys, pathlib; from ddp_common.commands import cli; "
+        "from ddp_common.data import datasets; "
+        "datasets.DATA = pathlib.Path(sys.argv[1]); cli.main(['data', sys.argv[2]])"
+    )
     return subprocess.Popen(
         [sys.executable, "-c", program, folder, name],
         cwd=ROOT,
@@ -209,10 +214,11 @@ def test_addresses_are_tried_in_turn_and_each_failure_is_told(server, tmp_path):
         "mirrors": [{"url": f"{server.address}/another-file/file.bin"}, nobody]
     }
     (tmp_path / "new" / "file.bin").unlink()
-    with pytest.raises(
-        Error,
-        match=r"(?s)/error/file.bin: 500.*/another-file/file.bin: SHA256 hash.*127.0.0.1:9/file.bin: .*refused.*Check the network",
-    ):
+    words = (
+        r"(?s)/error/file.bin: 500.*/another-file/file.bin: SHA256 hash"
+        r".*127.0.0.1:9/file.bin: .*refused.*Check the network"
+    )
+    with pytest.raises(Error, match=words):
         bring(file, tmp_path)
 
 
@@ -247,10 +253,8 @@ def test_a_disk_that_is_full_while_downloading_is_said_and_left_empty(
     server, small_disk, monkeypatch
 ):
     register(monkeypatch, small_disk, full="file.bin", files=[file_at(server, "well")])
-    with pytest.raises(
-        Error,
-        match="cache/set cannot be written: No space left on device.*Nothing half-written.*Make room",
-    ):
+    words = "cache/set cannot be written: No space left on device.*Nothing half-written.*Make room"
+    with pytest.raises(Error, match=words):
         datasets.download("set", progressbar=False)
     assert left_in(small_disk) == [".set.lock", "datasets.yaml"]
 
@@ -550,10 +554,10 @@ def test_make_data_says_in_one_message_what_went_wrong(server, tmp_path, monkeyp
 
 def test_a_full_set_that_is_not_here_says_how_to_bring_it(tmp_path, monkeypatch):
     register(monkeypatch, tmp_path, full="photos", files=[], shipped="draw.py")
-    with pytest.raises(
-        Error,
-        match="full data set set is not here. Run `make data TUTORIAL=set` first, or use data=shipped",
-    ):
+    words = (
+        "full data set set is not here. Run `make data TUTORIAL=set` first, or use data=shipped"
+    )
+    with pytest.raises(Error, match=words):
         datasets.fetch("set", "full")
 
 

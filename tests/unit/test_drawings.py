@@ -1,4 +1,4 @@
-"""The drawn stand-ins: the same pictures always and everywhere, every class, whole or not at all."""
+"""The drawn stand-ins: the same pictures everywhere, every class, whole or not at all."""
 
 import functools
 import hashlib
@@ -19,8 +19,11 @@ from ddp_common.data import drawing as shared
 from ddp_common.data.datasets import draw_all
 
 DATA = Path(__file__).parents[2] / "data"
-UCMERCED = """agricultural airplane baseballdiamond beach buildings chaparral denseresidential forest freeway golfcourse harbor intersection
-              mediumresidential mobilehomepark overpass parkinglot river runway sparseresidential storagetanks tenniscourt""".split()
+UCMERCED = """
+agricultural airplane baseballdiamond beach buildings chaparral denseresidential forest freeway
+golfcourse harbor intersection mediumresidential mobilehomepark overpass parkinglot river runway
+sparseresidential storagetanks tenniscourt
+""".split()
 
 SECOND_PICTURES = {  # the mean red, green and blue of number 1 of each class
     "beagle": (158.2, 153.2, 163.8),
@@ -101,7 +104,8 @@ def test_a_picture_depends_on_class_and_number_and_not_on_global_random_state(dr
 def test_another_process_with_another_hash_seed_draws_the_same_bytes(drawing):
     program = (
         "import hashlib, runpy, sys; m = runpy.run_path(sys.argv[1]); "
-        "print(hashlib.sha256(b''.join(m['draw'](label, 1).tobytes() for label in m['CLASSES'])).hexdigest())"
+        "drawn = b''.join(m['draw'](label, 1).tobytes() for label in m['CLASSES']); "
+        "print(hashlib.sha256(drawn).hexdigest())"
     )
     said = subprocess.run(
         [sys.executable, "-c", program, drawing.__file__],

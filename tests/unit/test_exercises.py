@@ -1,4 +1,4 @@
-"""An exercise says what is wrong in words: no bare False under the cell, no traceback of the check."""
+"""An exercise says what is wrong in words: no bare False, no traceback of the check."""
 
 import pytest
 
@@ -55,7 +55,8 @@ def test_an_answer_that_fails_on_a_rank_is_shown_with_its_last_lines(capsys):
             "Rank 1 of 2 on here failed: ZeroDivisionError\n\nmore",
             rank=1,
             host="here",
-            traceback='Traceback\n  File "<cell>", line 2, in mine\n    1 / 0\nZeroDivisionError: division by zero\n',
+            traceback='Traceback\n  File "<cell>", line 2, in mine\n    1 / 0\n'
+            "ZeroDivisionError: division by zero\n",
         )
 
     ddp.judge(check, double)

@@ -1,4 +1,7 @@
-"""Folders of images on a disk and in object storage (a real S3 server): the right pixels, once kept never wrong, bad input named."""
+"""Folders of images on a disk and in object storage (a real S3 server).
+
+The right pixels, once kept never wrong, bad input named.
+"""
 
 import io
 import multiprocessing
@@ -178,7 +181,8 @@ def test_a_place_without_classes_of_images_is_refused_and_says_why(tmp_path, mak
 
 def test_a_folder_that_may_not_be_read_is_refused(folder):
     program = (
-        "import os, ddp_common as ddp; read = lambda: ddp.ImageFolder('.', 8); read(); os.chmod('dog', 0)\n"
+        "import os, ddp_common as ddp; read = lambda: ddp.ImageFolder('.', 8); read(); "
+        "os.chmod('dog', 0)\n"
         "if os.geteuid() == 0: os.setuid(65534)  # root may read everything\nread()"
     )
     done = subprocess.run(
@@ -216,10 +220,9 @@ def test_a_damaged_file_stops_the_run_and_is_named(folder, damage):
     (folder / "dog" / "1.png").write_bytes(DAMAGES[damage])
     dataset = ImageFolder(folder, SIZE, cache="memory")
     assert torch.equal(dataset[4][0], expected_one(folder, "dog/0.png"))
-    with pytest.raises(
-        Error,
-        match=f"set/dog/1.png is no image that can be read: .*{'file is empty' if damage == 'empty' else ''}.*on_error='skip'",
-    ):
+    why = "file is empty" if damage == "empty" else ""
+    words = f"set/dog/1.png is no image that can be read: .*{why}.*on_error='skip'"
+    with pytest.raises(Error, match=words):
         everything(dataset)
 
 
@@ -234,16 +237,16 @@ def test_damaged_files_are_left_out_and_named_once(folder, place, request):
     ):
         (folder / name).write_bytes(content)
     where = request.getfixturevalue("bucket") if place == "s3" else folder
-    with pytest.warns(
-        UserWarning,
-        match=r"4 of 12 files in .*set are no images.*left out: cat/0.png: the file is empty; dog/1.png: its content is of no image format",
-    ):
+    words = (
+        r"4 of 12 files in .*set are no images.*left out: cat/0.png: the file is empty; "
+        "dog/1.png: its content is of no image format"
+    )
+    with pytest.warns(UserWarning, match=words):
         dataset = ImageFolder(where, SIZE, on_error="skip")
     pixels, labels = everything(dataset)
     assert labels == dataset.targets == [0] * 3 + [1] * 2 + [2] * 3
-    assert torch.equal(pixels[3], expected_one(folder, "dog/0.png")) and torch.equal(
-        pixels[4], expected_one(folder, "dog/3.png")
-    )
+    assert torch.equal(pixels[3], expected_one(folder, "dog/0.png"))
+    assert torch.equal(pixels[4], expected_one(folder, "dog/3.png"))
 
 
 def test_a_class_of_which_all_images_are_damaged_is_no_class(folder):
@@ -272,7 +275,11 @@ def test_what_a_reader_does_to_an_image_does_not_reach_the_kept_one(folder):
     assert torch.equal(dataset[0][0], expected(folder)[0])
 
 
-READ_ALL = "import sys, ddp_common as ddp; d = ddp.ImageFolder(sys.argv[1], int(sys.argv[3]), cache=sys.argv[2]); d.__getitems__(range(len(d)))"
+READ_ALL = (
+    "import sys, ddp_common as ddp; "
+    "d = ddp.ImageFolder(sys.argv[1], int(sys.argv[3]), cache=sys.argv[2]); "
+    "d.__getitems__(range(len(d)))"
+)
 
 
 def test_images_kept_in_a_folder_are_shared_with_other_processes(folder, tmp_path):
@@ -286,14 +293,15 @@ def test_images_kept_in_a_folder_are_shared_with_other_processes(folder, tmp_pat
     assert torch.equal(everything(ImageFolder(folder, SIZE, cache=tmp_path / "kept"))[0], pixels)
     with pytest.raises(Error, match="is no image"):
         everything(ImageFolder(folder, SIZE))
-    with pytest.raises(Error, match="is no image"):
-        everything(
-            ImageFolder(folder, 2 * SIZE, cache=tmp_path / "kept")
-        )  # of another size, nothing is kept
+    with pytest.raises(Error, match="is no image"):  # of another size, nothing is kept
+        everything(ImageFolder(folder, 2 * SIZE, cache=tmp_path / "kept"))
 
 
 def rewrite_with_the_same_times(folder):
-    """Make all images unreadable in a way that a listing does not show: only what is kept can be read from now on."""
+    """Make all images unreadable in a way that a listing does not show.
+
+    Only what is kept can be read from now on.
+    """
     for path in folder.glob("*/*.png"):
         about = path.stat()
         path.write_bytes(bytes(about.st_size))

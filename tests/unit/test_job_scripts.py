@@ -1,4 +1,7 @@
-"""What would be submitted: DRY=1 for every profile, on a machine without a batch system; extended and overridden profiles."""
+"""What would be submitted: DRY=1 for every profile, on a machine without a batch system.
+
+And profiles that are extended and overridden.
+"""
 
 import os
 import subprocess
@@ -26,10 +29,13 @@ PBS_PRO = """# 2 job(s) such as this one, for 2 rank(s):
 exec >> "runs/clusters/TIME/worker-${PBS_JOBID:-$SLURM_JOB_ID}.log" 2>&1
 export DDP_JOB_END=${SLURM_JOB_END_TIME:-$(($(date +%s) + 3600))}  # seconds since 1970
 export DDP_JOB_WARNING=60  # seconds before it, ranks save and leave
-export DASK_DISTRIBUTED__WORKER__DAEMON=False DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s DASK_DISTRIBUTED__WORKER__HTTP__ROUTES=[]
+export DASK_DISTRIBUTED__WORKER__DAEMON=False DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s \
+DASK_DISTRIBUTED__WORKER__HTTP__ROUTES=[]
 SCRATCH
-PYTHON -m dask_cuda.cli tls://SCHEDULER:PORT --name worker-0 --nthreads 8 --memory-limit 32.00GiB --death-timeout 60 \
---dashboard-address 127.0.0.1:0 --no-dashboard --protocol tls:// --tls-ca-file runs/clusters/TIME/cert.pem \
+PYTHON -m dask_cuda.cli tls://SCHEDULER:PORT --name worker-0 --nthreads 8 \
+--memory-limit 32.00GiB --death-timeout 60 \
+--dashboard-address 127.0.0.1:0 --no-dashboard --protocol tls:// \
+--tls-ca-file runs/clusters/TIME/cert.pem \
 --tls-cert runs/clusters/TIME/cert.pem --tls-key runs/clusters/TIME/key.pem
 """
 
@@ -217,7 +223,8 @@ def test_options_that_are_no_pairs_are_refused_with_how_they_are_written(text):
 def test_options_reach_the_profile_and_into_its_mappings():
     profile = read_profile(
         "slurm",
-        "timeout=5 workers=7 cores=12 walltime=12:00:00 scheduler_options.interface=eth1 job_extra_directives='[--exclusive, -C x]'",
+        "timeout=5 workers=7 cores=12 walltime=12:00:00 scheduler_options.interface=eth1 "
+        "job_extra_directives='[--exclusive, -C x]'",
     )
     assert (profile["timeout"], profile["workers"]) == (5, 7)
     assert profile["options"]["walltime"] == "12:00:00" and profile["options"]["cores"] == 12

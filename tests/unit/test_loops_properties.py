@@ -1,6 +1,7 @@
-"""Random loops over an ElasticSampler against the truth: who has which samples at which (epoch, step), weight, random state.
+"""Random loops over an ElasticSampler against the truth.
 
-The truth is computed here from NumPy alone. DDP_EXAMPLES sets how many loops are tried.
+Who has which samples at which (epoch, step), at which weight, with which random state. The truth
+is computed here from NumPy alone. DDP_EXAMPLES sets how many loops are tried.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ quietly = dict(
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """A training program: what is dealt, how it is loaded, and how each epoch is walked through."""
+    """A training program: what is dealt, how it is loaded, how each epoch is walked through."""
 
     length: int
     batch_size: int
@@ -80,7 +81,10 @@ def loops(workers, walks=("for", "enumerate", "islice", "zip", "hand", "follow",
 
 
 def truth(loop):
-    """Of each step of the whole program: (epoch, step, this rank's indices, weight, the first number drawn)."""
+    """The steps of the whole program.
+
+    Each is (epoch, step, this rank's indices, weight, the first number drawn).
+    """
     return [
         true_step(loop, epoch, step)
         for epoch, takes in enumerate(loop.takes)
@@ -113,7 +117,10 @@ class Crash(Exception):
 
 
 class Program:
-    """Runs a Loop, and notes what it sees. It may stop where it saves: in a step, or between two epochs."""
+    """Runs a Loop, and notes what it sees.
+
+    It may stop where it saves: in a step, or between two epochs.
+    """
 
     def __init__(self, loop, state=None, save=None, crash=True):
         self.loop, self.save, self.crash, self.seen, self.saved = loop, save, crash, [], None
@@ -178,14 +185,17 @@ class Program:
             for batch in itertools.islice(batches, takes - begun):
                 self.step(epoch, batch)
         else:
-            walk = {
-                "enumerate": lambda: ((batch, number) for number, batch in enumerate(batches)),
+
+            def plainly():
+                return ((each, None) for each in batches)
+
+            walks = {
+                "enumerate": lambda: ((each, number) for number, each in enumerate(batches)),
                 "zip": lambda: zip(batches, itertools.count()),
                 "follow": lambda: zip(self.sampler.follow(batches), itertools.count()),
             }
-            for batch, _ in walk.get(
-                self.loop.walk, lambda: ((batch, None) for batch in batches)
-            )():
+            walk = walks.get(self.loop.walk, plainly)
+            for batch, _ in walk():
                 self.step(epoch, batch)
                 if self.sampler.step == takes:
                     break

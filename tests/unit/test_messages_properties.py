@@ -1,4 +1,7 @@
-"""Whatever a rank reports either travels to the client and back from its file unchanged, or is refused with an `Error`."""
+"""Whatever a rank reports travels to the client, and back from its file, or is refused.
+
+It comes unchanged; a refusal is an `Error`.
+"""
 
 import json
 import math

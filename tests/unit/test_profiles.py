@@ -56,7 +56,8 @@ def test_the_path_of_a_profile_that_is_not_there_is_named(tmp_path):
         "cluster_is_a_number": ("cluster: 5", "5"),
         "options_are_a_list": ("cluster: distributed.LocalCluster\noptions: [1, 2]", "options"),
         "unknown_option": (
-            "cluster: distributed.LocalCluster\noptions: {no_such_option: 1, dashboard_address: '127.0.0.1:0'}",
+            "cluster: distributed.LocalCluster\n"
+            "options: {no_such_option: 1, dashboard_address: '127.0.0.1:0'}",
             "no_such_option",
         ),
         "workers_left_blank": ("cluster: distributed.LocalCluster\nworkers:", "workers"),

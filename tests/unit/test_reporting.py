@@ -186,7 +186,7 @@ def test_a_place_where_no_directory_can_be_made_is_an_error(tmp_path, monkeypatc
 
 
 def test_a_mirror_makes_the_folders_it_needs_and_takes_only_checkpoints_away(tmp_path):
-    """file:// stands for file systems that have folders; object storage is tested with a real server elsewhere."""
+    """file:// stands for file systems with folders; object storage has a real server elsewhere."""
     from ddp_common.run import places
 
     url = f"file://{tmp_path}/there/run"

@@ -17,7 +17,8 @@ from ddp_common.run.places import new_directory, shown
 from ddp_common.run.run_directory import RunDirectory
 
 QUIET = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
-LETTERS = "ab .~:\\-$'\n\t\0\x1fä名\u2028\udc80\ud800"  # all of Unicode takes a test library many seconds to list
+# all of Unicode takes a test library many seconds to list
+LETTERS = "ab .~:\\-$'\n\t\0\x1fä名\u2028\udc80\ud800"
 ODD = [
     "a b",
     " ",

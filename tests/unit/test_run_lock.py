@@ -35,7 +35,10 @@ directory.close()
 
 @pytest.fixture
 def holder(tmp_path):
-    """Start a process that holds the run directory `run` for some seconds; returns it and what it said first."""
+    """Start a process that holds the run directory `run` for some seconds.
+
+    Returns it and what it said first.
+    """
     started = []
 
     def start(seconds, *options):
@@ -98,7 +101,7 @@ def test_a_child_that_the_owner_has_forked_does_not_keep_the_lock(tmp_path, hold
 def test_a_run_that_was_told_to_end_is_waited_for(tmp_path, holder):
     process, _ = holder(run_lock.GRACE + 2, "ending")
     RunDirectory(tmp_path / "run").close()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=120) == 0
 
 
 def test_a_requeued_batch_job_waits_for_its_predecessor(tmp_path, holder, monkeypatch):
@@ -106,7 +109,7 @@ def test_a_requeued_batch_job_waits_for_its_predecessor(tmp_path, holder, monkey
     process, _ = holder(run_lock.GRACE + 2)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     RunDirectory(tmp_path / "run").close()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=120) == 0
 
 
 def test_an_abandoned_run_directory_is_free_again(tmp_path):
@@ -188,7 +191,7 @@ def test_a_holder_gives_signs_of_life(tmp_path, monkeypatch):
     lock = Lock(tmp_path)
     path = tmp_path / run_lock.NAME
     os.utime(path, (1, 1))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while path.stat().st_mtime == 1:
         assert time.monotonic() < deadline, "no sign of life"
         time.sleep(0.02)

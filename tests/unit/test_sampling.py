@@ -312,7 +312,10 @@ def test_loops_over_epochs_do_not_nest():
 
 
 def saved_by(leave):
-    """The state that is saved after the first pass was left in its second step, and the next position of the loop that went on."""
+    """Leave the first pass in its second step, save, and go on.
+
+    Returns the saved state and the next position of the loop that went on.
+    """
     sampler = ElasticSampler(10, 4)
     state = leave(sampler)
     next(iter(sampler))
@@ -374,7 +377,7 @@ def test_a_thread_that_takes_batches_ahead_is_refused():
     thread.start()
     thread.join()
     with pytest.raises(Error, match="Another thread takes this sampler's batches"):
-        sampler.weight
+        _ = sampler.weight
 
 
 class Rows(torch.utils.data.Sampler):
@@ -386,7 +389,7 @@ class Rows(torch.utils.data.Sampler):
             yield [index + 1 for index in batch]
 
 
-def test_what_stands_between_a_loader_and_the_sampler_is_right_without_workers_and_refused_with_them():
+def test_what_is_between_a_loader_and_the_sampler_is_right_without_workers_and_refused_with_them():
     sampler = ElasticSampler(10, 4, shuffle=False)
     seen = [
         (batch.tolist(), sampler.step)

@@ -1,4 +1,4 @@
-"""The scaling study: which numbers of ranks, what it says about the numbers, what a run that fails leaves."""
+"""The scaling study: which numbers of ranks, what it says, what a run that fails leaves."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ def test_what_is_no_list_of_numbers_of_ranks_is_refused(text):
 
 
 def frame(step_seconds, batch=10, loss=1.0, epochs=2, samples=100):
-    """A run of steps that take so long each; between two epochs lie ten seconds in which nothing is trained."""
+    """A run of steps that take so long each, with ten seconds between two epochs."""
     steps = samples // batch
     return pd.DataFrame(
         [

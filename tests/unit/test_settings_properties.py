@@ -1,4 +1,4 @@
-"""Whatever a person types into a variable is a value or one clear `Error`, never another exception."""
+"""Whatever a person types into a variable is a value or one clear `Error`, nothing else."""
 
 import math
 import os
@@ -24,7 +24,8 @@ few = how(
     suppress_health_check=list(HealthCheck),
 )
 
-# What the environment can hold, with a liking for what means something to a shell, to YAML, or to a number.
+# What the environment can hold, with a liking for what means something to a shell, to YAML, or to
+# a number.
 typed = st.text(
     st.one_of(
         st.characters(exclude_categories=["Cs"], exclude_characters="\0"),

@@ -1,4 +1,7 @@
-"""Set-up and make's own part: what goes wrong is said at once, in one message. Nothing real is ever installed here."""
+"""Set-up and make's own part: what goes wrong is said at once, in one message.
+
+Nothing real is ever installed here.
+"""
 
 import os
 import shutil
@@ -28,10 +31,12 @@ dev = []
 """
 BACKEND = """
 import zipfile
+METADATA = "Metadata-Version: 2.1\\nName: toy\\nVersion: 1\\nProvides-Extra: dev\\n"
+WHEEL = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
 def build_editable(folder, config_settings=None, metadata_directory=None):
     with zipfile.ZipFile(f"{folder}/toy-1-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("toy-1.dist-info/METADATA", "Metadata-Version: 2.1\\nName: toy\\nVersion: 1\\nProvides-Extra: dev\\n")
-        wheel.writestr("toy-1.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr("toy-1.dist-info/METADATA", METADATA)
+        wheel.writestr("toy-1.dist-info/WHEEL", WHEEL)
         wheel.writestr("toy-1.dist-info/RECORD", "")
     return "toy-1-py3-none-any.whl"
 """
@@ -39,7 +44,10 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
 
 @pytest.fixture
 def clone(tmp_path):
-    """A clone of a toy project with this repository's Makefile and install.py, and a folder with a wheel that calls itself torch."""
+    """A clone of a toy project with this repository's Makefile and install.py.
+
+    It has a folder with a wheel that calls itself torch.
+    """
     folder = tmp_path / "clone"
     folder.mkdir()
     for name in ("Makefile", "install.py"):
@@ -206,7 +214,7 @@ def test_an_interrupted_set_up_starts_afresh(clone):
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not (clone / ".venv" / "bin" / "python").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -228,7 +236,7 @@ def test_a_python_that_is_named_and_too_old_or_absent_is_refused(clone):
 
 @pytest.fixture
 def echo(clone):
-    """The clone, set up with a program instead of Python that writes down the environment it was started with."""
+    """The clone, set up with a program instead of Python: it writes its environment down."""
     (clone / ".venv" / "bin").mkdir(parents=True)
     program = clone / ".venv" / "bin" / "python"
     program.write_text(f'#!/bin/sh\nexec env -0 > "{clone}/said"\n')
