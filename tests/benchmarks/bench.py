@@ -1,24 +1,32 @@
-"""How fast and how small `ddp_common` is, each time beside what one would use without it, both measured in the same run.
+"""How fast and how small `ddp_common` is, beside what one would use without it.
 
     python tests/benchmarks/bench.py [--output FILE.json] [--only NAME]
 
-| name    | ours                                                  | other                                             |
-|---------|-------------------------------------------------------|---------------------------------------------------|
-| launch  | `ddp.launch` on a warm cluster until both ranks have  | the same from starting torchrun                   |
-|         | finished their first backward (s)                     |                                                   |
-| step    | mean training step under `ddp.launch`, reports sent   | the same code under torchrun, reports dropped     |
-| windows | (8 characters -> next) of all pet names, with NumPy   | equal tensors out of Python lists, item by item   |
-| loader  | one epoch over them, one index operation per batch    | one per item, and the default collate             |
-| memory  | a rank after its first backward                       | a process that has only imported torch            |
-| lines   | `ddp_common`                                          | the limits that the project has set itself        |
+| name    | ours                                           | other                              |
+|---------|------------------------------------------------|------------------------------------|
+| launch  | `ddp.launch` on a warm cluster until both      | the same from starting torchrun    |
+|         | ranks have finished their first backward (s)   |                                    |
+| step    | mean training step under `ddp.launch`, reports | the same code under torchrun,      |
+|         | sent                                           | reports dropped                    |
+| windows | (8 characters -> next) of all pet names, with  | equal tensors out of Python lists, |
+|         | NumPy                                          | item by item                       |
+| loader  | one epoch over them, one index operation per   | one per item, and the default      |
+|         | batch                                          | collate                            |
+| memory  | a rank after its first backward                | a process that has only imported   |
+|         |                                                | torch                              |
+| lines   | `ddp_common`                                   | the limits that the project has    |
+|         |                                                | set itself                         |
 
-Ours and other take turns, and the table has the medians; the JSON file has every single value. `ratio` is other / ours where the
-goal is to be faster, ours / other where it is to add little: the median of the ratios of single turns, because what else the
-machine does falls on both halves of a turn. `quartiles` are those of the same ratios: where they lie far apart, the verdict is luck.
-A goal is met or missed; the exit code is 0 either way. Nothing else should run on the machine: `load` says what did when the run began.
+Both are measured in the same run. They take turns, and the table has the medians; the JSON file
+has every single value. `ratio` is other / ours where the goal is to be faster, ours / other where
+it is to add little: the median of the ratios of single turns, because what else the machine does
+falls on both halves of a turn. `quartiles` are those of the same ratios: where they lie far apart,
+the verdict is luck. A goal is met or missed; the exit code is 0 either way. Nothing else should
+run on the machine: `load` says what did when the run began.
 
-Memory: USS is what a process has for itself alone; PSS adds its part of what it shares. A rank shares torch with the forkserver
-that it was forked from, so the row that counts both is the price of a rank on a worker that has no other.
+Memory: USS is what a process has for itself alone; PSS adds its part of what it shares. A rank
+shares torch with the forkserver that it was forked from, so the row that counts both is the price
+of a rank on a worker that has no other.
 """
 
 import argparse
@@ -42,10 +50,8 @@ REPOSITORY = Path(__file__).parents[2]
 NAMES = REPOSITORY / "data" / "pets" / "names.csv"
 RANKS = Path(__file__).with_name("ranks.py")
 ALPHABET = "*+abcdefghijklmnopqrstuvwxyz-. "  # '*' pads the beginning, '+' ends a name
-ENVIRONMENT = {
-    **os.environ,
-    "OMP_NUM_THREADS": "1",
-}  # before Dask's nanny adds to this process's what would slow torchrun down
+# before Dask's nanny adds to this process's what would slow torchrun down
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 LOADER_BATCH = 16_384
 STEPS = 100  # of each repetition, after those that warm up
 COLUMNS = "{:<8} {:<40} {:>8} {:>8} {:>7} {:>15} {:>8}  {}"
@@ -56,7 +62,7 @@ ALL_LINES, MODULE_LINES, FUNCTION_LINES = 1_500, 300, 60  # the project's limits
 
 
 def measure_launch(client):
-    """A first time of each does not count: it fills the forkserver with torch, and the page cache with its files."""
+    """A first time of each does not count: it fills forkserver and page cache with torch."""
     for launcher in (under_launch, under_torchrun):
         launcher(client, "first_backward")
     seconds = take_turns(
@@ -69,7 +75,10 @@ def measure_launch(client):
 
 
 def measure_step(client):
-    """Many short turns: malloc's own thresholds come out differently in every process, and with them a third of a step."""
+    """Many short turns.
+
+    malloc's own thresholds come out differently in every process, and with them a third of a step.
+    """
     ours, other = take_turns(
         lambda: under_launch(client, "steps", count=STEPS),
         lambda: under_torchrun(client, "steps", count=STEPS),
@@ -79,44 +88,39 @@ def measure_step(client):
     def milliseconds(kind, turns):
         return [statistics.mean(rank[kind] for rank in turn) * 1e3 for turn in turns]
 
-    return [
-        compared(
-            "step",
-            f"mean of {STEPS} steps of 512 windows, ms",
-            milliseconds("seconds", ours),
-            milliseconds("seconds", other),
-            at_most=1.03,
-        ),
-        compared(
-            "step",
-            "processor time of the same, ms",
-            milliseconds("cpu", ours),
-            milliseconds("cpu", other),
-        ),
-    ]
+    mean = compared(
+        "step",
+        f"mean of {STEPS} steps of 512 windows, ms",
+        milliseconds("seconds", ours),
+        milliseconds("seconds", other),
+        at_most=1.03,
+    )
+    processor = compared(
+        "step",
+        "processor time of the same, ms",
+        milliseconds("cpu", ours),
+        milliseconds("cpu", other),
+    )
+    return [mean, processor]
 
 
 def measure_memory(client):
-    """The bare process lives as long as the ranks and is looked at in the same moment: files in memory are shared by all."""
+    """The bare process lives as long as the ranks, since files in memory are shared by all.
+
+    It is looked at in the same moment.
+    """
     with bare_torch() as bare:
         found = [rank for _ in range(3) for rank in under_launch(client, "memory", bare=bare)]
 
     def megabytes(kind, *processes):
         return [sum(each[process][kind] for process in processes) / 1e6 for each in found]
 
+    bare_pss, bare_uss = megabytes("pss", "bare"), megabytes("uss", "bare")
+    with_forkserver = megabytes("pss", "rank", "forkserver")
     return [
-        compared(
-            "memory", "PSS of a rank, MB", megabytes("pss", "rank"), megabytes("pss", "bare")
-        ),
-        compared(
-            "memory",
-            "PSS of a rank and its forkserver, MB",
-            megabytes("pss", "rank", "forkserver"),
-            megabytes("pss", "bare"),
-        ),
-        compared(
-            "memory", "USS of a rank, MB", megabytes("uss", "rank"), megabytes("uss", "bare")
-        ),
+        compared("memory", "PSS of a rank, MB", megabytes("pss", "rank"), bare_pss),
+        compared("memory", "PSS of a rank and its forkserver, MB", with_forkserver, bare_pss),
+        compared("memory", "USS of a rank, MB", megabytes("uss", "rank"), bare_uss),
     ]
 
 
@@ -138,19 +142,9 @@ def under_launch(client, name, **arguments):
 
 def under_torchrun(_, name, **arguments):
     """Run a function of `ranks` in both ranks of a torchrun; returns what each rank left."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "localhost:0",
-        str(RANKS),
-        name,
-    ]
+    torchrun = "-m torch.distributed.run --nproc-per-node 2".split()
+    meeting = "--rdzv-backend c10d --rdzv-endpoint localhost:0".split()
+    command = [sys.executable, *torchrun, *meeting, str(RANKS), name]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [*command, folder, *map(str, arguments.values())],
@@ -158,11 +152,10 @@ def under_torchrun(_, name, **arguments):
             stderr=subprocess.PIPE,
             text=True,
         )
-        if done.returncode:  # seen once in forty: a rank aborts while its interpreter shuts down, after the measurement
-            print(
-                f"torchrun left with exit code {done.returncode}: {done.stderr.splitlines()[:1]}",
-                file=sys.stderr,
-            )
+        # seen once in forty: a rank aborts while its interpreter shuts down, after the measurement
+        if done.returncode:
+            said = done.stderr.splitlines()[:1]
+            print(f"torchrun left with exit code {done.returncode}: {said}", file=sys.stderr)
         try:
             return left_in(folder)
         except OSError:
@@ -215,13 +208,12 @@ def measure_loader():
 
     def by_batch():
         sampler = ddp.ElasticSampler(len(batches), LOADER_BATCH)
-        return sum(
-            len(y)
-            for _, y in DataLoader(batches, batch_sampler=sampler, collate_fn=lambda batch: batch)
-        )
+        loader = DataLoader(batches, batch_sampler=sampler, collate_fn=lambda batch: batch)
+        return sum(len(y) for _, y in loader)
 
     def by_item():
-        return sum(len(y) for _, y in DataLoader(items, batch_size=LOADER_BATCH, shuffle=True))
+        loader = DataLoader(items, batch_size=LOADER_BATCH, shuffle=True)
+        return sum(len(y) for _, y in loader)
 
     assert by_batch() == by_item() == len(contexts)
     seconds = take_turns(lambda: timed(by_batch), lambda: timed(by_item), turns=3)
@@ -235,7 +227,10 @@ def read_names():
 
 
 def windows(names, width=8):
-    """Contexts (n, width) and the characters that follow (n,), both uint8 indices into ALPHABET; no loop over names."""
+    """Contexts (n, width) and the characters that follow (n,), both uint8 indices into ALPHABET.
+
+    There is no loop over names.
+    """
     import numpy as np
     import torch
 
@@ -251,10 +246,14 @@ def windows(names, width=8):
 
 
 def windows_item_by_item(names, width=8):
-    """The same, int64, as the original experiment went about it: a list for every window, a search for every character."""
+    """The same, int64, as the original experiment went about it.
+
+    That is a list for every window, a search for every character.
+    """
     import torch
 
-    alphabet, contexts, targets = list(ALPHABET), [], []
+    alphabet = list(ALPHABET)
+    contexts, targets = [], []
     for name in names:
         letters = list(name) + ["+"]
         for position, letter in enumerate(letters):
@@ -297,12 +296,11 @@ def measure_lines():
         for node in ast.walk(ast.parse(source))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
-    module, function = max(sizes, key=sizes.get), max(functions, key=functions.get)
+    module = max(sizes, key=sizes.get)
+    function = max(functions, key=functions.get)
+    everything = limited("lines", f"all {len(sizes)} modules", sum(sizes.values()), ALL_LINES)
     return [
-        {
-            **limited("lines", f"all {len(sizes)} modules", sum(sizes.values()), ALL_LINES),
-            "modules": sizes,
-        },
+        {**everything, "modules": sizes},
         limited("lines", f"longest module: {module}", sizes[module], MODULE_LINES),
         limited("lines", f"longest function: {function}", functions[function], FUNCTION_LINES),
     ]
@@ -318,23 +316,35 @@ def timed(function, *arguments):
 
 
 def take_turns(ours, other, turns):
-    """Two lists with what `ours()` and `other()` returned, in the order AB BA AB …: neither profits from the machine's drift."""
+    """Two lists with what `ours()` and `other()` returned, in the order AB BA AB …
+
+    So neither profits from the machine's drift.
+    """
     values = {ours: [], other: []}
     for turn in range(turns):
-        for measure in (ours, other) if turn % 2 == 0 else (other, ours):
+        order = (ours, other) if turn % 2 == 0 else (other, ours)
+        for measure in order:
             values[measure].append(measure())
     return values[ours], values[other]
 
 
 def compared(name, what, ours, other, *, at_least=None, at_most=None):
-    """A result. `at_least`: how many times smaller than the other ours shall be; `at_most`: what part of the other ours may be."""
+    """A result.
+
+    `at_least`: how many times smaller than the other ours shall be.
+    `at_most`: what part of the other ours may be.
+    """
 
     def ratio(mine, theirs):
         return mine / theirs if at_least is None else theirs / mine
 
     low, middle, high = statistics.quantiles(map(ratio, ours, other), n=4, method="inclusive")
-    met = middle >= at_least if at_least else middle <= at_most if at_most else None
-    goal = f">= {at_least}" if at_least else f"<= {at_most}" if at_most else ""
+    if at_least:
+        met, goal = middle >= at_least, f">= {at_least}"
+    elif at_most:
+        met, goal = middle <= at_most, f"<= {at_most}"
+    else:
+        met, goal = None, ""
     return {
         "name": name,
         "what": what,
@@ -379,9 +389,13 @@ def describe_machine():
 
 def line(result):
     def number(value):
-        return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+        if value is None:
+            return ""
+        return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
-    spread = "" if result["quartiles"] is None else "{:.3g} to {:.3g}".format(*result["quartiles"])
+    spread = ""
+    if result["quartiles"] is not None:
+        spread = "{:.3g} to {:.3g}".format(*result["quartiles"])
     verdict = {True: "met", False: "missed", None: ""}[result["met"]]
     return COLUMNS.format(
         result["name"],
@@ -416,28 +430,26 @@ def main():
     )
     options = parser.parse_args()
     wanted = {options.only} if options.only else {*ON_CLUSTER, *WITHOUT_CLUSTER}
-    machine, results = describe_machine(), []
-    print(
-        f"{machine['cores']} cores, torch {machine['torch']}, {machine['date']}, load {machine['load'][0]:.1f}\n"
-    )
-    print(
-        COLUMNS.format("", "what", "ours", "other", "ratio", "quartiles", "goal", ""), flush=True
-    )
-    with (
-        ddp.connect("local", workers=2)
-        if wanted & {*ON_CLUSTER}
-        else contextlib.nullcontext() as client
-    ):
+    machine = describe_machine()
+    results = []
+    print(f"{machine['cores']} cores, torch {machine['torch']}, {machine['date']}", end=", ")
+    print(f"load {machine['load'][0]:.1f}\n")
+    head = COLUMNS.format("", "what", "ours", "other", "ratio", "quartiles", "goal", "")
+    print(head, flush=True)
+    is_cluster_needed = bool(wanted & {*ON_CLUSTER})
+    cluster = ddp.connect("local", workers=2) if is_cluster_needed else contextlib.nullcontext()
+    with cluster as client:
         for name in [name for name in ON_CLUSTER if name in wanted]:
-            results += ON_CLUSTER[name](client)
-            show([result for result in results if result["name"] == name])
+            found = ON_CLUSTER[name](client)
+            show(found)
+            results += found
     for name in [name for name in WITHOUT_CLUSTER if name in wanted]:
-        results += WITHOUT_CLUSTER[name]()
-        show([result for result in results if result["name"] == name])
+        found = WITHOUT_CLUSTER[name]()
+        show(found)
+        results += found
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(
-        json.dumps({"machine": machine, "results": results}, indent=2) + "\n"
-    )
+    content = json.dumps({"machine": machine, "results": results}, indent=2)
+    options.output.write_text(content + "\n")
 
 
 if __name__ == "__main__":

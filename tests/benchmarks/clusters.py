@@ -2,10 +2,12 @@
 
     python tests/benchmarks/clusters.py [--output FILE.json] [--only NAME]
 
-| name  | what                                                                                                                  |
-|-------|-----------------------------------------------------------------------------------------------------------------------|
-| ranks | 1 to 32 ranks (as many as memory allows): form a group, 10 steps of a tiny model, end; a curve in runs/launch-time.png    |
-| slurm | `make run CLUSTER=slurm` to the first step, beyond what `srun hostname` takes; a second launch on the same jobs            |
+| name  | what                                                                                  |
+|-------|---------------------------------------------------------------------------------------|
+| ranks | 1 to 32 ranks (as many as memory allows): form a group, 10 steps of a tiny model,     |
+|       | end; a curve in runs/launch-time.png                                                  |
+| slurm | `make run CLUSTER=slurm` to the first step, beyond what `srun hostname` takes; a      |
+|       | second launch on the same jobs                                                        |
 """
 
 import json
@@ -30,7 +32,7 @@ sys.path.insert(0, str(REPOSITORY / "tests" / "hpc"))
 
 
 def ten_steps():
-    """Train a tiny model; returns when (s since 1970) this rank had its group, and when it had made its steps."""
+    """Train a tiny model; returns when (s since 1970) this rank had its group, and its steps."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
@@ -47,39 +49,51 @@ def ten_steps():
 
 
 def one_launch(client, ranks):
-    """Seconds from the call: until rank 0 has its group, until all have made ten steps, until the call returns."""
+    """Seconds from the call.
+
+    Until rank 0 has its group, until all have made ten steps, until the call returns.
+    """
     began = time.time()
     formed, trained = ddp.launch(client, ten_steps, workers=ranks).result
     return {"group": formed - began, "steps": trained - began, "end": time.time() - began}
 
 
 def measure_ranks():
-    affordable = int((psutil.virtual_memory().available / 2**30 - 2) / MEMORY)
+    free = gibibytes_available()
+    affordable = int((free - 2) / MEMORY)
     sizes = [size for size in SIZES if size <= affordable]
+    most = sizes[-1]
     print(
-        f"ranks      {psutil.cpu_count()} cores, {psutil.virtual_memory().available / 2**30:.0f} GiB free: up to {sizes[-1]} ranks",
+        f"ranks      {psutil.cpu_count()} cores, {free:.0f} GiB free: up to {most} ranks",
         flush=True,
     )
-    free, began = psutil.virtual_memory().available, time.monotonic()
+    began = time.monotonic()
     curve = {}
-    with ddp.connect("local", workers=sizes[-1]) as client:
-        one_launch(client, sizes[-1])
+    with ddp.connect("local", workers=most) as client:
+        one_launch(client, most)
+        seconds = time.monotonic() - began
         print(
-            f"ranks      {sizes[-1]} workers started and torch imported in each after {time.monotonic() - began:.0f} s; they take "
-            f"{(free - psutil.virtual_memory().available) / 2**30 / sizes[-1]:.2f} GiB each",
+            f"ranks      {most} workers started and torch imported in each after {seconds:.0f} s; "
+            f"they take {(free - gibibytes_available()) / most:.2f} GiB each",
             flush=True,
         )
         for size in sizes:
-            times = [one_launch(client, size) for _ in range(REPEATS)]
-            curve[size] = {
-                what: statistics.median(each[what] for each in times) for what in times[0]
+            launches = [one_launch(client, size) for _ in range(REPEATS)]
+            times = {
+                what: statistics.median(each[what] for each in launches) for what in launches[0]
             }
+            curve[size] = times
             print(
-                f"ranks      {size:3d}: group {curve[size]['group']:.2f} s, 10 steps {curve[size]['steps']:.2f} s, end {curve[size]['end']:.2f} s",
+                f"ranks      {size:3d}: group {times['group']:.2f} s, "
+                f"10 steps {times['steps']:.2f} s, end {times['end']:.2f} s",
                 flush=True,
             )
     draw(curve, REPOSITORY / "runs" / "launch-time.png")
     return curve
+
+
+def gibibytes_available():
+    return psutil.virtual_memory().available / 2**30
 
 
 def draw(curve, path):
@@ -123,14 +137,18 @@ def measure_slurm():
             with ddp.connect("slurm", workers=2) as client:
                 ddp.launch(client, ten_steps)
                 again = [one_launch(client, 2)["steps"] for _ in range(REPEATS)]
+    own = statistics.median(ours for _, ours in pairs)
+    srun = statistics.median(theirs for theirs, _ in pairs)
     beyond = statistics.median(ours - theirs for theirs, ours in pairs)
+    second = statistics.median(again)
     print(
-        f"slurm      from the command to the first step: {statistics.median(ours for _, ours in pairs):.1f} s; srun hostname "
-        f"{statistics.median(theirs for theirs, _ in pairs):.2f} s: {beyond:.1f} s beyond it (goal <= 20)",
+        f"slurm      from the command to the first step: {own:.1f} s; srun hostname {srun:.2f} s: "
+        f"{beyond:.1f} s beyond it (goal <= 20)",
         flush=True,
     )
     print(
-        f"slurm      a second launch on the same jobs, to its tenth step: {statistics.median(again):.2f} s (goal <= 0.5)",
+        f"slurm      a second launch on the same jobs, to its tenth step: {second:.2f} s "
+        "(goal <= 0.5)",
         flush=True,
     )
     return {"pairs": pairs, "second": again}
@@ -143,20 +161,10 @@ def hostname():
 
 
 def first_step(run):
-    """Seconds from `python -m ddp_common run pets --cluster slurm` to the report of its first step."""
+    """Seconds from `python -m ddp_common run pets --cluster slurm` to its first step's report."""
     began = time.time()
     subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "ddp_common",
-            "run",
-            "pets",
-            "--cluster",
-            "slurm",
-            "--workers",
-            "2",
-        ],
+        [sys.executable, *"-m ddp_common run pets --cluster slurm --workers 2".split()],
         check=True,
         capture_output=True,
         cwd=REPOSITORY,

@@ -2,8 +2,9 @@
 
     python tests/benchmarks/endings.py [--launches 200] [--rank 1]
 
-Two ranks; when the function returns, threads of one rank keep its interpreter busy with `json.dumps` of a long list. Prints the
-launches, the failures, and the seconds that a launch took: quartiles.
+Two ranks; when the function returns, threads of one rank keep its interpreter busy with
+`json.dumps` of a long list. Prints the launches, the failures, and the seconds that a launch took:
+quartiles.
 """
 
 import argparse
@@ -38,9 +39,8 @@ def main():
                 failures[str(failure).splitlines()[0]] += 1
             seconds.append(time.monotonic() - began)
     quartiles = ", ".join(f"{each:.2f}" for each in statistics.quantiles(seconds))
-    print(
-        f"{options.launches} launches, {failures.total()} failed; seconds each (quartiles): {quartiles}"
-    )
+    print(f"{options.launches} launches, {failures.total()} failed", end="; ")
+    print(f"seconds each (quartiles): {quartiles}")
     for message, count in failures.most_common():
         print(f"{count:5} {message}")
 

@@ -1,15 +1,19 @@
 """What failures and checkpoints cost, each beside what one would use without `ddp_common`.
 
-    python tests/benchmarks/faults.py [--output FILE.json] [--only NAME] [--kills 100] [--saves 1000]
+    python tests/benchmarks/faults.py [--output FILE.json] [--only NAME]
+                                      [--kills 100] [--saves 1000]
 
-| name     | what                                                                                                     |
-|----------|----------------------------------------------------------------------------------------------------------|
-| notice   | a rank raises, or is killed: seconds until the caller knows, under launch, under torchrun, and in a plain |
-|          | Dask task on each worker (whose peers wait for the collective's own time-out)                            |
-| kills    | one training run whose random ranks are killed at random times: the final weights against undisturbed ones |
-| saves    | kill -9 at random moments of a loop that only saves: is there a good file, and how old                     |
-| recovery | from a kill to the first step after the restart                                                            |
-| cost     | seconds that training stands still for a save of a 100 MB state, against torch.save on the training thread |
+| name     | what                                                                               |
+|----------|------------------------------------------------------------------------------------|
+| notice   | a rank raises, or is killed: seconds until the caller knows, under launch, under   |
+|          | torchrun, and in a plain Dask task on each worker (whose peers wait for the        |
+|          | collective's own time-out)                                                         |
+| kills    | one training run whose random ranks are killed at random times: the final weights  |
+|          | against undisturbed ones                                                           |
+| saves    | kill -9 at random moments of a loop that only saves: is there a good file, how old |
+| recovery | from a kill to the first step after the restart                                    |
+| cost     | seconds that training stands still for a save of a 100 MB state, against           |
+|          | torch.save on the training thread                                                  |
 """
 
 import argparse
@@ -32,7 +36,7 @@ from ddp_common.teaching import faults
 REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
-import fault_lab
+import fault_lab  # noqa: E402 (it is found there)
 
 GIVE_UP = 10.0  # seconds after which a peer that still waits is taken to wait for its time-out
 REPEATS = 5
@@ -41,15 +45,14 @@ REPEATS = 5
 def measure_notice(client):
     results = []
     for fault in ("raise", "SIGKILL"):
-        ours, torchrun = (
-            statistics.median(measure(client, fault) for _ in range(REPEATS))
-            for measure in (under_launch, under_torchrun)
-        )
+        ours = statistics.median(under_launch(client, fault) for _ in range(REPEATS))
+        torchrun = statistics.median(under_torchrun(client, fault) for _ in range(REPEATS))
         task = in_dask_tasks(client, fault)
         results.append({"fault": fault, "ours": ours, "torchrun": torchrun, "dask task": task})
+        of_task = f"not within {GIVE_UP:g} s" if task is None else f"{task:6.2f} s"
         print(
-            f"notice    {fault:<8} launch {ours:6.2f} s    torchrun {torchrun:6.2f} s    Dask task "
-            f"{f'{task:6.2f} s' if task is not None else f'not within {GIVE_UP:g} s'}",
+            f"notice    {fault:<8} launch {ours:6.2f} s    torchrun {torchrun:6.2f} s    "
+            f"Dask task {of_task}",
             flush=True,
         )
     return results
@@ -71,23 +74,11 @@ def under_launch(client, fault):
 
 def under_torchrun(client, fault):
     with tempfile.TemporaryDirectory() as folder:
+        torchrun = "-m torch.distributed.run --nproc-per-node 2".split()
+        meeting = "--rdzv-backend c10d --rdzv-endpoint localhost:0".split()
+        rank = [__file__, "--rank-that-gets", fault, "--mark", f"{folder}/mark"]
         subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nproc-per-node",
-                "2",
-                "--rdzv-backend",
-                "c10d",
-                "--rdzv-endpoint",
-                "localhost:0",
-                __file__,
-                "--rank-that-gets",
-                fault,
-                "--mark",
-                f"{folder}/mark",
-            ],
+            [sys.executable, *torchrun, *meeting, *rank],
             capture_output=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
@@ -100,7 +91,7 @@ def be_a_rank(fault, mark):
 
 
 def in_dask_tasks(client, fault):
-    """Ranks as plain tasks in the workers' own processes, on a cluster of their own: it does not survive this."""
+    """Ranks as plain tasks in the workers' processes, on a cluster that does not survive it."""
     import torch.distributed as dist
     from distributed import wait
 
@@ -115,10 +106,8 @@ def in_dask_tasks(client, fault):
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder, ddp.connect("local", workers=2) as other:
         other.run(lambda: logging.disable())  # what the workers would print of their tasks
-        mark, addresses = (
-            Path(folder) / "mark",
-            list(other.scheduler_info(n_workers=-1)["workers"]),
-        )
+        mark = Path(folder) / "mark"
+        addresses = list(other.scheduler_info(n_workers=-1)["workers"])
         tasks = [
             other.submit(task, rank, port, str(mark), workers=[address], pure=False, retries=0)
             for rank, address in enumerate(addresses)
@@ -142,11 +131,13 @@ def measure_kills(client, kills):
         with tempfile.TemporaryDirectory() as folder:
             survived = fault_lab.survive_kills(client, folder, kills, ranks)
         results.append({"ranks": ranks, **vars(survived)})
-        verdict = (
-            "identical" if survived.identical else f"relative difference {survived.difference:.1e}"
-        )
+        verdict = "identical"
+        if not survived.identical:
+            verdict = f"relative difference {survived.difference:.1e}"
+        numbers = " or ".join(map(str, ranks))
         print(
-            f"kills     {survived.kills} on {' or '.join(map(str, ranks))} ranks: weights {verdict}, {survived.seconds:.0f} s",
+            f"kills     {survived.kills} on {numbers} ranks: weights {verdict}, "
+            f"{survived.seconds:.0f} s",
             flush=True,
         )
     return results
@@ -158,12 +149,15 @@ from ddp_common.ranks.checkpoint import Checkpoint
 from ddp_common.ranks.sampling import ElasticSampler
 
 def say(*words):
-    os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # a line is written whole or not at all
+    line = " ".join(map(str, words)) + "\\n"
+    os.write(1, line.encode())  # it is written whole or not at all
 
 while True:
-    if (child := os.fork()) == 0:
+    child = os.fork()
+    if child == 0:
         sampler = ElasticSampler(10**9, 1, shuffle=False)
-        checkpoint = Checkpoint(directory=sys.argv[1], model=torch.nn.Linear(50, 50), sampler=sampler)
+        model = torch.nn.Linear(50, 50)
+        checkpoint = Checkpoint(directory=sys.argv[1], model=model, sampler=sampler)
         checkpoint.restore()
         say("started", os.getpid())
         while True:
@@ -177,10 +171,12 @@ while True:
 
 
 def measure_saves(saves):
-    """After every kill: the newest good file is that of the last confirmed save, or of the one after it."""
+    """After every kill: the newest good file is that of the last confirmed save, or the next."""
     from ddp_common.ranks.checkpoint_files import newest, step_of
 
-    confirmed, none, old, chance, began = 0, 0, 0, random.Random(0), time.time()
+    confirmed, none, old = 0, 0, 0
+    chance = random.Random(0)
+    began = time.time()
     with (
         tempfile.TemporaryDirectory() as folder,
         subprocess.Popen(
@@ -192,21 +188,22 @@ def measure_saves(saves):
     ):
         for _ in range(saves):
             words = next(line.split() for line in process.stdout if line.startswith("started"))
-            confirmed = int(
-                next(line for line in process.stdout if line.startswith("saved")).split()[1]
-            )
+            saved = next(line for line in process.stdout if line.startswith("saved"))
+            confirmed = int(saved.split()[1])
             time.sleep(chance.random() * 0.004)
             os.kill(int(words[1]), signal.SIGKILL)
             for line in process.stdout:
                 if line.startswith("dead"):
                     break
-                confirmed = int(line.split()[1]) if line.startswith("saved") else confirmed
+                if line.startswith("saved"):
+                    confirmed = int(line.split()[1])
             path = newest(folder)
             none += path is None
             old += path is not None and step_of(path) < confirmed
         process.kill()
     print(
-        f"saves     {saves} kills during saves: {none} times no good file, {old} times older than the last save, {time.time() - began:.0f} s",
+        f"saves     {saves} kills during saves: {none} times no good file, {old} times older than "
+        f"the last save, {time.time() - began:.0f} s",
         flush=True,
     )
     return {"kills": saves, "none": none, "old": old}
@@ -217,8 +214,9 @@ def measure_recovery(client):
         seconds = [
             fault_lab.recovery(client, Path(folder) / str(number)) for number in range(REPEATS)
         ]
+    median = statistics.median(seconds)
     print(
-        f"recovery  kill to the first step after the restart: {statistics.median(seconds):.2f} s (goal <= 2)",
+        f"recovery  kill to the first step after the restart: {median:.2f} s (goal <= 2)",
         flush=True,
     )
     return seconds
@@ -226,16 +224,21 @@ def measure_recovery(client):
 
 def measure_cost(client):
     ours, plain = ddp.launch(client, save_100_mb, workers=2).result
+    mine, others = statistics.median(ours), statistics.median(plain)
     print(
-        f"cost      training stands still for {statistics.median(ours) * 1e3:.0f} ms per save of 100 MB; torch.save on the training thread: "
-        f"{statistics.median(plain) * 1e3:.0f} ms; ratio {statistics.median(ours) / statistics.median(plain):.2f} (goal <= 0.2)",
+        f"cost      training stands still for {mine * 1e3:.0f} ms per save of 100 MB; "
+        f"torch.save on the training thread: {others * 1e3:.0f} ms; "
+        f"ratio {mine / others:.2f} (goal <= 0.2)",
         flush=True,
     )
     return {"ours": ours, "plain": plain}
 
 
 def save_100_mb(saves=8):
-    """Seconds of each save, ours and plain in turns; the state is 100 MB of float32, the file synced in both."""
+    """Seconds of each save, ours and plain in turns.
+
+    The state is 100 MB of float32; the file is synced in both.
+    """
     import torch
 
     class State:
@@ -289,22 +292,19 @@ def main():
     options = parser.parse_args()
     if options.rank_that_gets:
         return be_a_rank(options.rank_that_gets, options.mark)
-    wanted = [options.only] if options.only else ["notice", "recovery", "cost", "kills", "saves"]
+    measures = {
+        "notice": measure_notice,
+        "recovery": measure_recovery,
+        "cost": measure_cost,
+        "kills": lambda client: measure_kills(client, options.kills),
+        "saves": lambda client: measure_saves(options.saves),
+    }
     results = {}
     with ddp.connect("local", workers=3) as client:
         ddp.launch(client, faults.train)
-        for name in wanted:
-            results[name] = (
-                measure_saves(options.saves)
-                if name == "saves"
-                else measure_kills(client, options.kills)
-                if name == "kills"
-                else {
-                    "notice": measure_notice,
-                    "recovery": measure_recovery,
-                    "cost": measure_cost,
-                }[name](client)
-            )
+        for name, measure in measures.items():
+            if options.only in (None, name):
+                results[name] = measure(client)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(results, indent=2, default=str) + "\n")
 

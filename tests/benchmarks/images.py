@@ -2,12 +2,15 @@
 
     python tests/benchmarks/images.py [--output FILE.json] [--only NAME]
 
-| name       | what                                                                                                                       |
-|------------|----------------------------------------------------------------------------------------------------------------------------|
-| s3         | images/s from object storage (moto, 20 ms added to each request): `ImageFolder` against one boto3 request per item, 2 loader workers |
-| local      | images/s from a folder: `ImageFolder`, undecoded and kept, against torchvision's with its `DataLoader`; the better of 0 and 2 workers  |
-| scaling    | ResNet18 on 64 x 64 pixels, global batch 64: samples/s of two ranks over those of one, a core each                              |
-| evaluation | the same network judges 1,024 images with `EvalSampler`: two ranks against one                                                 |
+| name       | what                                                                             |
+|------------|----------------------------------------------------------------------------------|
+| s3         | images/s from object storage (moto, 20 ms added to each request): `ImageFolder`  |
+|            | against one boto3 request per item, 2 loader workers                             |
+| local      | images/s from a folder: `ImageFolder`, undecoded and kept, against torchvision's |
+|            | with its `DataLoader`; the better of 0 and 2 workers                             |
+| scaling    | ResNet18 on 64 x 64 pixels, global batch 64: samples/s of two ranks over those   |
+|            | of one, a core each                                                              |
+| evaluation | the same network judges 1,024 images with `EvalSampler`: two ranks against one   |
 """
 
 import contextlib
@@ -57,14 +60,17 @@ server.serve_forever()
 
 
 def photographs(folder):
-    """A folder of 400 JPEG files of 256 x 256 pixels in ten classes: the drawn dogs, enlarged, so that decoding costs what it usually does."""
+    """A folder of 400 JPEG files of 256 x 256 pixels in ten classes.
+
+    They are the drawn dogs, enlarged, so that decoding costs what it usually does.
+    """
     source = Path(datasets.fetch("dogs").path)
     for label in sorted(path for path in source.iterdir() if path.is_dir()):
         (folder / label.name).mkdir(parents=True)
         for path in sorted(label.iterdir())[:40]:
-            Image.open(path).convert("RGB").resize((256, 256), Image.Resampling.BICUBIC).save(
-                folder / label.name / f"{path.stem}.jpg", quality=92
-            )
+            drawn = Image.open(path).convert("RGB")
+            photograph = drawn.resize((256, 256), Image.Resampling.BICUBIC)
+            photograph.save(folder / label.name / f"{path.stem}.jpg", quality=92)
     return folder
 
 
@@ -89,17 +95,15 @@ class OneRequestPerItem(Dataset):
     def __getitem__(self, index):
         content = self._own().get_object(Bucket=self.bucket, Key=self.keys[index])["Body"].read()
         image = ImageOps.fit(Image.open(io.BytesIO(content)).convert("RGB"), (SIZE, SIZE))
-        return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).reshape(
-            SIZE, SIZE, 3
-        ).permute(2, 0, 1), 0
+        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+        return pixels.reshape(SIZE, SIZE, 3).permute(2, 0, 1), 0
 
 
 def rate(dataset, workers):
     """Images per second of one epoch of batches."""
     began = time.perf_counter()
-    seen = sum(
-        len(images) for images, _ in DataLoader(dataset, batch_size=BATCH, num_workers=workers)
-    )
+    loader = DataLoader(dataset, batch_size=BATCH, num_workers=workers)
+    seen = sum(len(images) for images, _ in loader)
     return seen / (time.perf_counter() - began)
 
 
@@ -131,10 +135,8 @@ def measure_s3():
         filesystem = fsspec.filesystem("s3")
         filesystem.mkdir("bench")
         filesystem.put(str(photographs(Path(folder) / "dogs")), "bench/", recursive=True)
-        ours, theirs = (
-            ddp.ImageFolder("s3://bench/dogs", SIZE),
-            OneRequestPerItem("bench", "dogs/"),
-        )
+        ours = ddp.ImageFolder("s3://bench/dogs", SIZE)
+        theirs = OneRequestPerItem("bench", "dogs/")
         assert len(ours) == len(theirs) == 400
         before = sum(server.cpu_times()[:2])
         found = [
@@ -143,9 +145,10 @@ def measure_s3():
         work = (sum(server.cpu_times()[:2]) - before) / (3 * REPEATS * len(ours))
     batch, item, alone = (statistics.median(column) for column in zip(*found))
     print(
-        f"s3         ImageFolder {batch:.0f} images/s, one request per item {item:.0f}: {batch / item:.1f} times as many with {WORKERS} loader workers each "
-        f"(goal >= 10); ImageFolder without workers: {alone:.0f}. The server takes {work * 1e3:.1f} ms of a core for a request: it cannot answer "
-        f"more than {1 / work:.0f} a second",
+        f"s3         ImageFolder {batch:.0f} images/s, one request per item {item:.0f}: "
+        f"{batch / item:.1f} times as many with {WORKERS} loader workers each (goal >= 10); "
+        f"ImageFolder without workers: {alone:.0f}. The server takes {work * 1e3:.1f} ms of a "
+        f"core for a request: it cannot answer more than {1 / work:.0f} a second",
         flush=True,
     )
     return {"batch": batch, "item": item, "without workers": alone, "server": work}
@@ -157,10 +160,10 @@ def measure_local():
 
     with tempfile.TemporaryDirectory() as folder:
         folder = photographs(Path(folder) / "dogs")
-        theirs = torchvision.datasets.ImageFolder(
-            folder, v2.Compose([v2.Resize(SIZE), v2.CenterCrop(SIZE), v2.PILToTensor()])
-        )
-        ours, kept = ddp.ImageFolder(folder, SIZE), ddp.ImageFolder(folder, SIZE, cache="memory")
+        transform = v2.Compose([v2.Resize(SIZE), v2.CenterCrop(SIZE), v2.PILToTensor()])
+        theirs = torchvision.datasets.ImageFolder(folder, transform)
+        ours = ddp.ImageFolder(folder, SIZE)
+        kept = ddp.ImageFolder(folder, SIZE, cache="memory")
         rate(kept, 0)
         found = [
             [max(rate(dataset, 0), rate(dataset, WORKERS)) for dataset in (ours, kept, theirs)]
@@ -168,15 +171,19 @@ def measure_local():
         ]
     cold, cached, torchvisions = (statistics.median(column) for column in zip(*found))
     print(
-        f"local      ImageFolder {cold:.0f} images/s, torchvision's {torchvisions:.0f}: {cold / torchvisions:.2f} times as many (goal >= 1.3); kept in memory "
-        f"{cached:.0f}: {cached / torchvisions:.0f} times (goal >= 5)",
+        f"local      ImageFolder {cold:.0f} images/s, torchvision's {torchvisions:.0f}: "
+        f"{cold / torchvisions:.2f} times as many (goal >= 1.3); kept in memory {cached:.0f}: "
+        f"{cached / torchvisions:.0f} times (goal >= 5)",
         flush=True,
     )
     return {"cold": cold, "cached": cached, "torchvision": torchvisions}
 
 
 def train(steps, together=True):
-    """Seconds that `steps` steps of ResNet18 take on this rank, at a global batch of 64; `together`: the ranks average their gradients."""
+    """Seconds that `steps` steps of ResNet18 take on this rank, at a global batch of 64.
+
+    `together`: the ranks average their gradients.
+    """
     import torchvision
     from torch.nn.parallel import DistributedDataParallel
 
@@ -185,10 +192,9 @@ def train(steps, together=True):
     model = torchvision.models.resnet18(num_classes=21)
     model = DistributedDataParallel(model) if together else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    images, labels = (
-        torch.rand(64 // ddp.world_size(), 3, SIZE, SIZE),
-        torch.arange(64 // ddp.world_size()) % 21,
-    )
+    share = 64 // ddp.world_size()
+    images = torch.rand(share, 3, SIZE, SIZE)
+    labels = torch.arange(share) % 21
     for step in range(2 + steps):
         if step == 2:
             began = time.perf_counter()
@@ -205,10 +211,8 @@ def judge(count):
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model, images = (
-        torchvision.models.resnet18(num_classes=21).eval(),
-        torch.rand(BATCH, 3, SIZE, SIZE),
-    )
+    model = torchvision.models.resnet18(num_classes=21).eval()
+    images = torch.rand(BATCH, 3, SIZE, SIZE)
     if ddp.world_size() > 1:
         dist.barrier()
     began, right = time.perf_counter(), torch.zeros(1)
@@ -228,12 +232,12 @@ def measure_scaling():
 
         seconds(2)
         found = [(seconds(1), seconds(2), seconds(2, together=False)) for _ in range(REPEATS)]
-    ratio, apart = (
-        statistics.median(one / each[column] for one, *each in found) for column in (0, 1)
-    )
+    ratio = statistics.median(one / two for one, two, _ in found)
+    apart = statistics.median(one / two_apart for one, _, two_apart in found)
     print(
-        f"scaling    two ranks train ResNet18 {ratio:.2f} times as fast as one, a core each: efficiency {ratio / 2:.2f} (goal >= 0.85). Two that do not "
-        f"average their gradients: {apart:.2f} times; averaging takes {1 - ratio / apart:.0%}",
+        f"scaling    two ranks train ResNet18 {ratio:.2f} times as fast as one, a core each: "
+        f"efficiency {ratio / 2:.2f} (goal >= 0.85). Two that do not average their gradients: "
+        f"{apart:.2f} times; averaging takes {1 - ratio / apart:.0%}",
         flush=True,
     )
     return {"efficiency": ratio / 2, "without averaging": apart / 2}

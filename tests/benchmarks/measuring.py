@@ -1,4 +1,4 @@
-"""The command line of a benchmark: which of its measures to take, and where to write what came out."""
+"""The command line of a benchmark: which of its measures to take, and where to write them."""
 
 import argparse
 import json
@@ -8,7 +8,10 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def main(about, measures, name):
-    """Take all of `measures` (dict of functions), or the one of --only; write their results to --output, default runs/bench-<name>.json."""
+    """Take all of `measures` (dict of functions), or the one of --only, and write the results.
+
+    They go to --output, by default runs/bench-<name>.json.
+    """
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument(
         "--output",

@@ -1,12 +1,15 @@
-"""What the mnist tutorial shows, measured: ways to average gradients, launchers, and the input pipeline.
+"""What the mnist tutorial shows, measured: ways to average gradients, launchers, the pipeline.
 
     python tests/benchmarks/mnist.py [--output FILE.json] [--only NAME]
 
-| name      | what                                                                                                            |
-|-----------|-----------------------------------------------------------------------------------------------------------------|
-| averaging | a training step of two ranks: an all_reduce per gradient by hand, one for all in a bucket, DDP (ms)               |
-| launchers | from the command to both ranks' first backward: Dask (warm), torchrun, srun and sbatch (a real Slurm, where installed) |
-| pipeline  | one epoch of batches of 128: digits as one uint8 tensor, against torchvision's MNIST with four loader workers       |
+| name      | what                                                                              |
+|-----------|-----------------------------------------------------------------------------------|
+| averaging | a training step of two ranks: an all_reduce per gradient by hand, one for all in  |
+|           | a bucket, DDP (ms)                                                                |
+| launchers | from the command to both ranks' first backward: Dask (warm), torchrun, srun and   |
+|           | sbatch (a real Slurm, where installed)                                            |
+| pipeline  | one epoch of batches of 128: digits as one uint8 tensor, against torchvision's    |
+|           | MNIST with four loader workers                                                    |
 """
 
 import json
@@ -30,7 +33,10 @@ sys.path.insert(0, str(REPOSITORY / "tests" / "hpc"))
 
 
 def averaging(steps=200):
-    """Median seconds of a step for each way, on this rank; the autoencoder of the tutorial, 64 digits on each of two ranks."""
+    """Median seconds of a step for each way, on this rank.
+
+    It is the autoencoder of the tutorial, 64 digits on each of two ranks.
+    """
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -46,13 +52,14 @@ def averaging(steps=200):
         bucket = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(bucket)
         bucket /= dist.get_world_size()
-        for gradient, part in zip(
-            gradients, bucket.split([gradient.numel() for gradient in gradients])
-        ):
+        sizes = [gradient.numel() for gradient in gradients]
+        for gradient, part in zip(gradients, bucket.split(sizes)):
             gradient.copy_(part.view_as(gradient))
 
     torch.set_num_threads(1)
-    digits, seconds = torch.rand(64, 784), {"one by one": [], "bucket": [], "DDP": []}
+    digits = torch.rand(64, 784)
+    seconds = {"one by one": [], "bucket": [], "DDP": []}
+    by_hand = {"one by one": one_by_one, "bucket": in_a_bucket}
     models = {}
     for name in seconds:
         torch.manual_seed(0)
@@ -66,11 +73,8 @@ def averaging(steps=200):
             nn.Linear(128, 784),
         )
         model = DistributedDataParallel(network) if name == "DDP" else network
-        models[name] = (
-            model,
-            torch.optim.Adam(model.parameters()),
-            {"one by one": one_by_one, "bucket": in_a_bucket}.get(name, lambda model: None),
-        )
+        average = by_hand.get(name, lambda model: None)
+        models[name] = (model, torch.optim.Adam(model.parameters()), average)
     for step in range(20 + steps):
         for name, (model, optimizer, average) in models.items():
             dist.barrier()
@@ -88,14 +92,11 @@ def averaging(steps=200):
 def measure_averaging():
     with ddp.connect("local", workers=2) as client:
         found = ddp.launch(client, averaging, workers=2).result
-    print(
-        "averaging  "
-        + "   ".join(
-            f"{name} {seconds * 1e3:.1f} ms ({seconds / found['DDP']:.2f} x DDP)"
-            for name, seconds in found.items()
-        ),
-        flush=True,
-    )
+    ways = [
+        f"{name} {seconds * 1e3:.1f} ms ({seconds / found['DDP']:.2f} x DDP)"
+        for name, seconds in found.items()
+    ]
+    print("averaging  " + "   ".join(ways), flush=True)
     return found
 
 
@@ -109,43 +110,26 @@ def measure_launchers():
         with tempfile.TemporaryDirectory() as folder:
             began = time.time()
             start(folder)
-            return (
-                max(
-                    json.loads((Path(folder) / f"{rank}.json").read_text())["finished"]
-                    for rank in range(2)
-                )
-                - began
-            )
+            left = [(Path(folder) / f"{rank}.json").read_text() for rank in range(2)]
+            return max(json.loads(text)["finished"] for text in left) - began
 
     def measure(name, start):
         results[name] = [seconds(start) for _ in range(REPEATS)]
         print(f"launchers  {name:<12} {statistics.median(results[name]):6.2f} s", flush=True)
 
+    def with_torchrun(folder):
+        torchrun = "-m torch.distributed.run --standalone --nproc-per-node=2".split()
+        command = [sys.executable, *torchrun, RANKS, "first_backward", folder]
+        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+
     with ddp.connect("local", workers=2) as client:
+
+        def with_dask(folder):
+            ddp.launch(client, ranks.first_backward, directory=f"{folder}/run", folder=folder)
+
         ddp.launch(client, ddp.rank)
-        measure(
-            "Dask, warm",
-            lambda folder: ddp.launch(
-                client, ranks.first_backward, directory=f"{folder}/run", folder=folder
-            ),
-        )
-    measure(
-        "torchrun",
-        lambda folder: subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--nproc-per-node=2",
-                RANKS,
-                "first_backward",
-                folder,
-            ],
-            check=True,
-            stderr=subprocess.DEVNULL,
-        ),
-    )
+        measure("Dask, warm", with_dask)
+    measure("torchrun", with_torchrun)
     if why_not():
         print(f"launchers  srun and sbatch not measured: {why_not()}")
         return results
@@ -154,27 +138,21 @@ def measure_launchers():
         with running_slurm(Path(place) / "slurm") as variables:
             environment = {**os.environ, **variables}
             command = f"srun --ntasks=2 {sys.executable} {RANKS} first_backward"
-            measure(
-                "srun",
-                lambda folder: subprocess.run(
-                    [*command.split(), folder], check=True, env=environment
-                ),
-            )
-            measure(
-                "sbatch",
-                lambda folder: subprocess.run(
-                    [
-                        "sbatch",
-                        "--wait",
-                        "--ntasks=2",
-                        f"--output={place}/log",
-                        f"--wrap={command} {folder}",
-                    ],
+
+            def with_srun(folder):
+                subprocess.run([*command.split(), folder], check=True, env=environment)
+
+            def with_sbatch(folder):
+                sbatch = ["sbatch", "--wait", "--ntasks=2", f"--output={place}/log"]
+                subprocess.run(
+                    [*sbatch, f"--wrap={command} {folder}"],
                     check=True,
                     env=environment,
                     stdout=subprocess.DEVNULL,
-                ),
-            )
+                )
+
+            measure("srun", with_srun)
+            measure("sbatch", with_sbatch)
     return results
 
 
@@ -185,9 +163,8 @@ def measure_pipeline():
     from ddp_common.data.datasets import fetch, read_idx
 
     folder = fetch("mnist").path
-    images, labels = (
-        read_idx(folder / f"digits-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1")
-    )
+    images = read_idx(folder / "digits-images-idx3-ubyte.gz")
+    labels = read_idx(folder / "digits-labels-idx1-ubyte.gz")
 
     class Digits(Dataset):
         def __len__(self):
@@ -198,12 +175,8 @@ def measure_pipeline():
 
     def ours():
         sampler = ddp.ElasticSampler(len(images), 128)
-        return sum(
-            len(digits)
-            for digits, _ in DataLoader(
-                Digits(), batch_sampler=sampler, collate_fn=lambda batch: batch
-            )
-        )
+        loader = DataLoader(Digits(), batch_sampler=sampler, collate_fn=lambda batch: batch)
+        return sum(len(digits) for digits, _ in loader)
 
     with tempfile.TemporaryDirectory() as root:
         raw = Path(root) / "MNIST" / "raw"
@@ -219,22 +192,19 @@ def measure_pipeline():
             root, train=True, transform=torchvision.transforms.ToTensor()
         )
 
-        warnings.filterwarnings(
-            "ignore", message="This DataLoader will create"
-        )  # more workers than cores: that is what is measured
+        # more workers than cores: that is what is measured
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
 
         def original():
-            return sum(
-                len(digits)
-                for digits, _ in DataLoader(theirs, batch_size=128, shuffle=True, num_workers=4)
-            )
+            loader = DataLoader(theirs, batch_size=128, shuffle=True, num_workers=4)
+            return sum(len(digits) for digits, _ in loader)
 
         assert ours() == original() == len(images)
         pairs = [(timed(ours), timed(original)) for _ in range(3)]
     mine, other = (statistics.median(values) for values in zip(*pairs))
     print(
-        f"pipeline   an epoch of {len(images):,} digits: one uint8 tensor {mine:.3f} s, torchvision with 4 workers {other:.2f} s: "
-        f"{other / mine:.0f} times (goal >= 10)",
+        f"pipeline   an epoch of {len(images):,} digits: one uint8 tensor {mine:.3f} s, "
+        f"torchvision with 4 workers {other:.2f} s: {other / mine:.0f} times (goal >= 10)",
         flush=True,
     )
     return pairs

@@ -1,9 +1,10 @@
-"""What one rank of the benchmark does; the same functions under `ddp.launch` and, run as a script, under torchrun.
+"""What one rank of the benchmark does, under `ddp.launch` and, run as a script, under torchrun.
 
     torchrun --nproc-per-node 2 ranks.py FUNCTION FOLDER [STEPS]
 
-Every rank leaves what it measured in FOLDER/<rank>.json: all ranks are on this host, so their files and clocks are the
-benchmark's too. The model is that of the pets tutorial in its laptop size, the batches are random characters.
+Every rank leaves what it measured in FOLDER/<rank>.json: all ranks are on this host, so their
+files and clocks are the benchmark's too. The model is that of the pets tutorial in its laptop
+size, the batches are random characters.
 """
 
 import json
@@ -23,7 +24,10 @@ WARM_UP = 20  # steps before the clock starts
 
 
 class NextLetter(nn.Module):
-    """An LSTM that reads WIDTH characters, int64 of shape (batch, WIDTH), and scores the next one: (batch, LETTERS)."""
+    """An LSTM that reads WIDTH characters, int64 (batch, WIDTH), and scores the next one.
+
+    The scores have the shape (batch, LETTERS).
+    """
 
     def __init__(self):
         super().__init__()
@@ -42,9 +46,13 @@ def first_backward(folder):
 
 
 def memory(folder, bare):
-    """The memory (bytes) after the first backward: of this rank, of its forkserver, and of the process with the id `bare`."""
+    """The memory (bytes) after the first backward.
+
+    Of this rank, of its forkserver, and of the process with the id `bare`.
+    """
     _one_backward()
-    torch.distributed.barrier()  # between the two barriers all ranks are there, and share what they share
+    # between the two barriers all ranks are there, and share what they share
+    torch.distributed.barrier()
     processes = {
         "rank": psutil.Process(),
         "forkserver": psutil.Process().parent(),
@@ -55,12 +63,10 @@ def memory(folder, bare):
 
 
 def steps(folder, count):
-    """The mean time and processor time (s) of `count` training steps, each of which ends with a report."""
+    """The mean time and processor time (s) of `count` training steps, each with a report."""
     torch.set_num_threads(1)
-    contexts, targets = (
-        torch.randint(LETTERS, (GLOBAL_BATCH * 50, WIDTH)),
-        torch.randint(LETTERS, (GLOBAL_BATCH * 50,)),
-    )
+    contexts = torch.randint(LETTERS, (GLOBAL_BATCH * 50, WIDTH))
+    targets = torch.randint(LETTERS, (GLOBAL_BATCH * 50,))
     sampler = ddp.ElasticSampler(len(contexts), GLOBAL_BATCH)
     model = DDP(NextLetter())
     optimizer = torch.optim.Adam(model.parameters())
@@ -69,10 +75,8 @@ def steps(folder, count):
         for batch in sampler:
             if done == WARM_UP:
                 began, cpu_began = time.perf_counter(), time.process_time()
-            loss = (
-                nn.functional.cross_entropy(model(contexts[batch]), targets[batch])
-                * sampler.weight
-            )
+            loss = nn.functional.cross_entropy(model(contexts[batch]), targets[batch])
+            loss = loss * sampler.weight
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -91,9 +95,9 @@ def _one_backward():
     torch.set_num_threads(1)
     share = GLOBAL_BATCH // ddp.world_size()
     model = DDP(NextLetter())
-    nn.functional.cross_entropy(
-        model(torch.randint(LETTERS, (share, WIDTH))), torch.randint(LETTERS, (share,))
-    ).backward()
+    scores = model(torch.randint(LETTERS, (share, WIDTH)))
+    targets = torch.randint(LETTERS, (share,))
+    nn.functional.cross_entropy(scores, targets).backward()
 
 
 def _memory_of(process):

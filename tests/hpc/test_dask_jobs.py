@@ -159,8 +159,8 @@ def test_a_job_that_is_cancelled_in_the_middle_is_submitted_again_and_the_weight
     assert equal(weights(tmp_path / "run"), weights(undisturbed))
 
 
-# Jobs of two minutes, whose ranks are told to leave 40 s after the job's start: on a busy machine it
-# takes 30 s of them until they train. LONGER is longer than that also on a quick machine.
+# Jobs of two minutes, whose ranks are told to leave 40 s after the job's start: on a busy machine
+# it takes 30 s of them until they train. LONGER is longer than that also on a quick machine.
 LIMIT = "walltime=00:02:00 warning=80"
 LONGER = {"SET": "epochs=32 hidden=16 batch_size=512 seed=3", "RESTARTS": "40"}
 

@@ -46,8 +46,10 @@ def test_the_end_of_an_epoch_belongs_to_the_next_one(tmp_path):
 
 
 def test_every_t_seconds(tmp_path):
+    began = time.monotonic()
     written, _ = train(tmp_path, epochs=1, pause=0.05, every_seconds=0.12, keep=9)
-    assert 1 <= len(written) <= 4
+    most = (time.monotonic() - began) / 0.12  # four, where the machine sleeps no longer than told
+    assert 1 <= len(written) <= most
 
 
 def test_a_save_that_was_asked_for_is_not_repeated(tmp_path):
