@@ -6,8 +6,10 @@ from pathlib import Path
 class Error(Exception):
     """Something the reader can put right: bad input, missing data, no workers.
 
-    The command line prints it without a traceback.
+    The command line prints it without a traceback. `directory` is the run's, where there is one.
     """
+
+    directory: Path | None = None
 
 
 class RankFailed(Error):

@@ -95,7 +95,7 @@ class Attempt:
         self.stall_timeout = stall_timeout
         self.known = Known(addresses)
         self.futures: list[Future] = []
-        self.checkpoints: Checkpoints | None = None
+        self._checkpoints: Checkpoints | None = None  # until the attempt has begun
         self.progress = Progress()
         self.began = time.monotonic()
         self.looked = self.began  # when `_look_around` was last called
@@ -113,10 +113,7 @@ class Attempt:
         try:
             self._start(payload, previous, number)
             return self._follow()
-        except (
-            OSError,
-            CancelledError,
-        ):  # Dask says so when a worker or the scheduler cannot be reached
+        except (OSError, CancelledError):  # a worker, or the scheduler, cannot be reached
             failure = self._failure_at_start()
             if failure is None:
                 raise
@@ -127,6 +124,11 @@ class Attempt:
             finally:
                 Attempt.running -= 1
 
+    @property
+    def checkpoints(self) -> Checkpoints:
+        assert self._checkpoints is not None, "the attempt has begun"
+        return self._checkpoints
+
     # Starting
 
     def _start(self, payload: bytes, previous: Exception | None, number: int) -> None:
@@ -135,25 +137,24 @@ class Attempt:
         """
         with contextlib.suppress(OSError):  # it says so itself
             self.directory.check()
-        function = getattr(self.directory, "function", None)
-        self.config = describe(self.addresses, self.directory.path, function)
+        self.config = describe(self.addresses, self.directory.path, self.directory.function)
         if may_be_written(self.config, self.directory.path):
             self._write_config()
-        self.checkpoints = Checkpoints(
+        self._checkpoints = Checkpoints(
             self.client, self.run_id, self.directory.path / "checkpoints", self.addresses
         )
         if previous is not None:
             self._note_restart(previous, number)
         first = self.addresses[:1]
         (store,) = self.client.run(agent.listen, self.run_id, workers=first).values()
-        if (
-            len(payload) > LARGE
-        ):  # to one worker, from which the others take it: not through the scheduler
+        if len(payload) > LARGE:
+            # To one worker, from which the others take it: not through the scheduler
             payload = self.client.scatter(payload, workers=first, hash=False)
         for spec in self._specs(store):
             self._submit(spec, payload)
 
     def _write_config(self) -> None:
+        assert self.config is not None, "it is to be written yet"
         self.directory.write_json("config.json", self.config)
         self.config = None
 
@@ -295,6 +296,7 @@ class Attempt:
             raise self._stalled(waiting)
 
     def _stalled(self, waiting: list[int]) -> Exception:
+        assert self.stall_timeout is not None, "without it no rank counts as stalled"
         found = self._where_ranks_are()
         states = {rank: answer[0] if answer else None for rank, answer in found.items()}
         stacks = {
@@ -398,6 +400,7 @@ class Attempt:
         import torch  # not at the top: it takes a second, and the workers are starting meanwhile
 
         place = self.known.ended[0]
+        assert place.result_size is not None, "rank 0 has finished"
         if place.result_size > LARGE_RESULT:
             size = f"{place.result_size / 2**20:,.0f} MiB"
             self.directory.log(f"fetching the result of rank 0: {size}")
@@ -471,11 +474,11 @@ class Attempt:
         """Get the checkpoints that are still on their way from workers that do not see the run
         directory.
         """
-        if self.checkpoints is None:
+        if self._checkpoints is None:
             return
         lost = {rank for rank, end in self.known.ended.items() if end.how == "lost"}
         lost |= self.known.lost_late
-        problem = self.checkpoints.close({self.addresses[rank] for rank in lost})
+        problem = self._checkpoints.close({self.addresses[rank] for rank in lost})
         if problem:
             self.directory.problem(
                 f"The newest checkpoint could not be fetched: {problem}", "fetch"
@@ -490,4 +493,5 @@ def _why_cancelled(future: Future) -> str | None:
     """Dask's word for why a task was cancelled; None if it was not."""
     if future.status != "cancelled":
         return None
+    assert future._state is not None, "it has a status"
     return getattr(future._state.exception, "reason", None)

@@ -36,13 +36,11 @@ class WorkerLost:
 
 @dataclass
 class TaskEnded:
-    """The Dask task of a rank has ended: 'finished', 'error' or 'cancelled', and in that case
-    why.
-    """
+    """The Dask task of a rank has ended: 'finished', 'error' or 'cancelled'."""
 
     rank: int
-    status: str
-    reason: str | None
+    status: str | None  # None: Dask has forgotten it
+    reason: str | None  # why it was cancelled
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ def placement(
     deadline = time.monotonic() + timeout
 
     def claim() -> dict[str, Any]:
-        active = list(client.ddp_inboxes)
+        active = list(client.__dict__["ddp_inboxes"])
         return _ask_scheduler(client, _claim, run_id, client.id, active, wanted, least, most)
 
     try:

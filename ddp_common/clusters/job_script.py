@@ -9,6 +9,7 @@ import importlib
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import dask
 from distributed.security import Security
@@ -33,7 +34,7 @@ def is_batch(profile: dict) -> bool:
     return profile["cluster"].startswith("dask_jobqueue.")
 
 
-def cluster_class(name: str) -> type:
+def cluster_class(name: str) -> type[Any]:
     """The class that a profile names. Raises `Error` if it cannot be imported."""
     module, _, attribute = name.rpartition(".")
     try:

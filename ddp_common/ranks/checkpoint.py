@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -45,7 +46,7 @@ PLAIN = (
     torch.device,
 )
 
-_unfinished = set()  # checkpoints of this process that are being written
+_unfinished: set["Checkpoint"] = set()  # checkpoints of this process that are being written
 
 
 class Checkpoint:
@@ -81,10 +82,10 @@ class Checkpoint:
         self.parts = dict(parts)
         if "model" in parts:
             self.parts["model"] = getattr(parts["model"], "module", parts["model"])
-        self._writer = None  # the thread that writes
-        self._problem = None  # the `Error` of the last save
-        self._copies = {}  # of the parts' states at the last save
-        self._saved_step = None
+        self._writer: threading.Thread | None = None  # the thread that writes
+        self._problem: Error | None = None  # the `Error` of the last save
+        self._copies: dict[str, Any] = {}  # of the parts' states at the last save
+        self._saved_step: int | None = None
         self._saved_at = time.monotonic()
         self._check_options()
         self._listen_to_sampler()
@@ -263,9 +264,9 @@ def copy_of(value, earlier, where: str):
     if isinstance(value, torch.Tensor):
         return _copy_of_tensor(value, earlier)
     if isinstance(value, dict):
-        old = earlier if isinstance(earlier, dict) else {}
+        known = earlier if isinstance(earlier, dict) else {}
         return {
-            copy_of(key, None, where): copy_of(each, old.get(key), f"{where}[{key!r}]")
+            copy_of(key, None, where): copy_of(each, known.get(key), f"{where}[{key!r}]")
             for key, each in value.items()
         }
     if type(value) in (list, tuple):

@@ -91,7 +91,7 @@ def process_group(
         return
     server, store = _join(place, listener, timeout)
     with _explain_second_group():
-        yield _device
+        yield device()
     _leave(place, server, store, timeout)
 
 

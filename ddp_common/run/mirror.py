@@ -39,7 +39,7 @@ class Mirror:
         import fsspec  # only for those who use a URL: it would slow down the command line
 
         self.url = url
-        self.sent = {}  # relative path -> the version of the file that was uploaded
+        self.sent: dict[Path, tuple[int, int]] = {}  # relative path -> version that was uploaded
         self.lock = threading.Lock()
         self.finished = False
         try:

@@ -24,6 +24,7 @@ from multiprocessing.process import BaseProcess
 from typing import BinaryIO
 
 import psutil
+from dask.typing import Key
 from distributed import Status, Worker, get_worker
 from distributed.comm import get_address_host
 
@@ -84,7 +85,7 @@ def tell_to_stop() -> None:
     """Send SIGTERM to the rank on this worker, if there is one."""
     if _running is not None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(_running.process.pid, signal.SIGTERM)
+            os.kill(_running.pid, signal.SIGTERM)
 
 
 def where_is_it() -> tuple[str, str] | None:
@@ -93,7 +94,8 @@ def where_is_it() -> tuple[str, str] | None:
     """
     if _running is None:
         return None
-    pid, stacks = _running.process.pid, _running.stacks
+    pid = _running.pid
+    stacks = _running.stacks
     with (
         contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError),
         Connection(os.dup(stacks.fileno())) as own,
@@ -138,9 +140,7 @@ def run_rank(spec: RankSpec, payload: bytes) -> bytes | memoryview | None:
         try:
             rank = _make_rank(worker, spec, payload)
             has_started = _start(rank, is_wanted)
-        except (
-            Exception
-        ):  # whatever it was, the client must learn of it: it waits for this rank's end
+        except Exception:  # of any kind: the client, which waits for this rank, must learn of it
             message = "The rank could not be started."
             send(Ended("raised", message=message, traceback=traceback.format_exc()))
             return None
@@ -150,7 +150,7 @@ def run_rank(spec: RankSpec, payload: bytes) -> bytes | memoryview | None:
         return _follow(rank, worker, send, is_wanted)
 
 
-def _is_wanted(worker: Worker, key: str) -> bool:
+def _is_wanted(worker: Worker, key: Key) -> bool:
     """False once the client has cancelled the task, closed or died, and when the worker itself
     is closing.
     """
@@ -171,6 +171,13 @@ class Rank:
     result_file: BinaryIO | None  # for rank 0's result
     given: list  # what is the rank's own, to be closed here once it has it
 
+    @property
+    def pid(self) -> int:
+        """The number of the process, once it has been started."""
+        pid = self.process.pid
+        assert pid is not None
+        return pid
+
     def close(self) -> None:
         for end in (self.messages, self.output, self.stacks):
             end.close()
@@ -181,7 +188,9 @@ def _make_rank(worker: Worker, spec: RankSpec, payload: bytes) -> Rank:
     global _listener
     listener = result_file = result_end = None
     if spec.rank == 0:
-        (run_id, listener), _listener = _listener, None
+        assert _listener is not None, "the client calls `listen` first"
+        run_id, listener = _listener
+        _listener = None
         assert run_id == spec.run, "another run's store"
         result_file = open_result_file(spec.run)
         result_end = Connection(os.dup(result_file.fileno()))  # as a connection it can be sent
@@ -262,7 +271,7 @@ def _follow(
     """From the start of a rank's process to its last message; returns what `run_rank` does."""
     global _running
     _running = rank
-    send(Started(rank.process.pid, socket.gethostname()))
+    send(Started(rank.pid, socket.gethostname()))
     try:
         ending, as_bytes = _watch(rank, send, is_wanted, MemoryLimit(worker, rank.process))
     finally:
@@ -361,6 +370,7 @@ def _kill(process: BaseProcess) -> list[int]:
 
 
 def _kill_group(process: BaseProcess) -> None:
+    assert process.pid is not None, "it has been started"
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             kill(process.pid, signal.SIGKILL)

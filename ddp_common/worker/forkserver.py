@@ -5,6 +5,7 @@ it first.
 """
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import tempfile
 from multiprocessing.context import ForkServerContext
@@ -21,7 +22,8 @@ def start_forkserver() -> ForkServerContext:
     have no children, and a malloc that returns every 64 KB to the system makes each training
     step fault its memory in again. The path of its socket must be short (unix(7)).
     """
-    multiprocessing.current_process()._config["daemon"] = False
+    process = multiprocessing.current_process()
+    process._config["daemon"] = False  # type: ignore[attr-defined]  # private to multiprocessing
     os.environ.pop("MALLOC_TRIM_THRESHOLD_", None)
     if len(tempfile.gettempdir()) > LONGEST_FOLDER:
         tempfile.tempdir = "/tmp"
@@ -37,4 +39,5 @@ def guard() -> int | None:
 
     None before the forkserver has been started.
     """
-    return multiprocessing.forkserver._forkserver._forkserver_pid
+    server = multiprocessing.forkserver._forkserver
+    return server._forkserver_pid  # type: ignore[attr-defined]  # private to multiprocessing
