@@ -27,6 +27,8 @@ CLUSTER_ONLY = {
     "n_workers",
     "name",
 }
+# Classes of this package that have moved: what an older profile names -> where it is now
+MOVED = {"ddp_common.saturn.SaturnCluster": "ddp_common.clusters.saturn.SaturnCluster"}
 ROLES = ("client", "scheduler", "worker")
 
 
@@ -36,6 +38,7 @@ def is_batch(profile: dict) -> bool:
 
 def cluster_class(name: str) -> type[Any]:
     """The class that a profile names. Raises `Error` if it cannot be imported."""
+    name = MOVED.get(name, name)
     module, _, attribute = name.rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)
