@@ -32,7 +32,7 @@ from ddp_common.client.verdict import (
     stalled,
     verdict,
 )
-from ddp_common.errors import Error
+from ddp_common.errors import Error, first_line
 from ddp_common.messages import (
     CheckpointFailed,
     CheckpointSaved,
@@ -159,7 +159,7 @@ class Attempt:
         self.config = None
 
     def _note_restart(self, previous: Exception, number: int) -> None:
-        reason = str(previous).splitlines()[0]
+        reason = first_line(previous)
         resumed = self.checkpoints.resumed
         step = step_of(resumed) if resumed is not None else 0
         ranks = len(self.addresses)

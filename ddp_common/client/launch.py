@@ -19,7 +19,7 @@ from ddp_common.client.connection import refuse_unusable
 from ddp_common.client.inbox import open_inbox
 from ddp_common.client.payload import pickled
 from ddp_common.client.placement import placement
-from ddp_common.errors import Error, RankFailed, RunStopped
+from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 from ddp_common.files import absolute
 from ddp_common.run.config import current, run_to_resume
 from ddp_common.run.places import new_directory
@@ -118,7 +118,7 @@ def launch(
     except Error as error:
         if failures and not isinstance(error, (RankFailed, RunStopped)):
             assert run_directory is not None, "an attempt has failed in it"
-            reason = str(failures[-1]).splitlines()[0]
+            reason = first_line(failures[-1])
             error.args = (f"{error}\nIt was to restart because: {reason}",)
             error.directory = run_directory.path
         raise

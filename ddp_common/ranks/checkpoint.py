@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ddp_common.errors import Error
+from ddp_common.errors import Error, first_line
 from ddp_common.files import make_private
 from ddp_common.messages import CheckpointFailed, CheckpointSaved
 from ddp_common.ranks import reporting
@@ -245,13 +245,7 @@ def _cause_of(error):
     # torch raises an error of its own in the context of what the disk says.
     while not isinstance(error, OSError) and error.__context__ is not None:
         error = error.__context__
-    strerror = getattr(error, "strerror", None)
-    if strerror:
-        return strerror
-    lines = str(error).splitlines()
-    if lines and lines[0]:
-        return lines[0]
-    return type(error).__name__
+    return getattr(error, "strerror", None) or first_line(error)
 
 
 def copy_of(value, earlier, where: str):
@@ -308,7 +302,7 @@ def load(path: Path):
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
         lines = str(error).splitlines()
         reasons = [line.strip() for line in lines if "Unpickler error" in line]
-        reason = reasons[0] if reasons else lines[0]
+        reason = reasons[0] if reasons else first_line(error)
         raise Error(
             f"{path} cannot be loaded without executing code, so it was not. It may hold more "
             "than tensors and plain Python values (NumPy numbers, say), or come from elsewhere. "
