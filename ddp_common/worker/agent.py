@@ -1,12 +1,12 @@
-"""The worker's side of a run: a Dask task that starts one rank as a process of its own,
-watches it, and ends it when told to.
+"""The worker's side of a run: a Dask task that starts one rank, watches it, and ends it.
 
-The rank is forked from a `multiprocessing` forkserver that has torch imported (`forkserver`),
-so it starts in a fraction of a second, can be killed at any moment, and leaves nothing behind
-in the worker. Relies on Dask: when the client cancels the task, or dies, the task's state
-becomes 'cancelled' while it runs. Promises: one rank at a time; when the task ends, its rank
-is gone, and so is all that the rank has started, in whatever session (`descendants`); before
-that, the client was sent what the rank reported and printed, and how it ended.
+The rank is a process of its own, and ended when the client says so. It is forked from a
+`multiprocessing` forkserver that has torch imported (`forkserver`), so it starts in a fraction of
+a second, can be killed at any moment, and leaves nothing behind in the worker. Relies on Dask:
+when the client cancels the task, or dies, the task's state becomes 'cancelled' while it runs.
+Promises: one rank at a time; when the task ends, its rank is gone, and so is all that the rank has
+started, in whatever session (`descendants`); before that, the client was sent what the rank
+reported and printed, and how it ended.
 """
 
 import contextlib
@@ -61,11 +61,10 @@ _running = None  # the `Rank` on this worker, while there is one
 
 
 def listen(run_id: str, dask_worker: Worker) -> tuple[str, int, str]:
-    """Bind a free port on the address by which Dask reaches this worker; rank 0's store will
-    listen there.
+    """Bind a port for rank 0's store, on the address by which Dask reaches this worker.
 
-    Returns (host, port, secret). Who knows the secret is one of the run's ranks; it travels as
-    Dask's own messages do.
+    The port is any that is free. Returns (host, port, secret). Who knows the secret is one of the
+    run's ranks; it travels as Dask's own messages do.
     """
     global _listener
     if _listener is not None:  # left by a launch that came no further
@@ -89,8 +88,9 @@ def tell_to_stop() -> None:
 
 
 def where_is_it() -> tuple[str, str] | None:
-    """The state of the process of the rank on this worker, and its Python stack; None without
-    a rank.
+    """The state of the process of the rank on this worker, and its Python stack.
+
+    None without a rank.
     """
     if _running is None:
         return None
@@ -151,8 +151,10 @@ def run_rank(spec: RankSpec, payload: bytes) -> bytes | memoryview | None:
 
 
 def _is_wanted(worker: Worker, key: Key) -> bool:
-    """False once the client has cancelled the task, closed or died, and when the worker itself
-    is closing.
+    """Whether the client still wants a rank.
+
+    It does not once it has cancelled the task, closed or died; nor is a rank wanted when the
+    worker itself is closing.
     """
     task = worker.state.tasks.get(key)
     if task is None or task.state in ("cancelled", "resumed"):
@@ -251,7 +253,7 @@ def _start(rank: Rank, is_wanted: Callable[[], bool]) -> bool:
         for end in rank.given:
             end.close()
         if abandoned.is_set() and not errors:
-            _kill_group(rank.process)  # what it may have started, the next rank's agent ends
+            _kill_group(rank)  # what it may have started, the next rank's agent ends
 
     starting = threading.Thread(target=start, daemon=True)
     starting.start()
@@ -273,10 +275,10 @@ def _follow(
     _running = rank
     send(Started(rank.pid, socket.gethostname()))
     try:
-        ending, as_bytes = _watch(rank, send, is_wanted, MemoryLimit(worker, rank.process))
+        ending, as_bytes = _watch(rank, send, is_wanted, MemoryLimit(worker, rank.pid))
     finally:
         _running = None
-        left = _kill(rank.process)
+        left = _kill(rank)
         rank.close()
     for pid in left:
         text = (
@@ -357,21 +359,19 @@ def _ending(last_word: Message | None, exitcode: int | None) -> tuple[Ended, byt
     return Ended("exited", exitcode), None
 
 
-def _kill(process: BaseProcess) -> list[int]:
-    """End the rank and all that it has started, and wait until it is gone; returns the numbers
-    of processes that are not.
+def _kill(rank: Rank) -> list[int]:
+    """End the rank and all that it has started, and wait until it is gone.
 
-    First its process group at one blow, which is most of it; then what has a session or group
-    of its own, or lost its parent.
+    First its process group at one blow, which is most of it; then what has a session or group of
+    its own, or lost its parent. Returns the numbers of processes that are not gone.
     """
     guard = forkserver.guard()
-    _kill_group(process)
-    return descendants.end(lambda: descendants.of_rank(process.pid, guard))
+    _kill_group(rank)
+    return descendants.end(lambda: descendants.of_rank(rank.pid, guard))
 
 
-def _kill_group(process: BaseProcess) -> None:
-    assert process.pid is not None, "it has been started"
+def _kill_group(rank: Rank) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
-            kill(process.pid, signal.SIGKILL)
-    process.join()
+            kill(rank.pid, signal.SIGKILL)
+    rank.process.join()
