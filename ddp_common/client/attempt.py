@@ -132,8 +132,9 @@ class Attempt:
     # Starting
 
     def _start(self, payload: bytes, previous: Exception | None, number: int) -> None:
-        """Describe the attempt, settle where checkpoints are, open the store's socket, submit
-        a task for each rank.
+        """Begin the attempt, up to a submitted task for each rank.
+
+        Describes it, settles where checkpoints are, and opens the socket of the store.
         """
         with contextlib.suppress(OSError):  # it says so itself
             self.directory.check()
@@ -211,8 +212,9 @@ class Attempt:
         future.add_done_callback(note_end)
 
     def _failure_at_start(self) -> Exception | None:
-        """What became of a worker, or the scheduler, that was asked and did not answer; None
-        if both are there.
+        """What became of a worker, or the scheduler, that was asked and did not answer.
+
+        None if both are there.
         """
         deadline = time.monotonic() + CAUSE_TIMEOUT
         while (
@@ -231,8 +233,9 @@ class Attempt:
     # Following
 
     def _follow(self) -> Any:
-        """Take in messages until every rank is done; returns rank 0's result. Raises at the
-        first failure.
+        """Take in messages until every rank is done; returns rank 0's result.
+
+        Raises at the first failure.
         """
         decision = verdict(self.known)
         while isinstance(decision, GoesOn):
@@ -280,8 +283,9 @@ class Attempt:
         return wording.scheduler_lost(address, self.directory.path)
 
     def _look_around(self) -> None:
-        """What no message tells: that this program shall stop, and that a rank makes no
-        progress.
+        """See to what no message tells.
+
+        That is: this program shall stop, or a rank makes no progress.
         """
         self.looked = time.monotonic()
         if interrupted:
@@ -310,8 +314,9 @@ class Attempt:
         )
 
     def _where_ranks_are(self) -> dict[int, tuple[str, str] | None]:
-        """Of each rank that lives the state of its process and its stack; None where its
-        worker does not answer in time.
+        """Of each rank that lives, the state of its process and its stack.
+
+        None where its worker does not answer in time.
         """
         alive = {
             rank: address
@@ -423,8 +428,9 @@ class Attempt:
         return result
 
     def _look_while_fetching(self) -> bool:
-        """Whether it is still worth while to wait for the result: Dask would wait for a dead
-        worker for ever.
+        """Whether it is still worth while to wait for the result.
+
+        Dask would wait for a dead worker for ever.
         """
         self._take_what_is_there()
         self._look_around()
@@ -471,8 +477,9 @@ class Attempt:
             self._take_next(0.1)
 
     def _finish_fetching(self) -> None:
-        """Get the checkpoints that are still on their way from workers that do not see the run
-        directory.
+        """Get the last checkpoints of workers that do not see the run directory.
+
+        They may still be on their way.
         """
         if self._checkpoints is None:
             return

@@ -1,9 +1,9 @@
-"""`launch`: choose workers, start one rank on each, and start again from the newest checkpoint
-when one fails.
+"""`launch`: start one rank on each of some workers; after a failure, start again.
 
-Data flows one way: client -> agent -> rank -> messages -> client. Relies on the workers being
-processes that can import `ddp_common`; `attempt` follows one set of ranks. Promises: when
-`launch` returns or raises, every rank that it started is gone and the workers are free.
+It starts again from the newest checkpoint. Data flows one way: client -> agent -> rank -> messages
+-> client. Relies on the workers being processes that can import `ddp_common`; `attempt` follows
+one set of ranks. Promises: when `launch` returns or raises, every rank that it started is gone and
+the workers are free.
 """
 
 import os

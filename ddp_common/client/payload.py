@@ -19,8 +19,9 @@ ODD_MODULES = ("torch.classes", "torch.ops")
 
 
 def pickled(function: Callable, arguments: dict[str, Any]) -> bytes:
-    """Pickle (function, arguments, sources of notebook cells). Raises `Error` for what cannot
-    travel.
+    """Pickle (function, arguments, sources of notebook cells).
+
+    Raises `Error` for what cannot travel.
     """
     for module in ODD_MODULES:
         if module in sys.modules:

@@ -26,8 +26,9 @@ _files: dict[str, bytes] = {}
 
 
 def find_checkpoints(run_id: str, directory: str, dask_worker: Worker) -> tuple[str, bool]:
-    """Where a rank on this worker finds and leaves checkpoints, and whether that is the run
-    directory's own folder.
+    """Where a rank on this worker finds and leaves checkpoints.
+
+    Also whether that is the run directory's own folder.
     """
     _keep_few_messages(dask_worker)
     if (Path(directory) / f".seen-{run_id}").exists():
@@ -45,8 +46,9 @@ def find_checkpoints(run_id: str, directory: str, dask_worker: Worker) -> tuple[
 
 
 def _keep_few_messages(worker: Worker) -> None:
-    """Dask keeps the last thousand messages to the scheduler, for debugging: with many
-    reports, hundreds of MB.
+    """Have this worker keep few of its messages to the scheduler.
+
+    Dask keeps the last thousand, for debugging: with many reports, hundreds of MB.
     """
     stream: Any = getattr(worker, "batched_stream", None)
     if isinstance(getattr(stream, "recent_message_log", None), collections.deque):
