@@ -62,9 +62,7 @@ def main(
     exit_code = 0
     try:
         last_word = _train(environment, threads, payload, listener, result_file, messages)
-    except (
-        BaseException
-    ) as error:  # whatever it is, and wherever it came from: the client must know
+    except BaseException as error:  # whatever it is: the client must know
         last_word = _raised(error)
         exit_code = _exit_code(error)
     messages.send(last_word)
