@@ -25,7 +25,7 @@ def declare_missing_operators() -> None:
     if torch.version.cuda is not None or _library is not None:
         return
     torchvision = importlib.util.find_spec("torchvision")
-    if torchvision is None:
+    if torchvision is None or torchvision.origin is None:
         return
     compiled = list(Path(torchvision.origin).parent.glob("_C*"))
     try:

@@ -6,8 +6,10 @@ from pathlib import Path
 class Error(Exception):
     """Something the reader can put right: bad input, missing data, no workers.
 
-    The command line prints it without a traceback.
+    The command line prints it without a traceback. `directory` is the run's, where there is one.
     """
+
+    directory: Path | None = None
 
 
 class RankFailed(Error):
@@ -69,3 +71,11 @@ class SchedulerLost(Error):
     def __init__(self, message: str, *, directory: Path):
         super().__init__(message)
         self.directory = directory
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says; the name of its type if it says nothing."""
+    lines = str(error).splitlines()
+    if lines and lines[0]:
+        return lines[0]
+    return type(error).__name__

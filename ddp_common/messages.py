@@ -53,8 +53,9 @@ class Position(Message):
 
 @dataclass
 class Report(Message):
-    """A record of metrics: what `ddp.report` was called with, and when and where in training
-    that was.
+    """A record of metrics.
+
+    It has what `ddp.report` was called with, and when and where in training that was.
     """
 
     values: dict[str, Any]
@@ -62,8 +63,9 @@ class Report(Message):
 
 @dataclass
 class File(Message):
-    """A small file for the run directory. It goes to the agent, which keeps the content and
-    sends a `FileKept` instead.
+    """A small file for the run directory.
+
+    It goes to the agent, which keeps the content and sends a `FileKept` instead.
     """
 
     name: str
@@ -95,8 +97,9 @@ class Returned(Position):
 
 @dataclass
 class Done(Message):
-    """All went well. `result` is rank 0's pickled result if it could not be written into the
-    file made for it.
+    """All went well.
+
+    `result` is rank 0's pickled result if it could not be written into the file made for it.
     """
 
     result: bytes | None = None
@@ -104,8 +107,9 @@ class Done(Message):
 
 @dataclass
 class Raised(Message):
-    """An exception ended the rank. `exception` is the pickled exception as base64, None if it
-    cannot travel.
+    """An exception ended the rank.
+
+    `exception` is the pickled exception as base64, None if it cannot travel.
     """
 
     message: str
@@ -145,8 +149,9 @@ class Line(Message):
 
 @dataclass
 class FileKept(Message):
-    """A file for the run directory lies on the rank's worker, where the client fetches it by
-    its `token`.
+    """A file for the run directory, on the rank's worker.
+
+    The client fetches it there by its `token`.
     """
 
     name: str
@@ -155,12 +160,11 @@ class FileKept(Message):
 
 @dataclass
 class Ended(Message):
-    """The rank's process is gone, and so is all that it has started. The last message of a
-    rank.
+    """The rank's process is gone, and so is all that it has started.
 
-    `how` is 'done', 'raised', 'stopped', 'exited' (without a last word), 'cancelled' (the
-    client did not want it any more), or 'lost', which the client notes itself when the rank's
-    worker is gone. The other fields are those of the last word.
+    This is the last message of a rank. `how` is 'done', 'raised', 'stopped', 'exited' (without a
+    last word), 'cancelled' (the client did not want it any more), or 'lost', which the client
+    notes itself when the rank's worker is gone. The other fields are those of the last word.
     """
 
     how: str
@@ -172,21 +176,14 @@ class Ended(Message):
     in_loop: bool = True
     step: int = 0
     result_size: int | None = None  # bytes of rank 0's pickled result
-    result_path: str = (
-        ""  # where a client on the same machine may open it, instead of asking Dask for it
-    )
-    result_target: str | None = (
-        None  # of that path, which is a link: tells the file from another one of that name
-    )
+    # Where a client on the same machine may open it, instead of asking Dask for it
+    result_path: str = ""
+    # Of that path, which is a link: tells the file from another one of that name
+    result_target: str | None = None
 
 
-PROGRESS = (
-    Report,
-    Position,
-    FileKept,
-    CheckpointSaved,
-    Started,
-)  # messages which show that a rank makes progress
+# Messages which show that a rank makes progress
+PROGRESS = (Report, Position, FileKept, CheckpointSaved, Started)
 
 _TYPES = {
     each.__name__: each
@@ -205,8 +202,9 @@ _TYPES = {
 
 
 def shows_training(message: Message) -> bool:
-    """Whether a message shows that its rank trains, or had nothing left to do: from then on
-    the run goes on with its settings.
+    """Whether a message shows that its rank trains, or had nothing left to do.
+
+    From then on the run goes on with its settings.
     """
     if isinstance(message, Returned | Report):
         return True
@@ -214,16 +212,18 @@ def shows_training(message: Message) -> bool:
 
 
 def pack(messages: list[Message]) -> bytes:
-    """Messages as compressed JSON. Worker, scheduler and client each keep some of the last
-    events: these are to be small.
+    """Messages as compressed JSON.
+
+    Worker, scheduler and client each keep some of the last events: these are to be small.
     """
     said = [(type(message).__name__, vars(message)) for message in messages]
     return zlib.compress(json.dumps(said).encode(), level=1)
 
 
 def unpack(packed: bytes) -> list[Message]:
-    """The messages that were packed. Raises KeyError for an unknown type, TypeError for an
-    unknown or missing field.
+    """The messages that were packed.
+
+    Raises KeyError for an unknown type, TypeError for an unknown or missing field.
     """
     said = json.loads(zlib.decompress(packed))
     return [_TYPES[name](**fields) for name, fields in said]

@@ -32,7 +32,7 @@ from ddp_common.client.verdict import (
     stalled,
     verdict,
 )
-from ddp_common.errors import Error
+from ddp_common.errors import Error, first_line
 from ddp_common.messages import (
     CheckpointFailed,
     CheckpointSaved,
@@ -95,7 +95,7 @@ class Attempt:
         self.stall_timeout = stall_timeout
         self.known = Known(addresses)
         self.futures: list[Future] = []
-        self.checkpoints: Checkpoints | None = None
+        self._checkpoints: Checkpoints | None = None  # until the attempt has begun
         self.progress = Progress()
         self.began = time.monotonic()
         self.looked = self.began  # when `_look_around` was last called
@@ -113,10 +113,7 @@ class Attempt:
         try:
             self._start(payload, previous, number)
             return self._follow()
-        except (
-            OSError,
-            CancelledError,
-        ):  # Dask says so when a worker or the scheduler cannot be reached
+        except (OSError, CancelledError):  # a worker, or the scheduler, cannot be reached
             failure = self._failure_at_start()
             if failure is None:
                 raise
@@ -127,38 +124,43 @@ class Attempt:
             finally:
                 Attempt.running -= 1
 
+    @property
+    def checkpoints(self) -> Checkpoints:
+        assert self._checkpoints is not None, "the attempt has begun"
+        return self._checkpoints
+
     # Starting
 
     def _start(self, payload: bytes, previous: Exception | None, number: int) -> None:
-        """Describe the attempt, settle where checkpoints are, open the store's socket, submit
-        a task for each rank.
+        """Begin the attempt, up to a submitted task for each rank.
+
+        Describes it, settles where checkpoints are, and opens the socket of the store.
         """
         with contextlib.suppress(OSError):  # it says so itself
             self.directory.check()
-        function = getattr(self.directory, "function", None)
-        self.config = describe(self.addresses, self.directory.path, function)
+        self.config = describe(self.addresses, self.directory.path, self.directory.function)
         if may_be_written(self.config, self.directory.path):
             self._write_config()
-        self.checkpoints = Checkpoints(
+        self._checkpoints = Checkpoints(
             self.client, self.run_id, self.directory.path / "checkpoints", self.addresses
         )
         if previous is not None:
             self._note_restart(previous, number)
         first = self.addresses[:1]
         (store,) = self.client.run(agent.listen, self.run_id, workers=first).values()
-        if (
-            len(payload) > LARGE
-        ):  # to one worker, from which the others take it: not through the scheduler
+        if len(payload) > LARGE:
+            # To one worker, from which the others take it: not through the scheduler
             payload = self.client.scatter(payload, workers=first, hash=False)
         for spec in self._specs(store):
             self._submit(spec, payload)
 
     def _write_config(self) -> None:
+        assert self.config is not None, "it is to be written yet"
         self.directory.write_json("config.json", self.config)
         self.config = None
 
     def _note_restart(self, previous: Exception, number: int) -> None:
-        reason = str(previous).splitlines()[0]
+        reason = first_line(previous)
         resumed = self.checkpoints.resumed
         step = step_of(resumed) if resumed is not None else 0
         ranks = len(self.addresses)
@@ -210,8 +212,9 @@ class Attempt:
         future.add_done_callback(note_end)
 
     def _failure_at_start(self) -> Exception | None:
-        """What became of a worker, or the scheduler, that was asked and did not answer; None
-        if both are there.
+        """What became of a worker, or the scheduler, that was asked and did not answer.
+
+        None if both are there.
         """
         deadline = time.monotonic() + CAUSE_TIMEOUT
         while (
@@ -230,8 +233,9 @@ class Attempt:
     # Following
 
     def _follow(self) -> Any:
-        """Take in messages until every rank is done; returns rank 0's result. Raises at the
-        first failure.
+        """Take in messages until every rank is done; returns rank 0's result.
+
+        Raises at the first failure.
         """
         decision = verdict(self.known)
         while isinstance(decision, GoesOn):
@@ -279,8 +283,9 @@ class Attempt:
         return wording.scheduler_lost(address, self.directory.path)
 
     def _look_around(self) -> None:
-        """What no message tells: that this program shall stop, and that a rank makes no
-        progress.
+        """See to what no message tells.
+
+        That is: this program shall stop, or a rank makes no progress.
         """
         self.looked = time.monotonic()
         if interrupted:
@@ -295,6 +300,7 @@ class Attempt:
             raise self._stalled(waiting)
 
     def _stalled(self, waiting: list[int]) -> Exception:
+        assert self.stall_timeout is not None, "without it no rank counts as stalled"
         found = self._where_ranks_are()
         states = {rank: answer[0] if answer else None for rank, answer in found.items()}
         stacks = {
@@ -308,8 +314,9 @@ class Attempt:
         )
 
     def _where_ranks_are(self) -> dict[int, tuple[str, str] | None]:
-        """Of each rank that lives the state of its process and its stack; None where its
-        worker does not answer in time.
+        """Of each rank that lives, the state of its process and its stack.
+
+        None where its worker does not answer in time.
         """
         alive = {
             rank: address
@@ -398,6 +405,7 @@ class Attempt:
         import torch  # not at the top: it takes a second, and the workers are starting meanwhile
 
         place = self.known.ended[0]
+        assert place.result_size is not None, "rank 0 has finished"
         if place.result_size > LARGE_RESULT:
             size = f"{place.result_size / 2**20:,.0f} MiB"
             self.directory.log(f"fetching the result of rank 0: {size}")
@@ -420,8 +428,9 @@ class Attempt:
         return result
 
     def _look_while_fetching(self) -> bool:
-        """Whether it is still worth while to wait for the result: Dask would wait for a dead
-        worker for ever.
+        """Whether it is still worth while to wait for the result.
+
+        Dask would wait for a dead worker for ever.
         """
         self._take_what_is_there()
         self._look_around()
@@ -468,14 +477,15 @@ class Attempt:
             self._take_next(0.1)
 
     def _finish_fetching(self) -> None:
-        """Get the checkpoints that are still on their way from workers that do not see the run
-        directory.
+        """Get the last checkpoints of workers that do not see the run directory.
+
+        They may still be on their way.
         """
-        if self.checkpoints is None:
+        if self._checkpoints is None:
             return
         lost = {rank for rank, end in self.known.ended.items() if end.how == "lost"}
         lost |= self.known.lost_late
-        problem = self.checkpoints.close({self.addresses[rank] for rank in lost})
+        problem = self._checkpoints.close({self.addresses[rank] for rank in lost})
         if problem:
             self.directory.problem(
                 f"The newest checkpoint could not be fetched: {problem}", "fetch"
@@ -490,4 +500,5 @@ def _why_cancelled(future: Future) -> str | None:
     """Dask's word for why a task was cancelled; None if it was not."""
     if future.status != "cancelled":
         return None
+    assert future._state is not None, "it has a status"
     return getattr(future._state.exception, "reason", None)

@@ -1,7 +1,7 @@
-"""The client's part in the checkpoints of ranks that do not see the run directory (the
-workers' part: `worker.spool`).
+"""Checkpoints of ranks that do not see the run directory: the client's part.
 
-Promises: what arrives is verified by its SHA-256, and appears whole or not at all.
+The workers' part is `worker.spool`. Promises: what arrives is verified by its SHA-256, and appears
+whole or not at all.
 """
 
 import queue
@@ -35,12 +35,12 @@ class Announced(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one attempt: finds out which workers see them, hands out the newest,
-    fetches new ones.
+    """The checkpoints of one attempt.
 
-    `place` maps a worker's address to (path, whether it is the run directory's own). Fetching
-    is done by a thread, so that a large file does not keep the client from noticing a failure.
-    Raises `Error` for a run directory that cannot be written.
+    Finds out which workers see them, hands out the newest, fetches new ones. `place` maps a
+    worker's address to (path, whether it is the run directory's own). Fetching is done by a
+    thread, so that a large file does not keep the client from noticing a failure. Raises `Error`
+    for a run directory that cannot be written.
     """
 
     def __init__(self, client: Client, run_id: str, directory: Path, addresses: list[str]):
@@ -114,16 +114,16 @@ class Checkpoints:
                 self._fetch_file(wanted)
             except Error as error:
                 self._problem = error
-            except (
-                Exception
-            ) as error:  # its worker has died, or retention was quicker: the next will do
+            except Exception as error:
+                # Its worker has died, or retention was quicker: the next will do
                 self._problem = f"{type(error).__name__}: {error}"
             else:
                 self._problem = None
 
     def _newest_announced(self, wanted: Announced) -> Announced:
-        """`wanted`, or what was announced after it: retention may have removed what came
-        before.
+        """`wanted`, or what was announced after it.
+
+        Retention may have removed what came before.
         """
         while not self._announced.empty():
             newer = self._announced.get()

@@ -1,6 +1,4 @@
-"""Whether a client is one through which ranks can be started, and whether its scheduler
-answers.
-"""
+"""Whether ranks can be started through a client, and whether its scheduler answers."""
 
 import time
 from typing import Any

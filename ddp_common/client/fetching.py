@@ -1,5 +1,6 @@
-"""Rank 0's pickled result: from the worker's memory if that is on this machine, else through
-Dask.
+"""Rank 0's pickled result, fetched from its worker.
+
+From the worker's memory if that is on this machine, else through Dask.
 """
 
 import contextlib

@@ -1,5 +1,6 @@
-"""Everything that agents, Dask's scheduler and Dask's futures tell a client of a run, in one
-queue.
+"""Everything that a client is told of a run, in one queue.
+
+It comes from agents, from Dask's scheduler and from Dask's futures.
 """
 
 import contextlib
@@ -36,22 +37,19 @@ class WorkerLost:
 
 @dataclass
 class TaskEnded:
-    """The Dask task of a rank has ended: 'finished', 'error' or 'cancelled', and in that case
-    why.
-    """
+    """The Dask task of a rank has ended: 'finished', 'error' or 'cancelled'."""
 
     rank: int
-    status: str
-    reason: str | None
+    status: str | None  # None: Dask has forgotten it
+    reason: str | None  # why it was cancelled
 
 
 @contextlib.contextmanager
 def open_inbox(client: Client, run_id: str) -> Iterator[queue.SimpleQueue]:
-    """A queue of everything that concerns this run: what its agents send, and workers that the
-    scheduler has lost.
+    """A queue of everything that concerns this run.
 
-    A client has one handler for a topic, so the inboxes of its launches share one. Handlers
-    run on the client's event loop.
+    That is what its agents send, and workers that the scheduler has lost. A client has one handler
+    for a topic, so the inboxes of its launches share one. Handlers run on the client's event loop.
     """
     inboxes = client.__dict__.setdefault("ddp_inboxes", {})
 

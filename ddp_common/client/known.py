@@ -10,8 +10,9 @@ KEPT_LINES = 50  # of each rank's output, for the error message
 
 @dataclass
 class Known:
-    """Everything in it is by rank (0, 1, …), as far as it is known. Times are those of
-    `time.monotonic()` on the client.
+    """What is known so far, everything by rank (0, 1, …).
+
+    Times are those of `time.monotonic()` on the client.
     """
 
     addresses: list[str]  # of the workers, in rank order
@@ -69,8 +70,9 @@ class Known:
         return [rank for rank, end in self.ended.items() if end.how == "stopped"]
 
     def left_before_training(self) -> list[int]:
-        """Ranks that left when training had not begun: the others may wait for them where no
-        signal is heard.
+        """Ranks that left when training had not begun.
+
+        The others may wait for them where no signal is heard.
         """
         return [rank for rank in self.stopped() if not self.ended[rank].in_loop]
 
@@ -80,8 +82,9 @@ class Known:
 
 
 def as_meant(message: Message) -> Message:
-    """The same message; but a rank that SIGTERM has killed was told to stop, before it
-    listened.
+    """The same message; but a rank that SIGTERM has killed was told to stop.
+
+    It did not listen yet.
     """
     if message == Ended("exited", -signal.SIGTERM):
         return Ended("stopped", told=True, in_loop=False)

@@ -1,9 +1,9 @@
-"""`launch`: choose workers, start one rank on each, and start again from the newest checkpoint
-when one fails.
+"""`launch`: start one rank on each of some workers; after a failure, start again.
 
-Data flows one way: client -> agent -> rank -> messages -> client. Relies on the workers being
-processes that can import `ddp_common`; `attempt` follows one set of ranks. Promises: when
-`launch` returns or raises, every rank that it started is gone and the workers are free.
+It starts again from the newest checkpoint. Data flows one way: client -> agent -> rank -> messages
+-> client. Relies on the workers being processes that can import `ddp_common`; `attempt` follows
+one set of ranks. Promises: when `launch` returns or raises, every rank that it started is gone and
+the workers are free.
 """
 
 import os
@@ -19,7 +19,7 @@ from ddp_common.client.connection import refuse_unusable
 from ddp_common.client.inbox import open_inbox
 from ddp_common.client.payload import pickled
 from ddp_common.client.placement import placement
-from ddp_common.errors import Error, RankFailed, RunStopped
+from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 from ddp_common.files import absolute
 from ddp_common.run.config import current, run_to_resume
 from ddp_common.run.places import new_directory
@@ -63,15 +63,13 @@ def launch(
     Raises `RankFailed` as soon as any rank fails, `RunStopped` when ranks left because they
     got SIGTERM, `SchedulerLost`, and `Error` for what can be put right before.
     """
-    if hasattr(
-        client, "run_here"
-    ):  # the ranks are running already: torchrun or srun has started them
+    if hasattr(client, "run_here"):
+        # The ranks are running already: torchrun or srun has started them
         return client.run_here(function, arguments, directory)
     refuse_unusable(client)
     payload = pickled(function, arguments)
-    if restarts is None:
-        restarts = os.environ.get("RESTARTS") or 0
-    restarts = whole_number("restarts", restarts, least=0)
+    wanted = restarts if restarts is not None else os.environ.get("RESTARTS") or 0
+    restarts = whole_number("restarts", wanted, least=0)
     if directory:
         directory = absolute(directory)  # what it means now, wherever the program goes meanwhile
 
@@ -93,7 +91,8 @@ def launch(
                     attempt = Attempt(
                         client, run_id, addresses, inbox, run_directory, stall_timeout
                     )
-                    result = attempt.run(payload, *failures[-1:], number=len(failures) + 1)
+                    previous = failures[-1] if failures else None
+                    result = attempt.run(payload, previous, number=len(failures) + 1)
                 except (RankFailed, RunStopped) as failure:
                     if len(failures) == restarts or attempts.stop_requested:
                         raise
@@ -112,12 +111,14 @@ def launch(
     except KeyboardInterrupt as interrupt:
         if run_directory is not None:
             run_directory.log("interrupted from the keyboard")
-            interrupt.directory = run_directory.path
+            path = run_directory.path
+            interrupt.directory = path  # type: ignore[attr-defined]  # not ours, but read as such
             explain_interrupt(interrupt, function, run_directory)
         raise
     except Error as error:
         if failures and not isinstance(error, (RankFailed, RunStopped)):
-            reason = str(failures[-1]).splitlines()[0]
+            assert run_directory is not None, "an attempt has failed in it"
+            reason = first_line(failures[-1])
             error.args = (f"{error}\nIt was to restart because: {reason}",)
             error.directory = run_directory.path
         raise

@@ -19,12 +19,13 @@ ODD_MODULES = ("torch.classes", "torch.ops")
 
 
 def pickled(function: Callable, arguments: dict[str, Any]) -> bytes:
-    """Pickle (function, arguments, sources of notebook cells). Raises `Error` for what cannot
-    travel.
+    """Pickle (function, arguments, sources of notebook cells).
+
+    Raises `Error` for what cannot travel.
     """
-    for name in ODD_MODULES:
-        if name in sys.modules:
-            copyreg.pickle(type(sys.modules[name]), _by_name)
+    for module in ODD_MODULES:
+        if module in sys.modules:
+            copyreg.pickle(type(sys.modules[module]), _by_name)
     try:
         return cloudpickle.dumps((function, arguments, _sources_of_cells()))
     except Exception as error:

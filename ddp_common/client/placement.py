@@ -1,8 +1,8 @@
-"""Which workers a launch takes: claimed on the scheduler, waited for if need be, given back at
-the end.
+"""Which workers a launch takes: it claims them, and gives them back at the end.
 
-Promises: never two ranks on a worker, also with several launches and several clients at once;
-the claims of a client that has died are void.
+They are claimed on the scheduler, and waited for if need be. Promises: never two ranks on a
+worker, also with several launches and several clients at once; the claims of a client that has
+died are void.
 """
 
 import collections
@@ -28,11 +28,11 @@ _adapting = threading.Lock()
 def placement(
     client: Client, run_id: str, wanted: int | None, least: int | None, timeout: float
 ) -> Iterator[list[str]]:
-    """Claim workers, wait for them if need be; yields their addresses in rank order and gives
-    them back at the end.
+    """Claim workers, waiting for them if need be; yields their addresses in rank order.
 
-    `wanted`: how many (None: all); `least`: with how many it may begin where there are fewer
-    (None: not). Raises `Error` when there are too few within `timeout` seconds.
+    Gives them back at the end. `wanted`: how many (None: all); `least`: with how many it may begin
+    where there are fewer (None: not). Raises `Error` when there are too few within `timeout`
+    seconds.
     """
     if wanted is not None:
         wanted = whole_number("workers", wanted, least=1)
@@ -42,7 +42,7 @@ def placement(
     deadline = time.monotonic() + timeout
 
     def claim() -> dict[str, Any]:
-        active = list(client.ddp_inboxes)
+        active = list(client.__dict__["ddp_inboxes"])
         return _ask_scheduler(client, _claim, run_id, client.id, active, wanted, least, most)
 
     try:
@@ -97,8 +97,9 @@ def _too_few(
 
 
 def _adaptive(client: Client) -> Any:
-    """What scales the cluster of this client (`cluster.adapt()`); None if nothing does, or it
-    is out of reach.
+    """What scales the cluster of this client (`cluster.adapt()`).
+
+    None if nothing does, or it is out of reach.
     """
     return getattr(getattr(client, "cluster", None), "_adaptive", None)
 
@@ -133,8 +134,9 @@ def _claim(
     most: int | None,
     dask_scheduler: Scheduler,
 ) -> dict[str, Any]:
-    """Claim workers. Runs on the scheduler, whose event loop makes it atomic: no two launches
-    get one worker.
+    """Claim workers.
+
+    Runs on the scheduler, whose event loop makes it atomic: no two launches get one worker.
     """
     claims = _claims(dask_scheduler)
     _drop_void(claims, client_id, active, dask_scheduler)
@@ -159,10 +161,11 @@ def _claims(scheduler: Scheduler) -> dict[str, tuple[str, str]]:
 
 
 def _drop_void(claims: dict, client_id: str, active: list[str], scheduler: Scheduler) -> None:
-    """Void are claims of dead clients and on dead workers, and those of this client's runs
-    that are not `active` any more.
+    """Drop claims that are void.
 
-    The last are left where a client had lost its connection when the run ended.
+    They are those of dead clients and on dead workers, and those of this client's runs that are
+    not `active` any more. The last are left where a client had lost its connection when the run
+    ended.
     """
     for address, (owner, run) in list(claims.items()):
         is_dead = owner not in scheduler.clients or address not in scheduler.workers
@@ -172,11 +175,11 @@ def _drop_void(claims: dict, client_id: str, active: list[str], scheduler: Sched
 
 
 def _keep_few_messages(scheduler: Scheduler, client_id: str) -> None:
-    """Dask keeps, for debugging, a thousand events of a topic and a thousand messages of a
-    connection: hundreds of MB.
+    """Have the scheduler keep few messages of a run.
 
-    These are parts of Dask that it does not document; where they are not what they were,
-    nothing happens.
+    For debugging, Dask keeps a thousand events of a topic and a thousand messages of a connection:
+    hundreds of MB. These are parts of Dask that it does not document; where they are not what they
+    were, nothing happens.
     """
     broker = getattr(scheduler, "_broker", None)
     topic = broker._topics["ddp_common"] if broker is not None else None

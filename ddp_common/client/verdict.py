@@ -34,8 +34,9 @@ class Stopped:
 
 @dataclass
 class Failed:
-    """A rank has failed. `is_consequence`: it has lost a peer, and why that one is gone is not
-    known yet.
+    """A rank has failed.
+
+    `is_consequence`: it has lost a peer, and why that one is gone is not known yet.
     """
 
     rank: int
@@ -51,8 +52,9 @@ Verdict = GoesOn | Finished | Stopped | Failed | SchedulerGone
 
 
 def verdict(known: Known) -> Verdict:
-    """What is to be said of an attempt now. A failure comes before everything else, then the
-    scheduler's loss.
+    """What is to be said of an attempt now.
+
+    A failure comes before everything else, then the scheduler's loss.
     """
     failed = known.failed()
     if failed:
@@ -82,10 +84,9 @@ def waited_in_collective(known: Known, rank: int) -> bool:
 
 
 def stalled(known: Known, timeout: float | None, now: float) -> list[int]:
-    """Ranks that live, have work to do, and have made no progress for `timeout` seconds (None:
-    never).
+    """Ranks that live, have work to do, and have made no progress for `timeout` seconds.
 
-    While one is yet to start, the others rightly wait.
+    With a timeout of None there are none. While one is yet to start, the others rightly wait.
     """
     if timeout is None or timeout == 0:
         return []
@@ -102,12 +103,11 @@ def stalled(known: Known, timeout: float | None, now: float) -> list[int]:
 def blame(
     known: Known, waiting: list[int], states: dict[int, str | None], stacks: dict[int, str]
 ) -> tuple[int, str]:
-    """Of ranks that are stalled, the one that keeps the others waiting, and why, in a
-    sentence.
+    """Of ranks that are stalled, the one that keeps the others waiting, and why.
 
-    `states`: of the processes of all living ranks, None where a worker did not answer;
-    `stacks`: where they are. First come ranks that are stopped or gone, then one that is not
-    where the others wait, then one that is behind.
+    The reason is a sentence. `states`: of the processes of all living ranks, None where a worker
+    did not answer; `stacks`: where they are. First come ranks that are stopped or gone, then one
+    that is not where the others wait, then one that is behind.
     """
     others = "the others wait for it" if len(known.addresses) > 1 else "nothing goes on"
     for rank in waiting:

@@ -1,5 +1,6 @@
-"""What is said to a person of how an attempt ended: the exceptions that `launch` raises, and
-lines of the log.
+"""What is said to a person of how an attempt ended.
+
+These are the exceptions that `launch` raises, and lines of the log.
 """
 
 import signal
@@ -59,8 +60,9 @@ def _signal_name(end: Ended) -> str | None:
 
 
 def _returned_early(known: Known, waiting: int, directory: Path) -> RankFailed:
-    """For a rank that went on alone: its peer is to blame, whose function has returned too
-    soon.
+    """For a rank that went on alone.
+
+    Its peer is to blame, whose function has returned too soon.
     """
     rank = min(known.returned)
     step = known.returned[rank].get("step", 0)
@@ -107,8 +109,9 @@ def _attributes(known: Known, rank: int, directory: Path) -> dict[str, Any]:
 
 
 def who_was_told(known: Known) -> list[int]:
-    """Of the ranks that have left, those that got SIGTERM themselves; all of them if none says
-    so.
+    """Of the ranks that have left, those that got SIGTERM themselves.
+
+    All of them if none says so.
     """
     told = sorted(rank for rank in known.stopped() if known.ended[rank].told)
     return told or known.stopped()
@@ -120,8 +123,9 @@ def last_step(known: Known) -> int:
 
 
 def run_stopped(known: Known, newest: Path | None, directory: Path) -> RunStopped:
-    """The exception for ranks that left because they were told to; `newest` is the last good
-    checkpoint.
+    """The exception for ranks that left because they were told to.
+
+    `newest` is the last good checkpoint.
     """
     told = who_was_told(known)
     step = last_step(known)

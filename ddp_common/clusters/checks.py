@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cloudpickle
 import psutil
@@ -120,8 +120,8 @@ def check_versions(client: Client, workers: list[dict]) -> Iterator[Finding]:
 
 def check_cores(client: Client, workers: list[dict]) -> Iterator[Finding]:
     # Workers on one host may share its cores, or have been given some each.
-    threads_on = {}
-    cores_on = {}
+    threads_on: dict[str, int] = {}
+    cores_on: dict[str, set[int]] = {}
     for worker in workers:
         host = worker["host"]
         threads_on[host] = threads_on.get(host, 0) + worker["threads"]
@@ -413,7 +413,7 @@ def reduce() -> list[dict]:
         "sums": sums,
         "idle_gpu": has_gpu and device.type == "cpu",
     }
-    everybody = [None] * world
+    everybody: list[Any] = [None] * world
     dist.all_gather_object(everybody, own, group=gloo)
     return everybody
 

@@ -7,10 +7,13 @@ returns, the cluster that `connect` has started is closed, too.
 
 import re
 import time
+from typing import Any
 
 from distributed import Client
 
 from ddp_common.clusters.collector import no_garbage_collection
+from ddp_common.clusters.jobs import Jobs
+from ddp_common.clusters.notebooks import Cell
 from ddp_common.clusters.quiet import quiet
 from ddp_common.clusters.waiting import ended, wait_for_workers
 from ddp_common.worker.time_limit import time_left
@@ -21,15 +24,15 @@ GONE_TIMEOUT = 15  # seconds that the workers of cancelled jobs have to leave
 class ClusterClient(Client):
     """A `distributed.Client` that takes its cluster down with it."""
 
-    cluster = None  # that is closed with the client; None if somebody else has started it
-    jobs = None  # the `Jobs` of the cluster where workers are jobs
+    cluster: Any = None  # that is closed with the client; None if somebody else has started it
+    jobs: Jobs | None = None  # of the cluster where workers are jobs
     expected = 1  # number of workers
-    most = None  # number of ranks that were asked for, where there are more workers
+    most: int | None = None  # number of ranks that were asked for, where there are more workers
     timeout = 60  # seconds that workers have to appear
 
     # Only in a notebook, where they tell whether a cell asks for the same cluster again:
-    cell = None  # the cell that started the cluster, and its execution
-    request = None  # what was asked for
+    cell: Cell | None = None  # the cell that started the cluster, and its execution
+    request: tuple | None = None  # what was asked for
 
     @property
     def ranks(self) -> int:
@@ -92,6 +95,7 @@ class ClusterClient(Client):
 
         `jobs.submit` then makes others.
         """
+        assert self.jobs is not None, "there are jobs to replace"
         leaving = {
             address
             for address, worker in self.workers().items()

@@ -9,6 +9,7 @@ import importlib
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import dask
 from distributed.security import Security
@@ -26,6 +27,8 @@ CLUSTER_ONLY = {
     "n_workers",
     "name",
 }
+# Classes of this package that have moved: what an older profile names -> where it is now
+MOVED = {"ddp_common.saturn.SaturnCluster": "ddp_common.clusters.saturn.SaturnCluster"}
 ROLES = ("client", "scheduler", "worker")
 
 
@@ -33,8 +36,9 @@ def is_batch(profile: dict) -> bool:
     return profile["cluster"].startswith("dask_jobqueue.")
 
 
-def cluster_class(name: str) -> type:
+def cluster_class(name: str) -> type[Any]:
     """The class that a profile names. Raises `Error` if it cannot be imported."""
+    name = MOVED.get(name, name)
     module, _, attribute = name.rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)

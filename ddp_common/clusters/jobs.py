@@ -51,7 +51,7 @@ class Jobs:
                 "DRY=1 prints the job script anywhere."
             )
         self.warning = job_warning(profile)
-        self.arrived = set()
+        self.arrived: set[str] = set()
         self.directory = Path(new_directory("clusters", local=True)).absolute()
         self.directory.chmod(0o700)
         protection.write_credentials(protection.credentials(), self.directory)

@@ -7,9 +7,11 @@ a program that is no notebook, and a cluster with a launch in it is never closed
 import os
 import sys
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-open_clients = weakref.WeakSet()  # that `connect` has returned
+from distributed import Client
+
+open_clients: weakref.WeakSet[Client] = weakref.WeakSet()  # that `connect` has returned
 
 
 class Cell(NamedTuple):
@@ -30,7 +32,7 @@ def is_watched() -> bool:
 
 def cell_that_runs() -> Cell | None:
     """The cell of a notebook that runs; None elsewhere."""
-    ipython = sys.modules.get("IPython")
+    ipython: Any = sys.modules.get("IPython")
     if not hasattr(ipython, "get_ipython"):
         return None
     shell = ipython.get_ipython()

@@ -16,6 +16,7 @@ import ssl
 import stat
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import dask
 from distributed import Scheduler, SpecCluster
@@ -80,7 +81,10 @@ def write_credentials(security: Security, folder: str | Path) -> None:
 
     These are new files, cert.pem and key.pem, that only their user can read.
     """
-    contents = {"cert.pem": security.tls_ca_file, "key.pem": security.tls_worker_key}
+    contents = {
+        "cert.pem": security.tls_ca_file,  # type: ignore[attr-defined]  # Dask sets it by name
+        "key.pem": security.tls_worker_key,  # type: ignore[attr-defined]  # the same
+    }
     for name, content in contents.items():
         flags = os.O_CREAT | os.O_WRONLY | os.O_EXCL
         descriptor = os.open(Path(folder) / name, flags, 0o600)
@@ -129,6 +133,10 @@ class PrivateDashboard:
     A scheduler that is not Dask's own stays as it is.
     """
 
+    # Both are of the `SpecCluster` behind it.
+    scheduler: Any
+    scheduler_spec: dict | None
+
     async def _start(self):
         spec = self.scheduler_spec
         if self.scheduler is None and spec is not None and spec["cls"] is Scheduler:
@@ -140,7 +148,7 @@ class PrivateDashboard:
     @property
     def dashboard_link(self) -> str:
         """The address of the dashboard, with its secret."""
-        link = super().dashboard_link
+        link = super().dashboard_link  # type: ignore[misc]  # the `SpecCluster` has it
         prefix = getattr(self.scheduler, "dashboard_prefix", "")
         if not prefix or not link.endswith("/status"):
             return link
@@ -215,5 +223,5 @@ def keep_scripts_out_of_workers() -> None:
             data.pop("init_main_from_name", None)
         return data
 
-    get_preparation_data.keeps_scripts_out = True
+    get_preparation_data.keeps_scripts_out = True  # type: ignore[attr-defined]  # our mark
     multiprocessing.spawn.get_preparation_data = get_preparation_data

@@ -14,7 +14,7 @@ from urllib.parse import urljoin
 
 import requests
 
-from ddp_common.errors import Error
+from ddp_common.errors import Error, first_line
 
 # Before the import of dask_saturn, which else configures the logging of the whole program.
 if logging.getLogger("dask-saturn").level == logging.NOTSET:
@@ -166,4 +166,4 @@ def _innermost(error):
         if not isinstance(inner, BaseException):
             break
         error = inner
-    return getattr(error, "strerror", None) or str(error).splitlines()[0]
+    return getattr(error, "strerror", None) or first_line(error)

@@ -107,6 +107,7 @@ def installed() -> dict[str, str | None]:
     found = importlib.util.find_spec("ddp_common")
     if found is None:
         return versions
+    assert found.origin is not None, "a folder with the name of this package hides it"
     folder = Path(found.origin).parent
     if folder.is_dir():
         versions["ddp_common"] = digest_of(folder)

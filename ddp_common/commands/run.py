@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -134,7 +135,7 @@ def execute(tutorial: str, path: Path):
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, note_interrupt)
     os.environ.setdefault("MPLBACKEND", "agg")
-    namespace = {"__name__": "__main__", "__file__": str(path)}
+    namespace: dict[str, Any] = {"__name__": "__main__", "__file__": str(path)}
     began = time.monotonic()
     try:
         exec(compile(job_source(path.read_text()), path, "exec"), namespace)

@@ -31,7 +31,7 @@ def study(tutorial: str, ranks: Sequence[int], echo: Callable) -> Path:
     `echo` prints as click.echo does. Raises `Error` when a run fails; the runs before it are
     compared all the same.
     """
-    folder = new_directory(f"scaling/{tutorial}", local=True)
+    folder = Path(new_directory(f"scaling/{tutorial}", local=True))
     options = of_equal_ranks(os.environ.get("OPTIONS", ""), ranks)
     frames = {}  # number of ranks -> its curve
     failed = None
@@ -115,7 +115,7 @@ def of_equal_ranks(options: str, ranks: Sequence[int]) -> str:
 def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
-    return os.cpu_count()
+    return os.cpu_count() or 1
 
 
 def curve(directory: Path) -> pandas.DataFrame:

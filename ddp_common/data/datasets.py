@@ -51,6 +51,7 @@ def fetch(name: str, data: str | Path = "shipped") -> SimpleNamespace:
     """
     entry = entry_of(name)
     licence = entry["licence"]
+    path: str | Path
     if data == "shipped" and entry["shipped"].endswith(".py"):
         path = drawn(name, DATA / entry["shipped"])
         origin = "drawn stand-in, not photographs"
@@ -137,6 +138,7 @@ def drawn(name: str, script: Path) -> Path:
     if folder.is_dir() and any(folder.iterdir()):
         return folder
     specification = importlib.util.spec_from_file_location(f"draw_{name}", script)
+    assert specification is not None and specification.loader is not None  # it is a .py file
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     with downloads.only_one(folder.parent, wait=True):

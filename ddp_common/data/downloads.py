@@ -27,7 +27,7 @@ import pooch
 import requests
 from tqdm import tqdm
 
-from ddp_common.errors import Error
+from ddp_common.errors import Error, first_line
 
 pooch.get_logger().setLevel("WARNING")  # the progress bar says what is downloaded
 
@@ -257,7 +257,7 @@ def unpack(archive: Path, folder: Path, progressbar: bool = True, *, bytes: int,
                 raise
             refuse(f"it is damaged ({error.strerror})")
         except DAMAGED as error:
-            refuse(f"it is damaged ({str(error).splitlines()[0]})")
+            refuse(f"it is damaged ({first_line(error)})")
 
 
 def _leads_outside(name):

@@ -14,10 +14,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ddp_common.errors import Error
+from ddp_common.errors import Error, first_line
 from ddp_common.files import make_private
 from ddp_common.messages import CheckpointFailed, CheckpointSaved
 from ddp_common.ranks import reporting
@@ -45,7 +46,7 @@ PLAIN = (
     torch.device,
 )
 
-_unfinished = set()  # checkpoints of this process that are being written
+_unfinished: set["Checkpoint"] = set()  # checkpoints of this process that are being written
 
 
 class Checkpoint:
@@ -81,10 +82,10 @@ class Checkpoint:
         self.parts = dict(parts)
         if "model" in parts:
             self.parts["model"] = getattr(parts["model"], "module", parts["model"])
-        self._writer = None  # the thread that writes
-        self._problem = None  # the `Error` of the last save
-        self._copies = {}  # of the parts' states at the last save
-        self._saved_step = None
+        self._writer: threading.Thread | None = None  # the thread that writes
+        self._problem: Error | None = None  # the `Error` of the last save
+        self._copies: dict[str, Any] = {}  # of the parts' states at the last save
+        self._saved_step: int | None = None
         self._saved_at = time.monotonic()
         self._check_options()
         self._listen_to_sampler()
@@ -244,13 +245,7 @@ def _cause_of(error):
     # torch raises an error of its own in the context of what the disk says.
     while not isinstance(error, OSError) and error.__context__ is not None:
         error = error.__context__
-    strerror = getattr(error, "strerror", None)
-    if strerror:
-        return strerror
-    lines = str(error).splitlines()
-    if lines and lines[0]:
-        return lines[0]
-    return type(error).__name__
+    return getattr(error, "strerror", None) or first_line(error)
 
 
 def copy_of(value, earlier, where: str):
@@ -263,9 +258,9 @@ def copy_of(value, earlier, where: str):
     if isinstance(value, torch.Tensor):
         return _copy_of_tensor(value, earlier)
     if isinstance(value, dict):
-        old = earlier if isinstance(earlier, dict) else {}
+        known = earlier if isinstance(earlier, dict) else {}
         return {
-            copy_of(key, None, where): copy_of(each, old.get(key), f"{where}[{key!r}]")
+            copy_of(key, None, where): copy_of(each, known.get(key), f"{where}[{key!r}]")
             for key, each in value.items()
         }
     if type(value) in (list, tuple):
@@ -307,7 +302,7 @@ def load(path: Path):
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
         lines = str(error).splitlines()
         reasons = [line.strip() for line in lines if "Unpickler error" in line]
-        reason = reasons[0] if reasons else lines[0]
+        reason = reasons[0] if reasons else first_line(error)
         raise Error(
             f"{path} cannot be loaded without executing code, so it was not. It may hold more "
             "than tensors and plain Python values (NumPy numbers, say), or come from elsewhere. "

@@ -30,9 +30,8 @@ from ddp_common.ranks.parent import die_with_parent
 
 LONGEST_MESSAGE = 10_000  # characters of an exception's own message
 LONGEST_TRACEBACK = 100_000  # characters
-LARGEST_EXCEPTION = (
-    2**20
-)  # bytes of a pickled exception; a larger one does not travel, its message does
+# Bytes of a pickled exception; a larger one does not travel, its message does
+LARGEST_EXCEPTION = 2**20
 
 
 def main(
@@ -63,9 +62,7 @@ def main(
     exit_code = 0
     try:
         last_word = _train(environment, threads, payload, listener, result_file, messages)
-    except (
-        BaseException
-    ) as error:  # whatever it is, and wherever it came from: the client must know
+    except BaseException as error:  # whatever it is: the client must know
         last_word = _raised(error)
         exit_code = _exit_code(error)
     messages.send(last_word)
@@ -181,8 +178,9 @@ def _publish_main(function: Any) -> None:
 
 
 def _raised(error: BaseException) -> Raised:
-    """The last word of a rank that ended with an exception. The message of an `Error` is
-    enough to read.
+    """The last word of a rank that ended with an exception.
+
+    The message of an `Error` is enough to read.
     """
     if isinstance(error, Error):
         headline = str(error)
@@ -218,8 +216,9 @@ def _exit_code(error: BaseException | None) -> int:
 
 
 def _pickle_exception(error: BaseException) -> str | None:
-    """The exception for the caller's `RankFailed.__cause__`, as base64; None if it cannot
-    travel.
+    """The exception for the caller's `RankFailed.__cause__`, as base64.
+
+    None if it cannot travel.
     """
     import cloudpickle  # not at the top: only a rank that fails needs it
 
@@ -236,9 +235,8 @@ def unpickle_exception(text: str) -> BaseException | None:
     """On the client: what `_pickle_exception` has packed; None if it cannot be loaded here."""
     try:
         return pickle.loads(base64.b64decode(text))
-    except (
-        Exception
-    ):  # a class that the client cannot import, a tensor on a GPU that it does not have
+    except Exception:
+        # A class that the client cannot import, a tensor on a GPU that it does not have
         return None
 
 
@@ -259,11 +257,10 @@ def _die_with_the_worker() -> None:
 
 
 def _write_result(result: Any, result_file: Connection) -> bytes | None:
-    """Pickle the result into its file; returns it as bytes if that fails, as with a limit on
-    the size of files, else None.
+    """Pickle the result into its file; returns it as bytes if that fails, else None.
 
-    torch.save keeps tensors out of the pickle and lets the client load a GPU's tensors without
-    one.
+    It fails with a limit on the size of files, for example. torch.save keeps tensors out of the
+    pickle and lets the client load a GPU's tensors without one.
     """
     import torch
 
@@ -284,8 +281,9 @@ def _write_result(result: Any, result_file: Connection) -> bytes | None:
 
 
 def training_stack(text: str) -> str:
-    """Of the stacks of all threads, the part that is the user's and torch's: the main
-    thread's, without the launcher.
+    """Of the stacks of all threads, the part that is the user's and torch's.
+
+    That is the main thread's, without the launcher.
     """
     for thread in text.split("\n\n"):
         lines = thread.strip().splitlines()

@@ -23,7 +23,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from ddp_common.errors import Error
+from ddp_common.errors import Error, first_line
 from ddp_common.ranks import secret, slurm
 from ddp_common.ranks.place import LOOPBACK, Place
 from ddp_common.ranks.store import MAC, NONCE, Server, Store, StrangerError, connect, proof
@@ -91,7 +91,7 @@ def process_group(
         return
     server, store = _join(place, listener, timeout)
     with _explain_second_group():
-        yield _device
+        yield device()
     _leave(place, server, store, timeout)
 
 
@@ -222,7 +222,7 @@ def _join_store(place, listener, key):
     except (dist.DistError, RuntimeError, OSError) as error:
         verb = "open" if place.rank == 0 else "reach"
         port = place.port or ", ".join(map(str, slurm.candidates()))
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise Error(
             f"Rank {place.rank} of {place.world_size} could not {verb} the store of rank 0 at "
             f"{place.address}, port {port}, within {JOIN_TIMEOUT} s: {reason}. "
@@ -476,7 +476,7 @@ def _exchange(content):
     try:
         work.wait(datetime.timedelta(seconds=JOIN_TIMEOUT))
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise Error(
             f"A rank, or a stranger in its place, did not answer within {JOIN_TIMEOUT} s, or has "
             f"gone: {reason}. Start again."

@@ -1,11 +1,10 @@
-"""What a rank tells the client: metrics, files, and where training is. At any time, without a
-collective, without waiting.
+"""What a rank tells the client: metrics, files, and where training is.
 
-What a rank reports goes into a queue. One thread turns tensors into numbers and hands the
-messages to the agent, which passes them on to the client (see `ddp_common.messages`). Ten
-times a second it also says where training is, if it has moved: that is how the client knows
-that a rank is alive. Without an agent (a single process) nobody listens, and reports are
-dropped after the same checks.
+It does so at any time, without a collective, without waiting. What a rank reports goes into a
+queue. One thread turns tensors into numbers and hands the messages to the agent, which passes them
+on to the client (see `ddp_common.messages`). Ten times a second it also says where training is, if
+it has moved: that is how the client knows that a rank is alive. Without an agent (a single
+process) nobody listens, and reports are dropped after the same checks.
 """
 
 import collections
@@ -37,11 +36,10 @@ _moves = 0  # counts everything that is progress
 
 
 def report(**values: Any) -> None:
-    """Send scalars to the client: numbers, or tensors with one element. Also sends epoch and
-    step, if a sampler counts them.
+    """Send scalars to the client: numbers, or tensors with one element.
 
-    Raises `Error` at once for anything that is not a scalar. A tensor on a GPU is read by
-    another thread: training does not wait for it.
+    Also sends epoch and step, if a sampler counts them. Raises `Error` at once for anything that
+    is not a scalar. A tensor on a GPU is read by another thread: training does not wait for it.
     """
     record: dict[str, Any] = {"time": time.time()}
     for name in IN_EVERY_RECORD:
@@ -107,15 +105,18 @@ def steps_of_others(whose: Hashable) -> int:
 
 
 def position() -> dict[str, int]:
-    """Where training is: epoch, step, samples, epochs, total_samples, as far as a sampler
-    counts them.
+    """Where training is, as far as a sampler counts it.
+
+    That is epoch, step, samples, epochs, total_samples.
     """
     return dict(_position)
 
 
 def made_progress(*_: Any) -> None:
-    """Note that this rank makes progress: at every step of a sampler or an optimizer, every
-    batch of an evaluation, every save.
+    """Note that this rank makes progress.
+
+    It does so at every step of a sampler or an optimizer, every batch of an evaluation, every
+    save.
     """
     global _moves
     _moves += 1
@@ -125,8 +126,9 @@ def made_progress(*_: Any) -> None:
 
 
 def _scalar(name: str, value: Any) -> Any:
-    """`value` as a plain number, or as a tensor of a GPU with one element. Raises `Error` for
-    anything else.
+    """`value` as a plain number, or as a tensor of a GPU with one element.
+
+    Raises `Error` for anything else.
     """
     if name in OWN_COLUMNS:
         raise Error(
@@ -165,8 +167,9 @@ def _has_one_real_element(value: Any) -> bool:
 
 
 def start(send: Callable[[Message], None]) -> Callable[[], None]:
-    """Give this rank an outbox whose messages go to `send`; returns a function that sends the
-    rest and ends the thread.
+    """Give this rank an outbox whose messages go to `send`.
+
+    Returns a function that sends the rest and ends the thread.
     """
     global _outbox, _position
     outbox: queue.SimpleQueue = queue.SimpleQueue()
@@ -193,8 +196,9 @@ def stop() -> None:
 
 
 def _deliver(outbox: queue.SimpleQueue, send: Callable[[Message], None]) -> None:
-    """Pass messages on until None comes; in between, and at the end, say where training is if
-    it has moved.
+    """Pass messages on until None comes.
+
+    In between, and at the end, say where training is if it has moved.
     """
     moves_told = _moves
     told = 0.0  # when that was

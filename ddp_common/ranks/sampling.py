@@ -20,7 +20,7 @@ import operator
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -30,7 +30,8 @@ from ddp_common.errors import Error
 from ddp_common.ranks import reporting, stopping
 from ddp_common.ranks.rendezvous import rank, world_size
 
-injected = []  # functions of a sampler, called last between its steps; for the fault lab
+# Functions of a sampler, called last between its steps; for the fault lab
+injected: list[Callable[["ElasticSampler"], None]] = []
 
 
 class ElasticSampler:
@@ -64,8 +65,10 @@ class ElasticSampler:
         self.shuffle = shuffle
         self.epoch = 0
         self.step = 0
-        self.between_steps = []  # functions to call before each step, once the last one is done
-        self.before_stopping = []  # functions to call before leaving, when told to leave
+        # Functions to call before each step, once the last one is done
+        self.between_steps: list[Callable[[], None]] = []
+        # Functions to call before leaving, when told to leave
+        self.before_stopping: list[Callable[[], None]] = []
         self._forget_passes()
 
     def _forget_passes(self):
@@ -803,10 +806,10 @@ def stratified_split(
     small.
     """
     _check_fractions(fractions)
-    targets = np.asarray(targets)
-    parts = [[] for _ in range(len(fractions) + 1)]
-    for label in np.unique(targets):
-        members = np.flatnonzero(targets == label)
+    classes = np.asarray(targets)
+    parts: list[list[np.ndarray]] = [[] for _ in range(len(fractions) + 1)]
+    for label in np.unique(classes):
+        members = np.flatnonzero(classes == label)
         members = np.random.default_rng([seed, label]).permutation(members)
         counts = [max(1, math.floor(len(members) * share + 1e-9)) for share in fractions]
         if sum(counts) >= len(members):

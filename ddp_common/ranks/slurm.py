@@ -100,4 +100,5 @@ def first_host(nodes: str) -> str:
         if found.returncode == 0 and hosts:
             return hosts[0]
     prefix_number_suffix = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,]*))?", nodes)
+    assert prefix_number_suffix is not None, f"{nodes!r} does not begin with a host"
     return "".join(part for part in prefix_number_suffix.groups() if part)

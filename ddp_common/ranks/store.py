@@ -21,6 +21,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 
 import torch.distributed as dist
 
@@ -89,9 +90,10 @@ class Server:
         self.listener = listener
         self.key = key
         self.port = listener.getsockname()[1]
-        self.values = {}
-        self.waiting = {}  # key -> the requests that wait for it
-        self.strangers = {}  # connection without a proof so far -> when it came, oldest first
+        self.values: dict[str, bytes] = {}
+        self.waiting: dict[str, list[tuple]] = {}  # key -> the requests that wait for it
+        # Connection without a proof so far -> when it came, oldest first
+        self.strangers: dict[Connection, float] = {}
         self.accept_interval = 0.0
         self.next_accept = 0.0
         self.selector = selectors.DefaultSelector()
@@ -415,7 +417,7 @@ class Store(dist.Store):
         self._channel = channel
         self._lock = threading.Lock()  # for sending, and for the attributes below
         self._number = 0  # of the last request
-        self._answers = {}  # request that waits -> function to call with its answer
+        self._answers: dict[int, Callable] = {}  # request that waits -> what takes its answer
         self._ended = None  # why the connection has ended
         threading.Thread(target=self._receive, daemon=True, name="ddp-store-answers").start()
 

@@ -96,7 +96,7 @@ def resumed_config(directory: str | Path, variable: str = "RESUME") -> dict:
     try:
         config = json.loads(path.read_text())
     except UNREADABLE as error:
-        why = error
+        why = str(error)
     else:
         if isinstance(config, dict) and isinstance(config.get("settings", {}), dict):
             return config

@@ -5,6 +5,7 @@ has everything, or an error says where it is kept.
 """
 
 import atexit
+import contextlib
 import shutil
 import sys
 import tempfile
@@ -27,6 +28,24 @@ def is_temporary(path: Path) -> bool:
     return path.name.startswith(".") or path.parent.name == "checkpoints"
 
 
+@contextlib.contextmanager
+def _explain_unreachable(url):
+    """Inside the `with` block, whatever a file system raises becomes an `Error`."""
+    try:
+        yield
+    except ImportError as error:
+        raise Error(
+            f"Runs at {url} need one more package ({error}). "
+            "For s3:// install the extra: pip install -e '.[s3]'."
+        ) from None
+    # Each file system has its own exceptions: access denied, no such bucket, no network.
+    except Exception as error:
+        raise Error(
+            f"The run directory {url} cannot be reached: {error}. "
+            "Check its name, the credentials and the network."
+        ) from None
+
+
 class Mirror:
     """A local folder, `path`, whose files a thread keeps uploading to a URL.
 
@@ -39,25 +58,19 @@ class Mirror:
         import fsspec  # only for those who use a URL: it would slow down the command line
 
         self.url = url
-        self.sent = {}  # relative path -> the version of the file that was uploaded
+        self.sent: dict[Path, tuple[int, int]] = {}  # relative path -> version that was uploaded
         self.lock = threading.Lock()
         self.finished = False
-        try:
+        with _explain_unreachable(url):
             self.filesystem, self.root = fsspec.url_to_fs(url)
             present = self.filesystem.find(self.root)
-        except ImportError as error:
-            raise Error(
-                f"Runs at {url} need one more package ({error}). "
-                "For s3:// install the extra: pip install -e '.[s3]'."
-            ) from None
-        # Each file system has its own exceptions: access denied, no such bucket, no network.
-        except Exception as error:
-            raise Error(
-                f"The run directory {url} cannot be reached: {error}. "
-                "Check its name, the credentials and the network."
-            ) from None
         self.path = Path(tempfile.mkdtemp(prefix="ddp-run-"))
-        self._download(present)
+        try:
+            with _explain_unreachable(url):
+                self._download(present)
+        except BaseException:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
         self.problem = None
         threading.Thread(target=self._keep_pushing, daemon=True, name="ddp-mirror").start()
         atexit.register(self.finish)

@@ -4,7 +4,6 @@ Promises: two launches never get the same new directory, and one that is made is
 owner.
 """
 
-import itertools
 import os
 import time
 import uuid
@@ -14,7 +13,7 @@ from ddp_common.errors import Error
 from ddp_common.files import absolute, make_private
 from ddp_common.run.mirror import Mirror
 
-mirrors = {}  # URL -> Mirror
+mirrors: dict[str, Mirror] = {}  # URL -> Mirror
 
 
 def local(location: str | Path) -> Path:
@@ -24,7 +23,7 @@ def local(location: str | Path) -> Path:
     for. Raises `Error` if there can be no such directory, or if the URL cannot be reached.
     """
     if "://" not in str(location):
-        return absolute(location)
+        return Path(absolute(location))
     url = str(location)
     if url not in mirrors:
         mirrors[url] = Mirror(url)
@@ -56,16 +55,18 @@ def new_directory(name: str, local: bool = False) -> Path | str:
     """
     root = os.environ.get("RUNS")
     if not root or (local and "://" in root):
-        root = _default_root()
+        root = str(_default_root())
     stamp = time.strftime("%Y-%m-%dT%H-%M-%S")
-    if "://" in str(root):
-        return f"{str(root).rstrip('/')}/{name}/{stamp}-{uuid.uuid4().hex[:4]}"
+    if "://" in root:
+        return f"{root.rstrip('/')}/{name}/{stamp}-{uuid.uuid4().hex[:4]}"
 
-    for number in itertools.count(1):
-        suffix = "" if number == 1 else f"-{number}"
-        path = absolute(root) / name / f"{stamp}{suffix}"
-        if _make_new(path):
-            return path
+    folder = Path(absolute(root)) / name
+    path = folder / stamp
+    number = 1
+    while not _make_new(path):
+        number += 1
+        path = folder / f"{stamp}-{number}"
+    return path
 
 
 def _default_root():

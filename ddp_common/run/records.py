@@ -22,9 +22,9 @@ class Records(Sequence):
     """
 
     def __init__(self, records: Iterable[dict] = ()):
-        self._tables = []  # each is a list of columns
-        self._shapes = []  # of each table: the (name, kind) of its columns
-        self._numbers = {}  # shape -> number of its table
+        self._tables: list[list] = []  # each is a list of columns
+        self._shapes: list[tuple] = []  # of each table: the (name, kind) of its columns
+        self._numbers: dict[tuple, int] = {}  # shape -> number of its table
         # Where each record is: the number of its table, and its row there.
         self._table = array("I")
         self._row = array("I")
@@ -75,7 +75,7 @@ class Records(Sequence):
             return NotImplemented
         return len(self) == len(other) and all(mine == its for mine, its in zip(self, other))
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]  # Python itself says it so
 
     def __add__(self, other):
         return [*self, *other]

@@ -5,6 +5,7 @@ import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ddp_common.run.places import shown
 from ddp_common.run.records import Records
@@ -23,7 +24,7 @@ class Run:
     such as checkpoints on a full disk; training went on.
     """
 
-    result: object
+    result: Any
     directory: Path
     world_size: int
     records: Sequence  # of dict
@@ -62,7 +63,7 @@ class Run:
         return f"<table>{''.join(rows)}</table>"
 
 
-def in_short(value: object) -> str:
+def in_short(value: Any) -> str:
     """A value in a few words: what it is and how large.
 
     The numbers in a tensor or a table are nobody's first question.

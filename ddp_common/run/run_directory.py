@@ -44,15 +44,16 @@ class RunDirectory:
     def __init__(self, location: str | Path):
         self.path = local(location)
         self.mirror = mirrors.get(str(location))
-        self._problems = {}  # what it is about -> a sentence
-        self._lost_files = []
+        self._problems: dict[str, str] = {}  # what it is about -> a sentence
+        self._lost_files: list[str] = []
         self._checked = time.monotonic()
-        self._config = None  # the bytes of config.json
+        self.function: str | None = None  # the name of the training function
+        self._config: bytes | None = None  # the bytes of config.json
         self._closed = False
         # Checkpoints, as the ranks report them.
         self._saved = 0
         self._not_saved = 0
-        self._last_failure = None
+        self._last_failure: str | None = None
         try:
             make_private(self.path)
             self._lock = Lock(self.path)

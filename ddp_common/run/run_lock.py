@@ -43,7 +43,7 @@ ENDING_TIMEOUT = 60.0
 RETRY_INTERVAL = 0.1  # seconds
 NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
-_held = weakref.WeakSet()
+_held: weakref.WeakSet["Lock"] = weakref.WeakSet()
 
 
 class Lock:

@@ -37,9 +37,11 @@ def settings(
     may be None.
 
     Raises `Error` for an unknown name or preset, a value of the wrong type or out of its range, a
-    RESTARTS that is no number, and a RESUME or CHECKPOINT that is no run of this tutorial.
+    RESTARTS that is no number, a RESUME or CHECKPOINT that is no run of this tutorial, and a
+    preset with a name that is not among the defaults.
     """
     presets = {"laptop": {}, **(presets or {})}
+    _check_presets(tutorial, presets, defaults)
     limits = limits or {}
     values = dict(defaults)
     directory, saved = chosen_run(tutorial)
@@ -53,7 +55,7 @@ def settings(
             raise Error(f"{tutorial} has no preset {preset!r}. It has: {', '.join(presets)}.")
         source = f" The preset {preset} has it."
         for name, value in presets[preset].items():
-            values[name] = of_kind(name, value, defaults.get(name, value), limits, source)
+            values[name] = of_kind(name, value, defaults[name], limits, source)
 
     for word in split_words(os.environ.get("SET", "")):
         name, text = _name_and_text(word, tutorial, defaults, values)
@@ -66,6 +68,17 @@ def settings(
     current.values = values
     current.resume = resume
     return SimpleNamespace(**values)
+
+
+def _check_presets(tutorial, presets, defaults):
+    """Raise `Error` for a misspelled name in a preset, whichever preset is chosen."""
+    for preset, values in presets.items():
+        for name in values:
+            if name not in defaults:
+                raise Error(
+                    f"The preset {preset!r} of {tutorial} sets {name!r}, which is no setting. "
+                    f"The settings are: {', '.join(defaults)}."
+                )
 
 
 def _name_and_text(word, tutorial, defaults, values):

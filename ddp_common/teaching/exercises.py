@@ -7,7 +7,7 @@ check.
 import traceback
 from collections.abc import Callable
 
-from ddp_common.errors import RankFailed
+from ddp_common.errors import RankFailed, first_line
 
 SHOWN_LINES = 5  # of a rank's traceback
 
@@ -22,7 +22,7 @@ def judge(check: Callable, answer: Callable):
     try:
         check(answer)
     except RankFailed as failure:
-        print("not yet:", str(failure).splitlines()[0])
+        print("not yet:", first_line(failure))
         end = failure.traceback.strip().splitlines()[-SHOWN_LINES:]
         if end:  # the line that failed, and why
             print("\n".join(end))

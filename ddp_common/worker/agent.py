@@ -1,12 +1,12 @@
-"""The worker's side of a run: a Dask task that starts one rank as a process of its own,
-watches it, and ends it when told to.
+"""The worker's side of a run: a Dask task that starts one rank, watches it, and ends it.
 
-The rank is forked from a `multiprocessing` forkserver that has torch imported (`forkserver`),
-so it starts in a fraction of a second, can be killed at any moment, and leaves nothing behind
-in the worker. Relies on Dask: when the client cancels the task, or dies, the task's state
-becomes 'cancelled' while it runs. Promises: one rank at a time; when the task ends, its rank
-is gone, and so is all that the rank has started, in whatever session (`descendants`); before
-that, the client was sent what the rank reported and printed, and how it ended.
+The rank is a process of its own, and ended when the client says so. It is forked from a
+`multiprocessing` forkserver that has torch imported (`forkserver`), so it starts in a fraction of
+a second, can be killed at any moment, and leaves nothing behind in the worker. Relies on Dask:
+when the client cancels the task, or dies, the task's state becomes 'cancelled' while it runs.
+Promises: one rank at a time; when the task ends, its rank is gone, and so is all that the rank has
+started, in whatever session (`descendants`); before that, the client was sent what the rank
+reported and printed, and how it ended.
 """
 
 import contextlib
@@ -24,6 +24,7 @@ from multiprocessing.process import BaseProcess
 from typing import BinaryIO
 
 import psutil
+from dask.typing import Key
 from distributed import Status, Worker, get_worker
 from distributed.comm import get_address_host
 
@@ -60,11 +61,10 @@ _running = None  # the `Rank` on this worker, while there is one
 
 
 def listen(run_id: str, dask_worker: Worker) -> tuple[str, int, str]:
-    """Bind a free port on the address by which Dask reaches this worker; rank 0's store will
-    listen there.
+    """Bind a port for rank 0's store, on the address by which Dask reaches this worker.
 
-    Returns (host, port, secret). Who knows the secret is one of the run's ranks; it travels as
-    Dask's own messages do.
+    The port is any that is free. Returns (host, port, secret). Who knows the secret is one of the
+    run's ranks; it travels as Dask's own messages do.
     """
     global _listener
     if _listener is not None:  # left by a launch that came no further
@@ -84,16 +84,18 @@ def tell_to_stop() -> None:
     """Send SIGTERM to the rank on this worker, if there is one."""
     if _running is not None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(_running.process.pid, signal.SIGTERM)
+            os.kill(_running.pid, signal.SIGTERM)
 
 
 def where_is_it() -> tuple[str, str] | None:
-    """The state of the process of the rank on this worker, and its Python stack; None without
-    a rank.
+    """The state of the process of the rank on this worker, and its Python stack.
+
+    None without a rank.
     """
     if _running is None:
         return None
-    pid, stacks = _running.process.pid, _running.stacks
+    pid = _running.pid
+    stacks = _running.stacks
     with (
         contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError),
         Connection(os.dup(stacks.fileno())) as own,
@@ -138,9 +140,7 @@ def run_rank(spec: RankSpec, payload: bytes) -> bytes | memoryview | None:
         try:
             rank = _make_rank(worker, spec, payload)
             has_started = _start(rank, is_wanted)
-        except (
-            Exception
-        ):  # whatever it was, the client must learn of it: it waits for this rank's end
+        except Exception:  # of any kind: the client, which waits for this rank, must learn of it
             message = "The rank could not be started."
             send(Ended("raised", message=message, traceback=traceback.format_exc()))
             return None
@@ -150,9 +150,11 @@ def run_rank(spec: RankSpec, payload: bytes) -> bytes | memoryview | None:
         return _follow(rank, worker, send, is_wanted)
 
 
-def _is_wanted(worker: Worker, key: str) -> bool:
-    """False once the client has cancelled the task, closed or died, and when the worker itself
-    is closing.
+def _is_wanted(worker: Worker, key: Key) -> bool:
+    """Whether the client still wants a rank.
+
+    It does not once it has cancelled the task, closed or died; nor is a rank wanted when the
+    worker itself is closing.
     """
     task = worker.state.tasks.get(key)
     if task is None or task.state in ("cancelled", "resumed"):
@@ -171,6 +173,13 @@ class Rank:
     result_file: BinaryIO | None  # for rank 0's result
     given: list  # what is the rank's own, to be closed here once it has it
 
+    @property
+    def pid(self) -> int:
+        """The number of the process, once it has been started."""
+        pid = self.process.pid
+        assert pid is not None
+        return pid
+
     def close(self) -> None:
         for end in (self.messages, self.output, self.stacks):
             end.close()
@@ -181,7 +190,9 @@ def _make_rank(worker: Worker, spec: RankSpec, payload: bytes) -> Rank:
     global _listener
     listener = result_file = result_end = None
     if spec.rank == 0:
-        (run_id, listener), _listener = _listener, None
+        assert _listener is not None, "the client calls `listen` first"
+        run_id, listener = _listener
+        _listener = None
         assert run_id == spec.run, "another run's store"
         result_file = open_result_file(spec.run)
         result_end = Connection(os.dup(result_file.fileno()))  # as a connection it can be sent
@@ -242,7 +253,7 @@ def _start(rank: Rank, is_wanted: Callable[[], bool]) -> bool:
         for end in rank.given:
             end.close()
         if abandoned.is_set() and not errors:
-            _kill_group(rank.process)  # what it may have started, the next rank's agent ends
+            _kill_group(rank)  # what it may have started, the next rank's agent ends
 
     starting = threading.Thread(target=start, daemon=True)
     starting.start()
@@ -262,12 +273,12 @@ def _follow(
     """From the start of a rank's process to its last message; returns what `run_rank` does."""
     global _running
     _running = rank
-    send(Started(rank.process.pid, socket.gethostname()))
+    send(Started(rank.pid, socket.gethostname()))
     try:
-        ending, as_bytes = _watch(rank, send, is_wanted, MemoryLimit(worker, rank.process))
+        ending, as_bytes = _watch(rank, send, is_wanted, MemoryLimit(worker, rank.pid))
     finally:
         _running = None
-        left = _kill(rank.process)
+        left = _kill(rank)
         rank.close()
     for pid in left:
         text = (
@@ -348,20 +359,19 @@ def _ending(last_word: Message | None, exitcode: int | None) -> tuple[Ended, byt
     return Ended("exited", exitcode), None
 
 
-def _kill(process: BaseProcess) -> list[int]:
-    """End the rank and all that it has started, and wait until it is gone; returns the numbers
-    of processes that are not.
+def _kill(rank: Rank) -> list[int]:
+    """End the rank and all that it has started, and wait until it is gone.
 
-    First its process group at one blow, which is most of it; then what has a session or group
-    of its own, or lost its parent.
+    First its process group at one blow, which is most of it; then what has a session or group of
+    its own, or lost its parent. Returns the numbers of processes that are not gone.
     """
     guard = forkserver.guard()
-    _kill_group(process)
-    return descendants.end(lambda: descendants.of_rank(process.pid, guard))
+    _kill_group(rank)
+    return descendants.end(lambda: descendants.of_rank(rank.pid, guard))
 
 
-def _kill_group(process: BaseProcess) -> None:
+def _kill_group(rank: Rank) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
-            kill(process.pid, signal.SIGKILL)
-    process.join()
+            kill(rank.pid, signal.SIGKILL)
+    rank.process.join()

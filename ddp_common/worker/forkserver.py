@@ -5,6 +5,7 @@ it first.
 """
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import tempfile
 from multiprocessing.context import ForkServerContext
@@ -14,14 +15,15 @@ LONGEST_FOLDER = 70  # characters, for temporary files: a socket's path below it
 
 
 def start_forkserver() -> ForkServerContext:
-    """Start the forkserver unless it runs already; returns the context from which to make
-    processes.
+    """Start the forkserver unless it runs already.
 
-    Two things that the nanny gives a worker must not reach the ranks: a daemonic process may
-    have no children, and a malloc that returns every 64 KB to the system makes each training
-    step fault its memory in again. The path of its socket must be short (unix(7)).
+    Returns the context from which to make processes. Two things that the nanny gives a worker must
+    not reach the ranks: a daemonic process may have no children, and a malloc that returns every
+    64 KB to the system makes each training step fault its memory in again. The path of its socket
+    must be short (unix(7)).
     """
-    multiprocessing.current_process()._config["daemon"] = False
+    process = multiprocessing.current_process()
+    process._config["daemon"] = False  # type: ignore[attr-defined]  # private to multiprocessing
     os.environ.pop("MALLOC_TRIM_THRESHOLD_", None)
     if len(tempfile.gettempdir()) > LONGEST_FOLDER:
         tempfile.tempdir = "/tmp"
@@ -32,9 +34,9 @@ def start_forkserver() -> ForkServerContext:
 
 
 def guard() -> int | None:
-    """The number of the process that stands guard over the forkserver and all that its ranks
-    have started.
+    """The number of the process that stands guard over the forkserver and its ranks.
 
-    None before the forkserver has been started.
+    It guards all that these have started. None before the forkserver has been started.
     """
-    return multiprocessing.forkserver._forkserver._forkserver_pid
+    server = multiprocessing.forkserver._forkserver
+    return server._forkserver_pid  # type: ignore[attr-defined]  # private to multiprocessing

@@ -4,7 +4,6 @@ Dask's nanny sees only the worker's own process, which trains nothing.
 """
 
 import time
-from multiprocessing.process import BaseProcess
 
 from distributed import Worker
 
@@ -18,9 +17,9 @@ MEMORY_SHARE = 50  # a look that takes long is followed by a pause of so many ti
 class MemoryLimit:
     """Ask it often whether the rank is over its limit; it looks only as often as costs nothing."""
 
-    def __init__(self, worker: Worker, process: BaseProcess):
+    def __init__(self, worker: Worker, pid: int):
         self.limit = worker.memory_manager.memory_limit  # bytes; None or 0 without one
-        self.pid = process.pid
+        self.pid = pid  # of the rank
         self.next_look = time.monotonic() + MEMORY_INTERVAL
 
     def exceeded(self) -> str | None:

@@ -1,5 +1,6 @@
-"""What a worker does before its first launch: have torch imported, and leave signals to the
-ranks.
+"""What a worker does before its first launch.
+
+It has torch imported, and leaves signals to the ranks.
 """
 
 import contextlib
@@ -17,13 +18,12 @@ from ddp_common.worker.time_limit import watch_time_limit
 
 
 class Preload(WorkerPlugin):
-    """Worker plugin: imports torch in the forkserver while the cluster is still being waited
-    for.
+    """Worker plugin: imports torch in the forkserver.
 
-    It also makes the worker ignore Ctrl-C, which a terminal sends to every process, and
-    SIGTERM, which a batch system sends: the client acts on the one, the ranks on the other,
-    and they need their worker until they have saved. And it is no error if the scheduler is
-    closed first.
+    It does so while the cluster is still being waited for. It also makes the worker ignore Ctrl-C,
+    which a terminal sends to every process, and SIGTERM, which a batch system sends: the client
+    acts on the one, the ranks on the other, and they need their worker until they have saved. And
+    it is no error if the scheduler is closed first.
     """
 
     name = "ddp-preload"

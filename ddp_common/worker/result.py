@@ -6,9 +6,8 @@ import tempfile
 import weakref
 from typing import BinaryIO
 
-LARGE_RESULT = (
-    32 * 2**20
-)  # bytes; the client says so before it fetches one, because that takes a moment
+# Bytes; the client says so before it fetches one, because that takes a moment
+LARGE_RESULT = 32 * 2**20
 
 
 def open_result_file(run_id: str) -> BinaryIO:
@@ -19,10 +18,10 @@ def open_result_file(run_id: str) -> BinaryIO:
 
 
 def take_result(file: BinaryIO) -> tuple[memoryview, dict]:
-    """The content of rank 0's file, and the fields of `Ended` that say where a client on this
-    machine finds it.
+    """The content of rank 0's file, and the fields of `Ended` that say where it is.
 
-    The file is closed with the content, when Dask forgets it.
+    A client on this machine finds it there. The file is closed with the content, when Dask forgets
+    it.
     """
     size = os.fstat(file.fileno()).st_size
     content = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)

@@ -1,5 +1,6 @@
-"""From an agent to its client: messages are gathered for a moment, then sent as one event of
-Dask.
+"""From an agent to its client.
+
+Messages are gathered for a moment, then sent as one event of Dask.
 """
 
 import time
@@ -15,8 +16,9 @@ AT_ONCE = (Started, Returned, Ended)  # these do not wait
 
 
 class Sender:
-    """Calling it with a message sends that to the client, soon: at the latest when
-    `flush_if_due` is called after `FLUSH`.
+    """Calling it with a message sends that to the client, soon.
+
+    That is at the latest when `flush_if_due` is called after `FLUSH`.
     """
 
     def __init__(self, worker: Worker, run_id: str, rank: int):

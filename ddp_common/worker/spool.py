@@ -11,24 +11,24 @@ connections, in pieces. All functions here but `keep_file` are called by the cli
 import collections
 import shutil
 from pathlib import Path
+from typing import Any
 
 from distributed import Worker
 
 from ddp_common.errors import Error
 
 KEPT_MESSAGES = 10
-PIECE = (
-    8 * 2**20
-)  # bytes in one message: many, to be quick, and few enough for heartbeats in between
+# Bytes in one message: many, to be quick, and few enough for heartbeats in between
+PIECE = 8 * 2**20
 
-_files: dict[
-    str, bytes
-] = {}  # what ranks have saved with `save_file`, until the client has fetched it
+# What ranks have saved with `save_file`, until the client has fetched it
+_files: dict[str, bytes] = {}
 
 
 def find_checkpoints(run_id: str, directory: str, dask_worker: Worker) -> tuple[str, bool]:
-    """Where a rank on this worker finds and leaves checkpoints, and whether that is the run
-    directory's own folder.
+    """Where a rank on this worker finds and leaves checkpoints.
+
+    Also whether that is the run directory's own folder.
     """
     _keep_few_messages(dask_worker)
     if (Path(directory) / f".seen-{run_id}").exists():
@@ -46,10 +46,11 @@ def find_checkpoints(run_id: str, directory: str, dask_worker: Worker) -> tuple[
 
 
 def _keep_few_messages(worker: Worker) -> None:
-    """Dask keeps the last thousand messages to the scheduler, for debugging: with many
-    reports, hundreds of MB.
+    """Have this worker keep few of its messages to the scheduler.
+
+    Dask keeps the last thousand, for debugging: with many reports, hundreds of MB.
     """
-    stream = getattr(worker, "batched_stream", None)
+    stream: Any = getattr(worker, "batched_stream", None)
     if isinstance(getattr(stream, "recent_message_log", None), collections.deque):
         stream.recent_message_log = collections.deque(maxlen=KEPT_MESSAGES)
 

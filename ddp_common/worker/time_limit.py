@@ -1,8 +1,7 @@
-"""The time limit of the batch job that a worker is in: how long it still has, and a warning to
-its rank before the end.
+"""The time limit of the batch job that a worker is in.
 
-Relies on what the job's script has set: DDP_JOB_END, in seconds since 1970, and
-DDP_JOB_WARNING, in seconds before it.
+How long it still has, and a warning to its rank before the end. Relies on what the job's script
+has set: DDP_JOB_END, in seconds since 1970, and DDP_JOB_WARNING, in seconds before it.
 """
 
 import math
@@ -18,8 +17,9 @@ REPEAT_INTERVAL = 2  # seconds between two warnings: a rank may not listen yet
 
 
 def time_left() -> float:
-    """Seconds until the job's time limit; infinite without one, or without one that is a
-    number.
+    """Seconds until the job's time limit.
+
+    Infinite without one, or without one that is a number.
     """
     try:
         end = float(os.environ.get("DDP_JOB_END", "inf"))

@@ -202,6 +202,16 @@ def test_something_that_is_no_checkpoint_is_refused_although_its_digest_matches(
         State(tmp_path).checkpoint.restore()
 
 
+def test_a_file_that_torch_refuses_without_a_word_is_refused_by_name(tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise EOFError
+
+    saved(tmp_path)
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(Error, match="step-.* What torch says: EOFError"):
+        State(tmp_path).checkpoint.restore()
+
+
 def test_the_checkpoint_of_another_model_is_refused(tmp_path):
     saved(tmp_path, width=3)
     with pytest.raises(Error, match="another model"):

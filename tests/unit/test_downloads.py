@@ -428,6 +428,18 @@ def test_an_archive_that_wants_to_escape_or_to_fill_the_disk_or_is_damaged_leave
     assert not Path("/tmp/evil").exists()
 
 
+def test_an_archive_that_ends_without_a_word_is_damaged(tmp_path, monkeypatch):
+    def end(*arguments):
+        raise EOFError
+
+    archive = tmp_path / "photos.zip"
+    archive.write_bytes(zipped(("a", CONTENT)))
+    monkeypatch.setattr(downloads.shutil, "copyfileobj", end)
+    with pytest.raises(Error, match=r"photos.zip is not unpacked: it is damaged \(EOFError\)"):
+        downloads.unpack(archive, tmp_path / "photos", False, bytes=10**9, files=10)
+    assert not (tmp_path / "photos").exists()
+
+
 @pytest.fixture
 def small_drawing(tmp_path, monkeypatch):
     """A registry whose data set is drawn by the real script, two pictures of each breed."""

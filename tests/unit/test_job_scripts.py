@@ -12,7 +12,7 @@ import pytest
 
 from ddp_common import Error
 from ddp_common.clusters.connect import describe
-from ddp_common.clusters.job_script import seconds_of
+from ddp_common.clusters.job_script import cluster_class, seconds_of
 from ddp_common.clusters.profiles import PROFILES, read_profile
 from ddp_common.clusters.protection import PRIVATE_FOLDER_IN_A_JOB
 
@@ -266,3 +266,9 @@ def test_options_of_the_wrong_kind_are_one_error_before_anything_starts(monkeypa
     with pytest.raises(Error) as refused:
         describe("slurm")
     assert WRONG[options] in str(refused.value)
+
+
+def test_a_profile_may_name_saturns_class_by_the_place_where_it_was_before():
+    pytest.importorskip("dask_saturn")
+    now = cluster_class("ddp_common.clusters.saturn.SaturnCluster")
+    assert cluster_class("ddp_common.saturn.SaturnCluster") is now

@@ -75,6 +75,12 @@ def test_an_unknown_preset_lists_those_that_exist(monkeypatch):
     assert "'huge'" in message and "laptop" in message and "full" in message
 
 
+def test_a_misspelled_name_in_a_preset_is_refused_whichever_preset_is_chosen():
+    presets = {"full": {"epochs": 25}, "huge": {"epoch": 100}}
+    with pytest.raises(Error, match="preset 'huge' of demo sets 'epoch'.*epochs, learning_rate"):
+        settings("demo", presets=presets, **DEFAULTS)
+
+
 @pytest.mark.parametrize(
     ("word", "wanted"),
     [
