@@ -1,9 +1,9 @@
 """What rank, agent and client tell each other: one small type for each message.
 
-A rank talks to the agent on its worker through a pipe, as pickled objects. The agent gathers
-what concerns the client and sends it as an event of Dask, packed by `pack`. Nothing is ever
-asked back: messages go one way, rank -> agent -> client. Before that, the client has sent each
-agent one `RankSpec`. Promises: `unpack` gives what was packed; a message or a field that is
+Commands go client -> agent -> rank: the client sends each agent one `RankSpec`, and may call the
+few functions that `agent` and `spool` have for it. Messages come back rank -> agent -> client. A
+rank sends them through a pipe, as pickled objects; the agent gathers what concerns the client, and
+sends it as an event of Dask. Promises: `unpack` gives what was packed; a message or a field that is
 not known here is an error and never passed over.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 class RankSpec:
     """Which rank an agent is to start."""
 
-    run: str  # the id of this attempt
+    run: str  # the id of this attempt: a run that is restarted has several
     rank: int
     world_size: int
     local_rank: int  # among the ranks of its host

@@ -1,4 +1,4 @@
-"""One set of ranks, as the client sees it: start them, follow what they say, have them gone.
+"""One attempt, as the client sees it: start the ranks, follow what they say, end them.
 
 What is known of them is in `known`; what to make of it is in `verdict`; what a person is told
 is in `wording`. Relies on the agents' messages and on the scheduler, which says when a worker
@@ -68,13 +68,13 @@ LARGE = 2**20  # bytes of function and arguments
 # Set by a program that was told to stop, such as `make run` in a batch job: the ranks shall
 # save and leave.
 stop_requested = False
-# Set by its handler of Ctrl-C: an exception is lost if that moment lies in a callback of an
-# import or of the collector.
+# Set by its handler of Ctrl-C. A flag, because Python swallows an exception that is raised in a
+# callback of an import or of the garbage collector.
 interrupted = False
 
 
 class Attempt:
-    """A run of the training function on one set of ranks; `run` does it all."""
+    """One start of all ranks, of the one or more that a run has; `run` does it all."""
 
     running = 0  # attempts that are going on in this program
 
@@ -295,11 +295,11 @@ class Attempt:
         if stop_requested and self.known.moved and not self.known.stopped():
             # Said again until it is heard: a rank may not listen yet.
             self.client.run(agent.tell_to_stop, workers=self.addresses[:1], on_error="ignore")
-        waiting = stalled(self.known, self.stall_timeout, time.monotonic())
-        if waiting:
-            raise self._stalled(waiting)
+        stuck = stalled(self.known, self.stall_timeout, time.monotonic())
+        if stuck:
+            raise self._stalled(stuck)
 
-    def _stalled(self, waiting: list[int]) -> Exception:
+    def _stalled(self, stuck: list[int]) -> Exception:
         assert self.stall_timeout is not None, "without it no rank counts as stalled"
         found = self._where_ranks_are()
         states = {rank: answer[0] if answer else None for rank, answer in found.items()}
@@ -307,7 +307,7 @@ class Attempt:
             rank: training_stack(answer[1]) if answer else "(no answer from its worker)"
             for rank, answer in found.items()
         }
-        rank, why = blame(self.known, waiting, states, stacks)
+        rank, why = blame(self.known, stuck, states, stacks)
         self.directory.log(f"rank {rank} stalled: {why}\n{wording.all_stacks(stacks)}")
         return wording.rank_stalled(
             self.known, rank, why, stacks, self.stall_timeout, self.directory.path

@@ -1,9 +1,9 @@
 """`launch`: start one rank on each of some workers; after a failure, start again.
 
-It starts again from the newest checkpoint. Data flows one way: client -> agent -> rank -> messages
--> client. Relies on the workers being processes that can import `ddp_common`; `attempt` follows
-one set of ranks. Promises: when `launch` returns or raises, every rank that it started is gone and
-the workers are free.
+A run has one attempt or more; each goes on from the newest checkpoint. Commands go client -> agent
+-> rank, and messages come back the same way. Relies on the workers being processes that can import
+`ddp_common`. Promises: when `launch` returns or raises, every rank that it started is gone and the
+workers are free.
 """
 
 import os
@@ -61,7 +61,8 @@ def launch(
     launch of a tutorial.
 
     Raises `RankFailed` as soon as any rank fails, `RunStopped` when ranks left because they
-    got SIGTERM, `SchedulerLost`, and `Error` for what can be put right before.
+    got SIGTERM (both only when restarts are used up), `SchedulerLost`, and `Error` for mistakes
+    that are found before anything starts.
     """
     if hasattr(client, "run_here"):
         # The ranks are running already: torchrun or srun has started them

@@ -60,8 +60,8 @@ def verdict(known: Known) -> Verdict:
     if failed:
         rank = min(failed, key=lambda each: is_consequence(known, each))
         consequence = is_consequence(known, rank)
-        left_by_peers = consequence and known.stopped()  # that is what it has noticed
-        if not left_by_peers:
+        has_only_seen_peers_leave = consequence and known.stopped()
+        if not has_only_seen_peers_leave:
             return Failed(rank, consequence)
     if known.scheduler_lost:
         return SchedulerGone()
@@ -101,7 +101,7 @@ def stalled(known: Known, timeout: float | None, now: float) -> list[int]:
 
 
 def blame(
-    known: Known, waiting: list[int], states: dict[int, str | None], stacks: dict[int, str]
+    known: Known, stuck: list[int], states: dict[int, str | None], stacks: dict[int, str]
 ) -> tuple[int, str]:
     """Of ranks that are stalled, the one that keeps the others waiting, and why.
 
@@ -110,17 +110,17 @@ def blame(
     that is not where the others wait, then one that is behind.
     """
     others = "the others wait for it" if len(known.addresses) > 1 else "nothing goes on"
-    for rank in waiting:
+    for rank in stuck:
         if states[rank] is None:
             return rank, f"Its worker at {known.addresses[rank]} does not answer; {others}."
         if states[rank] in ("stopped", "tracing-stop"):
             return rank, f"Its process is stopped (SIGSTOP, or a debugger); {others}."
 
-    elsewhere = [rank for rank in waiting if not _is_in_collective(stacks[rank])]
+    elsewhere = [rank for rank in stuck if not _is_in_collective(stacks[rank])]
     if known.returned and not elsewhere:
         rank = min(known.returned)
         step = known.returned[rank].get("step", 0)
-        peers = ", ".join(map(str, waiting))
+        peers = ", ".join(map(str, stuck))
         return rank, (
             f"Its function returned at step {step}, while rank {peers} went on and waits for it. "
             "Every rank must run the same number of steps."
@@ -130,8 +130,8 @@ def blame(
         step = known.step_of(rank)
         return rank, f"It is not in a collective at step {step}; {others} there."
 
-    steps = {rank: known.step_of(rank) for rank in waiting}
-    rank = min(waiting, key=lambda each: (steps[each], known.moved[each]))
+    steps = {rank: known.step_of(rank) for rank in stuck}
+    rank = min(stuck, key=lambda each: (steps[each], known.moved[each]))
     is_behind = steps[rank] < max(steps.values())
     return rank, f"It is at step {steps[rank]}; " + (
         f"{others}." if is_behind else "all ranks wait."

@@ -44,7 +44,7 @@ def main(
     output: Connection,
     stacks: Connection,
 ) -> None:
-    """Be a rank: from the fork to the last message.
+    """Be a rank: from the fork to its last word.
 
     `environment`: variables to set; `threads`: of torch; `payload`: pickled (function, keyword
     arguments, sources of notebook cells); `listener`: rank 0's store socket, else None;
@@ -56,7 +56,7 @@ def main(
     _attach_output(output)
     faulthandler.enable(open(2, "w", closefd=False))
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
-    # The worker ignores Ctrl-C; what a rank starts need not.
+    # Ctrl-C again does what it does elsewhere: the worker ignores it, and children would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     last_word: Message
     exit_code = 0

@@ -54,7 +54,7 @@ NEXT_PIECE_TIMEOUT = 0.05  # seconds until the next piece of it, once it has beg
 
 _one_rank = threading.Lock()
 _listener = None  # (run id, socket) made by `listen`, until rank 0's agent takes it
-_running = None  # the `Rank` on this worker, while there is one
+_running = None  # the `RankProcess` on this worker, while there is one
 
 
 # Called by the client, with `client.run`
@@ -63,8 +63,8 @@ _running = None  # the `Rank` on this worker, while there is one
 def listen(run_id: str, dask_worker: Worker) -> tuple[str, int, str]:
     """Bind a port for rank 0's store, on the address by which Dask reaches this worker.
 
-    The port is any that is free. Returns (host, port, secret). Who knows the secret is one of the
-    run's ranks; it travels as Dask's own messages do.
+    The port is any that is free. Returns (host, port, secret). Whoever knows the secret counts as
+    one of the attempt's ranks; it travels as Dask's own messages do.
     """
     global _listener
     if _listener is not None:  # left by a launch that came no further
@@ -82,29 +82,29 @@ def listen(run_id: str, dask_worker: Worker) -> tuple[str, int, str]:
 
 def tell_to_stop() -> None:
     """Send SIGTERM to the rank on this worker, if there is one."""
-    if _running is not None:
+    rank = _running  # read once: it may end at any moment
+    if rank is not None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(_running.pid, signal.SIGTERM)
+            os.kill(rank.pid, signal.SIGTERM)
 
 
 def where_is_it() -> tuple[str, str] | None:
     """The state of the process of the rank on this worker, and its Python stack.
 
-    None without a rank.
+    None without a rank. A rank that somebody has stopped goes on afterwards: it cannot write its
+    stack otherwise.
     """
-    if _running is None:
+    rank = _running  # read once: it may end at any moment
+    if rank is None:
         return None
-    pid = _running.pid
-    stacks = _running.stacks
-    with (
-        contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError),
-        Connection(os.dup(stacks.fileno())) as own,
-    ):
-        state = psutil.Process(pid).status()
-        os.kill(pid, signal.SIGUSR1)
-        os.kill(pid, signal.SIGCONT)  # a stopped process writes its stack as soon as it goes on
-        return state, _read_stack(own).decode(errors="replace")
-    return None
+    try:
+        with Connection(os.dup(rank.stacks.fileno())) as own:
+            state = psutil.Process(rank.pid).status()
+            os.kill(rank.pid, signal.SIGUSR1)
+            os.kill(rank.pid, signal.SIGCONT)
+            return state, _read_stack(own).decode(errors="replace")
+    except (psutil.NoSuchProcess, OSError):  # it has ended meanwhile
+        return None
 
 
 def _read_stack(connection: Connection) -> bytes:
@@ -163,7 +163,7 @@ def _is_wanted(worker: Worker, key: Key) -> bool:
 
 
 @dataclass
-class Rank:
+class RankProcess:
     """A rank's process and our ends of what connects us with it."""
 
     process: BaseProcess
@@ -171,7 +171,7 @@ class Rank:
     output: Connection  # from the rank: what it prints, and all that it starts
     stacks: Connection  # from the rank: its Python stack, on SIGUSR1
     result_file: BinaryIO | None  # for rank 0's result
-    given: list  # what is the rank's own, to be closed here once it has it
+    child_ends: list  # the other ends; we close our copies of them once the process has its own
 
     @property
     def pid(self) -> int:
@@ -185,7 +185,7 @@ class Rank:
             end.close()
 
 
-def _make_rank(worker: Worker, spec: RankSpec, payload: bytes) -> Rank:
+def _make_rank(worker: Worker, spec: RankSpec, payload: bytes) -> RankProcess:
     """A rank whose process is not started yet."""
     global _listener
     listener = result_file = result_end = None
@@ -215,8 +215,8 @@ def _make_rank(worker: Worker, spec: RankSpec, payload: bytes) -> Rank:
         ),
     )
     theirs = (their_messages, their_output, their_stacks, listener, result_end)
-    given = [end for end in theirs if end is not None]
-    return Rank(process, messages, output, stacks, result_file, given)
+    child_ends = [end for end in theirs if end is not None]
+    return RankProcess(process, messages, output, stacks, result_file, child_ends)
 
 
 def _environment(spec: RankSpec) -> dict[str, str]:
@@ -237,12 +237,15 @@ def _environment(spec: RankSpec) -> dict[str, str]:
     return {name: str(value) for name, value in variables.items()}
 
 
-def _start(rank: Rank, is_wanted: Callable[[], bool]) -> bool:
+def _start(rank: RankProcess, is_wanted: Callable[[], bool]) -> bool:
     """Start the process; False if it was no longer wanted before it ran.
 
-    A thread does it, because the first start waits while the forkserver imports torch.
+    A thread does it, because the first start waits while the forkserver imports torch. If the
+    rank is not wanted any more meanwhile, this returns, and the thread kills what it has started.
     """
     errors: list[Exception] = []
+    deciding = threading.Lock()  # either the thread has started the rank, or it is abandoned
+    has_started = threading.Event()
     abandoned = threading.Event()
 
     def start() -> None:
@@ -250,25 +253,26 @@ def _start(rank: Rank, is_wanted: Callable[[], bool]) -> bool:
             rank.process.start()
         except Exception as error:  # raised again below, in the agent's thread
             errors.append(error)
-        for end in rank.given:
+        for end in rank.child_ends:
             end.close()
+        with deciding:
+            has_started.set()
         if abandoned.is_set() and not errors:
             _kill_group(rank)  # what it may have started, the next rank's agent ends
 
-    starting = threading.Thread(target=start, daemon=True)
-    starting.start()
-    while starting.is_alive():
-        starting.join(POLL)
-        if starting.is_alive() and not is_wanted():
-            abandoned.set()
-            return False
+    threading.Thread(target=start, daemon=True).start()
+    while not has_started.wait(POLL):
+        with deciding:
+            if not has_started.is_set() and not is_wanted():
+                abandoned.set()
+                return False
     if errors:
         raise errors[0]
     return True
 
 
 def _follow(
-    rank: Rank, worker: Worker, send: Sender, is_wanted: Callable[[], bool]
+    rank: RankProcess, worker: Worker, send: Sender, is_wanted: Callable[[], bool]
 ) -> bytes | memoryview | None:
     """From the start of a rank's process to its last message; returns what `run_rank` does."""
     global _running
@@ -299,7 +303,7 @@ def _follow(
 
 
 def _watch(
-    rank: Rank, send: Sender, is_wanted: Callable[[], bool], memory: MemoryLimit
+    rank: RankProcess, send: Sender, is_wanted: Callable[[], bool], memory: MemoryLimit
 ) -> tuple[Ended, bytes | None]:
     """Pass on what the rank says until it ends or is no longer wanted.
 
@@ -359,7 +363,7 @@ def _ending(last_word: Message | None, exitcode: int | None) -> tuple[Ended, byt
     return Ended("exited", exitcode), None
 
 
-def _kill(rank: Rank) -> list[int]:
+def _kill(rank: RankProcess) -> list[int]:
     """End the rank and all that it has started, and wait until it is gone.
 
     First its process group at one blow, which is most of it; then what has a session or group of
@@ -370,7 +374,7 @@ def _kill(rank: Rank) -> list[int]:
     return descendants.end(lambda: descendants.of_rank(rank.pid, guard))
 
 
-def _kill_group(rank: Rank) -> None:
+def _kill_group(rank: RankProcess) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             kill(rank.pid, signal.SIGKILL)
