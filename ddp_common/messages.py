@@ -3,8 +3,8 @@
 Commands go client -> agent -> rank: the client sends each agent one `RankSpec`, and may call the
 few functions that `agent` and `spool` have for it. Messages come back rank -> agent -> client. A
 rank sends them through a pipe, as pickled objects; the agent gathers what concerns the client, and
-sends it as an event of Dask. Promises: `unpack` gives what was packed; a message or a field that is
-not known here is an error and never passed over.
+sends it as an event of Dask. Promises: `unpack` gives what was packed; a message or a field that
+is not known here is an error and never passed over.
 """
 
 import json

@@ -56,7 +56,7 @@ def main(
     _attach_output(output)
     faulthandler.enable(open(2, "w", closefd=False))
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
-    # Ctrl-C again does what it does elsewhere: the worker ignores it, and children would inherit that.
+    # Ctrl-C works again as it does elsewhere: the worker ignores it, and children would too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     last_word: Message
     exit_code = 0
