@@ -9,7 +9,6 @@ import urllib.request
 
 import fsspec
 import pytest
-from distributed import LocalCluster
 
 import ddp_common as ddp
 from ddp_common.run.config import current
@@ -105,11 +104,15 @@ def clean_environment(monkeypatch, tmp_path):
         monkeypatch.setattr(current, name, value)
 
 
+SHARED_WORKERS = 4
+
+
 @pytest.fixture(scope="session")
 def client(tmp_path_factory):
     """A client of four workers here, which have launched once and so are quick from now on."""
     directory = tmp_path_factory.mktemp("first-launch") / "run"
-    with ddp.connect("local", workers=4) as client:
+    with ddp.connect("local", workers=SHARED_WORKERS) as client:
+        client.is_shared = True
         ddp.launch(client, ddp.rank, directory=directory)
         yield client
 
@@ -121,13 +124,19 @@ def killed_workers_are_back(request):
     So the next test must not be that early.
     """
     yield
-    cluster = getattr(request.node.funcargs.get("client"), "cluster", None)
+    client = request.node.funcargs.get("client")
+    if not getattr(client, "is_shared", False):
+        return
+    nannies = client.cluster.workers
     deadline = time.monotonic() + 120
-    if isinstance(cluster, LocalCluster):
-        while any(nanny.status.name != "running" for nanny in cluster.workers.values()):
-            in_time = time.monotonic() < deadline
-            assert in_time, "a worker that this test has killed did not come back"
-            time.sleep(0.05)
+    while len(client.workers()) < SHARED_WORKERS or any(
+        nanny.status.name != "running" for nanny in nannies.values()
+    ):
+        in_time = time.monotonic() < deadline
+        assert in_time, "a worker that this test has killed did not come back"
+        if len(nannies) < SHARED_WORKERS:  # Dask has given one up
+            client.cluster.scale(SHARED_WORKERS)
+        time.sleep(0.1)
 
 
 S3_SERVER = """

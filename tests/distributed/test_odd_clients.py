@@ -11,10 +11,10 @@ import cloudpickle
 import pytest
 from distributed import Client, LocalCluster
 from fault_lab import separate_cluster
-from processes import PATIENCE, Background, assert_nothing_left, held_back, wait_until
+from processes import PATIENCE, Background, assert_nothing_left, held_back, wait_until, workers_of
 
 import ddp_common as ddp
-from ddp_common.client.attempt import Attempt
+from ddp_common.client import attempt as attempts
 from ddp_common.ranks.checkpoint_files import checkpoints
 from ddp_common.teaching import faults
 
@@ -140,21 +140,19 @@ def test_a_worker_that_dies_before_its_result_was_fetched_is_named_and_a_restart
     tmp_path, monkeypatch
 ):
     """Dask would wait for ever for a result whose worker is gone."""
-    find = Attempt._result_file
+    fetch = attempts.fetch_result
     killed = []
 
-    def workers_of(client):
-        return client.scheduler_info(n_workers=-1)["workers"]
-
-    def look_for_it_on_a_dead_worker(self):
-        address = self.addresses[0]
+    def fetch_it_from_a_dead_worker(future, is_worth_waiting):
         if not killed:
-            killed.append(self.client.run(os.getpid, workers=[address])[address])
+            address = workers_of(tmp_path / "run")[0]
+            killed.append(client.run(os.getpid, workers=[address])[address])
             os.kill(killed[0], signal.SIGKILL)
-            wait_until(lambda: address not in workers_of(self.client))
-        return find(self)
+            wait_until(lambda: address not in client.scheduler_info(n_workers=-1)["workers"])
+        return fetch(future, is_worth_waiting)
 
-    monkeypatch.setattr(Attempt, "_result_file", look_for_it_on_a_dead_worker)
+    monkeypatch.setattr(attempts, "open_result_here", lambda place: None)
+    monkeypatch.setattr(attempts, "fetch_result", fetch_it_from_a_dead_worker)
     with LocalCluster(n_workers=2, **SMALL) as cluster, Client(cluster) as client:
         run = ddp.launch(client, faults.train, workers=2, restarts=1, directory=tmp_path / "run")
         assert "Rank 0 of 2" in str(run.failures[0]) and "its worker died" in str(run.failures[0])
