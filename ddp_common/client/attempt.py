@@ -402,7 +402,7 @@ class Attempt:
     # The result
 
     def _result(self) -> Any:
-        import torch  # not at the top: it takes a second, and the workers are starting meanwhile
+        import torch  # not at the top: it takes a second, and only a result needs it
 
         place = self.known.ended[0]
         assert place.result_size is not None, "rank 0 has finished"

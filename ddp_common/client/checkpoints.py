@@ -13,11 +13,10 @@ from distributed import Client
 
 from ddp_common.errors import Error
 from ddp_common.ranks.checkpoint_files import (
-    checkpoints,
     digest_file,
-    fault,
     install,
     newest,
+    newest_good,
     remove_all_but,
     sha256,
 )
@@ -76,10 +75,7 @@ class Checkpoints:
         """The newest good checkpoint on the client, None if there is none."""
         if self._fetcher is not None:
             self._finish_fetching()
-        for path in reversed(checkpoints(self.directory)):
-            if fault(path) is None:
-                return path
-        return None
+        return newest_good(self.directory)
 
     def _hand_out(self, path: Path) -> None:
         """Put a checkpoint and its digest into the spool of every worker that does not see it."""

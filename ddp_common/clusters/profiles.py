@@ -17,7 +17,7 @@ import yaml
 from dask.system import CPU_COUNT
 from dask.utils import parse_bytes
 
-from ddp_common.errors import Error
+from ddp_common.errors import Error, first_line
 from ddp_common.files import is_file
 
 PROFILES = Path(__file__).parents[2] / "clusters"
@@ -264,8 +264,7 @@ def _parsed(key, text):
     try:
         return yaml.safe_load(text)
     except Exception as error:  # as in `_read_yaml`
-        first_line = str(error).partition("\n")[0]
-        why = getattr(error, "problem", None) or first_line or type(error).__name__
+        why = getattr(error, "problem", None) or first_line(error)
         raise Error(
             f"OPTIONS: {key}={text} is no valid YAML: {why}. "
             "Put text with brackets, braces or colons into two pairs of quotes: "

@@ -24,9 +24,9 @@ from ddp_common.messages import CheckpointFailed, CheckpointSaved
 from ddp_common.ranks import reporting
 from ddp_common.ranks.checkpoint_files import (
     checkpoints,
-    fault,
     install,
     newest,
+    newest_good,
     remove_all_but,
     step_of,
 )
@@ -198,9 +198,9 @@ class Checkpoint:
 
     def _name_of_last_good(self):
         with contextlib.suppress(OSError):  # a disk that cannot be read either
-            for path in reversed(checkpoints(self.directory)):
-                if fault(path) is None:
-                    return path.name
+            last = newest_good(self.directory)
+            if last is not None:
+                return last.name
         return "none"
 
     def restore(self) -> Path | None:

@@ -91,6 +91,14 @@ def fault(path: Path) -> str | None:
     return None
 
 
+def newest_good(directory: str | Path) -> Path | None:
+    """The newest good checkpoint in `directory`, None if there is none; says nothing of others."""
+    for path in reversed(checkpoints(directory)):
+        if fault(path) is None:
+            return path
+    return None
+
+
 def newest(directory: str | Path, quiet: bool = False) -> Path | None:
     """The newest good checkpoint in `directory`, None if there is no checkpoint at all.
 

@@ -246,12 +246,8 @@ def _unpacked(content):
 
 
 def _stopped(step, path):
-    saved = [
-        each
-        for each in checkpoint_files.checkpoints(path / "checkpoints")
-        if checkpoint_files.fault(each) is None
-    ]
-    newest = f"the newest checkpoint is {saved[-1].name}" if saved else "there is no checkpoint"
+    last = checkpoint_files.newest_good(path / "checkpoints")
+    newest = f"the newest checkpoint is {last.name}" if last else "there is no checkpoint"
     return RunStopped(
         f"The ranks were told to stop (SIGTERM). They left after step {step}; {newest}.",
         step=step,
