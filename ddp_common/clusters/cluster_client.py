@@ -17,6 +17,7 @@ from ddp_common.clusters.notebooks import Cell
 from ddp_common.clusters.quiet import quiet
 from ddp_common.clusters.waiting import ended, wait_for_workers
 from ddp_common.worker.time_limit import time_left
+from ddp_common.worker.zygote import Zygote
 
 GONE_TIMEOUT = 15  # seconds that the workers of cancelled jobs have to leave
 
@@ -26,6 +27,7 @@ class ClusterClient(Client):
 
     cluster: Any = None  # that is closed with the client; None if somebody else has started it
     jobs: Jobs | None = None  # of the cluster where workers are jobs
+    zygote: Zygote | None = None  # has torch imported, for the workers of a local cluster
     expected = 1  # number of workers
     most: int | None = None  # number of ranks that were asked for, where there are more workers
     timeout = 60  # seconds that workers have to appear
@@ -108,6 +110,9 @@ class ClusterClient(Client):
 
     def close(self, *args, **kwargs):
         cluster, self.cluster = self.cluster, None
+        zygote, self.zygote = self.zygote, None
+        if zygote is not None:
+            zygote.close()
         # Connections to workers end in the middle of what Dask wanted to tell them.
         with quiet(), no_garbage_collection():
             closed = super().close(*args, **kwargs)

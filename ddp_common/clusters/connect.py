@@ -33,6 +33,7 @@ from ddp_common.clusters.jobs import Jobs
 from ddp_common.clusters.profiles import gpus, number_of_workers, read_profile
 from ddp_common.clusters.quiet import interrupts_held
 from ddp_common.clusters.waiting import wait_for_workers
+from ddp_common.clusters.warm_start import start_zygote
 from ddp_common.errors import Error
 from ddp_common.without_dask.launchers import LAUNCHERS, command, started_by
 from ddp_common.worker.preload import Preload
@@ -89,7 +90,7 @@ def connect(
         wait_for_workers(client, client.expected)
         if name != "local":
             shipping.provide(client)
-        client.register_plugin(Preload())
+        client.register_plugin(Preload(client.zygote.address if client.zygote else None))
         if len(client.workers()) > client.expected and wanted:
             client.most = client.expected
     except BaseException:
@@ -126,17 +127,20 @@ def _configure_dask():
 def _start(profile, wanted):
     """A client of the cluster that a profile describes, whose workers may be yet to come."""
     count = number_of_workers(wanted if wanted is not None else profile["workers"])
-    jobs = cluster = client = None
+    jobs = cluster = client = zygote = None
     try:
         with interrupts_held(), no_garbage_collection():
             if is_batch(profile):
                 jobs = Jobs(profile)
                 cluster = jobs.cluster
             else:
+                if _starts_processes_here(profile):
+                    zygote = start_zygote()
                 cluster = _make_cluster(profile, count)
             client = ClusterClient(cluster.scheduler_address, security=cluster.security)
             client.cluster = cluster
             client.jobs = jobs
+            client.zygote = zygote
             client.timeout = profile["timeout"]
             client.expected = count
         if jobs is not None:
@@ -155,6 +159,8 @@ def _start(profile, wanted):
             jobs.close()
         elif cluster is not None:
             cluster.close()
+        if client is None and zygote is not None:
+            zygote.close()
         if isinstance(error, Error) or not isinstance(error, Exception):
             raise
         raise _explained(profile, error) from error
@@ -172,6 +178,12 @@ def _explained(profile, error):
         f"{profile['cluster']} could not be started with the profile's options: "
         f"{said.rstrip('.')}."
     )
+
+
+def _starts_processes_here(profile):
+    """Whether workers are processes of this host that may share a torch without GPUs."""
+    name, options = _class_and_options(profile, 1)
+    return name.endswith("LocalCluster") and options.get("processes") is not False
 
 
 def _make_cluster(profile, count):

@@ -142,14 +142,8 @@ def _kill_worker_and_nanny():
 
 
 def worker_of_this_rank() -> psutil.Process:
-    """The process of this rank's Dask worker.
-
-    The rank was forked from a forkserver, a child of the guard, whose parent is the worker. Not
-    every system has a guard.
-    """
-    forkserver, above, *further = psutil.Process().parents()
-    has_guard = above.cmdline() == forkserver.cmdline()  # the two are one program
-    return further[0] if has_guard else above
+    """The process of this rank's Dask worker."""
+    return psutil.Process(int(os.environ["DDP_WORKER_PROCESS"]))
 
 
 RESULT = "result that cannot be pickled"

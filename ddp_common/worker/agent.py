@@ -230,6 +230,7 @@ def _environment(spec: RankSpec) -> dict[str, str]:
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
         secret.VARIABLE: run_secret,
+        "DDP_WORKER_PROCESS": os.getpid(),
     }
     if "dask_cuda" in sys.modules:  # it has put this worker's own GPU first
         variables["DDP_OWN_GPU_FIRST"] = 1

@@ -15,6 +15,7 @@ from ddp_common.worker import descendants
 from ddp_common.worker.agent import tell_to_stop
 from ddp_common.worker.forkserver import guard, start_forkserver
 from ddp_common.worker.time_limit import watch_time_limit
+from ddp_common.worker.zygote import Address
 
 
 class Preload(WorkerPlugin):
@@ -31,12 +32,15 @@ class Preload(WorkerPlugin):
         True  # a second client must not end the forkserver, and with it the first one's ranks
     )
 
+    def __init__(self, zygote: Address | None = None):
+        self.zygote = zygote  # of the workers' host, if they are all on one
+
     def setup(self, worker: Worker) -> None:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)
         logging.getLogger("distributed.worker").addFilter(_is_no_lost_connection)
-        start_forkserver()
+        start_forkserver(self.zygote)
         watch_time_limit(tell_to_stop)
 
     def teardown(self, worker: Worker) -> None:

@@ -14,8 +14,8 @@
 |         | batch                                          | collate                            |
 | memory  | a rank after its first backward                | a process that has only imported   |
 |         |                                                | torch                              |
-| lines   | `ddp_common`                                   | the limits that the project has    |
-|         |                                                | set itself                         |
+| cold    | a script that connects and launches, from its  | the same from starting torchrun    |
+|         | start until both first backwards (s)           |                                    |
 
 Both are measured in the same run. They take turns, and the table has the medians; the JSON file
 has every single value. `ratio` is other / ours where the goal is to be faster, ours / other where
@@ -30,7 +30,6 @@ of a rank on a worker that has no other.
 """
 
 import argparse
-import ast
 import contextlib
 import csv
 import datetime
@@ -44,6 +43,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
+
 import ddp_common as ddp
 
 REPOSITORY = Path(__file__).parents[2]
@@ -55,7 +56,6 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 LOADER_BATCH = 16_384
 STEPS = 100  # of each repetition, after those that warm up
 COLUMNS = "{:<8} {:<40} {:>8} {:>8} {:>7} {:>15} {:>8}  {}"
-ALL_LINES, MODULE_LINES, FUNCTION_LINES = 1_500, 300, 60  # the project's limits
 
 
 # Launch, step, memory: two ranks, under ddp.launch and under torchrun
@@ -284,26 +284,41 @@ class Batches(Items):
         return tuple(tensor[indices].long() for tensor in self.tensors)
 
 
-# Lines: the size of the package
+# Cold: a script from its start
 
 
-def measure_lines():
-    modules = {path.name: path.read_text() for path in (REPOSITORY / "ddp_common").rglob("*.py")}
-    sizes = {name: len(source.splitlines()) for name, source in modules.items()}
-    functions = {
-        f"{name} {node.name}": node.end_lineno - node.lineno + 1
-        for name, source in modules.items()
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    }
-    module = max(sizes, key=sizes.get)
-    function = max(functions, key=functions.get)
-    everything = limited("lines", f"all {len(sizes)} modules", sum(sizes.values()), ALL_LINES)
+def measure_cold():
+    """Processor time is that of the whole machine: what a cluster starts is nobody's child."""
+    for launcher in (under_script, under_torchrun):
+        launcher(None, "first_backward")
+
+    def cold(launcher):
+        began, busy = time.time(), processor_seconds()
+        finished = max(rank["finished"] for rank in launcher(None, "first_backward"))
+        return finished - began, processor_seconds() - busy
+
+    ours, other = take_turns(lambda: cold(under_script), lambda: cold(under_torchrun), turns=6)
+    wall, processor = (
+        [[turn[which] for turn in turns] for turns in (ours, other)] for which in (0, 1)
+    )
     return [
-        {**everything, "modules": sizes},
-        limited("lines", f"longest module: {module}", sizes[module], MODULE_LINES),
-        limited("lines", f"longest function: {function}", functions[function], FUNCTION_LINES),
+        compared("cold", "from its start to both first backwards, s", *wall, at_most=1.0),
+        compared("cold", "processor time until all is closed, s", *processor),
     ]
+
+
+def under_script(_, name):
+    """Run a function of `ranks` by a script that connects first; returns what each rank left."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(RANKS), "--connect", name, folder]
+        subprocess.run(command, env=ENVIRONMENT, cwd=folder, check=True, stderr=subprocess.PIPE)
+        return left_in(folder)
+
+
+def processor_seconds():
+    """What all processes of this machine have used of its cores since it was started."""
+    times = psutil.cpu_times()
+    return times.user + times.system
 
 
 # Taking turns, comparing, printing
@@ -413,7 +428,7 @@ def show(results):
     print("\n".join(map(line, results)), flush=True)
 
 
-WITHOUT_CLUSTER = {"windows": measure_windows, "loader": measure_loader, "lines": measure_lines}
+WITHOUT_CLUSTER = {"windows": measure_windows, "loader": measure_loader, "cold": measure_cold}
 ON_CLUSTER = {"launch": measure_launch, "step": measure_step, "memory": measure_memory}
 
 

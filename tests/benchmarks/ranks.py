@@ -1,6 +1,7 @@
 """What one rank of the benchmark does, under `ddp.launch` and, run as a script, under torchrun.
 
     torchrun --nproc-per-node 2 ranks.py FUNCTION FOLDER [STEPS]
+    python ranks.py --connect FUNCTION FOLDER                       # on a local cluster of two
 
 Every rank leaves what it measured in FOLDER/<rank>.json: all ranks are on this host, so their
 files and clocks are the benchmark's too. The model is that of the pets tutorial in its laptop
@@ -110,6 +111,11 @@ def _leave(folder, **values):
 
 
 if __name__ == "__main__":
-    name, folder, *numbers = sys.argv[1:]
-    with ddp.process_group():
-        globals()[name](folder, *map(int, numbers))
+    if sys.argv[1] == "--connect":
+        _, _, name, folder = sys.argv
+        with ddp.connect("local", workers=2) as client:
+            ddp.launch(client, globals()[name], folder=folder, directory=f"{folder}/run")
+    else:
+        name, folder, *numbers = sys.argv[1:]
+        with ddp.process_group():
+            globals()[name](folder, *map(int, numbers))

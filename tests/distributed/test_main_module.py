@@ -155,7 +155,7 @@ def test_a_torch_that_cannot_be_imported_is_named_by_the_rank(tmp_path):
 
         class Broken:
             def find_spec(self, name, path=None, target=None):
-                if name == "torch" and "multiprocessing.forkserver" in " ".join(sys.orig_argv):
+                if name == "torch" and "zygote import main" in " ".join(sys.orig_argv):
                     raise OSError("libcublas.so.12: cannot open shared object file")
 
         sys.meta_path.insert(0, Broken())
