@@ -5,22 +5,16 @@ batch has a fixed size; rank r takes every world_size-th index of it, starting a
 samples of a step are therefore the same for any number of ranks, and so are its loss and
 gradient, up to the order of floating-point sums.
 
-A step begins when training takes its batch. A `DataLoader` with workers asks for batches long
-before that: w workers with a prefetch factor of p ask for w * p batches at once, then for one more
-each time training takes one. So `_PassIterator` counts what training takes, not what the loader
-asks for: position, weight and random state are always those of the batch that training has.
+A step begins when training takes its batch, whenever the loader has asked for it (`passes`):
+position, weight and random state are always those of the batch that training has.
 
 One word is used throughout: a *pass* is one iteration over the sampler, usually one epoch.
 """
 
-import dataclasses
 import gc
-import math
 import operator
-import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -28,6 +22,8 @@ from torch.utils.data import DataLoader
 
 from ddp_common.errors import Error
 from ddp_common.ranks import reporting, stopping
+from ddp_common.ranks.loaders import UNORDERED
+from ddp_common.ranks.passes import MOVED, PassIterator, handled_exception
 from ddp_common.ranks.rendezvous import rank, world_size
 
 # Functions of a sampler, called last between its steps; for the fault lab
@@ -229,7 +225,7 @@ class ElasticSampler:
         # Set here, not with the first batch: a loader's workers, which are started in between,
         # copy data sets that may look at the position.
         self.epoch, self.step = self._next_start()
-        return _PassIterator(self)
+        return PassIterator(self)
 
     def _next_start(self):
         """The position (epoch, step) of a pass that would begin now."""
@@ -410,7 +406,7 @@ class ElasticSampler:
         if not getattr(loader, "in_order", True):
             raise Error(UNORDERED)
         self.epoch, self.step = self._next_start()
-        counter = _PassIterator(self)
+        counter = PassIterator(self)
         counter.begin()
         self._followed = counter
         try:
@@ -442,7 +438,7 @@ class ElasticSampler:
             elif last.is_peek(len(self)):
                 step = last.first_step
             elif last.first_step < step < len(self):
-                handled = _handled_exception()
+                handled = handled_exception()
                 left_by_an_exception = handled is not None and handled != last.handled
                 left_with_its_loop = last.epochs_loop is not self._epochs_loop
                 ended = not left_by_an_exception and not left_with_its_loop
@@ -490,8 +486,6 @@ def _whole_number(value):
     return number if number >= 0 else None
 
 
-# Messages that are raised in several places.
-
 RESTORED = (
     "A checkpoint was restored (epoch {epoch}, step {step}), and a loop of your own begins: "
     "whether it counts from 0, and would train all epochs once more, cannot be seen from here. "
@@ -499,258 +493,6 @@ RESTORED = (
     "your loop begins: `for epoch in range(sampler.epoch, n)` with `sampler.set_epoch(epoch)` as "
     "its first line."
 )
-MOVED = (
-    "This pass over the sampler can't go on: since it began or took its last batch, the sampler's "
-    "position was set anew, by another pass, load_state_dict, set_epoch or epochs(). Make a new "
-    "iterator, iter(loader), after that; two loaders that take turns need an ElasticSampler each."
-)
-UNORDERED = (
-    "A DataLoader with in_order=False hands out batches in any order: sampler.weight and the "
-    "position would not be those of the batch that is trained on. Leave in_order out."
-)
-UNKNOWN_LOADER = (
-    "This DataLoader ({kind}, torch {version}) asks for batches in a way that this version of "
-    "ddp_common does not know: {what}. Position and weight could be those of another batch. Write "
-    "`for batch in sampler.follow(loader)`, or use num_workers=0."
-)
-
-
-@dataclasses.dataclass(eq=False)
-class _Pass:
-    """What is known of a pass over a sampler, even after its iterator has gone."""
-
-    epoch: int
-    first_step: int  # at which it began
-    step: int  # steps of the epoch that have been taken
-    epochs_loop: object  # the loop over `epochs` in which it began; None in the user's own loop
-    generation: int  # the sampler's when it began
-    iterator: weakref.ref
-    loader_iterator: weakref.ref | None  # who asks for batches, if that is a DataLoader
-    handled: int | None  # id of the exception that was already being handled when it began
-    weight_was_read: bool = False
-    exhausted: bool = False
-    saved_at: int | None = None  # step at which a run resumed from a checkpoint would continue it
-
-    def is_held(self):
-        """Whether anybody could still ask for a batch."""
-        if self.iterator() is None:
-            return False
-        if self.loader_iterator is None:
-            return True
-        is_persistent = getattr(self.loader_iterator(), "_persistent_workers", False)
-        if not is_persistent:
-            return True
-        # The loader itself keeps such an iterator for its next pass: that alone does not count.
-        return _count_references(self.loader_iterator) > HELD_ONCE
-
-    def is_running(self, steps):
-        return not self.exhausted and self.step < steps and self.is_held()
-
-    def is_over(self, steps):
-        """Whether its last batch was taken and training is done with it.
-
-        The batch of an epoch of one step may be kept: its weight stays right.
-        """
-        if steps <= 1:
-            return False
-        return self.exhausted or (self.step == steps and not self.is_held())
-
-    def is_peek(self, steps):
-        """`next(iter(loader))`, to see what a batch looks like: it does not count as a pass."""
-        took_at_most_one = self.step - self.first_step <= 1
-        is_unfinished = self.step < steps and not self.exhausted
-        return took_at_most_one and is_unfinished and not self.weight_was_read
-
-
-def _count_references(reference):
-    return sys.getrefcount(reference())
-
-
-class _Held:
-    pass
-
-
-_held = _Held()
-HELD_ONCE = _count_references(weakref.ref(_held))  # of an object with one reference to it
-
-
-class _PassIterator:
-    """The iterator of one pass.
-
-    Gives this rank's indices to whoever asks, and counts a step when training takes its batch.
-    """
-
-    def __init__(self, sampler):
-        self.sampler = sampler
-        self.current = None  # the _Pass, from the first request on
-        self.requests = 0  # how many batches it was asked for
-        self.prefetch_depth = 0  # batches a loader requests before training takes the first
-        self.order = None  # of the epoch, if that is a range, which need not be kept as numbers
-        self.shares = None  # else: this rank's share of each full batch, one row per step
-        self.ragged_share = None  # and of the ragged last batch
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.current is None:
-            self.begin(caller=sys._getframe(1))
-        number = self.requests
-        self.requests += 1
-        if self.prefetch_depth and self._is_prefetch():
-            return self._indices_of(number)
-        if not self.is_through():
-            self.take()
-        elif not self.prefetch_depth:
-            if self.sampler._last_pass is not self.current:
-                raise Error(MOVED)
-            self.current.exhausted = True
-        return self._indices_of(number)
-
-    def begin(self, caller=None):
-        """Fix where the pass begins. `caller` is the frame that asks for the first batch."""
-        loader_iterator = None if caller is None else self._find_loader(caller)
-        sampler = self.sampler
-        sampler._check_may_begin()
-        epoch, step = sampler._next_start()
-        sampler.epoch = epoch
-        sampler.step = step
-        if step == len(sampler):
-            raise Error(
-                f"All {step} steps of epoch {epoch} are taken. Write "
-                "`for epoch in sampler.epochs(n)`, which goes on with the next one."
-            )
-        self.current = _Pass(
-            epoch=epoch,
-            first_step=step,
-            step=step,
-            epochs_loop=sampler._epochs_loop,
-            generation=sampler._generation,
-            iterator=weakref.ref(self),
-            loader_iterator=None if loader_iterator is None else weakref.ref(loader_iterator),
-            handled=_handled_exception(),
-        )
-        self._keep_share(sampler._order(epoch))
-
-    def take(self):
-        self.sampler._take(self.current)
-
-    def is_through(self):
-        return self.current.step == len(self.sampler)
-
-    # Who asks for batches, and how far ahead of training.
-
-    def _find_loader(self, caller):
-        """The iterator of the DataLoader that asks, None if something else does.
-
-        Raises `Error` for a loader whose batches cannot be counted.
-        """
-        if _module_of(caller) == "torch.utils.data.sampler":
-            raise Error(
-                "An ElasticSampler deals whole batches: DataLoader(data, batch_sampler=sampler), "
-                "without batch_size and shuffle, not sampler=."
-            )
-        if not _belongs_to_a_loader(caller):
-            self._check_no_loader_behind(caller)
-            return None
-        loader_iterator = caller.f_locals.get("self")
-        workers = getattr(loader_iterator, "_num_workers", None)
-        prefetch_factor = getattr(loader_iterator, "_prefetch_factor", None)
-        if workers == 0:
-            return loader_iterator
-        if not isinstance(workers, int) or not isinstance(prefetch_factor, int):
-            self._refuse(loader_iterator, "it does not say how far its workers are ahead")
-        if not getattr(loader_iterator, "_in_order", True):
-            raise Error(UNORDERED)
-        self.prefetch_depth = workers * prefetch_factor
-        return loader_iterator
-
-    def _check_no_loader_behind(self, frame):
-        """Raises `Error` if a loader with workers asks through something in between."""
-        frame = frame.f_back
-        while frame is not None:
-            if _belongs_to_a_loader(frame):
-                loader_iterator = frame.f_locals.get("self")
-                if getattr(loader_iterator, "_num_workers", 0):
-                    self._refuse(
-                        loader_iterator, "something stands between the loader and the sampler"
-                    )
-            frame = frame.f_back
-
-    def _is_prefetch(self):
-        """Whether a loader with workers asks before training takes its first batch.
-
-        Raises `Error` if the loader's own count is another one.
-        """
-        taken = max(0, self.requests - self.prefetch_depth)
-        loader_iterator = self.current.loader_iterator()
-        handed_out = getattr(loader_iterator, "_rcvd_idx", None)
-        if handed_out != taken:
-            self._refuse(
-                loader_iterator,
-                f"by its own count it hands out batch {handed_out}, "
-                f"by its questions batch {taken}",
-            )
-        return taken == 0
-
-    def _refuse(self, loader_iterator, what):
-        kind = type(loader_iterator).__name__
-        raise Error(UNKNOWN_LOADER.format(kind=kind, version=torch.__version__, what=what))
-
-    # The indices.
-
-    def _keep_share(self, order):
-        """Keep this rank's share of an epoch's order, and let go of the rest."""
-        if isinstance(order, range):
-            self.order = order
-            return
-        mine = rank()
-        ranks = world_size()
-        batch_size = self.sampler.batch_size
-        in_full_batches = len(order) // batch_size * batch_size
-        batches = order[:in_full_batches].reshape(-1, batch_size)
-        has_a_share = mine < batch_size
-        shares = batches[:, mine::ranks] if has_a_share else batches[:, :1]
-        self.shares = np.ascontiguousarray(shares)
-        self.ragged_share = _share_of(order[in_full_batches:], mine, ranks).copy()
-
-    def _indices_of(self, number):
-        """This rank's indices of the batch that comes `number` steps after this pass began."""
-        step = self.current.first_step + number
-        if step >= len(self.sampler):
-            raise StopIteration
-        if self.order is not None:
-            batch_size = self.sampler.batch_size
-            first_sample = step * batch_size
-            batch = self.order[first_sample : first_sample + batch_size]
-            return list(_share_of(batch, rank(), world_size()))
-        if step < len(self.shares):
-            return self.shares[step].tolist()
-        return self.ragged_share.tolist()
-
-    def indices_of_all_steps(self):
-        for number in range(len(self.sampler) - self.current.first_step):
-            yield self._indices_of(number)
-
-
-def _share_of(batch, mine, ranks):
-    """This rank's part of a batch; one sample, to be given weight 0, if there is none for it."""
-    share = batch[mine::ranks]
-    return share if len(share) else batch[:1]
-
-
-def _handled_exception():
-    error = sys.exc_info()[1]
-    return None if error is None else id(error)
-
-
-def _module_of(frame):
-    return frame.f_globals.get("__name__") or ""
-
-
-def _belongs_to_a_loader(frame):
-    module = _module_of(frame)
-    return module == "torch.utils.data.dataloader" or module.startswith("torchdata.")
 
 
 class EvalSampler:
@@ -772,53 +514,3 @@ class EvalSampler:
         for start in range(0, len(self.indices), self.batch_size):
             reporting.made_progress()
             yield list(self.indices[start : start + self.batch_size])
-
-
-def split(length: int, fractions: Sequence[float], *, seed: int = 0) -> list[np.ndarray]:
-    """Split `range(length)` at random into disjoint parts, the same on every rank.
-
-    `fractions` are the shares of all parts but the first, which gets the rest: `split(100, [0.1])`
-    returns (90 indices, 10 indices). Returns a list of sorted int64 arrays. Raises `Error` unless
-    the shares are positive and leave something for the first part.
-    """
-    _check_fractions(fractions)
-    order = np.random.default_rng(seed).permutation(length)
-    first = 1 - sum(fractions)
-    bounds = np.round(length * np.cumsum([first, *fractions])[:-1]).astype(int)
-    return [np.sort(part) for part in np.split(order, bounds)]
-
-
-def _check_fractions(fractions):
-    are_positive = all(share > 0 for share in fractions)
-    leave_something = sum(fractions) < 1
-    if not are_positive or not leave_something:
-        raise Error(f"split takes positive fractions that sum to less than 1, not {fractions}.")
-
-
-def stratified_split(
-    targets: Sequence[int], fractions: Sequence[float], *, seed: int = 0
-) -> list[np.ndarray]:
-    """Split the samples at random into disjoint parts, each with every class in its proportion.
-
-    `targets` is the class (int) of each sample; `fractions` are those of `split`. A class has at
-    least one sample in each part. The parts are the same on every rank. Returns a list of sorted
-    int64 arrays. Raises `Error` for fractions that `split` refuses, and for a class that is too
-    small.
-    """
-    _check_fractions(fractions)
-    classes = np.asarray(targets)
-    parts: list[list[np.ndarray]] = [[] for _ in range(len(fractions) + 1)]
-    for label in np.unique(classes):
-        members = np.flatnonzero(classes == label)
-        members = np.random.default_rng([seed, label]).permutation(members)
-        counts = [max(1, math.floor(len(members) * share + 1e-9)) for share in fractions]
-        if sum(counts) >= len(members):
-            raise Error(
-                f"Class {label} has only {len(members)} samples, too few for {len(parts)} parts "
-                "in which it must not be missing. Add samples, or leave the class out."
-            )
-        rest = len(members) - sum(counts)
-        bounds = np.cumsum([rest, *counts])[:-1]
-        for part, chosen in zip(parts, np.split(members, bounds)):
-            part.append(chosen)
-    return [np.sort(np.concatenate(part)) for part in parts]

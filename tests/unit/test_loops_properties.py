@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from ddp_common import ElasticSampler, Error, EvalSampler
-from ddp_common.ranks import sampling
+from ddp_common.ranks import passes, sampling
 
 EXAMPLES = int(os.environ.get("DDP_EXAMPLES", "30"))
 quietly = dict(
@@ -226,8 +226,9 @@ def equal(seen, expected):
 
 
 def as_rank(loop, monkeypatch):
-    monkeypatch.setattr(sampling, "rank", lambda: loop.rank)
-    monkeypatch.setattr(sampling, "world_size", lambda: loop.ranks)
+    for module in (sampling, passes):
+        monkeypatch.setattr(module, "rank", lambda: loop.rank)
+        monkeypatch.setattr(module, "world_size", lambda: loop.ranks)
 
 
 def check(loop, data, resumed_with):
