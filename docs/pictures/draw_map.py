@@ -1,0 +1,105 @@
+"""Draws the map of a run: `python docs/pictures/draw_map.py` writes who-talks-to-whom.svg.
+
+One box is one process. Where boxes and arrows stand is written down here, and nothing else draws:
+the picture is text, and a change of it can be read.
+"""
+
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+FILE = Path(__file__).with_name("who-talks-to-whom.svg")
+TITLE = "Who talks to whom in a run on two workers"
+DESCRIPTION = (
+    "Your notebook, the client, sends a function through the scheduler to two workers. Each worker "
+    "starts a rank, a process of its own. The ranks exchange gradients with each other in every "
+    "step. Reports flow back from the ranks through workers and scheduler to the client."
+)
+WIDTH, HEIGHT = 860, 330
+FUNCTION, REPORTS, GRADIENTS = "#1f5fa8", "#2b7a3d", "#b3471d"
+# name, what it does, left, top, width, height
+BOXES = [
+    ("client", ["your notebook:", "launch(train)"], 20, 120, 140, 90),
+    ("scheduler", ["Dask: knows the", "workers, passes on"], 240, 120, 150, 90),
+    ("worker 0", ["Dask: starts", "and watches rank 0"], 480, 40, 150, 90),
+    ("worker 1", ["Dask: starts", "and watches rank 1"], 480, 200, 150, 90),
+    ("rank 0", ["train(): the whole", "model, half the batch"], 690, 40, 155, 90),
+    ("rank 1", ["train(): the whole", "model, half the batch"], 690, 200, 155, 90),
+]
+# colour, from, to
+ARROWS = [
+    (FUNCTION, (160, 150), (240, 150)),
+    (FUNCTION, (390, 145), (480, 75)),
+    (FUNCTION, (390, 165), (480, 225)),
+    (FUNCTION, (630, 70), (690, 70)),
+    (FUNCTION, (630, 230), (690, 230)),
+    (REPORTS, (240, 185), (160, 185)),
+    (REPORTS, (480, 110), (390, 172)),
+    (REPORTS, (480, 262), (390, 192)),
+    (REPORTS, (690, 105), (630, 105)),
+    (REPORTS, (690, 265), (630, 265)),
+]
+LABELS = [
+    (FUNCTION, "function", 200, 140),
+    (REPORTS, "reports", 200, 203),
+    (GRADIENTS, "gradients", 725, 170),
+]
+
+
+def text(x, y, words, size=13, colour="#222222", weight="normal", anchor="middle"):
+    return (
+        f'<text x="{x}" y="{y}" font-size="{size}" font-weight="{weight}" fill="{colour}" '
+        f'text-anchor="{anchor}">{escape(words)}</text>'
+    )
+
+
+def box(name, does, left, top, width, height):
+    middle = left + width / 2
+    return [
+        f'<rect x="{left}" y="{top}" width="{width}" height="{height}" rx="8" '
+        'fill="#f4f6f8" stroke="#333333" stroke-width="1.5"/>',
+        text(middle, top + 26, name, size=16, weight="bold"),
+        *[text(middle, top + 50 + 18 * line, words) for line, words in enumerate(does)],
+    ]
+
+
+def arrow(colour, begin, end, both_ways=False):
+    marker = f"url(#head-{colour[1:]})"
+    start = f' marker-start="{marker}"' if both_ways else ""
+    return (
+        f'<line x1="{begin[0]}" y1="{begin[1]}" x2="{end[0]}" y2="{end[1]}" stroke="{colour}" '
+        f'stroke-width="2"{start} marker-end="{marker}"/>'
+    )
+
+
+def head(colour):
+    return (
+        f'<marker id="head-{colour[1:]}" viewBox="0 0 10 10" refX="10" refY="5" markerWidth="7" '
+        f'markerHeight="7" orient="auto-start-reverse"><path d="M0 0 L10 5 L0 10 z" '
+        f'fill="{colour}"/></marker>'
+    )
+
+
+def drawing():
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'width="{WIDTH}" height="{HEIGHT}" role="img" aria-labelledby="title description" '
+        'font-family="sans-serif">',
+        f'<title id="title">{escape(TITLE)}</title>',
+        f'<desc id="description">{escape(DESCRIPTION)}</desc>',
+        "<defs>",
+        *[head(colour) for colour in (FUNCTION, REPORTS, GRADIENTS)],
+        "</defs>",
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        *[line for each in BOXES for line in box(*each)],
+        *[arrow(*each) for each in ARROWS],
+        arrow(GRADIENTS, (768, 130), (768, 200), both_ways=True),
+        *[text(x, y, words, colour=colour, weight="bold") for colour, words, x, y in LABELS],
+        text(20, 310, "One box is one process.", anchor="start"),
+        text(200, 310, "Without Dask, torchrun or srun starts the ranks alone.", anchor="start"),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(drawing())

@@ -1,0 +1,54 @@
+"""Train an autoencoder on handwritten digits, in one process.
+
+    python plain_loop.py digits-images-idx3-ubyte.gz
+
+It writes the trained weights to model.pt in the current folder.
+"""
+
+import gzip
+import sys
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
+
+EPOCHS = 3
+BATCH_SIZE = 128
+LEARNING_RATE = 0.5
+
+
+def read_digits(path):
+    """The digits of an IDX file: floats (n, 784), 0 for paper, 1 for ink."""
+    with gzip.open(path) as file:
+        values = np.frombuffer(file.read(), np.uint8, offset=16)
+    return torch.from_numpy(values.reshape(-1, 784) / np.float32(255))
+
+
+def autoencoder():
+    return nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 784))
+
+
+def main(path):
+    torch.manual_seed(0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    digits = read_digits(path)
+    loader = DataLoader(digits, batch_size=BATCH_SIZE, shuffle=True)
+    model = autoencoder().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    for epoch in range(EPOCHS):
+        losses = []
+        for batch in loader:
+            batch = batch.to(device)
+            loss = F.mse_loss(model(batch), batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        print(f"epoch {epoch}: loss {np.mean(losses):.4f}")
+    torch.save(model.state_dict(), "model.pt")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

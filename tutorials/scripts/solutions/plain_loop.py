@@ -1,0 +1,71 @@
+"""Train an autoencoder on handwritten digits, on as many ranks as torchrun starts.
+
+    torchrun --nproc-per-node 2 plain_loop.py digits-images-idx3-ubyte.gz
+
+It writes the trained weights to model.pt in the current folder.
+"""
+
+import gzip
+import os
+import sys
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
+EPOCHS = 3
+BATCH_SIZE = 128  # of all ranks together
+LEARNING_RATE = 0.5
+
+
+def read_digits(path):
+    """The digits of an IDX file: floats (n, 784), 0 for paper, 1 for ink."""
+    with gzip.open(path) as file:
+        values = np.frombuffer(file.read(), np.uint8, offset=16)
+    return torch.from_numpy(values.reshape(-1, 784) / np.float32(255))
+
+
+def autoencoder():
+    return nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 784))
+
+
+def main(path):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl")
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    digits = read_digits(path)
+    sampler = DistributedSampler(digits, shuffle=True)
+    per_rank = BATCH_SIZE // dist.get_world_size()
+    loader = DataLoader(digits, batch_size=per_rank, sampler=sampler)
+    model = autoencoder().to(device)
+    model = DDP(model, device_ids=[local_rank] if device.type == "cuda" else None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        losses = []
+        for batch in loader:
+            batch = batch.to(device)
+            loss = F.mse_loss(model(batch), batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch}: loss {np.mean(losses):.4f}")
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), "model.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
