@@ -68,8 +68,12 @@ class Zygote:
             listener.bind(self.address.path)
             listener.listen(BACKLOG)
             descriptors = (listener.fileno(), theirs.fileno())
+            flags = (
+                subprocess._args_from_interpreter_flags()
+            )  # such as -B, as multiprocessing does
+            program = _program(*descriptors, self.address.path)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _program(*descriptors, self.address.path)],
+                [sys.executable, *flags, "-c", program],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 pass_fds=descriptors,
