@@ -36,6 +36,7 @@ _HOME = {
     "Augmented": "data.augmented",
     "inject": "teaching.faults",
     "judge": "teaching.exercises",
+    "run_script": "teaching.scripts",
     "Error": "errors",
     "RankFailed": "errors",
     "RankStalled": "errors",

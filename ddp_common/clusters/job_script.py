@@ -30,6 +30,11 @@ CLUSTER_ONLY = {
 # Classes of this package that have moved: what an older profile names -> where it is now
 MOVED = {"ddp_common.saturn.SaturnCluster": "ddp_common.clusters.saturn.SaturnCluster"}
 ROLES = ("client", "scheduler", "worker")
+# A program of Python in one line, for Dask's `--preload`: no harm where `ddp_common` is not there
+PRELOAD = (
+    "with __import__('contextlib').suppress(ImportError): "
+    "from ddp_common.worker.early import dask_teardown"
+)
 
 
 def is_batch(profile: dict) -> bool:
@@ -93,6 +98,8 @@ def _prologue(profile, directory):
         "export DASK_DISTRIBUTED__WORKER__DAEMON=False"
         " DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s"
         " DASK_DISTRIBUTED__WORKER__HTTP__ROUTES=[]",
+        "export DASK_DISTRIBUTED__WORKER__PRELOAD="
+        f'"${{DASK_DISTRIBUTED__WORKER__PRELOAD:-{PRELOAD}}}"',
     ]
     if dask.config.get("temporary-directory") is None:
         lines.append(protection.PRIVATE_FOLDER_IN_A_JOB)

@@ -5,6 +5,7 @@ host's zygote where there is one (`zygote`); else it is a process of its own, in
 `in_forkserver` runs first.
 """
 
+import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -18,6 +19,7 @@ from multiprocessing.forkserver import ForkServer
 from typing import Any
 
 from ddp_common.worker import zygote
+from ddp_common.worker.descendants import END
 from ddp_common.worker.guard import has_ended
 
 PRELOAD = ["ddp_common.worker.in_forkserver"]  # which imports the rest
@@ -53,6 +55,18 @@ def guard() -> int | None:
     the zygote has not answered.
     """
     return _server()._forkserver_pid
+
+
+def end_forkserver() -> None:
+    """End it, and all that it has started, now.
+
+    While it imports torch it does not notice that its worker leaves, and the worker would wait for
+    it.
+    """
+    pid = guard()
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, END)
 
 
 def _server() -> Any:  # its attributes are private to multiprocessing

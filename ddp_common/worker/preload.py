@@ -3,17 +3,14 @@
 It has torch imported, and leaves signals to the ranks.
 """
 
-import contextlib
 import logging
-import os
 import signal
 import threading
 
 from distributed import Worker, WorkerPlugin
 
-from ddp_common.worker import descendants
 from ddp_common.worker.agent import tell_to_stop
-from ddp_common.worker.forkserver import guard, start_forkserver
+from ddp_common.worker.forkserver import end_forkserver, start_forkserver
 from ddp_common.worker.time_limit import watch_time_limit
 from ddp_common.worker.zygote import Address
 
@@ -44,15 +41,8 @@ class Preload(WorkerPlugin):
         watch_time_limit(tell_to_stop)
 
     def teardown(self, worker: Worker) -> None:
-        """End the forkserver now.
-
-        While it imports torch it does not notice that its worker leaves, and the worker would
-        wait for it.
-        """
-        pid = guard()
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, descendants.END)
+        """End the forkserver now."""
+        end_forkserver()
 
 
 def _is_no_lost_connection(record: logging.LogRecord) -> bool:

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import traceback
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddp_common.ranks.parent import PR_SET_CHILD_SUBREAPER, prctl
 from ddp_common.worker.guard import leave_a_guard
@@ -68,8 +68,11 @@ class Zygote:
             listener.bind(self.address.path)
             listener.listen(BACKLOG)
             descriptors = (listener.fileno(), theirs.fileno())
+            private: Any = subprocess
+            flags = private._args_from_interpreter_flags()  # such as -B; multiprocessing does so
+            program = _program(*descriptors, self.address.path)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _program(*descriptors, self.address.path)],
+                [sys.executable, *flags, "-c", program],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 pass_fds=descriptors,

@@ -226,8 +226,8 @@ def test_a_folder_that_somebody_else_has_made_is_no_place_for_temporary_files_an
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with ddp.connect("local", workers=1) as client:
         (of_worker,) = client.run(lambda: __import__("sys").path).values()
-        beginnings = tuple(map(str, traps))
-        assert not [path for path in [*sys.path, *of_worker] if path.startswith(beginnings)]
+        paths = [Path(path) for path in [*sys.path, *of_worker]]
+        assert not [path for path in paths if {path, *path.parents} & set(traps)]
     assert not [file for trap in traps for file in trap.iterdir()]
 
 

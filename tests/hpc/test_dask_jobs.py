@@ -340,6 +340,18 @@ def test_web_pages_of_scheduler_and_workers_listen_on_loopback_only(slurm, here)
         assert all(host == "127.0.0.1" for sockets in ports.values() for host, *_ in sockets)
 
 
+def test_workers_of_jobs_import_torch_as_soon_as_they_are_made(slurm, here):
+    def preloaded(dask_worker):
+        from ddp_common.worker import forkserver
+
+        (early,) = dask_worker.preloads
+        return early.module.dask_teardown.__module__, forkserver.guard() is not None
+
+    with ddp.connect("slurm", workers=1) as client:
+        assert list(client.run(preloaded).values()) == [("ddp_common.worker.early", True)]
+        assert ddp.launch(client, ddp.world_size).result == 1
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_another_user_reads_no_page_of_scheduler_or_workers_and_finds_no_file(slurm, here):
     with ddp.connect("slurm", workers=1) as client:

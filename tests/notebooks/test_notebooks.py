@@ -101,7 +101,7 @@ def test_code_cells_are_short(name):
 ANOTHER_PROCESSOR = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 @each_tutorial
 def test_notebook_reproduces_its_outputs(name, tmp_path):
     environment = clean_environment(tmp_path) | ANOTHER_PROCESSOR
@@ -113,11 +113,11 @@ def test_notebook_reproduces_its_outputs(name, tmp_path):
         "-q",
         "--nbval",
         "--nbval-current-env",
-        "--nbval-cell-timeout=240",
+        "--nbval-cell-timeout=800",
         "-p",
         "no:cacheprovider",
         "-o",
-        "timeout=600",
+        "timeout=1500",
         "-o",
         "addopts=",
         f"tutorials/{name}.ipynb",
@@ -133,7 +133,7 @@ QUICK = {
 }
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 @each_tutorial
 def test_student_notebook_runs_through_unsolved(name, tmp_path, monkeypatch):
     lab.prepare(ROOT / "tutorials" / "student", tmp_path / "my-work")
@@ -142,7 +142,7 @@ def test_student_notebook_runs_through_unsolved(name, tmp_path, monkeypatch):
     monkeypatch.delenv("DDP_PROGRESS")
     student = nbformat.read(tmp_path / "my-work" / f"{name}.ipynb", 4)
     resources = {"metadata": {"path": str(tmp_path / "my-work")}}
-    NotebookClient(student, timeout=240, resources=resources).execute()
+    NotebookClient(student, timeout=800, resources=resources).execute()
     text = "".join(
         output.get("text", "") for cell in student.cells for output in cell.get("outputs", [])
     )

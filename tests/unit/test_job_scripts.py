@@ -12,7 +12,7 @@ import pytest
 
 from ddp_common import Error
 from ddp_common.clusters.connect import describe
-from ddp_common.clusters.job_script import cluster_class, seconds_of
+from ddp_common.clusters.job_script import PRELOAD, cluster_class, seconds_of
 from ddp_common.clusters.profiles import PROFILES, read_profile
 from ddp_common.clusters.protection import PRIVATE_FOLDER_IN_A_JOB
 
@@ -31,6 +31,7 @@ export DDP_JOB_END=${SLURM_JOB_END_TIME:-$(($(date +%s) + 3600))}  # seconds sin
 export DDP_JOB_WARNING=60  # seconds before it, ranks save and leave
 export DASK_DISTRIBUTED__WORKER__DAEMON=False DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s \
 DASK_DISTRIBUTED__WORKER__HTTP__ROUTES=[]
+export DASK_DISTRIBUTED__WORKER__PRELOAD="${DASK_DISTRIBUTED__WORKER__PRELOAD:-EARLY}"
 SCRATCH
 PYTHON -m dask_cuda.cli tls://SCHEDULER:PORT --name worker-0 --nthreads 8 \
 --memory-limit 32.00GiB --death-timeout 60 \
@@ -110,8 +111,25 @@ def test_the_script_of_pbs_pro_asks_with_select():
         describe("pbs-gpu")
         .replace(sys.executable, "PYTHON")
         .replace(PRIVATE_FOLDER_IN_A_JOB, "SCRATCH")
+        .replace(PRELOAD, "EARLY")
         == PBS_PRO
     )
+
+
+def test_what_a_jobs_worker_imports_first_does_no_harm_where_the_package_is_missing():
+    subprocess.run([sys.executable, "-I", "-S", "-c", PRELOAD], check=True)
+
+
+def test_a_preload_of_the_users_own_is_left_as_it_is():
+    line = f'echo "${{DASK_DISTRIBUTED__WORKER__PRELOAD:-{PRELOAD}}}"'
+
+    def printed(**variables):
+        command = ["bash", "-ec", line]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    assert printed() == PRELOAD
+    assert printed(DASK_DISTRIBUTED__WORKER__PRELOAD="mine") == "mine"
 
 
 @pytest.mark.parametrize("trap", [None, "own_but_open", "somebody_else's", "a_link"])

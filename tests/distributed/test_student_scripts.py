@@ -1,0 +1,88 @@
+"""A script of a student's ends in time, with all that it has started, whatever it does."""
+
+import os
+import re
+import signal
+import textwrap
+import threading
+
+import pytest
+from processes import assert_gone, is_alive, wait_until
+
+import ddp_common as ddp
+
+JOINS = """
+import os, sys
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+print("rank", dist.get_rank(), "of", dist.get_world_size(), sys.argv[1:])
+"""
+
+
+def test_it_runs_on_two_ranks_in_a_folder_of_its_own():
+    run = ddp.run_script(JOINS + "open(f'{dist.get_rank()}.txt', 'w')\n", "--epochs", "3")
+    assert run.ok and run.exit_code == 0 and not run.timed_out, run.output
+    for rank in range(2):
+        assert f"[rank{rank}]:rank {rank} of 2 ['--epochs', '3']" in run.output
+    assert sorted(path.name for path in run.folder.glob("*.txt")) == ["0.txt", "1.txt"]
+    folder = run.folder
+    del run
+    assert not folder.exists()
+
+
+def test_a_path_is_taken_as_a_file_that_is_left_where_it_is(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text("import os; print(os.path.basename(__file__), os.getcwd())")
+    run = ddp.run_script(script, ranks=1)
+    assert f"mine.py {run.folder}" in run.output and run.folder != tmp_path
+
+
+def test_an_error_of_one_rank_is_in_the_output():
+    run = ddp.run_script(JOINS + "if dist.get_rank() == 1: raise ValueError('no such digit')\n")
+    assert not run.ok and not run.timed_out
+    assert re.search(r"\[rank1\]:.* ValueError: no such digit", run.output)
+
+
+def test_sys_exit_is_seen():
+    run = ddp.run_script("import sys; sys.exit(3)", ranks=1)
+    assert not run.ok and not run.timed_out
+
+
+LEAVES_CHILDREN = textwrap.dedent("""
+    import subprocess, sys, time
+    pids = [subprocess.Popen(["sleep", "1000"], start_new_session=new).pid for new in (0, 1)]
+    print("started", *pids)
+    print("x" * 2**20)
+""")
+
+
+@pytest.mark.parametrize("then", ["", "time.sleep(1000)\n"])
+def test_nothing_that_it_has_started_is_left_when_it_ends_or_is_ended(then):
+    run = ddp.run_script(LEAVES_CHILDREN + then, ranks=1, timeout=20 if then else 120)
+    assert run.timed_out == bool(then)
+    pids = [int(pid) for pid in re.search(r"started (\d+) (\d+)", run.output).groups()]
+    assert_gone(lambda: [pid for pid in pids if is_alive(pid)])
+    assert "characters left out" in run.output and len(run.output) < 21_000
+
+
+def test_an_interrupt_ends_it(tmp_path):
+    """As the stop button of a notebook does."""
+    pid_file = tmp_path / "pid"
+    script = f"""
+import os, time
+with open({str(tmp_path / "part")!r}, "w") as file:
+    file.write(str(os.getpid()))
+os.rename(file.name, {str(pid_file)!r})
+time.sleep(600)
+"""
+
+    def interrupt():
+        wait_until(pid_file.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        ddp.run_script(script, ranks=1, timeout=300)
+    pid = int(pid_file.read_text())
+    assert_gone(lambda: [pid] if is_alive(pid) else [])
