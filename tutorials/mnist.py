@@ -121,10 +121,10 @@ SCRIPTS = Path(ddp.__file__).parents[1] / "tutorials" / "scripts"
 settings = ddp.settings(
     "mnist",
     data="shipped",  # or "full", or the path of a folder with IDX files
-    epochs=8,
+    epochs=5,
     batch_size=64,  # of all ranks together
     learning_rate=2e-3,
-    channels=16,  # of the first convolution; the second has twice as many
+    channels=24,  # of the first convolution; the second has twice as many
     bottleneck=32,  # the numbers that are left of a digit
     seed=0,
     presets={"full": {"data": "full", "epochs": 15}},
@@ -166,8 +166,8 @@ def read_part(folder, part):
     if images.shape[1:] != (28, 28) or len(images) != len(labels):
         raise ddp.Error(
             f"{folder} holds images {tuple(images.shape)} and {len(labels)} labels: "
-            "these are not digits of 28 x 28 with one label each. Restore both files "
-            "(git checkout for shipped data, `make data TUTORIAL=mnist` for the others)."
+            "these are not digits of 28 x 28 with one label each. Restore both files: "
+            "git checkout for shipped data, `make data TUTORIAL=mnist` for the full set."
         )
     return images, labels
 
@@ -224,7 +224,7 @@ class Digits(Dataset):
         return self.pixels[indices].float() / 255
 
 
-def autoencoder(channels=16, bottleneck=32):
+def autoencoder(channels=24, bottleneck=32):
     """From pixels (n, 784) to pixels (n, 784), through `bottleneck` numbers."""
     c = channels
     down = [nn.Unflatten(1, (1, 28, 28)), nn.Conv2d(1, c, 3, 2, 1), nn.ReLU()]
@@ -1079,8 +1079,8 @@ def check_accumulation(answer):
     off = 1.0 if yours is None else (yours - expected).norm() / expected.norm()
     if averagings != 1 or off > 1e-3:
         print(f"not yet, with {parts} parts")
-        print(f"  yours:    {averagings} averagings, a gradient {length:.2f} times as long")
-        print("  expected: 1 averaging, the gradient of the whole batch")
+        print(f"  yours:    {averagings} averagings, a gradient of length {length:.2f}")
+        print("  expected: 1 averaging, length 1.00: the gradient of the whole batch")
         print("  Which backward() may average, and by what is each loss divided?")
         return False
     print("right: one averaging, and the gradient of the whole batch")
