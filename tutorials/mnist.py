@@ -51,8 +51,8 @@ display(
 
 # %% [markdown]
 # Your notebook is the *client*. It sends a function to the workers. Each worker starts
-# one rank, and the ranks train. They send their gradients **to each other**, never
-# through Dask. What they report comes back to you.
+# one rank, and the ranks train. They send their gradients **to each other**, not
+# through Dask. Their reports come back to you.
 #
 # ### A dozen words
 #
@@ -95,6 +95,7 @@ display(
 
 # %%
 import os
+import re
 import subprocess
 import sys
 import time
@@ -167,7 +168,7 @@ def read_part(folder, part):
         raise ddp.Error(
             f"{folder} holds images {tuple(images.shape)} and {len(labels)} labels: "
             "these are not digits of 28 x 28 with one label each. Restore both files: "
-            "git checkout for shipped data, `make data TUTORIAL=mnist` for the full set."
+            "git checkout for shipped data, `make data TUTORIAL=mnist` for full ones."
         )
     return images, labels
 
@@ -352,8 +353,8 @@ print(f"{count:,} weights on each of {ranks} ranks, equal after 30 steps: {same}
 # ### One bucket
 #
 # Every collective call takes time before any data move, because the ranks have to
-# meet. One call for all gradients is cheaper than one call for each. So lay the
-# gradients into one long tensor, a *bucket*, average it, and put the pieces back.
+# meet. So use one call for all gradients: lay them into one long tensor, a *bucket*,
+# average it, and put the pieces back.
 
 # %% tags=["lesson"]
 def in_one_bucket(model):
@@ -531,6 +532,7 @@ show(
 # 1. **One by one**: twelve messages after `backward()`, and each waits anew.
 # 2. **One bucket**: one message, but it can leave only when all gradients are ready.
 # 3. **DDP**: the first message leaves while `backward()` is running. This is *overlap*.
+#    `backward()` then ends when the last bucket is back.
 # 4. **A late rank**: rank 0 has its gradients and waits. Its first green bar is long,
 #    though the network is no slower. In every step all ranks wait for the slowest.
 #
@@ -629,9 +631,8 @@ run = ddp.launch(client, train, images=images, **hyperparameters)
 print(f"{run.world_size} ranks, {settings.epochs} epochs, batch {settings.batch_size}")
 
 # %% [markdown]
-# Every report of every rank is a row of `run.metrics`. One curve for each rank is thin
-# information: the ranks see different digits, so their losses scatter around the mean.
-# The picture shows the mean, and the band between the lowest and the highest rank.
+# Every report of every rank is a row of `run.metrics`. The ranks see different digits,
+# so their losses differ. The picture shows their mean and their range.
 
 # %%
 def plot_losses(metrics):
@@ -669,7 +670,7 @@ def small_model():
     return nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 784))
 
 
-def step_times(make_model, batch_size, steps=25):
+def step_times(make_model, batch_size, steps=20):
     """Seconds of each step on rank 0, without the first five, which warm up."""
     model = DDP(make_model().to(ddp.device()))
     optimizer = torch.optim.Adam(model.parameters())
@@ -696,7 +697,7 @@ def compare(name, make_model, batch_size, rounds=3):
     return {"model": name, "batch": batch_size, "1 rank": one, "2 ranks": two}
 
 
-rows = [compare("convolutions", autoencoder, batch) for batch in (16, 64, 256)]
+rows = [compare("convolutions", autoencoder, batch) for batch in (16, 64, 128)]
 rows += [compare("plain layers", small_model, batch) for batch in (64, 256, 1_024)]
 table = pd.DataFrame(rows).set_index(["model", "batch"])
 table["speed-up"] = table["1 rank"] / table["2 ranks"]
@@ -706,11 +707,10 @@ print(table.round(2).to_string())
 # %% [markdown]
 # Read the last column. Below 1, the second rank makes the step *slower*. It turns where
 # the computing of a step outweighs what DDP adds. Can you not just take a large batch?
-# It costs you: a larger batch makes fewer steps per epoch, so the model learns less
-# from the same digits. First choose the batch that is best for *one* rank. Then look in
-# this table whether two are worth it at *that* batch: with the same global batch, the
-# same steps are made, and only the time differs. Other programs on your machine
-# change the numbers.
+# It has a price: an epoch then has fewer steps. So first choose the batch that is best
+# for *one* rank. Then ask the table whether a second rank pays at *that* batch: the
+# steps are the same, only the time differs. Other programs on your machine change the
+# numbers.
 
 # %% [markdown] tags=["instructor"]
 # **Instructor · 6 minutes.** The training takes a quarter of a minute: talk over the
@@ -891,16 +891,20 @@ ddp.judge(check_broadcast, my_broadcast)
 # Keep epochs, learning rate, loss and model. Keep the batch: 128 digits, of *all* ranks
 # together. The script must work on a machine with GPUs and on one without.
 #
-# The check starts your script with `torchrun` on two ranks, on digits drawn at random,
-# with the GPUs hidden. It watches what the script asks of torch. It wants to see: in
-# every epoch the ranks share the digits out; no two epochs deal alike; the replicas
-# are equal; each step is that of one process with the digits of both ranks; one file,
-# written by rank 0, which the *unwrapped* model can load; an end.
+# The check starts your script with `torchrun` on two ranks, on random digits, with the
+# GPUs hidden. It watches what the script asks of torch. It wants to see:
 #
-# Why not "the losses that `plain_loop.py` prints"? The sampler shuffles in another
-# order than the plain loop, so the single losses differ. The check therefore trains one
-# process on exactly the batches that your ranks took, and compares each step.
+# - in every epoch each digit goes to one rank, and no two epochs deal alike;
+# - the replicas are equal, and each step is that of one process with both shares;
+# - rank 0 writes one file, which the model *without* the wrapper can load;
+# - the script ends.
 #
+# <details><summary>Why are my losses not those of the plain loop?</summary>
+# <code>DistributedSampler</code> shuffles in another order, so the steps take other
+# batches. The check trains one process on exactly the batches that your ranks took, and
+# compares every step. The 2,048 digits divide evenly. If they did not, the sampler
+# would repeat some, and the mean over ranks would not be the mean over digits: section
+# 8.</details>
 # <details><summary>Hint 1</summary>
 # Begin with the process group, run the check, and let its question lead you to the next
 # line. Which lines must come before <code>DDP(model)</code>?</details>
@@ -1128,9 +1132,9 @@ eight_digits = images[:8].flatten(1).float() / 255
 try:
     on_two_ranks(two_steps, pixels=eight_digits)
 except ddp.RankFailed as failure:
-    for sentence in failure.traceback.replace("\n", " ").split(". "):
-        if "finished reduction" in sentence or "Parameter indices" in sentence:
-            print(sentence.split("RuntimeError: ")[-1].strip())
+    message = " ".join(failure.traceback.split())
+    print(re.search(r"Expected to have finished[^.]*", message)[0], "...")
+    print(re.search(r"Parameter indices[^:]*:[ 0-9]*", message)[0])
 
 # %% [markdown]
 # DDP averages a bucket when all its gradients are ready. A gradient that never comes
@@ -1236,9 +1240,9 @@ show(
 # In the first step DDP puts all gradients into one bucket and notes the order in which
 # they become ready. Then it lays out new buckets in that order. A bucket is closed by
 # the gradient that fills it: the first at 1 MiB, so that something is sent early, the
-# others at 25 MiB. `bucket_cap_mb` changes both. (See `_DDPBucketConfig` or
-# `compute_bucket_size_limits` in `torch/nn/parallel/distributed.py`.) The model has six
-# layers of 2.3 MiB:
+# others at 25 MiB. `bucket_cap_mb` changes both. (See `_BucketCapacityConfig` in
+# `torch/nn/parallel/distributed.py`; with `find_unused_parameters=True` the first step
+# has these sizes too.) The model here has six layers of 2.3 MiB:
 
 # %% tags=["lesson"]
 def bucket_sizes(steps=2):

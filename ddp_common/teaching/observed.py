@@ -20,7 +20,7 @@ import threading
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-PATIENCE = datetime.timedelta(seconds=10)
+PATIENCE = datetime.timedelta(seconds=20)
 COLLECTIVES = (
     "all_reduce",
     "all_gather",
@@ -73,6 +73,7 @@ def _watch_process_group(notes, dist):
 
     @functools.wraps(init)
     def init_process_group(*arguments, **named):
+        notes.add("joining")
         init(*arguments, **{**named, "timeout": PATIENCE})
         notes.add("init", rank=dist.get_rank(), world_size=dist.get_world_size())
 
@@ -170,10 +171,14 @@ def _watch_training(notes, torch):
             for parameter in group["params"]
         ]
 
+    def save_whole(content, place):
+        save(content, f"{place}.part")
+        os.replace(f"{place}.part", place)
+
     def before(optimizer, *_):
         if not known:
             known.append(optimizer)
-            save(parameters_of(optimizer), notes.place("initial"))
+            save_whole(parameters_of(optimizer), notes.place("initial"))
 
     def after(optimizer, *_):
         rate = float(optimizer.param_groups[0]["lr"])
@@ -181,7 +186,7 @@ def _watch_training(notes, torch):
 
     def at_the_end():
         if known:
-            save(parameters_of(known[0]), notes.place("final"))
+            save_whole(parameters_of(known[0]), notes.place("final"))
 
     torch.Tensor.backward = noted_backward
     optimizers.register_optimizer_step_pre_hook(before)

@@ -184,11 +184,13 @@ def _errors(observed):
 
 
 def _process_group(observed):
-    joined = sum(bool(inits) for inits in observed.each("init"))
+    joined = sum(bool(calls) for calls in observed.each("joining"))
+    if not joined and observed.run.timed_out:
+        return None  # whatever it did instead: `_end` tells
     unknown = [
         error for _, error in _errors(observed) if "process group" not in error["text"].lower()
     ]
-    if joined == RANKS or unknown:
+    if joined == RANKS or (unknown and not joined):
         return None
     return Finding(
         f"{joined} of {RANKS} ranks called init_process_group",
@@ -229,7 +231,7 @@ def _own_errors(observed):
 
 
 def _steps(observed):
-    """Before the comparison of collective calls: DDP's own are no calls of the script."""
+    """As many on each rank? DDP's collective calls are none of the script."""
     counts = [len(steps) for steps in observed.each("step")]
     if max(counts) - min(counts) <= 1 and max(counts):  # one: who waits has not finished its step
         return None
