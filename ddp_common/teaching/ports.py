@@ -218,16 +218,20 @@ def _known_errors(observed):
 
 def _own_errors(observed):
     for number, error in _errors(observed):
-        frames = [line for line in observed.run.output.splitlines() if f"[rank{number}]" in line]
-        shown = [line for line in frames if line.strip()][-6:]
+        message = (error["text"].splitlines() or [""])[0]
         return Finding(
-            f"rank {number} raised {error['type']}: {error['text'].splitlines()[0]}"
-            if error["text"]
-            else f"rank {number} raised {error['type']}",
+            f"rank {number} raised {error['type']}: {message}".rstrip(": "),
             "an end without an error",
-            "Which of your lines is the last in its traceback?\n  " + "\n  ".join(shown),
+            "Which of your lines is the last in its traceback?\n"
+            + _last_lines(observed.run.output, f"[rank{number}]"),
         )
     return None
+
+
+def _last_lines(output, with_this=""):
+    """The last lines of the output that hold `with_this`, as much as fits on a page."""
+    lines = [line for line in output.splitlines() if line.strip() and with_this in line]
+    return "\n".join(f"  {line[:160]}" for line in lines[-6:])
 
 
 def _steps(observed):
@@ -235,6 +239,8 @@ def _steps(observed):
     counts = [len(steps) for steps in observed.each("step")]
     if max(counts) - min(counts) <= 1 and max(counts):  # one: who waits has not finished its step
         return None
+    if not max(counts) and observed.run.timed_out:
+        return None  # `_end` tells
     if not max(counts):
         return Finding(
             "no rank made a step of an optimizer",
@@ -282,11 +288,10 @@ def _end(observed):
         if observed.run.timed_out
         else f"torchrun ended with code {observed.run.exit_code}"
     )
-    tail = [line for line in observed.run.output.splitlines() if line.strip()][-6:]
     return Finding(
         how,
         "it ends by itself, with code 0",
-        "What did each rank do last?\n  " + "\n  ".join(tail),
+        "What did each rank do last?\n" + _last_lines(observed.run.output),
     )
 
 

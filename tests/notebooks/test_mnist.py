@@ -19,6 +19,7 @@ import torch.distributed as dist
 from tutorials_here import ROOT, names_of, script
 
 import ddp_common as ddp
+from ddp_common.teaching import ports
 
 SCRIPTS = ROOT / "tutorials" / "scripts"
 PICTURES = ROOT / "docs" / "pictures"
@@ -272,6 +273,25 @@ def test_each_usual_wrong_port_gets_its_own_question(mnist, tmp_path, capsys, na
     assert said.startswith("not yet") and question in said
 
 
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("while True: print('x' * 1000)", "it was ended after 25 s"),
+        ("sys.exit(3)", "raised SystemExit: 3"),
+    ],
+)
+def test_a_port_that_does_not_end_or_leaves_is_told_so(
+    mnist, tmp_path, capsys, monkeypatch, line, said
+):
+    monkeypatch.setattr(ports, "TIMEOUT", 25.0)
+    port = tmp_path / "my_port.py"
+    source = SOLUTION.read_text()
+    port.write_text(source.replace("    torch.manual_seed(0)\n", f"    {line}\n"))
+    assert not mnist["check_port"](lambda: port)
+    printed = capsys.readouterr().out
+    assert printed.startswith("not yet") and said in printed and len(printed) < 5_000
+
+
 def test_the_plain_loop_itself_is_no_port(mnist, capsys):
     assert not mnist["check_port"](lambda: SCRIPTS / "plain_loop.py")
     assert "before it can talk to the others" in capsys.readouterr().out
@@ -298,6 +318,10 @@ def test_the_broken_script_fails_as_the_notebook_says():
     run = ddp.run_script(SCRIPTS / "broken_loop.py", "0")
     assert not run.ok and not run.timed_out
     assert "op.preamble.length <= op.nbytes" in run.output or "Connection" in run.output
+    shown = "".join(cell.source for cell in script("mnist").cells)
+    lines = (SCRIPTS / "broken_loop.py").read_text().splitlines()
+    number = next(n for n, line in enumerate(lines, 1) if "loss.backward()" in line)
+    assert f'File "broken_loop.py", line {number}, in main' in shown
 
 
 WRONG_REPAIRS = {
