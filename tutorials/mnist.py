@@ -446,15 +446,16 @@ def record_step(way, late=0.0):
         network.marks.clear()
         dist.barrier()
         times = [time.perf_counter()]
-        time.sleep(late * dist.get_rank())
-        times.append(time.perf_counter())
+        if late and dist.get_rank() == 1:
+            time.sleep(late)
+            times.append(time.perf_counter())
         loss = model(torch.rand(256, 784)).square().mean()
         times.append(time.perf_counter())
         loss.backward()
         times.append(time.perf_counter())
         finish(way, network, parameters)
-    computing = zip(["late", "forward", "backward"], times, times[1:])
-    return gathered([*computing, *network.marks])
+    names = ["late", "forward", "backward"][-len(times) + 1 :]
+    return gathered([*zip(names, times, times[1:]), *network.marks])
 
 
 # %% [markdown]
@@ -632,21 +633,26 @@ print(f"{run.world_size} ranks, {settings.epochs} epochs, batch {settings.batch_
 
 # %% [markdown]
 # Every report of every rank is a row of `run.metrics`. The ranks see different digits,
-# so their losses differ. The picture shows their mean and their range.
+# so their losses differ a little. The picture shows the mean, and below it how far each
+# rank is from the mean.
 
 # %%
 def plot_losses(metrics):
-    """The loss of the global batch and the range of the ranks, every 20 steps."""
+    """The mean loss, and how far each rank is from it, every 20 steps."""
     points = metrics[metrics["step"] < metrics["step"].max() // 20 * 20]
     twenty = points["step"] // 20 * 20
     by_rank = points.groupby([twenty, "rank"])["loss"].mean().unstack()
-    figure, axes = plt.subplots(figsize=(7, 3))
-    lowest, highest = by_rank.min(axis=1), by_rank.max(axis=1)
-    axes.fill_between(by_rank.index, lowest, highest, alpha=0.4, label="range of ranks")
-    axes.plot(by_rank.mean(axis=1), color="black", linewidth=1, label="mean of ranks")
-    axes.set(xlabel="step", ylabel="loss (MSE per pixel)", yscale="log")
-    axes.set_title(f"Training on {by_rank.shape[1]} ranks")
-    axes.legend()
+    mean = by_rank.mean(axis=1)
+    figure, (above, below) = plt.subplots(
+        2, sharex=True, figsize=(7, 4.2), height_ratios=(2, 1), layout="constrained"
+    )
+    above.plot(mean, color="black")
+    above.set(ylabel="mean loss\n(MSE per pixel)", yscale="log")
+    above.set_title(f"Training on {by_rank.shape[1]} ranks")
+    for rank, losses in by_rank.items():
+        below.plot(losses - mean, linewidth=1, label=f"rank {rank}")
+    below.set(xlabel="step", ylabel="loss - mean")
+    below.legend(ncols=2, fontsize=8)
     return figure
 
 
@@ -655,7 +661,11 @@ figure.savefig(run.directory / "loss.png", dpi=120, bbox_inches="tight")
 plt.close(figure)
 
 # %% tags=["lesson"]
-show(figure, "The mean loss of the ranks falls; the band between them is narrow.")
+show(
+    figure,
+    "Above: the mean loss of the ranks falls. Below: each rank's loss minus the mean "
+    "scatters around zero, a small part of the loss itself.",
+)
 
 # %% [markdown]
 # ### Why is it not twice as fast?
@@ -1134,7 +1144,8 @@ try:
 except ddp.RankFailed as failure:
     message = " ".join(failure.traceback.split())
     print(re.search(r"Expected to have finished[^.]*", message)[0], "...")
-    print(re.search(r"Parameter indices[^:]*:[ 0-9]*", message)[0])
+    named = re.search(r"(Parameter indices .*? for rank) \d+: ([ 0-9]*)", message)
+    print(f"{named[1]} ...: {named[2].strip()}")
 
 # %% [markdown]
 # DDP averages a bucket when all its gradients are ready. A gradient that never comes

@@ -151,8 +151,8 @@ def first_fault(observed: Observed) -> Finding | None:
         _process_group,
         _known_errors,
         _own_errors,
-        _steps,
         _collectives,
+        _steps,
         _end,
         _wrapper,
         _sampler,
@@ -235,23 +235,21 @@ def _last_lines(output, with_this=""):
 
 
 def _steps(observed):
-    """As many on each rank? DDP's collective calls are none of the script."""
-    counts = [len(steps) for steps in observed.each("step")]
-    if max(counts) - min(counts) <= 1 and max(counts):  # one: who waits has not finished its step
-        return None
-    if not max(counts) and observed.run.timed_out:
-        return None  # `_end` tells
+    """As many on each rank? Who waits for a rank that has stopped has begun one more."""
+    counts = [len(backwards) for backwards in observed.each("backward")]
     if not max(counts):
+        if observed.run.timed_out:
+            return None  # `_end` tells
         return Finding(
-            "no rank made a step of an optimizer",
+            "no rank called backward()",
             "as many steps on each rank",
             "Is main() called? Is the loop still there?",
         )
-    if _different_calls(observed):
+    if len(set(counts)) == 1:
         return None
-    seen = ", ".join(f"{count} steps on rank {rank}" for rank, count in enumerate(counts))
+    seen = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts))
     return Finding(
-        seen,
+        f"backward() is called so often: {seen}",
         "the same number on each rank",
         "DDP averages in every step. Who answers the rank that makes one more?",
     )
