@@ -546,11 +546,12 @@ show(
 #
 # Most DDP code that you will find is a plain script, and `torchrun` starts it:
 #
-#     torchrun --nproc-per-node 2 my_script.py
+#     torchrun --standalone --nproc-per-node 2 my_script.py
 #
-# `torchrun` starts two processes of the same script. It gives each of them a few
-# environment variables: `RANK`, `LOCAL_RANK` (the rank's number on its own machine),
-# `WORLD_SIZE`, and the address and port of the rendezvous. The script does the rest.
+# `torchrun` starts two processes of the same script (`--standalone`: on one machine, at
+# a free port). It gives each of them a few environment variables: `RANK`, `LOCAL_RANK`
+# (the rank's number on its own machine), `WORLD_SIZE`, and the address and port of the
+# rendezvous. The script does the rest.
 #
 # | line of the script | what it does |
 # |---|---|
@@ -677,7 +678,7 @@ show(
 
 # %% tags=["lesson"]
 def small_model():
-    return nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 784))
+    return nn.Sequential(nn.Linear(784, 112), nn.ReLU(), nn.Linear(112, 784))
 
 
 def step_times(make_model, batch_size, steps=20):

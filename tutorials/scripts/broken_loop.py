@@ -1,6 +1,6 @@
 """Train on random numbers and print the mean loss of all ranks. It is broken.
 
-torchrun --nproc-per-node 2 broken_loop.py SEED
+torchrun --standalone --nproc-per-node 2 broken_loop.py SEED
 """
 
 import datetime

@@ -1,6 +1,6 @@
 """What torchrun gives each rank, and what DistributedSampler deals to it.
 
-torchrun --nproc-per-node 2 hello_ranks.py
+torchrun --standalone --nproc-per-node 2 hello_ranks.py
 """
 
 import os

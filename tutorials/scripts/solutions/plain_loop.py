@@ -1,6 +1,6 @@
 """Train an autoencoder on handwritten digits, on as many ranks as torchrun starts.
 
-    torchrun --nproc-per-node 2 plain_loop.py digits-images-idx3-ubyte.gz
+    torchrun --standalone --nproc-per-node 2 plain_loop.py digits-images-idx3-ubyte.gz
 
 It writes the trained weights to model.pt in the current folder.
 """
