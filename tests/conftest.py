@@ -34,6 +34,9 @@ OUTSIDE_SETTINGS = (
 # other: a rank of two threads gets 20 times slower.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+# Where Python is told to write no bytecode, each of many processes would compile this package.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A shell starts background jobs deaf to Ctrl-C, and so would be every program that a test
 # interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
