@@ -30,7 +30,7 @@ PYTHON := "$$VENV/bin/python"
 # What `make lint` looks at. The tutorials' scripts are laid out as pages of a notebook, with the lines of their outputs: not yet among them.
 PROGRAMS := ddp_common tests install.py tutorials/lab.py tutorials/sync.py data
 
-.PHONY: help setup run lab data test test-fast lint sync bench scaling doctor fault-lab clean
+.PHONY: help setup run lab data test test-fast lint sync bench scaling doctor check fault-lab clean
 
 help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
@@ -42,6 +42,7 @@ help:
 	@echo '     RESTARTS=3             after a failure, go on from the newest checkpoint, so many times'
 	@echo '     RESUME=runs/pets/...   go on from the newest checkpoint of a run'
 	@echo 'make lab                    open the notebooks in JupyterLab'
+	@echo 'make check                  look whether this machine is ready for a class: under a minute, nothing is downloaded'
 	@echo 'make data TUTORIAL=pets     download the full data set (the tutorials work without)'
 	@echo 'make test                   run all tests, the notebooks included'
 	@echo 'make test-fast              run those that start no cluster: a minute'
@@ -108,6 +109,9 @@ scaling: $(STAMP)
 
 doctor: $(STAMP)
 	@$(PYTHON) -m ddp_common doctor
+
+check: $(STAMP)
+	@$(PYTHON) -m ddp_common check
 
 fault-lab: $(STAMP)
 	@$(PYTHON) tests/fault_lab.py

@@ -34,6 +34,9 @@ OUTSIDE_SETTINGS = (
 # other: a rank of two threads gets 20 times slower.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+# Where Python is told to write no bytecode, each of many processes would compile this package.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A shell starts background jobs deaf to Ctrl-C, and so would be every program that a test
 # interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,6 +66,7 @@ STARTS_MUCH = {
     "test_full_data_that_were_never_downloaded_name_the_command",
     "test_an_empty_data_file_is_refused",
     "test_bad_input_gets_one_clear_message",
+    "test_without_progress_nothing_is_announced",
     "test_a_torchvision_model_runs_whatever_is_imported_first",
     "test_dry_says_what_starts_without_jobs",
     "test_a_process_killed_while_saving_leaves_a_good_checkpoint_never_older_than_one_save",
@@ -90,7 +94,8 @@ def pytest_collection_modifyitems(items):
 
     items.sort(key=place_in_order)
     for item in items:
-        if STARTS_MUCH & {*getattr(item, "fixturenames", ()), item.name.partition("[")[0]}:
+        starts_s3 = "[s3" in item.name
+        if starts_s3 or STARTS_MUCH & {*getattr(item, "fixturenames", ()), item.originalname}:
             item.add_marker("slow")
 
 

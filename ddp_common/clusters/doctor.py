@@ -14,7 +14,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dask
 from distributed import Client
@@ -95,18 +95,28 @@ def examine(
     findings = []
     for finding in _findings(name, count):
         findings.append(finding)
-        first, *rest = textwrap.wrap(finding.found, WIDTH) or [""]
-        say(ROW.format(finding.check, first, finding.state))
-        for line in rest:
-            say(ROW.format("", line, "").rstrip())
-    return _conclude(findings, say)
+        tell(finding, say)
+    return conclude(findings, say)
 
 
 def _plural(number, word):
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
-def _conclude(findings, say):
+def tell(finding: Finding, say: Callable[[str], None]) -> None:
+    """Say what one check has found, as a row of the table."""
+    first, *rest = textwrap.wrap(finding.found, WIDTH) or [""]
+    say(ROW.format(finding.check, first, finding.state))
+    for line in rest:
+        say(ROW.format("", line, "").rstrip())
+
+
+def conclude(
+    findings: list[Finding],
+    say: Callable[[str], None],
+    ready: str = "Fit to train",
+    not_ready: str = "Not fit to train",
+) -> bool:
     """Say each piece of advice once, then the verdict. Returns whether nothing has failed."""
     bad = [finding for finding in findings if finding.state in (WARNING, FAILED)]
     for check, advice in dict.fromkeys((finding.check, finding.advice) for finding in bad):
@@ -115,13 +125,13 @@ def _conclude(findings, say):
     warnings = _plural(len(bad) - failed, "warning")
     if failed:
         say(
-            f"\nNot fit to train: {failed} failed, {warnings}. "
+            f"\n{not_ready}: {failed} failed, {warnings}. "
             "Put the first failure right, then look again."
         )
     elif bad:
-        say(f"\nFit to train, with {warnings}.")
+        say(f"\n{ready}, with {warnings}.")
     else:
-        say("\nFit to train.")
+        say(f"\n{ready}.")
     return not failed
 
 
@@ -129,7 +139,7 @@ def _findings(name, count):
     """Everything from the profile to the ranks, one finding after the other."""
     is_broken = False
     advice = "Put it right, or take one of those in clusters/."
-    for finding in _guarded("profile", advice, _before_the_cluster, name):
+    for finding in guarded("profile", advice, _before_the_cluster, name):
         is_broken = is_broken or finding.state == FAILED
         yield finding
     if is_broken:
@@ -175,13 +185,14 @@ def check_workers(client: Client) -> Iterator[Finding]:
         if missing:
             yield from _skip([title], f"needs what has failed: {', '.join(missing)}")
             continue
-        for finding in _guarded(title, check.if_impossible, check.run, client, workers):
+        for finding in guarded(title, check.if_impossible, check.run, client, workers):
             if finding.state == FAILED:
                 failed.add(title)
             yield finding
 
 
-def _guarded(title, advice, check, *arguments):
+def guarded(title: str, advice: str, check: Callable, *arguments: Any) -> Iterator[Finding]:
+    """The findings of `check(*arguments)`; if it raises, that is one, with `advice`."""
     try:
         yield from check(*arguments)
     except Exception as error:  # whatever it was, the other checks are still to be made

@@ -1,4 +1,4 @@
-"""The command line: `python -m ddp_common run|data|scaling|doctor …`, which the Makefile calls.
+"""The command line: `python -m ddp_common run|data|…`, which the Makefile calls.
 
 Here is what may be typed; what a command does is in its own module, imported when it is called, so
 that `--help` is quick. Every option is also an environment variable: from there a tutorial takes
@@ -123,6 +123,15 @@ def doctor(cluster, workers):
     from ddp_common.clusters.doctor import examine
 
     if not examine(cluster, workers, click.echo):
+        sys.exit(1)
+
+
+@main.command()
+def check():
+    """Look whether this machine is ready for a class."""
+    from ddp_common.commands.laptop import check as check_this_machine
+
+    if not check_this_machine(click.echo):
         sys.exit(1)
 
 

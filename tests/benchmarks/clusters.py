@@ -4,10 +4,11 @@
 
 | name  | what                                                                                  |
 |-------|---------------------------------------------------------------------------------------|
-| ranks | 1 to 32 ranks (as many as memory allows): form a group, 10 steps of a tiny model,     |
-|       | end; a curve in runs/launch-time.png                                                  |
-| slurm | `make run CLUSTER=slurm` to the first step, beyond what `srun hostname` takes; a      |
-|       | second launch on the same jobs                                                        |
+| ranks | 1 to 128 ranks (as many as memory allows): form a group, 10 steps of a tiny model,    |
+|       | end; processor time of client and scheduler; a curve in runs/launch-time.png          |
+| slurm | `make run CLUSTER=slurm` to the first step, beside the same tutorial in a job of       |
+|       | `sbatch` whose ranks `srun` starts, and beyond what `srun hostname` takes; a second    |
+|       | launch on the same jobs                                                               |
 """
 
 import json
@@ -25,7 +26,7 @@ from measuring import REPOSITORY
 
 import ddp_common as ddp
 
-SIZES = (1, 2, 4, 8, 16, 32)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 MEMORY = 0.3  # GiB that a worker takes with its forkserver and its rank; 0.24 as measured below
 REPEATS = 5
 sys.path.insert(0, str(REPOSITORY / "tests" / "hpc"))
@@ -51,11 +52,17 @@ def ten_steps():
 def one_launch(client, ranks):
     """Seconds from the call.
 
-    Until rank 0 has its group, until all have made ten steps, until the call returns.
+    Until rank 0 has its group, until all have made ten steps, until the call returns; and the
+    processor time of this process, the client and the scheduler, for each rank.
     """
-    began = time.time()
+    began, busy = time.time(), time.process_time()
     formed, trained = ddp.launch(client, ten_steps, workers=ranks).result
-    return {"group": formed - began, "steps": trained - began, "end": time.time() - began}
+    return {
+        "group": formed - began,
+        "steps": trained - began,
+        "end": time.time() - began,
+        "processor": (time.process_time() - busy) / ranks,
+    }
 
 
 def measure_ranks():
@@ -85,7 +92,8 @@ def measure_ranks():
             curve[size] = times
             print(
                 f"ranks      {size:3d}: group {times['group']:.2f} s, "
-                f"10 steps {times['steps']:.2f} s, end {times['end']:.2f} s",
+                f"10 steps {times['steps']:.2f} s, end {times['end']:.2f} s; client and scheduler "
+                f"{1e3 * times['processor']:.0f} ms of processor for each rank",
                 flush=True,
             )
     draw(curve, REPOSITORY / "runs" / "launch-time.png")
@@ -133,13 +141,22 @@ def measure_slurm():
         folder.chmod(0o755)
         with running_slurm(folder / "slurm") as variables:
             os.environ.update(variables, OPTIONS="cores=1 memory=1GiB", RUNS=str(folder / "runs"))
-            pairs = [(hostname(), first_step(folder / f"run-{number}")) for number in range(3)]
+            turns = [
+                (
+                    hostname(),
+                    first_step_of_sbatch(folder / f"sbatch-{number}"),
+                    first_step(folder / f"run-{number}"),
+                )
+                for number in range(3)
+            ]
             with ddp.connect("slurm", workers=2) as client:
                 ddp.launch(client, ten_steps)
                 again = [one_launch(client, 2)["steps"] for _ in range(REPEATS)]
-    own = statistics.median(ours for _, ours in pairs)
-    srun = statistics.median(theirs for theirs, _ in pairs)
-    beyond = statistics.median(ours - theirs for theirs, ours in pairs)
+    own = statistics.median(ours for _, _, ours in turns)
+    srun = statistics.median(theirs for theirs, _, _ in turns)
+    sbatch = statistics.median(theirs for _, theirs, _ in turns)
+    beyond = statistics.median(ours - theirs for theirs, _, ours in turns)
+    ratio = statistics.median(ours / theirs for _, theirs, ours in turns)
     second = statistics.median(again)
     print(
         f"slurm      from the command to the first step: {own:.1f} s; srun hostname {srun:.2f} s: "
@@ -147,11 +164,16 @@ def measure_slurm():
         flush=True,
     )
     print(
+        f"slurm      the same with sbatch and srun, without Dask: {sbatch:.1f} s; "
+        f"ratio {ratio:.2f} (goal <= 1.5)",
+        flush=True,
+    )
+    print(
         f"slurm      a second launch on the same jobs, to its tenth step: {second:.2f} s "
         "(goal <= 0.5)",
         flush=True,
     )
-    return {"pairs": pairs, "second": again}
+    return {"turns": turns, "second": again}
 
 
 def hostname():
@@ -162,13 +184,29 @@ def hostname():
 
 def first_step(run):
     """Seconds from `python -m ddp_common run pets --cluster slurm` to its first step's report."""
+    return seconds_to_first_step(run, "python -m ddp_common run pets --cluster slurm --workers 2")
+
+
+def first_step_of_sbatch(run):
+    """Seconds from `sbatch` to the first step's report of ranks that `srun` starts in a job."""
+    return seconds_to_first_step(
+        run,
+        "sbatch --wait --ntasks=2 --cpus-per-task=1 --mem=2G --output=/dev/null",
+        "--wrap",
+        f"srun --kill-on-bad-exit=1 {sys.executable} -m ddp_common run pets",
+    )
+
+
+def seconds_to_first_step(run, command, *arguments):
+    words = command.replace("python", sys.executable, 1).split()
+    settings = {"CHECKPOINT": str(run), "SET": "epochs=1 hidden=16 batch_size=2048"}
     began = time.time()
     subprocess.run(
-        [sys.executable, *"-m ddp_common run pets --cluster slurm --workers 2".split()],
+        [*words, *arguments],
         check=True,
         capture_output=True,
         cwd=REPOSITORY,
-        env={**os.environ, "CHECKPOINT": str(run), "SET": "epochs=1 hidden=16 batch_size=2048"},
+        env={**os.environ, **settings},
     )
     with open(run / "metrics.jsonl") as lines:
         return min(json.loads(line)["time"] for line in lines) - began
