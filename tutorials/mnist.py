@@ -698,7 +698,7 @@ def step_times(make_model, batch_size, steps=20):
 
 
 # %% tags=["lesson", "nbval-ignore-output"]
-def compare(name, make_model, batch_size, rounds=3):
+def compare(name, make_model, batch_size, rounds=2):
     """One row of the table: 1 and 2 ranks in turn, the median of all steps, in ms."""
     times = {1: [], 2: []}
     for ranks in [1, 2] * rounds:
@@ -1113,8 +1113,10 @@ ddp.judge(check_accumulation, my_accumulation)
 # %% [markdown]
 # ## 10. Break it
 #
-# Somebody adds a layer and forgets to call it. One process does not mind. Two ranks do.
-# Read the message together. What does DDP wait for? Which parameters does it name?
+# Real tutorials contain faults. We keep a *museum* of them; more are in the appendix.
+# In this one, somebody adds a layer and forgets to call it. One process does not mind.
+# Two ranks do. Read the message together. What does DDP wait for? Which parameters does
+# it name?
 
 # %% tags=["lesson"]
 class WithUnusedLayer(nn.Module):
