@@ -861,6 +861,7 @@ def weights_after(broadcast, seed):
     return gathered((before, after))
 
 
+# %% tags=["exercise"]
 def check_broadcast(answer):
     """Whether all ranks have rank 0's weights, every element of every parameter."""
     seed = int(torch.randint(10**6, ()))
