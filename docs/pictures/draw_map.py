@@ -11,8 +11,9 @@ FILE = Path(__file__).with_name("who-talks-to-whom.svg")
 TITLE = "Who talks to whom in a run on two workers"
 DESCRIPTION = (
     "Your notebook, the client, sends a function through the scheduler to two workers. Each "
-    "worker starts a rank, a process of its own. The ranks exchange gradients with each other in every "
-    "step. Reports flow back from the ranks through workers and scheduler to the client."
+    "worker starts a rank, a process of its own. The ranks exchange gradients with each other "
+    "in every step. Reports flow back from the ranks through workers and scheduler to the "
+    "client."
 )
 WIDTH, HEIGHT = 860, 330
 FUNCTION, REPORTS, GRADIENTS = "#1f5fa8", "#2b7a3d", "#b3471d"
