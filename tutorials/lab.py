@@ -15,13 +15,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 HIDDEN = [
     "student",
+    "solutions",
     "__pycache__",
     "*.pyc",
     "*~",
     ".DS_Store",
     "*.so",
     "*.dylib",
-]  # the first is ours, the others are Jupyter's own
+]  # the first two are ours, the others are Jupyter's own
 
 
 def prepare(originals, mine):
