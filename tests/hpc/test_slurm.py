@@ -110,7 +110,7 @@ def test_scancel_and_sbatch_again_ends_with_the_weights_of_an_undisturbed_run(
 
 def test_a_killed_task_ends_the_job_within_seconds_and_the_log_names_it(slurm, tmp_path):
     run = tmp_path / "run"
-    job = submit(slurm, tmp_path, CHECKPOINT=str(run), SET="epochs=100 hidden=16")
+    job = submit(slurm, tmp_path, CHECKPOINT=str(run), SET="epochs=100 hidden=16 batch_size=256")
     wait_until(lambda: checkpoints(run / "checkpoints"))
     steps = subprocess.run(
         ["scontrol", "listpids", str(job)], env=slurm, capture_output=True, text=True
@@ -130,7 +130,7 @@ def test_the_warning_before_the_time_limit_lets_all_ranks_save_and_leave(slurm, 
     Here it is sent as soon as training has begun.
     """
     run = tmp_path / "run"
-    job = submit(slurm, tmp_path, CHECKPOINT=str(run), SET="epochs=100 hidden=16")
+    job = submit(slurm, tmp_path, CHECKPOINT=str(run), SET="epochs=100 hidden=16 batch_size=256")
     wait_until(lambda: checkpoints(run / "checkpoints"))
     subprocess.run(["scancel", "--signal=TERM", str(job)], env=slurm, check=True)
     assert finish(slurm, job) == "FAILED"  # exit code 143: there is more to do
@@ -158,7 +158,7 @@ def test_ctrl_c_on_make_run_cancels_the_step_after_the_ranks_have_saved(slurm, t
         [sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", "srun", "--workers", "2"],
         cwd=ROOT,
         text=True,
-        env={**slurm, "CHECKPOINT": str(tmp_path / "run"), "SET": "epochs=100 hidden=16"},
+        env={**slurm, "CHECKPOINT": str(tmp_path / "run"), "SET": "epochs=100 hidden=16 batch_size=256"},
         stderr=subprocess.PIPE,
     )
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
