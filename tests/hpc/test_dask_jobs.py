@@ -205,7 +205,9 @@ def test_where_no_new_job_starts_in_time_the_run_goes_on_with_those_there_are(sl
 
 
 def test_without_restarts_the_time_limit_ends_the_run_with_the_command_to_go_on(slurm, tmp_path):
-    process = make_run(slurm, tmp_path, OPTIONS=f"{JOB} {LIMIT}", SET="epochs=100 hidden=16 batch_size=256")
+    process = make_run(
+        slurm, tmp_path, OPTIONS=f"{JOB} {LIMIT}", SET="epochs=100 hidden=16 batch_size=256"
+    )
     code, said = finish(process, tmp_path)
     assert code == 143, said
     newest_is_named = re.search(r"the newest checkpoint is step-\d+\.pt", said)

@@ -158,7 +158,11 @@ def test_ctrl_c_on_make_run_cancels_the_step_after_the_ranks_have_saved(slurm, t
         [sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", "srun", "--workers", "2"],
         cwd=ROOT,
         text=True,
-        env={**slurm, "CHECKPOINT": str(tmp_path / "run"), "SET": "epochs=100 hidden=16 batch_size=256"},
+        env={
+            **slurm,
+            "CHECKPOINT": str(tmp_path / "run"),
+            "SET": "epochs=100 hidden=16 batch_size=256",
+        },
         stderr=subprocess.PIPE,
     )
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
