@@ -1,7 +1,8 @@
 """Draws the map of a run: `python docs/pictures/draw_map.py` writes who-talks-to-whom.svg.
 
-One box is one process. Where boxes and arrows stand is written down here, and nothing else draws:
-the picture is text, and a change of it can be read.
+One box is one process, and so is the dashed frame around client and scheduler. Where boxes and
+arrows stand is written down here, and nothing else draws: the picture is text, and a change of it
+can be read.
 """
 
 from pathlib import Path
@@ -13,7 +14,7 @@ DESCRIPTION = (
     "Your notebook, the client, sends a function through the scheduler to two workers. Each "
     "worker starts a rank, a process of its own. The ranks exchange gradients with each other "
     "in every step. Reports flow back from the ranks through workers and scheduler to the "
-    "client."
+    "client. A dashed frame says that client and scheduler share a process on one machine."
 )
 WIDTH, HEIGHT = 860, 330
 FUNCTION, REPORTS, GRADIENTS = "#1f5fa8", "#2b7a3d", "#b3471d"
@@ -39,6 +40,8 @@ ARROWS = [
     (REPORTS, (690, 105), (630, 105)),
     (REPORTS, (690, 265), (630, 265)),
 ]
+# Around client and scheduler: left, top, width, height
+FRAME = (8, 100, 394, 142)
 LABELS = [
     (FUNCTION, "function", 200, 140),
     (REPORTS, "reports", 200, 203),
@@ -61,6 +64,13 @@ def box(name, does, left, top, width, height):
         text(middle, top + 26, name, size=16, weight="bold"),
         *[text(middle, top + 50 + 18 * line, words) for line, words in enumerate(does)],
     ]
+
+
+def frame(left, top, width, height):
+    return (
+        f'<rect x="{left}" y="{top}" width="{width}" height="{height}" rx="12" fill="none" '
+        'stroke="#888888" stroke-dasharray="6 5"/>'
+    )
 
 
 def arrow(colour, begin, end, both_ways=False):
@@ -91,12 +101,14 @@ def drawing():
         *[head(colour) for colour in (FUNCTION, REPORTS, GRADIENTS)],
         "</defs>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        frame(*FRAME),
+        text(205, 234, "on one machine: one process", colour="#666666"),
         *[line for each in BOXES for line in box(*each)],
         *[arrow(*each) for each in ARROWS],
         arrow(GRADIENTS, (768, 130), (768, 200), both_ways=True),
         *[text(x, y, words, colour=colour, weight="bold") for colour, words, x, y in LABELS],
-        text(20, 310, "One box is one process.", anchor="start"),
-        text(200, 310, "Without Dask, torchrun or srun starts the ranks alone.", anchor="start"),
+        text(20, 310, "One box is one process: see the frame.", anchor="start"),
+        text(300, 310, "Without Dask, torchrun or srun starts the ranks alone.", anchor="start"),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"

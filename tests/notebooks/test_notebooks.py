@@ -87,14 +87,6 @@ def test_a_solution_without_marks_is_refused():
         sync.stub("def f():\n    return 1")
 
 
-@each_tutorial
-def test_code_cells_are_short(name):
-    for cell in script(name).cells:
-        if cell.cell_type == "code" and "solution" not in cell.metadata.get("tags", []):
-            longest = 60 if "ddp.Checkpoint(" in cell.source else 26
-            assert len(cell.source.splitlines()) <= longest, cell.source.splitlines()[0]
-
-
 # On another processor, floating-point sums come in another order: what the notebook compares must
 # not depend on it. The stored outputs come from one with AVX-512; the oldest instructions
 # (ATEN_CPU_CAPABILITY=default, ONEDNN_MAX_CPU_ISA=SSE41) make ResNet18 3.7 times slower.
