@@ -22,7 +22,7 @@ from ddp_common.client.attempt import GONE_TIMEOUT
 from ddp_common.ranks.checkpoint_files import checkpoints, newest
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = "epochs=3 hidden=16 batch_size=512"  # 582 steps
+SETTINGS = "epochs=6 hidden=16 batch_size=512"  # 1,164 steps: some 12 s to find it training
 # seconds: Dask's `comm.timeouts.tcp`, which it hands to the kernel as TCP_USER_TIMEOUT
 SILENCE = 11
 MARGIN = 15  # seconds more, for a busy machine; both are less than Dask's own 30
@@ -242,7 +242,7 @@ def test_a_host_that_is_cut_off_is_named_and_the_run_goes_on_without_it(
         f"Rank {rank} of 2 on {ranks[rank][1].name} failed: its worker died or cannot be reached"
         in event["reason"]
     )
-    assert checkpoints(run / "checkpoints")[-1].name == "step-00000582.pt"
+    assert checkpoints(run / "checkpoints")[-1].name == "step-00001164.pt"
     cluster.mend(ranks[rank][1])
 
 
