@@ -655,9 +655,11 @@ print(f"{run.world_size} ranks, {settings.epochs} epochs, batch {settings.batch_
 # %%
 def plot_losses(metrics):
     """The mean loss, and how far each rank is from it, every 20 steps."""
-    points = metrics[metrics["step"] < metrics["step"].max() // 20 * 20]
-    twenty = points["step"] // 20 * 20
-    by_rank = points.groupby([twenty, "rank"])["loss"].mean().unstack()
+    last = metrics["step"].max()
+    width = 20 if last >= 100 else 1  # steps for a point
+    whole = metrics[metrics["step"] < (last + 1) // width * width]
+    points = whole["step"] // width * width
+    by_rank = whole.groupby([points, "rank"])["loss"].mean().unstack()
     mean = by_rank.mean(axis=1)
     figure, (above, below) = plt.subplots(
         2, sharex=True, figsize=(7, 4.2), height_ratios=(2, 1), layout="constrained"

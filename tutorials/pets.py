@@ -404,8 +404,10 @@ show_dashboard("dashboard-workers.png", "Dask's dashboard, page Info, during a r
 # %%
 def plot_losses(metrics):
     """The mean loss of the ranks, and how far each is from it; a point for 20 steps."""
-    whole = metrics[metrics["step"] < metrics["step"].max() // 20 * 20]
-    points = [whole["step"] // 20 * 20, "rank"]
+    last = metrics["step"].max()
+    width = 20 if last >= 100 else 1  # steps for a point
+    whole = metrics[metrics["step"] < (last + 1) // width * width]
+    points = [whole["step"] // width * width, "rank"]
     by_rank = whole.groupby(points)["loss"].mean().unstack()
     mean = by_rank.mean(axis=1)
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3))
