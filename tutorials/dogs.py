@@ -530,7 +530,7 @@ def plot_curves(runs):
 
 
 figure = plot_curves({"from ImageNet" if settings.pretrained else "from scratch": run.metrics})
-figure.savefig(run.directory / "curves.png", dpi=120, bbox_inches="tight")
+run.save_figure(figure, "curves.png")
 plt.close(figure)
 
 # %% tags=["lesson"]

@@ -675,7 +675,7 @@ def plot_losses(metrics):
 
 
 figure = plot_losses(run.metrics)
-figure.savefig(run.directory / "loss.png", dpi=120, bbox_inches="tight")
+run.save_figure(figure, "loss.png")
 plt.close(figure)
 
 # %% tags=["lesson"]
@@ -1256,7 +1256,7 @@ def strip(rows, count=12):
 
 
 figure = strip({"held out": held_out, **guesses})
-figure.savefig(run.directory / "reconstructions.png", dpi=120, bbox_inches="tight")
+run.save_figure(figure, "reconstructions.png")
 plt.close(figure)
 
 # %% tags=["lesson"]

@@ -424,7 +424,7 @@ def plot_losses(metrics):
 
 
 figure = plot_losses(run.metrics)
-figure.savefig(run.directory / "loss.png", dpi=120, bbox_inches="tight")
+run.save_figure(figure, "loss.png")
 plt.close(figure)
 
 # %% tags=["lesson"]

@@ -391,7 +391,7 @@ def plot_training(metrics):
 
 
 figure = plot_training(run.metrics)
-figure.savefig(run.directory / "training.png", dpi=120, bbox_inches="tight")
+run.save_figure(figure, "training.png")
 
 # %% [markdown]
 # The curve still rises: this is what a laptop does while you wait, not what the network can do. `SET="epochs=20"` goes on.
@@ -442,7 +442,7 @@ def plot_confusions(matrix, classes):
 
 
 figure = plot_confusions(matrix, images.classes)
-figure.savefig(run.directory / "confusion.png", dpi=120, bbox_inches="tight")
+run.save_figure(figure, "confusion.png")
 
 # %% [markdown]
 # The same as tables. `verdicts` has a row for each test image: what it is, what it was taken for, and which rank said so.
@@ -502,7 +502,7 @@ def plot_worst(count=6):
 
 if len(confusions):
     figure = plot_worst()
-    figure.savefig(run.directory / "worst.png", dpi=120, bbox_inches="tight")
+    run.save_figure(figure, "worst.png")
 
 # %% tags=["lesson", "nbval-ignore-output"]
 place = list(confusions.index).index(my_pair) + 1 if my_pair in confusions.index else None

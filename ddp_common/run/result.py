@@ -1,12 +1,15 @@
 """What a launch returns, whichever launcher has started the ranks."""
 
 import html
+import io
 import reprlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddp_common.files import save_whole
 from ddp_common.run.places import shown
 from ddp_common.run.records import Records
 
@@ -40,6 +43,24 @@ class Run:
         """
         records = self.records if isinstance(self.records, Records) else Records(self.records)
         return records.frame()
+
+    def save_figure(self, figure, name: str):
+        """Save a matplotlib figure in the run directory, whole or not at all.
+
+        The end of `name` is the format (.png, .svg, .pdf). On a full disk nothing is raised,
+        since the training is done and its numbers are worth more than a picture: `problems` says
+        it, and the terminal. Raises `Error` for a name that leads out of the directory.
+        """
+        picture = io.BytesIO()
+        kind = Path(name).suffix.lstrip(".") or "png"
+        figure.savefig(picture, format=kind, dpi=120, bbox_inches="tight")
+        try:
+            save_whole(Path(self.directory), name, picture.getvalue())
+        except OSError as error:
+            why = error.strerror or error
+            problem = f"The figure {name} was not saved in {shown(self.directory)}: {why}."
+            self.problems.append(problem)
+            print(problem, file=sys.stderr)
 
     def _in_words(self):
         return {

@@ -63,7 +63,7 @@ def test_saves_that_all_failed_are_shown_and_kept_in_the_run(client, tmp_path, c
 
 def test_make_run_on_a_full_disk_says_in_its_closing_line_that_nothing_was_saved(small_disk):
     filler = small_disk / "filler"
-    filler.write_bytes(bytes(440_000))
+    filler.write_bytes(bytes(470_000))  # the rest is enough for the numbers, not for the picture
     done = subprocess.run(
         [
             sys.executable,
@@ -87,7 +87,10 @@ def test_make_run_on_a_full_disk_says_in_its_closing_line_that_nothing_was_saved
     closing = done.stdout.partition("Done in")[2]
     assert "Training finished, but not everything was written:" in closing
     assert "No checkpoint was saved" in closing and "No space left on device" in closing
+    assert "The figure loss.png was not saved" in closing
     assert "was not saved: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in (small_disk / "run").glob("*loss*")) == []
 
 
 def test_a_relative_directory_means_the_place_it_had_when_launch_was_called(
