@@ -166,7 +166,9 @@ def _in_child(connection, content, descriptors, others):
         for other in others:
             os.close(other)
         _be_a_forkserver(connection, content, *descriptors)
-    except (BrokenPipeError, ConnectionResetError):
+    except SystemExit:  # so multiprocessing's forkserver leaves, once the worker has gone
+        os._exit(0)
+    except (BrokenPipeError, ConnectionResetError, ProcessLookupError):
         os._exit(1)  # the worker has ended meanwhile
     except BaseException:  # the worker finds that this process has ended, and does without
         traceback.print_exc()
@@ -201,7 +203,6 @@ def _be_a_forkserver(
     leave_a_guard(pidfd)
     os.close(pidfd)
     multiprocessing.forkserver.main(listener_fd, alive_fd, preload=[])
-    os._exit(0)
 
 
 # In a worker

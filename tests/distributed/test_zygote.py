@@ -164,6 +164,31 @@ def test_a_rank_has_the_environment_the_folder_and_the_cores_of_its_worker(clust
     assert ddp.launch(cluster, as_in_the_worker).result == expected
 
 
+A_WORKER_THAT_LEAVES = """
+import os, socket, sys
+from ddp_common.clusters.warm_start import private_folder
+from ddp_common.worker import guard, zygote
+
+made = zygote.Zygote(str(private_folder()), dict(os.environ))
+alive_read, alive_write = os.pipe()
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(sys.argv[1])
+    listener.listen()
+    answer = zygote.request(made.address, listener, alive_read)
+its_guard = os.pidfd_open(zygote.guard(answer))
+os.close(alive_read)
+os.close(alive_write)
+if guard.has_ended(its_guard, 60_000):
+    print("ended")
+"""
+
+
+def test_a_forkserver_whose_worker_leaves_says_nothing(tmp_path):
+    command = [sys.executable, "-c", A_WORKER_THAT_LEAVES, tmp_path / "socket"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("ended\n", "")
+
+
 STRANGER = """
 import os, socket, sys
 
