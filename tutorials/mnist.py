@@ -69,7 +69,7 @@ display(
 # | gloo | the backend for CPUs |
 # | NCCL | the backend for NVIDIA GPUs |
 # | client | Dask's name for your program: it hands out work |
-# | scheduler | Dask's process that knows all workers and passes work on to them |
+# | scheduler | the part of Dask that knows all workers and passes work on to them |
 # | worker | Dask's process that does work; here it starts one rank |
 # | profile | a YAML file that says where workers run: this machine, Slurm … |
 # | dashboard | a web page on which Dask's scheduler shows what it does |
@@ -293,9 +293,10 @@ my_prediction = None  # "half", "double" or "same"
 #
 # ### Two ranks by hand
 #
-# Two ranks run the same program. A rank learns what another has computed only through
-# a *collective call*, which all ranks must make, in the same order. We need one of
-# them: `all_reduce` adds up a tensor over all ranks and leaves the sum on each.
+# Two ranks run the same program. A rank sees nothing of what another computes. They
+# exchange it by *collective calls*, which all ranks must make, in the same order. We
+# need one of them: `all_reduce` adds up a tensor over all ranks and leaves the sum on
+# each.
 
 # %% tags=["lesson"]
 def one_by_one(model):
@@ -397,8 +398,9 @@ print("DDP, the same weights to 1e-6:", bool(off < 1e-6))
 # ### The timeline of one step
 #
 # `backward()` goes from the last layer to the first. The gradients of the last layer
-# are ready early, so DDP sends a bucket as soon as it is full, while `backward()` goes
-# on. To see this, we record one step on each rank.
+# are ready early, so DDP need not wait for the others. It sends the buckets in a fixed
+# order, each as soon as it is full, while `backward()` goes on. To see this, we record
+# one step on each rank.
 #
 # **The network is made slow on purpose**: each message waits 5 ms, and 3 ms more for
 # each MiB. Waiting needs no processor, so computing and sending can overlap on a CPU
@@ -548,7 +550,8 @@ show(
 # 1. **One by one**: twelve messages after `backward()`, and each waits anew.
 # 2. **One bucket**: one message, but it can leave only when all gradients are ready.
 # 3. **DDP**: the first message leaves while `backward()` is running. This is *overlap*.
-#    `backward()` then ends when the last bucket is back.
+#    On CPUs, `backward()` then ends when the last bucket is back. With NCCL, Python
+#    goes on, and the GPU waits.
 # 4. **A late rank**: rank 0 has its gradients and waits. Its first green bar is long,
 #    though the network is no slower. In every step all ranks wait for the slowest.
 #
@@ -566,7 +569,7 @@ show(
 # `torchrun` starts two processes of the same script (`--standalone`: on one machine, at
 # a free port). It gives each of them a few environment variables: `RANK`, `LOCAL_RANK`
 # (the rank's number on its own machine), `WORLD_SIZE`, and the address and port of the
-# rendezvous. The script does the rest.
+# rendezvous, `MASTER_ADDR` and `MASTER_PORT`. The script does the rest.
 #
 # | line of the script | what it does |
 # |---|---|
@@ -589,7 +592,8 @@ print("\n".join(sorted(hello.output.splitlines())))
 
 # %% [markdown]
 # Two epochs, two deals, and in each epoch every sample goes to one rank. If the samples
-# cannot be shared out evenly, `DistributedSampler` *repeats* some. (See the docs of
+# cannot be shared out evenly, `DistributedSampler` *repeats* some; with
+# `drop_last=True` it leaves some out instead. (See the docs of
 # [torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html), of
 # [DistributedSampler](https://docs.pytorch.org/docs/stable/data.html), and of
 # [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html).)
@@ -688,10 +692,11 @@ show(
 # %% [markdown]
 # ### Why is it not twice as fast?
 #
-# A step of two ranks is half the computing of one, plus what DDP adds: the ranks meet,
-# and Python has more to do. What DDP adds hardly depends on the batch. So the smaller
-# the computing, the smaller the gain. Measure it for two models. The first is the one
-# above. The second has plain layers: about as many weights, and much less to compute.
+# Each of two ranks has half the forward and backward to compute. The optimizer's step
+# is not halved, and DDP adds something: the ranks meet, and Python has more to do. What
+# DDP adds hardly depends on the batch. So the smaller the computing, the smaller the
+# gain. Measure it for two models. The first is the one above. The second has plain
+# layers: about as many weights, and much less to compute.
 
 # %% tags=["lesson"]
 def small_model():
@@ -780,9 +785,10 @@ else:
     print(f"you predicted {my_prediction!r}: which line divides by the world size?")
 
 # %% [markdown]
-# This holds for models whose samples do not depend on each other. *Batch normalisation*
-# takes mean and variance over the samples of one rank, and dropout draws other units on
-# each rank. Such models train a little differently on another number of ranks.
+# This holds for models whose samples do not depend on each other. In training, *batch
+# normalisation* takes mean and variance over the samples of one rank, and each rank
+# draws its units for dropout by itself. Such models train a little differently on
+# another number of ranks.
 #
 # ### Replicas stay equal
 #
@@ -1052,8 +1058,8 @@ ddp.judge(check_diagnosis, my_diagnosis, timeout=120)
 # ### Exercise 4 · A large batch in small parts (stretch, 15 minutes)
 #
 # A global batch may be too large for the memory. Take it in parts, let the gradients
-# add up, and make one step at the end. DDP would average after every `backward()`;
-# inside `with model.no_sync():` it does not.
+# add up, and make one step at the end. DDP would average in every `backward()`. It
+# does not if the model was called inside `with model.no_sync():`.
 #
 # `model` is wrapped in DDP. `parts` is a list of tensors of pixels, all of one size.
 # Leave in `.grad` the gradient of the mean loss over all parts, and let the ranks
@@ -1170,8 +1176,8 @@ except ddp.RankFailed as failure:
 
 # %% [markdown]
 # DDP averages a bucket when all its gradients are ready. A gradient that never comes
-# blocks its bucket, and DDP notices at the next step. Count the parameters from 0:
-# weight and bias of `classifier` are 2 and 3.
+# blocks its bucket, and DDP notices when the model is called for the next step. Count
+# the parameters from 0: weight and bias of `classifier` are 2 and 3.
 #
 # The first repair: take the layer out, or use it in the loss. If it is used in some
 # steps only, tell DDP to look for it in every step, which costs time:
@@ -1201,6 +1207,46 @@ print(f"find_unused_parameters=True: no error; {found} of 4 parameters have a gr
 # **Next:** `pets`: how Dask runs the ranks, and how to watch, stop and resume them.
 # **Read:** Li et al., [PyTorch Distributed: Experiences on Accelerating Data Parallel
 # Training](https://arxiv.org/abs/2006.15704), VLDB 2020, for buckets and overlap.
+#
+# **Where it stands**, in the versions of `constraints.txt`. Others may differ.
+#
+# - *DDP*: its [notes][1]; [distributed.py][2], for what is copied from rank 0, for
+#   `no_sync`, `device_ids` and `_BucketCapacityConfig`; `c10d/reducer.cpp` in
+#   [torch/csrc/distributed][3], for the order of buckets, and for the message about
+#   parameters without a gradient.
+# - *Process groups*: backends, collective calls, when a call returns, time-outs,
+#   interfaces and `TORCH_DISTRIBUTED_DEBUG`, in the docs of [torch.distributed][4].
+#   One GPU for each rank, and `NCCL_SOCKET_IFNAME`, in [NCCL's guide][5] (*Creating a
+#   Communicator*, *Environment Variables*).
+# - *Data*: [DistributedSampler][6]; `__getitems__` in [fetch.py][7]; `shuffle` beside a
+#   sampler in [dataloader.py][8].
+# - *State*: [Adam][9]; `load_state_dict` of an [optimizer][10]; `map_location` of
+#   [torch.load][11]; a file emptied by `torch.save` in [serialization.py][12];
+#   [SyncBatchNorm][13] and its [collective calls][14].
+# - *Launchers*: [torchrun][15]; tasks and hosts in [srun][16], [scontrol][17].
+# - *Dask*: [LocalCluster][18], whose scheduler runs in your process; a task is a thread
+#   in the pool of its [worker][19]; the [dashboard][20].
+#
+# [1]: https://docs.pytorch.org/docs/stable/notes/ddp.html
+# [2]: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/nn/parallel/distributed.py
+# [3]: https://github.com/pytorch/pytorch/tree/v2.13.0/torch/csrc/distributed
+# [4]: https://docs.pytorch.org/docs/stable/distributed.html
+# [5]: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/
+# [6]: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/data/distributed.py
+# [7]: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/data/_utils/fetch.py
+# [8]: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/data/dataloader.py
+# [9]: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/adam.py
+# [10]: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/optimizer.py
+# [11]: https://docs.pytorch.org/docs/stable/generated/torch.load.html
+# [12]: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/serialization.py
+# [13]: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/nn/modules/batchnorm.py
+# [14]: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/nn/modules/_functions.py
+# [15]: https://docs.pytorch.org/docs/stable/elastic/run.html
+# [16]: https://slurm.schedmd.com/srun.html
+# [17]: https://slurm.schedmd.com/scontrol.html
+# [18]: https://github.com/dask/distributed/blob/2026.8.0/distributed/deploy/local.py
+# [19]: https://github.com/dask/distributed/blob/2026.8.0/distributed/worker.py
+# [20]: https://docs.dask.org/en/stable/dashboard.html
 
 # %% [markdown] tags=["instructor"]
 # **Instructor · 3 minutes.** Close the notebook. Each says one line of the port, and
@@ -1273,8 +1319,9 @@ show(
 # they become ready. Then it lays out new buckets in that order. A bucket is closed by
 # the gradient that fills it: the first at 1 MiB, so that something is sent early, the
 # others at 25 MiB. `bucket_cap_mb` changes both. (See `_BucketCapacityConfig` in
-# `torch/nn/parallel/distributed.py`; with `find_unused_parameters=True` the first step
-# has these sizes too.) The model here has six layers of 2.3 MiB:
+# `torch/nn/parallel/distributed.py`. With `find_unused_parameters=True` buckets of
+# these sizes are made before the first step, from the last parameter to the first, and
+# they stay.) The model here has six layers of 2.3 MiB:
 
 # %% tags=["lesson"]
 def bucket_sizes(steps=2):
@@ -1347,11 +1394,14 @@ print("after one epoch the losses under torchrun and Dask agree to a relative 1e
 #
 # **Address, port, interface.** With plain scripts on several hosts you may need all
 # three. The *address* is that of the host of rank 0: `scontrol show hostnames
-# "$SLURM_JOB_NODELIST" | head -n 1` names it. The *port* must be free there: two jobs
-# with one fixed port on one host collide. The *interface* is the network card by which
-# the ranks reach each other: `ip route get ADDRESS` prints it after `dev`, and
-# `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` take it. `launch` and `make run` find
-# all three themselves. (See
+# "$SLURM_JOB_NODELIST" | head -n 1` names the first host of the job, and there `srun`
+# starts rank 0, unless `--distribution` says otherwise. The *port* must be free there:
+# two jobs with one fixed port on one host collide. The *interface* is the network card
+# by which the ranks reach each other: `ip route get ADDRESS`, with the address of
+# *another* host, prints it after `dev`. (To its own address a host goes by `lo`, which
+# leads nowhere else.) `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` take it. `launch`
+# and `make run` find all three themselves. (See
+# [srun](https://slurm.schedmd.com/srun.html#OPT_distribution),
 # [scontrol](https://slurm.schedmd.com/scontrol.html) and
 # [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html).)
 #
@@ -1367,15 +1417,16 @@ print("after one epoch the losses under torchrun and Dask agree to a relative 1e
 # > another to none. Dropout should *differ*, or all ranks drop the same units.
 # > `ElasticSampler` sets the random state of each step from (seed, epoch, step, rank).
 #
-# > **The optimizer's state.** Adam keeps two tensors for each parameter. When it loads
-# > them, it moves them to the device of the *parameters*. So move the model first, then
-# > make the optimizer, then load. `torch.load` without `map_location` puts tensors
-# > where they were saved from, which is often the GPU of rank 0.
+# > **The optimizer's state.** Adam keeps two tensors of the size of each parameter.
+# > When it loads them, it moves them to the device of the *parameters*. So move the
+# > model first, then make the optimizer, then load. `torch.load` without `map_location`
+# > puts tensors where they were saved from, which is often the GPU of rank 0.
 #
 # > **SyncBatchNorm.** Batch normalisation sees the samples of one rank only. With 2 or
-# > 4 large images per GPU its statistics are noise. `nn.SyncBatchNorm` takes them over
-# > all ranks: an all-gather in the forward and an all-reduce in the backward of *every*
-# > such layer. It needs GPUs. (See `torch/nn/modules/_functions.py`.)
+# > 4 large images per GPU its statistics are noisy. `nn.SyncBatchNorm` takes them, in
+# > training, over all ranks: an all-gather in the forward and an all-reduce in the
+# > backward of *every* such layer. On CPUs it raises an error then. (See
+# > `torch/nn/modules/_functions.py` and `batchnorm.py` beside it.)
 
 # %% [markdown]
 # ### From the museum: `set_epoch` forgotten
@@ -1418,8 +1469,8 @@ for way, epochs in deals().items():
 #
 # Somebody cuts the digits by hand: 600 for rank 0, 500 for rank 1. Rank 1 is done one
 # batch earlier. What happens to rank 0 depends on what rank 1 does then. If its
-# *process ends*, rank 0 loses the connection and raises an error within about a second.
-# If the process *lives on*, as a plain task of Dask does, rank 0 waits until the
+# *process ends*, gloo on rank 0 loses the connection and soon raises an error. If the
+# process *lives on*, as the worker of a plain task of Dask does, rank 0 waits until the
 # time-out of the process group: 30 minutes with gloo, 10 with NCCL, unless you choose
 # another. (See `init_process_group` in
 # [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html).)

@@ -89,9 +89,9 @@ settings = ddp.settings(
 )
 
 # %% [markdown]
-# `connect()` starts one *scheduler* and two *worker* processes on this machine. The
-# *client* is this notebook's end of the line. A *profile* is a YAML file that says
-# where workers run; the profile `local` says: here.
+# `connect()` starts one *scheduler*, in this process, and two *worker* processes on
+# this machine. The *client* is this notebook's end of the line. A *profile* is a YAML
+# file that says where workers run; the profile `local` says: here.
 
 # %% tags=["nbval-ignore-output"]
 client = ddp.connect()
@@ -207,7 +207,7 @@ show(figure, "A grid of letters, one row for each window of bella, mr. fox and l
 # vectors. A linear layer then gives every possible next character a score.
 #
 # The data set hands out a whole batch by one index operation (`__getitems__`). Item by
-# item, Python would take more time than the model.
+# item, PyTorch would call Python for every window, and then stack them.
 
 # %%
 class Windows(Dataset):
@@ -362,7 +362,8 @@ def train(contexts, targets, epochs, batch_size, learning_rate, layers, hidden, 
 # `launch` sends `train` with its arguments to the workers. Each worker starts one new
 # process: a *rank*. Dask's own part ends there: the ranks find each other, and
 # gradients go from rank to rank. Reports come back to the client. A rank is a process
-# of its own because a process can be killed; a plain Dask task cannot.
+# of its own because a process can be killed. A plain Dask task that has begun cannot:
+# it is a thread of its worker.
 #
 # **Watch it (3 minutes).** The next cell trains for less than a minute. *Before you run
 # it*, open the dashboard's address from section 2 in another tab, and go to *Info*.
@@ -437,10 +438,10 @@ show(figure, "Two panels against the step. Left: the mean loss of the ranks fall
 #
 # ### Why is it not twice as fast?
 #
-# A step has two parts. Computing takes time in proportion to the windows in the batch:
-# two ranks halve it. Meeting to average the gradients takes a few milliseconds,
-# whatever the batch: two ranks *add* it. So a small batch may gain nothing where a
-# large one does. Measure it:
+# A step has two parts. Forward and backward take the longer, the more windows are in
+# the batch: each of two ranks has half of them. Meeting to average the gradients takes
+# its time, whatever the batch: two ranks *add* it. So a small batch may gain nothing
+# where a large one does. Measure it:
 
 # %% tags=["lesson", "nbval-ignore-output"]
 def milliseconds(batch_size, ranks, steps=12):
@@ -471,7 +472,8 @@ print(speed.round(dict.fromkeys(speed.columns[:2], -2)).round(2).to_string())
 # %% [markdown] tags=["instructor"]
 # **Instructor.** 'Two cores, two ranks, why not twice?' Let them name what is added:
 # the wait for the slower rank, `all_reduce`, DDP's bookkeeping, the reports. Expect
-# surprise that one rank is fastest at a *small* batch: its numbers fit into the cache.
+# surprise if one rank is fastest at a *small* batch: perhaps its numbers fit into the
+# cache.
 
 # %% [markdown]
 # ## 8. Proofs
@@ -602,8 +604,9 @@ else:
 
 # %% [markdown]
 # The last steps are done again with the same batches, the same state of Adam and the
-# same learning rate. On the same number of ranks the sums come in the same order, too.
-# On another number of ranks you may expect `"close"`.
+# same learning rate. On the same number of ranks the sums come in the same order, too,
+# as long as CPUs of one kind compute them. Some kernels of GPUs add in another order
+# each time. There, and on another number of ranks, you may expect `"close"`.
 #
 # ### Is it any good? Ask a tuned baseline
 #
@@ -889,7 +892,7 @@ def my_run():
             env={**kept, **choices, **more},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # as a terminal does for a command
+            start_new_session=True,  # a group of its own, as a shell gives a command
         )
 
     def wait_for(pattern):
@@ -1153,8 +1156,8 @@ ddp.judge(check_repair, my_repair)
 # %% [markdown]
 # ### Stretch · Many models at once (15 minutes, at home)
 #
-# DDP trains *one* model on many workers. To *choose* among models, train many, one on
-# each worker, with plain `client.map`. No process group is needed.
+# DDP trains *one* model on many workers. To *choose* among models, train many, spread
+# over the workers, with plain `client.map`. No process group is needed.
 #
 # **Goal.** Train one small model with the given learning rate on `fit`. Return its mean
 # loss on `validation`, and its weights. Both arguments are tuples (contexts, targets).
@@ -1264,8 +1267,8 @@ print("the same workers train again:", len(after.records), "reports")
 # %% [markdown]
 # **A rank falls silent.** How long would its peer wait? There are two cases.
 #
-# - The process is *dead*. Its machine closes its connections, so the peer's
-#   `all_reduce` raises an error within about a second (`Connection closed by peer`).
+# - The process is *dead*. Its machine closes its connections, so with gloo the peer's
+#   `all_reduce` soon raises an error (`Connection closed by peer`).
 # - The process *lives* and does nothing. The peer waits until the collective times out.
 #   By default that takes 30 minutes with gloo and 10 with NCCL (`init_process_group` in
 #   `torch/distributed/distributed_c10d.py`).
@@ -1321,9 +1324,38 @@ for rank, stack in stalled.stacks.items():
 # **Read.** Li et al., *PyTorch Distributed*, VLDB 2020, [arXiv:2006.15704][1].
 # [DistributedSampler][2] and `set_epoch`. Dask's [dashboard][3].
 #
+# **Where it stands**, in the versions of `constraints.txt`. Others may differ. `mnist`
+# has such a list for DDP.
+#
+# - *Data*: `__getitems__` in [fetch.py][4]; the [sampler][5] has a generator of its
+#   own, from seed and epoch.
+# - *State*: [Adam][6], with two running means; [LambdaLR][7] counts steps; DDP adds
+#   `module.` to [names][8]. Equal bits: the notes on [reproducibility][9], and the
+#   remark in [LSTM][10].
+# - *Time-outs*: `init_process_group` in the docs of [torch.distributed][11].
+# - *Dask*: [LocalCluster][12], whose scheduler runs in your process, and its method
+#   `scale`; [Client][13], with `map`, and with `cancel`, which stops only what has not
+#   begun; issue [4694][14], why a running task goes on; CPU figures in
+#   [system_monitor.py][15], column *Processing* in [worker-table.html][16].
+# - *Batch systems*: [dask-jobqueue][17], and `job_script()` there.
+#
 # [1]: https://arxiv.org/abs/2006.15704
 # [2]: https://docs.pytorch.org/docs/stable/data.html
 # [3]: https://docs.dask.org/en/stable/dashboard.html
+# [4]: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/data/_utils/fetch.py
+# [5]: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/data/distributed.py
+# [6]: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/adam.py
+# [7]: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/lr_scheduler.py
+# [8]: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/nn/parallel/distributed.py
+# [9]: https://docs.pytorch.org/docs/stable/notes/randomness.html
+# [10]: https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html
+# [11]: https://docs.pytorch.org/docs/stable/distributed.html
+# [12]: https://github.com/dask/distributed/blob/2026.8.0/distributed/deploy/local.py
+# [13]: https://github.com/dask/distributed/blob/2026.8.0/distributed/client.py
+# [14]: https://github.com/dask/distributed/issues/4694
+# [15]: https://github.com/dask/distributed/blob/2026.8.0/distributed/system_monitor.py
+# [16]: https://github.com/dask/distributed/tree/2026.8.0/distributed/http/templates
+# [17]: https://jobqueue.dask.org/en/latest/
 
 # %% [markdown]
 # ## Appendix A · Timid and wild names
