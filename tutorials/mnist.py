@@ -16,16 +16,17 @@
 # - turn a training loop of one process into a script that `torchrun` starts on two;
 # - *prove* that a step of two ranks is the step of one process with the whole batch;
 # - read the timeline of a step, and say why two ranks are not always faster than one;
-# - weigh the loss of a ragged batch;
-# - find out which rank waits for whom when a run hangs.
+# - weigh the losses where a batch does not divide evenly among the ranks;
+# - say which rank waits for whom, from a timeline and from an error message.
 #
 # **You need** Python and the first idea of PyTorch: a model, a loss, an optimizer.
 # No GPU, no network. Nothing is downloaded. **Data:** 10,000 handwritten digits, which
 # come with the repository. **Computing:** under 90 seconds on two cores.
 #
-# **Time: 75 minutes in class.** Map and words 2, set-up 3, data 5, one rank 7,
-# predict 3, what changes 12, on Dask 6, proofs 8, exercises 20, break it 6, recap 3.
-# The appendix is for later.
+# **Time: 75 minutes in class.** Map and words 3, set-up 2, data 3, one rank 6,
+# predict 2, what changes 22, on Dask 5, proofs 6, exercises 20, break it 4, recap 2.
+# Of the exercises, number 2 is for the class and the others for home. The appendix is
+# for later.
 #
 # ### The map: who talks to whom
 #
@@ -71,17 +72,17 @@ display(
 # | client | Dask's name for your program: it hands out work |
 # | scheduler | the part of Dask that knows all workers and passes work on to them |
 # | worker | Dask's process that does work; here it starts one rank |
-# | profile | a YAML file that says where workers run: this machine, Slurm … |
+# | profile | a YAML file that says where workers run: here, or on a cluster |
 # | dashboard | a web page on which Dask's scheduler shows what it does |
 
 # %% [markdown] tags=["instructor"]
-# **Instructor · 2 minutes.** Show the map. Ask: what do two processes have to tell each
+# **Instructor · 3 minutes.** Show the map. Ask: what do two processes have to tell each
 # other so that they train *one* model? Collect answers (weights? losses? gradients?
 # digits?) and come back to them in section 6. Do not read the glossary aloud.
 #
 # | section | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | 10 | 11 | sum |
 # |---|---|---|---|---|---|---|---|---|---|---|---|---|
-# | minutes | 2 | 3 | 5 | 7 | 3 | 12 | 6 | 8 | 20 | 6 | 3 | 75 |
+# | minutes | 3 | 2 | 3 | 6 | 2 | 22 | 5 | 6 | 20 | 4 | 2 | 75 |
 #
 # **If you are late:** skip "One bucket" in section 6 and the third proof. Then cut
 # section 10. Never cut the port of section 9: it is what students take home.
@@ -90,9 +91,9 @@ display(
 # %% [markdown]
 # ## 2. Set-up and preflight
 #
-# All settings stand here, once. `make run TUTORIAL=mnist SET="epochs=2"` runs this file
-# without the lesson and changes one of them. `PRESET=full` trains on all 60,000 digits,
-# after `make data TUTORIAL=mnist`.
+# All settings stand here, once. In a terminal, in the folder of the repository,
+# `make run TUTORIAL=mnist SET="epochs=2"` trains without the lesson and changes one.
+# `PRESET=full` trains on all 60,000 digits, after `make data TUTORIAL=mnist`.
 
 # %%
 import os
@@ -150,7 +151,7 @@ print(
 print(f"dashboard: {client.dashboard_link}")
 
 # %% [markdown] tags=["instructor"]
-# **Instructor · 3 minutes.** Everybody runs both cells now; the first start takes some
+# **Instructor · 2 minutes.** Everybody runs both cells now; the first start takes some
 # seconds. Who has an error calls you; the others read on. `make doctor` looks further.
 
 # %% [markdown]
@@ -200,7 +201,7 @@ axes.set_title("Ten digits and their labels")
 show(figure, "Ten handwritten digits in a row, each with its label below.")
 
 # %% [markdown] tags=["instructor"]
-# **Instructor · 5 minutes.** Let somebody say what one sample is (784 bytes), and why
+# **Instructor · 3 minutes.** Let somebody say what one sample is (784 bytes), and why
 # the label is not needed here. Then go on: the data are not the lesson.
 
 # %% [markdown]
@@ -264,7 +265,7 @@ axes.set_title("One process, the plain loop")
 show(figure, "The loss of one process falls steeply, then slowly, over 141 steps.")
 
 # %% [markdown] tags=["instructor"]
-# **Instructor · 7 minutes.** Read the loop aloud, line by line: it comes back three
+# **Instructor · 6 minutes.** Read the loop aloud, line by line: it comes back three
 # times. Ask: which of its lines would two processes have to agree on?
 
 # %% [markdown]
@@ -285,7 +286,7 @@ show(figure, "The loss of one process falls steeply, then slowly, over 141 steps
 my_prediction = None  # "half", "double" or "same"
 
 # %% [markdown] tags=["instructor"]
-# **Instructor · 3 minutes.** A show of hands. "double" is the most frequent answer: it
+# **Instructor · 2 minutes.** A show of hands. "double" is the most frequent answer: it
 # comes from those who think of a sum. Do not resolve it; section 8 does.
 
 # %% [markdown]
@@ -555,7 +556,10 @@ show(
 # 4. **A late rank**: rank 0 has its gradients and waits. Its first green bar is long,
 #    though the network is no slower. In every step all ranks wait for the slowest.
 #
-# On a real network the times are others, but the order of events is this one.
+# A weight and its bias are ready at the same moment, so their ticks coincide. Orange
+# with DDP holds waiting, too. On a busy machine the printed totals may change places:
+# look at *when* messages leave. On a real network the times are others, but the order
+# of events is this one.
 # (See [the notes on DDP](https://docs.pytorch.org/docs/stable/notes/ddp.html), and
 # `torch/nn/parallel/distributed.py`.)
 
@@ -575,16 +579,19 @@ show(
 # |---|---|
 # | `dist.init_process_group("gloo")` | meet the other ranks; `"nccl"` for GPUs |
 # | `local_rank = int(os.environ["LOCAL_RANK"])` | which GPU of the machine is mine |
+# | `torch.device("cuda", local_rank)` | that GPU; without GPUs `torch.device("cpu")` |
 # | `DDP(model, device_ids=[local_rank])` | for a model on that GPU |
 # | `DDP(model)` | for a model on the CPU: there `device_ids` must be `None` |
 # | `DistributedSampler(data)` | deals the samples: each rank gets its own share |
 # | `DataLoader(…, sampler=sampler)` | the sampler shuffles; `batch_size` is per rank |
 # | `sampler.set_epoch(epoch)` | before each epoch: otherwise all epochs deal the same |
 # | `if dist.get_rank() == 0:` | what only one rank may do, such as saving a file |
+# | `model.module.state_dict()` | of the model inside, which DDP wraps and renames |
 # | `dist.destroy_process_group()` | the last line: leave the group |
 #
-# `scripts/hello_ranks.py` has some of these lines and trains nothing. Here is what it
-# prints:
+# `../scripts/hello_ranks.py` has some of these lines and trains nothing. Here is what
+# it prints. (In a terminal, `torchrun` also warns that it sets `OMP_NUM_THREADS` to 1.
+# That is no fault of yours.)
 
 # %% tags=["lesson"]
 hello = ddp.run_script(SCRIPTS / "hello_ranks.py", ranks=2)
@@ -599,7 +606,7 @@ print("\n".join(sorted(hello.output.splitlines())))
 # [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html).)
 
 # %% [markdown] tags=["instructor"]
-# **Instructor · 12 minutes.** By hand 4, DDP 1, the timeline 4, torchrun 3. Stop at the
+# **Instructor · 22 minutes.** By hand 8, DDP 2, the timeline 7, torchrun 5. Stop at the
 # timeline: let the class say what is new in each panel before they read the list. Ask
 # for panel 4: who is slow, who waits, and what would a log of rank 0 show? Expected
 # wrong answer: "the network is slow". `device_ids` is for those with GPUs.
@@ -746,7 +753,7 @@ print(table.round(2).to_string())
 # numbers.
 
 # %% [markdown] tags=["instructor"]
-# **Instructor · 6 minutes.** The training takes a quarter of a minute: talk over the
+# **Instructor · 5 minutes.** The training takes a quarter of a minute: talk over the
 # table of lines meanwhile. On a laptop with two busy cores the speed-up is smaller: let
 # the class close the browser tabs and measure again. Expected wrong answer: "two ranks
 # need half the steps". At a global batch of 64 the number of steps is the same.
@@ -844,7 +851,7 @@ for weighted in (False, True):
     print(f"{way}: the gradient of the whole batch to 0.0001: {bool(off < 1e-4)}")
 
 # %% [markdown] tags=["instructor"]
-# **Instructor · 8 minutes.** Score the prediction first; ask who changed their mind at
+# **Instructor · 6 minutes.** Score the prediction first; ask who changed their mind at
 # the timeline. Then one proof aloud, the others by reading. Question for the class: you
 # print `loss` on rank 0. Whose loss is it? (That of rank 0's digits alone.)
 
@@ -861,8 +868,9 @@ for weighted in (False, True):
 # Look at the list of collectives in the docs of <code>torch.distributed</code>: which
 # one sends a tensor from one rank to all others?</details>
 # <details><summary>Hint 2</summary>
-# It writes into the tensor that you give it. Which tensors of the model are meant, and
-# which ranks have to call it?</details>
+# It writes into the tensor that you give it; <code>help(dist.broadcast)</code> lists
+# its arguments. Which tensors of the model are meant, and which ranks have to call it?
+# </details>
 
 # %% tags=["solution"]
 def my_broadcast(model):
@@ -893,7 +901,7 @@ def check_broadcast(answer):
         everyones = on_two_ranks(weights_after, **given)
     except ddp.RankFailed as failure:
         print("not yet:", str(failure).splitlines()[0])
-        print("  Does every rank make the same calls?")
+        print("  Does every rank make the same calls, each with a tensor?")
         return False
     expected = everyones[0][0]
     for rank, (_, after) in enumerate(everyones):
@@ -901,7 +909,7 @@ def check_broadcast(answer):
         if wrong:
             count = sum(other.numel() for other in expected)
             print("not yet")
-            print(f"  yours:    on rank {rank}, {wrong} of {count} weights are others")
+            print(f"  yours:    on rank {rank}, {wrong} of {count} weights differ")
             print("  expected: each weight as rank 0 drew it")
             print("  Which tensors have you sent, from which rank?")
             return False
@@ -914,24 +922,26 @@ ddp.judge(check_broadcast, my_broadcast)
 # %% [markdown]
 # ### Exercise 2 · Port a script (20 minutes)
 #
-# `scripts/plain_loop.py` is the plain loop as a script. It uses PyTorch only. Make it a
-# script that `torchrun` starts on two ranks.
+# `../scripts/plain_loop.py` is the plain loop as a script. It uses PyTorch only. Make
+# it a script that `torchrun` starts on two ranks.
 #
-# 1. Open `scripts/plain_loop.py` in JupyterLab. Save it under another name beside your
-#    notebook: *File, Save Python File As…*, `my-work/my_port.py`.
+# 1. Open `scripts/plain_loop.py` in JupyterLab (the folder lies beside `my-work`). Save
+#    it beside your notebook: *File, Save Python File As…*, `my-work/my_port.py`.
 # 2. Edit your file. The table in section 6 has the lines. Do not import `ddp_common`.
 # 3. Let `my_port` below return the name of your file: `"my_port.py"`.
 # 4. Run the check as often as you like: it tells you one thing at a time.
 #
 # Keep epochs, learning rate, loss and model. Keep the batch: 128 digits, of *all* ranks
-# together. The script must work on a machine with GPUs and on one without.
+# together. The script must work on a machine with GPUs and on one without. Only rank 0
+# prints.
 #
 # The check starts your script with `torchrun` on two ranks, on random digits, with the
-# GPUs hidden. It watches what the script asks of torch. It wants to see:
+# GPUs hidden, so it cannot try your lines for GPUs. It watches what the script asks of
+# torch. It wants to see:
 #
 # - in every epoch each digit goes to one rank, and no two epochs deal alike;
 # - the replicas are equal, and each step is that of one process with both shares;
-# - rank 0 writes one file, which the model *without* the wrapper can load;
+# - rank 0 writes one file, which the plain model, *without* DDP around it, can load;
 # - the script ends.
 #
 # <details><summary>Why are my losses not those of the plain loop?</summary>
@@ -1007,8 +1017,9 @@ ddp.judge(check_port, my_port, timeout=120)
 # %% [markdown]
 # ### Exercise 3 · Diagnose (10 minutes)
 #
-# `scripts/broken_loop.py` trains on two ranks and prints the mean loss of all ranks
-# after each epoch. It does not get far. `torchrun` prints, among much else:
+# `../scripts/broken_loop.py` trains on two ranks and prints the mean loss of all ranks
+# after each epoch. It does not get far, and `torchrun` prints much. Then scroll up to
+# the first lines that begin with `[rank`:
 #
 #     [rank0]: what(): ... op.preamble.length <= op.nbytes. 12 vs 4. Received data
 #              size doesn't match expected size. Is there a distributed collective
@@ -1027,8 +1038,8 @@ ddp.judge(check_port, my_port, timeout=120)
 # - `"E"` a parameter gets no gradient.
 #
 # <details><summary>Hint 1</summary>
-# Rank 1 stands in <code>loss.backward()</code>, and DDP averages there. In which call
-# does rank 0 stand at that moment?</details>
+# Rank 1 stands in <code>loss.backward()</code>, and DDP averages there. Its message has
+# 12 bytes, and rank 0 takes 4, one number. In which call does rank 0 stand?</details>
 # <details><summary>Hint 2</summary>
 # <code>all_reduce</code> and <code>print</code> need not stand under the same
 # <code>if</code>.</details>
@@ -1044,10 +1055,14 @@ def my_diagnosis():
 # %% tags=["exercise"]
 def check_diagnosis(answer):
     """Whether the fault is named, and the repaired script prints what it should."""
-    fault, script = answer() or (None, None)
+    given = answer() or (None, None)
+    if not (isinstance(given, tuple) and len(given) == 2):
+        print(f"not yet: yours: {given!r}; expected: a tuple, (letter, path)")
+        return False
+    fault, script = given
     if fault != "B":
-        print(f"not yet: yours: {fault!r}; expected: the letter of the fault")
-        print("  Which call does each rank stand in when they part?")
+        print(f"not yet: yours: {fault!r}; expected: another letter from the list")
+        print("  In which call does each rank stand when they part?")
         return False
     return ports.check_mean_loss(script)
 
@@ -1059,14 +1074,15 @@ ddp.judge(check_diagnosis, my_diagnosis, timeout=120)
 #
 # A global batch may be too large for the memory. Take it in parts, let the gradients
 # add up, and make one step at the end. DDP would average in every `backward()`. It
-# does not if the model was called inside `with model.no_sync():`.
+# does not if the model was *called* inside `with model.no_sync():`. So forward and
+# backward both belong there.
 #
 # `model` is wrapped in DDP. `parts` is a list of tensors of pixels, all of one size.
-# Leave in `.grad` the gradient of the mean loss over all parts, and let the ranks
-# average *once*.
+# Leave in `.grad` the gradient of the mean loss over all parts, with one part at a time
+# in memory, and let DDP average *once*.
 #
 # <details><summary>Hint 1</summary>
-# Which of the <code>backward()</code> calls is the one that may average?</details>
+# Which part is the one whose forward and backward stand outside?</details>
 # <details><summary>Hint 2</summary>
 # Gradients add up. The mean of four losses is not their sum.</details>
 
@@ -1120,7 +1136,8 @@ def check_accumulation(answer):
         print(f"not yet, with {parts} parts")
         print(f"  yours:    {averagings} averagings, a gradient of length {length:.2f}")
         print("  expected: 1 averaging, length 1.00: the gradient of the whole batch")
-        print("  Which backward() may average, and by what is each loss divided?")
+        print("  For which part do forward and backward stand outside of no_sync(), "
+              "and by what is each loss divided?")
         return False
     print("right: one averaging, and the gradient of the whole batch")
     return True
@@ -1139,8 +1156,8 @@ ddp.judge(check_accumulation, my_accumulation)
 #
 # Real tutorials contain faults. We keep a *museum* of them; more are in the appendix.
 # In this one, somebody adds a layer and forgets to call it. One process does not mind.
-# Two ranks do. Read the message together. What does DDP wait for? Which parameters does
-# it name?
+# Two ranks do. Read these two parts of the message together. What does DDP wait for?
+# Which parameters does it name?
 
 # %% tags=["lesson"]
 class WithUnusedLayer(nn.Module):
@@ -1187,7 +1204,7 @@ found = on_two_ranks(two_steps, pixels=eight_digits, find_unused_parameters=True
 print(f"find_unused_parameters=True: no error; {found} of 4 parameters have a gradient")
 
 # %% [markdown] tags=["instructor"]
-# **Instructor · 6 minutes.** Let them find `classifier` from the numbers. Set
+# **Instructor · 4 minutes.** Let them find `classifier` from the numbers. Set
 # `TORCH_DISTRIBUTED_DEBUG=DETAIL` before `connect` and the message has names. Expected
 # wrong answer: always set `find_unused_parameters=True`. It hides a layer that somebody
 # forgot, and it walks through the graph in every step.
@@ -1249,7 +1266,7 @@ print(f"find_unused_parameters=True: no error; {found} of 4 parameters have a gr
 # [20]: https://docs.dask.org/en/stable/dashboard.html
 
 # %% [markdown] tags=["instructor"]
-# **Instructor · 3 minutes.** Close the notebook. Each says one line of the port, and
+# **Instructor · 2 minutes.** Close the notebook. Each says one line of the port, and
 # what goes wrong without it.
 
 # %% [markdown]
