@@ -1387,8 +1387,9 @@ print(f"LSTM - tuned n-gram:  {(nats['LSTM'] - nats['n-gram']).mean():+.3f}")
 
 # %% [markdown] tags=["instructor"]
 # **Instructor.** 15 minutes, if you teach it. Expected: 'the network must win, it is
-# deep learning'. Ask what it would need: more names, a longer time, several seeds. Ask why
-# the n-gram's order must not be chosen on the held-out names (then it has seen them).
+# deep learning'. Ask what it would need: more names, a longer time, several seeds. Ask
+# why the n-gram's order must not be chosen on the held-out names (then it has seen
+# them).
 
 # %% [markdown]
 # ## Appendix B · Timid and wild names
