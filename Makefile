@@ -28,7 +28,7 @@ STAMP  := $(VENV)/installed
 PYTHON := "$$VENV/bin/python"
 
 # What `make lint` looks at. The tutorials' scripts are laid out as pages of a notebook, with the lines of their outputs: not yet among them.
-PROGRAMS := ddp_common tests install.py tutorials/lab.py tutorials/sync.py tutorials/scripts docs/pictures data
+PROGRAMS := ddp_common tests install.py tutorials/lab.py tutorials/sync.py tutorials/scripts docs data
 
 .PHONY: help setup run lab data test test-fast lint sync bench scaling doctor check fault-lab clean
 
