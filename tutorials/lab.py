@@ -2,17 +2,20 @@
 
 Or `python tutorials/lab.py [OPTION …]`, with options of JupyterLab.
 
-Students work in `my-work/`, which git ignores: there each finds a copy of every student notebook.
-A copy in which something was done is never overwritten; one that nobody has touched follows its
-original. The folder of the originals is not listed in the browser.
+Students work in `my-work/`, which git ignores: there each finds a copy of every student notebook,
+and a page that says where to begin, on which JupyterLab opens. A copy in which something was done
+is never overwritten; one that nobody has touched follows its original. The folder of the originals
+is not listed in the browser.
 """
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
+import nbformat
+
 HERE = Path(__file__).resolve().parent
+FIRST_PAGE = "start-here.ipynb"
 HIDDEN = [
     "student",
     "solutions",
@@ -25,26 +28,39 @@ HIDDEN = [
 ]  # the first two are ours, the others are Jupyter's own
 
 
+def first_page(text):
+    """A notebook of one cell of text: JupyterLab shows a Markdown file as its source."""
+    cell = nbformat.v4.new_markdown_cell(text, id="start-here")
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    page = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": kernel})
+    return nbformat.writes(page).encode()
+
+
+def originals():
+    """What every student finds in `my-work/`: the bytes of each file, by its name."""
+    copies = {path.name: path.read_bytes() for path in (HERE / "student").glob("*.ipynb")}
+    return copies | {FIRST_PAGE: first_page((HERE / "start-here.md").read_text())}
+
+
 def prepare(originals, mine):
-    """Put a copy of each student notebook into the folder `mine`, unless one is there.
+    """Put each of `originals` (a dict, name to bytes) into the folder `mine`, unless it is there.
 
     Returns what a person must know, a list of lines. `mine/.originals/` keeps what each copy was
     made from: who compares the two sees whether somebody has worked in the copy.
     """
     said, kept = [], mine / ".originals"
     kept.mkdir(parents=True, exist_ok=True)
-    for original in sorted(originals.glob("*.ipynb")):
-        copy, made_from = mine / original.name, kept / original.name
-        new = original.read_bytes()
+    for name, new in sorted(originals.items()):
+        copy, made_from = mine / name, kept / name
         untouched = (
             copy.exists() and made_from.exists() and copy.read_bytes() == made_from.read_bytes()
         )
         if not copy.exists() or (untouched and copy.read_bytes() != new):
-            shutil.copyfile(original, copy)
-            shutil.copyfile(original, made_from)
+            copy.write_bytes(new)
+            made_from.write_bytes(new)
         elif not untouched and made_from.exists() and made_from.read_bytes() != new:
             said.append(
-                f"There is a newer {original.name} than the one you work on. Yours stays as it "
+                f"There is a newer {name} than the one you work on. Yours stays as it "
                 "is: rename it, and the next "
                 "start brings the new one."
             )
@@ -53,7 +69,12 @@ def prepare(originals, mine):
 
 def options(environment, arguments):
     """What JupyterLab is told beside `arguments`, and the lines that say why."""
-    told, said = [f"--ServerApp.root_dir={HERE}", f"--ContentsManager.hide_globs={HIDDEN}"], []
+    told = [
+        f"--ServerApp.root_dir={HERE}",
+        f"--ContentsManager.hide_globs={HIDDEN}",
+        f"--LabApp.default_url=/lab/tree/my-work/{FIRST_PAGE}",
+    ]
+    said = []
     if hasattr(os, "geteuid") and os.geteuid() == 0 and "--allow-root" not in arguments:
         told.append("--allow-root")
         said.append(
@@ -78,7 +99,7 @@ def options(environment, arguments):
 def main(arguments):
     mine = HERE / "my-work"
     try:
-        said = prepare(HERE / "student", mine)
+        said = prepare(originals(), mine)
     except OSError as error:
         sys.exit(
             f"Your copies of the notebooks cannot be put into {mine}: {error.strerror}. Is this "
@@ -86,7 +107,7 @@ def main(arguments):
         )
     told, why = options(os.environ, arguments)
     for line in [
-        "Exercises: open a notebook in my-work/. It is yours: git ignores that folder.",
+        "The first page says where to begin. Your notebooks lie in my-work/, which git ignores.",
         *said,
         *why,
     ]:

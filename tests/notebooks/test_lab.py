@@ -49,7 +49,9 @@ class Server:
         )
         self.reader.start()
         deadline = time.monotonic() + 120
-        link = re.compile(r"(http://127\.0\.0\.1:\d+)/lab\?token=(\w+)")
+        link = re.compile(
+            r"(http://127\.0\.0\.1:\d+)/lab/tree/my-work/start-here\.ipynb\?token=(\w+)"
+        )
         while not link.search("".join(self.said)):
             assert self.process.poll() is None and time.monotonic() < deadline, "".join(self.said)
             time.sleep(0.1)
@@ -151,7 +153,7 @@ def mark(notebook):
 
 def test_it_starts_says_where_and_why_it_opens_no_browser(server):
     said = "".join(server.said)
-    assert "Exercises: open a notebook in my-work/" in said
+    assert "The first page says where to begin" in said
     assert "No browser can be opened from here" in said
     assert "not recommended" not in said
     assert ("You are root" in said) == (os.geteuid() == 0)
@@ -161,7 +163,16 @@ def test_it_opens_in_the_folder_of_the_tutorials_and_hides_the_originals_of_the_
     listed = {entry["name"] for entry in server.ask("contents/")["content"]}
     assert {"my-work", "pets.ipynb", "pets.py"} <= listed and "student" not in listed
     copies = {entry["name"] for entry in server.ask("contents/my-work")["content"]}
-    assert copies == {path.name for path in (ROOT / "tutorials" / "student").glob("*.ipynb")}
+    students = {path.name for path in (ROOT / "tutorials" / "student").glob("*.ipynb")}
+    assert copies == students | {"start-here.ipynb"}
+
+
+def test_the_first_page_names_every_notebook_with_a_link_that_leads_to_it(server):
+    page = server.ask("contents/my-work/start-here.ipynb?type=notebook&content=1")["content"]
+    (cell,) = page["cells"]
+    linked = re.findall(r"\| \d \| \[[\w.]+\]\(([\w.]+)\)", cell["source"])
+    copies = {entry["name"] for entry in server.ask("contents/my-work")["content"]}
+    assert set(linked) == copies - {"start-here.ipynb"} and linked[0] == "mnist.ipynb"
 
 
 def test_saving_a_students_copy_writes_nothing_else_and_git_sees_nothing(server):
@@ -222,42 +233,39 @@ def test_a_kernel_of_it_has_the_environment_of_the_project(server):
 
 
 @pytest.fixture
-def folders(tmp_path):
-    (tmp_path / "student").mkdir()
-    (tmp_path / "student" / "a.ipynb").write_text("first edition")
-    assert lab.prepare(tmp_path / "student", tmp_path / "mine") == []
-    return tmp_path / "student" / "a.ipynb", tmp_path / "mine" / "a.ipynb"
+def mine(tmp_path):
+    assert lab.prepare({"a.ipynb": b"first edition"}, tmp_path / "mine") == []
+    return tmp_path / "mine"
 
 
-def test_what_a_student_has_done_is_never_overwritten(folders):
-    original, copy = folders
+def test_what_a_student_has_done_is_never_overwritten(mine):
+    copy = mine / "a.ipynb"
     copy.write_text("my work")
-    assert lab.prepare(original.parent, copy.parent) == []
-    original.write_text("second edition")
-    (line,) = lab.prepare(original.parent, copy.parent)
+    assert lab.prepare({"a.ipynb": b"first edition"}, mine) == []
+    (line,) = lab.prepare({"a.ipynb": b"second edition"}, mine)
     assert "newer a.ipynb" in line and "stays as it is" in line
     assert copy.read_text() == "my work"
     copy.rename(copy.with_name("mine.ipynb"))
-    assert lab.prepare(original.parent, copy.parent) == []
+    assert lab.prepare({"a.ipynb": b"second edition"}, mine) == []
     assert (copy.read_text(), copy.with_name("mine.ipynb").read_text()) == (
         "second edition",
         "my work",
     )
 
 
-def test_a_copy_that_nobody_has_touched_follows_its_original(folders):
-    original, copy = folders
-    original.write_text("second edition")
-    assert lab.prepare(original.parent, copy.parent) == []
-    assert copy.read_text() == "second edition"
+def test_a_copy_that_nobody_has_touched_follows_its_original(mine):
+    assert lab.prepare({"a.ipynb": b"second edition"}, mine) == []
+    assert (mine / "a.ipynb").read_text() == "second edition"
 
 
-def test_a_students_own_file_of_that_name_is_left_alone(folders):
-    original, copy = folders
-    (original.parent / "b.ipynb").write_text("new")
-    (copy.parent / "b.ipynb").write_text("mine, from elsewhere")
-    assert lab.prepare(original.parent, copy.parent) == []
-    assert (copy.parent / "b.ipynb").read_text() == "mine, from elsewhere"
+def test_a_students_own_file_of_that_name_is_left_alone(mine):
+    (mine / "b.ipynb").write_text("mine, from elsewhere")
+    assert lab.prepare({"b.ipynb": b"new"}, mine) == []
+    assert (mine / "b.ipynb").read_text() == "mine, from elsewhere"
+
+
+def test_the_first_page_is_the_same_file_whenever_it_is_made():
+    assert lab.first_page("text") == lab.first_page("text")
 
 
 @pytest.mark.parametrize(
@@ -277,7 +285,8 @@ def test_a_browser_is_opened_where_there_can_be_one(monkeypatch, given, argument
 def test_a_folder_that_cannot_be_written_is_said_in_a_line(tmp_path):
     tutorials = tmp_path / "tutorials"
     (tutorials / "student").mkdir(parents=True)
-    shutil.copy(ROOT / "tutorials" / "lab.py", tutorials)
+    for name in ("lab.py", "start-here.md"):
+        shutil.copy(ROOT / "tutorials" / name, tutorials)
     (tutorials / "my-work").write_text("a file where the folder should be")
     done = subprocess.run(
         [sys.executable, tutorials / "lab.py"], capture_output=True, text=True, timeout=60

@@ -128,7 +128,7 @@ QUICK = {
 @pytest.mark.timeout(1500)
 @each_tutorial
 def test_student_notebook_runs_through_unsolved(name, tmp_path, monkeypatch):
-    lab.prepare(ROOT / "tutorials" / "student", tmp_path / "my-work")
+    lab.prepare(lab.originals(), tmp_path / "my-work")
     for key, value in (clean_environment(tmp_path) | {"SET": QUICK.get(name, "epochs=1")}).items():
         monkeypatch.setenv(key, value)
     monkeypatch.delenv("DDP_PROGRESS")
