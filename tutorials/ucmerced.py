@@ -1476,7 +1476,7 @@ def check_comparison(answer):
     random = np.random.default_rng()
     for count, changed in ((150, 0.15), (400, 0.1), (300, 0.2)):
         first = random.random(count) < 0.7
-        other = random.random(count) < 0.5
+        other = random.random(count) < 0.3
         second = np.where(random.random(count) < changed, other, first)
         found = fault_in_comparison(answer(first, second, 2_000), first, second, 2_000)
         if found:
