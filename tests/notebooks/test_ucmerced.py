@@ -325,6 +325,12 @@ def test_the_interval_over_images_holds_the_truth_about_95_times_of_100(ucmerced
     assert 88 <= held <= 99
 
 
+def test_where_all_images_are_right_the_interval_does_not_say_that_nothing_can_go_wrong(ucmerced):
+    assert ucmerced["interval"](np.ones(60, bool)) == (0.95, 1.0)
+    assert ucmerced["interval"](np.zeros(60, bool)) == (0.0, 0.05)
+    assert ucmerced["interval"](np.ones(2, bool)) == (0.0, 1.0)
+
+
 def test_the_interval_over_seeds_is_that_of_students_t(ucmerced):
     differences = np.array([1.0, 2.0, 3.0, 4.0, 5.0])  # mean 3, standard error 0.707
     ucmerced["T"] = {5: 2.78}
@@ -482,6 +488,20 @@ def test_a_class_that_is_too_small_for_three_sets_is_refused_in_one_message(tmp_
         and "Traceback" not in done.stderr
         and done.stderr.count("Error") == 1
     )
+
+
+def test_a_folder_with_one_class_is_refused_in_one_message(tmp_path):
+    done = run_tutorial(tmp_path, f"data={make_folder(tmp_path / 'mine', {'forest': 5})}")
+    assert done.returncode == 1
+    assert "holds only the class 'forest'" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_three_images_of_each_class_train_and_it_says_that_they_show_little(tmp_path):
+    folder = make_folder(tmp_path / "mine", {"forest": 3, "lake": 3, "river": 3})
+    done = run_tutorial(tmp_path, f"data={folder} epochs=2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "so few images tell only very different networks apart" in done.stdout
+    assert re.search(r"small +\d+\.\d% +\d+\.\d% to \d+\.\d%", done.stdout), done.stdout
 
 
 @pytest.mark.skipif(
