@@ -47,6 +47,7 @@
 
 # %%
 import json
+import math
 import os
 import re
 import uuid
@@ -433,7 +434,7 @@ def rise_and_fall(progress):
     """The share of the learning rate to use after `progress` (0 to 1) of all steps."""
     if progress < 0.25:
         return 0.04 + 0.96 * progress / 0.25
-    return 0.5 + 0.5 * np.cos(np.pi * min((progress - 0.25) / 0.75, 1))
+    return 0.5 + 0.5 * math.cos(math.pi * min((progress - 0.25) / 0.75, 1))
 
 
 mirror = [v2.RandomHorizontalFlip(), v2.RandomVerticalFlip()]
@@ -1333,8 +1334,8 @@ def my_repair():
     """({letters of the two faults}, the repaired script as a str)."""
     # your code
     script = broken_script().replace("F.nll_loss", "F.cross_entropy")
-    share = "mine = test[rank::ranks]\nguesses ="
-    return {"B", "C"}, script.replace("guesses =", share)
+    share = "mine = test[rank::ranks]\nguesses = model"
+    return {"B", "C"}, script.replace("guesses = model", share)
     # end of your code
 
 
@@ -1432,8 +1433,6 @@ ddp.judge(check_repair, my_repair, timeout=120)
 def my_comparison(first, second, draws=2_000, seed=0):
     """(differences of the accuracy, an array of `draws` floats; McNemar's exact p)."""
     # your code
-    import math
-
     random = np.random.default_rng(seed)
     difference = first.astype(float) - second
     size = len(difference)

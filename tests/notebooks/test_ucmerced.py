@@ -194,9 +194,11 @@ def changed(*changes):
 
 
 ENTROPY = ("F.nll_loss", "F.cross_entropy")
-HELD_OUT = ("guesses =", "mine = test[rank::ranks]\nguesses =")
+HELD_OUT = ("guesses = model", "mine = test[rank::ranks]\nguesses = model")
 LOSS = "F.nll_loss(model(scenes[mine]), labels[mine])"
-PADDING = "mine = test[list(torch.utils.data.DistributedSampler(test, shuffle=False))]\nguesses ="
+PADDING = (
+    "mine = test[list(torch.utils.data.DistributedSampler(test, shuffle=False))]\nguesses = model"
+)
 WRONG_REPAIRS = {
     "nothing is repaired": changed(),
     "the loss alone is repaired": changed(ENTROPY),
@@ -205,8 +207,8 @@ WRONG_REPAIRS = {
     "probabilities without their logarithm": changed(
         HELD_OUT, ("model(scenes[mine]), labels", "model(scenes[mine]).softmax(1), labels")
     ),
-    "a sampler that pads": changed(ENTROPY, ("guesses =", PADDING)),
-    "all ranks judge all": changed(ENTROPY, ("guesses =", "mine = test\nguesses =")),
+    "a sampler that pads": changed(ENTROPY, ("guesses = model", PADDING)),
+    "all ranks judge all": changed(ENTROPY, ("guesses = model", "mine = test\nguesses = model")),
     "it trains on the test images, too": changed(
         ENTROPY, HELD_OUT, ("mine = train[rank", "mine = order[rank")
     ),
