@@ -27,8 +27,9 @@ endif
 STAMP  := $(VENV)/installed
 PYTHON := "$$VENV/bin/python"
 
-# What `make lint` looks at. The tutorials' scripts are laid out as pages of a notebook, with the lines of their outputs: not yet among them.
+# What `make lint` looks at. Of the tutorials' scripts, which are pages of a notebook: those in PAGES, whose lines end where a page cuts them off.
 PROGRAMS := ddp_common tests install.py tutorials/lab.py tutorials/sync.py tutorials/scripts docs data
+PAGES    := --line-length 88 tutorials/ucmerced.py tutorials/dogs.py
 
 .PHONY: help setup run lab data test test-fast lint sync bench scaling doctor check fault-lab clean
 
@@ -86,6 +87,8 @@ test-fast: $(STAMP)
 lint: $(STAMP)
 	@$(PYTHON) -m ruff format --check $(PROGRAMS)
 	@$(PYTHON) -m ruff check $(PROGRAMS)
+	@$(PYTHON) -m ruff format --check $(PAGES)
+	@$(PYTHON) -m ruff check $(PAGES)
 	@"$$VENV/bin/lint-imports" --no-logo
 	@$(PYTHON) -m mypy
 	@$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
