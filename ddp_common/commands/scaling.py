@@ -19,9 +19,11 @@ import pandas
 from ddp_common.clusters.profiles import gpus
 from ddp_common.errors import Error
 from ddp_common.run.places import new_directory, shown
+from ddp_common.teaching import step_time
 
 SMOOTHED = 20  # points of a curve of the training loss
 SAME = 0.02  # losses that differ by less, relatively, are called the same
+BEYOND = 8  # ranks, for which a step is predicted; if as many were measured, twice the largest
 
 
 def study(tutorial: str, ranks: Sequence[int], echo: Callable) -> Path:
@@ -199,12 +201,29 @@ def in_words(tutorial: str, frames: dict, table: pandas.DataFrame, cores: int | 
         )
     if len(table) > 1:
         sentences.append(_losses_in_words(table, first))
+        sentences.append(model_in_words(table))
     if cores and table.index[-1] > cores:
         sentences.append(
             f"There are {cores} cores here: beyond {cores} ranks they share them, "
             "so nothing is learned about a machine that has more."
         )
     return " ".join(sentences)
+
+
+def model_in_words(table: pandas.DataFrame) -> str:
+    """The model of the step time, fitted to the rows of `compare`, and what it predicts.
+
+    Bytes and buckets are those of one tutorial, so they are the same in each row. The global
+    batch need not be: it may grow with the ranks.
+    """
+    ranks = list(table.index)
+    batches = table["samples"] / table["steps"]
+    seconds = batches / table["samples/s"]
+    if max(ranks) == 1 or not seconds.gt(0).all():  # nothing exchanged, or runs of one step
+        return "These runs are too few or too short for a model of the step."
+    model = step_time.fit(ranks, seconds.tolist(), work=batches.tolist())
+    beyond = BEYOND if max(ranks) < BEYOND else 2 * max(ranks)
+    return step_time.in_words(model, ranks, beyond, work=float(batches.iloc[-1]))
 
 
 def _losses_in_words(table, first):

@@ -106,6 +106,36 @@ def test_words_say_that_ranks_shared_the_cores():
     assert "cores" not in said({1: frame(1.0), 2: frame(1.0)}, cores=2)
 
 
+def test_words_give_a_model_of_the_step_and_what_it_predicts():
+    steps = {1: 0.2, 2: 0.1 + 0.01 + 0.02, 4: 0.05 + 0.015 + 0.02}
+    words = said({ranks: frame(seconds) for ranks, seconds in steps.items()})
+    assert "on 4 ranks, in ms, compute 50.0, transfer 15.0, latency 20.0" in words
+    assert "It misses the measured steps by up to 0%" in words
+    assert "On 8 ranks" in words and "it says 62.5 ms: 3.20 times as fast as 1" in words
+    assert "most of that step is compute" in words
+
+
+def test_words_say_that_two_numbers_of_ranks_do_not_tell_transfer_from_latency():
+    words = said({1: frame(0.2), 2: frame(0.12)})
+    assert "compute 100.0, transfer and latency together 20.0" in words
+    assert "cannot be told from 2 numbers of ranks: measure three" in words
+    assert "it says 45.0 to 60.0 ms: 3.33 to 4.44 times as fast as 1" in words
+
+
+def test_a_batch_that_grows_with_the_ranks_is_more_to_compute():
+    frames = {ranks: frame(0.1 + 0.02 * (ranks > 1), batch=10 * ranks) for ranks in (1, 2)}
+    assert "compute 100.0, transfer and latency together 20.0" in said(frames)
+
+
+def test_after_eight_ranks_twice_as_many_are_predicted():
+    assert "On 16 ranks" in said({ranks: frame(1.0 / ranks) for ranks in (1, 2, 8)})
+
+
+def test_runs_of_one_step_an_epoch_have_no_speed_and_no_model():
+    frames = {ranks: frame(1.0, batch=100) for ranks in (1, 2)}
+    assert "too few or too short for a model" in said(frames)
+
+
 def test_one_number_of_ranks_alone_is_no_comparison_but_no_error():
     assert said({2: frame(1.0)}) == "dogs on 2 ranks, compared after 200 samples."
 
