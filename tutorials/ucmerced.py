@@ -229,6 +229,7 @@ def load(rows):
     return default_collate(images.__getitems__(rows))
 
 
+torch.set_num_threads(1)  # one core, as a rank has later
 scenes, labels = load(training)
 validation_scenes, validation_labels = load(validation)
 
@@ -1802,7 +1803,7 @@ else:
 
 # %% tags=["proof"]
 places = json.loads((run.directory / "config.json").read_text())["workers"]
-assert len(set(places)) == len(places) == run.world_size, places
+assert len(set(places)) == len(places) == tested.world_size, places
 print(f"launch: {len(places)} ranks on {len(set(places))} workers")
 
 # %% [markdown]
