@@ -252,10 +252,16 @@ def copy_of(value, earlier, where: str):
     """A copy of a state on the CPU.
 
     Uses the tensors of an `earlier` copy where they fit: new memory costs more than copying.
-    Raises `Error` for anything that `torch.load(weights_only=True)` would refuse; `where` names
-    its place in the state.
+    Raises `Error` for anything that `torch.load(weights_only=True)` would refuse, and for a
+    tensor of which a rank has only a part; `where` names its place in the state.
     """
     if isinstance(value, torch.Tensor):
+        if hasattr(value, "full_tensor"):  # a DTensor; to import its class takes time
+            raise Error(
+                f"The state {where} is a DTensor (fully_shard makes them): each rank has only a "
+                "part of it, and rank 0 would save its own. Gather the whole first, on all ranks, "
+                "as docs/when-ddp-is-not-enough.md shows, or use torch.distributed.checkpoint."
+            )
         return _copy_of_tensor(value, earlier)
     if isinstance(value, dict):
         known = earlier if isinstance(earlier, dict) else {}

@@ -106,7 +106,7 @@ def _join(place, listener, timeout):
         _claim_rank(store, place)
         interface = interface_towards(_address_for_all(store, place))
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-        os.environ["NCCL_SOCKET_IFNAME"] = interface
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # without it, eth1 also means eth10
         backend = _choose_backend(store, place)
         _form_group(backend, store, place, key, timeout)
     if server is not None:

@@ -12,8 +12,11 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 from ddp_common import Checkpoint, ElasticSampler, Error
+from ddp_common.ranks.checkpoint import copy_of
 from ddp_common.ranks.checkpoint_files import checkpoints, digest_file, newest
 
 SIZE = 40  # samples: 10 steps an epoch
@@ -347,3 +350,14 @@ def newest_step(directory):
         return step_of(newest(directory, quiet=True))
     except Error:
         return None
+
+
+def test_a_part_of_a_tensor_is_not_saved_as_if_it_were_the_whole():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        network = torch.nn.Linear(4, 2)
+        fully_shard(network)
+        with pytest.raises(Error, match="state model.*weight.* is a DTensor.*Gather the whole"):
+            copy_of(network.state_dict(), None, "model")
+    finally:
+        dist.destroy_process_group()

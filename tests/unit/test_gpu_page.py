@@ -96,6 +96,7 @@ def test_a_step_in_parts_has_the_gradients_of_the_whole_batch_and_averages_once(
         torch.testing.assert_close(parameter.grad, gradient)
 
 
+@pytest.mark.slow
 def test_the_profiler_writes_a_table_and_a_trace(names, batch, tmp_path):
     table = names["profile_steps"](*batch, str(tmp_path / "trace.json"))
     assert "step" in table and "Self CPU" in table
