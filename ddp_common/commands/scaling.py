@@ -192,7 +192,8 @@ def in_words(tutorial: str, frames: dict, table: pandas.DataFrame, cores: int | 
     sentences = [
         f"{tutorial} on {_listed(table.index)} ranks, compared after {samples:,} samples."
     ]
-    for ranks in table.index[1:]:
+    has_speed = bool(table["samples/s"].notna().all())
+    for ranks in table.index[1:] if has_speed else []:
         ratio = table["samples/s"].loc[ranks] / table["samples/s"].loc[first]
         efficiency = table["efficiency"].loc[ranks]
         sentences.append(
@@ -201,7 +202,13 @@ def in_words(tutorial: str, frames: dict, table: pandas.DataFrame, cores: int | 
         )
     if len(table) > 1:
         sentences.append(_losses_in_words(table, first))
+    if len(table) > 1 and has_speed:
         sentences.append(model_in_words(table))
+    if not has_speed:
+        sentences.append(
+            "Speed is measured between the steps of an epoch, and there is an epoch of one step: "
+            "train on more samples, or with a smaller batch."
+        )
     if cores and table.index[-1] > cores:
         sentences.append(
             f"There are {cores} cores here: beyond {cores} ranks they share them, "
@@ -219,8 +226,6 @@ def model_in_words(table: pandas.DataFrame) -> str:
     ranks = list(table.index)
     batches = table["samples"] / table["steps"]
     seconds = batches / table["samples/s"]
-    if max(ranks) == 1 or not seconds.gt(0).all():  # nothing exchanged, or runs of one step
-        return "These runs are too few or too short for a model of the step."
     model = step_time.fit(ranks, seconds.tolist(), work=batches.tolist())
     beyond = BEYOND if max(ranks) < BEYOND else 2 * max(ranks)
     return step_time.in_words(model, ranks, beyond, work=float(batches.iloc[-1]))
@@ -232,7 +237,9 @@ def _losses_in_words(table, first):
     worst = (loss / loss.loc[first] - 1).abs().idxmax()
     difference = loss.loc[worst] / loss.loc[first] - 1
     if abs(difference) < SAME:
-        if table["samples/s"].idxmax() != first:
+        if table["samples/s"].isna().any():
+            gave = "no better model"
+        elif table["samples/s"].idxmax() != first:
             gave = "a faster model, not a better one"
         else:
             gave = "neither a faster model nor a better one"
