@@ -111,8 +111,11 @@ def fit(
     scale = np.linalg.norm(design, axis=0)
     corners = [rates / scale for rates in _best_without_negatives(design / scale)]
     rates = np.mean(corners, axis=0)
+    compute, transfer, latency = (float(rate) for rate in rates)
     return StepTime(
-        *map(float, rates),
+        compute,
+        transfer,
+        latency,
         unknown=_not_told_apart(design / scale),
         corners=tuple(tuple(map(float, corner)) for corner in corners),
         miss=float(np.abs(design @ rates - 1).max()),
