@@ -60,7 +60,7 @@ GONE_TIMEOUT = 5  # seconds to wait for ranks to be gone once they were told
 UNSTARTED_TIMEOUT = 1  # the same for ranks that never started, which say nothing
 CAUSE_TIMEOUT = 1  # seconds to wait for the cause when a consequence was reported first
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
-STACKS_TIMEOUT = 3  # seconds that workers have to say where their ranks are
+STACKS_TIMEOUT = 6  # seconds that workers have to say where their ranks are
 LOOK_INTERVAL = 0.5  # seconds
 SHORT_LOOK = 0.02  # seconds, while a cause is waited for
 LARGE = 2**20  # bytes of function and arguments
@@ -304,7 +304,9 @@ class Attempt:
         found = self._where_ranks_are()
         states = {rank: answer[0] if answer else None for rank, answer in found.items()}
         stacks = {
-            rank: training_stack(answer[1]) if answer else "(no answer from its worker)"
+            rank: training_stack(answer[1])
+            if answer and answer[1] is not None
+            else "(no answer from its worker)"
             for rank, answer in found.items()
         }
         rank, why = blame(self.known, stuck, states, stacks)
@@ -313,23 +315,35 @@ class Attempt:
             self.known, rank, why, stacks, self.stall_timeout, self.directory.path
         )
 
-    def _where_ranks_are(self) -> dict[int, tuple[str, str] | None]:
+    def _where_ranks_are(self) -> dict[int, tuple[str, str | None] | None]:
         """Of each rank that lives, the state of its process and its stack.
 
-        None where its worker does not answer in time.
+        None where its worker does not answer in time. A rank that is stopped is asked last: it
+        goes on then, and so would the others before they have said where they waited.
         """
         alive = {
             rank: address
             for rank, address in enumerate(self.addresses)
             if rank not in self.known.ended
         }
-        answers: dict[str, tuple[str, str]] = {}
+        answers: dict[str, tuple[str, str | None] | None] = {}
 
         def ask() -> None:
-            said = self.client.run(
-                agent.where_is_it, workers=list(alive.values()), on_error="ignore"
+            answers.update(
+                self.client.run(
+                    agent.where_is_it,
+                    wake=False,
+                    workers=list(alive.values()),
+                    on_error="ignore",
+                )
             )
-            answers.update(said)
+            stopped = [address for address, answer in answers.items() if answer and not answer[1]]
+            if stopped:
+                answers.update(
+                    self.client.run(
+                        agent.where_is_it, wake=True, workers=stopped, on_error="ignore"
+                    )
+                )
 
         asking = threading.Thread(target=ask, daemon=True)  # a worker may not answer at all
         asking.start()

@@ -49,8 +49,9 @@ from ddp_common.worker.sender import Sender
 
 POLL = 0.03  # seconds between looks at whether the client still wants this rank
 EXIT_TIMEOUT = 1.0  # seconds that a rank has to end after its last word
-STACK_TIMEOUT = 1.0  # seconds that a rank has to write its stack
-NEXT_PIECE_TIMEOUT = 0.05  # seconds until the next piece of it, once it has begun
+STACK_TIMEOUT = 2.0  # seconds that a rank has to begin to write its stack
+STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+NEXT_PIECE_TIMEOUT = 0.4  # seconds until the next piece of it: a busy machine may hold it up
 
 _one_rank = threading.Lock()
 _listener = None  # (run id, socket) made by `listen`, until rank 0's agent takes it
@@ -88,11 +89,11 @@ def tell_to_stop() -> None:
             os.kill(rank.pid, signal.SIGTERM)
 
 
-def where_is_it() -> tuple[str, str] | None:
+def where_is_it(wake: bool) -> tuple[str, str | None] | None:
     """The state of the process of the rank on this worker, and its Python stack.
 
-    None without a rank. A rank that somebody has stopped goes on afterwards: it cannot write its
-    stack otherwise.
+    None without a rank. A rank that somebody has stopped cannot write its stack. With `wake` it
+    goes on, and so do those that wait for it: ask these first. Otherwise its stack is None.
     """
     rank = _running  # read once: it may end at any moment
     if rank is None:
@@ -100,6 +101,8 @@ def where_is_it() -> tuple[str, str] | None:
     try:
         with Connection(os.dup(rank.stacks.fileno())) as own:
             state = psutil.Process(rank.pid).status()
+            if state in STOPPED and not wake:
+                return state, None
             os.kill(rank.pid, signal.SIGUSR1)
             os.kill(rank.pid, signal.SIGCONT)
             return state, _read_stack(own).decode(errors="replace")

@@ -14,12 +14,14 @@ import time
 
 import cloudpickle
 import fault_lab
+import psutil
 import pytest
-from processes import PATIENCE, wait_until
+from processes import PATIENCE, Background, wait_until
 
 import ddp_common as ddp
 from ddp_common.ranks import rendezvous
 from ddp_common.teaching import faults
+from ddp_common.worker import agent
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -96,6 +98,27 @@ def test_a_rank_that_fails(client, undisturbed, tmp_path, fault, when, rank):
         # the other one is in the step or just before it
         peer = outcome.error.stacks[1 - rank]
         assert when == "start" or re.search("_engine_run_backward|is_time_to_stop", peer)
+
+
+def test_a_stopped_rank_sleeps_on_until_the_others_have_said_where_they_wait(client, tmp_path):
+    def is_stopped():
+        log = tmp_path / "run" / "log.txt"
+        started = re.search(
+            r"rank 1 started: process (\d+)", log.read_text() if log.exists() else ""
+        )
+        return started and psutil.Process(int(started[1])).status() == psutil.STATUS_STOPPED
+
+    def asked(wake):
+        return [answer for answer in client.run(agent.where_is_it, wake=wake).values() if answer]
+
+    stops = faults.inject(faults.train, "SIGSTOP", rank=1, step=6, mark=tmp_path / "mark")
+    running = Background(ddp.launch, client, stops, workers=2, directory=tmp_path / "run")
+    wait_until(is_stopped)
+    assert ("stopped", None) in asked(wake=False)
+    assert is_stopped()
+    ((_, stack),) = [answer for answer in asked(wake=True) if answer[0] == "stopped"]
+    assert "faults.py" in stack
+    assert running.outcome().world_size == 2  # it was woken, and went on to the end
 
 
 @pytest.mark.parametrize("rank", [0, 1])
