@@ -172,7 +172,7 @@ WRONG_READINGS = {
     ),
     "warned ranks lose steps, too": lambda cause, lost, log: (
         cause,
-        np.diff([int(step) for step in re.findall(r"step (\d+)", log)] or [0])[-1],
+        np.diff([0, *(int(step) for step in re.findall(r"step (\d+)", log))])[-1],
     ),
     "a signal comes from a person": lambda cause, lost, log: (
         "cancelled" if "SIGTERM" in log else cause,
