@@ -3,12 +3,12 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 
 import fsspec
 import pytest
+from s3_here import s3_server
 
 import ddp_common as ddp
 from ddp_common.run.config import current
@@ -144,16 +144,6 @@ def killed_workers_are_back(request):
         time.sleep(0.1)
 
 
-S3_SERVER = """
-import sys
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-server.start()
-print(*server.get_host_and_port(), flush=True)
-sys.stdin.read()
-"""
-
-
 @pytest.fixture(scope="session")
 def s3_log(tmp_path_factory):
     """The file in which the S3 server writes a line for each request."""
@@ -162,21 +152,9 @@ def s3_log(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def endpoint(s3_log):
-    """The URL of an S3 server (moto), a process of its own."""
-    with (
-        open(s3_log, "w") as log,
-        subprocess.Popen(
-            [sys.executable, "-c", S3_SERVER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        ) as server,
-    ):
-        # it introduces itself first
-        line = next(line for line in server.stdout if line.startswith("127.0.0.1"))
-        yield "http://{}:{}".format(*line.split())
-        server.stdin.close()
+    """The URL of an S3 server."""
+    with s3_server(s3_log) as url:
+        yield url
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from s3_here import s3_server
 from torch.utils.data import DataLoader, Subset
 from torchvision.transforms import v2
 
@@ -556,3 +558,13 @@ def test_any_data_set_of_pairs_can_be_augmented():
 def test_a_size_that_no_memory_holds_is_refused(folder):
     with pytest.raises(Error, match="cannot be kept in memory"):
         ImageFolder(folder, 10**9, cache="memory")
+
+
+def test_the_server_of_these_tests_ends_although_a_loader_holds_its_pipe(tmp_path):
+    """Regression: a test run waited forever for a server that waited for a forked worker."""
+    with s3_server(tmp_path / "requests.log") as url:
+        running = iter(DataLoader(range(8), num_workers=1, persistent_workers=True))
+        urllib.request.urlopen(f"{url}/moto-api/data.json").close()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(url)
+    assert list(running)
