@@ -328,24 +328,18 @@ class Attempt:
         }
         answers: dict[str, tuple[str, str | None] | None] = {}
 
-        def ask() -> None:
+        def ask(addresses: list[str], wake: bool) -> None:
             answers.update(
-                self.client.run(
-                    agent.where_is_it,
-                    wake=False,
-                    workers=list(alive.values()),
-                    on_error="ignore",
-                )
+                self.client.run(agent.where_is_it, wake=wake, workers=addresses, on_error="ignore")
             )
-            stopped = [address for address, answer in answers.items() if answer and not answer[1]]
-            if stopped:
-                answers.update(
-                    self.client.run(
-                        agent.where_is_it, wake=True, workers=stopped, on_error="ignore"
-                    )
-                )
 
-        asking = threading.Thread(target=ask, daemon=True)  # a worker may not answer at all
+        def ask_all() -> None:
+            ask(list(alive.values()), wake=False)
+            asleep = [place for place, answer in answers.items() if answer and answer[1] is None]
+            if asleep:
+                ask(asleep, wake=True)
+
+        asking = threading.Thread(target=ask_all, daemon=True)  # a worker may not answer at all
         asking.start()
         asking.join(STACKS_TIMEOUT)
         return {rank: answers.get(address) for rank, address in alive.items()}

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ddp_common.teaching.finding import Finding
+
 ROUNDS = 8  # random inputs of a check
 GENEROUS = 2  # times what is needed: more of it only makes the job wait longer
 PATIENCE = 20  # seconds that Slurm's commands may take to answer
@@ -34,18 +36,6 @@ SHORT = {
 }
 NO_SLURM = "no Slurm answers here: on a login node this asks Slurm itself"
 CAUSES = ("finished", "time limit", "memory", "cancelled")
-
-
-@dataclass
-class Finding:
-    """What is wrong with an answer."""
-
-    yours: str
-    expected: str
-    question: str
-
-    def __str__(self):
-        return f"not yet: yours {self.yours}, expected {self.expected}. {self.question}"
 
 
 @dataclass
@@ -258,7 +248,7 @@ def check_header(answer: Callable) -> bool:
         need = any_need(random, max(site["partitions"].values()))
         fault = fault_in_header(answer(dict(site), dict(need)), site, need)
         if fault:
-            print(f"{fault}\n  site: {site}\n  need: {need}")
+            print(f"{fault.in_a_line()}\n  site: {site}\n  need: {need}")
             return False
     print("right: any site, any job. Where there is a Slurm, ask it, too")
     return True
@@ -283,7 +273,7 @@ def try_here(answer: Callable, account: str = "") -> str:
     text = answer(site, need)
     fault = fault_in_header(text, site, need)
     if fault:
-        return str(fault)
+        return fault.in_a_line()
     if not account:
         lines = text.splitlines(keepends=True)
         text = "".join(line for line in lines if "account" not in _options(line.split()[1:]))
@@ -364,7 +354,7 @@ def check_log(answer: Callable) -> bool:
         if yours == (cause, lost):
             continue
         question = "Which line names the cause, and from which step would the run go on?"
-        print(Finding(f"{yours!r}", f"{(cause, lost)}", question))
+        print(Finding(f"{yours!r}", f"{(cause, lost)}", question).in_a_line())
         print(log)
         return False
     print("right: you know why a job ended, and what it cost")
@@ -404,7 +394,7 @@ def check_restarts(answer: Callable) -> bool:
             continue
         given = f"training={training}, limit={limit}, warning={warning}, start={start}"
         question = "How many minutes of each job go into training? The first is no restart."
-        print(Finding(f"{yours!r}", f"{expected!r}", question))
+        print(Finding(f"{yours!r}", f"{expected!r}", question).in_a_line())
         print(f"  {given}")
         return False
     print("right: as many jobs as it takes, and the first of them is no restart")

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from ddp_common.teaching.finding import Finding
 from ddp_common.teaching.scripts import ScriptRun, run_script
 
 RANKS = 2
@@ -28,18 +29,6 @@ TIMEOUT = 90.0  # seconds that the script may take
 OBSERVED = Path(__file__).with_name("observed.py")
 # What torch and gloo say on a rank whose peer is gone, or does not come
 OF_A_PEER = ("gloo", "Connection", "connection", "imed out", "timeout", "peer")
-
-
-@dataclass
-class Finding:
-    """What is wrong with a script."""
-
-    yours: str
-    expected: str
-    question: str
-
-    def __str__(self):
-        return f"not yet\n  yours:    {self.yours}\n  expected: {self.expected}\n  {self.question}"
 
 
 @dataclass

@@ -7,7 +7,8 @@ read.
 
 from pathlib import Path
 from typing import NamedTuple
-from xml.sax.saxutils import escape
+
+from svg_parts import arrow, picture, text
 
 FILE = Path(__file__).with_name("which-way-to-train.svg")
 TITLE = "Which way to train when memory is short"
@@ -22,6 +23,7 @@ ALT = (
 WIDTH, HEIGHT = 800, 500
 LINE = 19  # from one line of text to the next
 QUESTION, ANSWER, YES, NO = "#eef3fa", "#eef7ee", "#2b7a3d", "#b3471d"
+EDGE = "#333333"
 
 
 class Box(NamedTuple):
@@ -48,36 +50,22 @@ LAST = Box(["Cut the block itself:", "tensor parallelism"], 20, 420)
 BOXES = [*QUESTIONS, *ANSWERS, LAST]
 
 
-def text(x, y, words, colour="#222222", weight="normal"):
-    return (
-        f'<text x="{x}" y="{y}" font-size="13" font-weight="{weight}" fill="{colour}" '
-        f'text-anchor="middle">{escape(words)}</text>'
-    )
-
-
 def box(each, fill, corner):
     middle = each.left + each.width / 2
     first = each.top + each.height / 2 - LINE * (len(each.lines) - 1) / 2 + 5
     return [
         f'<rect x="{each.left}" y="{each.top}" width="{each.width}" height="{each.height}" '
-        f'rx="{corner}" fill="{fill}" stroke="#333333" stroke-width="1.5"/>',
+        f'rx="{corner}" fill="{fill}" stroke="{EDGE}" stroke-width="1.5"/>',
         *[text(middle, first + LINE * number, line) for number, line in enumerate(each.lines)],
     ]
-
-
-def arrow(begin, end):
-    return (
-        f'<line x1="{begin[0]}" y1="{begin[1]}" x2="{end[0]}" y2="{end[1]}" stroke="#333333" '
-        'stroke-width="2" marker-end="url(#head)"/>'
-    )
 
 
 def to_the_right(question, answer):
     y = question.top + question.height / 2
     end = question.left + question.width
     return [
-        arrow((end, y), (answer.left, y)),
-        text((end + answer.left) / 2, y - 8, "yes", YES, "bold"),
+        arrow(EDGE, (end, y), (answer.left, y)),
+        text((end + answer.left) / 2, y - 8, "yes", colour=YES, weight="bold"),
     ]
 
 
@@ -85,30 +73,20 @@ def downwards(question, below):
     x = question.left + question.width / 2
     end = question.top + question.height
     return [
-        arrow((x, end), (x, below.top)),
-        text(x + 18, (end + below.top) / 2 + 3, "no", NO, "bold"),
+        arrow(EDGE, (x, end), (x, below.top)),
+        text(x + 18, (end + below.top) / 2 + 3, "no", colour=NO, weight="bold"),
     ]
 
 
 def drawing():
     ways_down = zip(QUESTIONS, [*QUESTIONS[1:], LAST])
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'width="{WIDTH}" height="{HEIGHT}" role="img" aria-labelledby="title description" '
-        'font-family="sans-serif">',
-        f'<title id="title">{escape(TITLE)}</title>',
-        f'<desc id="description">{escape(ALT)}</desc>',
-        '<defs><marker id="head" viewBox="0 0 10 10" refX="10" refY="5" markerWidth="7" '
-        'markerHeight="7" orient="auto"><path d="M0 0 L10 5 L0 10 z" fill="#333333"/></marker>'
-        "</defs>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         *[line for each in QUESTIONS for line in box(each, QUESTION, 20)],
         *[line for each in [*ANSWERS, LAST] for line in box(each, ANSWER, 3)],
         *[line for pair in zip(QUESTIONS, ANSWERS) for line in to_the_right(*pair)],
         *[line for pair in ways_down for line in downwards(*pair)],
-        "</svg>",
     ]
-    return "\n".join(parts) + "\n"
+    return picture(WIDTH, HEIGHT, TITLE, ALT, [EDGE], parts)
 
 
 if __name__ == "__main__":

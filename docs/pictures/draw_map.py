@@ -6,7 +6,8 @@ can be read.
 """
 
 from pathlib import Path
-from xml.sax.saxutils import escape
+
+from svg_parts import arrow, picture, text
 
 FILE = Path(__file__).with_name("who-talks-to-whom.svg")
 TITLE = "Who talks to whom in a run on two workers"
@@ -49,13 +50,6 @@ LABELS = [
 ]
 
 
-def text(x, y, words, size=13, colour="#222222", weight="normal", anchor="middle"):
-    return (
-        f'<text x="{x}" y="{y}" font-size="{size}" font-weight="{weight}" fill="{colour}" '
-        f'text-anchor="{anchor}">{escape(words)}</text>'
-    )
-
-
 def box(name, does, left, top, width, height):
     middle = left + width / 2
     return [
@@ -73,34 +67,8 @@ def frame(left, top, width, height):
     )
 
 
-def arrow(colour, begin, end, both_ways=False):
-    marker = f"url(#head-{colour[1:]})"
-    start = f' marker-start="{marker}"' if both_ways else ""
-    return (
-        f'<line x1="{begin[0]}" y1="{begin[1]}" x2="{end[0]}" y2="{end[1]}" stroke="{colour}" '
-        f'stroke-width="2"{start} marker-end="{marker}"/>'
-    )
-
-
-def head(colour):
-    return (
-        f'<marker id="head-{colour[1:]}" viewBox="0 0 10 10" refX="10" refY="5" markerWidth="7" '
-        f'markerHeight="7" orient="auto-start-reverse"><path d="M0 0 L10 5 L0 10 z" '
-        f'fill="{colour}"/></marker>'
-    )
-
-
 def drawing():
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'width="{WIDTH}" height="{HEIGHT}" role="img" aria-labelledby="title description" '
-        'font-family="sans-serif">',
-        f'<title id="title">{escape(TITLE)}</title>',
-        f'<desc id="description">{escape(DESCRIPTION)}</desc>',
-        "<defs>",
-        *[head(colour) for colour in (FUNCTION, REPORTS, GRADIENTS)],
-        "</defs>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         frame(*FRAME),
         text(205, 234, "on one machine: one process", colour="#666666"),
         *[line for each in BOXES for line in box(*each)],
@@ -109,9 +77,8 @@ def drawing():
         *[text(x, y, words, colour=colour, weight="bold") for colour, words, x, y in LABELS],
         text(20, 310, "One box is one process: see the frame.", anchor="start"),
         text(300, 310, "Without Dask, torchrun or srun starts the ranks alone.", anchor="start"),
-        "</svg>",
     ]
-    return "\n".join(parts) + "\n"
+    return picture(WIDTH, HEIGHT, TITLE, DESCRIPTION, (FUNCTION, REPORTS, GRADIENTS), parts)
 
 
 if __name__ == "__main__":
