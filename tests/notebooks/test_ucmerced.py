@@ -12,13 +12,14 @@ import sys
 from pathlib import Path
 
 import cloudpickle
+import nbformat
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from PIL import Image
-from tutorials_here import ROOT, clean_environment, names_of
+from tutorials_here import ROOT, clean_environment, names_of, script
 
 import ddp_common as ddp
 
@@ -525,3 +526,36 @@ def test_real_aerial_scenes_are_told_apart_better_than_by_a_linear_model(tmp_pat
         for name in ("resnet18", "linear on pixels")
     )
     assert network > 45 and network > linear + 10, done.stdout
+
+
+def test_every_picture_of_ucmerced_has_a_text_for_those_who_cannot_see_it():
+    notebook = nbformat.read(ROOT / "tutorials" / "ucmerced.ipynb", 4)
+    pictures = [
+        output
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {})
+    ]
+    assert len(pictures) == 5
+    for picture in pictures:
+        assert len(picture.metadata["image/png"]["alt"]) > 60
+
+
+def test_no_line_of_ucmerced_is_cut_off_on_a_page():
+    for cell in script("ucmerced").cells:
+        longest = max(map(len, cell.source.splitlines()))
+        assert longest <= (88 if cell.cell_type == "code" else 86), cell.source
+
+
+def test_the_minutes_of_ucmerced_sum_to_75():
+    notes = next(
+        cell.source for cell in script("ucmerced").cells if "Minutes: card" in cell.source
+    )
+    minutes = re.search(r"Minutes: (.*?)\. Sum: (\d+)", notes.replace("\n", " "))
+    assert sum(map(int, re.findall(r"\d+", minutes[1]))) == int(minutes[2]) == 75
+    exercises = [
+        re.search(r"\((\d+) minutes\)", cell.source)
+        for cell in script("ucmerced").cells
+        if cell.source.find("### Exercise") >= 0
+    ]
+    assert sum(int(found[1]) for found in exercises) == 20
