@@ -228,7 +228,10 @@ def model_in_words(table: pandas.DataFrame) -> str:
     seconds = batches / table["samples/s"]
     model = step_time.fit(ranks, seconds.tolist(), work=batches.tolist())
     beyond = BEYOND if max(ranks) < BEYOND else 2 * max(ranks)
-    return step_time.in_words(model, ranks, beyond, work=float(batches.iloc[-1]))
+    words = step_time.in_words(model, ranks, beyond, work=float(batches.iloc[-1]))
+    return (
+        f"{words} Computing that every rank repeats counts as transfer: here the two look alike."
+    )
 
 
 def _losses_in_words(table, first):

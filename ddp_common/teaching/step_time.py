@@ -7,10 +7,13 @@ need for the batch. *Transfer* is the time to send the gradients once around a r
 rank sends and receives 2 (n - 1) / n times their bytes. *Latency* is what every bucket costs,
 whatever its size; one rank sends nothing and pays none.
 
-The model has no term for computing that is not shared out, for ranks that disturb each other on
-one machine, and for sending while computing goes on. So it describes what was measured, and
-beyond it is a rough guess. Relies on NumPy only. Promises: no term is negative, and what the
-measurements cannot tell apart is said, not guessed.
+The model has no term for computing that is not shared out. Such computing, repeated by every rank,
+has exactly the shape of transfer, (n - 1) / n, so it is counted there: what the model says of
+other numbers of ranks stays right, its name for the term does not. Whoever can measure ranks that
+do not average tells the two apart, by `work`. It has no term either for ranks that disturb each
+other on one machine, and for sending while computing goes on: beyond what was measured it is a
+rough guess. Relies on NumPy only. Promises: no term is negative, and what the measurements cannot
+tell apart is said, not guessed.
 """
 
 import itertools

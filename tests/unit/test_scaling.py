@@ -113,6 +113,7 @@ def test_words_give_a_model_of_the_step_and_what_it_predicts():
     assert "It misses the measured steps by up to 0%" in words
     assert "On 8 ranks" in words and "it says 62.5 ms: 3.20 times as fast as 1" in words
     assert "most of that step is compute" in words
+    assert "Computing that every rank repeats counts as transfer" in words
 
 
 def test_words_say_that_two_numbers_of_ranks_do_not_tell_transfer_from_latency():

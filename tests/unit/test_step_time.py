@@ -89,6 +89,27 @@ def test_no_term_is_negative_where_two_ranks_are_more_than_twice_as_fast():
     assert model.miss > 0.05, "the model cannot describe this, and must say so"
 
 
+def test_computing_that_every_rank_repeats_passes_for_transfer_and_is_predicted_rightly():
+    shared, repeated = 0.08, 0.02
+    model = fit([1, 2, 4], [shared / ranks + repeated for ranks in (1, 2, 4)])
+    assert (model.compute, model.transfer) == pytest.approx((0.1, repeated / 2))
+    assert model.latency == pytest.approx(0, abs=1e-9)
+    assert model.seconds(8) == pytest.approx(shared / 8 + repeated)
+
+
+def test_ranks_that_do_not_average_tell_repeated_computing_from_transfer():
+    alone, apart, exchange = 0.1, 0.07, 0.01
+    repeated = 2 * apart / alone
+    model = fit(
+        [1, 2, 2, 2],
+        [alone, apart, apart + exchange + 0.002, apart + exchange + 0.008],
+        work=[1, repeated, repeated, repeated],
+        size=[0, 0, 1, 1],
+        messages=[0, 0, 2, 8],
+    )
+    assert (model.compute, model.transfer, model.latency) == pytest.approx((0.1, 0.01, 0.001))
+
+
 @pytest.mark.parametrize(
     "times, dominant",
     [
