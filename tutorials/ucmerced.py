@@ -1009,6 +1009,9 @@ print(f"to {same.max():.1f}; section 7 had {accuracy:.1%}")
 # - **The interval over images** is about other images and *this* network. **The
 #   interval over seeds** is about other trainings and *these* images. Neither is about
 #   another split, another city, another camera.
+# - Section 7 and 'seed 0' here have the same recipe and seed, and not the same weights:
+#   batch normalisation sees the images of one rank, and there were other numbers of
+#   ranks (appendix A).
 # - Report the mean over seeds, not the best seed. To take the best is one more choice.
 # - Two *overlapping* intervals prove nothing, either way. The same images judge both
 #   networks, so compare them image by image: the stretch exercise does.
@@ -1034,6 +1037,7 @@ print(f"to {same.max():.1f}; section 7 had {accuracy:.1%}")
 # **Goal.** This rank has judged some images: `labels` and `guesses` are tensors of
 # class numbers, on `ddp.device()`. Return the balanced accuracy of the images of *all*
 # ranks, as a float, on every rank. A rank may have judged none; a class may be absent.
+# All ranks must call the same collectives, with tensors of the same shape.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -1099,8 +1103,13 @@ def check_balanced(answer):
             mine = yours[number]
             if not isinstance(mine, float) or not abs(mine - expected) < 1e-5:
                 counts = [len(labels) for labels, _ in case]
+                question = "What did you sum, and over which classes is the mean?"
+                if not isinstance(mine, float):
+                    question = (
+                        f"A float is asked for; yours is a {type(mine).__name__}."
+                    )
                 print(f"not yet: the ranks have judged {counts} images: yours {mine}")
-                print(f"  on rank {rank}, expected {expected:.4f}. What did you sum?")
+                print(f"  on rank {rank}, expected {expected:.4f}. {question}")
                 return False
     print("right: counts are summed, and then divided")
     return True
@@ -1115,7 +1124,9 @@ ddp.judge(check_balanced, my_balanced_accuracy)
 # `site` is what its user guide says: your account, and the time limit of each partition
 # (Slurm's word for a queue) in minutes. `need` is what the job needs: ranks, cores for
 # each rank, GiB of memory for each *core*, minutes. The ranks save when they get
-# SIGTERM: let Slurm send it to them `warning` seconds before the limit. For example:
+# SIGTERM: let Slurm send it to them `warning` seconds before the limit. Here *one* job
+# holds all ranks, and `srun` starts them; in section 7 Dask submits a job for each
+# worker, and its worker warns its rank itself. For example:
 
 # %% tags=["exercise"]
 site = {"account": "project_1234", "partitions": {"long": 4320, "short": 60}}
@@ -1132,7 +1143,7 @@ need = {"ranks": 4, "cores": 2, "memory": 3, "minutes": 95, "warning": 120}
 # | `--ntasks`, `--cpus-per-task` | ranks; cores of each |
 # | `--mem-per-cpu` | memory for each core; a number alone is MiB |
 # | `--time` | limit: `minutes` or `hours:minutes:seconds` |
-# | `--signal` | which signal, and how long before the limit |
+# | `--signal` | `TERM@300`: SIGTERM, 300 seconds before the limit |
 #
 # (More in the manual of [sbatch](https://slurm.schedmd.com/sbatch.html).)
 #
@@ -1144,7 +1155,8 @@ need = {"ranks": 4, "cores": 2, "memory": 3, "minutes": 95, "warning": 120}
 # <details><summary>Hint 2</summary>
 #
 # An f-string with a line for each option. For the partition: `min(…, key=…)` over those
-# with `limit >= need["minutes"]`. In the manual, read what `B:` does in `--signal`.
+# with `limit >= need["minutes"]`. The ranks are to get the signal, not the shell that
+# runs the script: so no `B:` in `--signal`.
 # </details>
 
 
@@ -1193,7 +1205,8 @@ print(example)
 # **Goal.** From the text of such a log return a tuple: the cause, one of `"finished"`,
 # `"time limit"`, `"memory"`, `"cancelled"` (by a person); and how many steps were
 # trained in vain, because the run will go on from the last saved step. In some logs the
-# ranks got SIGTERM before the time limit, saved and left.
+# ranks got SIGTERM because the time limit was near, saved and left: that is `"time
+# limit"` too.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -1202,8 +1215,8 @@ print(example)
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `re.findall(r"step (\d+)", log)` has all steps. Keep the last, and the last in a line
-# with `saved`.
+# `re.search(r"step (\d+)", line)` finds the step of a line, if it has one. Keep the
+# last step of all, and the last in a line with `saved`.
 # </details>
 
 
@@ -1236,9 +1249,10 @@ def check_reading(answer):
 ddp.judge(check_reading, my_reading)
 
 # %% [markdown]
-# **c. How many restarts?** Training takes `training` minutes in all. Each job has a
-# limit of `limit` minutes. It takes `start` minutes until its ranks train, and they
-# save and leave `warning` minutes before its limit. Nothing else is lost.
+# **c. How many restarts?** (At home, if time is short.) Training takes `training`
+# minutes in all. Each job has a limit of `limit` minutes. It takes `start` minutes
+# until its ranks train, and they save and leave `warning` minutes (here minutes!)
+# before its limit. Nothing else is lost.
 #
 # **Goal.** Return the smallest `RESTARTS` with which the run gets through, an int, or
 # `None` if it never does.
@@ -1335,7 +1349,8 @@ print("\n".join(sorted(line for line in shown.output.splitlines() if "rank" in l
 
 # %% [markdown]
 # **Goal.** Return a tuple: the set of the two faults' letters, and the repaired script
-# as text. (`broken_script().replace(old, new)` is enough.) Change nothing else.
+# as text. (`broken_script().replace(old, new)` is enough.) What the script
+# prints must stay true: its lines `judged` list the images that are judged.
 #
 # | | fault |
 # |---|---|
@@ -1453,7 +1468,8 @@ ddp.judge(check_repair, my_repair, timeout=120)
 # <details><summary>Hint 2</summary>
 #
 # `(first & ~second).sum()` counts one kind of discordant image. The probability of
-# exactly *i* heads is `math.comb(n, i) / 2**n`.
+# exactly *i* heads is `math.comb(n, i) / 2**n`. Python's whole numbers have no largest
+# one; NumPy's have: so make `n` and `k` an `int` before.
 # </details>
 
 
@@ -1507,7 +1523,7 @@ def fault_in_comparison(yours, first, second, draws):
 # %% tags=["exercise"]
 def check_comparison(answer):
     random = np.random.default_rng()
-    for count, changed in ((150, 0.15), (400, 0.1), (300, 0.2)):
+    for count, changed in ((150, 0.15), (400, 0.1), (600, 0.6)):
         first = random.random(count) < 0.7
         other = random.random(count) < 0.3
         second = np.where(random.random(count) < changed, other, first)

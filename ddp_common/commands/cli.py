@@ -144,8 +144,8 @@ def tutorial_path(name: str) -> Path:
     }
     if not known:
         raise Error(
-            f"There is no tutorial here: {shown(TUTORIALS)} holds none. The tutorials are in a clone "
-            "of the repository, not in the installed package: run this there, with make run."
+            f"There is no tutorial here: {shown(TUTORIALS)} holds none. The tutorials are in a "
+            "clone of the repository, not in the installed package: use make run there."
         )
     if name not in known:
         raise Error(f"There is no tutorial {name!r}. TUTORIAL takes one of: {', '.join(known)}.")
