@@ -1,6 +1,7 @@
 """Set-up: a virtual environment with everything in it.
 
     VENV=.venv TORCH="--index-url URL" python3 install.py
+    VENV=.venv .venv/bin/python install.py docs     # add an extra of pyproject.toml
 
 `make setup` runs this file with any Python of 3.11 or newer; nothing but Python is needed. VENV is
 the folder, TORCH what pip is told for torch and torchvision alone. Before anything is installed,
@@ -37,12 +38,15 @@ class Refused(Exception):
     """What keeps the set-up from going on, and what to do about it."""
 
 
-def main():
+def main(extra: str | None = None):
     root = Path(__file__).resolve().parent
     folder = root / os.environ.get("VENV", ".venv")
     torch = shlex.split(os.environ.get("TORCH", ""))
     os.chdir(root)
     check_folder(root, folder)
+    if extra:
+        add(folder, extra)
+        return
     check_room(folder)
     make_environment(folder)
     check_index(folder, torch)
@@ -53,6 +57,13 @@ def main():
     install(folder, "the other packages of pyproject.toml", ["-e", ".[dev]"])
     (folder / "unfinished").unlink(missing_ok=True)
     (folder / "installed").touch()
+
+
+def add(folder: Path, extra: str):
+    """Add an extra of pyproject.toml to the environment that is there."""
+    check_index(folder, [])
+    install(folder, f"what `make {extra}` needs", ["-e", f".[{extra}]"])
+    (folder / f"installed-{extra}").touch()
 
 
 def say(text: str):
@@ -344,7 +355,7 @@ def explain(output: str) -> str:
 
 if __name__ == "__main__":
     try:
-        main()
+        main(*sys.argv[1:])
     except Refused as refused:
         sys.exit(f"\nError: {refused}")
     except OSError as error:

@@ -63,7 +63,6 @@ suppress_warnings = [
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 70
 add_module_names = False
@@ -76,10 +75,18 @@ html_theme_options = {
     "home_page_in_toc": True,
     "use_download_button": False,  # a notebook's first lines have links of their own
     "use_fullscreen_button": False,
+    "navbar_start": [],  # the search stands in the sidebar
+    "navbar_center": [],
+    "navbar_end": [],
+    "navbar_persistent": [],
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 html_math_renderer = "mathml"  # of site_pages: a browser draws it by itself
+html_sidebars = {  # there are many of these, and the whole menu takes time to make
+    "files/**": ["navbar-logo.html", "search-button-field.html"],
+}
+templates_path = ["templates"]
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
@@ -87,6 +94,7 @@ html_show_sourcelink = False
 html_show_sphinx = False
 html_last_updated_fmt = None
 html_domain_indices = False
+html_use_index = False
 
 
 def linkcode_resolve(domain, information):

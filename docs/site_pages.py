@@ -8,7 +8,7 @@
   a public name.
 - Formulas as MathML, which browsers draw without a script.
 
-Relies on `docs/checks.py` having found nothing.
+Relies on `docs/check_pages.py` having found nothing.
 """
 
 import ast
@@ -32,7 +32,12 @@ from sphinx.util.osutil import relative_uri
 
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIALS = ROOT / "tutorials"
-ORDER = ["mnist", "pets", "ucmerced", "dogs"]  # of the course; any other comes after them
+ORDER = [
+    "mnist",
+    "pets",
+    "ucmerced",
+    "dogs",
+]  # of the course; any other comes after them
 SHOWN_FILES = "files"  # the folder of the site that shows files of the repository
 PLACE_TO_FILL = re.compile(r"^<!-- made: ([\w-]+) -->$", flags=re.M)
 
@@ -42,6 +47,7 @@ def setup(app):
     app.connect("doctree-read", use_alt_texts)
     app.add_transform(LinksToShownFiles)
     app.connect("autodoc-process-docstring", set_examples_apart)
+    app.connect("html-page-context", mend_body)
     app.connect("html-collect-pages", pages_of_files)
     app.connect("build-finished", write_front_door)
     app.add_html_math_renderer("mathml", (inline_formula, None), (formula, None))
@@ -80,9 +86,7 @@ def change_source(app, docname, content):
 
 def page_of_notebook(name):
     notebook = read_notebook(name)
-    notebook["cells"] = [
-        cell for cell in notebook["cells"] if "instructor" not in tags_of(cell)
-    ]
+    notebook["cells"] = [cell for cell in notebook["cells"] if "instructor" not in tags_of(cell)]
     for cell in notebook["cells"]:
         if "solution" in tags_of(cell):
             cell["metadata"]["tags"] = [*tags_of(cell), "hide-input"]
@@ -190,9 +194,7 @@ def settings():
             if key in limits:
                 least, greatest = limits[key]
                 remark += f" ({least} to {greatest})" if greatest else f" ({least} or more)"
-            others = [
-                f"`{each[key]!r}`" if key in each else "" for each in presets.values()
-            ]
+            others = [f"`{each[key]!r}`" if key in each else "" for each in presets.values()]
             rows.append([f"`{key}`", f"`{ast.unparse(value)}`", *others, remark.strip()])
         table = "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
         parts += [f"## {name}", table]
@@ -231,6 +233,9 @@ MADE = {
 # Docstrings
 
 
+ADDRESS = re.compile(r"(?<![\w/])((?:tcp|tls|s3)://[\w.:/]*\w)")
+
+
 def set_examples_apart(app, what, name, thing, options, lines):
     """An indented block in a docstring is code, as in Markdown; for Sphinx it needs a `::`."""
     out = []
@@ -240,8 +245,30 @@ def set_examples_apart(app, what, name, thing, options, lines):
             in_block = len(out) > 1 and out[-2].startswith("    ")
             if not in_block:
                 out += ["::", ""]
+        if not line.startswith("    "):  # an address in a sentence is no link
+            parts = line.split("`")
+            parts[::2] = [ADDRESS.sub(r"``\1``", part) for part in parts[::2]]
+            line = "`".join(parts)
         out.append(line)
     lines[:] = out
+
+
+LINES_OF_SIGNATURE = re.compile(r'<dl>\n((?:<dd><em class="sig-param">.*</dd>\n)+)</dl>')
+
+
+def mend_body(app, pagename, template, context, doctree):
+    """Two things that a screen reader would read wrongly.
+
+    Arguments in lines of their own are no list of definitions, as Sphinx has it. What folds a
+    solution is called by the words that one sees, not by a label that MyST-NB gives it.
+    """
+
+    def lines(match):
+        inner = match.group(1).replace("<dd>", "<span>").replace("</dd>", "</span>")
+        return f'<span class="sig-lines">{inner}</span>'
+
+    body = LINES_OF_SIGNATURE.sub(lines, context.get("body") or "")
+    context["body"] = re.sub(r'<summary aria-label="[^"]*">', "<summary>", body)
 
 
 # Files of the repository

@@ -72,8 +72,7 @@ def column(name, bottom):
         'stroke="#333333" stroke-width="1.5"/>',
         text(x, 29, name, size=15, weight="bold"),
         text(x, 48, WHERE[name], size=12),
-        f'<line x1="{x}" y1="56" x2="{x}" y2="{bottom}" stroke="#999999" '
-        'stroke-dasharray="3 4"/>',
+        f'<line x1="{x}" y1="56" x2="{x}" y2="{bottom}" stroke="#999999" stroke-dasharray="3 4"/>',
     ]
 
 
@@ -109,7 +108,14 @@ def frame(first, last):
     return [
         f'<rect x="8" y="{y}" width="{WIDTH - 16}" height="{height}" rx="8" fill="none" '
         'stroke="#888888" stroke-dasharray="6 5"/>',
-        text(18, y + 16, "while they train", colour="#555555", anchor="start", weight="bold"),
+        text(
+            18,
+            y + 16,
+            "while they train",
+            colour="#555555",
+            anchor="start",
+            weight="bold",
+        ),
     ]
 
 

@@ -1,10 +1,10 @@
-"""What must hold before a site is made of the pages: `python docs/checks.py`, in `make lint`.
+"""What must hold before a site is made of the pages: `python docs/check_pages.py`, in `make lint`.
 
 Links from page to page lead somewhere, to the heading too. Every picture has a sentence for
 those who cannot see it. Notebooks are executed. Each finding is one line: where, what, and
 what to do. It needs nothing but Python, and changes nothing.
 
-    python docs/checks.py --outside     # list the links that lead out; they are not followed
+    python docs/check_pages.py --outside     # list the links that lead out; they are not followed
 """
 
 import argparse
@@ -202,8 +202,7 @@ def findings():
     found = []
     checks = [(path, (broken_links, pictures_without_words)) for path in pages()]
     checks += [
-        (path, (why_not_executed, broken_links, pictures_without_words))
-        for path in notebooks()
+        (path, (why_not_executed, broken_links, pictures_without_words)) for path in notebooks()
     ]
     if not notebooks():
         found.append("tutorials/ has no notebook. Write them with make sync.")
