@@ -1,8 +1,8 @@
 """Builds the site: `make docs` runs this file. It needs no network.
 
 What `docs/check_pages.py` looks at is looked at first, so that a broken link, a picture without
-words or a notebook that is not executed is one clear line each. Then Sphinx writes docs/_build/html;
-each of its warnings is an error. On an error what was there before stays.
+words or a notebook that is not executed is one clear line each. Then Sphinx writes
+docs/_build/html; each of its warnings is an error. On an error what was there before stays.
 """
 
 import importlib.util

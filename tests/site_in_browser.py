@@ -76,7 +76,6 @@ class Browser:
         self.site = site
         self.sent = 0
         self.asked_outside = []  # addresses that are not files
-        self.loaded = False
 
     def call(self, method, **parameters):
         """Call a method of the protocol and return its result."""
@@ -90,8 +89,6 @@ class Browser:
             self.take(message)
 
     def take(self, event):
-        if event.get("method") == "Page.loadEventFired":
-            self.loaded = True
         if event.get("method") == "Network.requestWillBeSent":
             address = event["params"]["request"]["url"]
             if not address.startswith(("file:", "data:", "blob:")):
@@ -117,10 +114,10 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         still = {"name": "prefers-reduced-motion", "value": "reduce"}
         self.call("Emulation.setEmulatedMedia", features=[scheme, still])
-        self.loaded = False
-        self.call("Page.navigate", url=(self.site / page).as_uri())
-        while not self.loaded:
-            self.take(json.loads(self.connection.recv()))
+        address = (self.site / page).as_uri()
+        self.call("Page.navigate", url=address)
+        while self.evaluate("`${location.href} ${document.readyState}`") != f"{address} complete":
+            time.sleep(0.02)
         self.evaluate("document.fonts.ready.then(() => null)")
 
     def picture(self, full=False):

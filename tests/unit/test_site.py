@@ -228,7 +228,7 @@ def test_the_page_on_a_runs_files_names_all_that_a_run_leaves(client, tmp_path):
     page = (DOCS / "reference" / "run-directory.md").read_text()
     files = {path.relative_to(run.directory).as_posix() for path in run.directory.rglob("*.*")}
     for name in files:
-        assert re.sub(r"\d+", "00000120", name) in page, name
+        assert re.sub(r"\d{8}", "00000120", name) in page, name
     assert {"config.json", "metrics.jsonl", "log.txt"} < files
     for key in [*json.loads((run.directory / "config.json").read_text()), *run.records[0]]:
         assert f"`{key}`" in page or key == "loss", key
@@ -361,7 +361,7 @@ def page(site):
 
 @pytest.mark.slow
 def test_no_page_is_wider_than_a_narrow_window_or_asks_the_network_for_anything(page, site):
-    names = [name for name in pages_of(site) if not name.startswith("files/")]
+    names = [name for name in pages_of(site) if not name.startswith(("files/", "index."))]
     for name in names:
         page.open(name, width=400)
         assert page.overflow() <= 0, f"{name} is {page.overflow()} pixels too wide"
@@ -392,7 +392,7 @@ def test_axe_would_find_something(page):
     except site_in_browser.NotHere as missing:
         pytest.skip(str(missing))
     page.open("docs/index.html")
-    page.evaluate("document.querySelector('h1').style.color = '#eeeeee'; null")
+    page.evaluate("document.querySelector('article h1').style.color = '#eeeeee'; null")
     assert ("color-contrast", "serious") in [each[:2] for each in page.findings(source)]
     page.evaluate("document.body.style.width = '3000px'; null")
     assert page.overflow() > 0
