@@ -154,9 +154,10 @@ def course():
 
 
 def paragraph(card, word):
-    """What stands behind a bold word at the beginning of a paragraph of a notebook's card."""
-    match = re.search(rf"\*\*{word}[.:]\*\* *(.*?)(?:\n\n|\Z)", card, flags=re.S)
-    return match.group(1) if match else ""
+    """The first sentence behind a bold word that begins a paragraph of a notebook's card."""
+    match = re.search(rf"^\*\*{word}[.:](.*?)(?:\n\n|\Z)", card, flags=re.S | re.M)
+    text = match.group(1).replace("**", "", 1) if match else ""
+    return re.split(r"(?<=[.?])\s", text.strip())[0]
 
 
 def instructors_cells():
@@ -256,11 +257,15 @@ def set_examples_apart(app, what, name, thing, options, lines):
 LINES_OF_SIGNATURE = re.compile(r'<dl>\n((?:<dd><em class="sig-param">.*</dd>\n)+)</dl>')
 
 
-def mend_body(app, pagename, template, context, doctree):
-    """Two things that a screen reader would read wrongly.
+PICTURE = re.compile(r'(?<!">)(<img [^>]*src="([^"]*_images/[^"]+)"[^>]*>)')
 
-    Arguments in lines of their own are no list of definitions, as Sphinx has it. What folds a
-    solution is called by the words that one sees, not by a label that MyST-NB gives it.
+
+def mend_body(app, pagename, template, context, doctree):
+    """Three things that Sphinx and MyST-NB do not do.
+
+    Arguments in lines of their own are no list of definitions. What folds a solution is called by
+    the words that one sees, and not by another label. A picture leads to itself, so that one can
+    enlarge it where the window is narrow.
     """
 
     def lines(match):
@@ -268,7 +273,8 @@ def mend_body(app, pagename, template, context, doctree):
         return f'<span class="sig-lines">{inner}</span>'
 
     body = LINES_OF_SIGNATURE.sub(lines, context.get("body") or "")
-    context["body"] = re.sub(r'<summary aria-label="[^"]*">', "<summary>", body)
+    body = re.sub(r'<summary aria-label="[^"]*">', "<summary>", body)
+    context["body"] = PICTURE.sub(r'<a href="\2">\1</a>', body)
 
 
 # Files of the repository
@@ -360,7 +366,7 @@ def pages_of_files(app):
         title = path or "The repository"
         context = {
             "title": title,
-            "body": f"<h1>{html.escape(title)}</h1>\n{body}",
+            "body": f'<h1 class="whole-file">{html.escape(title)}</h1>\n{body}',
             "parents": [],
         }
         yield shown_file(path), context, "page.html"
