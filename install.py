@@ -61,7 +61,7 @@ def main(extra: str | None = None):
 
 def add(folder: Path, extra: str):
     """Add an extra of pyproject.toml to the environment that is there."""
-    check_index(folder, [])
+    check_index(folder, [], extra)
     install(folder, f"what `make {extra}` needs", ["-e", f".[{extra}]"])
     (folder / f"installed-{extra}").touch()
 
@@ -173,11 +173,11 @@ def remove(path: Path):
         path.unlink()
 
 
-def check_index(folder: Path, torch: list[str]):
+def check_index(folder: Path, torch: list[str], extra: str = "dev"):
     """Raise `Refused` if a package index certainly cannot be reached.
 
-    `torch` is what pip is told for torch. Where pip has been told other ways, it is left to try
-    them.
+    `torch` is what pip is told for torch, `extra` what is to be installed of pyproject.toml. Where
+    pip has been told other ways, it is left to try them.
     """
     settings = pip_settings(folder)
     if OTHER_WAYS & set(settings):
@@ -186,6 +186,7 @@ def check_index(folder: Path, torch: list[str]):
     for word, after in zip(torch, [*torch[1:], ""]):
         if word.startswith(("--index-url", "-i")):
             addresses.append(word.partition("=")[2] or after)
+    command = "setup" if extra == "dev" else extra
     for address in addresses:
         reason = why_unreachable(address)
         if reason:
@@ -193,8 +194,9 @@ def check_index(folder: Path, torch: list[str]):
                 f"The package index {without_password(address)} cannot be reached: {reason}. "
                 "Nothing was installed. Is there a network, and does it want a proxy "
                 "(HTTPS_PROXY)? Without one, pip takes wheels from a folder:\n"
-                "  PIP_NO_INDEX=1 PIP_FIND_LINKS=/path/to/wheels make setup\n"
-                "which `pip download -d /path/to/wheels -c constraints.txt '.[dev]' setuptools` "
+                f"  PIP_NO_INDEX=1 PIP_FIND_LINKS=/path/to/wheels make {command}\n"
+                "which `pip download -d /path/to/wheels -c constraints.txt "
+                f"'.[{extra}]' setuptools` "
                 "fills where there is a network."
             )
 
