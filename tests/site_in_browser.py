@@ -104,6 +104,7 @@ class Browser:
 
     def open(self, page, width=WIDE, dark=False):
         """Show a page of the site, `page` is its path there."""
+        assert (self.site / page).exists(), f"{self.site} has no page {page}: run make docs"
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -116,7 +117,9 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[scheme, still])
         address = (self.site / page).as_uri()
         self.call("Page.navigate", url=address)
+        deadline = time.monotonic() + ANSWER_TIMEOUT
         while self.evaluate("`${location.href} ${document.readyState}`") != f"{address} complete":
+            assert time.monotonic() < deadline, f"{page} is not shown"
             time.sleep(0.02)
         self.evaluate("document.fonts.ready.then(() => null)")
 
