@@ -188,6 +188,24 @@ def mean_over_rates(trial, seeds):
     return "ACD", differences
 
 
+def rate_of_the_first_seed(trial, seeds):
+    chosen, differences = {}, []
+    for seed in seeds:
+        best = []
+        for batch, steps in ((32, 60), (128, 15)):
+            runs = [trial(batch, rate, steps, seed) for rate in (0.01, 0.03, 0.1)]
+            losses = [run["validation loss"] for run in runs]
+            place = chosen.setdefault(batch, losses.index(min(losses)))
+            best.append(runs[place]["test accuracy"])
+        differences.append(best[1] - best[0])
+    return "ACD", differences
+
+
+def at_most_63_ranks(compute, transfer, latency):
+    seconds, name, ranks = eight_ranks()(compute, transfer, latency)
+    return seconds, name, min(ranks, 63)
+
+
 def in_training_mode(dogs):
     classifier = dogs["Classifier"]
 
@@ -223,7 +241,9 @@ WRONG = [
     ("check_eight_ranks", eight_ranks(one_rank_pays_latency)),
     ("check_eight_ranks", eight_ranks(largest_on=1)),
     ("check_eight_ranks", eight_ranks(is_worth=lambda one, seconds, n: one / seconds >= 0.5)),
+    ("check_eight_ranks", at_most_63_ranks),
     ("check_eight_ranks", lambda compute, transfer, latency: ...),
+    ("check_eight_ranks", lambda *terms: list(eight_ranks()(*terms))),
     ("check_study", study_of(batches=((32, 60), (128, 60)))),
     ("check_study", study_of(batches=((32, 240), (128, 60)))),
     ("check_study", study_of(choose="test accuracy", sign=-1)),
@@ -234,6 +254,8 @@ WRONG = [
     ("check_study", first_seed_only),
     ("check_study", one_difference_for_all_seeds),
     ("check_study", mean_over_rates),
+    ("check_study", rate_of_the_first_seed),
+    ("check_study", study_of(letters="A, C, D")),
     ("check_study", lambda trial, seeds: ...),
     ("check_predictions", lambda rows, reading, backbone, weights: None),
     ("check_predictions", lambda rows, reading, backbone, weights: [0] * len(rows)),
@@ -529,24 +551,16 @@ def test_a_frozen_backbone_whose_batch_norm_learns_is_caught(dogs, batch_norm_le
         dogs["check_frozen"](*features)
 
 
-@pytest.mark.parametrize("sees", ["this rank", "all ranks"])
-def test_a_plateau_of_the_local_loss_is_caught(dogs, table, sees):
-    everyones = on_two_ranks(
-        dogs,
-        dogs["train_head"],
-        **table,
-        epochs=20,
-        batch_size=100,
-        learning_rate=0.05,
-        sees=sees,
-    )
+@pytest.mark.parametrize("judge_by", ["validation_loss", "loss_of_all_ranks"])
+def test_a_plateau_of_the_local_loss_is_caught(dogs, table, judge_by):
+    everyones = on_two_ranks(dogs, dogs["train_head"], **table, epochs=20, judge_by=dogs[judge_by])
     assert everyones[0][0][-1] < 0.05, "the learning rate should have been lowered"
     with (
         pytest.raises(AssertionError, match="other rates|replicas differ")
-        if sees == "this rank"
+        if judge_by == "validation_loss"
         else contextlib.nullcontext()
     ):
-        dogs["check_same_learning_rate"](everyones)
+        dogs["check_one_model"](everyones)
 
 
 @pytest.mark.parametrize("seeded", [True, False])
