@@ -758,7 +758,8 @@ def until_target(seed, batch, times, target, epochs=12):
 baseline = study.query("batch == 32 and times == 1 and warm_up == 'at once'")
 target = 0.95 * baseline["chosen_by"].mean()
 ways_there = [(32, 1), (128, 4), (512, 1), (512, 16)]
-planned = random.sample(list(itertools.product(seeds[:5], ways_there)), k=20)
+planned = list(itertools.product(seeds[:5], ways_there))
+random.shuffle(planned)
 ends = {(way, seed): until_target(seed, *way, target) for seed, way in planned}
 print(f"Until {target:.1%} are right: least and most of those seeds that get there")
 for way in ways_there:
@@ -790,7 +791,7 @@ print(f"before that, the features took {1_000 * seconds_of_features:.0f} ms, onc
 # | `features_of(...)` | features: each rank computes some, a sum gives all |
 # | `DDP(part)` | averages the gradients of what is trained now |
 # | `net.train(weights is None)` | BatchNorm keeps ImageNet's mean and variance |
-# | `scale`, `warm_up` | with `grow_batch`, the rate follows the batch: linear rule |
+# | `scale`, `ramp` | with `grow_batch`, the rate follows the batch: linear rule |
 # | `evaluate(...)` | sums over all ranks; the division comes last |
 # | `plateau.step(...)` | lowers the rate by a loss that is the same on all ranks |
 # | `best`, in the checkpoint | the best model so far outlives a restart |
@@ -850,14 +851,14 @@ class Best:
         self.__dict__.update(state)
 
 
-def optimizer_and_warm_up(groups, scale, steps):
+def optimizer_and_ramp(groups, scale, steps):
     """SGD whose rates grow, in `steps` steps, from those given to `scale` times."""
     groups = [{**group, "lr": group["lr"] * scale} for group in groups]
     optimizer = torch.optim.SGD(groups, momentum=0.9)
-    warm_up = torch.optim.lr_scheduler.LinearLR(
+    ramp = torch.optim.lr_scheduler.LinearLR(
         optimizer, start_factor=1 / scale, total_iters=max(1, steps)
     )
-    return optimizer, warm_up
+    return optimizer, ramp
 
 
 def flip(image):
@@ -898,9 +899,8 @@ def train(
         {"params": list(net.head.parameters()), "lr": learning_rate},
         {"params": list(net.backbone.parameters()), "lr": of_backbone},
     ]
-    optimizer, warm_up = optimizer_and_warm_up(
-        groups, scale, warm_up // (batch_size * scale)
-    )
+    steps_of_ramp = warm_up // (batch_size * scale)
+    optimizer, ramp = optimizer_and_ramp(groups, scale, steps_of_ramp)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
         optimizer, factor=0.3, patience=1
     )
@@ -908,7 +908,7 @@ def train(
     checkpoint = ddp.Checkpoint(
         model=net,
         optimizer=optimizer,
-        warm_up=warm_up,
+        ramp=ramp,
         plateau=plateau,
         best=best,
         sampler=sampler,
@@ -935,7 +935,7 @@ def train(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            warm_up.step()
+            ramp.step()
             ddp.report(**{"head_loss" if frozen else "loss": loss})
         net.eval()
         validation_loss, accuracy = evaluate(part, Subset(samples, held_out), device)

@@ -584,14 +584,14 @@ def test_a_comparison_at_equal_steps_is_caught(dogs):
 
 
 def test_learning_rates_start_at_that_of_one_rank_and_grow_with_the_batch(dogs):
-    optimizer, warm_up = dogs["optimizer_and_warm_up"](
+    optimizer, ramp = dogs["optimizer_and_ramp"](
         [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.1}], scale=4, steps=3
     )
     rates = []
     for _ in range(5):
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
-        warm_up.step()
+        ramp.step()
     assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
 
 
