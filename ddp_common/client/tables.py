@@ -367,7 +367,7 @@ class Tables:
         for rank, (address, share) in enumerate(zip(addresses, shares)):
             if address not in rooms:
                 continue  # it has died, which is found out elsewhere
-            limit, _, left = rooms[address]
+            limit, left = rooms[address]
             if limit and share > MEMORY_SHARE * limit:
                 raise Error(
                     f"Rank {rank} gets {_size(share)} of {self._names()}, and its worker's memory "
