@@ -1056,7 +1056,8 @@ print(
 # what they make of an image is computed once: that saves most of the computing, and
 # leaves most of the weights to be trained. 200 images to learn from, two epochs, five
 # seeds; a batch of 16, and one eight times as large. The rate of the batch of 16 is
-# again the best of a few, by images that judge nobody.
+# again the best of a few, by images that judge nobody. The runs do not talk to each
+# other: every rank trains its share of them.
 
 
 # %% tags=["lesson"]
@@ -1123,25 +1124,34 @@ with torch.no_grad():
 trained_weights = sum(each.numel() for each in late.parameters())
 all_weights = sum(each.numel() for each in backbone.parameters())
 print(f"{trained_weights / all_weights:.0%} of the backbone's weights are trained")
-there = client.scatter([maps, features, labels, weights], broadcast=True)
-there = dict(zip(("maps", "features", "labels", "weights"), there))
 
 
-def on_workers(runs):
-    """The accuracies of each run; the workers share the runs."""
-    options = {**there, "backbone": settings.backbone, "pure": False}
-    return client.gather(client.map(train_deep, runs, **options))
+def train_share(runs, **given):
+    """Every rank trains its share of the runs. Returns the accuracies of all of them."""
+    mine = {}
+    for number in range(ddp.rank(), len(runs), ddp.world_size()):
+        mine[number] = train_deep(runs[number], **given)
+        ddp.report(accuracy=mine[number][1])
+    everyones = [None] * ddp.world_size()
+    dist.all_gather_object(everyones, mine)
+    found = {number: both for each in everyones for number, both in each.items()}
+    return [found[number] for number in range(len(runs))]
+
+
+def on_ranks(runs):
+    """The accuracies of each run."""
+    data = {"maps": maps, "features": features, "labels": labels, "weights": weights}
+    options = {**data, "backbone": settings.backbone}
+    return ddp.launch(client, train_share, runs=runs, **options).result
 
 
 candidates = [0.0003, 0.001, 0.003]
 rates = list(itertools.product(seeds[:2], candidates, [16], ["at once"]))
-chosen = np.reshape([choose for choose, _ in on_workers(rates)], (2, -1)).mean(0)
+chosen = np.reshape([choose for choose, _ in on_ranks(rates)], (2, -1)).mean(0)
 rate = candidates[int(chosen.argmax())]
 ways_of_deep = [(16, 1, "at once"), (128, 1, "at once"), (128, 8, "at once")]
 planned = list(itertools.product(seeds[:5], ways_of_deep))
-judged = on_workers(
-    [(seed, rate * k, batch, warm) for seed, (batch, k, warm) in planned]
-)
+judged = on_ranks([(seed, rate * k, batch, warm) for seed, (batch, k, warm) in planned])
 
 # %% tags=["lesson", "nbval-ignore-output"]
 rows_of_deep = [
