@@ -1127,7 +1127,7 @@ print(f"{trained_weights / all_weights:.0%} of the backbone's weights are traine
 
 
 def train_share(runs, **given):
-    """Every rank trains its share of the runs. Returns the accuracies of all of them."""
+    """Every rank trains its share of the runs; returns the accuracies of all."""
     mine = {}
     for number in range(ddp.rank(), len(runs), ddp.world_size()):
         mine[number] = train_deep(runs[number], **given)
