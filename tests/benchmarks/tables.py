@@ -2,7 +2,7 @@
 
     python tests/benchmarks/tables.py [--output FILE.json] [--only NAME]
 
-GIGABYTES sets the size of the table (default 1).
+GIGABYTES sets the size of the table (default 1); below 1 everything is smaller by it.
 
 | name     | ours                                     | other                             |
 |----------|------------------------------------------|-----------------------------------|
@@ -45,8 +45,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 GIGABYTES = float(os.environ.get("GIGABYTES", 1))
 WIDTH, PARTITIONS, TURNS = 50, 8, 3
-FIRST_ROWS = 1_000_000
-LOADER_ROWS, LOADER_BATCH = 400_000, 1024
+FIRST_ROWS = int(1_000_000 * min(1, GIGABYTES))
+LOADER_ROWS, LOADER_BATCH = int(400_000 * min(1, GIGABYTES)), 1024
 NAMES = [f"column {number}" for number in range(WIDTH)]
 
 
