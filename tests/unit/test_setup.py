@@ -73,10 +73,11 @@ def clone(tmp_path):
 
 
 def environment(clone, **variables):
+    """What a person's terminal has: neither pip's settings nor those of a `make` that runs tests."""
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("PIP_") and not name.lower().endswith("_proxy")
+        if not name.startswith(("PIP_", "MAKE", "MFLAGS")) and not name.lower().endswith("_proxy")
     }
     return (
         kept
