@@ -73,7 +73,7 @@ def clone(tmp_path):
 
 
 def environment(clone, **variables):
-    """What a person's terminal has: neither pip's settings nor those of a `make` that runs tests."""
+    """What a person at a terminal has: no settings of pip, and no flags of the make around us."""
     kept = {
         name: value
         for name, value in os.environ.items()
