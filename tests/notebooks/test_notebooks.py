@@ -10,8 +10,9 @@ import lab  # in tutorials/
 import nbformat
 import pytest
 import sync
+import torch
 from nbclient import NotebookClient
-from tutorials_here import ROOT, clean_environment, script
+from tutorials_here import ROOT, clean_environment, script, settings_of_torch_put_back
 
 TUTORIALS = [path.stem for path in sync.sources()]
 each_tutorial = pytest.mark.parametrize("name", TUTORIALS)
@@ -102,6 +103,16 @@ def test_a_student_sees_cells_that_judge_folded_and_what_is_to_be_repaired_open(
 def test_a_solution_without_marks_is_refused():
     with pytest.raises(ValueError, match="end of your code"):
         sync.stub("def f():\n    return 1")
+
+
+def test_what_a_study_sets_for_its_process_is_put_back():
+    threads = torch.get_num_threads()
+    with settings_of_torch_put_back():
+        torch.set_num_threads(1)
+        torch.set_flush_denormal(True)
+        assert sys.float_info.min / 2 == 0
+    assert torch.get_num_threads() == threads
+    assert sys.float_info.min / 2 > 0
 
 
 # On another processor, floating-point sums come in another order: what the notebook compares must

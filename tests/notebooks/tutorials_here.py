@@ -9,6 +9,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 import pytest
+import torch
 
 from ddp_common.commands.cli import LESSON_TAGS
 
@@ -51,12 +52,23 @@ def clean_environment(runs):
 
 
 @contextlib.contextmanager
+def settings_of_torch_put_back():
+    """A study's function may set what holds for its whole process; the tests' process goes on."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)
+
+
+@contextlib.contextmanager
 def names_of(name, runs):
     """The names that a tutorial's job defines before section 5, and those of the cells after it.
 
     Of these all functions and classes: exercises, solutions, checks.
     """
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, settings_of_torch_put_back():
         for key, value in clean_environment(runs).items():
             patch.setenv(key, value)
         names = {"__name__": "__main__"}
