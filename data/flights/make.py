@@ -36,7 +36,6 @@ WEATHER = {
     "temp": "float32",
     "dewp": "float32",
     "humid": "float32",
-    "wind_dir": "Int16",
     "wind_speed": "float32",
     "precip": "float32",
     "pressure": "float32",
@@ -46,9 +45,7 @@ PLANES = {
     "tailnum": "string",
     "year": "Int16",
     "manufacturer": "string",
-    "engines": "int8",
     "seats": "int16",
-    "engine": "string",
 }
 AIRLINES = {"carrier": "string", "name": "string"}
 

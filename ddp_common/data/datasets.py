@@ -278,7 +278,6 @@ FLIGHTS_TABLES = {
         "temp": NUMBER,
         "dewp": NUMBER,
         "humid": NUMBER,
-        "wind_dir": NUMBER,
         "wind_speed": NUMBER,
         "precip": NUMBER,
         "pressure": NUMBER,
@@ -288,9 +287,7 @@ FLIGHTS_TABLES = {
         "tailnum": TEXT,
         "year": NUMBER,
         "manufacturer": TEXT,
-        "engines": NUMBER,
         "seats": NUMBER,
-        "engine": TEXT,
     },
     "airlines": {"carrier": TEXT, "name": TEXT},
 }
