@@ -26,6 +26,7 @@ _HOME = {
     "world_size": "ranks.rendezvous",
     "ElasticSampler": "ranks.sampling",
     "EvalSampler": "ranks.sampling",
+    "Rows": "ranks.rows",
     "split": "ranks.splits",
     "stratified_split": "ranks.splits",
     "Checkpoint": "ranks.checkpoint",

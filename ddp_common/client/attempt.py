@@ -21,6 +21,7 @@ from ddp_common.client.checkpoints import Checkpoints
 from ddp_common.client.fetching import fetch_result, open_result_here
 from ddp_common.client.inbox import FromAgent, TaskEnded, WorkerLost
 from ddp_common.client.known import Known, as_meant
+from ddp_common.client.tables import Tables
 from ddp_common.client.verdict import (
     Failed,
     Finished,
@@ -86,6 +87,7 @@ class Attempt:
         inbox: queue.SimpleQueue,
         directory: RunDirectory,
         stall_timeout: float | None,
+        tables: Tables,
     ):
         self.client = client
         self.run_id = run_id
@@ -93,6 +95,8 @@ class Attempt:
         self.inbox = inbox
         self.directory = directory
         self.stall_timeout = stall_timeout
+        self.tables = tables
+        self.handed: list[Future | None] = [None] * len(addresses)  # the tables of each rank
         self.known = Known(addresses)
         self.futures: list[Future] = []
         self._checkpoints: Checkpoints | None = None  # until the attempt has begun
@@ -146,6 +150,8 @@ class Attempt:
         )
         if previous is not None:
             self._note_restart(previous, number)
+        if self.tables.given:
+            self._hand_over_tables()
         first = self.addresses[:1]
         (store,) = self.client.run(agent.listen, self.run_id, workers=first).values()
         if len(payload) > LARGE:
@@ -153,6 +159,32 @@ class Attempt:
             payload = self.client.scatter(payload, workers=first, hash=False)
         for spec in self._specs(store):
             self._submit(spec, payload)
+
+    def _hand_over_tables(self) -> None:
+        """Have every worker lay ready what its rank gets.
+
+        Raises `RankFailed` if a worker is lost meanwhile, and `Error` for tables that cannot be
+        handed over.
+        """
+        tables = self.tables
+        assigned = tables.assign(self.addresses)
+        tables.check_memory(self.addresses, assigned)
+        for line in tables.remarks(assigned, len(self.addresses)):
+            self.directory.log(line)
+            self.progress.note(line)
+        futures = tables.hand_over(self.addresses, assigned, self.run_id)
+        self.handed[:] = futures
+        while not all(future.done() for future in futures):
+            self._take_next(SHORT_LOOK)
+            if self.known.failed():
+                rank = min(self.known.failed())
+                raise wording.rank_failed(self.known, rank, self.directory.path)
+        for rank, future in enumerate(futures):
+            if future.status != "finished":
+                raise wording.not_handed_over(rank, future.exception())
+            if future.type is Error:
+                raise future.result()
+        tables.handed_over(self.addresses, assigned, self.run_id)
 
     def _write_config(self) -> None:
         assert self.config is not None, "it is to be written yet"
@@ -198,6 +230,7 @@ class Attempt:
             agent.run_rank,
             spec,
             payload,
+            self.handed[spec.rank],
             workers=[self.addresses[spec.rank]],
             pure=False,
             retries=0,
@@ -463,6 +496,7 @@ class Attempt:
         try:
             if connected:
                 self._end_ranks()
+                self._forget_tables()
                 self._finish_fetching()
         except (OSError, CancelledError, Error) as error:
             self.directory.problem(f"After the run had ended: {error}", "end")
@@ -483,6 +517,12 @@ class Attempt:
             if none_has_started and time.monotonic() > told + UNSTARTED_TIMEOUT:
                 return
             self._take_next(0.1)
+
+    def _forget_tables(self) -> None:
+        pending = [future for future in self.handed if future and not future.done()]
+        if pending:
+            self.client.cancel(pending, force=True)
+        self.handed.clear()
 
     def _finish_fetching(self) -> None:
         """Get the last checkpoints of workers that do not see the run directory.

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ddp_common.client import attempt as attempts
+from ddp_common.client import tables
 from ddp_common.client.attempt import Attempt
 from ddp_common.client.connection import refuse_unusable
 from ddp_common.client.inbox import open_inbox
 from ddp_common.client.payload import pickled
 from ddp_common.client.placement import placement
+from ddp_common.client.tables import Tables
 from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 from ddp_common.files import absolute
 from ddp_common.run.config import current, run_to_resume
@@ -52,6 +54,10 @@ def launch(
     few free ones wait up to `timeout` seconds, or start with fewer once there are
     `min_workers`.
 
+    A Dask DataFrame, Series, Array or Bag, or a list of futures, among `arguments` arrives in each
+    rank as the partitions that lie on its worker (`Rows`). Those of one length, or in one list,
+    tuple or dict, belong together: a rank gets the same partitions of each.
+
     After a failure it starts again from the newest good checkpoint, on the workers that are
     there then, up to `restarts` times (default: RESTARTS from the environment, else 0). A rank
     that makes no progress for `stall_timeout` seconds is a failure (None: never); progress is
@@ -64,8 +70,10 @@ def launch(
     got SIGTERM (both only when restarts are used up), `SchedulerLost`, and `Error` for mistakes
     that are found before anything starts.
     """
+    arguments, collections = tables.find(arguments)
     if hasattr(client, "run_here"):
         # The ranks are running already: torchrun or srun has started them
+        tables.refuse_without_dask(collections)
         return client.run_here(function, arguments, directory)
     refuse_unusable(client)
     payload = pickled(function, arguments)
@@ -77,20 +85,24 @@ def launch(
     began = time.monotonic()
     run_directory: RunDirectory | None = None
     failures: list[Exception] = []
+    held = Tables(client, collections)
     try:
         while True:
             run_id = uuid.uuid4().hex[:12]
             if hasattr(client, "make_ready"):  # one of `connect`: it may have to submit jobs anew
                 client.make_ready(bool(failures))
+            held.ready(timeout)
             with (
                 open_inbox(client, run_id) as inbox,
-                placement(client, run_id, workers, min_workers, timeout) as addresses,
+                placement(
+                    client, run_id, workers, min_workers, timeout, held.rows_held()
+                ) as addresses,
             ):
                 if run_directory is None:
                     run_directory = _open_directory(function, directory)
                 try:
                     attempt = Attempt(
-                        client, run_id, addresses, inbox, run_directory, stall_timeout
+                        client, run_id, addresses, inbox, run_directory, stall_timeout, held
                     )
                     previous = failures[-1] if failures else None
                     result = attempt.run(payload, previous, number=len(failures) + 1)
@@ -124,6 +136,7 @@ def launch(
             error.directory = run_directory.path
         raise
     finally:
+        held.close()
         if run_directory is not None:
             run_directory.close()
 

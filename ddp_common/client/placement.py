@@ -26,12 +26,18 @@ _adapting = threading.Lock()
 
 @contextlib.contextmanager
 def placement(
-    client: Client, run_id: str, wanted: int | None, least: int | None, timeout: float
+    client: Client,
+    run_id: str,
+    wanted: int | None,
+    least: int | None,
+    timeout: float,
+    rows_held: dict[str, int],
 ) -> Iterator[list[str]]:
     """Claim workers, waiting for them if need be; yields their addresses in rank order.
 
     Gives them back at the end. `wanted`: how many (None: all); `least`: with how many it may begin
-    where there are fewer (None: not). Raises `Error` when there are too few within `timeout`
+    where there are fewer (None: not). `rows_held`: rows of this launch's tables on each worker;
+    those with most are taken first. Raises `Error` when there are too few within `timeout`
     seconds.
     """
     if wanted is not None:
@@ -43,7 +49,9 @@ def placement(
 
     def claim() -> dict[str, Any]:
         active = list(client.__dict__["ddp_inboxes"])
-        return _ask_scheduler(client, _claim, run_id, client.id, active, wanted, least, most)
+        return _ask_scheduler(
+            client, _claim, run_id, client.id, active, wanted, least, most, rows_held
+        )
 
     try:
         answer = claim()
@@ -132,6 +140,7 @@ def _claim(
     wanted: int | None,
     least: int | None,
     most: int | None,
+    rows_held: dict[str, int],
     dask_scheduler: Scheduler,
 ) -> dict[str, Any]:
     """Claim workers.
@@ -143,16 +152,17 @@ def _claim(
     workers = dask_scheduler.workers
     known = [address for address, worker in workers.items() if worker.status.name == "running"]
     free = [address for address in known if address not in claims]
-    free.sort(key=lambda address: workers[address].host)
+    free.sort(key=lambda address: (-rows_held.get(address, 0), workers[address].host))
     count = wanted or min(most or len(known), len(known))
     if len(free) < count:
         count = len(free) if least and len(free) >= least else 0
     if count == 0 or count < (least or 0):
         return {"claimed": [], "known": len(known), "busy": len(claims)}
-    for address in free[:count]:
+    chosen = sorted(free[:count], key=lambda address: workers[address].host)
+    for address in chosen:
         claims[address] = client_id, run_id
     _keep_few_messages(dask_scheduler, client_id)
-    return {"claimed": free[:count]}
+    return {"claimed": chosen}
 
 
 def _claims(scheduler: Scheduler) -> dict[str, tuple[str, str]]:

@@ -11,11 +11,8 @@ import dataclasses
 import sys
 import weakref
 
-import numpy as np
-
 from ddp_common.errors import Error
 from ddp_common.ranks import loaders
-from ddp_common.ranks.rendezvous import rank, world_size
 
 MOVED = (
     "This pass over the sampler can't go on: since it began or took its last batch, the sampler's "
@@ -94,9 +91,7 @@ class PassIterator:
         self.current = None  # the `Pass`, from the first request on
         self.requests = 0  # how many batches it was asked for
         self.prefetch_depth = 0  # batches a loader requests before training takes the first
-        self.order = None  # of the epoch, if that is a range, which need not be kept as numbers
-        self.shares = None  # else: this rank's share of each full batch, one row per step
-        self.ragged_share = None  # and of the ragged last batch
+        self.deal = None  # which indices are this rank's; from the first request on
 
     def __iter__(self):
         return self
@@ -141,10 +136,10 @@ class PassIterator:
             loader_iterator=None if loader_iterator is None else weakref.ref(loader_iterator),
             handled=handled_exception(),
         )
-        self._keep_share(sampler._order(epoch))
+        self.deal = sampler._deal(epoch)
 
     def take(self):
-        self.sampler._take(self.current)
+        self.sampler._take(self.current, self.deal)
 
     def is_through(self):
         return self.current.step == len(self.sampler)
@@ -160,44 +155,16 @@ class PassIterator:
 
     # The indices.
 
-    def _keep_share(self, order):
-        """Keep this rank's share of an epoch's order, and let go of the rest."""
-        if isinstance(order, range):
-            self.order = order
-            return
-        mine = rank()
-        ranks = world_size()
-        batch_size = self.sampler.batch_size
-        in_full_batches = len(order) // batch_size * batch_size
-        batches = order[:in_full_batches].reshape(-1, batch_size)
-        has_a_share = mine < batch_size
-        shares = batches[:, mine::ranks] if has_a_share else batches[:, :1]
-        self.shares = np.ascontiguousarray(shares)
-        self.ragged_share = _share_of(order[in_full_batches:], mine, ranks).copy()
-
     def _indices_of(self, number):
         """This rank's indices of the batch that comes `number` steps after this pass began."""
         step = self.current.first_step + number
         if step >= len(self.sampler):
             raise StopIteration
-        if self.order is not None:
-            batch_size = self.sampler.batch_size
-            first_sample = step * batch_size
-            batch = self.order[first_sample : first_sample + batch_size]
-            return list(_share_of(batch, rank(), world_size()))
-        if step < len(self.shares):
-            return self.shares[step].tolist()
-        return self.ragged_share.tolist()
+        return self.deal.share(step)
 
     def indices_of_all_steps(self):
         for number in range(len(self.sampler) - self.current.first_step):
             yield self._indices_of(number)
-
-
-def _share_of(batch, mine, ranks):
-    """This rank's part of a batch; one sample, to be given weight 0, if there is none for it."""
-    share = batch[mine::ranks]
-    return share if len(share) else batch[:1]
 
 
 def handled_exception():

@@ -26,6 +26,7 @@ from typing import Any
 
 from ddp_common.errors import Error
 from ddp_common.messages import Done, Message, Raised, Returned, Stopped
+from ddp_common.ranks import handover
 from ddp_common.ranks.parent import die_with_parent
 
 LONGEST_MESSAGE = 10_000  # characters of an exception's own message
@@ -38,6 +39,7 @@ def main(
     environment: dict[str, str],
     threads: int,
     payload: bytes,
+    tables: Connection | None,
     listener: Any,
     result_file: Connection | None,
     messages: Connection,
@@ -47,7 +49,8 @@ def main(
     """Be a rank: from the fork to its last word.
 
     `environment`: variables to set; `threads`: of torch; `payload`: pickled (function, keyword
-    arguments, sources of notebook cells); `listener`: rank 0's store socket, else None;
+    arguments, sources of notebook cells); `tables`: a connection around the file with the Dask
+    collections among the arguments, else None; `listener`: rank 0's store socket, else None;
     `result_file`: a connection around the file for rank 0's result, else None; `messages`,
     `output`, `stacks`: the write ends of three pipes to the agent.
     """
@@ -61,7 +64,7 @@ def main(
     last_word: Message
     exit_code = 0
     try:
-        last_word = _train(environment, threads, payload, listener, result_file, messages)
+        last_word = _train(environment, threads, payload, tables, listener, result_file, messages)
     except BaseException as error:  # whatever it is: the client must know
         last_word = _raised(error)
         exit_code = _exit_code(error)
@@ -82,6 +85,7 @@ def _train(
     environment: dict[str, str],
     threads: int,
     payload: bytes,
+    tables: Connection | None,
     listener: Any,
     result_file: Connection | None,
     messages: Connection,
@@ -107,6 +111,8 @@ def _train(
         stopping.listen_to_sigterm()
         handler = signal.getsignal(signal.SIGTERM)
         os.register_at_fork(after_in_child=functools.partial(_be_no_rank, handler))
+        if tables is not None:
+            handover.receive(tables)
         function, arguments, sources = pickle.loads(payload)
         linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
         _publish_main(function)

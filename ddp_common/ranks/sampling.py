@@ -3,7 +3,8 @@
 Every rank computes the same order from (seed, epoch) alone, so nothing is communicated. A global
 batch has a fixed size; rank r takes every world_size-th index of it, starting at the r-th. The
 samples of a step are therefore the same for any number of ranks, and so are its loss and
-gradient, up to the order of floating-point sums.
+gradient, up to the order of floating-point sums. Of a table that Dask has prepared, a rank takes
+the rows that lie on its worker (`dealing`): the samples of a step do not depend on where they lie.
 
 A step begins when training takes its batch, whenever the loader has asked for it (`passes`):
 position, weight and random state are always those of the batch that training has.
@@ -22,9 +23,11 @@ from torch.utils.data import DataLoader
 
 from ddp_common.errors import Error
 from ddp_common.ranks import reporting, stopping
+from ddp_common.ranks.dealing import EvenDeal, PlacedDeal, Placement
 from ddp_common.ranks.loaders import UNORDERED
 from ddp_common.ranks.passes import MOVED, PassIterator, handled_exception
 from ddp_common.ranks.rendezvous import rank, world_size
+from ddp_common.ranks.rows import Partitioned
 
 # Functions of a sampler, called last between its steps; for the fault lab
 injected: list[Callable[["ElasticSampler"], None]] = []
@@ -32,6 +35,9 @@ injected: list[Callable[["ElasticSampler"], None]] = []
 
 class ElasticSampler:
     """Deals `length` samples in global batches of `batch_size`, and gives each rank its share.
+
+    Where the samples are rows of a table that was an argument of `launch`, the table (`Rows`, or
+    what its `tensors` gives) stands in place of the length: each rank is dealt rows that it holds.
 
     Use it as the `batch_sampler` of a `DataLoader`. Any loop will do. `for epoch in
     sampler.epochs(n)` counts the epochs and continues from the position that `load_state_dict`
@@ -49,7 +55,13 @@ class ElasticSampler:
     `shuffle=False` costs neither.
     """
 
-    def __init__(self, length: int, batch_size: int, *, seed: int = 0, shuffle: bool = True):
+    def __init__(
+        self, length: int | Partitioned, batch_size: int, *, seed: int = 0, shuffle: bool = True
+    ):
+        self.placement = None  # where the rows of a table lie
+        if isinstance(length, Partitioned):
+            self.placement = length.placement
+            length = len(length)
         if length < 1 or batch_size < 1:
             raise Error(
                 "ElasticSampler needs at least one sample and a batch size of at least 1, "
@@ -80,7 +92,7 @@ class ElasticSampler:
 
     def __getstate__(self):
         """The position and nothing that runs here: a data set may take a copy to its workers."""
-        names = ("length", "batch_size", "seed", "shuffle", "epoch", "step")
+        names = ("length", "placement", "batch_size", "seed", "shuffle", "epoch", "step")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state):
@@ -97,7 +109,19 @@ class ElasticSampler:
 
     def permutation(self, epoch: int) -> np.ndarray:
         """The order of all samples in `epoch`: int64, shape (length,), the same on every rank."""
+        if self.placement is not None:
+            everything = Placement(self.placement.lengths, range(len(self.placement.lengths)))
+            return self._placed_deal(everything, epoch).rows
         return np.asarray(self._order(epoch), dtype=np.int64)
+
+    def _deal(self, epoch):
+        """This rank's shares of an epoch."""
+        if self.placement is not None:
+            return self._placed_deal(self.placement, epoch)
+        return EvenDeal(self._order(epoch), self.batch_size)
+
+    def _placed_deal(self, placement, epoch):
+        return PlacedDeal(placement, self.batch_size, self.seed, epoch, self.shuffle)
 
     def _order(self, epoch):
         """The same in its cheapest form: a range, or an array of the smallest type that fits."""
@@ -288,8 +312,8 @@ class ElasticSampler:
 
     # A step begins.
 
-    def _take(self, current):
-        """Training takes the next batch of the pass `current`."""
+    def _take(self, current, deal):
+        """Training takes the next batch of the pass `current`, which `deal` deals."""
         if current.step == current.first_step:
             self._start_pass(current)
         elif self._last_pass is not current:
@@ -298,7 +322,7 @@ class ElasticSampler:
         self.step = current.step
         self._taking_thread = threading.get_ident()
         self._finish_previous_step()
-        self._start_step()
+        self._start_step(deal)
         current.step = self.step
 
     def _start_pass(self, begun):
@@ -324,7 +348,7 @@ class ElasticSampler:
                 call()
             raise stopping.Stopped
 
-    def _start_step(self):
+    def _start_step(self, deal):
         """Set weight, random state and position for the batch that training takes."""
         mine = rank()
         ranks = world_size()
@@ -333,8 +357,7 @@ class ElasticSampler:
 
         # DDP averages the gradients of all ranks, each of which is a mean over the rank's samples.
         # Weighted by its share of the batch, the average is the mean over the whole batch.
-        my_samples = len(range(mine, batch_length, ranks))
-        self._weight = ranks * my_samples / batch_length
+        self._weight = ranks * deal.samples(self.step) / batch_length
 
         entropy = [self.seed, self.epoch, self.step, mine]
         high, low = np.random.SeedSequence(entropy).generate_state(2, np.uint32)
@@ -452,6 +475,7 @@ class ElasticSampler:
             "length": self.length,
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
+            "partitions": None if self.placement is None else self.placement.lengths.tolist(),
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -460,8 +484,10 @@ class ElasticSampler:
         Raises `Error` if it was saved with other data, another batch size, order or seed.
         """
         differing = []
+        # Old checkpoints have no 'shuffle', no 'partitions', and no 'ended'
+        saved = {"partitions": None, **state}
         for key, mine in self._settings().items():
-            theirs = state.get(key, mine)  # old checkpoints have no 'shuffle', and no 'ended'
+            theirs = saved.get(key, mine)
             if theirs != mine:
                 differing.append(f"{key} {theirs} there, {mine} here")
         if differing:
@@ -498,13 +524,18 @@ RESTORED = (
 class EvalSampler:
     """Deals each of `length` samples to exactly one rank, in order and without padding.
 
+    `length` may be a table, as for an `ElasticSampler`: each rank is dealt all rows that it holds.
     A rank may get none. Iterating yields lists of at most `batch_size` indices. Evaluate on
     `model.module`: a forward pass of the DDP wrapper may wait for ranks that have fewer batches.
     """
 
-    def __init__(self, length: int, batch_size: int):
+    def __init__(self, length: int | Partitioned, batch_size: int):
         self.batch_size = batch_size
-        self.indices = range(rank(), length, world_size())
+        self.indices: range | np.ndarray
+        if isinstance(length, Partitioned):
+            self.indices = length.rows
+        else:
+            self.indices = range(rank(), length, world_size())
 
     def __len__(self) -> int:
         """Batches of this rank."""
@@ -513,4 +544,5 @@ class EvalSampler:
     def __iter__(self) -> Iterator[list[int]]:
         for start in range(0, len(self.indices), self.batch_size):
             reporting.made_progress()
-            yield list(self.indices[start : start + self.batch_size])
+            batch = self.indices[start : start + self.batch_size]
+            yield list(batch) if isinstance(batch, range) else batch.tolist()

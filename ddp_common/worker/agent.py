@@ -42,6 +42,7 @@ from ddp_common.messages import (
 from ddp_common.ranks import process as rank_process
 from ddp_common.ranks import secret
 from ddp_common.worker import descendants, forkserver
+from ddp_common.worker.handover import Handover
 from ddp_common.worker.lines import Lines
 from ddp_common.worker.memory import MemoryLimit
 from ddp_common.worker.result import open_result_file, take_result
@@ -125,12 +126,14 @@ def _read_stack(connection: Connection) -> bytes:
 # The Dask task
 
 
-def run_rank(spec: RankSpec, payload: bytes) -> bytes | memoryview | None:
+def run_rank(
+    spec: RankSpec, payload: bytes, tables: Handover | None = None
+) -> bytes | memoryview | None:
     """Run one rank from start to end.
 
-    `payload` is the pickled training function with its arguments. Returns rank 0's pickled
-    result; None for other ranks, and for a rank that failed. Raises nothing: how the rank
-    ended is a message.
+    `payload` is the pickled training function with its arguments, `tables` what they need of
+    Dask's collections. Returns rank 0's pickled result; None for other ranks, and for a rank that
+    failed. Raises nothing: how the rank ended is a message.
     """
     worker = get_worker()
     key = worker.get_current_task()
@@ -141,7 +144,7 @@ def run_rank(spec: RankSpec, payload: bytes) -> bytes | memoryview | None:
     with _one_rank:
         send = Sender(worker, spec.run, spec.rank)
         try:
-            rank = _make_rank(worker, spec, payload)
+            rank = _make_rank(worker, spec, payload, tables)
             has_started = _start(rank, is_wanted)
         except Exception:  # of any kind: the client, which waits for this rank, must learn of it
             message = "The rank could not be started."
@@ -188,7 +191,9 @@ class RankProcess:
             end.close()
 
 
-def _make_rank(worker: Worker, spec: RankSpec, payload: bytes) -> RankProcess:
+def _make_rank(
+    worker: Worker, spec: RankSpec, payload: bytes, tables: Handover | None
+) -> RankProcess:
     """A rank whose process is not started yet."""
     global _listener
     listener = result_file = result_end = None
@@ -199,6 +204,7 @@ def _make_rank(worker: Worker, spec: RankSpec, payload: bytes) -> RankProcess:
         assert run_id == spec.run, "another run's store"
         result_file = open_result_file(spec.run)
         result_end = Connection(os.dup(result_file.fileno()))  # as a connection it can be sent
+    tables_end = tables.take() if tables is not None else None
     context = forkserver.start_forkserver()
     messages, their_messages = context.Pipe(duplex=False)
     output, their_output = context.Pipe(duplex=False)
@@ -210,6 +216,7 @@ def _make_rank(worker: Worker, spec: RankSpec, payload: bytes) -> RankProcess:
             _environment(spec),
             worker.state.nthreads,
             payload,
+            tables_end,
             listener,
             result_end,
             their_messages,
@@ -217,7 +224,7 @@ def _make_rank(worker: Worker, spec: RankSpec, payload: bytes) -> RankProcess:
             their_stacks,
         ),
     )
-    theirs = (their_messages, their_output, their_stacks, listener, result_end)
+    theirs = (their_messages, their_output, their_stacks, tables_end, listener, result_end)
     child_ends = [end for end in theirs if end is not None]
     return RankProcess(process, messages, output, stacks, result_file, child_ends)
 

@@ -1,0 +1,132 @@
+"""How rows of partitions are dealt: the same batches wherever the partitions lie."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ddp_common import ElasticSampler, Error
+from ddp_common.ranks import dealing
+from ddp_common.ranks.dealing import PlacedDeal, Placement
+from ddp_common.ranks.rows import Rows
+
+UNEVEN = [1000, 1000, 400, 0, 37, 5000]
+
+
+def placements(lengths, ranks, seed):
+    """The placement of each rank when the partitions lie anywhere; a row for who has none."""
+    anywhere = np.random.default_rng(seed).integers(ranks, size=len(lengths))
+    starts = np.cumsum(lengths) - lengths
+    borrowed = int(starts[np.argmax(lengths)])
+    return [
+        Placement(lengths, np.flatnonzero(anywhere == rank), borrowed) for rank in range(ranks)
+    ]
+
+
+def batches(lengths, ranks, batch_size, *, where=0, seed=0, epoch=0, shuffle=True):
+    """Every global batch, as a sorted list of rows, from what each rank has of it."""
+    deals = [
+        PlacedDeal(placement, batch_size, seed, epoch, shuffle)
+        for placement in placements(lengths, ranks, where)
+    ]
+    found = []
+    for step in range(-(-sum(lengths) // batch_size)):
+        shares = [deal.share(step) for deal in deals if deal.samples(step)]
+        assert [deal.samples(step) for deal in deals if deal.samples(step)] == list(
+            map(len, shares)
+        )
+        found.append(sorted(row for share in shares for row in share))
+    return found
+
+
+@given(
+    lengths=some.lists(some.integers(0, 40), min_size=1, max_size=8).filter(sum),
+    ranks=some.integers(1, 5),
+    where=some.integers(0, 1000),
+    batch_size=some.integers(1, 50),
+    shuffle=some.booleans(),
+)
+def test_batches_are_exact_and_the_same_wherever_partitions_lie(
+    lengths, ranks, where, batch_size, shuffle
+):
+    alone = batches(lengths, 1, batch_size, shuffle=shuffle)
+    assert sorted(row for batch in alone for row in batch) == list(range(sum(lengths)))
+    assert {len(batch) for batch in alone[:-1]} <= {batch_size}
+    assert batches(lengths, ranks, batch_size, where=where, shuffle=shuffle) == alone
+
+
+def test_every_partition_gives_each_batch_its_share_to_about_one_row():
+    starts = np.cumsum(UNEVEN)
+    for batch in batches(UNEVEN, 1, 256)[:-1]:
+        counts = np.bincount(np.searchsorted(starts, batch, side="right"), minlength=len(UNEVEN))
+        expected = 256 * np.array(UNEVEN) / sum(UNEVEN)
+        assert np.abs(counts - expected).max() < 2
+
+
+def test_seed_and_epoch_change_the_order():
+    orders = {
+        tuple(map(tuple, batches(UNEVEN, 1, 256, seed=seed, epoch=epoch)))
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    }
+    assert len(orders) == 4
+
+
+def test_sorting_in_windows_changes_nothing(monkeypatch):
+    whole = batches(UNEVEN, 2, 64)
+    monkeypatch.setattr(dealing, "WINDOW", 50)
+    assert batches(UNEVEN, 2, 64) == whole
+
+
+def test_a_rank_without_a_row_of_the_batch_takes_part_with_one_that_it_has():
+    placement = Placement([90, 0, 10], [1, 2])
+    deal = PlacedDeal(placement, 3, seed=0, epoch=0, shuffle=True)
+    idle = [step for step in range(34) if not deal.samples(step)]
+    assert idle
+    assert {tuple(deal.share(step)) for step in idle} == {(90,)}
+    without_any = PlacedDeal(Placement([90, 0, 10], [1], borrowed=5), 3, 0, 0, True)
+    assert {tuple(without_any.share(step)) for step in range(34)} == {(5,)}
+
+
+def table(lengths):
+    starts = np.cumsum(lengths) - lengths
+    parts = {
+        number: np.arange(start, start + length)
+        for number, (start, length) in enumerate(zip(starts, lengths))
+    }
+    return Rows("table", Placement(lengths, list(parts)), parts)
+
+
+def test_the_sampler_takes_a_table_in_place_of_a_length():
+    rows = table(UNEVEN)
+    sampler = ElasticSampler(rows, 256, seed=3)
+    dealt = [batch for _ in sampler.epochs(1) for batch in sampler]
+    assert [sorted(batch) for batch in dealt] == batches(UNEVEN, 1, 256, seed=3)
+    order = sampler.permutation(0)
+    assert [sorted(order[start : start + 256]) for start in range(0, sum(UNEVEN), 256)] == [
+        sorted(batch) for batch in dealt
+    ]
+
+
+@pytest.mark.parametrize("stop", [1, 15, 29, 30])
+def test_a_restored_position_goes_on_with_exactly_the_next_step(stop):
+    rows = table(UNEVEN)
+    undisturbed = ElasticSampler(rows, 256)
+    whole = [batch for _ in undisturbed.epochs(2) for batch in undisturbed]
+    first = ElasticSampler(rows, 256)
+    endless = (batch for _ in first.epochs(2) for batch in first)
+    begun = [next(endless) for _ in range(stop)]
+    second = ElasticSampler(rows, 256)
+    second.load_state_dict(first.state_dict())
+    assert begun + [batch for _ in second.epochs(2) for batch in second] == whole
+
+
+@pytest.mark.parametrize("other", [[1000, 1000, 400, 37, 0, 5000], None])
+def test_a_position_in_other_partitions_is_refused(other):
+    saved = ElasticSampler(table(UNEVEN), 256).state_dict()
+    sampler = ElasticSampler(table(other) if other else sum(UNEVEN), 256)
+    with pytest.raises(Error, match="partitions"):
+        sampler.load_state_dict(saved)
+    old = {key: value for key, value in saved.items() if key != "partitions"}
+    with pytest.raises(Error, match="partitions"):
+        ElasticSampler(table(UNEVEN), 256).load_state_dict(old)
