@@ -496,11 +496,11 @@ class Attempt:
         try:
             if connected:
                 self._end_ranks()
-                self._forget_tables()
                 self._finish_fetching()
         except (OSError, CancelledError, Error) as error:
             self.directory.problem(f"After the run had ended: {error}", "end")
         finally:
+            self._forget_tasks()
             self.progress.close()
 
     def _end_ranks(self) -> None:
@@ -518,11 +518,14 @@ class Attempt:
                 return
             self._take_next(0.1)
 
-    def _forget_tables(self) -> None:
-        pending = [future for future in self.handed if future and not future.done()]
-        if pending:
-            self.client.cancel(pending, force=True)
-        self.handed.clear()
+    def _forget_tasks(self) -> None:
+        """Let go of all tasks, and so of their results.
+
+        One that hands over tables may still wait for a worker that is gone.
+        """
+        for future in [*self.futures, *self.handed]:
+            if future is not None:
+                future.release()
 
     def _finish_fetching(self) -> None:
         """Get the last checkpoints of workers that do not see the run directory.
