@@ -540,8 +540,9 @@ mean_of, count_of = dask.compute(groups.mean(), groups.size())
 def plot_errors(mean_of, count_of, names, least=25):
     """Late flights by carrier and hour, and how far the prediction is from them."""
     enough = mean_of[count_of >= least]
-    observed = 100 * enough["late"].unstack()
-    error = 100 * (enough["probability"] - enough["late"]).unstack()
+    enough = enough.sort_index()
+    observed = 100 * enough["late"].unstack().sort_index(axis=1)
+    error = 100 * (enough["probability"] - enough["late"]).unstack().sort_index(axis=1)
     figure, panels = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
     for axes, values, limits, colours, title in (
         (panels[0], observed, (0, 60), "viridis", "Late (% of flights)"),
@@ -801,33 +802,31 @@ def fault_in_deal(deal, lengths, batch_size):
 
 
 # %% tags=["exercise"]
+def fault_in_seeds(answer, lengths, batch_size, seed):
+    """What is wrong with the use of the seed: (yours, expected, question), or None."""
+    first, again, other = (
+        np.concatenate(
+            [np.asarray(batch) for batch in answer(lengths, batch_size, number)]
+        )
+        for number in (seed, seed, seed + 1)
+    )
+    if not np.array_equal(first, again):
+        return "two deals from one seed", "one", "Two ranks call it. Do they agree?"
+    if np.array_equal(first, other):
+        return "one deal from two seeds", "two", "What is `seed` used for?"
+    return None
+
+
 def check_deal(answer):
     random = np.random.default_rng()
     for _ in range(3):
         lengths = [0, 7, *random.integers(60, 400, size=4).tolist(), 900]
         random.shuffle(lengths)
         batch_size, seed = (int(n) for n in random.integers([40, 1], [90, 1_000]))
-        given = (list(lengths), batch_size, seed)
-        deal = [np.asarray(batch) for batch in answer(*given)]
+        deal = [np.asarray(batch) for batch in answer(list(lengths), batch_size, seed)]
         fault = fault_in_deal(deal, lengths, batch_size)
-        if fault is None:
-            np.random.seed(random.integers(1_000))
-            again = np.concatenate([np.asarray(batch) for batch in answer(*given)])
-            other = np.concatenate(
-                [
-                    np.asarray(batch)
-                    for batch in answer(list(lengths), batch_size, seed + 1)
-                ]
-            )
-            if not np.array_equal(np.concatenate(deal), again):
-                fault = (
-                    "two deals from one seed",
-                    "one",
-                    "Two ranks call it. Do they agree?",
-                )
-            elif np.array_equal(np.concatenate(deal), other):
-                fault = ("one deal from two seeds", "two", "What is `seed` used for?")
-        if fault is not None:
+        fault = fault or fault_in_seeds(answer, list(lengths), batch_size, seed)
+        if fault:
             print("not yet: yours {}, expected {}. {}".format(*fault))
             return False
     print("right: the deal knows lengths, batch size and seed, and not where rows lie")
@@ -968,48 +967,40 @@ def expected_features(flights, weather, flight):
 
 
 # %% tags=["exercise"]
+def fault_in_features(answer, flights, weather, random):
+    """What is wrong with them: (yours, expected, question), or None."""
+    arrived = flights.dropna(subset=["arr_delay"]).reset_index(drop=True)
+    columns = list(features_with_leaks(flights, weather))
+    yours = answer(flights.copy(), weather.copy())
+    if not isinstance(yours, pd.DataFrame) or sorted(yours) != sorted(columns):
+        got = list(yours) if isinstance(yours, pd.DataFrame) else type(yours).__name__
+        return got, f"a DataFrame with {columns}", "Which have you left out?"
+    if len(yours) != len(arrived):
+        question = "Does a join repeat or drop some of those that arrived?"
+        return f"{len(yours):,} rows", f"{len(arrived):,}", question
+    if found := leaks(answer, flights, weather, tries=5, seed=random.integers(1_000)):
+        question = "When was each measured, and when should the flight have left?"
+        return f"{found}, which change with the future", "no such column", question
+    names = ["rain", "wind", "delay of the carrier"]
+    later = np.flatnonzero(arrived["day"] > arrived["day"].min())
+    for number in random.choice(later, 40):
+        expected = expected_features(flights, weather, arrived.loc[number])
+        mine = yours.iloc[number][names].to_numpy(dtype="float64")
+        for name, value, right in zip(names, mine, expected):
+            if not np.isclose(value, right, equal_nan=True):
+                flight = f"a flight of {arrived['carrier'][number]}"
+                question = "Nothing leaks. Is there nothing newer that it could know?"
+                return f"{name} {value:.2f} for {flight}", f"{right:.2f}", question
+    return None
+
+
+# %% tags=["exercise"]
 def check_features(answer):
     random = np.random.default_rng()
     flights, weather = some_days(int(random.integers(12)))
-    arrived = flights.dropna(subset=["arr_delay"]).reset_index(drop=True)
-    yours = answer(flights.copy(), weather.copy())
-    columns = list(features_with_leaks(flights, weather))
-    if not isinstance(yours, pd.DataFrame) or sorted(yours) != sorted(columns):
-        got = list(yours) if isinstance(yours, pd.DataFrame) else type(yours).__name__
-        print(
-            f"not yet: yours {got}, expected a DataFrame with the columns {columns}. "
-            "Which of them have you left out?"
-        )
+    if fault := fault_in_features(answer, flights, weather, random):
+        print("not yet: yours {}, expected {}. {}".format(*fault))
         return False
-    if len(yours) != len(arrived):
-        print(
-            f"not yet: yours {len(yours):,} rows, expected {len(arrived):,}, the "
-            "flights that arrived. Does a join repeat or drop some?"
-        )
-        return False
-    if found := leaks(
-        answer, flights, weather, tries=5, seed=int(random.integers(1_000))
-    ):
-        print(
-            f"not yet: yours {found} change with the future, expected none. When was "
-            "each of them measured, and when should the flight have left?"
-        )
-        return False
-    for number in random.choice(
-        np.flatnonzero(arrived["day"] > arrived["day"].min()), 40
-    ):
-        expected = expected_features(flights, weather, arrived.loc[number])
-        names = ["rain", "wind", "delay of the carrier"]
-        mine = yours.iloc[number][names].to_numpy(dtype="float64")
-        if not np.allclose(mine, expected, equal_nan=True):
-            place = np.flatnonzero(~np.isclose(mine, expected, equal_nan=True))[0]
-            print(
-                f"not yet: nothing leaks, but yours {names[place]} {mine[place]:.2f}, "
-                f"expected {expected[place]:.2f}, for a flight of "
-                f"{arrived['carrier'][number]} on day {arrived['day'][number]}. "
-                "What is the newest that it could know?"
-            )
-            return False
     print("right: nothing knows the future, and nothing is given away")
     return True
 
