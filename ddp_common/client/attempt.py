@@ -180,7 +180,9 @@ class Attempt:
                 rank = min(self.known.failed())
                 raise wording.rank_failed(self.known, rank, self.directory.path)
         for rank, future in enumerate(futures):
-            if future.status != "finished":
+            if future.status == "cancelled":  # as by a scheduler that is lost
+                raise CancelledError(future.key)
+            if future.status == "error":
                 raise wording.not_handed_over(rank, future.exception())
             if future.type is Error:
                 raise future.result()

@@ -174,6 +174,8 @@ class Tables:
         # Dask computes what several have in common once, and warns where frames are among others.
         for are_frames in (True, False):
             together = [each for each in lacking if hasattr(each.collection, "expr") is are_frames]
+            if not together:
+                continue
             persisted = self.client.persist([given.collection for given in together])
             for given, collection in zip(together, persisted):
                 futures = _futures_of(collection)
@@ -187,8 +189,8 @@ class Tables:
         in_memory = -1
         moved = time.monotonic()  # when something last got done
         while True:
-            self._raise_for_failed()
             look = self.client.run_on_scheduler(_look, keys)
+            self._raise_for_failed()
             self._learn(look)
             if len(look["there"]) == len(set(keys)):
                 return
@@ -218,7 +220,7 @@ class Tables:
             for number, future in enumerate(given.futures):
                 if future.status == "error":
                     self._raise_failed(given, number, future)
-                if future.status in ("cancelled", "lost"):
+                if future.status == "cancelled":  # 'lost' is one that is computed again
                     raise Error(
                         f"Partition {number} of {given.name!r} is lost, and Dask cannot compute "
                         "it again: it was scattered or its futures were cancelled. Make the "

@@ -62,8 +62,9 @@ class EvenDeal:
         self.order: range | None = (
             None  # of the epoch, if that is a range, which need not be kept as numbers
         )
-        self.shares = np.empty((0, 0))  # else: its share of each full batch, one row per step
-        self.ragged_share = np.empty(0)  # and of the ragged last batch
+        # Else: its share of each full batch, one row per step
+        self.shares = np.empty((0, 0), np.int64)
+        self.ragged_share = np.empty(0, np.int64)  # and of the ragged last batch
         self._keep_share(order)
 
     def _keep_share(self, order):

@@ -129,17 +129,15 @@ def _check_lengths(table: Table) -> None:
 
 def _check_indices(tables: list[Table]) -> None:
     """Raise `Error` for pandas tables that belong together and have different indices."""
-    first_of: dict[int, Table] = {}
+    first_of: dict[tuple[int, int], tuple[str, Any]] = {}  # by group and partition
     for table in tables:
-        first = first_of.setdefault(table.group, table)
         for number, part in table.parts.items():
-            index, other = (
-                getattr(first.parts[number], "index", None),
-                getattr(part, "index", None),
-            )
-            if hasattr(index, "equals") and hasattr(other, "equals") and not index.equals(other):
+            if not hasattr(part, "iloc"):
+                continue  # not of pandas
+            name, first = first_of.setdefault((table.group, number), (table.name, part))
+            if not part.index.equals(first.index):
                 raise Error(
-                    f"The index of {first.name!r} and that of {table.name!r} differ in partition "
+                    f"The index of {name!r} and that of {table.name!r} differ in partition "
                     f"{number}: their rows belong to different samples. Join them into one table "
                     "(merge), or, if only the order counts, reset_index(drop=True) on both. If "
                     "they have nothing to do with each other, give one in a list of its own: "

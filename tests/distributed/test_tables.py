@@ -112,9 +112,9 @@ def placed(client, places, function=part, **options):
 
 
 @pytest.fixture(scope="module")
-def alone(client):
+def alone(client, tmp_path_factory):
     """What training on one rank gives."""
-    return on_ranks(client, 1, train, table=frame_of())
+    return on_ranks(client, 1, train, directory=tmp_path_factory.mktemp("run"), table=frame_of())
 
 
 def test_each_row_is_trained_on_once_per_epoch(alone):
