@@ -504,13 +504,20 @@ show(
 )
 
 # %% [markdown]
-# **Predict on the cluster.** `scatter` sends the model to every worker *once* and
-# returns a *future*, a name for it. `map_partitions` runs `probability` where each
-# partition lies. The result is one more column of the table it came from, with names
-# and dates to look at errors by.
+# **Predict on the cluster.** `submit` sends the weights *once*, to one worker, which
+# makes the model. It returns a *future*, a name for the result; other workers fetch it
+# there. `map_partitions` runs `probability` where each partition lies. The result is
+# one more column of the table it came from, with names and dates to look at errors by.
 
 
 # %%
+def make_model(weights, sizes, hidden):
+    """A LateModel with these weights."""
+    model = LateModel(sizes, hidden)
+    model.load_state_dict({name: values.cpu() for name, values in weights.items()})
+    return model
+
+
 def probability(part, model):
     """The probability of being late, for each row of a partition."""
     codes = torch.tensor(part[CODES].to_numpy(), dtype=torch.long)
@@ -519,16 +526,9 @@ def probability(part, model):
         return pd.Series(torch.sigmoid(model(codes, numbers)).numpy(), part.index)
 
 
-def predicted(table, weights, hidden):
-    """`table` with the column `probability`, computed where its partitions lie."""
-    model = LateModel(sizes, hidden)
-    model.load_state_dict({name: values.cpu() for name, values in weights.items()})
-    future = client.scatter(model, broadcast=True)
-    column = table.map_partitions(probability, future, meta=(None, "float32"))
-    return table.assign(probability=column)
-
-
-judged = predicted(validation, run.result, settings.hidden)
+model = client.submit(make_model, run.result, sizes, settings.hidden)
+column = validation.map_partitions(probability, model, meta=(None, "float32"))
+judged = validation.assign(probability=column)
 groups = judged.groupby(["carrier", "hour"])[["late", "probability"]]
 mean_of, count_of = dask.compute(groups.mean(), groups.size())
 
@@ -1151,8 +1151,7 @@ def check_known_at_departure(features, flights, weather):
 
 
 # %% tags=["lesson", "nbval-ignore-output"]
-network = LateModel(sizes, settings.hidden)
-network.load_state_dict({name: each.cpu() for name, each in run.result.items()})
+network = make_model(run.result, sizes, settings.hidden)
 january = flights.partitions[0].compute()
 leaky = encode(with_departure_delay(january, weather), codes, mean, spread)
 leaky = leaky[leaky["date"].isin(days_of["validation"])]
@@ -1224,9 +1223,9 @@ except ddp.RankFailed as failure:
 #
 # - *Data*: the tables and their columns in [nycflights13][2]. What an hour of weather
 #   holds: its [script][3] keeps the largest rain until minute 51.
-# - *Dask*: [DataFrame][4], with `map_partitions`, and `persist` there; `scatter` in
-#   [Client][5]; what a worker has fetched, `transfer_incoming_log` in [its state][6];
-#   how lost results are computed again, in [resilience][7].
+# - *Dask*: [DataFrame][4], with `map_partitions`, and `persist` there; `submit` and
+#   `scatter` in [Client][5]; what a worker has fetched, `transfer_incoming_log` in [its
+#   state][6]; how lost results are computed again, in [resilience][7].
 # - *Measures*: [average precision][8] and [calibration][9] in scikit-learn's guide.
 #
 # [1]: https://arxiv.org/abs/1603.02754
@@ -1333,8 +1332,7 @@ class Network:
             weights = ddp.launch(
                 client, train, table=numbers, sizes=sizes, **given
             ).result
-        self.model = LateModel(sizes, settings.hidden)
-        self.model.load_state_dict({name: each.cpu() for name, each in weights.items()})
+        self.model = make_model(weights, sizes, settings.hidden)
         return self
 
     def predict(self, table):
@@ -1379,22 +1377,14 @@ for kind, candidates in {
 # %% [markdown]
 # Three numbers for each, with intervals. **Average precision** asks for the order: are
 # late flights named first? Its floor is the share of late flights. **Calibration** asks
-# for the numbers: of the flights with '30 %', are 30 % late? We sort flights into ten
-# groups by their prediction, and take the mean distance of predicted and observed
-# share, in points. The **loss** asks for both.
+# for the numbers: is the mean prediction the share of late flights? We print the
+# difference, in points; the picture below asks the same of ten groups of flights, from
+# the smallest predictions to the largest. The **loss** asks for both.
 #
 # Flights of one day share its weather. So the intervals draw *days* with replacement.
 
 
 # %%
-def calibration_gap(late, probability, weight):
-    """The mean distance of predicted and observed share over ten groups, in points."""
-    ranks = np.argsort(np.argsort(probability, kind="stable"), kind="stable")
-    group = ranks * 10 // len(ranks)
-    gap = np.bincount(group, weight * (late - probability), minlength=10)
-    return 100 * np.abs(gap).sum() / weight.sum()
-
-
 def draws_of_days(dates, draws, seed=0):
     """Weights of flights, when days are drawn with replacement: (draws, flights)."""
     days, day_of = np.unique(dates, return_inverse=True)
@@ -1406,13 +1396,13 @@ def draws_of_days(dates, draws, seed=0):
 
 
 def measures(late, probability, weight):
-    """Average precision, calibration gap (points), loss (nats per flight)."""
+    """Average precision, predicted minus late (points), loss (nats per flight)."""
     kept = np.clip(probability, 1e-6, 1 - 1e-6)
     nats = -np.where(late > 0, np.log(kept), np.log(1 - kept))
     return np.array(
         [
             average_precision(late, probability, weight),
-            calibration_gap(late, probability, weight),
+            100 * np.average(probability - late, weights=weight),
             np.average(nats, weights=weight),
         ]
     )
@@ -1430,13 +1420,13 @@ drawn = {
 
 # %% tags=["nbval-ignore-output"]
 print(
-    f"{'test days':10} {'average precision':>24} {'calibration gap':>22} {'loss':>24}"
+    f"{'test days':10} {'average precision':>24} {'predicted - late':>24} {'loss':>24}"
 )
 for kind in guess:
     low, high = np.percentile(drawn[kind], [2.5, 97.5], axis=0)
-    (ap, gap, nats), text = point[kind], f"{kind:10}"
+    (ap, off, nats), text = point[kind], f"{kind:10}"
     text += f"   {ap:.3f} ({low[0]:.3f} to {high[0]:.3f})"
-    text += f"   {gap:4.1f} ({low[1]:4.1f} to {high[1]:4.1f})"
+    text += f"   {off:+5.1f} ({low[1]:+5.1f} to {high[1]:+5.1f})"
     print(text + f"   {nats:.3f} ({low[2]:.3f} to {high[2]:.3f})")
 print(f"a constant guess has an average precision of {late_of.mean():.3f}")
 
@@ -1525,7 +1515,7 @@ def megabytes(dask_worker, keys):
 
 if client.cluster is not None:
     keys = [future.key for future in distributed.futures_of(numbers)]
-    held = client.run(megabytes, keys).values()
+    held = client.run(megabytes, keys=keys).values()
     print(f"{sum(held):.1f} MB:", *(f"{each:.1f}" for each in sorted(held)))
 
 # %% [markdown]

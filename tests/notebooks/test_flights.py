@@ -379,13 +379,15 @@ def test_average_precision_is_that_of_scikit_learn_also_with_ties_and_weights(fl
             assert np.isclose(ours, average_precision_score(late, score, sample_weight=given))
 
 
-def test_a_calibrated_prediction_has_a_small_gap_and_a_shifted_one_has_its_shift(flights):
+def test_a_prediction_that_is_20_points_too_high_is_told_from_a_calibrated_one(flights):
     random = np.random.default_rng(0)
     probability = random.uniform(0.1, 0.6, 40_000)
     late = (random.random(40_000) < probability).astype(float)
     weight = np.ones(len(late))
-    assert flights["calibration_gap"](late, probability, weight) < 1.5
-    assert np.isclose(flights["calibration_gap"](late, probability + 0.2, weight), 20, atol=1.5)
+    for shift in (0.0, 0.2):
+        _, off, nats = flights["measures"](late, probability + shift, weight)
+        assert np.isclose(off, 100 * shift, atol=1)
+        assert np.isclose(nats, flights["log_loss"](late, probability + shift))
 
 
 def test_days_are_drawn_as_a_whole(flights):
