@@ -152,9 +152,17 @@ class Tables:
         return rows
 
     def close(self) -> None:
-        """Let go of what was computed for this launch."""
+        """Let go of everything: an exception may keep this object for long."""
+        self._let_go_of_ours()
+        for given in self.given:
+            given.collection, given.futures = None, []
+
+    def _let_go_of_ours(self) -> None:
+        """Have Dask forget what was computed for this launch."""
         for given in self.given:
             if given.is_ours:
+                for future in given.futures:
+                    future.release()
                 given.futures = []
 
     # Computing
@@ -359,7 +367,7 @@ class Tables:
         for rank, (address, share) in enumerate(zip(addresses, shares)):
             if address not in rooms:
                 continue  # it has died, which is found out elsewhere
-            limit, _, left = rooms[address]
+            limit, left = rooms[address]
             if limit and share > MEMORY_SHARE * limit:
                 raise Error(
                     f"Rank {rank} gets {_size(share)} of {self._names()}, and its worker's memory "
@@ -429,7 +437,7 @@ class Tables:
                 before = self.holders.get(future.key, [])
                 if len(before) == 1 and before[0] != addresses[rank]:
                     moved[future.key] = before[0], addresses[rank]
-        self.close()
+        self._let_go_of_ours()
         if moved:
             self.client.run_on_scheduler(_drop_copies, moved, run_id)
 

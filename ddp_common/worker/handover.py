@@ -59,11 +59,10 @@ def _kind(dtype):
     return f"{len(categories)} categories ({digest[:6]})"
 
 
-def room(dask_worker: Worker) -> tuple[float, float, float]:
-    """Bytes: the worker's memory limit (0: none), what it uses, what its host has left."""
+def room(dask_worker: Worker) -> tuple[float, float]:
+    """Bytes: the worker's memory limit (0: none), and what its host has left."""
     limit = dask_worker.memory_manager.memory_limit or 0
-    used = psutil.Process().memory_info().rss
-    return limit, used, psutil.virtual_memory().available
+    return limit, psutil.virtual_memory().available
 
 
 # The Dask task
