@@ -1053,7 +1053,7 @@ def some_tables(ranks, random):
     total = 12_000
     few, even = ranks + 1, ranks * int(random.integers(3, 9))
     lengths = [[total // few] * few, [total // even] * even]
-    for share in (0.6, 0.9):  # of what is over one rank's fair share, in one partition
+    for share in (0.1, 0.7):  # of what is over one rank's fair share, in one partition
         large = int(total * (1 / ranks + share * (1 - 1 / ranks)))
         count = int(random.integers(10, 40))
         lengths.append(random.permutation([large, *[(total - large) // count] * count]))
