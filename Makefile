@@ -31,7 +31,7 @@ PYTHON := "$$VENV/bin/python"
 PROGRAMS := ddp_common tests install.py tutorials/lab.py tutorials/sync.py tutorials/scripts docs data
 PAGES    := --line-length 88 tutorials/ucmerced.py tutorials/dogs.py tutorials/flights.py
 
-.PHONY: help setup run lab data test test-fast lint sync bench scaling doctor check fault-lab clean
+.PHONY: help setup run lab data test test-fast lint sync bench scaling doctor check fault-lab docs clean
 
 help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
@@ -53,6 +53,7 @@ help:
 	@echo 'make scaling TUTORIAL=pets  compare numbers of ranks: speed, and loss at equal samples (WORKERS="1 2 4")'
 	@echo 'make doctor CLUSTER=slurm   check what usually goes wrong on a cluster; say what to do'
 	@echo 'make fault-lab              break two ranks in every known way; print what became of it'
+	@echo 'make docs                   build the site, docs/_build/html; nothing is executed'
 	@echo 'make setup                  only install, into .venv/ (VENV=: another folder; PYTHON_BASE=: with this Python)'
 	@echo '     TORCH="--index-url URL"  take torch and torchvision from the index that pytorch.org'
 	@echo '                            names for your CUDA version, or for the CPU'
@@ -91,6 +92,7 @@ lint: $(STAMP)
 	@$(PYTHON) -m ruff check $(PAGES)
 	@"$$VENV/bin/lint-imports" --no-logo
 	@$(PYTHON) -m mypy
+	@$(PYTHON) docs/check_pages.py
 	@$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(PYTHON) -m check_jsonschema --builtin-schema custom.github-workflows-require-timeout .github/workflows/*.yml
 	@$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/question.yml
@@ -120,5 +122,11 @@ check: $(STAMP)
 fault-lab: $(STAMP)
 	@$(PYTHON) tests/fault_lab.py
 
+docs: $(VENV)/installed-docs
+	@$(PYTHON) docs/build_site.py
+
+$(VENV)/installed-docs: $(STAMP)
+	@$(PYTHON) install.py docs
+
 clean:
-	rm -rf "$$VENV" runs data/cache
+	rm -rf "$$VENV" runs data/cache docs/_build

@@ -1,6 +1,7 @@
 """Set-up: a virtual environment with everything in it.
 
     VENV=.venv TORCH="--index-url URL" python3 install.py
+    VENV=.venv .venv/bin/python install.py docs     # add an extra of pyproject.toml
 
 `make setup` runs this file with any Python of 3.11 or newer; nothing but Python is needed. VENV is
 the folder, TORCH what pip is told for torch and torchvision alone. Before anything is installed,
@@ -37,12 +38,15 @@ class Refused(Exception):
     """What keeps the set-up from going on, and what to do about it."""
 
 
-def main():
+def main(extra: str | None = None):
     root = Path(__file__).resolve().parent
     folder = root / os.environ.get("VENV", ".venv")
     torch = shlex.split(os.environ.get("TORCH", ""))
     os.chdir(root)
     check_folder(root, folder)
+    if extra:
+        add(folder, extra)
+        return
     check_room(folder)
     make_environment(folder)
     check_index(folder, torch)
@@ -53,6 +57,13 @@ def main():
     install(folder, "the other packages of pyproject.toml", ["-e", ".[dev]"])
     (folder / "unfinished").unlink(missing_ok=True)
     (folder / "installed").touch()
+
+
+def add(folder: Path, extra: str):
+    """Add an extra of pyproject.toml to the environment that is there."""
+    check_index(folder, [], extra)
+    install(folder, f"what `make {extra}` needs", ["-e", f".[{extra}]"])
+    (folder / f"installed-{extra}").touch()
 
 
 def say(text: str):
@@ -162,11 +173,11 @@ def remove(path: Path):
         path.unlink()
 
 
-def check_index(folder: Path, torch: list[str]):
+def check_index(folder: Path, torch: list[str], extra: str = "dev"):
     """Raise `Refused` if a package index certainly cannot be reached.
 
-    `torch` is what pip is told for torch. Where pip has been told other ways, it is left to try
-    them.
+    `torch` is what pip is told for torch, `extra` what is to be installed of pyproject.toml. Where
+    pip has been told other ways, it is left to try them.
     """
     settings = pip_settings(folder)
     if OTHER_WAYS & set(settings):
@@ -175,6 +186,7 @@ def check_index(folder: Path, torch: list[str]):
     for word, after in zip(torch, [*torch[1:], ""]):
         if word.startswith(("--index-url", "-i")):
             addresses.append(word.partition("=")[2] or after)
+    command = "setup" if extra == "dev" else extra
     for address in addresses:
         reason = why_unreachable(address)
         if reason:
@@ -182,8 +194,9 @@ def check_index(folder: Path, torch: list[str]):
                 f"The package index {without_password(address)} cannot be reached: {reason}. "
                 "Nothing was installed. Is there a network, and does it want a proxy "
                 "(HTTPS_PROXY)? Without one, pip takes wheels from a folder:\n"
-                "  PIP_NO_INDEX=1 PIP_FIND_LINKS=/path/to/wheels make setup\n"
-                "which `pip download -d /path/to/wheels -c constraints.txt '.[dev]' setuptools` "
+                f"  PIP_NO_INDEX=1 PIP_FIND_LINKS=/path/to/wheels make {command}\n"
+                "which `pip download -d /path/to/wheels -c constraints.txt "
+                f"'.[{extra}]' setuptools` "
                 "fills where there is a network."
             )
 
@@ -344,7 +357,7 @@ def explain(output: str) -> str:
 
 if __name__ == "__main__":
     try:
-        main()
+        main(*sys.argv[1:])
     except Refused as refused:
         sys.exit(f"\nError: {refused}")
     except OSError as error:

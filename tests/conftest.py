@@ -59,6 +59,7 @@ STARTS_MUCH = {
     "short_run",
     "endpoint",
     "clone",
+    "site",
     "test_the_example_trains",
     "test_a_small_study_leaves_its_table_curves_picture_and_words",
     "test_a_study_whose_run_fails_compares_those_before_it",

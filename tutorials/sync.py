@@ -11,6 +11,7 @@ A notebook whose cells were changed by hand all the same is set aside before it 
 import hashlib
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -107,8 +108,20 @@ def student(notebook):
             cell.source = stub(cell.source)
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
+        if is_check(cell):
+            cell.metadata["jupyter"] = {"source_hidden": True}
     notebook.metadata = METADATA
     return notebook
+
+
+def is_check(cell):
+    """Whether a cell defines what judges an answer: a student sees it folded.
+
+    It holds the answer, or what leads to it. A script that is to be repaired is none.
+    """
+    defined = re.findall(r"^(?:def|class) (\w+)", cell.source, flags=re.M)
+    is_exercise = "exercise" in cell.metadata.get("tags", [])
+    return is_exercise and any(not name.startswith("broken") for name in defined)
 
 
 def stub(source):

@@ -145,6 +145,11 @@ def tutorial_path(name: str) -> Path:
         for path in sorted(TUTORIALS.glob("*.py"))
         if path.read_text().startswith("# ---\n# jupyter:")
     }
+    if not known:
+        raise Error(
+            f"There is no tutorial here: {shown(TUTORIALS)} holds none. The tutorials are in a "
+            "clone of the repository, not in the installed package: use make run there."
+        )
     if name not in known:
         raise Error(f"There is no tutorial {name!r}. TUTORIAL takes one of: {', '.join(known)}.")
     return known[name]

@@ -165,8 +165,10 @@ def in_words(model: StepTime, ranks: Sequence[int], beyond: int, **of_a_step: fl
     """
     first = min(ranks)
     alone = model.seconds(first, **of_a_step)
-    parts = _parts_in_words(model, model.terms(max(ranks), **of_a_step))
-    sentences = [f"A model of the step: on {max(ranks)} ranks, in ms, {parts}."]
+    terms = model.terms(max(ranks), **of_a_step)
+    sentences = [
+        f"A model of the step: on {max(ranks)} ranks, in ms, {_parts_in_words(model, terms)}."
+    ]
     if model.unknown:
         sentences.append(
             f"How much of that is {' and how much '.join(model.unknown)} cannot be told from "
@@ -178,8 +180,15 @@ def in_words(model: StepTime, ranks: Sequence[int], beyond: int, **of_a_step: fl
     if most > 1.01 * least:
         times = f"{1_000 * least:.1f} to {times}"
         gain = f"{gain} to {alone / least:.2f}"
+    sentences.append(f"It misses the measured steps by up to {model.miss:.0%}.")
+    missed = model.miss * sum(terms.values())
+    small = [term for term in TERMS if term not in model.unknown and terms[term] < missed]
+    if small:
+        sentences.append(
+            f"That is more than all of {' or '.join(small)}: how large "
+            f"{'that term is' if len(small) == 1 else 'these terms are'} is not known."
+        )
     sentences += [
-        f"It misses the measured steps by up to {model.miss:.0%}.",
         f"On {beyond} ranks that each have a core or GPU of their own, it says {times}: {gain} "
         f"times as fast as {first}; most of that step is {model.dominant(beyond, **of_a_step)}.",
     ]

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/tables.py [--output FILE.json] [--only NAME]
 
-GIGABYTES sets the size of the table (default 1).
+GIGABYTES sets the size of the table (default 1); below 1 everything is smaller by it.
 
 | name     | ours                                     | other                             |
 |----------|------------------------------------------|-----------------------------------|
@@ -15,8 +15,8 @@ GIGABYTES sets the size of the table (default 1).
 | first    | a million rows and 50 columns, from      | limit 1 s                         |
 |          | `launch` to the first step, warm (s)     |                                   |
 | loader   | a `DataLoader` over `tensors` (us a row) | a data set that takes row by row  |
-|          |                                          | from the same DataFrame; plain    |
-|          |                                          | tensors in memory                 |
+|          |                                          | from the same DataFrame; a loader |
+|          |                                          | over plain tensors; no loader     |
 """
 
 import json
@@ -45,8 +45,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 GIGABYTES = float(os.environ.get("GIGABYTES", 1))
 WIDTH, PARTITIONS, TURNS = 50, 8, 3
-FIRST_ROWS = 1_000_000
-LOADER_ROWS, LOADER_BATCH = 400_000, 1024
+FIRST_ROWS = int(1_000_000 * min(1, GIGABYTES))
+LOADER_ROWS, LOADER_BATCH = int(400_000 * min(1, GIGABYTES)), 1024
 NAMES = [f"column {number}" for number in range(WIDTH)]
 
 
@@ -118,6 +118,13 @@ def load(table, folder):
         return sum(len(y) for _, y in DataLoader(data, batch_sampler=sampler))
 
     def plain():
+        """A loader over plain tensors, which also takes a batch at once."""
+        loader = DataLoader(
+            Batches(features, target), LOADER_BATCH, shuffle=True, collate_fn=lambda batch: batch
+        )
+        return sum(len(y) for _, y in loader)
+
+    def bare():
         """No loader: the order of an epoch, cut into batches, taken from tensors."""
         seen = 0
         for rows in torch.randperm(len(target)).split(LOADER_BATCH):
@@ -134,9 +141,10 @@ def load(table, folder):
         began = time.perf_counter()
         return way() / (time.perf_counter() - began)
 
-    rates = {way.__name__: [] for way in (ours, plain, by_row)}
+    ways = (ours, plain, bare, by_row)
+    rates = {way.__name__: [] for way in ways}
     for turn in range(TURNS + 1):
-        for way in (ours, plain, by_row):
+        for way in ways:
             if turn:  # the first one warms up
                 rates[way.__name__].append(rate(way))
             else:
@@ -156,6 +164,19 @@ class Items(Dataset):
     def __getitem__(self, index):
         row = self.frame.iloc[index]
         return torch.tensor(row[1:].to_numpy(dtype=np.float32)), torch.tensor(row.iloc[0])
+
+
+class Batches(Dataset):
+    """What a data set over tensors can be, if it is written with care."""
+
+    def __init__(self, *tensors):
+        self.tensors = tensors
+
+    def __len__(self):
+        return len(self.tensors[0])
+
+    def __getitems__(self, rows):
+        return tuple(tensor[rows] for tensor in self.tensors)
 
 
 def memory_of(pid):
@@ -260,6 +281,7 @@ def measure_loader():
             "loader", "us a row; row by row", per_row["ours"], per_row["by_row"], at_least=20
         ),
         compared("loader", "us a row; tensors", per_row["ours"], per_row["plain"], at_most=1.25),
+        compared("loader", "us a row; no loader", per_row["ours"], per_row["bare"]),
     ]
     show(found)
     return found

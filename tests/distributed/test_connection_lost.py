@@ -3,6 +3,7 @@
 And a program that is told to stop.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -21,10 +22,17 @@ from ddp_common.teaching import faults
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_broken_connection_ends_the_run_and_the_same_client_trains_again(tmp_path):
+def test_a_broken_connection_ends_the_run_and_another_client_goes_on(tmp_path):
+    """As the message says: connect again.
+
+    Dask mostly connects the same client anew, but asserts that the scheduler's first message
+    comes alone (`_ensure_connected`), which from a busy one it does not always: then that client
+    stays without a connection, and raises the AssertionError when it is closed.
+    """
     from distributed import Client
 
-    with separate_cluster(tmp_path) as (_, address), Client(address) as client:
+    with separate_cluster(tmp_path) as (_, address):
+        client = Client(address)
         client.wait_for_workers(2, timeout=120)
         undisturbed = ddp.launch(
             client, faults.train, workers=2, directory=tmp_path / "undisturbed"
@@ -37,9 +45,11 @@ def test_a_broken_connection_ends_the_run_and_the_same_client_trains_again(tmp_p
             with pytest.raises(ddp.SchedulerLost, match=words):
                 running.outcome(within=PATIENCE)
             assert_nothing_left(tmp_path / "run", ranks=2)
-        wait_until(lambda: client.status == "running")
-        resumed = ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run")
-        assert (resumed.result == undisturbed).all()
+        with contextlib.suppress(AssertionError):
+            client.close()
+        with Client(address) as another:
+            resumed = ddp.launch(another, faults.train, workers=2, directory=tmp_path / "run")
+            assert (resumed.result == undisturbed).all()
 
 
 def test_a_worker_that_vanishes_while_a_launch_asks_it_is_a_failed_rank_and_restarts_answer_it(

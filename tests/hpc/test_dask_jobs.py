@@ -4,6 +4,7 @@ For PBS it stands behind its own qsub, qstat and qdel.
 """
 
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -160,28 +161,42 @@ def test_a_job_that_is_cancelled_in_the_middle_is_submitted_again_and_the_weight
 
 
 # Jobs of two minutes, whose ranks are told to leave 40 s after the job's start: on a busy machine
-# it takes 30 s of them until they train. LONGER is longer than that also on a quick machine.
+# it takes 30 s of them until they train.
 LIMIT = "walltime=00:02:00 warning=80"
-LONGER = {"SET": "epochs=32 hidden=16 batch_size=512 seed=3", "RESTARTS": "40"}
+
+
+def longer(epochs):
+    """Settings of a run of so many epochs, each of 98,800 samples."""
+    return {"SET": f"epochs={epochs} hidden=16 batch_size=512 seed=3", "RESTARTS": "40"}
 
 
 @pytest.fixture(scope="module")
 def undisturbed_longer(slurm, tmp_path_factory):
-    """The run directory of a local run with the settings LONGER."""
+    """The run directory of a local run of about a minute, and its settings.
+
+    A minute of training is more than fits into a job, and not many times more: each job of the
+    disturbed run trains for 10 to 30 s only. How many epochs that is, this machine says.
+    """
     folder = tmp_path_factory.mktemp("longer")
-    process = make_run(slurm, folder, CLUSTER="local", OPTIONS="", **LONGER)
-    code, said = finish(process, folder, within=400)
+    local = {"CLUSTER": "local", "OPTIONS": ""}
+    code, said = finish(make_run(slurm, folder / "quick", **local, **longer(4)), folder / "quick")
     assert code == 0, said
-    return folder / "run"
+    rate = int(re.findall(r"([\d,]+) samples/s", said)[-1].replace(",", ""))
+    settings = longer(max(8, math.ceil(60 * rate / 98_800)))
+    code, said = finish(make_run(slurm, folder, **local, **settings), folder, within=400)
+    assert code == 0, said
+    return folder / "run", settings
 
 
-@pytest.mark.timeout(900)  # that run, another one in parts, and jobs that start in between
+# that run, another one in parts, and jobs that start in between
+@pytest.mark.timeout(1_800)
 def test_near_the_time_limit_ranks_save_and_the_run_goes_on_in_new_jobs(
     slurm, system, undisturbed_longer, tmp_path
 ):
+    undisturbed, settings = undisturbed_longer
     options = f"{OPTIONS[system]} {LIMIT}"
-    process = make_run(slurm, tmp_path, system, OPTIONS=options, **LONGER)
-    code, said = finish(process, tmp_path, within=450)
+    process = make_run(slurm, tmp_path, system, OPTIONS=options, **settings)
+    code, said = finish(process, tmp_path, within=1_200)
     assert code == 0, said
     assert re.search(r"Job \d+ makes room for a new one: its time limit is near", said), said
     why = r"The run was told to stop: rank [01, ]+ on \S+ got SIGTERM"
@@ -190,7 +205,7 @@ def test_near_the_time_limit_ranks_save_and_the_run_goes_on_in_new_jobs(
     log = "".join(path.read_text() for path in (tmp_path / "runs" / "clusters").glob("*/*"))
     told = r"[6789]\d s before this job's time limit: the rank is told to save and leave"
     assert re.search(told, log)
-    assert equal(weights(tmp_path / "run"), weights(undisturbed_longer))
+    assert equal(weights(tmp_path / "run"), weights(undisturbed))
 
 
 def test_where_no_new_job_starts_in_time_the_run_goes_on_with_those_there_are(slurm, tmp_path):

@@ -82,6 +82,23 @@ def test_student_notebook_is_generated_from_the_notebook(name):
     )
 
 
+@each_tutorial
+def test_a_student_sees_cells_that_judge_folded_and_what_is_to_be_repaired_open(name):
+    def folded(notebook):
+        return [
+            cell.source
+            for cell in notebook.cells
+            if cell.metadata.get("jupyter", {}).get("source_hidden")
+        ]
+
+    student = nbformat.read(ROOT / "tutorials" / "student" / f"{name}.ipynb", 4)
+    judging = [cell.source for cell in student.cells if "\nddp.judge(" in cell.source]
+    assert judging and set(judging) <= set(folded(student))
+    assert not any("def broken_script" in source for source in folded(student))
+    assert not any("# your code" in source for source in folded(student))
+    assert not folded(notebook(name))
+
+
 def test_a_solution_without_marks_is_refused():
     with pytest.raises(ValueError, match="end of your code"):
         sync.stub("def f():\n    return 1")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tutorials_here import ROOT, names_of, script
+from tutorials_here import ROOT, alt_texts, lines_cut_off, names_of
 
 import ddp_common as ddp
 
@@ -324,22 +324,9 @@ def test_an_n_gram_counts_what_followed(pets):
 
 
 def test_every_picture_of_pets_has_a_text_for_those_who_cannot_see_it():
-    import nbformat
-
-    notebook = nbformat.read(ROOT / "tutorials" / "pets.ipynb", 4)
-    pictures = [
-        output
-        for cell in notebook.cells
-        for output in cell.get("outputs", [])
-        if "image/png" in output.get("data", {})
-    ]
-    assert len(pictures) >= 5
-    for picture in pictures:
-        assert len(picture.metadata["image/png"]["alt"]) > 60
+    texts = alt_texts("pets")
+    assert len(texts) >= 5 and all(len(text) > 60 for text in texts), texts
 
 
 def test_no_line_of_pets_is_cut_off_on_a_page():
-    for cell in script("pets").cells:
-        assert all(len(line) <= 86 for line in cell.source.splitlines()) or (
-            cell.cell_type == "code" and max(map(len, cell.source.splitlines())) <= 88
-        )
+    assert lines_cut_off("pets") == []

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import jupytext
+import nbformat
 import pytest
 
 from ddp_common.commands.cli import LESSON_TAGS
@@ -17,6 +18,27 @@ sys.path.insert(0, str(ROOT / "tutorials"))
 
 def script(name):
     return jupytext.read(ROOT / "tutorials" / f"{name}.py")
+
+
+def alt_texts(name):
+    """What is said of each picture of an executed notebook to those who cannot see it."""
+    notebook = nbformat.read(ROOT / "tutorials" / f"{name}.ipynb", 4)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return [
+        output.metadata["image/png"]["alt"]
+        for output in outputs
+        if "image/png" in output.get("data", {})
+    ]
+
+
+def lines_cut_off(name):
+    """The lines of a tutorial that are too long for a page: code over 88, text over 86."""
+    return [
+        line
+        for cell in script(name).cells
+        for line in cell.source.splitlines()
+        if len(line) > (88 if cell.cell_type == "code" else 86)
+    ]
 
 
 def clean_environment(runs):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -473,3 +474,15 @@ def test_ctrl_c_that_python_loses_is_heard_by_the_launch(tmp_path, monkeypatch):
     process = own_tutorial(tmp_path, LOSES_AN_INTERRUPT)
     code, _, error = finish(process)
     assert code == 130 and "Exception ignored in" in error and "Stopped." in error
+
+
+def test_a_package_without_the_repository_says_where_the_tutorials_are(tmp_path):
+    shutil.copytree(ROOT / "ddp_common", tmp_path / "ddp_common")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    words = [sys.executable, "-m", "ddp_common", "run", "pets"]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert "There is no tutorial here: tutorials holds none." in done.stderr
+    assert "in a clone of the repository" in done.stderr and "Traceback" not in done.stderr

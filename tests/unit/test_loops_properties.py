@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from ddp_common import ElasticSampler, Error, EvalSampler
-from ddp_common.ranks import passes, sampling
+from ddp_common.ranks import dealing, sampling
 
 EXAMPLES = int(os.environ.get("DDP_EXAMPLES", "30"))
 quietly = dict(
@@ -226,7 +226,7 @@ def equal(seen, expected):
 
 
 def as_rank(loop, monkeypatch):
-    for module in (sampling, passes):
+    for module in (sampling, dealing):
         monkeypatch.setattr(module, "rank", lambda: loop.rank)
         monkeypatch.setattr(module, "world_size", lambda: loop.ranks)
 

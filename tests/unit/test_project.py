@@ -32,7 +32,8 @@ def test_every_direct_dependency_has_a_tested_version():
         for line in (ROOT / "constraints.txt").read_text().lower().splitlines()
         if not line.startswith("#")
     )
-    assert names(project["dependencies"] + project["optional-dependencies"]["dev"]) <= pinned
+    extras = project["optional-dependencies"]
+    assert names(project["dependencies"] + extras["dev"] + extras["docs"]) <= pinned
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no clone")
@@ -57,7 +58,10 @@ def test_nothing_lies_at_the_top_that_does_not_belong_there():
         "CITATION.cff",
         "CHANGELOG.md",
         "CONTRIBUTING.md",
+        "Dockerfile",
         ".ci",
+        ".devcontainer",
+        ".dockerignore",
         ".github",
         ".gitignore",
         ".pre-commit-config.yaml",
@@ -81,6 +85,7 @@ def test_make_help_names_every_command():
         "scaling",
         "doctor",
         "fault-lab",
+        "docs",
     ):
         assert f"make {command}" in said
 
@@ -103,6 +108,12 @@ def test_a_workflow_takes_actions_by_commit_and_may_only_read(path):
     assert workflow["permissions"] == {"contents": "read"}
     assert workflow["concurrency"]["cancel-in-progress"] is True
     assert all(job["timeout-minutes"] <= 90 for job in workflow["jobs"].values())
+    for job in workflow["jobs"].values():
+        more = job.get("permissions", {})
+        assert not more or (
+            more == {"pages": "write", "id-token": "write"}
+            and all(step.get("uses", "").startswith("actions/") for step in job["steps"])
+        ), "only the job that publishes the site may write, and it runs no code of ours"
 
 
 def test_hooks_and_workflows_name_only_programs_and_targets_that_are_there():

@@ -28,10 +28,12 @@ name = "toy"
 version = "1"
 [project.optional-dependencies]
 dev = []
+docs = []
 """
 BACKEND = """
 import zipfile
-METADATA = "Metadata-Version: 2.1\\nName: toy\\nVersion: 1\\nProvides-Extra: dev\\n"
+METADATA = "Metadata-Version: 2.1\\nName: toy\\nVersion: 1\\n"
+METADATA += "Provides-Extra: dev\\nProvides-Extra: docs\\n"
 WHEEL = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
 def build_editable(folder, config_settings=None, metadata_directory=None):
     with zipfile.ZipFile(f"{folder}/toy-1-py3-none-any.whl", "w") as wheel:
@@ -71,10 +73,11 @@ def clone(tmp_path):
 
 
 def environment(clone, **variables):
+    """What a person at a terminal has: no settings of pip, and no flags of the make around us."""
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("PIP_") and not name.lower().endswith("_proxy")
+        if not name.startswith(("PIP_", "MAKE", "MFLAGS")) and not name.lower().endswith("_proxy")
     }
     return (
         kept
@@ -110,6 +113,19 @@ def test_set_up_from_a_wheel_house_needs_no_network_says_its_steps_and_is_done_o
         assert words in done.stdout
     assert not (clone / ".venv" / "unfinished").exists()
     assert "Nothing to be done" in make(clone, "setup").stdout
+
+
+def test_make_docs_installs_what_it_needs_once(clone):
+    (clone / "docs").mkdir()
+    (clone / "docs" / "build_site.py").write_text("print('the site is built')")
+    assert make(clone, "setup", **wheel_house(clone)).returncode == 0
+    done = make(clone, "docs")
+    assert done.returncode != 0 and "the site is built" not in done.stdout
+    assert "/wheels make docs" in done.stderr and "'.[docs]'" in done.stderr
+    done = make(clone, "docs", **wheel_house(clone))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Installing what `make docs` needs" in done.stdout
+    assert make(clone, "docs").stdout == "the site is built\n"
 
 
 def test_without_a_network_the_index_is_named_before_anything_is_installed(clone):
