@@ -29,7 +29,7 @@ PYTHON := "$$VENV/bin/python"
 
 # What `make lint` looks at. Of the tutorials' scripts, which are pages of a notebook: those in PAGES, whose lines end where a page cuts them off.
 PROGRAMS := ddp_common tests install.py tutorials/lab.py tutorials/sync.py tutorials/scripts docs data
-PAGES    := --line-length 88 tutorials/ucmerced.py tutorials/dogs.py
+PAGES    := --line-length 88 tutorials/ucmerced.py tutorials/dogs.py tutorials/flights.py
 
 .PHONY: help setup run lab data test test-fast lint sync bench scaling doctor check fault-lab docs clean
 

@@ -32,12 +32,7 @@ from sphinx.util.osutil import relative_uri
 
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIALS = ROOT / "tutorials"
-ORDER = [
-    "mnist",
-    "pets",
-    "ucmerced",
-    "dogs",
-]  # of the course; any other comes after them
+ORDER = ["mnist", "pets", "ucmerced", "dogs", "flights"]  # of the course
 SHOWN_FILES = "files"  # the folder of the site that shows files of the repository
 PLACE_TO_FILL = re.compile(r"^<!-- made: ([\w-]+) -->$", flags=re.M)
 

@@ -83,10 +83,13 @@ def run(tutorial, dry, values, **choices):
 @click.argument("tutorial", envvar="TUTORIAL", default="")
 def data(tutorial):
     """Download the full data set of TUTORIAL into data/cache/."""
-    from ddp_common.data.datasets import download, entry_of
+    from ddp_common.data.datasets import download, entry_of, ships_whole
 
     entry = entry_of(tutorial)
     click.echo(f"{entry['title']}. Licence: {entry['licence']}.")
+    if ships_whole(entry):
+        click.echo("All of it ships with the repository: there is nothing to download.")
+        return
     path = download(tutorial)
     click.echo(f'Saved {shown(path)}. Use it with SET="data=full".')
 

@@ -56,7 +56,7 @@ def fetch(name: str, data: str | Path = "shipped") -> SimpleNamespace:
         path = drawn(name, DATA / entry["shipped"])
         origin = "drawn stand-in, not photographs"
         licence = "that of this repository"
-    elif data == "shipped":
+    elif data == "shipped" or (data == "full" and ships_whole(entry)):
         path = DATA / entry["shipped"]
         origin = "shipped with the repository"
     elif data == "full":
@@ -119,6 +119,11 @@ def cache(name: str) -> Path:
     return DATA / "cache" / name
 
 
+def ships_whole(entry: dict) -> bool:
+    """Whether the repository has all of the data set, so that nothing is left to download."""
+    return "full" not in entry
+
+
 def full_files(entry: dict) -> list[str]:
     """The names of the files that a full data set consists of."""
     return entry["full"] if isinstance(entry["full"], list) else [entry["full"]]
@@ -152,6 +157,8 @@ def download(name: str, progressbar: bool = True) -> Path:
     a checksum differs, when the content is not what was expected, and when the disk is full.
     """
     entry = entry_of(name)
+    if ships_whole(entry):
+        return DATA / entry["shipped"]
     folder = cache(name)
     with downloads.only_one(folder):
         for left in folder.glob(".download-*"):  # by a program that was killed
@@ -247,7 +254,95 @@ def _convert_pets(folder):
     names.to_csv(folder / "names.csv", index=False, lineterminator="\n")
 
 
-CHECK = {"pets": check_names}  # what can be wrong with a file of somebody's own
+# Flights, with weather and aircraft
+
+WHOLE, NUMBER, TEXT, TIME = "whole number", "number", "text", "time with a time zone"
+FLIGHTS_TABLES = {
+    "flights": {
+        "time_hour": TIME,
+        "month": WHOLE,
+        "day": WHOLE,
+        "sched_dep_time": WHOLE,
+        "sched_arr_time": WHOLE,
+        "dep_delay": NUMBER,
+        "arr_delay": NUMBER,
+        "carrier": TEXT,
+        "tailnum": TEXT,
+        "origin": TEXT,
+        "dest": TEXT,
+        "distance": NUMBER,
+    },
+    "weather": {
+        "origin": TEXT,
+        "time_hour": TIME,
+        "temp": NUMBER,
+        "dewp": NUMBER,
+        "humid": NUMBER,
+        "wind_speed": NUMBER,
+        "precip": NUMBER,
+        "pressure": NUMBER,
+        "visib": NUMBER,
+    },
+    "planes": {
+        "tailnum": TEXT,
+        "year": NUMBER,
+        "manufacturer": TEXT,
+        "seats": NUMBER,
+    },
+    "airlines": {"carrier": TEXT, "name": TEXT},
+}
+
+
+def check_flights(folder: Path):
+    """Raise `Error` unless the folder has a Parquet file for each of `FLIGHTS_TABLES`.
+
+    Each must have the columns that stand there, and rows. Only the files' metadata are read.
+    """
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    for name, columns in FLIGHTS_TABLES.items():
+        path = folder / f"{name}.parquet"
+        needs = f"It is Parquet with the columns {', '.join(columns)}."
+        if not path.is_file():
+            raise Error(f"There is no table of {name}, {path}. {needs}")
+        try:
+            with ParquetFile(path) as file:
+                schema, rows = file.schema_arrow, file.metadata.num_rows
+        except (OSError, ArrowException) as error:
+            why = str(error).partition("\n")[0]
+            raise Error(f"{path} is no table of {name}: {why}. {needs}") from None
+        missing = [column for column in columns if column not in schema.names]
+        if missing:
+            raise Error(f"{path} has no column {', '.join(missing)}. {needs}")
+        if not rows:
+            raise Error(f"{path} has no rows. {needs}")
+        for column, kind in columns.items():
+            found = schema.field(column).type
+            if not _is_kind(found, kind):
+                raise Error(
+                    f"The column {column} of {path} has the type {found}, and must be a {kind}. "
+                    "Convert it, and write the file anew."
+                )
+
+
+def _is_kind(found, kind):
+    """Whether the type `found` of an Arrow column is of one of the four kinds above."""
+    from pyarrow import types
+
+    if types.is_dictionary(found):
+        found = found.value_type
+    if kind == TEXT:
+        return types.is_string(found) or types.is_large_string(found)
+    if kind == TIME:
+        return types.is_timestamp(found) and found.tz is not None
+    if kind == WHOLE:
+        return types.is_integer(found)
+    return types.is_integer(found) or types.is_floating(found)
+
+
+# What can be wrong with files of somebody's own
+CHECK = {"pets": check_names, "flights": check_flights}
 CONVERT = {"pets": _convert_pets}  # for files that are not used as they come
 
 

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import http.server
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -329,7 +330,8 @@ def test_a_good_file_of_names_is_taken(tmp_path):
 
 @pytest.mark.parametrize(
     "name, path",
-    [("pets", "folder"), ("pets", ""), ("mnist", "file"), ("dogs", "file"), ("ucmerced", "file")],
+    [("pets", "folder"), ("pets", ""), ("mnist", "file"), ("dogs", "file"), ("ucmerced", "file")]
+    + [("flights", "file")],
 )
 def test_a_folder_for_a_file_or_a_file_for_a_folder_is_refused(tmp_path, monkeypatch, name, path):
     monkeypatch.chdir(tmp_path)
@@ -337,3 +339,72 @@ def test_a_folder_for_a_file_or_a_file_for_a_folder_is_refused(tmp_path, monkeyp
     (tmp_path / "file").write_text("something")
     with pytest.raises(Error, match="is a f(ile|older).*that is (one|a) f(ile|older)"):
         datasets.fetch(name, path)
+
+
+# Flights
+
+
+@pytest.fixture
+def own_flights(tmp_path):
+    """A folder of somebody's own: a copy of what ships."""
+    return Path(shutil.copytree(datasets.DATA / "flights", tmp_path / "mine"))
+
+
+def rewrite(path, change):
+    """Write a Parquet file anew, after `change(table)`, which returns the new table."""
+    change(pandas.read_parquet(path)).to_parquet(path, index=False)
+
+
+@pytest.mark.parametrize("name", datasets.FLIGHTS_TABLES)
+def test_the_flights_that_ship_have_the_columns_that_are_asked_for(name):
+    path = datasets.fetch("flights").path / f"{name}.parquet"
+    assert set(pandas.read_parquet(path).columns) == set(datasets.FLIGHTS_TABLES[name])
+
+
+def test_what_ships_whole_is_also_the_full_set():
+    assert datasets.fetch("flights", "full") == datasets.fetch("flights", "shipped")
+    assert datasets.download("flights") == datasets.DATA / "flights"
+
+
+def test_every_flight_has_its_month_in_one_row_group_and_no_sign_of_its_delay_in_the_order():
+    flights = pandas.read_parquet(datasets.DATA / "flights" / "flights.parquet")
+    assert len(flights) == 336_776 and flights["month"].is_monotonic_increasing
+    scheduled = flights[["month", "day", "sched_dep_time"]]
+    assert (scheduled.sort_values(list(scheduled), kind="stable").index == flights.index).all()
+
+
+def test_a_good_folder_of_flights_is_taken(own_flights):
+    assert datasets.fetch("flights", str(own_flights)).path == own_flights
+
+
+@pytest.mark.parametrize(
+    "name, change, says",
+    [
+        ("flights", lambda t: t.drop(columns=["dest"]), "has no column dest"),
+        ("flights", lambda t: t.astype({"carrier": "category"}).head(0), "has no rows"),
+        ("weather", lambda t: t.assign(temp=t["temp"].astype(str)), "column temp .* be a number"),
+        ("planes", lambda t: t.assign(tailnum=range(len(t))), "column tailnum .* be a text"),
+        (
+            "flights",
+            lambda t: t.assign(time_hour=t["time_hour"].dt.tz_localize(None)),
+            "be a time with a time zone",
+        ),
+    ],
+    ids=["no column", "no rows", "text for numbers", "numbers for text", "no time zone"],
+)
+def test_flights_of_ones_own_that_are_not_as_they_must_be_are_refused(
+    own_flights, name, change, says
+):
+    rewrite(own_flights / f"{name}.parquet", change)
+    with pytest.raises(Error, match=says) as refused:
+        datasets.fetch("flights", str(own_flights))
+    assert f"{name}.parquet" in str(refused.value)
+
+
+def test_a_table_of_flights_that_is_missing_or_no_parquet_is_refused(own_flights):
+    (own_flights / "planes.parquet").write_text("tailnum,year\n")
+    with pytest.raises(Error, match="planes.parquet is no table of planes"):
+        datasets.fetch("flights", str(own_flights))
+    (own_flights / "planes.parquet").unlink()
+    with pytest.raises(Error, match="There is no table of planes, .*planes.parquet"):
+        datasets.fetch("flights", str(own_flights))
