@@ -486,6 +486,7 @@ def plot_losses(metrics, width=20):
     by_step = metrics.groupby("step")["loss"].mean()
     if len(by_step) < 5 * width:
         width = 1
+    by_step = by_step.iloc[: len(by_step) // width * width]  # whole means only
     figure, axes = plt.subplots(figsize=(6, 2.6))
     axes.plot(by_step.groupby(by_step.index // width * width).mean())
     axes.set(xlabel="step", ylabel="loss (nats per flight)")
@@ -1374,7 +1375,7 @@ for kind, candidates in {
     "logistic": {f"C = {c}": logistic(c) for c in (0.003, 0.03, 0.3)},
     "trees": {f"{rounds} rounds": trees(rounds, 31) for rounds in (30, 60, 120)},
     "network": {
-        f"learning rate {r:.0e}": Network(r) for r in (rate / 9, rate / 3, rate)
+        f"learning rate {r:.0e}": Network(r) for r in (rate / 3, rate, 3 * rate)
     },
 }.items():
     name, best[kind] = best_of(candidates, fit_on, choose_on)

@@ -30,9 +30,22 @@ def test_the_example_trains(tmp_path):
     assert len(losses) == 5 and losses[-1] < losses[0]
 
 
-def test_every_make_command_of_the_readme_exists():
+@pytest.mark.parametrize("page", ["README.md", "docs/commands.md"])
+def test_every_make_command_that_a_page_names_exists(page):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
-    assert set(re.findall(r"make ([a-z-]+)", README)) - {"sure"} <= targets
+    named = set(re.findall(r"make ([a-z-]+)", (ROOT / page).read_text())) - {"sure"}
+    assert named and named <= targets
+
+
+def test_the_readme_is_read_to_its_end():
+    assert len(README.splitlines()) <= 120
+
+
+def test_the_page_of_commands_has_each_that_make_help_has():
+    help_text = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True).stdout
+    named = set(re.findall(r"^make ([a-z-]+)", help_text, flags=re.M)) | {"help"}
+    page = (ROOT / "docs" / "commands.md").read_text()
+    assert len(named) > 10 and {name for name in named if f"`make {name}" not in page} == set()
 
 
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "clusters/README.md", "data/README.md"]
