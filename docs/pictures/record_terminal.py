@@ -20,8 +20,9 @@ CHARACTER = 7.83  # pixels, of a monospaced font of 13 pixels
 MARGIN = 20
 BAR = 34  # the window's bar
 ALT = (
-    "A terminal: make run TUTORIAL=pets starts two workers, prints the loss of each epoch, twenty "
-    "invented names, and how well the network does beside an n-gram model, then where the run lies."
+    "A terminal: make run TUTORIAL=pets starts two workers, prints the loss of each epoch, "
+    "twenty invented names, and how well the network does beside an n-gram model, then where the "
+    "run lies."
 )
 
 
