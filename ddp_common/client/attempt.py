@@ -21,6 +21,7 @@ from ddp_common.client.checkpoints import Checkpoints
 from ddp_common.client.fetching import fetch_result, open_result_here
 from ddp_common.client.inbox import FromAgent, TaskEnded, WorkerLost
 from ddp_common.client.known import Known, as_meant
+from ddp_common.client.listener import Listener
 from ddp_common.client.tables import Tables
 from ddp_common.client.verdict import (
     Failed,
@@ -88,6 +89,7 @@ class Attempt:
         directory: RunDirectory,
         stall_timeout: float | None,
         tables: Tables,
+        listener: Listener,
     ):
         self.client = client
         self.run_id = run_id
@@ -96,6 +98,7 @@ class Attempt:
         self.directory = directory
         self.stall_timeout = stall_timeout
         self.tables = tables
+        self.listener = listener
         self.handed: list[Future | None] = [None] * len(addresses)  # the tables of each rank
         self.known = Known(addresses)
         self.futures: list[Future] = []
@@ -275,6 +278,7 @@ class Attempt:
         decision = verdict(self.known)
         while isinstance(decision, GoesOn):
             self._take_next(LOOK_INTERVAL)
+            self._tell_listener()
             if time.monotonic() - self.looked > LOOK_INTERVAL and self.inbox.empty():
                 self._look_around()
             decision = verdict(self.known)
@@ -283,6 +287,15 @@ class Attempt:
         if not isinstance(decision, Finished):
             raise self._explained(decision)
         return self._result()
+
+    def _tell_listener(self) -> None:
+        """Call `on_report` with the records that it does not have.
+
+        In between, what the ranks say is taken in; if one has failed, the rest is told later.
+        """
+        while self.listener.is_behind() and not self.known.failed():
+            self.listener.tell_next()
+            self._take_what_is_there()
 
     def _wait_for_the_cause(self) -> Verdict:
         """All who failed have lost a peer: wait a moment for the one who did not."""

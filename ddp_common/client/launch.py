@@ -18,6 +18,7 @@ from ddp_common.client import tables
 from ddp_common.client.attempt import Attempt
 from ddp_common.client.connection import refuse_unusable
 from ddp_common.client.inbox import open_inbox
+from ddp_common.client.listener import FromCallback, Listener, refuse_inside
 from ddp_common.client.payload import pickled
 from ddp_common.client.placement import placement
 from ddp_common.client.tables import Tables
@@ -44,6 +45,7 @@ def launch(
     stall_timeout: float | None = STALL_TIMEOUT,
     directory: str | Path | None = None,
     timeout: float = PLACEMENT_TIMEOUT,
+    on_report: Callable[[dict], Any] | None = None,
     **arguments: Any,
 ) -> Run:
     """Run `function(**arguments)` on one rank for each worker and return a `Run`.
@@ -66,16 +68,24 @@ def launch(
     `Checkpoint.restore` then finds; default: a new one, or what RESUME names for the first
     launch of a tutorial.
 
+    `on_report` is called here, in this thread, with every record that `Run.metrics` will have, as
+    a dict with `rank`, `time` (s since 1970), the position in training and what was reported;
+    what it raises ends the ranks and is raised. Training does not wait for it. Under torchrun and
+    srun it is called on rank 0, with all records, when the function has returned.
+
     Raises `RankFailed` as soon as any rank fails, `RunStopped` when ranks left because they
     got SIGTERM (both only when restarts are used up), `SchedulerLost`, and `Error` for mistakes
     that are found before anything starts.
     """
+    if on_report is not None and not callable(on_report):
+        raise Error(f"on_report is to be a function of one record, not {on_report!r}.")
     arguments, collections = tables.find(arguments)
     if hasattr(client, "run_here"):
         # The ranks are running already: torchrun or srun has started them
         tables.refuse_without_dask(collections)
-        return client.run_here(function, arguments, directory)
+        return client.run_here(function, arguments, directory, on_report)
     refuse_unusable(client)
+    refuse_inside()
     payload = pickled(function, arguments)
     wanted = restarts if restarts is not None else os.environ.get("RESTARTS") or 0
     restarts = whole_number("restarts", wanted, least=0)
@@ -84,6 +94,7 @@ def launch(
 
     began = time.monotonic()
     run_directory: RunDirectory | None = None
+    listener: Listener | None = None
     failures: list[Exception] = []
     held = Tables(client, collections)
     try:
@@ -100,17 +111,28 @@ def launch(
             ):
                 if run_directory is None:
                     run_directory = _open_directory(function, directory)
+                    listener = Listener(on_report, run_directory)
+                assert listener is not None, "made with the directory"
                 try:
                     attempt = Attempt(
-                        client, run_id, addresses, inbox, run_directory, stall_timeout, held
+                        client,
+                        run_id,
+                        addresses,
+                        inbox,
+                        run_directory,
+                        stall_timeout,
+                        held,
+                        listener,
                     )
                     previous = failures[-1] if failures else None
                     result = attempt.run(payload, previous, number=len(failures) + 1)
                 except (RankFailed, RunStopped) as failure:
                     if len(failures) == restarts or attempts.stop_requested:
+                        listener.tell_all()
                         raise
                     failures.append(failure)
                 else:
+                    listener.tell_all()
                     run_directory.close()  # now: it may have to say that something was not written
                     return Run(
                         result=result,
@@ -121,6 +143,14 @@ def launch(
                         failures=failures,
                         problems=run_directory.problems,
                     )
+    except FromCallback as raised:
+        assert run_directory is not None, "it has had a record"
+        run_directory.log(f"on_report raised {raised.error!r}: the ranks were ended")
+        raised.error.add_note(
+            "on_report raised this, and the ranks were ended. What was saved is in "
+            f"{run_directory.path}; launch with directory= to go on."
+        )
+        raise raised.error from None
     except KeyboardInterrupt as interrupt:
         if run_directory is not None:
             run_directory.log("interrupted from the keyboard")

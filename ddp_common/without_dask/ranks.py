@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -63,9 +64,15 @@ class Ranks:
         if rendezvous.rank() != 0:
             _silence_stdout()
 
-    def run_here(self, function: Callable, arguments: dict, directory: str | Path | None) -> Run:
+    def run_here(
+        self,
+        function: Callable,
+        arguments: dict,
+        directory: str | Path | None,
+        on_report: Callable[[dict], Any] | None = None,
+    ) -> Run:
         """What `launch` does here: call the function in this very process."""
-        return run_here(function, arguments, directory)
+        return run_here(function, arguments, directory, on_report)
 
     def __enter__(self):
         return self
@@ -82,17 +89,23 @@ def _silence_stdout():
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def run_here(function: Callable, arguments: dict, directory: str | Path | None) -> Run:
+def run_here(
+    function: Callable,
+    arguments: dict,
+    directory: str | Path | None,
+    on_report: Callable[[dict], Any] | None = None,
+) -> Run:
     """Call the function in this rank, and do for it what agent and client do elsewhere.
 
-    Returns what `launch` returns, on every rank. Raises `RunStopped` after SIGTERM, `Error` if
-    the run directory cannot be used, and whatever the function raises.
+    Returns what `launch` returns, on every rank. `on_report` is called on rank 0 at the end, with
+    the records of all ranks: until then those of the others are not there. Raises `RunStopped`
+    after SIGTERM, `Error` if the run directory cannot be used, and whatever the function raises.
     """
     with contextlib.ExitStack() as at_the_end:
-        return _run_here(function, arguments, directory, at_the_end)
+        return _run_here(function, arguments, directory, on_report, at_the_end)
 
 
-def _run_here(function, arguments, directory, at_the_end):
+def _run_here(function, arguments, directory, on_report, at_the_end):
     rank = rendezvous.rank()
     began = time.monotonic()
     path = _agree_on_directory(function, directory)
@@ -171,6 +184,9 @@ def _run_here(function, arguments, directory, at_the_end):
             f"{'stopped' if was_stopped else 'finished'}: "
             f"{rendezvous.world_size()} rank(s), {time.monotonic() - began:.1f} s"
         )
+        if on_report is not None:
+            for record in itertools.chain.from_iterable(everybodys_records):
+                on_report(record)
         run_directory.close()
         own_path = path
         problems = [*lost, *run_directory.problems]
