@@ -4,6 +4,7 @@ For PBS it stands behind its own qsub, qstat and qdel.
 """
 
 import contextlib
+import json
 import math
 import os
 import re
@@ -27,6 +28,7 @@ from ddp_common import Error
 from ddp_common.ranks.checkpoint_files import checkpoints, newest
 
 ROOT = Path(__file__).parents[2]
+TABLE = Path(__file__).with_name("train_on_table.py")
 PATIENCE = 240  # seconds for what takes a few on an idle machine
 JOB = "cores=1 memory=1GiB"
 OPTIONS = {"slurm": JOB, "pbs": f"{JOB} resource_spec=nodes=1:ppn=1"}
@@ -367,6 +369,30 @@ def test_workers_of_jobs_import_torch_as_soon_as_they_are_made(slurm, here):
     with ddp.connect("slurm", workers=1) as client:
         assert list(client.run(preloaded).values()) == [("ddp_common.worker.early", True)]
         assert ddp.launch(client, ddp.world_size).result == 1
+
+
+def trained_on_table(environment, folder):
+    """What the script says that trains on a table of Dask's."""
+    done = subprocess.run(
+        [sys.executable, str(TABLE)],
+        cwd=folder,
+        env=environment | {"WORKERS": "2", "RUNS": str(folder / "runs")},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_table_is_trained_where_it_lies_in_two_jobs(slurm, tmp_path):
+    here = trained_on_table({**os.environ, "CLUSTER": "local"}, tmp_path)
+    in_jobs = trained_on_table({**slurm, "CLUSTER": "slurm", "OPTIONS": JOB}, tmp_path)
+    assert in_jobs["moved"] == 0 and len(in_jobs["losses"][0]) == 3 * 16
+    for losses in (*in_jobs["losses"], here["losses"][1]):
+        assert losses == pytest.approx(here["losses"][0], rel=1e-6)
+    assert here["losses"][0][-1] < here["losses"][0][0]
+    wait_until(lambda: not jobs(slurm))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")

@@ -188,6 +188,30 @@ def records(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_a_table_is_trained_where_it_lies_on_two_hosts(cluster, tmp_path):
+    script = str(Path(__file__).with_name("train_on_table.py"))
+    environment = {**os.environ, **ENVIRONMENT, "RUNS": str(tmp_path), "WORKERS": "2"}
+    local = {**environment, "CLUSTER": "local"}
+    here = subprocess.run([PYTHON, script], env=local, capture_output=True, text=True)
+    assert here.returncode == 0, here.stderr
+    process = cluster.hosts[0].start(
+        PYTHON,
+        script,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**environment, "CLUSTER": cluster.address},
+    )
+    said, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    one_host, two_hosts = (json.loads(each.splitlines()[-1]) for each in (here.stdout, said))
+    assert two_hosts["moved"] == 0
+    assert sorted(two_hosts["hosts"]) == sorted(host.name for host in cluster.hosts[1:])
+    for losses in two_hosts["losses"]:
+        assert losses == pytest.approx(one_host["losses"][0], rel=1e-6)
+
+
 def test_two_hosts_end_with_the_weights_of_one_and_ranks_talk_by_the_hosts_addresses(
     cluster, undisturbed, tmp_path
 ):
