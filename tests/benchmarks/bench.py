@@ -16,8 +16,6 @@
 |         |                                                | torch                              |
 | cold    | a script that connects and launches, from its  | the same from starting torchrun    |
 |         | start until both first backwards (s)           |                                    |
-| record  | a step while torch's flight recorder notes     | the same without it                |
-|         | every collective                               |                                    |
 
 Both are measured in the same run. They take turns, and the table has the medians; the JSON file
 has every single value. `ratio` is other / ours where the goal is to be faster, ours / other where
@@ -55,7 +53,6 @@ RANKS = Path(__file__).with_name("ranks.py")
 ALPHABET = "*+abcdefghijklmnopqrstuvwxyz-. "  # '*' pads the beginning, '+' ends a name
 # before Dask's nanny adds to this process's what would slow torchrun down
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-RECORDER_OFF = {"TORCH_FR_BUFFER_SIZE": "0"}
 LOADER_BATCH = 16_384
 STEPS = 100  # of each repetition, after those that warm up
 COLUMNS = "{:<8} {:<40} {:>8} {:>8} {:>7} {:>15} {:>8}  {}"
@@ -88,6 +85,9 @@ def measure_step(client):
         turns=8,
     )
 
+    def milliseconds(kind, turns):
+        return [statistics.mean(rank[kind] for rank in turn) * 1e3 for turn in turns]
+
     mean = compared(
         "step",
         f"mean of {STEPS} steps of 512 windows, ms",
@@ -102,35 +102,6 @@ def measure_step(client):
         milliseconds("cpu", other),
     )
     return [mean, processor]
-
-
-def milliseconds(kind, turns):
-    """Of each turn, the mean of its ranks."""
-    return [statistics.mean(rank[kind] for rank in turn) * 1e3 for turn in turns]
-
-
-def measure_recorder():
-    """Steps with torch's flight recorder, which names the collective of a hang, and without."""
-    recorded, bare = take_turns(
-        lambda: under_torchrun(None, "steps", count=STEPS),
-        lambda: under_torchrun(None, "steps", RECORDER_OFF, count=STEPS),
-        turns=10,
-    )
-    return [
-        compared(
-            "record",
-            f"mean of {STEPS} steps with a record, ms",
-            milliseconds("seconds", recorded),
-            milliseconds("seconds", bare),
-            at_most=1.01,
-        ),
-        compared(
-            "record",
-            "processor time of the same, ms",
-            milliseconds("cpu", recorded),
-            milliseconds("cpu", bare),
-        ),
-    ]
 
 
 def measure_memory(client):
@@ -169,18 +140,15 @@ def under_launch(client, name, **arguments):
         return left_in(folder)
 
 
-def under_torchrun(_, name, variables=None, **arguments):
-    """Run a function of `ranks` in both ranks of a torchrun; returns what each rank left.
-
-    `variables` are added to their environment.
-    """
+def under_torchrun(_, name, **arguments):
+    """Run a function of `ranks` in both ranks of a torchrun; returns what each rank left."""
     torchrun = "-m torch.distributed.run --nproc-per-node 2".split()
     meeting = "--rdzv-backend c10d --rdzv-endpoint localhost:0".split()
     command = [sys.executable, *torchrun, *meeting, str(RANKS), name]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [*command, folder, *map(str, arguments.values())],
-            env=ENVIRONMENT | (variables or {}),
+            env=ENVIRONMENT,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -460,12 +428,7 @@ def show(results):
     print("\n".join(map(line, results)), flush=True)
 
 
-WITHOUT_CLUSTER = {
-    "windows": measure_windows,
-    "loader": measure_loader,
-    "cold": measure_cold,
-    "record": measure_recorder,
-}
+WITHOUT_CLUSTER = {"windows": measure_windows, "loader": measure_loader, "cold": measure_cold}
 ON_CLUSTER = {"launch": measure_launch, "step": measure_step, "memory": measure_memory}
 
 
