@@ -6,6 +6,7 @@ more memory where it is slow: they are in the run directory's list, and this is 
 list. Promises: every record once, in order; what the function raises reaches the caller as it is.
 """
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from ddp_common.run.run_directory import RunDirectory
 
 SLOW = 1.0  # seconds for one record, from which on it is said
 
-_calling = False  # this program is inside of somebody's `on_report`
+_inside = threading.local()  # of each thread: `calling`, whether it is inside of an `on_report`
 
 
 class FromCallback(BaseException):
@@ -27,7 +28,7 @@ class FromCallback(BaseException):
 
 def refuse_inside() -> None:
     """Raises `Error` for a launch that an `on_report` has called: it would wait for itself."""
-    if _calling:
+    if getattr(_inside, "calling", False):
         raise Error(
             "launch was called from on_report of another launch, which waits for it meanwhile. "
             "Let on_report return, and launch when the first launch has ended."
@@ -72,8 +73,7 @@ class Listener:
 
 
 def _call(function: Callable, record: dict) -> None:
-    global _calling
-    _calling = True
+    _inside.calling = True
     try:
         function(record)
     except KeyboardInterrupt:
@@ -81,4 +81,4 @@ def _call(function: Callable, record: dict) -> None:
     except BaseException as error:  # whatever it is: it is not ours, and goes to the caller
         raise FromCallback(error) from None
     finally:
-        _calling = False
+        _inside.calling = False

@@ -8,7 +8,7 @@ import time
 
 import cloudpickle
 import pytest
-from processes import PATIENCE, log_of
+from processes import PATIENCE, Background, log_of
 
 import ddp_common as ddp
 from ddp_common.teaching import faults
@@ -126,6 +126,18 @@ def test_a_launch_inside_is_refused(client):
 
     with pytest.raises(ddp.Error, match="from on_report of another launch"):
         ddp.launch(client, report_some, workers=1, on_report=listen, count=1)
+
+
+def test_another_thread_may_launch_meanwhile(client):
+    other = []
+
+    def listen(record):
+        if not other:
+            launching = Background(ddp.launch, client, report_some, workers=1, count=2)
+            other.append(launching.outcome())
+
+    run = ddp.launch(client, report_some, workers=1, on_report=listen, count=1)
+    assert len(run.records) == 1 and len(other[0].records) == 2
 
 
 def test_what_cannot_be_called_is_refused(client):
