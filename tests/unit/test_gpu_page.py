@@ -1,6 +1,7 @@
 """The page for those with GPUs: its blocks of Python run, on a CPU, and do what it says."""
 
 import math
+import multiprocessing
 import os
 import re
 import subprocess
@@ -22,7 +23,14 @@ COMMAND = "TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun --standalone --nproc-per-node
 
 @pytest.fixture
 def names():
-    """What the blocks have defined, run one after the other in a process group of one."""
+    """What the blocks have defined, run one after the other in a process group of one.
+
+    Loader workers come from a forkserver: pytest's process has threads after other tests, and what
+    is forked from it may wait for ever.
+    """
+    method = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_forkserver_preload(["torch"])
+    multiprocessing.set_start_method("forkserver", force=True)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         defined = {}
@@ -32,6 +40,7 @@ def names():
         yield defined
     finally:
         dist.destroy_process_group()
+        multiprocessing.set_start_method(method, force=True)
 
 
 @pytest.fixture
