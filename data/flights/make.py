@@ -51,7 +51,6 @@ AIRLINES = {"carrier": "string", "name": "string"}
 
 
 def main(folder):
-    flights = pd.read_csv(folder / "flights.csv.zip")
     order = ["month", "day", "sched_dep_time", "carrier", "flight", "origin"]
     flights = read(folder / "flights.csv.zip").sort_values(order, kind="stable")
     write("flights", FLIGHTS, [month for _, month in flights.groupby("month")])

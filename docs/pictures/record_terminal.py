@@ -13,14 +13,14 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = ["make", "run", "TUTORIAL=pets"]
+COMMAND = "make run TUTORIAL=pets"
 COLUMNS = 96
 LINE = 19  # pixels from one line to the next
 CHARACTER = 7.83  # pixels, of a monospaced font of 13 pixels
 MARGIN = 20
 BAR = 34  # the window's bar
 ALT = (
-    "A terminal: make run TUTORIAL=pets starts two workers, prints the loss of each epoch, "
+    f"A terminal: {COMMAND} starts two workers, prints the loss of each epoch, "
     "twenty invented names, and how well the network does beside an n-gram model, then where the "
     "run lies."
 )
@@ -28,11 +28,11 @@ ALT = (
 
 def main():
     done = subprocess.run(
-        COMMAND, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        COMMAND.split(), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     if done.returncode:
-        sys.exit(f"{' '.join(COMMAND)} failed, and nothing was drawn:\n{done.stdout}")
-    lines = [f"$ {' '.join(COMMAND)}"]
+        sys.exit(f"{COMMAND} failed, and nothing was drawn:\n{done.stdout}")
+    lines = [f"$ {COMMAND}"]
     for line in done.stdout.rstrip().splitlines():
         lines += textwrap.wrap(
             line, COLUMNS, subsequent_indent="  ", replace_whitespace=False
@@ -47,7 +47,7 @@ def terminal(lines):
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" role="img" aria-labelledby="title description">',
-        '<title id="title">make run TUTORIAL=pets</title>',
+        f'<title id="title">{escape(COMMAND)}</title>',
         f'<desc id="description">{escape(ALT)}</desc>',
         f'<rect width="{width}" height="{height}" rx="8" fill="#1b1f24"/>',
     ]
