@@ -143,14 +143,14 @@ def launch(
                         failures=failures,
                         problems=run_directory.problems,
                     )
-    except FromCallback as raised:
+    except FromCallback as carrier:
         assert run_directory is not None, "it has had a record"
-        run_directory.log(f"on_report raised {raised.error!r}: the ranks were ended")
-        raised.error.add_note(
+        raised = carrier.error
+        run_directory.log(f"on_report raised {raised!r}: the ranks were ended")
+        raised.add_note(
             "on_report raised this, and the ranks were ended. What was saved is in "
             f"{run_directory.path}; launch with directory= to go on."
         )
-        raise raised.error from None
     except KeyboardInterrupt as interrupt:
         if run_directory is not None:
             run_directory.log("interrupted from the keyboard")
@@ -169,6 +169,7 @@ def launch(
         held.close()
         if run_directory is not None:
             run_directory.close()
+    raise raised  # here, where nothing is handled: it keeps its own cause
 
 
 def _open_directory(function: Callable, directory: str | Path | None) -> RunDirectory:

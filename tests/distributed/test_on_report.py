@@ -96,6 +96,23 @@ def test_what_it_raises_ends_the_ranks_and_reaches_the_caller_as_itself(client, 
     assert ddp.launch(client, lambda: "free", workers=2).result == "free"
 
 
+def test_what_it_raises_keeps_its_cause(client):
+    def train():
+        while True:
+            ddp.report(loss=1.0)
+            time.sleep(0.05)
+
+    cause = OSError("no server")
+
+    def listen(record):
+        raise Pruned("cannot be told") from cause
+
+    with pytest.raises(Pruned) as raised:
+        ddp.launch(client, train, workers=2, on_report=listen)
+    assert raised.value.__cause__ is cause
+    assert raised.value.__context__ is None
+
+
 def test_a_rank_that_fails_has_been_heard_before_the_failure_is_raised(client):
     def train():
         report_some(50)

@@ -4,9 +4,11 @@ import contextlib
 import functools
 import gc
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -288,6 +290,80 @@ def test_a_killed_worker_s_partitions_are_computed_again(client, alone, tmp_path
     torch.testing.assert_close(run.result[2], alone[2], rtol=1e-6, atol=1e-9)
 
 
+class SlowToMove(list):
+    """Samples that say when they move to another worker, and wait for the file `gate` there."""
+
+    def __init__(self, samples, folder):
+        super().__init__(samples)
+        self.folder = folder
+
+    def __reduce__(self):
+        is_in_a_task = threading.current_thread().name.startswith("Dask-Default-Threads")
+        if not is_in_a_task:  # but in what sends it
+            (self.folder / "moving").touch()
+            while not (self.folder / "gate").exists():
+                time.sleep(0.02)
+        return SlowToMove, (list(self), self.folder)
+
+
+def samples_of(number, folder):
+    return SlowToMove(range(10 * number, 10 * number + 10), folder)
+
+
+def seen_by_all(table):
+    return sorted(sum(everyone([sample for part in table.parts.values() for sample in part]), []))
+
+
+def test_a_worker_lost_while_partitions_move_costs_one_restart(client, tmp_path):
+    futures = placed(client, [0] * 4, functools.partial(samples_of, folder=tmp_path))
+    (holder,) = {address for where in client.who_has(futures).values() for address in where}
+    (pid,) = client.run(os.getpid, workers=[holder]).values()
+    launching = Background(
+        ddp.launch,
+        client,
+        seen_by_all,
+        workers=2,
+        restarts=1,
+        directory=tmp_path / "run",
+        table=futures,
+    )
+    wait_until((tmp_path / "moving").exists)
+    os.kill(pid, signal.SIGKILL)
+    (tmp_path / "gate").touch()
+    run = launching.outcome()
+    assert len(run.failures) == 1 and "worker" in str(run.failures[0])
+    assert run.result == list(range(40))
+
+
+def changing(number, mark):
+    """Partition 1 has a row less once `mark` is there."""
+    return part(number).iloc[: 5 if number == 1 and mark.exists() else 6]
+
+
+def test_a_partition_that_has_another_length_after_a_loss_is_refused(client, tmp_path):
+    mark = tmp_path / "mark"
+    futures = placed(client, [0, 1, 2, 3], functools.partial(changing, mark=mark))
+    directory = tmp_path / "run"
+    gate = tmp_path / "gate"
+    with held_back(train, gate) as waits:
+        launching = Background(
+            ddp.launch,
+            client,
+            waits,
+            workers=4,
+            restarts=1,
+            directory=directory,
+            table=futures,
+            epochs=20,
+        )
+        wait_until(lambda: "step-00000006" in str(list(directory.rglob("*.pt"))))
+        mark.touch()
+        (holder,) = client.who_has(futures[1:2])[futures[1].key]
+        client.run(os._exit, 1, workers=[holder], on_error="ignore")
+    with pytest.raises(ddp.Error, match="Partition 1 of 'table' had 6 rows and has 5 now"):
+        launching.outcome()
+
+
 # Nothing is left
 
 
@@ -489,6 +565,27 @@ def test_too_little_memory_is_found_before_a_rank_starts(client, tmp_path):
         for address, limit in was.items():
             client.run(limit_memory, limit, workers=[address])
     assert "started: process" not in log_of(tmp_path / "run")
+
+
+def test_where_all_workers_are_paused_it_says_so_instead_of_waiting_for_ever(client, tmp_path):
+    def limit_memory(limit, dask_worker):
+        was = dask_worker.memory_manager.memory_limit
+        dask_worker.memory_manager.memory_limit = limit
+        return was
+
+    def statuses(dask_scheduler):
+        return {worker.status.name for worker in dask_scheduler.workers.values()}
+
+    was = client.run(limit_memory, 2**24)  # less than a worker has before it has any data
+    try:
+        wait_until(lambda: client.run_on_scheduler(statuses) == {"paused"})
+        with pytest.raises(ddp.Error, match="memory of all 4 workers is full, and Dask has paused"):
+            ddp.launch(client, describe, workers=1, directory=tmp_path / "run", x=frame_of())
+    finally:
+        for address, limit in was.items():
+            client.run(limit_memory, limit, workers=[address])
+    wait_until(lambda: client.run_on_scheduler(statuses) == {"running"})
+    assert not (tmp_path / "run" / "log.txt").exists()
 
 
 def test_under_torchrun_a_collection_is_refused_with_what_to_do(tmp_path):

@@ -6,6 +6,7 @@ is computed here from NumPy alone. DDP_EXAMPLES sets how many loops are tried.
 
 import dataclasses
 import itertools
+import multiprocessing
 import os
 
 import numpy as np
@@ -19,6 +20,10 @@ from ddp_common import ElasticSampler, Error, EvalSampler
 from ddp_common.ranks import dealing, sampling
 
 EXAMPLES = int(os.environ.get("DDP_EXAMPLES", "30"))
+# Loader workers come from a forkserver: pytest's process has threads after other tests, and what is
+# forked from it may wait for ever.
+LOADER_WORKERS = multiprocessing.get_context("forkserver")
+LOADER_WORKERS.set_forkserver_preload(["torch"])
 quietly = dict(
     deadline=None,
     derandomize="DDP_EXAMPLES" not in os.environ,
@@ -161,11 +166,13 @@ class Program:
             return self.sampler
         if self.loader is None or self.loop.new_loader:
             workers = self.loop.workers
-            options = (
-                dict(prefetch_factor=self.loop.prefetch, persistent_workers=self.loop.persistent)
-                if workers
-                else {}
-            )
+            options = {}
+            if workers:
+                options = {
+                    "prefetch_factor": self.loop.prefetch,
+                    "persistent_workers": self.loop.persistent,
+                    "multiprocessing_context": LOADER_WORKERS,
+                }
             self.loader = DataLoader(
                 range(self.loop.length), batch_sampler=self.sampler, num_workers=workers, **options
             )
