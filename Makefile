@@ -110,7 +110,6 @@ bench: $(STAMP)
 	@$(PYTHON) tests/benchmarks/clusters.py
 	@$(PYTHON) tests/benchmarks/images.py
 	@$(PYTHON) tests/benchmarks/tables.py
-	@$(PYTHON) tests/benchmarks/tutorials.py
 
 scaling: $(STAMP)
 	@$(PYTHON) -m ddp_common scaling
