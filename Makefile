@@ -93,6 +93,7 @@ lint: $(STAMP)
 	@"$$VENV/bin/lint-imports" --no-logo
 	@$(PYTHON) -m mypy
 	@$(PYTHON) docs/check_pages.py
+	@$(PYTHON) docs/evidence.py check
 	@$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(PYTHON) -m check_jsonschema --builtin-schema custom.github-workflows-require-timeout .github/workflows/*.yml
 	@$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/question.yml

@@ -332,7 +332,10 @@ HEAD = ("fault", "when", "rank", "told s", "gone s", "left", "same", "what the c
 
 
 def main():
-    """Run every case and print the table."""
+    """Run every case, print the table, and write its figures."""
+    from benchmarks import measuring  # not at the top: only the program needs it
+
+    machine = measuring.describe_machine()
     outcomes = []
 
     def show(outcome):
@@ -361,6 +364,8 @@ def main():
         seconds = recovery(client, Path(root) / "recovery")
         print(f"\nfrom a kill to the first step after the restart, warm: {seconds:.2f} s")
     print(_summary(outcomes), flush=True)
+    written = measuring.REPOSITORY / "runs" / "bench-fault-lab.json"
+    measuring.write(written, machine, _results(outcomes, seconds))
 
 
 def _row(outcome):
@@ -376,20 +381,46 @@ def _row(outcome):
     )
 
 
-def _summary(outcomes):
+def _figures(outcomes):
+    """What the table comes to; stalls apart, which take as long as their time-out."""
     at_once = [each for each in outcomes if "stalled" not in each.said]
-    told = [each.told for each in at_once if each.told is not None]
-    gone = [each.gone for each in at_once if each.gone is not None]
-    stalls = len(outcomes) - len(at_once)
-    left = sum(each.left for each in outcomes)
-    others = sum(each.resumed_equal is False for each in outcomes)
+    return {
+        "told": [each.told for each in at_once if each.told is not None],
+        "gone": [each.gone for each in at_once if each.gone is not None],
+        "stalls": len(outcomes) - len(at_once),
+        "left": sum(each.left for each in outcomes),
+        "others": sum(each.resumed_equal is False for each in outcomes),
+    }
+
+
+def _summary(outcomes):
+    found = _figures(outcomes)
+    told, gone = found["told"], found["gone"]
     return (
         f"median from the fault to the caller's exception {statistics.median(told):.2f} s, "
         f"longest {max(told):.2f} s; to the last process gone {statistics.median(gone):.2f} s, "
-        f"longest {max(gone):.2f} s (without the {stalls} stalls, whose time-out was "
-        f"{STALL_TIMEOUT:g} s)\nprocesses left: {left}; resumed with other weights: "
-        f"{others} of {len(outcomes)}"
+        f"longest {max(gone):.2f} s (without the {found['stalls']} stalls, whose time-out was "
+        f"{STALL_TIMEOUT:g} s)\nprocesses left: {found['left']}; resumed with other weights: "
+        f"{found['others']} of {len(outcomes)}"
     )
+
+
+def _results(outcomes, recovery_seconds):
+    """The same for docs/evidence (see tests/benchmarks/measuring.py)."""
+    from benchmarks.measuring import single
+
+    found = _figures(outcomes)
+    told, gone = found["told"], found["gone"]
+    count = f"{len(outcomes)} faults, moments and ranks"
+    return [
+        single("fault-lab", f"{count}: processes left", found["left"], at_most=0),
+        single("fault-lab", f"{count}: resumed with other weights", found["others"], at_most=0),
+        single("fault-lab", "until the caller knows, median, s", statistics.median(told)),
+        single("fault-lab", "until the caller knows, longest, s", max(told)),
+        single("fault-lab", "until all processes are gone, median, s", statistics.median(gone)),
+        single("fault-lab", "until all processes are gone, longest, s", max(gone)),
+        single("fault-lab", "from a kill to the first step after it, s", recovery_seconds),
+    ]
 
 
 def _folder(root, name):

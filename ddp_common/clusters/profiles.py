@@ -5,6 +5,7 @@ what differs; `OPTIONS=` has the last word. Promises: what is wrong in a profile
 what may stand there, before anything is started.
 """
 
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -20,7 +21,19 @@ from dask.utils import parse_bytes
 from ddp_common.errors import Error, first_line
 from ddp_common.files import is_file
 
-PROFILES = Path(__file__).parents[2] / "clusters"
+
+def _folder_of_profiles() -> Path:
+    """`clusters/` of the repository, or, where a wheel was installed, the copy that it brought."""
+    in_repository = Path(__file__).parents[2] / "clusters"
+    if in_repository.is_dir():
+        return in_repository
+    for file in importlib.metadata.files("ddp-common") or ():
+        if file.match("ddp-common/clusters/local.yaml"):
+            return Path(str(file.locate())).parent
+    return in_repository
+
+
+PROFILES = _folder_of_profiles()
 DEFAULTS = {
     "workers": "auto",
     "timeout": 60,  # seconds that workers have to appear

@@ -29,7 +29,13 @@ DATA = Path(__file__).parents[2] / "data"
 
 
 def registry() -> dict[str, dict]:
-    """The content of data/datasets.yaml: name -> entry."""
+    """The content of data/datasets.yaml: name -> entry. Raises `Error` outside of the repository."""
+    if not DATA.is_dir():
+        raise Error(
+            "The data of the tutorials are in a clone of the repository, and this ddp_common was "
+            "installed from a wheel, which has none. Run this in a clone, or read data of your "
+            "own: launch takes any training function."
+        )
     return yaml.safe_load((DATA / "datasets.yaml").read_text())
 
 

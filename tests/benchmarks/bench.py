@@ -29,13 +29,10 @@ shares torch with the forkserver that it was forked from, so the row that counts
 of a rank on a worker that has no other.
 """
 
-import argparse
 import contextlib
 import csv
-import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -43,11 +40,12 @@ import tempfile
 import time
 from pathlib import Path
 
+import measuring
 import psutil
+from measuring import REPOSITORY, compared, single, take_turns, timed
 
 import ddp_common as ddp
 
-REPOSITORY = Path(__file__).parents[2]
 NAMES = REPOSITORY / "data" / "pets" / "names.csv"
 RANKS = Path(__file__).with_name("ranks.py")
 ALPHABET = "*+abcdefghijklmnopqrstuvwxyz-. "  # '*' pads the beginning, '+' ends a name
@@ -55,7 +53,6 @@ ALPHABET = "*+abcdefghijklmnopqrstuvwxyz-. "  # '*' pads the beginning, '+' ends
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 LOADER_BATCH = 16_384
 STEPS = 100  # of each repetition, after those that warm up
-COLUMNS = "{:<8} {:<40} {:>8} {:>8} {:>7} {:>15} {:>8}  {}"
 
 
 # Launch, step, memory: two ranks, under ddp.launch and under torchrun
@@ -70,8 +67,16 @@ def measure_launch(client):
         lambda: seconds_to_backward(under_torchrun, client),
         turns=5,
     )
-    faster = compared("launch", "to both ranks' first backward, s", *seconds, at_least=15)
-    return [faster, limited("launch", "the same, as a number of seconds", faster["ours"], 0.3)]
+    faster = compared(
+        "launch",
+        "warm, until both ranks' first backward, s",
+        *seconds,
+        alternative="torchrun",
+        at_least=15,
+        is_speed_up=True,
+    )
+    limit = single("launch", "the same, as a number of seconds", faster["ours"], at_most=0.3)
+    return [faster, limit]
 
 
 def measure_step(client):
@@ -93,6 +98,7 @@ def measure_step(client):
         f"mean of {STEPS} steps of 512 windows, ms",
         milliseconds("seconds", ours),
         milliseconds("seconds", other),
+        alternative="torchrun, no reports",
         at_most=1.03,
     )
     processor = compared(
@@ -100,6 +106,7 @@ def measure_step(client):
         "processor time of the same, ms",
         milliseconds("cpu", ours),
         milliseconds("cpu", other),
+        alternative="torchrun, no reports",
     )
     return [mean, processor]
 
@@ -110,17 +117,21 @@ def measure_memory(client):
     It is looked at in the same moment.
     """
     with bare_torch() as bare:
-        found = [rank for _ in range(3) for rank in under_launch(client, "memory", bare=bare)]
+        looks = [rank for _ in range(3) for rank in under_launch(client, "memory", bare=bare)]
 
     def megabytes(kind, *processes):
-        return [sum(each[process][kind] for process in processes) / 1e6 for each in found]
+        return [sum(each[process][kind] for process in processes) / 1e6 for each in looks]
 
     bare_pss, bare_uss = megabytes("pss", "bare"), megabytes("uss", "bare")
     with_forkserver = megabytes("pss", "rank", "forkserver")
+    alternative = "a process that has imported torch"
     return [
-        compared("memory", "PSS of a rank, MB", megabytes("pss", "rank"), bare_pss),
-        compared("memory", "PSS of a rank and its forkserver, MB", with_forkserver, bare_pss),
-        compared("memory", "USS of a rank, MB", megabytes("uss", "rank"), bare_uss),
+        compared("memory", what, ours, other, alternative=alternative)
+        for what, ours, other in (
+            ("PSS of a rank, MB", megabytes("pss", "rank"), bare_pss),
+            ("PSS of a rank and its forkserver, MB", with_forkserver, bare_pss),
+            ("USS of a rank, MB", megabytes("uss", "rank"), bare_uss),
+        )
     ]
 
 
@@ -195,7 +206,12 @@ def measure_windows():
     seconds = take_turns(
         lambda: timed(windows, names), lambda: timed(windows_item_by_item, names), turns=3
     )
-    return [compared("windows", f"windows of {len(names):,} names, s", *seconds, at_least=100)]
+    what = f"windows of {len(names):,} names, s"
+    return [
+        compared(
+            "windows", what, *seconds, alternative="Python lists", at_least=100, is_speed_up=True
+        )
+    ]
 
 
 def measure_loader():
@@ -217,7 +233,12 @@ def measure_loader():
 
     assert by_batch() == by_item() == len(contexts)
     seconds = take_turns(lambda: timed(by_batch), lambda: timed(by_item), turns=3)
-    return [compared("loader", f"an epoch of {len(contexts):,} windows, s", *seconds, at_least=10)]
+    what = f"an epoch of {len(contexts):,} windows, s"
+    return [
+        compared(
+            "loader", what, *seconds, alternative="item by item", at_least=10, is_speed_up=True
+        )
+    ]
 
 
 def read_names():
@@ -302,8 +323,16 @@ def measure_cold():
         [[turn[which] for turn in turns] for turns in (ours, other)] for which in (0, 1)
     )
     return [
-        compared("cold", "from its start to both first backwards, s", *wall, at_most=1.0),
-        compared("cold", "processor time until all is closed, s", *processor),
+        compared(
+            "cold",
+            "a script, from its start to both first backwards, s",
+            *wall,
+            alternative="torchrun",
+            at_most=1.0,
+        ),
+        compared(
+            "cold", "processor time until all is closed, s", *processor, alternative="torchrun"
+        ),
     ]
 
 
@@ -321,150 +350,20 @@ def processor_seconds():
     return times.user + times.system
 
 
-# Taking turns, comparing, printing
-
-
-def timed(function, *arguments):
-    began = time.perf_counter()
-    function(*arguments)
-    return time.perf_counter() - began
-
-
-def take_turns(ours, other, turns):
-    """Two lists with what `ours()` and `other()` returned, in the order AB BA AB …
-
-    So neither profits from the machine's drift.
-    """
-    values = {ours: [], other: []}
-    for turn in range(turns):
-        order = (ours, other) if turn % 2 == 0 else (other, ours)
-        for measure in order:
-            values[measure].append(measure())
-    return values[ours], values[other]
-
-
-def compared(name, what, ours, other, *, at_least=None, at_most=None):
-    """A result.
-
-    `at_least`: how many times smaller than the other ours shall be.
-    `at_most`: what part of the other ours may be.
-    """
-
-    def ratio(mine, theirs):
-        return mine / theirs if at_least is None else theirs / mine
-
-    low, middle, high = statistics.quantiles(map(ratio, ours, other), n=4, method="inclusive")
-    if at_least:
-        met, goal = middle >= at_least, f">= {at_least}"
-    elif at_most:
-        met, goal = middle <= at_most, f"<= {at_most}"
-    else:
-        met, goal = None, ""
-    return {
-        "name": name,
-        "what": what,
-        "ours": statistics.median(ours),
-        "other": statistics.median(other),
-        "ratio": middle,
-        "quartiles": [low, high],
-        "goal": goal,
-        "met": met,
-        "all_ours": ours,
-        "all_other": other,
-    }
-
-
-def limited(name, what, value, limit):
-    """A result that has a limit instead of another way beside it."""
-    return {
-        "name": name,
-        "what": what,
-        "ours": value,
-        "other": None,
-        "ratio": None,
-        "quartiles": None,
-        "goal": f"<= {limit}",
-        "met": value <= limit,
-    }
-
-
-def describe_machine():
-    import torch
-
-    return {
-        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "cores": os.cpu_count(),
-        "system": platform.system(),
-        "processor": platform.machine(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "load": os.getloadavg(),
-    }
-
-
-def line(result):
-    def number(value):
-        if value is None:
-            return ""
-        return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-    spread = ""
-    if result["quartiles"] is not None:
-        spread = "{:.3g} to {:.3g}".format(*result["quartiles"])
-    verdict = {True: "met", False: "missed", None: ""}[result["met"]]
-    return COLUMNS.format(
-        result["name"],
-        result["what"],
-        number(result["ours"]),
-        number(result["other"]),
-        number(result["ratio"]),
-        spread,
-        result["goal"],
-        verdict,
-    )
-
-
-def show(results):
-    print("\n".join(map(line, results)), flush=True)
-
-
 WITHOUT_CLUSTER = {"windows": measure_windows, "loader": measure_loader, "cold": measure_cold}
 ON_CLUSTER = {"launch": measure_launch, "step": measure_step, "memory": measure_memory}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--output", type=Path, default=REPOSITORY / "runs" / "bench.json", metavar="FILE.json"
-    )
-    parser.add_argument(
-        "--only",
-        choices=[*ON_CLUSTER, *WITHOUT_CLUSTER],
-        metavar="NAME",
-        help="one of %(choices)s",
-    )
-    options = parser.parse_args()
-    wanted = {options.only} if options.only else {*ON_CLUSTER, *WITHOUT_CLUSTER}
-    machine = describe_machine()
+    options = measuring.command_line(__doc__, ON_CLUSTER | WITHOUT_CLUSTER, "launch").parse_args()
+    machine = measuring.describe_machine()
+    measuring.show_head(machine)
     results = []
-    print(f"{machine['cores']} cores, torch {machine['torch']}, {machine['date']}", end=", ")
-    print(f"load {machine['load'][0]:.1f}\n")
-    head = COLUMNS.format("", "what", "ours", "other", "ratio", "quartiles", "goal", "")
-    print(head, flush=True)
-    is_cluster_needed = bool(wanted & {*ON_CLUSTER})
-    cluster = ddp.connect("local", workers=2) if is_cluster_needed else contextlib.nullcontext()
-    with cluster as client:
-        for name in [name for name in ON_CLUSTER if name in wanted]:
-            found = ON_CLUSTER[name](client)
-            show(found)
-            results += found
-    for name in [name for name in WITHOUT_CLUSTER if name in wanted]:
-        found = WITHOUT_CLUSTER[name]()
-        show(found)
-        results += found
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    content = json.dumps({"machine": machine, "results": results}, indent=2)
-    options.output.write_text(content + "\n")
+    if options.only in (None, *ON_CLUSTER):
+        with ddp.connect("local", workers=2) as client:
+            results += measuring.take(ON_CLUSTER, options.only, client)
+    results += measuring.take(WITHOUT_CLUSTER, options.only)
+    measuring.write(options.output, machine, results)
 
 
 if __name__ == "__main__":

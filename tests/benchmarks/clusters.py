@@ -22,12 +22,12 @@ from pathlib import Path
 
 import measuring
 import psutil
-from measuring import REPOSITORY
+from measuring import REPOSITORY, compared, single
 
 import ddp_common as ddp
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-MEMORY = 0.3  # GiB that a worker takes with its forkserver and its rank; 0.24 as measured below
+MEMORY = 0.1  # GiB that a worker takes with its forkserver and its rank; 0.06 as measured below
 REPEATS = 5
 sys.path.insert(0, str(REPOSITORY / "tests" / "hpc"))
 
@@ -79,25 +79,30 @@ def measure_ranks():
     with ddp.connect("local", workers=most) as client:
         one_launch(client, most)
         seconds = time.monotonic() - began
-        print(
-            f"ranks      {most} workers started and torch imported in each after {seconds:.0f} s; "
-            f"they take {(free - gibibytes_available()) / most:.2f} GiB each",
-            flush=True,
-        )
+        each = (free - gibibytes_available()) / most
+        results = [
+            single("ranks", f"{most} workers started, torch imported in each, s", seconds),
+            single("ranks", "a worker with its forkserver and rank, GiB", each),
+        ]
         for size in sizes:
             launches = [one_launch(client, size) for _ in range(REPEATS)]
             times = {
-                what: statistics.median(each[what] for each in launches) for what in launches[0]
+                what: statistics.median(launch[what] for launch in launches)
+                for what in launches[0]
             }
             curve[size] = times
-            print(
-                f"ranks      {size:3d}: group {times['group']:.2f} s, "
-                f"10 steps {times['steps']:.2f} s, end {times['end']:.2f} s; client and scheduler "
-                f"{1e3 * times['processor']:.0f} ms of processor for each rank",
-                flush=True,
-            )
+            results += [
+                single("ranks", f"{size}: the group is formed, s", times["group"]),
+                single("ranks", f"{size}: 10 steps are made, s", times["steps"]),
+                single("ranks", f"{size}: launch returns, s", times["end"]),
+                single(
+                    "ranks",
+                    f"{size}: processor of client and scheduler, ms a rank",
+                    1e3 * times["processor"],
+                ),
+            ]
     draw(curve, REPOSITORY / "runs" / "launch-time.png")
-    return curve
+    return results
 
 
 def gibibytes_available():
@@ -134,8 +139,7 @@ def measure_slurm():
     from slurm_here import running_slurm, why_not
 
     if reason := why_not():
-        print(f"slurm      skipped: {reason}", flush=True)
-        return None
+        return [single("slurm", "a real Slurm", f"not measured: {reason}")]
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         folder.chmod(0o755)
@@ -152,28 +156,26 @@ def measure_slurm():
             with ddp.connect("slurm", workers=2) as client:
                 ddp.launch(client, ten_steps)
                 again = [one_launch(client, 2)["steps"] for _ in range(REPEATS)]
-    own = statistics.median(ours for _, _, ours in turns)
-    srun = statistics.median(theirs for theirs, _, _ in turns)
-    sbatch = statistics.median(theirs for _, theirs, _ in turns)
-    beyond = statistics.median(ours - theirs for theirs, _, ours in turns)
-    ratio = statistics.median(ours / theirs for _, theirs, ours in turns)
-    second = statistics.median(again)
-    print(
-        f"slurm      from the command to the first step: {own:.1f} s; srun hostname {srun:.2f} s: "
-        f"{beyond:.1f} s beyond it (goal <= 20)",
-        flush=True,
-    )
-    print(
-        f"slurm      the same with sbatch and srun, without Dask: {sbatch:.1f} s; "
-        f"ratio {ratio:.2f} (goal <= 1.5)",
-        flush=True,
-    )
-    print(
-        f"slurm      a second launch on the same jobs, to its tenth step: {second:.2f} s "
-        "(goal <= 0.5)",
-        flush=True,
-    )
-    return {"turns": turns, "second": again}
+    bare, theirs, ours = zip(*turns)
+    beyond = statistics.median(mine - other for mine, other in zip(ours, bare))
+    return [
+        compared(
+            "slurm",
+            "make run, from the command to the first step, s",
+            ours,
+            theirs,
+            alternative="sbatch and srun, no Dask",
+            at_most=1.5,
+        ),
+        single("slurm", "the same, beyond what `srun hostname` takes, s", beyond, at_most=20),
+        single("slurm", "`srun hostname`, s", statistics.median(bare)),
+        single(
+            "slurm",
+            "a second launch on the same jobs, to its tenth step, s",
+            statistics.median(again),
+            at_most=0.5,
+        ),
+    ]
 
 
 def hostname():

@@ -1,18 +1,19 @@
 """How often a finished run is reported as failed because one of its ranks was held up at the end.
 
-    python tests/benchmarks/endings.py [--launches 200] [--rank 1]
+    python tests/benchmarks/endings.py [--output FILE.json] [--launches 200] [--rank 1]
 
 Two ranks; when the function returns, threads of one rank keep its interpreter busy with
-`json.dumps` of a long list. Prints the launches, the failures, and the seconds that a launch took:
-quartiles.
+`json.dumps` of a long list. Counts the failures.
 """
 
-import argparse
 import collections
 import json
 import statistics
 import threading
 import time
+
+import measuring
+from measuring import single
 
 import ddp_common as ddp
 
@@ -25,10 +26,12 @@ def held_up(rank):
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = measuring.command_line(__doc__, [], "endings")
     parser.add_argument("--launches", type=int, default=200)
     parser.add_argument("--rank", type=int, default=1)
     options = parser.parse_args()
+    machine = measuring.describe_machine()
+    measuring.show_head(machine)
     failures, seconds = collections.Counter(), []
     with ddp.connect("local", workers=2) as client:
         for _ in range(options.launches):
@@ -38,11 +41,15 @@ def main():
             except ddp.RankFailed as failure:
                 failures[str(failure).splitlines()[0]] += 1
             seconds.append(time.monotonic() - began)
-    quartiles = ", ".join(f"{each:.2f}" for each in statistics.quantiles(seconds))
-    print(f"{options.launches} launches, {failures.total()} failed", end="; ")
-    print(f"seconds each (quartiles): {quartiles}")
+    what = f"failures in {options.launches} launches, a rank held up at the end"
+    results = [
+        single("endings", what, failures.total(), at_most=0),
+        single("endings", "such a launch, s", statistics.median(seconds)),
+    ]
+    measuring.show(results)
     for message, count in failures.most_common():
         print(f"{count:5} {message}")
+    measuring.write(options.output, machine, results)
 
 
 if __name__ == "__main__":

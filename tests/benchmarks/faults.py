@@ -17,7 +17,6 @@
 """
 
 import argparse
-import json
 import logging
 import os
 import random
@@ -30,31 +29,32 @@ import tempfile
 import time
 from pathlib import Path
 
+import measuring
+from measuring import REPOSITORY, compared, single
+
 import ddp_common as ddp
 from ddp_common.teaching import faults
 
-REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
-import fault_lab  # noqa: E402 (it is found there)
+import fault_lab
 
 GIVE_UP = 10.0  # seconds after which a peer that still waits is taken to wait for its time-out
 REPEATS = 5
 
 
-def measure_notice(client):
+def measure_notice(client, _):
     results = []
-    for fault in ("raise", "SIGKILL"):
-        ours = statistics.median(under_launch(client, fault) for _ in range(REPEATS))
-        torchrun = statistics.median(under_torchrun(client, fault) for _ in range(REPEATS))
-        task = in_dask_tasks(client, fault)
-        results.append({"fault": fault, "ours": ours, "torchrun": torchrun, "dask task": task})
-        of_task = f"not within {GIVE_UP:g} s" if task is None else f"{task:6.2f} s"
-        print(
-            f"notice    {fault:<8} launch {ours:6.2f} s    torchrun {torchrun:6.2f} s    "
-            f"Dask task {of_task}",
-            flush=True,
+    for fault, name in (("raise", "a rank raises"), ("SIGKILL", "a rank is killed")):
+        what = f"{name}, until the caller knows, s"
+        ours = [under_launch(client, fault) for _ in range(REPEATS)]
+        torchrun = [under_torchrun(client, fault) for _ in range(REPEATS)]
+        results.append(
+            compared("notice", what, ours, torchrun, alternative="torchrun", is_speed_up=True)
         )
+        task = in_dask_tasks(client, fault)
+        of_task = f"not within {GIVE_UP:g} s" if task is None else task
+        results.append(single("notice", f"{name}, a plain Dask task on each worker, s", of_task))
     return results
 
 
@@ -125,20 +125,17 @@ def in_dask_tasks(client, fault):
                     os.kill(process.pid, signal.SIGKILL)  # closing would wait for the tasks
 
 
-def measure_kills(client, kills):
+def measure_kills(client, options):
     results = []
     for ranks in ((2,), (1, 2, 3)):
         with tempfile.TemporaryDirectory() as folder:
-            survived = fault_lab.survive_kills(client, folder, kills, ranks)
-        results.append({"ranks": ranks, **vars(survived)})
+            survived = fault_lab.survive_kills(client, folder, options.kills, ranks)
         verdict = "identical"
         if not survived.identical:
-            verdict = f"relative difference {survived.difference:.1e}"
+            verdict = f"off by {survived.difference:.1e}"
         numbers = " or ".join(map(str, ranks))
-        print(
-            f"kills     {survived.kills} on {numbers} ranks: weights {verdict}, "
-            f"{survived.seconds:.0f} s",
-            flush=True,
+        results.append(
+            single("kills", f"weights after {survived.kills} kills on {numbers} ranks", verdict)
         )
     return results
 
@@ -170,13 +167,13 @@ while True:
 """
 
 
-def measure_saves(saves):
+def measure_saves(_, options):
     """After every kill: the newest good file is that of the last confirmed save, or the next."""
     from ddp_common.ranks.checkpoint_files import newest, step_of
 
+    saves = options.saves
     confirmed, none, old = 0, 0, 0
     chance = random.Random(0)
-    began = time.time()
     with (
         tempfile.TemporaryDirectory() as folder,
         subprocess.Popen(
@@ -201,37 +198,33 @@ def measure_saves(saves):
             none += path is None
             old += path is not None and step_of(path) < confirmed
         process.kill()
-    print(
-        f"saves     {saves} kills during saves: {none} times no good file, {old} times older than "
-        f"the last save, {time.time() - began:.0f} s",
-        flush=True,
-    )
-    return {"kills": saves, "none": none, "old": old}
+    return [
+        single("saves", f"no good file after one of {saves} kills", none, at_most=0),
+        single("saves", "a good file older than the last save", old, at_most=0),
+    ]
 
 
-def measure_recovery(client):
+def measure_recovery(client, _):
     with tempfile.TemporaryDirectory() as folder:
         seconds = [
             fault_lab.recovery(client, Path(folder) / str(number)) for number in range(REPEATS)
         ]
-    median = statistics.median(seconds)
-    print(
-        f"recovery  kill to the first step after the restart: {median:.2f} s (goal <= 2)",
-        flush=True,
-    )
-    return seconds
+    what = "from a kill to the first step after the restart, s"
+    return [single("recovery", what, statistics.median(seconds), at_most=2)]
 
 
-def measure_cost(client):
+def measure_cost(client, _):
     ours, plain = ddp.launch(client, save_100_mb, workers=2).result
-    mine, others = statistics.median(ours), statistics.median(plain)
-    print(
-        f"cost      training stands still for {mine * 1e3:.0f} ms per save of 100 MB; "
-        f"torch.save on the training thread: {others * 1e3:.0f} ms; "
-        f"ratio {mine / others:.2f} (goal <= 0.2)",
-        flush=True,
-    )
-    return {"ours": ours, "plain": plain}
+    return [
+        compared(
+            "cost",
+            "training stands still for a save of 100 MB, ms",
+            [1e3 * seconds for seconds in ours],
+            [1e3 * seconds for seconds in plain],
+            alternative="torch.save there and then",
+            at_most=0.2,
+        )
+    ]
 
 
 def save_100_mb(saves=8):
@@ -272,19 +265,7 @@ def save_100_mb(saves=8):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=REPOSITORY / "runs" / "bench-faults.json",
-        metavar="FILE.json",
-    )
-    parser.add_argument(
-        "--only",
-        choices=("notice", "kills", "saves", "recovery", "cost"),
-        metavar="NAME",
-        help="one of %(choices)s",
-    )
+    parser = measuring.command_line(__doc__, MEASURES, "faults")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--saves", type=int, default=1000)
     parser.add_argument("--rank-that-gets", help=argparse.SUPPRESS)
@@ -292,21 +273,21 @@ def main():
     options = parser.parse_args()
     if options.rank_that_gets:
         return be_a_rank(options.rank_that_gets, options.mark)
-    measures = {
-        "notice": measure_notice,
-        "recovery": measure_recovery,
-        "cost": measure_cost,
-        "kills": lambda client: measure_kills(client, options.kills),
-        "saves": lambda client: measure_saves(options.saves),
-    }
-    results = {}
+    machine = measuring.describe_machine()
+    measuring.show_head(machine)
     with ddp.connect("local", workers=3) as client:
         ddp.launch(client, faults.train)
-        for name, measure in measures.items():
-            if options.only in (None, name):
-                results[name] = measure(client)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(results, indent=2, default=str) + "\n")
+        results = measuring.take(MEASURES, options.only, client, options)
+    measuring.write(options.output, machine, results)
+
+
+MEASURES = {
+    "notice": measure_notice,
+    "recovery": measure_recovery,
+    "cost": measure_cost,
+    "kills": measure_kills,
+    "saves": measure_saves,
+}
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import warnings
 from pathlib import Path
 
 import measuring
-from measuring import REPOSITORY
+from measuring import REPOSITORY, compared, single, take_turns, timed
 
 import ddp_common as ddp
 
@@ -92,19 +92,20 @@ def averaging(steps=200):
 def measure_averaging():
     with ddp.connect("local", workers=2) as client:
         found = ddp.launch(client, averaging, workers=2).result
-    ways = [
-        f"{name} {seconds * 1e3:.1f} ms ({seconds / found['DDP']:.2f} x DDP)"
+    return [
+        single("averaging", f"a step, {name}, ms", seconds * 1e3)
         for name, seconds in found.items()
+    ] + [
+        single("averaging", f"{name}, as a multiple of DDP's step", found[name] / found["DDP"])
+        for name in ("one by one", "bucket")
     ]
-    print("averaging  " + "   ".join(ways), flush=True)
-    return found
 
 
 def measure_launchers():
     import ranks
     from slurm_here import running_slurm, why_not
 
-    results = {}
+    results = []
 
     def seconds(start):
         with tempfile.TemporaryDirectory() as folder:
@@ -114,8 +115,8 @@ def measure_launchers():
             return max(json.loads(text)["finished"] for text in left) - began
 
     def measure(name, start):
-        results[name] = [seconds(start) for _ in range(REPEATS)]
-        print(f"launchers  {name:<12} {statistics.median(results[name]):6.2f} s", flush=True)
+        median = statistics.median(seconds(start) for _ in range(REPEATS))
+        results.append(single("launchers", f"{name}, until both ranks' first backward, s", median))
 
     def with_torchrun(folder):
         torchrun = "-m torch.distributed.run --standalone --nproc-per-node=2".split()
@@ -131,8 +132,7 @@ def measure_launchers():
         measure("Dask, warm", with_dask)
     measure("torchrun", with_torchrun)
     if why_not():
-        print(f"launchers  srun and sbatch not measured: {why_not()}")
-        return results
+        return [*results, single("launchers", "srun and sbatch", f"not measured: {why_not()}")]
     with tempfile.TemporaryDirectory() as place:
         os.chmod(place, 0o755)
         with running_slurm(Path(place) / "slurm") as variables:
@@ -200,20 +200,17 @@ def measure_pipeline():
             return sum(len(digits) for digits, _ in loader)
 
         assert ours() == original() == len(images)
-        pairs = [(timed(ours), timed(original)) for _ in range(3)]
-    mine, other = (statistics.median(values) for values in zip(*pairs))
-    print(
-        f"pipeline   an epoch of {len(images):,} digits: one uint8 tensor {mine:.3f} s, "
-        f"torchvision with 4 workers {other:.2f} s: {other / mine:.0f} times (goal >= 10)",
-        flush=True,
-    )
-    return pairs
-
-
-def timed(function):
-    began = time.perf_counter()
-    function()
-    return time.perf_counter() - began
+        seconds = take_turns(lambda: timed(ours), lambda: timed(original), turns=3)
+    return [
+        compared(
+            "pipeline",
+            f"an epoch of {len(images):,} digits as one uint8 tensor, s",
+            *seconds,
+            alternative="torchvision, 4 loader workers",
+            at_least=10,
+            is_speed_up=True,
+        )
+    ]
 
 
 MEASURES = {

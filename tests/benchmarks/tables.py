@@ -35,8 +35,8 @@ import numpy as np
 import pandas as pd
 import psutil
 import torch
-from bench import COLUMNS, compared, limited, show, take_turns
 from distributed import wait
+from measuring import compared, single, take_turns
 from torch.utils.data import DataLoader, Dataset
 
 import ddp_common as ddp
@@ -240,21 +240,35 @@ def measure_handover():
         size = rows * WIDTH * 8
         share = [size / 2] * 2
         what = f"{size / 1e9:.2g} GB into two ranks, s"
-        found = [
+        return [
             compared(
-                "handover", f"{what}; Parquet", *take_turns(ours, parquet, TURNS), at_least=5
+                "handover",
+                what,
+                *take_turns(ours, parquet, TURNS),
+                alternative="Parquet, read in the ranks",
+                at_least=5,
+                is_speed_up=True,
             ),
             compared(
-                "handover", f"{what}; gather", *take_turns(ours, gathered, TURNS), at_least=3
+                "handover",
+                what,
+                *take_turns(ours, gathered, TURNS),
+                alternative="gather and arguments",
+                at_least=3,
+                is_speed_up=True,
             ),
-            limited("moved", "bytes between workers", moved, 0),
+            single("moved", "between workers, bytes", moved, at_most=0),
             *[
-                compared("memory", f"of a {whose}, bytes", [rank[key] for rank in ranks], share)
+                compared(
+                    "memory",
+                    f"of a {whose}, bytes",
+                    [rank[key] for rank in ranks],
+                    share,
+                    alternative="its share of the table",
+                )
                 for whose, key in (("rank", "memory"), ("worker", "worker"))
             ],
         ]
-    show(found)
-    return found
 
 
 def sent_by(client):
@@ -266,31 +280,33 @@ def measure_first():
         futures = table_of(client, FIRST_ROWS)
         taken = [seconds(client, first_step, table=futures) for _ in range(TURNS + 2)][2:]
     what = f"{FIRST_ROWS:,} rows x {WIDTH}, launch to first step, s"
-    found = [limited("first", what, statistics.median(taken), 1.0)]
-    show(found)
-    return found
+    return [single("first", what, statistics.median(taken), at_most=1.0)]
 
 
 def measure_loader():
     with ddp.connect("local", workers=2) as client:
         _, (rank,) = launched(client, load, workers=1, table=table_of(client, LOADER_ROWS))
-    rates = rank["rates"]
-    per_row = {way: [1e6 / rate for rate in found] for way, found in rates.items()}
-    found = [
+    per_row = {way: [1e6 / rate for rate in rates] for way, rates in rank["rates"].items()}
+    what = "of the loader, us a row"
+    ours = per_row["ours"]
+    return [
         compared(
-            "loader", "us a row; row by row", per_row["ours"], per_row["by_row"], at_least=20
+            "loader",
+            what,
+            ours,
+            per_row["by_row"],
+            alternative="row by row",
+            at_least=20,
+            is_speed_up=True,
         ),
-        compared("loader", "us a row; tensors", per_row["ours"], per_row["plain"], at_most=1.25),
-        compared("loader", "us a row; no loader", per_row["ours"], per_row["bare"]),
+        compared(
+            "loader", what, ours, per_row["plain"], alternative="plain tensors", at_most=1.25
+        ),
+        compared("loader", what, ours, per_row["bare"], alternative="no loader"),
     ]
-    show(found)
-    return found
 
 
 MEASURES = {"handover": measure_handover, "first": measure_first, "loader": measure_loader}
 
 if __name__ == "__main__":
-    print(
-        COLUMNS.format("", "what", "ours", "other", "ratio", "quartiles", "goal", ""), flush=True
-    )
     measuring.main(__doc__, MEASURES, "tables")

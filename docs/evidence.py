@@ -1,0 +1,216 @@
+"""Measured figures come from files, and not from a keyboard.
+
+    python docs/evidence.py take      # take over what `make bench` has left in runs/, and fill
+    python docs/evidence.py fill      # write the tables of the pages from docs/evidence/*.json
+    python docs/evidence.py check     # is every table what its file says? (in `make lint`)
+
+A page says where a table goes and what is in it; what stands between the two lines is made here:
+
+    <!-- evidence: launch, faults/notice -->
+    <!-- end of evidence -->
+
+A part names a file of docs/evidence and, after a stroke, one of its measures. With `by ranks:`
+before the parts the table has a row for each number of ranks and a column for what was measured.
+It needs nothing but Python.
+"""
+
+import argparse
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = ROOT / "docs" / "evidence"
+PAGES = ("README.md", "docs/*.md", "clusters/README.md")
+BLOCK = re.compile(
+    r"<!-- evidence: (?P<wanted>[^\n]*?) -->\n(?P<table>.*?)<!-- end of evidence -->", re.S
+)
+BY_RANKS = "by ranks: "
+ENOUGH_DIGITS = 3
+
+
+class Wrong(Exception):
+    """What is wrong with a page or a file, in one sentence that says what to do."""
+
+
+# What was measured
+
+
+def read(name):
+    """The file of a benchmark: a dict of `machine` and `results`."""
+    path = FILES / f"{name}.json"
+    try:
+        return json.loads(path.read_text())
+    except OSError:
+        there = ", ".join(sorted(each.stem for each in FILES.glob("*.json"))) or "none"
+        raise Wrong(
+            f"There is no docs/evidence/{name}.json (there: {there}). Measure it with make bench, "
+            "then python docs/evidence.py take."
+        ) from None
+
+
+def selected(wanted):
+    """The files and results that a page asks for, such as `launch, faults/notice`."""
+    files, results = {}, []
+    for part in wanted.split(", "):
+        name, _, measure = part.partition("/")
+        files[name] = read(name)
+        found = [each for each in files[name]["results"] if measure in ("", each["name"])]
+        if not found:
+            raise Wrong(f"docs/evidence/{name}.json has no measure {measure!r}.")
+        results += found
+    return files, results
+
+
+# Tables
+
+
+def number(value):
+    """A figure as a person would say it: three digits, and words as they are."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, int) or abs(value) >= 10**ENOUGH_DIGITS:
+        return f"{round(value):,}"
+    return f"{value:.{ENOUGH_DIGITS}g}"
+
+
+def table(results):
+    lines = ["| | here | alternative | ratio | goal |", "|---|---|---|---|---|"]
+    for result in results:
+        alternative = ratio = ""
+        if result["alternative"]:
+            alternative = f"{result['alternative']}: {number(result['other'])}"
+            low, high = map(number, result["quartiles"])
+            ratio = f"{number(result['ratio'])} ({low} to {high})"
+        cells = [result["what"], number(result["ours"]), alternative, ratio, _goal(result)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _goal(result):
+    if not result["goal"]:
+        return ""
+    sign, limit = result["goal"].split()
+    words = {">=": "at least", "<=": "at most"}[sign]
+    return f"{words} {limit}: {'met' if result['met'] else '**missed**'}"
+
+
+def table_by_ranks(results):
+    """A row for each number of ranks, of results such as `8: launch returns, s`."""
+    rows, columns = {}, []
+    for result in results:
+        ranks, found, what = result["what"].partition(": ")
+        if found and ranks.isdigit():
+            rows.setdefault(int(ranks), {})[what] = number(result["ours"])
+            columns += [what] if what not in columns else []
+    lines = [f"| ranks | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for ranks, cells in sorted(rows.items()):
+        lines.append(f"| {ranks} | {' | '.join(cells.get(what, '') for what in columns)} |")
+    return lines
+
+
+def filled(text, page):
+    """The text of a page with its tables as the files have them."""
+
+    def block(match):
+        wanted = match["wanted"]
+        files, results = selected(wanted.removeprefix(BY_RANKS))
+        is_by_ranks = wanted.startswith(BY_RANKS)
+        lines = table_by_ranks(results) if is_by_ranks else table(results)
+        below = _below(files)
+        inside = "\n".join(["", *lines, "", below, ""])
+        return f"<!-- evidence: {wanted} -->\n{inside}\n<!-- end of evidence -->"
+
+    opened, closed = text.count("<!-- evidence: "), text.count("<!-- end of evidence -->")
+    if opened != closed:
+        raise Wrong(
+            f"{page} has {opened} lines `<!-- evidence: … -->` and {closed} of "
+            "`<!-- end of evidence -->`: each table needs both."
+        )
+    return BLOCK.sub(block, text)
+
+
+def _below(files):
+    """Where and when it was measured, once for each machine and day."""
+    groups = {}
+    for name, file in files.items():
+        machine = file["machine"]
+        where = (
+            f"{machine['date'][:10]}, {machine['cores']} cores ({machine['processor']}), "
+            f"Python {machine['python']}, torch {machine['torch']}"
+        )
+        groups.setdefault(where, []).append(f"`{name}` (load {machine['load'][0]:.1f})")
+    return (
+        "*Measured: "
+        + "; ".join(f"{', '.join(names)} on {where}" for where, names in groups.items())
+        + ".*"
+    )
+
+
+# The command line
+
+
+def pages():
+    return sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
+
+
+def take(folder):
+    """Copy what benchmarks have left in `folder` to docs/evidence; returns the names."""
+    FILES.mkdir(exist_ok=True)
+    taken = []
+    for path in sorted(folder.glob("bench-*.json")):
+        name = path.stem.removeprefix("bench-")
+        shutil.copyfile(path, FILES / f"{name}.json")
+        taken.append(name)
+    if not taken:
+        raise Wrong(f"{folder} has no bench-*.json. Measure first: make bench.")
+    return taken
+
+
+def fill():
+    """Write all tables anew; returns the pages that have changed."""
+    changed = []
+    for path in pages():
+        text = path.read_text()
+        new = filled(text, path.relative_to(ROOT))
+        if new != text:
+            path.write_text(new)
+            changed.append(path.relative_to(ROOT))
+    return changed
+
+
+def check():
+    """Raise `Wrong` if a page has another table than its file gives."""
+    for path in pages():
+        text = path.read_text()
+        if filled(text, path.relative_to(ROOT)) != text:
+            raise Wrong(
+                f"A table of {path.relative_to(ROOT)} is not what docs/evidence says: "
+                "python docs/evidence.py fill."
+            )
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        epilog=__doc__.partition("\n\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", choices=["take", "fill", "check"])
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "runs")
+    options = parser.parse_args()
+    try:
+        if options.what == "take":
+            print(f"taken: {', '.join(take(options.folder))}")
+        if options.what == "check":
+            check()
+        else:
+            print(*(f"filled: {path}" for path in fill()), sep="\n")
+    except Wrong as wrong:
+        sys.exit(str(wrong))
+
+
+if __name__ == "__main__":
+    main()
