@@ -15,9 +15,11 @@ from packaging.utils import canonicalize_name
 PAGE = Path(__file__).with_name("licences.md")
 HEAD = """# Licences of what is installed
 
-What `make setup` installs because training needs it, with the licence that each package declares. Made by
-[pip-licenses](https://pypi.org/project/pip-licenses/) with `python docs/licences.py`, in the versions of `constraints.txt`. Wheels of torch for GPUs bring
-libraries of NVIDIA, under terms of its own. Data have theirs: [data/README.md](../data/README.md).
+What `make setup` installs because training needs it, with the licence that each package declares.
+Made by [pip-licenses](https://pypi.org/project/pip-licenses/) with `python docs/licences.py`, in
+the versions of `constraints.txt`; `UNKNOWN` stands where a package declares none. Wheels of torch
+for GPUs bring libraries of NVIDIA, under terms of its own. Data have theirs:
+[data/README.md](../data/README.md).
 
 """
 

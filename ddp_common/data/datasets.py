@@ -29,7 +29,10 @@ DATA = Path(__file__).parents[2] / "data"
 
 
 def registry() -> dict[str, dict]:
-    """The content of data/datasets.yaml: name -> entry. Raises `Error` outside of the repository."""
+    """The content of data/datasets.yaml: name -> entry.
+
+    Raises `Error` where there is no repository.
+    """
     if not DATA.is_dir():
         raise Error(
             "The data of the tutorials are in a clone of the repository, and this ddp_common was "

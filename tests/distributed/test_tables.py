@@ -579,7 +579,9 @@ def test_where_all_workers_are_paused_it_says_so_instead_of_waiting_for_ever(cli
     was = client.run(limit_memory, 2**24)  # less than a worker has before it has any data
     try:
         wait_until(lambda: client.run_on_scheduler(statuses) == {"paused"})
-        with pytest.raises(ddp.Error, match="memory of all 4 workers is full, and Dask has paused"):
+        with pytest.raises(
+            ddp.Error, match="memory of all 4 workers is full, and Dask has paused"
+        ):
             ddp.launch(client, describe, workers=1, directory=tmp_path / "run", x=frame_of())
     finally:
         for address, limit in was.items():

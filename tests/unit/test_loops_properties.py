@@ -20,8 +20,8 @@ from ddp_common import ElasticSampler, Error, EvalSampler
 from ddp_common.ranks import dealing, sampling
 
 EXAMPLES = int(os.environ.get("DDP_EXAMPLES", "30"))
-# Loader workers come from a forkserver: pytest's process has threads after other tests, and what is
-# forked from it may wait for ever.
+# Loader workers come from a forkserver: pytest's process has threads after other tests, and what
+# is forked from it may wait for ever.
 LOADER_WORKERS = multiprocessing.get_context("forkserver")
 LOADER_WORKERS.set_forkserver_preload(["torch"])
 quietly = dict(
