@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from children import children
 from dask import delayed
-from distributed import wait
+from distributed import Status, wait
 from processes import Background, held_back, log_of, wait_until, workers_of
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
@@ -311,7 +311,7 @@ def samples_of(number, folder):
 
 
 def seen_by_all(table):
-    return sorted(sum(everyone([sample for part in table.parts.values() for sample in part]), []))
+    return sorted(sum(everyone([sample for part in table.parts for sample in part]), []))
 
 
 def test_a_worker_lost_while_partitions_move_costs_one_restart(client, tmp_path):
@@ -568,26 +568,23 @@ def test_too_little_memory_is_found_before_a_rank_starts(client, tmp_path):
 
 
 def test_where_all_workers_are_paused_it_says_so_instead_of_waiting_for_ever(client, tmp_path):
-    def limit_memory(limit, dask_worker):
-        was = dask_worker.memory_manager.memory_limit
-        dask_worker.memory_manager.memory_limit = limit
-        return was
+    def set_status(status, dask_worker):  # as a worker's memory monitor does
+        dask_worker.status = status
 
     def statuses(dask_scheduler):
-        return {worker.status.name for worker in dask_scheduler.workers.values()}
+        return {worker.status for worker in dask_scheduler.workers.values()}
 
-    was = client.run(limit_memory, 2**24)  # less than a worker has before it has any data
+    client.run(set_status, Status.paused)
     try:
-        wait_until(lambda: client.run_on_scheduler(statuses) == {"paused"})
+        wait_until(lambda: client.run_on_scheduler(statuses) == {Status.paused})
         with pytest.raises(
             ddp.Error, match="memory of all 4 workers is full, and Dask has paused"
         ):
             ddp.launch(client, describe, workers=1, directory=tmp_path / "run", x=frame_of())
     finally:
-        for address, limit in was.items():
-            client.run(limit_memory, limit, workers=[address])
-    wait_until(lambda: client.run_on_scheduler(statuses) == {"running"})
-    assert not (tmp_path / "run" / "log.txt").exists()
+        client.run(set_status, Status.running)
+    wait_until(lambda: client.run_on_scheduler(statuses) == {Status.running})
+    assert "started: process" not in log_of(tmp_path / "run")
 
 
 def test_under_torchrun_a_collection_is_refused_with_what_to_do(tmp_path):
