@@ -43,7 +43,7 @@ help:
 	@echo '     RESTARTS=3             after a failure, go on from the newest checkpoint, so many times'
 	@echo '     RESUME=runs/pets/...   go on from the newest checkpoint of a run'
 	@echo 'make lab                    open the notebooks in JupyterLab'
-	@echo 'make check                  look whether this machine is ready for a class: under a minute, nothing is downloaded'
+	@echo 'make check                  look whether this machine is ready for a class: under a minute, and once set up nothing is downloaded'
 	@echo 'make data TUTORIAL=pets     download the full data set (the tutorials work without)'
 	@echo 'make test                   run all tests, the notebooks included'
 	@echo 'make test-fast              run those that start no cluster: a minute'
