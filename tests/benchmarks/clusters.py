@@ -81,8 +81,8 @@ def measure_ranks():
         seconds = time.monotonic() - began
         each = (free - gibibytes_available()) / most
         results = [
-            single("ranks", f"{most} workers started, torch imported in each, s", seconds),
-            single("ranks", "a worker with its forkserver and rank, GiB", each),
+            single("workers", f"{most} workers started, torch imported in each, s", seconds),
+            single("workers", "a worker with its forkserver and rank, GiB", each),
         ]
         for size in sizes:
             launches = [one_launch(client, size) for _ in range(REPEATS)]

@@ -574,13 +574,14 @@ def test_where_all_workers_are_paused_it_says_so_instead_of_waiting_for_ever(cli
     def statuses(dask_scheduler):
         return {worker.status for worker in dask_scheduler.workers.values()}
 
+    table = frame_of()  # now: Dask computes a little of it to know its columns
     client.run(set_status, Status.paused)
     try:
         wait_until(lambda: client.run_on_scheduler(statuses) == {Status.paused})
         with pytest.raises(
             ddp.Error, match="memory of all 4 workers is full, and Dask has paused"
         ):
-            ddp.launch(client, describe, workers=1, directory=tmp_path / "run", x=frame_of())
+            ddp.launch(client, describe, workers=1, directory=tmp_path / "run", x=table)
     finally:
         client.run(set_status, Status.running)
     wait_until(lambda: client.run_on_scheduler(statuses) == {Status.running})
