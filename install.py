@@ -7,8 +7,10 @@
 the folder, TORCH what pip is told for torch and torchvision alone. Before anything is installed,
 what usually goes wrong is checked: a folder that is not yours, too small a disk, no way to the
 package index. What pip is told by its own settings (an index, a proxy, PIP_NO_INDEX with a wheel
-house) holds. Promises: a first set-up that was interrupted is started afresh; pip keeps what it
-has downloaded.
+house) holds. uv installs the packages where it can be had and knows these settings too, since it
+takes less than half of pip's time; where it cannot, or where it fails, pip does it and says what
+is wrong. Promises: a first set-up that was interrupted is started afresh; what has been
+downloaded is kept.
 """
 
 import ast
@@ -24,6 +26,7 @@ import time
 import urllib.error
 import urllib.request
 import venv
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOM = 1.7e9  # bytes of an environment with torch for the CPU
@@ -32,6 +35,26 @@ REACH_TIMEOUT = 10  # seconds that a package index has to answer
 QUIET_INTERVAL = 10  # seconds between two lines where nobody looks at a terminal
 INDEX = "https://pypi.org/simple"
 OTHER_WAYS = {"no-index", "find-links", "extra-index-url", "proxy", "cert"}  # of pip to packages
+
+# pip's settings that uv takes as options, and those that it takes as variables
+OPTIONS_OF_UV = {
+    "index-url": "--default-index",
+    "extra-index-url": "--index",
+    "find-links": "--find-links",
+    "trusted-host": "--allow-insecure-host",
+}
+VARIABLES_OF_UV = {
+    "cert": ("SSL_CERT_FILE",),
+    "proxy": ("HTTP_PROXY", "HTTPS_PROXY"),
+    "timeout": ("UV_HTTP_TIMEOUT",),
+    "default-timeout": ("UV_HTTP_TIMEOUT",),
+    "cache-dir": (),  # uv has a folder of its own
+    "config-file": (),
+    "disable-pip-version-check": (),
+    "no-input": (),
+    "progress-bar": (),
+    "root-user-action": (),
+}
 
 
 class Refused(Exception):
@@ -206,10 +229,12 @@ def pip_settings(folder: Path) -> dict[str, str]:
     command = [python_of(folder), "-m", "pip", "config", "list"]
     listing = subprocess.run(command, capture_output=True, text=True).stdout
     found = {}
-    for line in listing.splitlines():
-        name, equals, value = line.partition("=")
-        section, _, option = name.rpartition(".")
-        if equals and section in ("global", "install", ":env:"):
+    for wanted in ("global", "install", ":env:"):  # a later one wins, as for pip
+        for line in listing.splitlines():
+            name, equals, value = line.partition("=")
+            section, _, option = name.rpartition(".")
+            if not equals or section != wanted:
+                continue
             try:
                 found[option] = str(ast.literal_eval(value))
             except (ValueError, SyntaxError):
@@ -245,16 +270,69 @@ def python_of(folder: Path) -> str:
 
 
 def install(folder: Path, what: str, arguments: list[str]):
-    """Let pip install `arguments`, and print what it is doing.
+    """Install what pip would install for `arguments`, and print what is being done.
 
     Raises `Refused` with the reason if it fails.
     """
     say(f"Installing {what} in the versions of constraints.txt")
+    began = time.monotonic()
     pip = [python_of(folder), "-m", "pip", "install"]
-    options = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
-    command = [*pip, *options, "-c", "constraints.txt", *arguments]
+    pip += ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    pip += ["-c", "constraints.txt"]
+    uv = how_uv_installs(folder, pip)
+    if uv is None or not succeeds(*uv, arguments):
+        code, lines = run([*pip, *arguments], os.environ)
+        if code:
+            say(f"  failed after {time.monotonic() - began:.0f} s")
+            raise Refused(explain("\n".join(lines)))
+    say(f"  done in {time.monotonic() - began:.0f} s")
+
+
+def how_uv_installs(folder: Path, pip: list[str]) -> tuple[list[str], dict[str, str]] | None:
+    """The beginning of a command, and its environment, by which uv installs as pip would.
+
+    `pip` is the beginning of pip's own. None where uv cannot be had (a wheel house without it, a
+    system for which there is none), and where pip has a setting whose like uv does not have.
+    """
+    options = []
+    variables = dict(os.environ)
+    for name, text in pip_settings(folder).items():
+        if name == "no-index":
+            options += ["--no-index"] if text.lower() in ("1", "true", "yes", "on") else []
+        elif name in OPTIONS_OF_UV:
+            for word in text.split():
+                options += [OPTIONS_OF_UV[name], word]
+        elif name in VARIABLES_OF_UV:
+            variables |= dict.fromkeys(VARIABLES_OF_UV[name], text)
+        else:
+            return None
+    program = folder / "bin" / "uv"
+    if not program.exists() and run([*pip, "uv"], os.environ)[0]:
+        return None
+    command = [str(program), "pip", "install", "--python", python_of(folder)]
+    command += ["--constraints", "constraints.txt", "--index-strategy", "unsafe-best-match"]
+    command += ["--compile-bytecode", "--no-progress", *options]
+    return command, variables
+
+
+def succeeds(command: list[str], variables: dict[str, str], arguments: list[str]) -> bool:
+    """Whether uv has installed `arguments`; if not, say that pip goes on."""
+    code, lines = run([*command, *arguments], variables)
+    if code:
+        last = lines[-1].strip() if lines else f"exit status {code}"
+        say(f"  uv could not ({last[:100]}): pip tries")
+    return code == 0
+
+
+def run(command: list[str], variables: Mapping[str, str]) -> tuple[int, list[str]]:
+    """Run a command, print its progress; its exit status and the lines that it printed."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     )
     lines = []
     reader = threading.Thread(target=keep_lines, args=(process.stdout, lines), daemon=True)
@@ -266,8 +344,7 @@ def install(folder: Path, what: str, arguments: list[str]):
             process.terminate()
         process.wait()
     reader.join(5)
-    if process.returncode:
-        raise Refused(explain("\n".join(lines)))
+    return process.returncode, lines
 
 
 def keep_lines(stream, lines: list[str]):
@@ -294,15 +371,10 @@ def follow(process: subprocess.Popen, lines: list[str]):
             last_printed = now
     if is_terminal:
         print(f"\r{'':<78}\r", end="")
-    seconds = time.monotonic() - began
-    if process.returncode == 0:
-        say(f"  done in {seconds:.0f} s")
-    else:
-        say(f"  failed after {seconds:.0f} s")
 
 
 def current_activity(lines: list[str]) -> str:
-    """What pip is doing now, by the `lines` it has printed."""
+    """What uv or pip is doing now, by the `lines` it has printed."""
     for line in reversed(list(lines)):
         if line.startswith("Installing collected packages"):
             return f"writing {line.count(',') + 1} packages to the disk"
@@ -311,7 +383,11 @@ def current_activity(lines: list[str]) -> str:
             return f"looking for {words[1]}"
         if words[:1] == ["Downloading"] or words[:2] == ["Using", "cached"]:
             return " ".join(words)
-    return "starting pip"
+        if words[:1] in (["Resolved"], ["Prepared"], ["Building"]):
+            return " ".join(words)
+        if words[:1] == ["Installed"]:
+            return "compiling what was installed"
+    return "looking for packages"
 
 
 # What pip's output looks like -> what that means, and what to do.

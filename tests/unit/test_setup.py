@@ -3,6 +3,7 @@
 Nothing real is ever installed here.
 """
 
+import importlib.metadata
 import os
 import shutil
 import signal
@@ -113,6 +114,46 @@ def test_set_up_from_a_wheel_house_needs_no_network_says_its_steps_and_is_done_o
         assert words in done.stdout
     assert not (clone / ".venv" / "unfinished").exists()
     assert "Nothing to be done" in make(clone, "setup").stdout
+
+
+@pytest.fixture
+def uv(clone):
+    """Adds uv itself, as it is installed here, to the wheels of the clone."""
+    distribution = importlib.metadata.distribution("uv")
+    name = f"uv-{distribution.version}"
+    tag = next(line for line in distribution.read_text("WHEEL").splitlines() if "Tag: " in line)
+    with zipfile.ZipFile(clone / "wheels" / f"{name}-{tag.split()[1]}.whl", "w") as wheel:
+        for file in distribution.files:
+            if file.parts[-2:-1] == ("bin",):
+                wheel.write(file.locate(), f"{name}.data/scripts/{file.name}")
+            elif file.name not in ("RECORD", "INSTALLER", "REQUESTED"):
+                wheel.write(file.locate(), file.as_posix())
+        wheel.writestr(f"{name}.dist-info/RECORD", "")
+    return clone
+
+
+def installer_of_torch(clone):
+    return next(clone.glob(".venv/lib/*/site-packages/torch-1.dist-info/INSTALLER")).read_text()
+
+
+def test_uv_installs_where_it_can_be_had_and_knows_the_settings_of_pip(uv):
+    done = make(uv, "setup", **wheel_house(uv))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert installer_of_torch(uv) == "uv"
+    assert "uv could not" not in done.stdout
+
+
+def test_pip_installs_where_uv_does_not_know_a_setting(uv):
+    done = make(uv, "setup", PIP_ONLY_BINARY=":all:", **wheel_house(uv))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert installer_of_torch(uv).strip() == "pip"
+
+
+def test_pip_says_what_is_wrong_where_uv_fails(uv):
+    (uv / "wheels" / "torch-1-py3-none-any.whl").unlink()
+    done = make(uv, "setup", **wheel_house(uv))
+    assert "uv could not" in done.stdout
+    assert "A package is not to be had in the version of constraints.txt" in done.stderr
 
 
 def test_make_docs_installs_what_it_needs_once(clone):
