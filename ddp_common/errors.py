@@ -43,11 +43,17 @@ class RankFailed(Error):
 
 
 class RankStalled(RankFailed):
-    """A rank lives and makes no progress. `stacks` (dict: rank -> str) shows where each one is."""
+    """A rank lives and makes no progress.
 
-    def __init__(self, message: str, *, stacks: dict, **attributes):
+    Of each rank, `stacks` (dict: rank -> str) shows where it is, and `collectives` (the same) says
+    in which collective it waits, or which it has finished last; ranks that did not answer are not
+    in it.
+    """
+
+    def __init__(self, message: str, *, stacks: dict, collectives: dict, **attributes):
         super().__init__(message, **attributes)
         self.stacks = stacks
+        self.collectives = collectives
 
 
 class RunStopped(Error):

@@ -33,6 +33,33 @@ class Message:
     """What all messages have in common: plain values, which can be written as JSON."""
 
 
+# The agent's answer when the client asks where a rank is
+
+
+@dataclass
+class Collective:
+    """A collective that a rank has begun."""
+
+    kind: str  # as torch calls it: all_reduce, barrier, …
+    number: int  # among the collectives of its process group, the first is 1
+    group: str  # the process group: torch's name for it, or the user's description
+    sizes: list[list[int]]  # of what went in
+    dtype: str  # of that, in torch's words: Float, Long, …
+    is_between_two: bool  # send or recv: no other rank takes part
+    is_finished: bool
+    seconds_ago: float  # that it began
+    line: str  # of the user's program that called for it, as 'train.py:88'; '' if unknown
+
+
+@dataclass
+class Whereabouts:
+    """Where a rank is."""
+
+    state: str  # of its process, in psutil's words
+    stack: str | None  # of Python, all threads; None if it is stopped and was not woken
+    collectives: list[Collective] | None = None  # the latest; None if it does not say
+
+
 # From the rank
 
 

@@ -54,7 +54,10 @@ RANK_FAULTS = (
 MEMORY_FAULTS = ("memory limit exceeded", "memory limit exceeded by children")
 LEAVES = "leaves the loop one batch early"
 RANK_MARK = b"DDP_RANK_PROCESS="  # every rank has its own number there, and hands it down
-STALLS = ("SIGSTOP", "deadlock", LEAVES)
+CONDITION = "collective under a condition"
+OTHER_SIZE = "collective of another size"
+LOADER_WORKER = "loader worker killed"
+STALLS = ("SIGSTOP", "deadlock", CONDITION, OTHER_SIZE, LEAVES)
 DISK_FULL = "disk full while saving"
 CLIENT_KILLED = "client killed"
 CTRL_C = "Ctrl-C"
@@ -85,7 +88,8 @@ def cases():
     yield from (
         (fault, when, rank) for fault in RANK_FAULTS for when in MOMENTS for rank in (0, 1)
     )
-    yield from ((fault, "step", rank) for fault in ("deadlock", *MEMORY_FAULTS) for rank in (0, 1))
+    between_steps = ("deadlock", CONDITION, OTHER_SIZE, LOADER_WORKER, *MEMORY_FAULTS)
+    yield from ((fault, "step", rank) for fault in between_steps for rank in (0, 1))
     yield from ((LEAVES, "end", rank) for rank in (0, 1))
     yield from ((faults.RESULT, "end", 0), (DISK_FULL, "save", 0))
 
@@ -388,9 +392,16 @@ def _figures(outcomes):
         "told": [each.told for each in at_once if each.told is not None],
         "gone": [each.gone for each in at_once if each.gone is not None],
         "stalls": len(outcomes) - len(at_once),
+        "after_timeout": [each.told - STALL_TIMEOUT for each in outcomes if each not in at_once],
+        "blamed_wrongly": sum(_is_blamed_wrongly(each) for each in outcomes),
         "left": sum(each.left for each in outcomes),
         "others": sum(each.resumed_equal is False for each in outcomes),
     }
+
+
+def _is_blamed_wrongly(outcome):
+    """Whether a stall's exception names another rank than the one that was broken."""
+    return "stalled" in outcome.said and outcome.error.rank != outcome.rank
 
 
 def _summary(outcomes):
@@ -400,7 +411,9 @@ def _summary(outcomes):
         f"median from the fault to the caller's exception {statistics.median(told):.2f} s, "
         f"longest {max(told):.2f} s; to the last process gone {statistics.median(gone):.2f} s, "
         f"longest {max(gone):.2f} s (without the {found['stalls']} stalls, whose time-out was "
-        f"{STALL_TIMEOUT:g} s)\nprocesses left: {found['left']}; resumed with other weights: "
+        f"{STALL_TIMEOUT:g} s; the exception came {max(found['after_timeout']):.2f} s after it at "
+        f"most, and named another rank than the broken one {found['blamed_wrongly']} times)\n"
+        f"processes left: {found['left']}; resumed with other weights: "
         f"{found['others']} of {len(outcomes)}"
     )
 
@@ -415,6 +428,18 @@ def _results(outcomes, recovery_seconds):
     return [
         single("fault-lab", f"{count}: processes left", found["left"], at_most=0),
         single("fault-lab", f"{count}: resumed with other weights", found["others"], at_most=0),
+        single(
+            "fault-lab",
+            f"of {found['stalls']} stalls: another rank is blamed",
+            found["blamed_wrongly"],
+            at_most=0,
+        ),
+        single(
+            "fault-lab",
+            "from a stall's time-out to the exception, longest, s",
+            max(found["after_timeout"]),
+            at_most=1,
+        ),
         single("fault-lab", "until the caller knows, median, s", statistics.median(told)),
         single("fault-lab", "until the caller knows, longest, s", max(told)),
         single("fault-lab", "until all processes are gone, median, s", statistics.median(gone)),

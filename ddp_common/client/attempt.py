@@ -18,6 +18,7 @@ from distributed.comm import get_address_host
 
 from ddp_common.client import wording
 from ddp_common.client.checkpoints import Checkpoints
+from ddp_common.client.collectives import of_rank
 from ddp_common.client.fetching import fetch_result, open_result_here
 from ddp_common.client.inbox import FromAgent, TaskEnded, WorkerLost
 from ddp_common.client.known import Known, as_meant
@@ -47,6 +48,7 @@ from ddp_common.messages import (
     Report,
     Returned,
     Started,
+    Whereabouts,
     shows_training,
 )
 from ddp_common.ranks.checkpoint_files import step_of
@@ -350,21 +352,28 @@ class Attempt:
     def _stalled(self, stuck: list[int]) -> Exception:
         assert self.stall_timeout is not None, "without it no rank counts as stalled"
         found = self._where_ranks_are()
-        states = {rank: answer[0] if answer else None for rank, answer in found.items()}
+        states = {rank: answer.state if answer else None for rank, answer in found.items()}
         stacks = {
-            rank: training_stack(answer[1])
-            if answer and answer[1] is not None
+            rank: training_stack(answer.stack)
+            if answer and answer.stack is not None
             else "(no answer from its worker)"
             for rank, answer in found.items()
         }
-        rank, why = blame(self.known, stuck, states, stacks)
-        self.directory.log(f"rank {rank} stalled: {why}\n{wording.all_stacks(stacks)}")
+        records = {
+            rank: answer.collectives
+            for rank, answer in found.items()
+            if answer and answer.collectives is not None
+        }
+        rank, why = blame(self.known, stuck, states, stacks, records)
+        waits = {rank: of_rank(record) for rank, record in records.items()}
+        details = wording.where_all_are(waits, stacks)
+        self.directory.log(f"rank {rank} stalled: {why}\n{details}")
         return wording.rank_stalled(
-            self.known, rank, why, stacks, self.stall_timeout, self.directory.path
+            self.known, rank, why, waits, stacks, self.stall_timeout, self.directory.path
         )
 
-    def _where_ranks_are(self) -> dict[int, tuple[str, str | None] | None]:
-        """Of each rank that lives, the state of its process and its stack.
+    def _where_ranks_are(self) -> dict[int, Whereabouts | None]:
+        """Where each rank that lives is.
 
         None where its worker does not answer in time. A rank that is stopped is asked last: it
         goes on then, and so would the others before they have said where they waited.
@@ -374,7 +383,7 @@ class Attempt:
             for rank, address in enumerate(self.addresses)
             if rank not in self.known.ended
         }
-        answers: dict[str, tuple[str, str | None] | None] = {}
+        answers: dict[str, Whereabouts | None] = {}
 
         def ask(addresses: list[str], wake: bool) -> None:
             answers.update(
@@ -383,7 +392,9 @@ class Attempt:
 
         def ask_all() -> None:
             ask(list(alive.values()), wake=False)
-            asleep = [place for place, answer in answers.items() if answer and answer[1] is None]
+            asleep = [
+                place for place, answer in answers.items() if answer and answer.stack is None
+            ]
             if asleep:
                 ask(asleep, wake=True)
 

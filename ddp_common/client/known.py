@@ -1,11 +1,14 @@
 """What a client knows of the ranks of one attempt, from what it was told so far."""
 
+import re
 import signal
 from dataclasses import dataclass, field
 
 from ddp_common.messages import PROGRESS, Ended, Line, Message, Position, Returned, Started
 
 KEPT_LINES = 50  # of each rank's output, for the error message
+# What C++ prints of an exception that nobody catches, before it aborts
+UNCAUGHT = re.compile(r"\s*what\(\):\s*(.+)")
 
 
 @dataclass
@@ -21,6 +24,7 @@ class Known:
     at: dict[int, dict] = field(default_factory=dict)  # where training was last: step, samples, …
     moved: dict[int, float] = field(default_factory=dict)  # when it last made progress
     lines: dict[int, list[str]] = field(default_factory=dict)  # the last ones that it printed
+    uncaught: dict[int, str] = field(default_factory=dict)  # exceptions of C++ that it printed
     returned: dict[int, dict] = field(default_factory=dict)  # its function has: where training was
     ended: dict[int, Ended] = field(default_factory=dict)
     lost_late: set[int] = field(default_factory=set)  # its worker died after it had ended
@@ -41,6 +45,9 @@ class Known:
             self.returned[rank] = message.known()
         elif isinstance(message, Line):
             self.lines[rank] = [*self.lines[rank], message.text][-KEPT_LINES:]
+            uncaught = UNCAUGHT.match(message.text)
+            if uncaught:
+                self.uncaught[rank] = uncaught[1]
         elif isinstance(message, Started):
             self.hosts[rank] = message.host
             self.last_started = now

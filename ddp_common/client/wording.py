@@ -13,13 +13,15 @@ from ddp_common.errors import Error, RankFailed, RankStalled, RunStopped, Schedu
 from ddp_common.messages import Ended
 from ddp_common.ranks.process import unpickle_exception
 
+OTHER_SIZE = "op.preamble.length <= op.nbytes"  # gloo's words for it
+
 
 def rank_failed(known: Known, rank: int, directory: Path) -> RankFailed:
     """The exception for a rank that failed, with the traceback and the last lines of all ranks."""
     end = known.ended[rank]
     if known.returned and is_consequence(known, rank) and waited_in_collective(known, rank):
         return _returned_early(known, rank, directory)
-    what = f"failed: {_cause(end)}"
+    what = f"failed: {_cause(end, known.uncaught.get(rank))}"
     # On a line of its own: how many of them are heard of in time differs.
     consequences = [str(peer) for peer in sorted(known.failed()) if peer != rank]
     if consequences:
@@ -38,7 +40,8 @@ def rank_failed(known: Known, rank: int, directory: Path) -> RankFailed:
     return failure
 
 
-def _cause(end: Ended) -> str:
+def _cause(end: Ended, uncaught: str | None) -> str:
+    """`uncaught`: what it printed of an exception of C++ that nobody has caught."""
     if end.how == "lost":
         return "its worker died or cannot be reached"
     if end.how == "cancelled":
@@ -48,6 +51,14 @@ def _cause(end: Ended) -> str:
     killed_by = _signal_name(end)
     if killed_by == "SIGKILL":
         return f"killed by {killed_by}, often because memory ran out"
+    if killed_by == "SIGABRT" and uncaught is not None:
+        if OTHER_SIZE in uncaught:
+            return (
+                "it got a tensor of another size than it waits for. Ranks have called different "
+                "collectives, or the same one with tensors of different sizes. (killed by "
+                f"SIGABRT: {uncaught})"
+            )
+        return f"killed by SIGABRT: {uncaught}"
     if killed_by:
         return f"killed by {killed_by}"
     return f"it left with exit code {end.exitcode} before its function returned"
@@ -77,20 +88,35 @@ def _returned_early(known: Known, waiting: int, directory: Path) -> RankFailed:
 
 
 def rank_stalled(
-    known: Known, rank: int, why: str, stacks: dict[int, str], timeout: float, directory: Path
+    known: Known,
+    rank: int,
+    why: str,
+    waits: dict[int, str],
+    stacks: dict[int, str],
+    timeout: float,
+    directory: Path,
 ) -> RankStalled:
-    """The exception for a rank that makes no progress; `stacks` says where each of them is."""
+    """The exception for a rank that makes no progress.
+
+    `waits` says in which collective each rank waits, `stacks` where it is.
+    """
     what = f"stalled: no progress for {timeout:g} s. {why}"
     return RankStalled(
-        _full_text(known, rank, what, all_stacks(stacks), directory),
+        _full_text(known, rank, what, where_all_are(waits, stacks), directory),
+        collectives=waits,
         stacks=stacks,
         **_attributes(known, rank, directory),
     )
 
 
-def all_stacks(stacks: dict[int, str]) -> str:
+def where_all_are(waits: dict[int, str], stacks: dict[int, str]) -> str:
+    """What each rank waits in, as far as it has said, and its stack."""
     listed = "\n".join(f"[rank {rank}]\n{stack}" for rank, stack in stacks.items())
-    return f"Where each rank is, innermost call first:\n{listed}"
+    text = f"Where each rank is, innermost call first:\n{listed}"
+    if waits:
+        lines = "\n".join(f"  rank {rank} {what}" for rank, what in waits.items())
+        text = f"Collectives:\n{lines}\n\n{text}"
+    return text
 
 
 def _full_text(known: Known, rank: int, what: str, details: str, directory: Path) -> str:

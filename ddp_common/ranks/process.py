@@ -4,7 +4,7 @@ Started by a worker's agent as a fork of the worker's forkserver. Promises: the 
 through the pipe says that the result lies in the file made for it, or holds the traceback of
 whatever went wrong since the fork; everything that was reported and printed was sent before;
 the process ends with its worker, whatever state either is in; on SIGUSR1 it writes its Python
-stack, whatever it waits for.
+stack, whatever it waits for; asked for them, it names its latest collectives.
 """
 
 import base64
@@ -26,7 +26,7 @@ from typing import Any
 
 from ddp_common.errors import Error
 from ddp_common.messages import Done, Message, Raised, Returned, Stopped
-from ddp_common.ranks import handover
+from ddp_common.ranks import handover, recorder
 from ddp_common.ranks.parent import die_with_parent
 
 LONGEST_MESSAGE = 10_000  # characters of an exception's own message
@@ -45,6 +45,7 @@ def main(
     messages: Connection,
     output: Connection,
     stacks: Connection,
+    questions: Connection,
 ) -> None:
     """Be a rank: from the fork to its last word.
 
@@ -52,13 +53,15 @@ def main(
     arguments, sources of notebook cells); `tables`: a connection around the file with the Dask
     collections among the arguments, else None; `listener`: rank 0's store socket, else None;
     `result_file`: a connection around the file for rank 0's result, else None; `messages`,
-    `output`, `stacks`: the write ends of three pipes to the agent.
+    `output`, `stacks`: the write ends of three pipes to the agent; `questions`: an end of one that
+    goes both ways.
     """
     os.setsid()  # a terminal's Ctrl-C is for the client; and the agent can end all of this at once
     _die_with_the_worker()
     _attach_output(output)
     faulthandler.enable(open(2, "w", closefd=False))
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
+    recorder.answer_questions(questions)
     # Ctrl-C works again as it does elsewhere: the worker ignores it, and children would too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     last_word: Message

@@ -18,6 +18,7 @@ import psutil
 
 SLOW_SAVE = 0.3  # seconds that a save takes at the moment 'save'
 PATIENCE = 60  # seconds that a rank waits for its children's memory to be noticed
+OTHER_SIZE = 100_000  # elements, which no bucket of `train` has
 MEMORY = 3 * 2**30  # bytes after which a rank stops hoarding, should no limit have stopped it
 
 
@@ -131,6 +132,38 @@ def _hoard_memory_in_children():
     raise MemoryError("no memory limit stopped this rank")
 
 
+def _call_barrier():
+    import torch.distributed as dist  # the client that names a fault does without
+
+    dist.barrier()
+
+
+def _reduce_another_size():
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.zeros(OTHER_SIZE))
+
+
+def _lose_loader_worker():
+    """Read batches while the process that loads them is killed."""
+    from torch.utils.data import DataLoader
+
+    for _ in DataLoader(_KillsItsReader(), num_workers=1):
+        pass
+
+
+class _KillsItsReader:
+    """A dataset whose first row kills the process that reads it."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
 def _kill_worker():
     worker_of_this_rank().kill()
 
@@ -157,6 +190,9 @@ FAULTS = {
     "SIGSTOP": _signal(signal.SIGSTOP),
     "deadlock": _deadlock,
     "KeyboardInterrupt": _raise_interrupt,
+    "collective under a condition": _call_barrier,
+    "collective of another size": _reduce_another_size,
+    "loader worker killed": _lose_loader_worker,
     "child with a session of its own": _start_and_raise,
     "memory limit exceeded": _hoard_memory,
     "memory limit exceeded by children": _hoard_memory_in_children,

@@ -10,6 +10,7 @@ reported and printed, and how it ended.
 """
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -30,6 +31,7 @@ from distributed.comm import get_address_host
 
 from ddp_common.messages import (
     LAST_WORDS,
+    Collective,
     Done,
     Ended,
     Line,
@@ -38,9 +40,10 @@ from ddp_common.messages import (
     RankSpec,
     Started,
     Stopped,
+    Whereabouts,
 )
 from ddp_common.ranks import process as rank_process
-from ddp_common.ranks import secret
+from ddp_common.ranks import recorder, secret
 from ddp_common.worker import descendants, forkserver
 from ddp_common.worker.handover import Handover
 from ddp_common.worker.lines import Lines
@@ -51,6 +54,7 @@ from ddp_common.worker.sender import Sender
 POLL = 0.03  # seconds between looks at whether the client still wants this rank
 EXIT_TIMEOUT = 1.0  # seconds that a rank has to end after its last word
 STACK_TIMEOUT = 2.0  # seconds that a rank has to begin to write its stack
+ANSWER_TIMEOUT = 1.0  # seconds that a rank has to say which collectives it is in
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 NEXT_PIECE_TIMEOUT = 0.4  # seconds until the next piece of it: a busy machine may hold it up
 
@@ -90,8 +94,8 @@ def tell_to_stop() -> None:
             os.kill(rank.pid, signal.SIGTERM)
 
 
-def where_is_it(wake: bool) -> tuple[str, str | None] | None:
-    """The state of the process of the rank on this worker, and its Python stack.
+def where_is_it(wake: bool) -> Whereabouts | None:
+    """Where the rank on this worker is.
 
     None without a rank. A rank that somebody has stopped cannot write its stack. With `wake` it
     goes on, and so do those that wait for it: ask these first. Otherwise its stack is None.
@@ -100,13 +104,19 @@ def where_is_it(wake: bool) -> tuple[str, str | None] | None:
     if rank is None:
         return None
     try:
-        with Connection(os.dup(rank.stacks.fileno())) as own:
+        with (
+            Connection(os.dup(rank.stacks.fileno())) as stacks,
+            Connection(os.dup(rank.questions.fileno())) as questions,
+        ):
             state = psutil.Process(rank.pid).status()
             if state in STOPPED and not wake:
-                return state, None
+                return Whereabouts(state, None)
             os.kill(rank.pid, signal.SIGUSR1)
             os.kill(rank.pid, signal.SIGCONT)
-            return state, _read_stack(own).decode(errors="replace")
+            stack = _read_stack(stacks).decode(errors="replace")
+            if state in STOPPED:  # and goes on by now
+                return Whereabouts(state, stack)
+            return Whereabouts(state, stack, _ask_for_collectives(questions))
     except (psutil.NoSuchProcess, OSError):  # it has ended meanwhile
         return None
 
@@ -121,6 +131,23 @@ def _read_stack(connection: Connection) -> bytes:
         text += piece
         timeout = NEXT_PIECE_TIMEOUT
     return text
+
+
+def _ask_for_collectives(questions: Connection) -> list[Collective] | None:
+    """A rank's latest collectives.
+
+    None if it does not answer: it has ended meanwhile, or one of its threads keeps Python.
+    """
+    try:
+        while questions.poll(0):
+            questions.recv_bytes()  # an answer that came too late for an earlier question
+        questions.send_bytes(recorder.QUESTION)
+        if not questions.poll(ANSWER_TIMEOUT):
+            return None
+        answer = json.loads(questions.recv_bytes())
+    except (EOFError, OSError):
+        return None
+    return None if answer is None else [Collective(**fields) for fields in answer]
 
 
 # The Dask task
@@ -176,6 +203,7 @@ class RankProcess:
     messages: Connection  # from the rank: objects of `ddp_common.messages`
     output: Connection  # from the rank: what it prints, and all that it starts
     stacks: Connection  # from the rank: its Python stack, on SIGUSR1
+    questions: Connection  # to the rank and back: which collectives it is in
     result_file: BinaryIO | None  # for rank 0's result
     child_ends: list  # the other ends; we close our copies of them once the process has its own
 
@@ -187,7 +215,7 @@ class RankProcess:
         return pid
 
     def close(self) -> None:
-        for end in (self.messages, self.output, self.stacks):
+        for end in (self.messages, self.output, self.stacks, self.questions):
             end.close()
 
 
@@ -209,6 +237,7 @@ def _make_rank(
     messages, their_messages = context.Pipe(duplex=False)
     output, their_output = context.Pipe(duplex=False)
     stacks, their_stacks = context.Pipe(duplex=False)
+    questions, their_questions = context.Pipe(duplex=True)
     process = context.Process(
         target=rank_process.main,
         name=f"{descendants.RANK}{spec.rank}",
@@ -222,11 +251,13 @@ def _make_rank(
             their_messages,
             their_output,
             their_stacks,
+            their_questions,
         ),
     )
-    theirs = (their_messages, their_output, their_stacks, tables_end, listener, result_end)
-    child_ends = [end for end in theirs if end is not None]
-    return RankProcess(process, messages, output, stacks, result_file, child_ends)
+    always = [their_messages, their_output, their_stacks, their_questions]
+    sometimes = [end for end in (tables_end, listener, result_end) if end is not None]
+    child_ends = always + sometimes
+    return RankProcess(process, messages, output, stacks, questions, result_file, child_ends)
 
 
 def _environment(spec: RankSpec) -> dict[str, str]:

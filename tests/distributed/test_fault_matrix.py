@@ -36,6 +36,8 @@ SAYS = {  # fault: type, exit code, signal, words of the first line
     "SIGSEGV": (ddp.RankFailed, -11, "SIGSEGV", "killed by SIGSEGV"),
     "SIGSTOP": (ddp.RankStalled, None, None, "Its process is stopped"),
     "deadlock": (ddp.RankStalled, None, None, "It is not in a collective at step 6"),
+    fault_lab.CONDITION: (ddp.RankStalled, None, None, "It has called barrier #"),
+    fault_lab.LOADER_WORKER: (ddp.RankFailed, 1, None, "DataLoader worker (pid"),
     "memory limit exceeded": (ddp.RankFailed, None, None, "its worker's limit is 0.75 GiB"),
     "memory limit exceeded by children": (
         ddp.RankFailed,
@@ -82,7 +84,7 @@ def assert_harmless(outcome):
 
 @pytest.mark.parametrize(
     ("fault", "when", "rank"),
-    [case for case in fault_lab.cases() if case[0] != fault_lab.LEAVES],
+    [case for case in fault_lab.cases() if case[0] in SAYS],
     ids=lambda value: str(value).replace(" ", "_"),
 )
 def test_a_rank_that_fails(client, undisturbed, tmp_path, fault, when, rank):
@@ -95,6 +97,8 @@ def test_a_rank_that_fails(client, undisturbed, tmp_path, fault, when, rank):
     if SAYS[fault][0] is ddp.RankStalled:
         assert set(outcome.error.stacks) == {0, 1}
         assert "faults.py" in outcome.error.stacks[rank]  # where the fault was put
+        answered = {0, 1} if fault != "SIGSTOP" else {1 - rank}  # a woken rank has gone on
+        assert set(outcome.error.collectives) == answered
         # the other one is in the step or just before it
         peer = outcome.error.stacks[1 - rank]
         assert when == "start" or re.search("_engine_run_backward|is_time_to_stop", peer)
@@ -114,10 +118,10 @@ def test_a_stopped_rank_sleeps_on_until_the_others_have_said_where_they_wait(cli
     stops = faults.inject(faults.train, "SIGSTOP", rank=1, step=6, mark=tmp_path / "mark")
     running = Background(ddp.launch, client, stops, workers=2, directory=tmp_path / "run")
     wait_until(is_stopped)
-    assert ("stopped", None) in asked(wake=False)
+    assert ("stopped", None) in [(answer.state, answer.stack) for answer in asked(wake=False)]
     assert is_stopped()
-    ((_, stack),) = [answer for answer in asked(wake=True) if answer[0] == "stopped"]
-    assert "faults.py" in stack
+    (woken,) = [answer for answer in asked(wake=True) if answer.state == "stopped"]
+    assert "faults.py" in woken.stack
     assert running.outcome().world_size == 2  # it was woken, and went on to the end
 
 

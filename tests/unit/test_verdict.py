@@ -135,14 +135,14 @@ def test_of_stalled_ranks_the_one_that_keeps_the_others_waiting_is_named(
     known = known_of(2)
     known.take(0, Position(step=3), now=1.0)
     known.take(1, Position(step=2), now=1.0)
-    named, sentence = blame(known, [0, 1], dict(enumerate(states)), dict(enumerate(stacks)))
+    named, sentence = blame(known, [0, 1], dict(enumerate(states)), dict(enumerate(stacks)), {})
     assert named == rank and why in sentence
 
 
 def test_who_has_returned_too_soon_is_to_blame_for_a_peer_that_waits():
     known = known_of(2)
     known.take(0, Returned(step=5), now=1.0)
-    rank, why = blame(known, [1], {1: "sleeping"}, {1: IN_COLLECTIVE})
+    rank, why = blame(known, [1], {1: "sleeping"}, {1: IN_COLLECTIVE}, {})
     assert rank == 0
     assert "returned at step 5, while rank 1 went on and waits for it" in why
 
