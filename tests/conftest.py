@@ -20,6 +20,8 @@ OUTSIDE_SETTINGS = (
     "CLUSTER",
     "WORKERS",
     "OPTIONS",
+    "RESTARTS",
+    "GROW",
     "DRY",
     "DDP_PROGRESS",
     "DDP_CHECKPOINTS",

@@ -39,6 +39,7 @@ STALL_TIMEOUT = 2.0  # seconds, for the faults below that only it notices; see `
 PATIENCE = 60.0  # seconds after which the lab says that something hangs
 MOMENTS = ("start", "step", "save")
 SAVED_STEP = 6  # of `faults.train`'s 14: there is a save at every third
+GROWING_EPOCHS = 20  # of 7 steps, a tenth of a second each: longer than it takes to grow
 MEMORY_LIMIT = 3 * 2**28  # bytes
 RANK_FAULTS = (
     "raise",
@@ -367,9 +368,11 @@ def main():
             show(run_cluster_case(client, fault, when, undisturbed, folder))
         seconds = recovery(client, Path(root) / "recovery")
         print(f"\nfrom a kill to the first step after the restart, warm: {seconds:.2f} s")
+        pause = growth(client, Path(root) / "growth")
+        print(f"without a step while a run goes on with more workers, warm: {pause:.2f} s")
     print(_summary(outcomes), flush=True)
     written = measuring.REPOSITORY / "runs" / "bench-fault-lab.json"
-    measuring.write(written, machine, _results(outcomes, seconds))
+    measuring.write(written, machine, _results(outcomes, seconds, pause))
 
 
 def _row(outcome):
@@ -418,7 +421,7 @@ def _summary(outcomes):
     )
 
 
-def _results(outcomes, recovery_seconds):
+def _results(outcomes, recovery_seconds, growth_seconds):
     """The same for docs/evidence (see tests/benchmarks/measuring.py)."""
     from benchmarks.measuring import single
 
@@ -445,6 +448,7 @@ def _results(outcomes, recovery_seconds):
         single("fault-lab", "until all processes are gone, median, s", statistics.median(gone)),
         single("fault-lab", "until all processes are gone, longest, s", max(gone)),
         single("fault-lab", "from a kill to the first step after it, s", recovery_seconds),
+        single("fault-lab", "pause while a run grows, s", growth_seconds, at_most=1),
     ]
 
 
@@ -463,6 +467,38 @@ def recovery(client, directory):
     after = run.records[events.index("restart") + 1 :]
     first_step = next(record["time"] for record in after if "loss" in record)
     return first_step - faults.struck_at(mark)
+
+
+def growth(client, directory):
+    """Seconds without a step when a run on one worker goes on with three, all of them warm.
+
+    Another launch has two of the three workers, and ends.
+    """
+    taken, let_go = directory.with_suffix(".taken"), directory.with_suffix(".let-go")
+    other = threading.Thread(
+        target=launch,
+        args=(client, _hold),
+        kwargs={"workers": 2, "taken": str(taken), "let_go": str(let_go)},
+    )
+    other.start()
+    while not taken.exists():
+        time.sleep(0.05)
+    threading.Timer(3, let_go.touch).start()
+    run = launch(
+        client, faults.train, grow=True, directory=directory, epochs=GROWING_EPOCHS, pause=0.1
+    )
+    other.join()
+    events = [record.get("event") for record in run.records]
+    at = events.index("grow")
+    last = max(record["time"] for record in run.records[:at])
+    first = min(record["time"] for record in run.records[at + 1 :])
+    return first - last
+
+
+def _hold(taken, let_go):
+    Path(taken).touch()
+    while not Path(let_go).exists():
+        time.sleep(0.05)
 
 
 @dataclass

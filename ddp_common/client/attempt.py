@@ -23,6 +23,7 @@ from ddp_common.client.fetching import fetch_result, open_result_here
 from ddp_common.client.inbox import FromAgent, TaskEnded, WorkerLost
 from ddp_common.client.known import Known, as_meant
 from ddp_common.client.listener import Listener
+from ddp_common.client.newcomers import Newcomers
 from ddp_common.client.tables import Tables
 from ddp_common.client.verdict import (
     Failed,
@@ -35,7 +36,7 @@ from ddp_common.client.verdict import (
     stalled,
     verdict,
 )
-from ddp_common.errors import Error, first_line
+from ddp_common.errors import Error, RunStopped, first_line
 from ddp_common.messages import (
     CheckpointFailed,
     CheckpointSaved,
@@ -77,6 +78,10 @@ stop_requested = False
 interrupted = False
 
 
+class MadeRoom(RunStopped):
+    """The ranks have left, after a step and having saved, to go on with more of them."""
+
+
 class Attempt:
     """One start of all ranks, of the one or more that a run has; `run` does it all."""
 
@@ -92,6 +97,7 @@ class Attempt:
         stall_timeout: float | None,
         tables: Tables,
         listener: Listener,
+        grow: bool = False,
     ):
         self.client = client
         self.run_id = run_id
@@ -105,6 +111,9 @@ class Attempt:
         self.known = Known(addresses)
         self.futures: list[Future] = []
         self._checkpoints: Checkpoints | None = None  # until the attempt has begun
+        self.newcomers = Newcomers(client, len(addresses)) if grow else None
+        self.makes_room = False  # the ranks are asked to leave, to go on with newcomers
+        self.has_saved = False  # a checkpoint, in this attempt
         self.progress = Progress()
         self.began = time.monotonic()
         self.looked = self.began  # when `_look_around` was last called
@@ -114,9 +123,10 @@ class Attempt:
     def run(self, payload: bytes, previous: Exception | None = None, number: int = 1) -> Any:
         """Start the ranks, follow them, and have them gone; returns rank 0's result.
 
-        `payload` is the pickled training function with its arguments. `previous` is the
-        failure that this is a restart for, and `number` counts the attempts. Raises
-        `RankFailed`, `RankStalled`, `RunStopped`, `SchedulerLost` or `Error`.
+        `payload` is the pickled training function with its arguments. `previous` is what ended the
+        attempt before this one: a failure, or `RunStopped` where that has made room for newcomers;
+        `number` counts the attempts. Raises `RankFailed`, `RankStalled`, `RunStopped`,
+        `SchedulerLost` or `Error`.
         """
         Attempt.running += 1
         try:
@@ -137,6 +147,11 @@ class Attempt:
     def checkpoints(self) -> Checkpoints:
         assert self._checkpoints is not None, "the attempt has begun"
         return self._checkpoints
+
+    def has_shrunk(self, failure: Exception) -> bool:
+        """Whether it has lost a worker, after it had come further than when it began."""
+        rank = getattr(failure, "rank", None)
+        return rank in self.known.ended and self.known.ended[rank].how == "lost" and self.has_saved
 
     # Starting
 
@@ -199,20 +214,24 @@ class Attempt:
         self.config = None
 
     def _note_restart(self, previous: Exception, number: int) -> None:
+        grows = isinstance(previous, MadeRoom)
         reason = first_line(previous)
         resumed = self.checkpoints.resumed
         step = step_of(resumed) if resumed is not None else 0
         ranks = len(self.addresses)
         event = {
             "time": time.time(),
-            "event": "restart",
+            "event": "grow" if grows else "restart",
             "attempt": number,
             "reason": reason,
             "step": step,
             "ranks": ranks,
         }
         self.directory.record(getattr(previous, "rank", 0), event)
-        text = f"Restart {number - 1} on {ranks} rank(s) from step {step}. Why: {reason}"
+        if grows:
+            text = f"Going on with {ranks} rank(s) from step {step}: more workers have come"
+        else:
+            text = f"Restart {number - 1} on {ranks} rank(s) from step {step}. Why: {reason}"
         self.directory.log(text)
         self.progress.note(text)
 
@@ -318,6 +337,8 @@ class Attempt:
         assert isinstance(decision, Stopped)
         told = wording.who_was_told(self.known)
         step = wording.last_step(self.known)
+        if self.makes_room and told == [0] and not stop_requested:
+            return MadeRoom("More workers have come.", step=step, directory=self.directory.path)
         self.directory.log(f"stopped after step {step}: rank {told} was told to")
         return wording.run_stopped(self.known, self.checkpoints.newest(), self.directory.path)
 
@@ -342,12 +363,21 @@ class Attempt:
             raise KeyboardInterrupt
         if stop_requested:
             self.directory.say_ending()
-        if stop_requested and self.known.moved and not self.known.stopped():
+        if self._could_grow() and not self.makes_room:
+            self.makes_room = True
+            self.directory.log("more workers have come: the ranks save, and leave to go on there")
+        must_leave = stop_requested or self.makes_room
+        if must_leave and self.known.moved and not self.known.stopped():
             # Said again until it is heard: a rank may not listen yet.
             self.client.run(agent.tell_to_stop, workers=self.addresses[:1], on_error="ignore")
         stuck = stalled(self.known, self.stall_timeout, time.monotonic())
         if stuck:
             raise self._stalled(stuck)
+
+    def _could_grow(self) -> bool:
+        """Whether newcomers are ready, and nothing is lost if the ranks leave now."""
+        is_safe = self.has_saved or self.checkpoints.resumed is not None
+        return self.newcomers is not None and is_safe and self.newcomers.are_ready()
 
     def _stalled(self, stuck: list[int]) -> Exception:
         assert self.stall_timeout is not None, "without it no rank counts as stalled"
@@ -447,6 +477,7 @@ class Attempt:
             case CheckpointFailed():
                 self.directory.not_saved(message.why)
             case CheckpointSaved():
+                self.has_saved = True
                 self.directory.saved()
                 self.checkpoints.announced(self.addresses[rank], message.name, message.keep)
             case Started():

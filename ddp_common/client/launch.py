@@ -15,7 +15,7 @@ from typing import Any
 
 from ddp_common.client import attempt as attempts
 from ddp_common.client import tables
-from ddp_common.client.attempt import Attempt
+from ddp_common.client.attempt import Attempt, MadeRoom
 from ddp_common.client.connection import refuse_unusable
 from ddp_common.client.inbox import open_inbox
 from ddp_common.client.listener import FromCallback, Listener, refuse_inside
@@ -29,7 +29,7 @@ from ddp_common.run.places import new_directory
 from ddp_common.run.progress import explain_interrupt
 from ddp_common.run.result import Run
 from ddp_common.run.run_directory import RunDirectory
-from ddp_common.values import whole_number
+from ddp_common.values import switch, whole_number
 
 PLACEMENT_TIMEOUT = 60  # seconds to wait for free workers
 STALL_TIMEOUT = 600  # seconds that a rank may live without making progress
@@ -46,6 +46,7 @@ def launch(
     directory: str | Path | None = None,
     timeout: float = PLACEMENT_TIMEOUT,
     on_report: Callable[[dict], Any] | None = None,
+    grow: bool | None = None,
     **arguments: Any,
 ) -> Run:
     """Run `function(**arguments)` on one rank for each worker and return a `Run`.
@@ -68,6 +69,13 @@ def launch(
     `Checkpoint.restore` then finds; default: a new one, or what RESUME names for the first
     launch of a tutorial.
 
+    With `grow` (default: GROW from the environment, else no) it starts with the workers that are
+    there, `min_workers` at least (default: 1), and takes others as they come: once there is a
+    checkpoint and a free worker is warm, all ranks save and leave after the same step, and it goes
+    on with more of them. That counts as no restart; nor does a worker that is lost, as long as a
+    checkpoint was saved since the last start. `workers` cannot be given besides; the number that
+    `connect` was asked for is the most.
+
     `on_report` is called here, in this thread, with every record that `Run.metrics` will have, as
     a dict with `rank`, `time` (s since 1970), the position in training and what was reported;
     what it raises ends the ranks and is raised. Training does not wait for it. Under torchrun and
@@ -83,12 +91,25 @@ def launch(
     if hasattr(client, "run_here"):
         # The ranks are running already: torchrun or srun has started them
         tables.refuse_without_dask(collections)
+        if grow:
+            raise Error(
+                "grow=True needs a Dask cluster, whose workers may come one by one. torchrun and "
+                "srun start all ranks at once: leave it out, or use CLUSTER=local or slurm."
+            )
         return client.run_here(function, arguments, directory, on_report)
     refuse_unusable(client)
     refuse_inside()
     payload = pickled(function, arguments)
     wanted = restarts if restarts is not None else os.environ.get("RESTARTS") or 0
     restarts = whole_number("restarts", wanted, least=0)
+    grow = switch("GROW", os.environ.get("GROW")) if grow is None else grow
+    if grow:
+        if workers is not None:
+            raise Error(
+                f"grow=True takes workers as they come, so workers={workers} cannot be kept. "
+                "Leave one of the two out; connect(workers=…) says how many there are at most."
+            )
+        min_workers = min_workers or 1
     if directory:
         directory = absolute(directory)  # what it means now, wherever the program goes meanwhile
 
@@ -96,12 +117,14 @@ def launch(
     run_directory: RunDirectory | None = None
     listener: Listener | None = None
     failures: list[Exception] = []
+    previous: Exception | None = None  # what ended the attempt before
+    begun = counted = 0  # attempts; failures that count as restarts
     held = Tables(client, collections)
     try:
         while True:
             run_id = uuid.uuid4().hex[:12]
             if hasattr(client, "make_ready"):  # one of `connect`: it may have to submit jobs anew
-                client.make_ready(bool(failures))
+                client.make_ready(previous is not None and not isinstance(previous, MadeRoom))
             held.ready(timeout)
             with (
                 open_inbox(client, run_id) as inbox,
@@ -123,13 +146,19 @@ def launch(
                         stall_timeout,
                         held,
                         listener,
+                        grow,
                     )
-                    previous = failures[-1] if failures else None
-                    result = attempt.run(payload, previous, number=len(failures) + 1)
+                    begun += 1
+                    result = attempt.run(payload, previous, number=begun)
+                except MadeRoom as made_room:
+                    previous = made_room
                 except (RankFailed, RunStopped) as failure:
-                    if len(failures) == restarts or attempts.stop_requested:
+                    has_shrunk = grow and attempt.has_shrunk(failure)
+                    counted += not has_shrunk
+                    if counted > restarts or attempts.stop_requested:
                         listener.tell_all()
                         raise
+                    previous = failure
                     failures.append(failure)
                 else:
                     listener.tell_all()

@@ -101,6 +101,14 @@ def _too_few(
     )
 
 
+def free_workers(client: Client) -> list[str]:
+    """The addresses of workers that no launch has claimed; none if the scheduler is silent."""
+    try:
+        return client.run_on_scheduler(_free)
+    except OSError:
+        return []
+
+
 # Clusters that adapt
 
 
@@ -150,8 +158,8 @@ def _claim(
     claims = _claims(dask_scheduler)
     _drop_void(claims, client_id, active, dask_scheduler)
     workers = dask_scheduler.workers
-    known = [address for address, worker in workers.items() if worker.status.name == "running"]
-    free = [address for address in known if address not in claims]
+    known = _running(dask_scheduler)
+    free = _free(dask_scheduler)
     free.sort(key=lambda address: (-rows_held.get(address, 0), workers[address].host))
     count = wanted or min(most or len(known), len(known))
     if len(free) < count:
@@ -163,6 +171,16 @@ def _claim(
         claims[address] = client_id, run_id
     _keep_few_messages(dask_scheduler, client_id)
     return {"claimed": chosen}
+
+
+def _running(scheduler: Scheduler) -> list[str]:
+    workers = scheduler.workers
+    return [address for address, worker in workers.items() if worker.status.name == "running"]
+
+
+def _free(dask_scheduler: Scheduler) -> list[str]:
+    claims = _claims(dask_scheduler)
+    return [address for address in _running(dask_scheduler) if address not in claims]
 
 
 def _claims(scheduler: Scheduler) -> dict[str, tuple[str, str]]:

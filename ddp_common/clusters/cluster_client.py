@@ -29,6 +29,7 @@ class ClusterClient(Client):
     jobs: Jobs | None = None  # of the cluster where workers are jobs
     zygote: Zygote | None = None  # has torch imported, for the workers of a local cluster
     expected = 1  # number of workers
+    least: int | None = None  # number of workers to begin with, where that is not all of them
     most: int | None = None  # number of ranks that were asked for, where there are more workers
     timeout = 60  # seconds that workers have to appear
 
@@ -81,7 +82,7 @@ class ClusterClient(Client):
         over |= ended(self.jobs.states())
         self.replace(over)
         self.jobs.submit(self.expected)
-        wait_for_workers(self, self.expected, at_least=1)
+        wait_for_workers(self, min(self.least or self.expected, self.expected), at_least=1)
 
     def _jobs_near_their_limit(self):
         jobs = {address: self.jobs.job_of(worker) for address, worker in self.workers().items()}

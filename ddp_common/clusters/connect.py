@@ -35,6 +35,7 @@ from ddp_common.clusters.quiet import interrupts_held
 from ddp_common.clusters.waiting import wait_for_workers
 from ddp_common.clusters.warm_start import start_zygote
 from ddp_common.errors import Error
+from ddp_common.values import switch, whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS, command, started_by
 from ddp_common.worker.preload import Preload
 
@@ -52,7 +53,9 @@ LEAN = {
 
 
 def connect(
-    profile: str | None = None, workers: int | str | None = None
+    profile: str | None = None,
+    workers: int | str | None = None,
+    min_workers: int | None = None,
 ) -> "ClusterClient | Ranks":
     """Start the cluster of a profile and return a client to it.
 
@@ -60,7 +63,9 @@ def connect(
 
     `profile` is a name in `clusters/`, the path of a YAML file or an address (default: CLUSTER
     from the environment, else `local`). `workers` is their number (default: WORKERS from the
-    environment, else the profile's, or all that are at the address).
+    environment, else the profile's, or all that are at the address). It returns when they are
+    there, or with `min_workers` when so many are (default: 1 if GROW=1 is in the environment, else
+    all): the others come as the queue lets them, for a launch that grows.
 
     At the address of a scheduler (tcp://host:port, tls://host:port) it starts nothing, and leaves
     the cluster there when it is closed. Under torchrun or srun (CLUSTER unset or naming them) it
@@ -75,6 +80,10 @@ def connect(
 
     _configure_dask()
     wanted = workers if workers is not None else os.environ.get("WORKERS")
+    if min_workers is None and switch("GROW", os.environ.get("GROW")):
+        min_workers = 1
+    if min_workers is not None:
+        min_workers = whole_number("min_workers", min_workers, least=1)
     content = read_profile(name)
     earlier = notebooks.earlier_in_notebook(name, content, wanted)
     if earlier is not None:
@@ -86,12 +95,13 @@ def connect(
         client = _start(content, wanted)
     client.cell = notebooks.cell_that_runs()
     client.request = (name, content, wanted)
+    client.least = min_workers
     try:
-        wait_for_workers(client, client.expected)
+        wait_for_workers(client, min(min_workers or client.expected, client.expected))
         if name != "local":
             shipping.provide(client)
         client.register_plugin(Preload(client.zygote.address if client.zygote else None))
-        if len(client.workers()) > client.expected and wanted:
+        if wanted and (min_workers or len(client.workers()) > client.expected):
             client.most = client.expected
     except BaseException:
         client.close()

@@ -72,10 +72,16 @@ def main():
     envvar="RESTARTS",
     help="how often to restart automatically after a failure  [default: 0]",
 )
-def run(tutorial, dry, values, **choices):
+@click.option(
+    "--grow",
+    envvar="GROW",
+    is_flag=True,
+    help="begin with the workers that are there, and go on with more as they come",
+)
+def run(tutorial, dry, values, grow, **choices):
     """Train TUTORIAL (such as pets) and leave a run directory."""
     path = tutorial_path(tutorial)
-    set_environment(SET=values, **choices)
+    set_environment(SET=values, GROW="1" if grow else None, **choices)
     run_tutorial(tutorial, path, choices, dry)
 
 

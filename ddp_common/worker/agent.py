@@ -150,7 +150,14 @@ def _ask_for_collectives(questions: Connection) -> list[Collective] | None:
     return None if answer is None else [Collective(**fields) for fields in answer]
 
 
-# The Dask task
+# Dask tasks
+
+
+def warm_up() -> None:
+    """Wait until this worker can start a rank at once: its forkserver has imported torch."""
+    process = forkserver.start_forkserver().Process(target=os.getpid)
+    process.start()
+    process.join()
 
 
 def run_rank(

@@ -221,6 +221,21 @@ def test_where_no_new_job_starts_in_time_the_run_goes_on_with_those_there_are(sl
     assert re.search(r"Restart 1 on 1 rank\(s\) from step [1-9]", said), said
 
 
+def test_a_run_begins_in_the_first_job_and_goes_on_with_the_second_when_the_queue_lets_it(
+    slurm, undisturbed_longer, tmp_path
+):
+    _, settings = undisturbed_longer
+    with partition_down(slurm):
+        process = make_run(slurm, tmp_path, GROW="1", **{**settings, "RESTARTS": "0"})
+        _, second = wait_until(lambda: jobs(slurm) if len(jobs(slurm)) == 2 else None)
+        subprocess.run(["scontrol", "hold", second], env=slurm, check=True)
+    wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
+    subprocess.run(["scontrol", "release", second], env=slurm, check=True)
+    code, said = finish(process, tmp_path)
+    assert code == 0, said
+    assert re.search(r"Going on with 2 rank\(s\) from step [1-9]\d*: more workers", said), said
+
+
 def test_without_restarts_the_time_limit_ends_the_run_with_the_command_to_go_on(slurm, tmp_path):
     process = make_run(
         slurm, tmp_path, OPTIONS=f"{JOB} {LIMIT}", SET="epochs=100 hidden=16 batch_size=256"
