@@ -42,7 +42,9 @@ class Collective:
 
     kind: str  # as torch calls it: all_reduce, barrier, …
     number: int  # among the collectives of its process group, the first is 1
-    group: str  # the process group: torch's name for it, or the user's description
+    group: str  # the process group: torch's name for it
+    description: str  # of the group: the user's, or else its name
+    members: list[int]  # its ranks; empty if unknown
     sizes: list[list[int]]  # of what went in
     dtype: str  # of that, in torch's words: Float, Long, …
     is_between_two: bool  # send or recv: no other rank takes part

@@ -33,6 +33,7 @@ from ddp_common.client.verdict import (
     Stopped,
     Verdict,
     blame,
+    is_in_collective,
     stalled,
     verdict,
 )
@@ -65,7 +66,7 @@ GONE_TIMEOUT = 5  # seconds to wait for ranks to be gone once they were told
 UNSTARTED_TIMEOUT = 1  # the same for ranks that never started, which say nothing
 CAUSE_TIMEOUT = 1  # seconds to wait for the cause when a consequence was reported first
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
-STACKS_TIMEOUT = 6  # seconds that workers have to say where their ranks are
+STACKS_TIMEOUT = 12  # seconds that workers have to say where their ranks are
 LOOK_INTERVAL = 0.5  # seconds
 SHORT_LOOK = 0.02  # seconds, while a cause is waited for
 LARGE = 2**20  # bytes of function and arguments
@@ -395,7 +396,10 @@ class Attempt:
             if answer and answer.collectives is not None
         }
         rank, why = blame(self.known, stuck, states, stacks, records)
-        waits = {rank: of_rank(record) for rank, record in records.items()}
+        waits = {
+            rank: of_rank(record, is_in_collective(stacks[rank]))
+            for rank, record in records.items()
+        }
         details = wording.where_all_are(waits, stacks)
         self.directory.log(f"rank {rank} stalled: {why}\n{details}")
         return wording.rank_stalled(

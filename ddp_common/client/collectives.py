@@ -14,42 +14,45 @@ CONTEXT = 4  # collectives before one that make up a pattern
 SAME_ON_ALL = ("all_reduce", "broadcast", "reduce", "allreduce_coalesced")  # sizes, that is
 
 Records = dict[int, list[Collective]]  # of each rank, its latest collectives, oldest first
+Numbered = dict[int, Collective]  # of one rank in one process group, by their numbers
 
 
 def waits_in(record: list[Collective]) -> Collective | None:
     """The first collective that a rank has begun and not finished."""
     for each in record:
-        if not each.is_finished:
+        if not each.is_finished and not each.is_between_two:
             return each
     return None
-
-
-def last_finished(record: list[Collective]) -> Collective | None:
-    finished = [each for each in record if each.is_finished]
-    return finished[-1] if finished else None
 
 
 def call(collective: Collective) -> str:
     """A collective in words, as 'all_reduce #41 of 4,096 floats (train.py:88)'."""
     text = f"{collective.kind} #{collective.number}"
-    count = sum(math.prod(size) for size in collective.sizes)
     if collective.sizes:
         kind = "halves" if collective.dtype == "Half" else f"{collective.dtype.lower()}s"
-        text += f" of {count:,} {kind}"
+        text += f" of {_elements(collective):,} {kind}"
     if collective.line:
         text += f" ({collective.line})"
     return text
 
 
-def of_rank(record: list[Collective]) -> str:
-    """What a rank waits in, or has finished last, in words."""
+def _elements(collective: Collective) -> int:
+    return sum(math.prod(size) for size in collective.sizes)
+
+
+def of_rank(record: list[Collective], is_in_torch: bool) -> str:
+    """Which collective a rank has begun and not finished, or has finished last, in words.
+
+    `is_in_torch`: by its stack it is in a call of torch.distributed, or in a backward.
+    """
     current = waits_in(record)
     if current is not None:
-        return f"waits in {call(current)}, for {current.seconds_ago:.0f} s now"
-    last = last_finished(record)
-    if last is not None:
-        return f"is in no collective; the last it has finished is {call(last)}"
-    return "has begun no collective"
+        return f"has begun {call(current)} {current.seconds_ago:.0f} s ago, and not finished it"
+    finished = [each for each in record if each.is_finished]
+    last = f"; the last it has finished is {call(finished[-1])}" if finished else ""
+    if is_in_torch:
+        return f"is in a call that torch does not record, such as send or recv{last}"
+    return f"is in no collective{last}"
 
 
 def differ(records: Records) -> tuple[int, str] | None:
@@ -57,24 +60,26 @@ def differ(records: Records) -> tuple[int, str] | None:
 
     None where what was recorded shows no such call.
     """
-    waiting = {rank: waits_in(record) for rank, record in records.items()}
-    groups = {each.group for each in waiting.values() if each is not None}
+    waiting = [waits_in(record) for record in records.values()]
+    groups = {(each.group, *each.members) for each in waiting if each is not None}
     for group in sorted(groups):
         of_group = {rank: _numbered(record, group) for rank, record in records.items()}
         of_group = {rank: numbered for rank, numbered in of_group.items() if numbered}
         number = _first_difference(of_group)
         if number is not None:
             return _name(of_group, number)
-    return _wait_in_different_groups({r: each for r, each in waiting.items() if each is not None})
+    return None
 
 
-def _numbered(record: list[Collective], group: str) -> dict[int, Collective]:
+def _numbered(record: list[Collective], group: tuple) -> Numbered:
     return {
-        each.number: each for each in record if each.group == group and not each.is_between_two
+        each.number: each
+        for each in record
+        if (each.group, *each.members) == group and not each.is_between_two
     }
 
 
-def _first_difference(of_group: dict[int, dict[int, Collective]]) -> int | None:
+def _first_difference(of_group: dict[int, Numbered]) -> int | None:
     """The first number at which two ranks of a process group have called different collectives."""
     numbers = set().union(*of_group.values())
     for number in sorted(numbers):
@@ -88,33 +93,47 @@ def _shape(collective: Collective) -> tuple:
     """What must be the same on all ranks."""
     if collective.kind not in SAME_ON_ALL:
         return (collective.kind,)
-    return collective.kind, collective.dtype, *map(tuple, collective.sizes)
+    return collective.kind, collective.dtype, _elements(collective)
 
 
-def _name(of_group: dict[int, dict[int, Collective]], number: int) -> tuple[int, str]:
+def _name(of_group: dict[int, Numbered], number: int) -> tuple[int, str]:
     calls = {rank: numbered[number] for rank, numbered in of_group.items() if number in numbered}
     alike = Counter(_shape(each) for each in calls.values())
+    since = max(min(numbered) for numbered in of_group.values())  # from here on all are known
 
     def how_usual(rank: int) -> tuple:
-        return alike[_shape(calls[rank])], *_times_before(of_group[rank], number)
+        return alike[_shape(calls[rank])], *_times_before(of_group[rank], since, number)
 
     odd = min(calls, key=how_usual)
-    peers = [rank for rank in calls if _shape(calls[rank]) != _shape(calls[odd])]
-    same_kind = calls[odd].kind == calls[peers[0]].kind
-    what = "the same collective with other sizes" if same_kind else "different collectives"
-    return odd, (
+    others = [rank for rank in calls if _shape(calls[rank]) != _shape(calls[odd])]
+    peer = max(others, key=how_usual)
+    peers = [rank for rank in others if _shape(calls[rank]) == _shape(calls[peer])]
+    sentence = (
         f"It has called {call(calls[odd])}, while rank {', '.join(map(str, peers))} called "
-        f"{call(calls[peers[0]])}: {what}. Every rank must call the same ones in the same order"
-        + (", with tensors of one size." if same_kind else "; look for a condition on the rank.")
+        f"{call(calls[peer])}. {_what_to_do(calls[odd], calls[peer])}"
     )
+    if how_usual(odd) == how_usual(peer):
+        sentence += " Which of them is wrong cannot be told from the calls before."
+    return odd, sentence
 
 
-def _times_before(numbered: dict[int, Collective], number: int) -> list[int]:
+def _what_to_do(one: Collective, other: Collective) -> str:
+    if one.kind != other.kind:
+        return (
+            "Every rank must call the same collectives in the same order; look for a condition on "
+            "the rank."
+        )
+    if one.dtype != other.dtype:
+        return "It is one collective with different dtypes: give all ranks tensors of one dtype."
+    return "It is one collective with different sizes: give all ranks tensors of one size."
+
+
+def _times_before(numbered: Numbered, since: int, number: int) -> list[int]:
     """How often a call and the few before it have come in this order before.
 
-    For the longest order first, down to the call alone.
+    For the longest order first, down to the call alone; collectives before `since` do not count.
     """
-    shapes = [_shape(numbered[each]) for each in sorted(numbered) if each <= number]
+    shapes = [_shape(numbered[each]) for each in sorted(numbered) if since <= each <= number]
     times = []
     for length in range(CONTEXT + 1, 0, -1):
         order = shapes[-length:]
@@ -123,14 +142,20 @@ def _times_before(numbered: dict[int, Collective], number: int) -> list[int]:
     return times
 
 
-def _wait_in_different_groups(waiting: dict[int, Collective]) -> tuple[int, str] | None:
-    if len({each.group for each in waiting.values()}) < 2:
-        return None
-    rank = min(waiting)
-    others = [each for each in waiting if waiting[each].group != waiting[rank].group]
-    peer = others[0]
-    return rank, (
-        f"It waits in {call(waiting[rank])} of the process group {waiting[rank].group}, and rank "
-        f"{peer} in {call(waiting[peer])} of {waiting[peer].group}. Ranks that are in several "
-        "groups must use these in the same order."
-    )
+def in_different_groups(records: Records) -> tuple[int, str] | None:
+    """Of two ranks that wait for each other in two process groups, one, and that in a sentence.
+
+    Both are members of both groups: otherwise each may rightly wait for somebody else.
+    """
+    waiting = {rank: waits_in(record) for rank, record in records.items()}
+    for rank, one in sorted(waiting.items()):
+        for peer, other in sorted(waiting.items()):
+            if one is None or other is None or one.group == other.group:
+                continue
+            if {rank, peer} <= set(one.members) & set(other.members):
+                return rank, (
+                    f"It waits in {call(one)} of the process group {one.description}, and rank "
+                    f"{peer} in {call(other)} of {other.description}. Ranks that are in several "
+                    "groups must use these in the same order."
+                )
+    return None

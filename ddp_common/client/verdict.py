@@ -74,7 +74,8 @@ def verdict(known: Known) -> Verdict:
 
 def is_consequence(known: Known, rank: int) -> bool:
     """Whether a rank that failed says no more than that it has lost a peer."""
-    return bool(CONSEQUENCE.search(known.ended[rank].message))
+    said = f"{known.ended[rank].message} {known.uncaught.get(rank, '')}"
+    return bool(CONSEQUENCE.search(said))
 
 
 def waited_in_collective(known: Known, rank: int) -> bool:
@@ -117,12 +118,14 @@ def blame(
     returned, one that called another collective than its peers, one that is not where the others
     wait, one that is behind.
     """
-    elsewhere = [rank for rank in stuck if not _is_in_collective(stacks[rank])]
+    elsewhere = [rank for rank in stuck if not is_in_collective(stacks[rank])]
     found = _cannot_go_on(known, stuck, states)
     if found is None and known.returned and not elsewhere:
         found = _returned_early(known, stuck)
     if found is None:
         difference = collectives.differ(records)
+        if difference is None and not elsewhere:
+            difference = collectives.in_different_groups(records)
         if difference is not None:
             return difference  # it names the collectives itself
         found = _is_late(known, stuck, elsewhere)
@@ -180,6 +183,7 @@ def _who_waits_where(blamed: int, records: Records) -> str:
     return ""
 
 
-def _is_in_collective(stack: str) -> bool:
+def is_in_collective(stack: str) -> bool:
+    """Whether a rank is in a call of torch.distributed or in a backward, by its stack."""
     innermost = stack.splitlines()[:INNERMOST_CALLS]
     return bool(COLLECTIVE.search("\n".join(innermost)))

@@ -43,7 +43,7 @@ from ddp_common.messages import (
     Whereabouts,
 )
 from ddp_common.ranks import process as rank_process
-from ddp_common.ranks import recorder, secret
+from ddp_common.ranks import secret
 from ddp_common.worker import descendants, forkserver
 from ddp_common.worker.handover import Handover
 from ddp_common.worker.lines import Lines
@@ -54,13 +54,15 @@ from ddp_common.worker.sender import Sender
 POLL = 0.03  # seconds between looks at whether the client still wants this rank
 EXIT_TIMEOUT = 1.0  # seconds that a rank has to end after its last word
 STACK_TIMEOUT = 2.0  # seconds that a rank has to begin to write its stack
-ANSWER_TIMEOUT = 1.0  # seconds that a rank has to say which collectives it is in
+ANSWER_TIMEOUT = 3.0  # seconds that a rank has to say which collectives it is in
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 NEXT_PIECE_TIMEOUT = 0.4  # seconds until the next piece of it: a busy machine may hold it up
 
 _one_rank = threading.Lock()
 _listener = None  # (run id, socket) made by `listen`, until rank 0's agent takes it
 _running = None  # the `RankProcess` on this worker, while there is one
+_ends = threading.Lock()  # so that nobody duplicates an end of it that is just being closed
+_questions = 0  # how often a rank was asked for its collectives
 
 
 # Called by the client, with `client.run`
@@ -104,10 +106,10 @@ def where_is_it(wake: bool) -> Whereabouts | None:
     if rank is None:
         return None
     try:
-        with (
-            Connection(os.dup(rank.stacks.fileno())) as stacks,
-            Connection(os.dup(rank.questions.fileno())) as questions,
-        ):
+        with _ends:
+            own = [Connection(os.dup(end.fileno())) for end in (rank.stacks, rank.questions)]
+        stacks, questions = own
+        with stacks, questions:
             state = psutil.Process(rank.pid).status()
             if state in STOPPED and not wake:
                 return Whereabouts(state, None)
@@ -136,18 +138,29 @@ def _read_stack(connection: Connection) -> bytes:
 def _ask_for_collectives(questions: Connection) -> list[Collective] | None:
     """A rank's latest collectives.
 
-    None if it does not answer: it has ended meanwhile, or one of its threads keeps Python.
+    None if it does not answer in time: it has ended meanwhile, or a thread of it keeps Python.
     """
+    global _questions
+    _questions += 1
+    deadline = time.monotonic() + ANSWER_TIMEOUT
+    text = b""
     try:
-        while questions.poll(0):
-            questions.recv_bytes()  # an answer that came too late for an earlier question
-        questions.send_bytes(recorder.QUESTION)
-        if not questions.poll(ANSWER_TIMEOUT):
-            return None
-        answer = json.loads(questions.recv_bytes())
-    except (EOFError, OSError):
+        os.write(questions.fileno(), b"%d\n" % _questions)
+        while questions.poll(max(0, deadline - time.monotonic())):
+            piece = os.read(questions.fileno(), 65536)
+            if not piece:
+                return None
+            text += piece
+            *answers, text = text.split(b"\n")
+            for answer in answers:  # some may have come too late for an earlier question
+                number, collectives = json.loads(answer)
+                if number == _questions and collectives is not None:
+                    return [Collective(**fields) for fields in collectives]
+                if number == _questions:
+                    return None
+    except (OSError, ValueError, TypeError):
         return None
-    return None if answer is None else [Collective(**fields) for fields in answer]
+    return None
 
 
 # Dask tasks
@@ -222,6 +235,10 @@ class RankProcess:
         return pid
 
     def close(self) -> None:
+        with _ends:
+            self._close()
+
+    def _close(self) -> None:
         for end in (self.messages, self.output, self.stacks, self.questions):
             end.close()
 

@@ -1,5 +1,6 @@
 """Ranks that wait for each other: which collective each waits in is said, and who is to blame."""
 
+import contextlib
 import functools
 import re
 import sys
@@ -21,13 +22,13 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 STALL_TIMEOUT = 4.0  # seconds: a rank that a busy machine holds up is not one of these
 
 
-def stalled(client, tmp_path, function, *arguments):
+def stalled(client, tmp_path, function, *arguments, workers=2):
     """The exception of a launch whose ranks wait for ever."""
     with pytest.raises(ddp.RankStalled) as caught:
         ddp.launch(
             client,
             functools.partial(function, *arguments),
-            workers=2,
+            workers=workers,
             directory=tmp_path / "run",
             stall_timeout=STALL_TIMEOUT,
         )
@@ -74,8 +75,8 @@ def test_a_collective_under_a_condition_is_named_with_its_line(client, tmp_path,
     assert re.search(rf"It has called barrier #\d+ {line}", said)
     assert re.search(rf"while rank {1 - rank} called all_reduce #\d+ of 36 floats {line}", said)
     assert "look for a condition on the rank" in said
-    assert error.collectives[rank].startswith("waits in barrier #")
-    assert error.collectives[1 - rank].startswith("waits in all_reduce #")
+    assert error.collectives[rank].startswith("has begun barrier #")
+    assert error.collectives[1 - rank].startswith("has begun all_reduce #")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -105,9 +106,55 @@ def test_ranks_in_different_process_groups_are_told_apart(client, tmp_path):
         for group in groups:
             sum_up(group=group)
 
-    said = headline(stalled(client, tmp_path, cross))
+    error = stalled(client, tmp_path, cross)
+    assert error.rank == 0
+    said = headline(error)
     assert "It waits in all_reduce #1 of 4 floats" in said
     assert "must use these in the same order" in said
+
+
+def test_a_rank_that_hangs_is_named_though_others_wait_in_another_group(client, tmp_path):
+    """Two pairs, and all four after them. Rank 1 never comes; its pair waits for it, and so
+    does the other pair, but somewhere else."""
+
+    def train():
+        pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        for step in range(4):
+            if step == 2 and ddp.rank() == 1:
+                threading.Event().wait()
+            sum_up(group=pairs[ddp.rank() // 2])
+            sum_up()
+
+    error = stalled(client, tmp_path, train, workers=4)
+    assert error.rank == 1
+    assert "It is not in a collective" in headline(error)
+    assert "of 4 floats (test_hangs.py:" in error.collectives[0]
+
+
+def test_a_rank_that_receives_is_not_said_to_be_in_no_call(client, tmp_path):
+    def train():
+        sum_up()
+        if ddp.rank() == 1:
+            dist.recv(torch.ones(3), src=0)
+        threading.Event().wait()
+
+    error = stalled(client, tmp_path, train)
+    assert error.rank == 0
+    assert "such as send or recv" in error.collectives[1]
+
+
+def test_what_the_launcher_and_the_standard_library_call_is_not_shown_as_the_users(
+    client, tmp_path
+):
+    def train():
+        if ddp.rank() == 1:
+            threading.Event().wait()
+        with contextlib.ExitStack() as stack:
+            stack.callback(sum_up)
+
+    error = stalled(client, tmp_path, train)
+    assert error.collectives == {0: error.collectives[0]}  # rank 1 has called none
+    assert re.search(r"all_reduce #\d+ of 4 floats \(test_hangs.py:\d+\)", error.collectives[0])
 
 
 def test_tensors_of_different_sizes_are_a_failure_that_says_so(client):
@@ -116,7 +163,7 @@ def test_tensors_of_different_sizes_are_a_failure_that_says_so(client):
         sum_up(4 + ddp.rank())
 
     with pytest.raises(ddp.RankFailed) as caught:
-        ddp.launch(client, train, workers=2)
+        ddp.launch(client, train, workers=2, stall_timeout=PATIENCE)
     assert "it got a tensor of another size than it waits for" in headline(caught.value)
     assert caught.value.signal == "SIGABRT"
 
@@ -131,7 +178,7 @@ def test_a_collective_of_another_size_between_steps_is_a_failure_or_a_stall(
         ddp.launch(client, train, workers=2, stall_timeout=STALL_TIMEOUT)
     if isinstance(caught.value, ddp.RankStalled):
         assert caught.value.rank == rank
-        assert "the same collective with other sizes" in headline(caught.value)
+        assert "one collective with different sizes" in headline(caught.value)
     else:
         assert "it got a tensor of another size" in headline(caught.value)
 

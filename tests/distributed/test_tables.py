@@ -104,15 +104,19 @@ def addresses_of(client):
 
 
 def placed(client, places, function=part, **options):
-    """The partitions as futures, each on the worker that `places` names by its number."""
+    """The partitions as futures, each on the worker that `places` names by its number.
+
+    One after the other: of tasks that wait on a worker, idle ones would steal some. Others are
+    allowed, since the partitions of a worker that is lost are computed elsewhere.
+    """
     addresses = addresses_of(client)
-    futures = [
-        client.submit(
+    futures = []
+    for number, place in enumerate(places):
+        future = client.submit(
             function, number, workers=[addresses[place]], pure=False, allow_other_workers=True
         )
-        for number, place in enumerate(places)
-    ]
-    wait(futures)
+        wait(future)
+        futures.append(future)
     return futures
 
 

@@ -2,12 +2,14 @@
 
 import pytest
 
-from ddp_common.client.collectives import call, differ, of_rank
+from ddp_common.client.collectives import call, differ, in_different_groups, of_rank
 from ddp_common.messages import Collective
 
 
 def collective(kind, number, size=36, group="default_pg", **others):
     values = {
+        "description": group,
+        "members": [0, 1],
         "sizes": [[size]] if size else [],
         "dtype": "Float",
         "is_between_two": False,
@@ -33,25 +35,60 @@ BARRIER = ("barrier", 0)
 
 
 @pytest.mark.parametrize(
-    ("before", "calls", "odd"),
+    ("before", "calls", "odd", "what"),
     [
-        ([REDUCE] * 5, [BARRIER, REDUCE], 0),
-        ([REDUCE] * 5, [REDUCE, BARRIER], 1),
-        ([REDUCE, REDUCE, BARRIER] * 3, [REDUCE, BARRIER], 1),  # it leaves one REDUCE out
-        ([REDUCE, REDUCE, BARRIER] * 3 + [REDUCE] * 2, [BARRIER, REDUCE], 1),
-        ([REDUCE, OTHER] * 3, [OTHER, REDUCE], 0),
-        ([REDUCE] * 3, [REDUCE, REDUCE, OTHER], 2),
-        ([], [BARRIER, BARRIER, REDUCE, BARRIER], 2),
+        ([REDUCE] * 5, [BARRIER, REDUCE], 0, "same order"),
+        ([REDUCE] * 5, [REDUCE, BARRIER], 1, "same order"),
+        ([REDUCE, REDUCE, BARRIER] * 3, [REDUCE, BARRIER], 1, "same order"),
+        ([REDUCE, REDUCE, BARRIER] * 3 + [REDUCE] * 2, [BARRIER, REDUCE], 1, "same order"),
+        ([REDUCE, OTHER] * 3, [OTHER, REDUCE], 0, "different sizes"),
+        ([REDUCE] * 3, [REDUCE, REDUCE, OTHER], 2, "different sizes"),
+        ([], [BARRIER, BARRIER, REDUCE, BARRIER], 2, "same order"),
     ],
     ids=["extra", "extra_on_1", "left_out", "barrier_left_out", "order", "size", "majority"],
 )
-def test_the_rank_whose_call_breaks_the_pattern_is_named(before, calls, odd):
+def test_the_rank_whose_call_breaks_the_pattern_is_named(before, calls, odd, what):
     records = {rank: record(*before, last) for rank, last in enumerate(calls)}
     rank, why = differ(records)
     assert rank == odd
-    number = len(before) + 1
-    assert f"It has called {calls[odd][0]} #{number}" in why
-    assert ("other sizes" if calls[odd] == OTHER and odd == 2 else "called") in why
+    assert f"It has called {calls[odd][0]} #{len(before) + 1}" in why
+    assert what in why and "cannot be told" not in why
+
+
+def test_where_nothing_came_before_it_is_said_that_either_may_be_wrong():
+    _, why = differ({0: record(REDUCE), 1: record(BARRIER)})
+    assert "Which of them is wrong cannot be told" in why
+
+
+def test_what_only_one_rank_still_remembers_does_not_count():
+    """Rank 0 keeps fewer: of the pattern, only what both have recorded is compared."""
+    long = record(*[REDUCE, BARRIER] * 5, BARRIER)
+    short = record(*[REDUCE, BARRIER] * 5, REDUCE)[6:]
+    rank, _ = differ({0: short, 1: long})
+    assert rank == 1
+
+
+def test_only_the_ranks_that_called_the_same_are_said_to():
+    before = [REDUCE] * 3
+    calls = [REDUCE, REDUCE, BARRIER, ("broadcast", 2)]
+    records = {rank: record(*before, last) for rank, last in enumerate(calls)}
+    _, why = differ(records)
+    assert "while rank 0, 1 called all_reduce" in why
+
+
+def test_shapes_of_one_size_are_no_difference_and_dtypes_are():
+    one, other = record(("all_reduce", 6)), record(("all_reduce", 6))
+    other[0].sizes = [[2, 3]]
+    assert differ({0: one, 1: other}) is None
+    other[0].dtype = "Double"
+    _, why = differ({0: one, 1: other})
+    assert "different dtypes" in why
+
+
+def test_groups_of_one_name_with_other_members_are_not_compared():
+    one, other = record(REDUCE), record(BARRIER)
+    other[0].members = [2, 3]
+    assert differ({0: one, 2: other}) is None
 
 
 def test_a_difference_counts_though_one_rank_has_finished_it():
@@ -78,9 +115,13 @@ def test_what_two_ranks_send_each_other_is_no_difference():
 
 
 def test_ranks_that_wait_in_different_process_groups_are_told_apart():
-    rank, why = differ({0: record(REDUCE, group="left"), 1: record(REDUCE, group="right")})
+    records = {0: record(REDUCE, group="left"), 1: record(REDUCE, group="right")}
+    assert differ(records) is None
+    rank, why = in_different_groups(records)
     assert rank == 0
     assert "of the process group left, and rank 1 in all_reduce #1" in why and "of right" in why
+    records[1][0].members = [1, 2]
+    assert in_different_groups(records) is None
 
 
 def test_a_collective_in_words():
@@ -91,10 +132,14 @@ def test_a_collective_in_words():
     assert call(collective("broadcast", 2, dtype="Half", line="")) == "broadcast #2 of 36 halves"
 
 
-def test_what_a_rank_waits_in_or_has_finished_last():
-    assert of_rank(record(REDUCE, BARRIER)) == "waits in barrier #2 (train.py:8), for 3 s now"
-    finished = [collective("barrier", 7, 0)]
-    assert of_rank(finished) == (
-        "is in no collective; the last it has finished is barrier #7 (train.py:8)"
+def test_what_a_rank_has_begun_or_has_finished_last():
+    assert of_rank(record(REDUCE, BARRIER), is_in_torch=True) == (
+        "has begun barrier #2 (train.py:8) 3 s ago, and not finished it"
     )
-    assert of_rank([]) == "has begun no collective"
+    finished = [collective("barrier", 7, 0)]
+    last = "; the last it has finished is barrier #7 (train.py:8)"
+    assert of_rank(finished, is_in_torch=False) == f"is in no collective{last}"
+    assert of_rank(finished, is_in_torch=True) == (
+        f"is in a call that torch does not record, such as send or recv{last}"
+    )
+    assert of_rank([], is_in_torch=False) == "is in no collective"
