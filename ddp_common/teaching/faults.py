@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 SLOW_SAVE = 0.3  # seconds that a save takes at the moment 'save'
-PATIENCE = 60  # seconds that a rank waits for its children's memory to be noticed
+PATIENCE = 60  # seconds that a rank waits for its memory to be noticed
 OTHER_SIZE = 100_000  # elements, which no bucket of `train` has
 MEMORY = 3 * 2**30  # bytes after which a rank stops hoarding, should no limit have stopped it
 
@@ -106,6 +106,7 @@ def _hoard_memory():
     while sum(map(len, hoard)) < MEMORY:
         hoard.append(b"x" * 2**26)
         time.sleep(0.01)
+    time.sleep(PATIENCE)
     raise MemoryError("no memory limit stopped this rank")
 
 
