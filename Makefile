@@ -84,7 +84,7 @@ test: $(STAMP)
 	@$(PYTHON) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test-fast: $(STAMP)
-	@$(PYTHON) -m pytest tests/unit -m "not slow"
+	@$(PYTHON) -m pytest tests/unit -m "not slow" --numprocesses auto --dist loadfile
 
 lint: $(STAMP)
 	@$(PYTHON) -m ruff format --check $(PROGRAMS)

@@ -7,6 +7,7 @@ import time
 import urllib.request
 
 import fsspec
+import hypothesis
 import pytest
 from s3_here import s3_server
 
@@ -44,6 +45,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# A property that holds on an idle machine holds on a busy one, and today as tomorrow: no time
+# limits, and the same examples in every run. `--hypothesis-profile search` draws others.
+hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("search", deadline=None)
+hypothesis.settings.load_profile("steady")
+
 LONGEST_FIRST = (
     "hpc/test_dask_jobs.py",
     "notebooks/test_notebooks.py",
@@ -66,6 +73,12 @@ STARTS_MUCH = {
     "test_a_small_study_leaves_its_table_curves_picture_and_words",
     "test_a_study_whose_run_fails_compares_those_before_it",
     "test_two_processes_that_draw_at_once_leave_one_whole_folder",
+    "test_options_of_the_wrong_kind_are_one_error_and_leave_no_process",
+    "test_so_does_a_loader_with_workers_that_ask_ahead",
+    "test_a_torch_client_of_a_stranger_gets_nowhere",
+    "test_make_data_brings_archives_of_the_real_shape_and_they_are_image_folders",
+    "test_a_requeued_batch_job_waits_for_its_predecessor",
+    "test_a_run_that_was_told_to_end_is_waited_for",
     "test_full_data_that_were_never_downloaded_name_the_command",
     "test_an_empty_data_file_is_refused",
     "test_bad_input_gets_one_clear_message",
