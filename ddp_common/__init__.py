@@ -32,6 +32,7 @@ _HOME = {
     "Checkpoint": "ranks.checkpoint",
     "report": "ranks.reporting",
     "save_file": "ranks.reporting",
+    "trace": "ranks.trace",
     "fetch": "data.datasets",
     "ImageFolder": "data.images",
     "Augmented": "data.augmented",

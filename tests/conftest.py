@@ -23,6 +23,7 @@ OUTSIDE_SETTINGS = (
     "OPTIONS",
     "RESTARTS",
     "GROW",
+    "TRACE",
     "DRY",
     "DDP_PROGRESS",
     "DDP_CHECKPOINTS",

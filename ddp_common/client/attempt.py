@@ -8,6 +8,7 @@ afterwards the ranks are gone, and the last checkpoints are here.
 
 import contextlib
 import logging
+import os
 import queue
 import threading
 import time
@@ -238,6 +239,7 @@ class Attempt:
 
     def _specs(self, store: tuple[str, int, str]) -> list[RankSpec]:
         hosts = [get_address_host(address) for address in self.addresses]
+        trace = os.environ.get("TRACE", "")
         return [
             RankSpec(
                 run=self.run_id,
@@ -246,7 +248,10 @@ class Attempt:
                 local_rank=hosts[:rank].count(host),
                 local_world_size=hosts.count(host),
                 store=store,
-                environment={"DDP_CHECKPOINTS": self.checkpoints.place[address][0]},
+                environment={
+                    "DDP_CHECKPOINTS": self.checkpoints.place[address][0],
+                    "TRACE": trace,
+                },
             )
             for rank, (address, host) in enumerate(zip(self.addresses, hosts))
         ]

@@ -78,6 +78,11 @@ def main():
     is_flag=True,
     help="begin with the workers that are there, and go on with more as they come",
 )
+@click.option(
+    "--trace",
+    envvar="TRACE",
+    help="record so many steps of every rank, and draw them  [default: 0]",
+)
 def run(tutorial, dry, values, grow, **choices):
     """Train TUTORIAL (such as pets) and leave a run directory."""
     path = tutorial_path(tutorial)

@@ -102,7 +102,7 @@ def _train(
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from ddp_common.ranks import checkpoint, rendezvous, reporting, stopping
+    from ddp_common.ranks import checkpoint, rendezvous, reporting, stopping, trace
 
     torch.set_num_threads(threads)
     # By fork, the workers of a DataLoader know a notebook's classes, as they would in the
@@ -120,7 +120,9 @@ def _train(
         linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
         _publish_main(function)
         with rendezvous.process_group(listener):
+            trace.trace_if_asked()
             result = _call(function, arguments)
+            trace.finish()
             checkpoint.finish_writing()
             reporting.post(Returned(**reporting.position()))
         as_bytes = None

@@ -62,6 +62,17 @@ class Run:
             self.problems.append(problem)
             print(problem, file=sys.stderr)
 
+    def timeline(self):
+        """Where the time of the recorded steps went, on each rank: a `Timeline`.
+
+        It has a figure, a pandas frame of ms per step, and the paths of `timeline.png` and of a
+        file that Perfetto opens; a notebook shows the figure. `ddp.trace` or TRACE=5 records.
+        Raises `Error` if nothing was recorded, OSError if the pictures cannot be written.
+        """
+        from ddp_common.run.timeline import timeline  # only who asks for it needs it
+
+        return timeline(Path(self.directory))
+
     def _in_words(self):
         return {
             "result": in_short(self.result),

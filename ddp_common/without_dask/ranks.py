@@ -14,6 +14,7 @@ import io
 import itertools
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -36,7 +37,14 @@ from ddp_common.messages import (
     Report,
     shows_training,
 )
-from ddp_common.ranks import checkpoint, checkpoint_files, rendezvous, reporting, stopping
+from ddp_common.ranks import (
+    checkpoint,
+    checkpoint_files,
+    rendezvous,
+    reporting,
+    stopping,
+    trace,
+)
 from ddp_common.run.config import current, describe, may_be_written, run_to_resume
 from ddp_common.run.places import new_directory
 from ddp_common.run.progress import Progress
@@ -160,7 +168,9 @@ def _run_here(function, arguments, directory, on_report, at_the_end):
     was_stopped = False
     try:
         stopping.listen_to_sigterm()
+        trace.trace_if_asked()
         result = function(**arguments)
+        trace.finish()
     except stopping.Stopped:
         was_stopped = True
         if rank == 0:
@@ -193,6 +203,8 @@ def _run_here(function, arguments, directory, on_report, at_the_end):
     else:
         # What the program writes there, rank 0 writes into the real one.
         own_path = Path(tempfile.mkdtemp(prefix=f"ddp-rank-{rank}-"))
+        if (path / trace.FOLDER).is_dir():
+            shutil.copytree(path / trace.FOLDER, own_path / trace.FOLDER)
         problems = lost
     if was_stopped:
         raise _stopped(step, path)

@@ -19,6 +19,7 @@ NEEDED = [
     "ddp_common.ranks.sampling",
     "ddp_common.ranks.checkpoint",
     "ddp_common.ranks.stopping",
+    "ddp_common.ranks.trace",
 ]
 
 

@@ -1,0 +1,271 @@
+"""What ranks have recorded of their steps (`ranks.trace`), on one time axis.
+
+A picture with lanes for each rank, the mean time per step of each lane, and a file of all ranks
+that Perfetto (https://ui.perfetto.dev) and chrome://tracing open: the trace event format.
+"""
+
+import gzip
+import io
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddp_common.errors import Error
+from ddp_common.files import save_whole
+from ddp_common.run.places import shown
+
+FOLDER = "trace"  # in the run directory
+FILE = f"{FOLDER}/all-ranks.json.gz"
+PICTURE = "timeline.png"
+
+# Colours that the colour-blind can tell apart: Okabe and Ito, https://jfly.uni-koeln.de/color/
+LANES = {
+    "data": "#999999",
+    "forward": "#0072b2",
+    "backward": "#56b4e9",
+    "communication": "#d55e00",
+    "waiting": "#f0e442",
+    "optimizer": "#009e73",
+}
+LOADING = "enumerate(DataLoader)"
+FORWARD = "DistributedDataParallel.forward"
+BACKWARD = "autograd::engine::evaluate_function"
+OPTIMIZER = "Optimizer.step"
+BACKENDS = ("gloo:", "nccl:")
+
+Span = tuple[float, float]  # from, until: microseconds
+
+
+@dataclass
+class Recorded:
+    """What one rank has recorded; times are microseconds since 1970 by the clock of its host."""
+
+    rank: int
+    host: str
+    world_size: int
+    events: list[dict[str, Any]]  # of the trace event format, those that have a duration
+    lanes: dict[str, list[Span]]
+    ends: list[float]  # of the steps
+
+
+@dataclass
+class Timeline:
+    """`figure` (matplotlib), `frame` (pandas: ms per step, a row for each rank), `picture` and
+    `file`: the paths of both in the run directory, the second for Perfetto."""
+
+    figure: Any
+    frame: Any
+    picture: Path
+    file: Path
+
+    def _repr_png_(self) -> bytes:
+        return _as_png(self.figure)
+
+
+def timeline(directory: Path) -> Timeline:
+    """Draw what the ranks of a run have recorded, and join it into one file.
+
+    Raises `Error` if nothing was recorded, or if what lies there cannot be read.
+    """
+    import pandas  # these three take a second, which only this function needs
+
+    ranks = _aligned(_read(directory))
+    rows = {each.rank: _per_step(each) for each in ranks}
+    frame = pandas.DataFrame.from_dict(rows, orient="index", columns=list(LANES))
+    frame.index.name = "rank"
+    figure = _draw(ranks, frame)
+    save_whole(directory, PICTURE, _as_png(figure))
+    joined = {"traceEvents": _for_perfetto(ranks), "displayTimeUnit": "ms"}
+    save_whole(directory, FILE, gzip.compress(json.dumps(joined).encode(), compresslevel=3))
+    return Timeline(figure, frame, directory / PICTURE, directory / FILE)
+
+
+def _as_png(figure: Any) -> bytes:
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120, bbox_inches="tight")
+    return picture.getvalue()
+
+
+# Reading
+
+
+def _read(directory: Path) -> list[Recorded]:
+    """The recordings of one attempt: of those with as many ranks as the newest file tells of."""
+    files = list((directory / FOLDER).glob("rank-*.json.gz"))
+    if not files:
+        raise Error(
+            f"No steps were recorded in {shown(directory)}. Call ddp.trace(steps=5) in the "
+            "training function, or start with TRACE=5."
+        )
+    newest = max(files, key=lambda path: path.stat().st_mtime)
+    of_newest = _read_file(newest)
+    others = [_read_file(path) for path in files if path != newest]
+    alike = [each for each in others if each.world_size == of_newest.world_size]
+    return sorted([of_newest, *alike], key=lambda each: each.rank)
+
+
+def _read_file(path: Path) -> Recorded:
+    try:
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        base = content.get("baseTimeNanoseconds", 0) / 1000
+        about = content.get("distributedInfo", {})
+        events = [
+            {**event, "ts": event["ts"] + base}
+            for event in content["traceEvents"]
+            if event.get("ph") == "X" and event.get("cat") != "Trace"
+        ]
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise Error(f"{shown(path)} is no recording of steps that can be read: {error}.") from None
+    steps = int(content.get("ddp_steps", 0))
+    optimizer = [event for event in events if event["name"].startswith(OPTIMIZER)]
+    ends = sorted(_end(event) for event in optimizer)[:steps]
+    if not ends:
+        raise Error(f"{shown(path)} has no whole step. Record again, with more steps.")
+    events = [event for event in events if event["ts"] < ends[-1]]
+    return Recorded(
+        rank=int(path.name.removeprefix("rank-").partition(".")[0]),
+        host=content.get("host_name", ""),
+        world_size=about.get("world_size", 1),
+        events=events,
+        lanes=_lanes(events),
+        ends=ends,
+    )
+
+
+def _end(event: dict[str, Any]) -> float:
+    return event["ts"] + event.get("dur", 0)
+
+
+def _spans(events: list[dict[str, Any]], *beginnings: str) -> list[Span]:
+    """When events whose names begin so took place: in order, overlapping ones joined."""
+    found = sorted(
+        (event["ts"], _end(event)) for event in events if event["name"].startswith(beginnings)
+    )
+    return _joined(found)
+
+
+def _joined(spans: list[Span]) -> list[Span]:
+    joined: list[Span] = []
+    for begin, end in spans:
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def _lanes(events: list[dict[str, Any]]) -> dict[str, list[Span]]:
+    """What the rank did when.
+
+    A backward lasts from its first operation to its last; waiting is what communication still
+    takes between that and the optimizer.
+    """
+    optimizer = _spans(events, OPTIMIZER)
+    forward = _spans(events, FORWARD)
+    communication = _spans(events, *BACKENDS)
+    backward, waiting = [], []
+    begins = [begin for begin, _ in optimizer]
+    previous = float("-inf")
+    for begin in begins:
+        within = [span for span in _spans(events, BACKWARD) if previous < span[0] < begin]
+        if within:
+            backward.append((within[0][0], within[-1][1]))
+            ends = [min(end, begin) for start, end in communication if previous < start < begin]
+            last = max(ends, default=previous)
+            if last > within[-1][1]:
+                waiting.append((within[-1][1], last))
+        previous = begin
+    return {
+        "data": _spans(events, LOADING),
+        "forward": forward,
+        "backward": backward,
+        "communication": communication,
+        "waiting": waiting,
+        "optimizer": optimizer,
+    }
+
+
+def _aligned(ranks: list[Recorded]) -> list[Recorded]:
+    """The same, all by the clock of the first one's host.
+
+    Ranks finish a collective at about the same time: where hosts differ, the median difference of
+    the ends of their collectives is what their clocks differ by.
+    """
+    first = ranks[0]
+    for other in ranks[1:]:
+        if other.host == first.host:
+            continue
+        pairs = zip(first.lanes["communication"], other.lanes["communication"])
+        differences = [one[1] - another[1] for one, another in pairs]
+        if differences:
+            _shift(other, statistics.median(differences))
+    return ranks
+
+
+def _shift(recorded: Recorded, by: float) -> None:
+    for event in recorded.events:
+        event["ts"] += by
+    recorded.lanes = {
+        name: [(begin + by, end + by) for begin, end in spans]
+        for name, spans in recorded.lanes.items()
+    }
+    recorded.ends = [end + by for end in recorded.ends]
+
+
+def _per_step(recorded: Recorded) -> list[float]:
+    """Milliseconds of each lane in a step, the mean of all that were recorded."""
+    steps = len(recorded.ends)
+    return [
+        sum(end - begin for begin, end in recorded.lanes[name]) / 1000 / steps for name in LANES
+    ]
+
+
+# Drawing and joining
+
+
+def _draw(ranks: list[Recorded], frame: Any) -> Any:
+    from matplotlib.figure import Figure  # not pyplot: the caller's figures are left alone
+
+    names = list(LANES)
+    figure = Figure(figsize=(11, 0.9 + 0.34 * len(names) * len(ranks)))
+    axes = figure.add_subplot()
+    zero = min(event["ts"] for each in ranks for event in each.events)
+    places, labels = [], []
+    for number, each in enumerate(ranks):
+        for lane, name in enumerate(names):
+            place = -(number * (len(names) + 0.7) + lane)
+            bars = [
+                ((begin - zero) / 1000, (end - begin) / 1000) for begin, end in each.lanes[name]
+            ]
+            axes.broken_barh(bars, (place - 0.4, 0.8), color=LANES[name])
+            places.append(place)
+            mean = frame.loc[each.rank, name]
+            labels.append(f"rank {each.rank}  {name}  {mean:.1f} ms a step")
+        for end in each.ends:
+            bottom = -(number * (len(names) + 0.7) + len(names) - 0.5)
+            axes.plot([(end - zero) / 1000] * 2, [bottom, bottom + len(names)], "k:", linewidth=1)
+    axes.set_yticks(places, labels, fontsize=8)
+    axes.set_xlabel("ms since the recording began; a dotted line ends a step")
+    steps = max(len(each.ends) for each in ranks)
+    axes.set_title(f"{steps} steps of {len(ranks)} rank(s)")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure
+
+
+def _for_perfetto(ranks: list[Recorded]) -> list[dict[str, Any]]:
+    """All events, each rank as a process of its own, from time 0 on."""
+    zero = min(event["ts"] for each in ranks for event in each.events)
+    joined: list[dict[str, Any]] = []
+    for each in ranks:
+        name = f"rank {each.rank} on {each.host}"
+        joined.append(_name("process_name", each.rank, 0, name))
+        for event in each.events:
+            joined.append({**event, "pid": each.rank, "ts": event["ts"] - zero})
+    return joined
+
+
+def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
