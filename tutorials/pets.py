@@ -1199,8 +1199,8 @@ for line in (killed.directory / "log.txt").read_text().splitlines():
 
 # %% [markdown]
 # `launch` waits for neither. It ends the peers of a dead rank. And where no rank makes
-# progress for `stall_timeout` seconds, it asks each one where it is, and which collective
-# it has begun:
+# progress for `stall_timeout` seconds, it asks each one where it is, and which
+# collective it has begun:
 
 # %% tags=["lesson"]
 try:
