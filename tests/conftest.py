@@ -23,7 +23,7 @@ OUTSIDE_SETTINGS = (
     "OPTIONS",
     "RESTARTS",
     "GROW",
-    "TRACE",
+    "DDP_TRACE",
     "DRY",
     "DDP_PROGRESS",
     "DDP_CHECKPOINTS",

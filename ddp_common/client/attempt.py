@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from distributed import CancelledError, Client, Future
@@ -38,7 +39,7 @@ from ddp_common.client.verdict import (
     stalled,
     verdict,
 )
-from ddp_common.errors import Error, RunStopped, first_line
+from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 from ddp_common.messages import (
     CheckpointFailed,
     CheckpointSaved,
@@ -115,7 +116,7 @@ class Attempt:
         self._checkpoints: Checkpoints | None = None  # until the attempt has begun
         self.newcomers = Newcomers(client, len(addresses)) if grow else None
         self.makes_room = False  # the ranks are asked to leave, to go on with newcomers
-        self.has_saved = False  # a checkpoint, in this attempt
+        self.saved_step = 0  # of the newest checkpoint that this attempt has saved
         self.progress = Progress()
         self.began = time.monotonic()
         self.looked = self.began  # when `_look_around` was last called
@@ -140,6 +141,8 @@ class Attempt:
                 raise
             raise failure from None
         finally:
+            if self.newcomers is not None:
+                self.newcomers.let_go()
             try:
                 self._end()
             finally:
@@ -152,8 +155,12 @@ class Attempt:
 
     def has_shrunk(self, failure: Exception) -> bool:
         """Whether it has lost a worker, after it had come further than when it began."""
-        rank = getattr(failure, "rank", None)
-        return rank in self.known.ended and self.known.ended[rank].how == "lost" and self.has_saved
+        has_lost = any(end.how == "lost" for end in self.known.ended.values())
+        return isinstance(failure, RankFailed) and has_lost and self._came_further()
+
+    def _came_further(self) -> bool:
+        resumed = self.checkpoints.resumed
+        return self.saved_step > (step_of(resumed) if resumed is not None else 0)
 
     # Starting
 
@@ -239,7 +246,7 @@ class Attempt:
 
     def _specs(self, store: tuple[str, int, str]) -> list[RankSpec]:
         hosts = [get_address_host(address) for address in self.addresses]
-        trace = os.environ.get("TRACE", "")
+        trace = os.environ.get("DDP_TRACE", "")
         return [
             RankSpec(
                 run=self.run_id,
@@ -250,7 +257,7 @@ class Attempt:
                 store=store,
                 environment={
                     "DDP_CHECKPOINTS": self.checkpoints.place[address][0],
-                    "TRACE": trace,
+                    "DDP_TRACE": trace,
                 },
             )
             for rank, (address, host) in enumerate(zip(self.addresses, hosts))
@@ -381,9 +388,15 @@ class Attempt:
             raise self._stalled(stuck)
 
     def _could_grow(self) -> bool:
-        """Whether newcomers are ready, and nothing is lost if the ranks leave now."""
-        is_safe = self.has_saved or self.checkpoints.resumed is not None
-        return self.newcomers is not None and is_safe and self.newcomers.are_ready()
+        """Whether newcomers are ready, and nothing is lost if the ranks leave now.
+
+        That is so once all of them are in a sampler's loop, from which they leave together and
+        saved, and a checkpoint has shown that they do save.
+        """
+        if self.newcomers is None or not self._came_further():
+            return False
+        all_are_in_a_loop = all(self.known.step_of(rank) for rank in range(len(self.addresses)))
+        return all_are_in_a_loop and self.newcomers.are_ready()
 
     def _stalled(self, stuck: list[int]) -> Exception:
         assert self.stall_timeout is not None, "without it no rank counts as stalled"
@@ -486,7 +499,7 @@ class Attempt:
             case CheckpointFailed():
                 self.directory.not_saved(message.why)
             case CheckpointSaved():
-                self.has_saved = True
+                self.saved_step = max(self.saved_step, step_of(Path(message.name)))
                 self.directory.saved()
                 self.checkpoints.announced(self.addresses[rank], message.name, message.keep)
             case Started():

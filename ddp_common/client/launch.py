@@ -20,7 +20,7 @@ from ddp_common.client.connection import refuse_unusable
 from ddp_common.client.inbox import open_inbox
 from ddp_common.client.listener import FromCallback, Listener, refuse_inside
 from ddp_common.client.payload import pickled
-from ddp_common.client.placement import placement
+from ddp_common.client.placement import give_back, placement
 from ddp_common.client.tables import Tables
 from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 from ddp_common.files import absolute
@@ -119,17 +119,19 @@ def launch(
     failures: list[Exception] = []
     previous: Exception | None = None  # what ended the attempt before
     begun = counted = 0  # attempts; failures that count as restarts
+    kept: set[str] = set()  # attempts that have left to grow, and keep their workers
     held = Tables(client, collections)
     try:
         while True:
             run_id = uuid.uuid4().hex[:12]
             if hasattr(client, "make_ready"):  # one of `connect`: it may have to submit jobs anew
-                client.make_ready(previous is not None and not isinstance(previous, MadeRoom))
+                has_failed = previous is not None and not isinstance(previous, MadeRoom)
+                client.make_ready(has_failed, min_workers if grow else None)
             held.ready(timeout)
             with (
                 open_inbox(client, run_id) as inbox,
                 placement(
-                    client, run_id, workers, min_workers, timeout, held.rows_held()
+                    client, run_id, workers, min_workers, timeout, held.rows_held(), kept
                 ) as addresses,
             ):
                 if run_directory is None:
@@ -151,6 +153,15 @@ def launch(
                     begun += 1
                     result = attempt.run(payload, previous, number=begun)
                 except MadeRoom as made_room:
+                    if attempts.stop_requested:
+                        listener.tell_all()
+                        raise RunStopped(
+                            "The run was told to stop (SIGTERM) when its ranks had just left, "
+                            f"after step {made_room.step} and saved, to go on with more of them.",
+                            step=made_room.step,
+                            directory=run_directory.path,
+                        ) from None
+                    kept.add(run_id)
                     previous = made_room
                 except (RankFailed, RunStopped) as failure:
                     has_shrunk = grow and attempt.has_shrunk(failure)
@@ -195,6 +206,7 @@ def launch(
             error.directory = run_directory.path
         raise
     finally:
+        give_back(client, kept)
         held.close()
         if run_directory is not None:
             run_directory.close()

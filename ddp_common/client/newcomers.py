@@ -21,7 +21,7 @@ class Newcomers:
 
     def __init__(self, client: Client, ranks: int):
         self.client = client
-        self.began = time.monotonic()
+        self.began: float | None = None  # when the ranks did train
         self.looked = 0.0
         most = getattr(client, "most", None)
         self.room = None if most is None else most - ranks  # for how many; None: any number
@@ -30,9 +30,12 @@ class Newcomers:
     def are_ready(self) -> bool:
         """Whether there are free workers, all of them ready to start a rank at once.
 
-        Makes them ready. Between two looks, and at the beginning, the answer is no.
+        Makes them ready. Ask once the ranks train. Between two looks, and at the beginning, the
+        answer is no.
         """
         now = time.monotonic()
+        if self.began is None:
+            self.began = now
         if now - self.looked < LOOK_INTERVAL or now - self.began < LEAST_STRETCH:
             return False
         self.looked = now
@@ -42,4 +45,11 @@ class Newcomers:
                 self.made_ready[address] = self.client.submit(
                     agent.warm_up, workers=[address], pure=False, retries=0
                 )
-        return bool(free) and all(self.made_ready[address].done() for address in free)
+        # One that cannot be made ready is not begun with: it would end a run that is sound.
+        return bool(free) and all(
+            self.made_ready[address].status == "finished" for address in free
+        )
+
+    def let_go(self) -> None:
+        """Forget the workers that were made ready."""
+        self.made_ready.clear()

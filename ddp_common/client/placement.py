@@ -32,12 +32,15 @@ def placement(
     least: int | None,
     timeout: float,
     rows_held: dict[str, int],
+    kept: set[str],
 ) -> Iterator[list[str]]:
     """Claim workers, waiting for them if need be; yields their addresses in rank order.
 
     Gives them back at the end. `wanted`: how many (None: all); `least`: with how many it may begin
     where there are fewer (None: not). `rows_held`: rows of this launch's tables on each worker;
-    those with most are taken first. Raises `Error` when there are too few within `timeout`
+    those with most are taken first. `kept`: earlier attempts of this run (their ids) whose workers
+    were not given back, so that nobody takes them in between: this one may have them; one whose
+    id is put in there keeps its own. Raises `Error` when there are too few within `timeout`
     seconds.
     """
     if wanted is not None:
@@ -50,7 +53,7 @@ def placement(
     def claim() -> dict[str, Any]:
         active = list(client.__dict__["ddp_inboxes"])
         return _ask_scheduler(
-            client, _claim, run_id, client.id, active, wanted, least, most, rows_held
+            client, _claim, run_id, client.id, active, wanted, least, most, rows_held, list(kept)
         )
 
     try:
@@ -61,13 +64,20 @@ def placement(
             _ask_for(client, run_id, wanted or least or 1)
             time.sleep(LOOK_INTERVAL)
             answer = claim()
+        kept.clear()
         _ask_for(client, run_id, len(answer["claimed"]))
         yield answer["claimed"]
     finally:
         _ask_for(client, run_id, 0)
-        with contextlib.suppress(OSError):  # the scheduler is gone, and with it the claims
-            if client.status == "running":
-                client.run_on_scheduler(_release, run_id)
+        if run_id not in kept:
+            give_back(client, {run_id, *kept})
+
+
+def give_back(client: Client, runs: set[str]) -> None:
+    """Give back the workers of these runs (ids), if they have any."""
+    with contextlib.suppress(OSError):  # the scheduler is gone, and with it the claims
+        if runs and client.status == "running":
+            client.run_on_scheduler(_release, list(runs))
 
 
 def _ask_scheduler(client: Client, function: Callable, *arguments: Any) -> Any:
@@ -149,6 +159,7 @@ def _claim(
     least: int | None,
     most: int | None,
     rows_held: dict[str, int],
+    inherited: list[str],
     dask_scheduler: Scheduler,
 ) -> dict[str, Any]:
     """Claim workers.
@@ -157,6 +168,9 @@ def _claim(
     """
     claims = _claims(dask_scheduler)
     _drop_void(claims, client_id, active, dask_scheduler)
+    for address, (_, run) in list(claims.items()):
+        if run in inherited:
+            del claims[address]
     workers = dask_scheduler.workers
     known = _running(dask_scheduler)
     free = _free(dask_scheduler)
@@ -218,8 +232,8 @@ def _keep_few_messages(scheduler: Scheduler, client_id: str) -> None:
             setattr(holder, name, collections.deque(maxlen=KEPT_MESSAGES))
 
 
-def _release(run_id: str, dask_scheduler: Scheduler) -> None:
+def _release(runs: list[str], dask_scheduler: Scheduler) -> None:
     claims = _claims(dask_scheduler)
     for address, (_, owner) in list(claims.items()):
-        if owner == run_id:
+        if owner in runs:
             del claims[address]

@@ -68,10 +68,11 @@ class ClusterClient(Client):
             return link
         return re.sub(r"//[^/]*(:\d+)", r"//127.0.0.1\1", link)
 
-    def make_ready(self, failed: bool) -> None:
+    def make_ready(self, failed: bool, least: int | None = None) -> None:
         """Before a launch: replace jobs that have ended, and wait for the workers of new ones.
 
-        After a failure (`failed`) also jobs whose time limit is near are replaced. Raises `Error`
+        After a failure (`failed`) also jobs whose time limit is near are replaced. With `least` it
+        waits for so many only. Raises `Error`
         if no worker comes in time.
         """
         if self.jobs is None:
@@ -82,7 +83,8 @@ class ClusterClient(Client):
         over |= ended(self.jobs.states())
         self.replace(over)
         self.jobs.submit(self.expected)
-        wait_for_workers(self, min(self.least or self.expected, self.expected), at_least=1)
+        enough = least or self.least or self.expected
+        wait_for_workers(self, min(enough, self.expected), at_least=1)
 
     def _jobs_near_their_limit(self):
         jobs = {address: self.jobs.job_of(worker) for address, worker in self.workers().items()}

@@ -83,10 +83,10 @@ def main():
     envvar="TRACE",
     help="record so many steps of every rank, and draw them  [default: 0]",
 )
-def run(tutorial, dry, values, grow, **choices):
+def run(tutorial, dry, values, grow, trace, **choices):
     """Train TUTORIAL (such as pets) and leave a run directory."""
     path = tutorial_path(tutorial)
-    set_environment(SET=values, GROW="1" if grow else None, **choices)
+    set_environment(SET=values, GROW="1" if grow else None, DDP_TRACE=trace, **choices)
     run_tutorial(tutorial, path, choices, dry)
 
 

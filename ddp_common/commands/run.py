@@ -159,7 +159,7 @@ def execute(tutorial: str, path: Path):
         if client is not None:
             client.__exit__(*sys.exc_info())
     seconds = time.monotonic() - began
-    if "run" in namespace and (os.environ.get("TRACE") or "0") != "0":
+    if "run" in namespace and (os.environ.get("DDP_TRACE") or "0") != "0":
         click.echo(where_the_time_went(namespace["run"]))
     words = closing_words(namespace["run"]) if "run" in namespace else ""
     click.echo(f"\nDone in {seconds:.0f} s. {words}")

@@ -133,6 +133,7 @@ def _train(
         step = reporting.position().get("step", 0)
         return Stopped(told=stopping.was_told(), in_loop=stopping.is_in_loop(), step=step)
     finally:
+        trace.end()
         finish_reports()
 
 

@@ -6,7 +6,9 @@ of the recording.
 """
 
 import gzip
+import json
 import os
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -22,7 +24,8 @@ from ddp_common.ranks import rendezvous, reporting
 from ddp_common.values import whole_number
 
 FOLDER = "trace"  # in the run directory
-STEPS = "ddp_steps"  # how many were recorded, in a file
+# In a file: how many steps, how many before them do not count, on which host, in which attempt
+STEPS, LEAD, HOST, ATTEMPT = "ddp_steps", "ddp_lead", "ddp_host", "ddp_attempt"
 
 _recording: "Recording | None" = None  # of this rank, until it has been sent
 
@@ -38,22 +41,30 @@ def trace(steps: int = 5, skip: int = 2) -> None:
     global _recording
     steps = whole_number("trace(steps=…)", steps, least=1)
     skip = whole_number("trace(skip=…)", skip, least=0)
-    if _recording is not None:
-        _recording.give_up()
+    end()
     _recording = Recording(steps, skip)
 
 
 def trace_if_asked() -> None:
-    """Begin at once if TRACE in the environment is a number of steps. Raises `Error` else."""
-    wanted = os.environ.get("TRACE")
+    """Begin at once if DDP_TRACE in the environment is a number of steps. Raises `Error` else."""
+    wanted = os.environ.get("DDP_TRACE")
     if wanted and wanted != "0":
         trace(steps=whole_number("TRACE", wanted, least=1))
 
 
 def finish() -> None:
     """The training function has returned: send what has been recorded so far."""
-    if _recording is not None:
+    if _recording is not None and not _recording.is_over:
         _recording.finish()
+
+
+def end() -> None:
+    """However the training function has ended: nothing records any more."""
+    global _recording
+    if _recording is not None:
+        _recording.give_up()
+        _recording.remove_hooks()
+    _recording = None
 
 
 class Recording:
@@ -61,8 +72,12 @@ class Recording:
 
     def __init__(self, steps: int, skip: int):
         self.steps = steps
-        self.to_skip = skip
-        self.done = 0  # steps that are recorded
+        # The profiler starts a step early: its own start, which takes some ranks longer than
+        # others, is in that one, and not in those that are drawn.
+        self.lead = min(1, skip)
+        self.to_skip = skip - self.lead
+        self.done = -self.lead  # steps that are recorded
+        self.is_over = False
         self.profile: profile | None = None  # while it records
         # The profiler is stopped before the step after the last one, and not in the end of the
         # last one, which would be cut off.
@@ -70,10 +85,12 @@ class Recording:
             register_optimizer_step_post_hook(self._after_step),
             register_optimizer_step_pre_hook(self._before_step),
         ]
-        if skip == 0:
+        if self.to_skip == 0:
             self._start()
 
     def _after_step(self, *_: object) -> None:
+        if self.is_over:
+            return
         if self.profile is not None:
             self.done += 1
         elif self.to_skip > 0:
@@ -104,17 +121,20 @@ class Recording:
     def finish(self) -> None:
         """Stop recording, and send the file."""
         recorded, self.profile = self.profile, None
-        self.give_up()
-        if recorded is None:
-            _say(
-                f"not recorded: training was over before {self.to_skip} more step(s) were skipped"
-            )
+        self.is_over = True
+        if recorded is None or self.done < 1:
+            _say("not recorded: training was over before the first step that was wanted")
+            if recorded is not None:
+                recorded.stop()
             return
         if self.done < self.steps:
             _say(f"{self.done} of {self.steps} steps recorded: training was over then")
         try:
             # The step that is about to begin, or the function's end, is not one of them.
             recorded.add_metadata_json(STEPS, str(self.done))
+            recorded.add_metadata_json(LEAD, str(self.lead))
+            recorded.add_metadata_json(HOST, json.dumps(socket.gethostname()))
+            recorded.add_metadata_json(ATTEMPT, json.dumps(os.environ.get("MASTER_PORT", "")))
             recorded.stop()
             with tempfile.TemporaryDirectory(prefix="ddp-trace-") as folder:
                 path = Path(folder) / "trace.json"
@@ -126,15 +146,16 @@ class Recording:
         reporting.save_file(f"{FOLDER}/rank-{rendezvous.rank()}.json.gz", content)
 
     def give_up(self) -> None:
-        """Record no more."""
-        global _recording
-        for hook in self.hooks:
-            hook.remove()
-        self.hooks = []
+        """Record no more, and keep nothing."""
+        self.is_over = True
         if self.profile is not None:
             self.profile.stop()
             self.profile = None
-        _recording = None
+
+    def remove_hooks(self) -> None:
+        """Not from inside a hook: torch is going through all of them then."""
+        for hook in self.hooks:
+            hook.remove()
 
 
 def _say(what: str) -> None:

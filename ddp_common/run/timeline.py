@@ -44,7 +44,7 @@ class Recorded:
 
     rank: int
     host: str
-    world_size: int
+    attempt: tuple  # which of the starts of all ranks, where a run has several
     events: list[dict[str, Any]]  # of the trace event format, those that have a duration
     lanes: dict[str, list[Span]]
     ends: list[float]  # of the steps
@@ -92,17 +92,17 @@ def _as_png(figure: Any) -> bytes:
 
 
 def _read(directory: Path) -> list[Recorded]:
-    """The recordings of one attempt: of those with as many ranks as the newest file tells of."""
+    """The recordings of one attempt: that of the newest file."""
     files = list((directory / FOLDER).glob("rank-*.json.gz"))
     if not files:
         raise Error(
             f"No steps were recorded in {shown(directory)}. Call ddp.trace(steps=5) in the "
-            "training function, or start with TRACE=5."
+            "training function, or start with make run … TRACE=5 (DDP_TRACE=5)."
         )
     newest = max(files, key=lambda path: path.stat().st_mtime)
     of_newest = _read_file(newest)
     others = [_read_file(path) for path in files if path != newest]
-    alike = [each for each in others if each.world_size == of_newest.world_size]
+    alike = [each for each in others if each.attempt == of_newest.attempt]
     return sorted([of_newest, *alike], key=lambda each: each.rank)
 
 
@@ -114,20 +114,21 @@ def _read_file(path: Path) -> Recorded:
         events = [
             {**event, "ts": event["ts"] + base}
             for event in content["traceEvents"]
-            if event.get("ph") == "X" and event.get("cat") != "Trace"
+            if event.get("ph") == "X" and event.get("cat") != "Trace" and event.get("dur", 0) >= 0
         ]
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise Error(f"{shown(path)} is no recording of steps that can be read: {error}.") from None
-    steps = int(content.get("ddp_steps", 0))
-    optimizer = [event for event in events if event["name"].startswith(OPTIMIZER)]
-    ends = sorted(_end(event) for event in optimizer)[:steps]
-    if not ends:
+    lead, steps = int(content.get("ddp_lead", 0)), int(content.get("ddp_steps", 0))
+    ends = [end for _, end in _spans(events, OPTIMIZER)][: lead + steps]
+    if len(ends) <= lead:
         raise Error(f"{shown(path)} has no whole step. Record again, with more steps.")
-    events = [event for event in events if event["ts"] < ends[-1]]
+    since = ends[lead - 1] if lead else float("-inf")
+    events = [event for event in events if since <= event["ts"] < ends[-1]]
+    ends = ends[lead:]
     return Recorded(
         rank=int(path.name.removeprefix("rank-").partition(".")[0]),
-        host=content.get("host_name", ""),
-        world_size=about.get("world_size", 1),
+        host=content.get("ddp_host", ""),
+        attempt=(content.get("ddp_attempt"), about.get("world_size", 1)),
         events=events,
         lanes=_lanes(events),
         ends=ends,
@@ -165,13 +166,16 @@ def _lanes(events: list[dict[str, Any]]) -> dict[str, list[Span]]:
     optimizer = _spans(events, OPTIMIZER)
     forward = _spans(events, FORWARD)
     communication = _spans(events, *BACKENDS)
-    backward, waiting = [], []
-    begins = [begin for begin, _ in optimizer]
+    operations = _spans(events, BACKWARD)
+    forwards = [begin for begin, _ in forward]
+    backward: list[Span] = []
+    waiting: list[Span] = []
     previous = float("-inf")
-    for begin in begins:
-        within = [span for span in _spans(events, BACKWARD) if previous < span[0] < begin]
+    for begin, _ in optimizer:
+        within = [span for span in operations if previous < span[0] < begin]
+        for piece in _cut_at(forwards, within):  # several where gradients are accumulated
+            backward.append((piece[0][0], piece[-1][1]))
         if within:
-            backward.append((within[0][0], within[-1][1]))
             ends = [min(end, begin) for start, end in communication if previous < start < begin]
             last = max(ends, default=previous)
             if last > within[-1][1]:
@@ -187,18 +191,43 @@ def _lanes(events: list[dict[str, Any]]) -> dict[str, list[Span]]:
     }
 
 
+def _cut_at(times: list[float], spans: list[Span]) -> list[list[Span]]:
+    """Spans in pieces, none of which has one of the times between two of its spans."""
+    pieces: list[list[Span]] = []
+    for span in spans:
+        before = pieces[-1][-1][0] if pieces else float("-inf")
+        if pieces and not any(before < time < span[0] for time in times):
+            pieces[-1].append(span)
+        else:
+            pieces.append([span])
+    return pieces
+
+
+def _last_ends(recorded: Recorded) -> list[float]:
+    """When the last communication of each step ended; at its optimizer's begin at the latest."""
+    ends = []
+    for begin, _ in recorded.lanes["optimizer"]:
+        before = [min(_end(event), begin) for event in recorded.events if _is_before(event, begin)]
+        ends.append(max(before, default=begin))
+    return ends
+
+
+def _is_before(event: dict[str, Any], moment: float) -> bool:
+    return event["name"].startswith(BACKENDS) and event["ts"] < moment
+
+
 def _aligned(ranks: list[Recorded]) -> list[Recorded]:
     """The same, all by the clock of the first one's host.
 
-    Ranks finish a collective at about the same time: where hosts differ, the median difference of
-    the ends of their collectives is what their clocks differ by.
+    Ranks finish the last all_reduce of a step at about the same time: where hosts differ, the
+    median difference of these ends is what their clocks differ by.
     """
     first = ranks[0]
     for other in ranks[1:]:
         if other.host == first.host:
             continue
-        pairs = zip(first.lanes["communication"], other.lanes["communication"])
-        differences = [one[1] - another[1] for one, another in pairs]
+        pairs = zip(_last_ends(first), _last_ends(other))
+        differences = [one - another for one, another in pairs]
         if differences:
             _shift(other, statistics.median(differences))
     return ranks

@@ -14,7 +14,6 @@ import io
 import itertools
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -177,6 +176,7 @@ def _run_here(function, arguments, directory, on_report, at_the_end):
             run_directory.say_ending()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN if was_stopped else earlier_handler)
+        trace.end()
         checkpoint.finish_writing()
         finish_reports()
         reporting.stop()
@@ -203,11 +203,11 @@ def _run_here(function, arguments, directory, on_report, at_the_end):
     else:
         # What the program writes there, rank 0 writes into the real one.
         own_path = Path(tempfile.mkdtemp(prefix=f"ddp-rank-{rank}-"))
-        if (path / trace.FOLDER).is_dir():
-            shutil.copytree(path / trace.FOLDER, own_path / trace.FOLDER)
         problems = lost
     if was_stopped:
         raise _stopped(step, path)
+    if own_path != path:
+        _link_recordings(path / trace.FOLDER, own_path / trace.FOLDER)
     return Run(
         result,
         own_path,
@@ -216,6 +216,13 @@ def _run_here(function, arguments, directory, on_report, at_the_end):
         time.monotonic() - began,
         problems=problems,
     )
+
+
+def _link_recordings(theirs, own):
+    """So that `Run.timeline` works on every rank."""
+    own.mkdir()
+    for recording in theirs.glob("rank-*.json.gz"):
+        (own / recording.name).symlink_to(recording)
 
 
 def _write_records_of_others(run_directory, everybodys_records):

@@ -10,6 +10,7 @@ reported and printed, and how it ended.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -55,6 +56,7 @@ POLL = 0.03  # seconds between looks at whether the client still wants this rank
 EXIT_TIMEOUT = 1.0  # seconds that a rank has to end after its last word
 STACK_TIMEOUT = 2.0  # seconds that a rank has to begin to write its stack
 ANSWER_TIMEOUT = 3.0  # seconds that a rank has to say which collectives it is in
+WARM_UP_TIMEOUT = 300  # seconds that torch may take to be imported
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 NEXT_PIECE_TIMEOUT = 0.4  # seconds until the next piece of it: a busy machine may hold it up
 
@@ -167,10 +169,20 @@ def _ask_for_collectives(questions: Connection) -> list[Collective] | None:
 
 
 def warm_up() -> None:
-    """Wait until this worker can start a rank at once: its forkserver has imported torch."""
-    process = forkserver.start_forkserver().Process(target=os.getpid)
+    """Wait until this worker can start a rank at once: its forkserver has imported torch.
+
+    Raises RuntimeError if a process from there cannot import it, or does not end in time.
+    """
+    process = forkserver.start_forkserver().Process(
+        target=importlib.import_module, args=("torch.distributed",)
+    )
     process.start()
-    process.join()
+    process.join(WARM_UP_TIMEOUT)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    if process.exitcode != 0:
+        raise RuntimeError(f"this worker cannot start ranks (exit code {process.exitcode})")
 
 
 def run_rank(
