@@ -20,12 +20,9 @@ from torch.optim.optimizer import (
 )
 from torch.profiler import ProfilerActivity, profile
 
+from ddp_common.messages import ATTEMPT, HOST, LEAD, RECORDINGS, STEPS
 from ddp_common.ranks import rendezvous, reporting
 from ddp_common.values import whole_number
-
-FOLDER = "trace"  # in the run directory
-# In a file: how many steps, how many before them do not count, on which host, in which attempt
-STEPS, LEAD, HOST, ATTEMPT = "ddp_steps", "ddp_lead", "ddp_host", "ddp_attempt"
 
 _recording: "Recording | None" = None  # of this rank, until it has been sent
 
@@ -143,7 +140,7 @@ class Recording:
         except (OSError, RuntimeError) as error:  # such as a full disk
             _say(f"the recording could not be written: {error}")
             return
-        reporting.save_file(f"{FOLDER}/rank-{rendezvous.rank()}.json.gz", content)
+        reporting.save_file(f"{RECORDINGS}/rank-{rendezvous.rank()}.json.gz", content)
 
     def give_up(self) -> None:
         """Record no more, and keep nothing."""

@@ -14,10 +14,10 @@ from typing import Any
 
 from ddp_common.errors import Error
 from ddp_common.files import save_whole
+from ddp_common.messages import ATTEMPT, HOST, LEAD, RECORDINGS, STEPS
 from ddp_common.run.places import shown
 
-FOLDER = "trace"  # in the run directory
-FILE = f"{FOLDER}/all-ranks.json.gz"
+FILE = f"{RECORDINGS}/all-ranks.json.gz"
 PICTURE = "timeline.png"
 
 # Colours that the colour-blind can tell apart: Okabe and Ito, https://jfly.uni-koeln.de/color/
@@ -93,7 +93,7 @@ def _as_png(figure: Any) -> bytes:
 
 def _read(directory: Path) -> list[Recorded]:
     """The recordings of one attempt: that of the newest file."""
-    files = list((directory / FOLDER).glob("rank-*.json.gz"))
+    files = list((directory / RECORDINGS).glob("rank-*.json.gz"))
     if not files:
         raise Error(
             f"No steps were recorded in {shown(directory)}. Call ddp.trace(steps=5) in the "
@@ -118,7 +118,7 @@ def _read_file(path: Path) -> Recorded:
         ]
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise Error(f"{shown(path)} is no recording of steps that can be read: {error}.") from None
-    lead, steps = int(content.get("ddp_lead", 0)), int(content.get("ddp_steps", 0))
+    lead, steps = int(content.get(LEAD, 0)), int(content.get(STEPS, 0))
     ends = [end for _, end in _spans(events, OPTIMIZER)][: lead + steps]
     if len(ends) <= lead:
         raise Error(f"{shown(path)} has no whole step. Record again, with more steps.")
@@ -127,8 +127,8 @@ def _read_file(path: Path) -> Recorded:
     ends = ends[lead:]
     return Recorded(
         rank=int(path.name.removeprefix("rank-").partition(".")[0]),
-        host=content.get("ddp_host", ""),
-        attempt=(content.get("ddp_attempt"), about.get("world_size", 1)),
+        host=content.get(HOST, ""),
+        attempt=(content.get(ATTEMPT), about.get("world_size", 1)),
         events=events,
         lanes=_lanes(events),
         ends=ends,
@@ -254,13 +254,17 @@ def _per_step(recorded: Recorded) -> list[float]:
 # Drawing and joining
 
 
+def _beginning(ranks: list[Recorded]) -> float:
+    return min(event["ts"] for each in ranks for event in each.events)
+
+
 def _draw(ranks: list[Recorded], frame: Any) -> Any:
     from matplotlib.figure import Figure  # not pyplot: the caller's figures are left alone
 
     names = list(LANES)
     figure = Figure(figsize=(11, 0.9 + 0.34 * len(names) * len(ranks)))
     axes = figure.add_subplot()
-    zero = min(event["ts"] for each in ranks for event in each.events)
+    zero = _beginning(ranks)
     places, labels = [], []
     for number, each in enumerate(ranks):
         for lane, name in enumerate(names):
@@ -286,7 +290,7 @@ def _draw(ranks: list[Recorded], frame: Any) -> Any:
 
 def _for_perfetto(ranks: list[Recorded]) -> list[dict[str, Any]]:
     """All events, each rank as a process of its own, from time 0 on."""
-    zero = min(event["ts"] for each in ranks for event in each.events)
+    zero = _beginning(ranks)
     joined: list[dict[str, Any]] = []
     for each in ranks:
         name = f"rank {each.rank} on {each.host}"

@@ -28,6 +28,7 @@ import torch
 from ddp_common.errors import Error, RunStopped
 from ddp_common.files import absolute, make_private, save_whole
 from ddp_common.messages import (
+    RECORDINGS,
     CheckpointFailed,
     CheckpointSaved,
     File,
@@ -207,7 +208,7 @@ def _run_here(function, arguments, directory, on_report, at_the_end):
     if was_stopped:
         raise _stopped(step, path)
     if own_path != path:
-        _link_recordings(path / trace.FOLDER, own_path / trace.FOLDER)
+        _link_recordings(path / RECORDINGS, own_path / RECORDINGS)
     return Run(
         result,
         own_path,

@@ -109,8 +109,8 @@ def where_is_it(wake: bool) -> Whereabouts | None:
         return None
     try:
         with _ends:
-            own = [Connection(os.dup(end.fileno())) for end in (rank.stacks, rank.questions)]
-        stacks, questions = own
+            stacks = Connection(os.dup(rank.stacks.fileno()))
+            questions = Connection(os.dup(rank.questions.fileno()))
         with stacks, questions:
             state = psutil.Process(rank.pid).status()
             if state in STOPPED and not wake:
@@ -248,11 +248,8 @@ class RankProcess:
 
     def close(self) -> None:
         with _ends:
-            self._close()
-
-    def _close(self) -> None:
-        for end in (self.messages, self.output, self.stacks, self.questions):
-            end.close()
+            for end in (self.messages, self.output, self.stacks, self.questions):
+                end.close()
 
 
 def _make_rank(
