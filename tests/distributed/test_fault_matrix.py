@@ -101,10 +101,12 @@ def test_a_rank_that_fails(client, undisturbed, tmp_path, fault, when, rank):
     if SAYS[fault][0] is ddp.RankStalled:
         assert set(outcome.error.stacks) == {0, 1}
         assert "faults.py" in outcome.error.stacks[rank]  # where the fault was put
+        peer = outcome.error.stacks[1 - rank]
         answered = {0, 1} if fault != "SIGSTOP" else {1 - rank}  # a woken rank has gone on
+        if when == "start" and re.search(r"rendezvous\.py.* in _join\b", peer):
+            answered -= {1 - rank}  # rank 0 stopped so early that the store in it never answered
         assert set(outcome.error.collectives) == answered
         # the other one is in the step or just before it
-        peer = outcome.error.stacks[1 - rank]
         assert when == "start" or re.search("_engine_run_backward|is_time_to_stop", peer)
 
 
