@@ -91,6 +91,18 @@ class Report(Message):
 
 
 @dataclass
+class Pace(Message):
+    """A sample of a rank's latest steps, for each of which its last collective is known."""
+
+    count: int  # steps of its optimizers: samples of all ranks with the same one belong together
+    step: int  # the same as the sampler counts it, over the whole run, if there is one
+    step_ms: float  # the median from step to step
+    collectives: list[int]  # of each sampled step: the number of its last collective
+    waited_ms: list[float]  # and the time from the beginning of that to the optimizer's step
+    load: float  # of its host: processes that run or want to, over the last minute
+
+
+@dataclass
 class File(Message):
     """A small file for the run directory.
 
@@ -224,6 +236,7 @@ _TYPES = {
     for each in (
         Position,
         Report,
+        Pace,
         CheckpointSaved,
         CheckpointFailed,
         Returned,

@@ -26,6 +26,7 @@ from ddp_common.client.inbox import FromAgent, TaskEnded, WorkerLost
 from ddp_common.client.known import Known, as_meant
 from ddp_common.client.listener import Listener
 from ddp_common.client.newcomers import Newcomers
+from ddp_common.client.pace import Paces
 from ddp_common.client.tables import Tables
 from ddp_common.client.verdict import (
     Failed,
@@ -47,6 +48,7 @@ from ddp_common.messages import (
     FileKept,
     Line,
     Message,
+    Pace,
     Position,
     RankSpec,
     Report,
@@ -118,6 +120,7 @@ class Attempt:
         self.makes_room = False  # the ranks are asked to leave, to go on with newcomers
         self.saved_step = 0  # of the newest checkpoint that this attempt has saved
         self.progress = Progress()
+        self.paces = Paces(len(addresses))
         self.began = time.monotonic()
         self.looked = self.began  # when `_look_around` was last called
         # What is to be written into config.json; of a resumed run once it has begun
@@ -488,6 +491,8 @@ class Attempt:
             case Report():
                 self.directory.record(rank, message.values)
                 self.progress.record(message.values)
+            case Pace():
+                self._take_pace(rank, message)
             case Returned():
                 pass  # `known` has taken note of it
             case Position():
@@ -507,6 +512,16 @@ class Attempt:
             case Ended():
                 if message.how not in ("done", "cancelled"):
                     self.directory.log(f"rank {rank} {wording.in_log(message)}")
+
+    def _take_pace(self, rank: int, sample: Pace) -> None:
+        rows, slow = self.paces.take(rank, sample, time.monotonic())
+        for row in rows:
+            self.directory.add_line("pace.jsonl", {"time": time.time(), **row})
+        for slow_rank, sentence in slow:
+            text = f"rank {slow_rank} on {self.known.hosts.get(slow_rank, '?')} {sentence}"
+            self.directory.log(text)
+            if self.progress.mode == "bar":  # somebody looks on
+                self.progress.note(text)
 
     def _take_file(self, rank: int, message: FileKept) -> None:
         worker = [self.addresses[rank]]

@@ -102,7 +102,7 @@ def _train(
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from ddp_common.ranks import checkpoint, rendezvous, reporting, stopping, trace
+    from ddp_common.ranks import checkpoint, pace, rendezvous, reporting, stopping, trace
 
     torch.set_num_threads(threads)
     # By fork, the workers of a DataLoader know a notebook's classes, as they would in the
@@ -119,7 +119,9 @@ def _train(
         function, arguments, sources = pickle.loads(payload)
         linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
         _publish_main(function)
+        recorder.keep_the_latest()
         with rendezvous.process_group(listener):
+            pace.watch()
             trace.trace_if_asked()
             result = _call(function, arguments)
             trace.finish()

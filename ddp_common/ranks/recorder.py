@@ -1,9 +1,9 @@
 """Which collectives a rank has begun and not finished, from torch's flight recorder.
 
-torch records the latest collectives of a process (2,000 of them, unless TORCH_FR_BUFFER_SIZE says
-otherwise). A thread of the rank answers the agent's question for them: it can while the rank's
-main thread waits in a collective, since torch lets other threads run meanwhile. The recorder is
-not a documented part of torch: where it is not as expected, the answer is that nothing is known.
+torch records the latest collectives of a process. A thread of the rank answers the agent's
+question for them: it can while the rank's main thread waits in a collective, since torch lets
+other threads run meanwhile. The recorder is not a documented part of torch: where it is not as
+expected, the answer is that nothing is known.
 """
 
 import json
@@ -17,9 +17,16 @@ from typing import Any
 
 from ddp_common.messages import Collective
 
-KEPT = 1000  # of the latest collectives: enough to see a pattern that repeats with every step
+# How many collectives torch keeps of a rank, unless TORCH_FR_BUFFER_SIZE is set: enough to see a
+# pattern that repeats with every step. Torch's own 2,000 take seconds to be told with their lines.
+KEPT = 500
 FROM_LAUNCHER = f"{os.sep}ranks{os.sep}rendezvous.py"  # its collectives are none of the user's
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
+
+
+def keep_the_latest() -> None:
+    """Have torch keep `KEPT` collectives of this process; call it before there is a group."""
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(KEPT))
 
 
 def answer_questions(questions: Connection) -> None:
@@ -51,6 +58,32 @@ def _known() -> list[dict[str, Any]] | None:
 
 def latest() -> list[Collective]:
     """This process's latest collectives, oldest first; without those of the launcher itself."""
+    now = time.time()
+    members = _members()
+    return [
+        _collective(entry, now, members)
+        for entry in _entries(with_lines=True)
+        if not _is_launchers(entry)
+    ]
+
+
+def beginnings() -> list[tuple[int, int]]:
+    """Of this process's latest collectives among all ranks: number, and ns since 1970.
+
+    The number counts those that were begun; the ranks' first has the same on all. Oldest first.
+    """
+    from torch.distributed.distributed_c10d import _get_default_group
+
+    group = _get_default_group().group_name
+    return [
+        (entry["collective_seq_id"], entry["time_created_ns"])
+        for entry in _entries(with_lines=False)
+        if entry["process_group"][0] == group and not entry.get("is_p2p")
+    ]
+
+
+def _entries(with_lines: bool) -> list[dict[str, Any]]:
+    """What torch has recorded, oldest first. Lines of the program take most of the time."""
     # Not at the top: the answering thread starts before torch is there.
     from torch._C import _distributed_c10d as c10d
 
@@ -58,14 +91,9 @@ def latest() -> list[Collective]:
     for name in ("_dump_fr_trace", "_dump_nccl_trace"):  # NCCL has a recorder of its own
         dump = getattr(c10d, name, None)
         if dump is not None:
-            # collectives, with stacks, finished ones too
-            entries += pickle.loads(dump(True, True, False)).get("entries", [])
-    entries.sort(key=lambda entry: entry["time_created_ns"])
-    now = time.time()
-    members = _members()
-    return [
-        _collective(entry, now, members) for entry in entries[-KEPT:] if not _is_launchers(entry)
-    ]
+            # collectives, their stacks, finished ones too
+            entries += pickle.loads(dump(True, with_lines, False)).get("entries", [])
+    return sorted(entries, key=lambda entry: entry["time_created_ns"])
 
 
 def _members() -> dict[str, list[int]]:

@@ -60,8 +60,12 @@ def save_file(name: str, content: bytes | str) -> None:
     post(File(name, as_bytes))
 
 
-def post(message: Message) -> None:
-    """Queue a message for the client, if there is one."""
+def post(message: Message | Callable[[], Message | None]) -> None:
+    """Queue a message for the client, if there is one.
+
+    It may be a function that makes the message, or finds that there is nothing to say: the thread
+    that delivers calls it.
+    """
     if _outbox is not None:
         _outbox.put(message)
 
@@ -212,7 +216,9 @@ def _deliver(outbox: queue.SimpleQueue, send: Callable[[Message], None]) -> None
             if message is None:
                 is_over = True
             else:
-                send(_read_tensors(message))
+                message = message() if callable(message) else message
+                if message is not None:
+                    send(_read_tensors(message))
         is_due = is_over or time.monotonic() - told > POSITION_INTERVAL
         if is_due and moves_told != _moves:
             moves_told = _moves
