@@ -8,8 +8,6 @@
 |         | ranks have finished their first backward (s)   |                                    |
 | step    | mean training step under `ddp.launch`, reports | the same code under torchrun,      |
 |         | sent                                           | reports dropped                    |
-| record  | the same under torchrun, collectives recorded  | not recorded                       |
-|         | as torch does and a stall's message needs      | (TORCH_FR_BUFFER_SIZE=0)           |
 | windows | (8 characters -> next) of all pet names, with  | equal tensors out of Python lists, |
 |         | NumPy                                          | item by item                       |
 | loader  | one epoch over them, one index operation per   | one per item, and the default      |
@@ -113,30 +111,6 @@ def measure_step(client):
     return [mean, processor]
 
 
-def measure_record():
-    """torch's flight recorder, with which a stall's message names the collectives."""
-    without = {**ENVIRONMENT, "TORCH_FR_BUFFER_SIZE": "0"}
-    ours, other = take_turns(
-        lambda: under_torchrun(None, "steps", count=STEPS),
-        lambda: under_torchrun(None, "steps", environment=without, count=STEPS),
-        turns=12,
-    )
-
-    def milliseconds(turns):
-        return [statistics.mean(rank["cpu"] for rank in turn) * 1e3 for turn in turns]
-
-    return [
-        compared(
-            "record",
-            "processor time of a step, collectives recorded, ms",
-            milliseconds(ours),
-            milliseconds(other),
-            alternative="not recorded",
-            at_most=1.01,
-        )
-    ]
-
-
 def measure_memory(client):
     """The bare process lives as long as the ranks, since files in memory are shared by all.
 
@@ -177,7 +151,7 @@ def under_launch(client, name, **arguments):
         return left_in(folder)
 
 
-def under_torchrun(_, name, environment=ENVIRONMENT, **arguments):
+def under_torchrun(_, name, **arguments):
     """Run a function of `ranks` in both ranks of a torchrun; returns what each rank left."""
     torchrun = "-m torch.distributed.run --nproc-per-node 2".split()
     meeting = "--rdzv-backend c10d --rdzv-endpoint localhost:0".split()
@@ -185,7 +159,7 @@ def under_torchrun(_, name, environment=ENVIRONMENT, **arguments):
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [*command, folder, *map(str, arguments.values())],
-            env=environment,
+            env=ENVIRONMENT,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -377,7 +351,6 @@ def processor_seconds():
 
 
 WITHOUT_CLUSTER = {
-    "record": measure_record,
     "windows": measure_windows,
     "loader": measure_loader,
     "cold": measure_cold,
