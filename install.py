@@ -394,7 +394,8 @@ def current_activity(lines: list[str]) -> str:
 CAUSES = (
     (
         r"No space left|Errno 28|Disk quota",
-        "The disk is full. Make room (an environment takes about 1.7 GB), or use another disk: "
+        "The disk is full. Make room (an environment takes about 1.7 GB, and several more where "
+        "pip takes torch for GPUs), or use another disk: "
         "make setup VENV=/path/to/.venv",
     ),
     (

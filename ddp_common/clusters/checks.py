@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cloudpickle
 import psutil
@@ -381,7 +381,7 @@ def reduce() -> list[dict]:
     import torch  # here: the command line starts without it
     import torch.distributed as dist
 
-    from ddp_common.ranks import rendezvous
+    from ddp_common.ranks import exchange, rendezvous
 
     world = dist.get_world_size()
     rank = dist.get_rank()
@@ -413,9 +413,7 @@ def reduce() -> list[dict]:
         "sums": sums,
         "idle_gpu": has_gpu and device.type == "cpu",
     }
-    everybody: list[Any] = [None] * world
-    dist.all_gather_object(everybody, own, group=gloo)
-    return everybody
+    return exchange.gather(own, group=gloo)
 
 
 def check_ranks(client: Client, workers: list[dict]) -> Iterator[Finding]:

@@ -244,7 +244,9 @@ def _show_dashboard(client):
     if client.jobs is not None or client.cluster is None:
         return
     if notebooks.is_watched() and importlib.util.find_spec("bokeh"):
-        print(f"Dask's dashboard: {client.dashboard_link}", file=sys.stderr, flush=True)
+        # What a notebook's cell says on stderr looks like an error.
+        stream = sys.stderr if notebooks.cell_that_runs() is None else sys.stdout
+        print(f"Dask's dashboard: {client.dashboard_link}", file=stream, flush=True)
 
 
 def describe(name: str, workers: int | str | None = None, tutorial: str = "TUTORIAL") -> str:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from distributed import Client
 
+from ddp_common.run.progress import a_person_watches
+
 open_clients: weakref.WeakSet[Client] = weakref.WeakSet()  # that `connect` has returned
 
 
@@ -22,12 +24,12 @@ class Cell(NamedTuple):
 
 
 def is_watched() -> bool:
-    """Whether somebody sees what is said now: on a terminal, in a notebook of `make lab`.
+    """Whether somebody sees what is said now: on a terminal, at a front end such as JupyterLab.
 
     Not where outputs are kept and compared.
     """
-    default = "bar" if sys.stderr.isatty() else "off"
-    return (os.environ.get("DDP_PROGRESS") or default) == "bar"
+    is_seen = sys.stderr.isatty() or a_person_watches()
+    return (os.environ.get("DDP_PROGRESS") or ("bar" if is_seen else "off")) == "bar"
 
 
 def cell_that_runs() -> Cell | None:

@@ -19,12 +19,11 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import torch
-import torch.distributed as dist
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ddp_common.data.kept import Kept
 from ddp_common.errors import Error
-from ddp_common.ranks import reporting
+from ddp_common.ranks import exchange, reporting
 from ddp_common.ranks.rendezvous import rank, world_size
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".gif", ".webp")
@@ -184,11 +183,8 @@ class ImageFolder(torch.utils.data.Dataset):
         return names, hashlib.sha256(versions.encode()).hexdigest()
 
     def _leave_out_damaged(self):
-        bad = self._damaged_among(self._rows[rank() :: world_size()])
-        everyone = [bad] * world_size()
-        if world_size() > 1:
-            dist.all_gather_object(everyone, bad)
-        bad = {row: why for each in everyone for row, why in each.items()}
+        found = self._damaged_among(self._rows[rank() :: world_size()])
+        bad = {row: why for each in exchange.gather(list(found.items())) for row, why in each}
         if not bad:
             return
         named = "; ".join(f"{self._names[row]}: {bad[row]}" for row in sorted(bad)[:NAMED])
@@ -219,18 +215,20 @@ class Undecodable(Exception):
 
 
 def _told_by_rank_0(ask):
-    """What `ask()` returns, or the `Error` that it raises, on every rank; only rank 0 asks."""
-    answer = [None]
+    """What `ask()` returns, or the `Error` that it raises, on every rank; only rank 0 asks.
+
+    It returns what JSON can hold.
+    """
+    answer = problem = None
     if rank() == 0:
         try:
-            answer = [ask()]
+            answer = ask()
         except Error as error:
-            answer = [error]
-    if world_size() > 1:
-        dist.broadcast_object_list(answer)
-    if isinstance(answer[0], Error):
-        raise answer[0]
-    return answer[0]
+            problem = str(error)
+    answer, problem = exchange.gather([answer, problem])[0]
+    if problem is not None:
+        raise Error(problem)
+    return answer
 
 
 def _versions_of_files(filesystem, root):

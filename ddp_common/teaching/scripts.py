@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ddp_common.teaching.contained import TIMED_OUT
 from ddp_common.teaching.shown import HeadAndTail
+from ddp_common.without_dask.starting import OWN_STORE_FOR_RANKS, meet_in
 
 GRACE = 30.0  # seconds beyond the time-out that ending everything may take
 
@@ -53,7 +54,8 @@ def run_script(
     script = source.resolve() if isinstance(source, Path) else folder / "script.py"
     if not isinstance(source, Path):
         script.write_text(source, encoding="utf-8")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    # In place of --standalone, whose port every user of this host reaches
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *meet_in(folder)]
     torchrun += [f"--nproc-per-node={ranks}", "--role=rank", "--tee=3"]
     contained = [sys.executable, "-m", "ddp_common.teaching.contained", str(timeout)]
     shown = HeadAndTail()
@@ -91,6 +93,7 @@ def _environment():
     path = os.environ.get("PYTHONPATH")
     return {
         **os.environ,
+        **OWN_STORE_FOR_RANKS,
         "PYTHONPATH": here if not path else os.pathsep.join([here, path]),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",

@@ -16,6 +16,9 @@ from ddp_common.errors import Error, RankFailed
 from ddp_common.ranks import secret
 from ddp_common.without_dask.launchers import command
 
+# With it rank 0 opens the ranks' store itself, instead of torchrun
+OWN_STORE_FOR_RANKS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
 
 def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> None:
     """Start `python -m ddp_common run TUTORIAL` on every rank with torchrun or srun, and wait.
@@ -40,17 +43,17 @@ def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> No
         return
     with tempfile.TemporaryDirectory(prefix="ddp-torchrun-") as folder:
         after_standalone = words[2:]
-        _run_torchrun([*_meet_in(folder), *after_standalone])
+        os.environ.update(OWN_STORE_FOR_RANKS)
+        _run_torchrun([*meet_in(folder), *after_standalone])
 
 
-def _meet_in(folder):
+def meet_in(folder: str | Path) -> list[str]:
     """Options of torchrun in place of --standalone.
 
     Its processes meet in a file that only their user can read, instead of at a port that everybody
     reaches: torchrun unpickles what it finds there. Its store for the ranks would admit everybody,
-    too; so rank 0 opens one of its own.
+    too; with `OWN_STORE_FOR_RANKS` in the environment rank 0 opens one of its own.
     """
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return [
         "--nnodes=1",
         "--rdzv-backend=c10d",

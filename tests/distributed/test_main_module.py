@@ -80,8 +80,13 @@ def test_a_script_is_run_once_however_often_it_launches_and_may_be_edited_meanwh
     assert effects.read_text() == "MainProcess\n"
 
 
+BY_CONNECT = 'ddp.connect("local", workers=2)'
+BY_DASK = "Client(LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None))"
+
+
+@pytest.mark.parametrize("cluster", [BY_CONNECT, BY_DASK], ids=["connect", "LocalCluster"])
 def test_a_script_with_a_cluster_of_its_own_is_run_once_by_each_worker_and_never_by_a_rank(
-    tmp_path,
+    tmp_path, cluster
 ):
     script, effects = tmp_path / "script.py", tmp_path / "effects"
     script.write_text(
@@ -91,10 +96,12 @@ def test_a_script_with_a_cluster_of_its_own_is_run_once_by_each_worker_and_never
         with open({str(effects)!r}, "a") as file:
             file.write(multiprocessing.current_process().name + "\\n")
 
+        from distributed import Client, LocalCluster
+
         import ddp_common as ddp
 
         if __name__ == "__main__":
-            with ddp.connect("local", workers=2) as client:
+            with {cluster} as client:
                 for _ in range(3):
                     ddp.launch(client, ddp.rank)
                 assert len(client.scheduler_info(n_workers=-1)["workers"]) == 2

@@ -25,13 +25,15 @@ ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 
-# What a stranger sends: a key of torch's own store, gloo's numbers of a connection, a pickle,
-# noise.
+# What a stranger sends: keys of torch's own store that would stop a run, gloo's numbers of a
+# connection, a pickle, noise.
 IMPORTS = "import socket, struct, sys, os, time"
 ATTACK = r"""
 pickle = b"\x80\x04cposix\nsystem\n(V" + f"touch {sys.argv[1]}".encode() + b"\ntR."
-torch_store = b"\x09" + struct.pack("=I", 0x3C85F7CE) + b"\x00"
-torch_store += struct.pack("=Q", 11) + b"stop/wanted" + struct.pack("=Q", 0)
+VALIDATE, SET = b"\x00", b"\x01"  # of torch's TCPStore
+torch_store = VALIDATE + struct.pack("=I", 0x3C85F7CE)
+for key in (b"/stop/wanted", b"/stop/before"):
+    torch_store += SET + struct.pack("=Q", len(key)) + key + struct.pack("=Q", 1) + b"1"
 of_gloo = [struct.pack("=q", n) + pickle for n in range(4)]
 said = [b"", torch_store, pickle, os.urandom(5000), b"ddp-store-1\n" + bytes(200), *of_gloo]
 kept = []
@@ -131,6 +133,12 @@ def test_nothing_that_another_user_sends_to_the_ports_of_ranks_runs_stops_or_cha
     connected = [int(line.split()[1]) for line in said.splitlines()]
     # at one port: the kernel lets nobody through to gloo once all ranks are in
     assert len(set(connected) - {0}) == 1, said
+
+
+def test_the_same_words_are_believed_by_a_store_of_torch(tmp_path):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    as_nobody(ATTACK, tmp_path / "none", store.port, imports=IMPORTS)
+    assert store.check(["stop/wanted", "stop/before"])
 
 
 def test_another_user_who_knows_the_port_takes_no_rank(tmp_path, monkeypatch):

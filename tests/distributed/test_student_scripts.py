@@ -44,6 +44,19 @@ def test_an_error_of_one_rank_is_in_the_output():
     assert re.search(r"\[rank1\]:.* ValueError: no such digit", run.output)
 
 
+PORTS = """
+import os, psutil
+
+starter = psutil.Process(os.getppid())
+print("ports", [each.laddr.port for each in starter.net_connections() if each.status == "LISTEN"])
+"""
+
+
+def test_what_starts_the_ranks_opens_no_port_at_which_others_would_be_unpickled():
+    run = ddp.run_script(PORTS, ranks=2)
+    assert run.output.count("ports []") == 2, run.output
+
+
 def test_sys_exit_is_seen():
     run = ddp.run_script("import sys; sys.exit(3)", ranks=1)
     assert not run.ok and not run.timed_out

@@ -119,6 +119,17 @@ def test_where_a_notebook_is_executed_to_be_kept_nothing_is_drawn(kernel):
     assert kernel.run(LAUNCH, watched=False) == []
 
 
+@pytest.mark.parametrize("watched", [True, False])
+def test_connect_says_where_the_dashboard_is_if_a_person_watches(kernel, watched):
+    messages = kernel.run("with ddp.connect('local', workers=1) as one: pass", watched=watched)
+    streams = [
+        content["name"]
+        for kind, content in messages
+        if kind == "stream" and re.search(r"^Dask's dashboard: http\S+$", content["text"], re.M)
+    ]
+    assert streams == (["stdout"] if watched else [])  # stderr looks like an error there
+
+
 def test_nbclient_keeps_no_trace_of_progress(tmp_path):
     cells = [nbformat.v4.new_code_cell(source) for source in (SETUP, LAUNCH, "client.close()")]
     notebook = nbformat.v4.new_notebook(cells=cells)
