@@ -20,7 +20,6 @@ from distributed.comm import get_address_host
 
 from ddp_common.client import wording
 from ddp_common.client.checkpoints import Checkpoints
-from ddp_common.client.collectives import of_rank
 from ddp_common.client.fetching import fetch_result, open_result_here
 from ddp_common.client.inbox import FromAgent, TaskEnded, WorkerLost
 from ddp_common.client.known import Known, as_meant
@@ -35,12 +34,11 @@ from ddp_common.client.verdict import (
     SchedulerGone,
     Stopped,
     Verdict,
-    blame,
-    is_in_collective,
     stalled,
     verdict,
 )
 from ddp_common.errors import Error, RankFailed, RunStopped, first_line
+from ddp_common.hangs.blame import Standstill, blame, where_all_are
 from ddp_common.messages import (
     CheckpointFailed,
     CheckpointSaved,
@@ -416,15 +414,21 @@ class Attempt:
             for rank, answer in found.items()
             if answer and answer.collectives is not None
         }
-        rank, why = blame(self.known, stuck, states, stacks, records)
-        waits = {
-            rank: of_rank(record, is_in_collective(stacks[rank]))
-            for rank, record in records.items()
-        }
-        details = wording.where_all_are(waits, stacks)
+        standstill = Standstill(
+            places=[f"worker at {address}" for address in self.addresses],
+            stuck=stuck,
+            steps={rank: self.known.step_of(rank) for rank in found},
+            moved=self.known.moved,
+            returned={rank: at.get("step", 0) for rank, at in self.known.returned.items()},
+            states=states,
+            stacks=stacks,
+            records=records,
+        )
+        rank, why = blame(standstill)
+        waits, details = where_all_are(records, stacks)
         self.directory.log(f"rank {rank} stalled: {why}\n{details}")
         return wording.rank_stalled(
-            self.known, rank, why, waits, stacks, self.stall_timeout, self.directory.path
+            self.known, rank, why, details, waits, stacks, self.stall_timeout, self.directory.path
         )
 
     def _where_ranks_are(self) -> dict[int, Whereabouts | None]:

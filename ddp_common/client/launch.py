@@ -96,7 +96,7 @@ def launch(
                 "grow=True needs a Dask cluster, whose workers may come one by one. torchrun and "
                 "srun start all ranks at once: leave it out, or use CLUSTER=local or slurm."
             )
-        return client.run_here(function, arguments, directory, on_report)
+        return client.run_here(function, arguments, directory, on_report, stall_timeout)
     refuse_unusable(client)
     refuse_inside()
     payload = pickled(function, arguments)

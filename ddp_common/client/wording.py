@@ -91,6 +91,7 @@ def rank_stalled(
     known: Known,
     rank: int,
     why: str,
+    details: str,
     waits: dict[int, str],
     stacks: dict[int, str],
     timeout: float,
@@ -98,25 +99,15 @@ def rank_stalled(
 ) -> RankStalled:
     """The exception for a rank that makes no progress.
 
-    `waits` says in which collective each rank waits, `stacks` where it is.
+    `waits` says in which collective each rank waits, `stacks` where it is, `details` both.
     """
     what = f"stalled: no progress for {timeout:g} s. {why}"
     return RankStalled(
-        _full_text(known, rank, what, where_all_are(waits, stacks), directory),
+        _full_text(known, rank, what, details, directory),
         collectives=waits,
         stacks=stacks,
         **_attributes(known, rank, directory),
     )
-
-
-def where_all_are(waits: dict[int, str], stacks: dict[int, str]) -> str:
-    """What each rank waits in, as far as it has said, and its stack."""
-    listed = "\n".join(f"[rank {rank}]\n{stack}" for rank, stack in stacks.items())
-    text = f"Where each rank is, innermost call first:\n{listed}"
-    if waits:
-        lines = "\n".join(f"  rank {rank} {what}" for rank, what in waits.items())
-        text = f"Collectives:\n{lines}\n\n{text}"
-    return text
 
 
 def _full_text(known: Known, rank: int, what: str, details: str, directory: Path) -> str:

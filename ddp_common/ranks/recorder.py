@@ -40,7 +40,7 @@ def answer_questions(questions: Connection) -> None:
 def _answer(questions: Connection) -> None:
     with open(questions.fileno(), "rb", closefd=False) as asked:
         for number in asked:  # until nobody can ask any more
-            answer = json.dumps([int(number), _known()]).encode() + b"\n"
+            answer = json.dumps([int(number), known()]).encode() + b"\n"
             try:
                 while answer:
                     answer = answer[os.write(questions.fileno(), answer) :]
@@ -48,7 +48,8 @@ def _answer(questions: Connection) -> None:
                 return
 
 
-def _known() -> list[dict[str, Any]] | None:
+def known() -> list[dict[str, Any]] | None:
+    """The fields of this process's latest collectives, oldest first; None if none are known."""
     try:
         collectives = latest()
     except Exception:  # whatever another torch's recorder is like, training goes on

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ddp_common.errors import Error, RunStopped
 from ddp_common.files import absolute, make_private, save_whole
@@ -40,6 +41,7 @@ from ddp_common.messages import (
 from ddp_common.ranks import (
     checkpoint,
     checkpoint_files,
+    recorder,
     rendezvous,
     reporting,
     stopping,
@@ -50,6 +52,7 @@ from ddp_common.run.places import new_directory
 from ddp_common.run.progress import Progress
 from ddp_common.run.result import Run
 from ddp_common.run.run_directory import RunDirectory
+from ddp_common.without_dask import stalls
 from ddp_common.without_dask.launchers import started_by
 
 # So long do ranks wait for one whose function takes longer than theirs.
@@ -65,6 +68,7 @@ class Ranks:
     """
 
     def __init__(self):
+        recorder.keep_the_latest()
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(rendezvous.process_group())
         self.ranks = rendezvous.world_size()
@@ -78,9 +82,10 @@ class Ranks:
         arguments: dict,
         directory: str | Path | None,
         on_report: Callable[[dict], Any] | None = None,
+        stall_timeout: float | None = None,
     ) -> Run:
         """What `launch` does here: call the function in this very process."""
-        return run_here(function, arguments, directory, on_report)
+        return run_here(function, arguments, directory, on_report, stall_timeout)
 
     def __enter__(self):
         return self
@@ -102,18 +107,20 @@ def run_here(
     arguments: dict,
     directory: str | Path | None,
     on_report: Callable[[dict], Any] | None = None,
+    stall_timeout: float | None = None,
 ) -> Run:
     """Call the function in this rank, and do for it what agent and client do elsewhere.
 
     Returns what `launch` returns, on every rank. `on_report` is called on rank 0 at the end, with
-    the records of all ranks: until then those of the others are not there. Raises `RunStopped`
+    the records of all ranks: until then those of the others are not there. After `stall_timeout`
+    seconds without progress (None: never) all ranks end, see `stalls`. Raises `RunStopped`
     after SIGTERM, `Error` if the run directory cannot be used, and whatever the function raises.
     """
     with contextlib.ExitStack() as at_the_end:
-        return _run_here(function, arguments, directory, on_report, at_the_end)
+        return _run_here(function, arguments, directory, on_report, stall_timeout, at_the_end)
 
 
-def _run_here(function, arguments, directory, on_report, at_the_end):
+def _run_here(function, arguments, directory, on_report, stall_timeout, at_the_end):
     rank = rendezvous.rank()
     began = time.monotonic()
     path = _agree_on_directory(function, directory)
@@ -130,6 +137,7 @@ def _run_here(function, arguments, directory, on_report, at_the_end):
     config = []  # what is to be written into config.json; of a resumed run once it has begun
 
     def receive(message: Message) -> None:
+        watch.hear(message)
         if config and shows_training(message):
             run_directory.write_json("config.json", config.pop())
         match message:
@@ -162,7 +170,11 @@ def _run_here(function, arguments, directory, on_report, at_the_end):
             f"{rendezvous.world_size()} ranks of {started_by()}; "
             f"rank 0 is process {os.getpid()} on {socket.gethostname()}"
         )
+    watch = stalls.Watch(f"launch-{_launches}/stall", stall_timeout or 0, run_directory)
+    at_the_end.callback(watch.end)
     finish_reports = reporting.start(receive)
+    at_the_end.callback(register_optimizer_step_post_hook(reporting.made_progress).remove)
+    watch.start()
     earlier_handler = signal.getsignal(signal.SIGTERM)
     result = None
     was_stopped = False
@@ -183,6 +195,7 @@ def _run_here(function, arguments, directory, on_report, at_the_end):
         reporting.stop()
         if progress is not None:
             progress.close()
+    watch.returned()
     step = reporting.position().get("step", 0)
     if was_stopped and not step:
         raise _stopped(step, path)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_common.client.collectives import call, differ, in_different_groups, of_rank
+from ddp_common.hangs.collectives import call, differ, in_different_groups, of_rank
 from ddp_common.messages import Collective
 
 

@@ -13,10 +13,10 @@ from ddp_common.client.verdict import (
     GoesOn,
     SchedulerGone,
     Stopped,
-    blame,
     stalled,
     verdict,
 )
+from ddp_common.hangs.blame import Standstill, blame
 from ddp_common.messages import Ended, Line, Position, Returned, Started
 
 DIRECTORY = Path("runs/demo")
@@ -33,6 +33,20 @@ def known_of(ranks, **ended):
     for name, end in ended.items():
         known.take(int(name.removeprefix("rank_")), end, now=1.0)
     return known
+
+
+def standstill(stuck, states, stacks, steps=None, returned=None):
+    """Of two ranks, whose states and stacks are lists."""
+    return Standstill(
+        places=["worker at tcp://10.0.0.0:5000", "worker at tcp://10.0.0.1:5000"],
+        stuck=stuck,
+        steps=steps or {},
+        moved={0: 1.0, 1: 1.0},
+        returned=returned or {},
+        states=dict(enumerate(states)),
+        stacks=dict(enumerate(stacks)),
+        records={},
+    )
 
 
 def raised(message):
@@ -116,7 +130,12 @@ def test_who_has_returned_or_ended_is_not_stalled():
 @pytest.mark.parametrize(
     ("states", "stacks", "rank", "why"),
     [
-        ([None, "sleeping"], [IN_COLLECTIVE, IN_COLLECTIVE], 0, "does not answer"),
+        (
+            [None, "sleeping"],
+            [IN_COLLECTIVE, IN_COLLECTIVE],
+            0,
+            "Its worker at tcp://10.0.0.0:5000 does not answer",
+        ),
         (["sleeping", "stopped"], [IN_COLLECTIVE, IN_COLLECTIVE], 1, "process is stopped"),
         (["sleeping", "running"], [IN_COLLECTIVE, ELSEWHERE], 1, "not in a collective at step 2"),
         (
@@ -132,17 +151,12 @@ def test_who_has_returned_or_ended_is_not_stalled():
 def test_of_stalled_ranks_the_one_that_keeps_the_others_waiting_is_named(
     states, stacks, rank, why
 ):
-    known = known_of(2)
-    known.take(0, Position(step=3), now=1.0)
-    known.take(1, Position(step=2), now=1.0)
-    named, sentence = blame(known, [0, 1], dict(enumerate(states)), dict(enumerate(stacks)), {})
+    named, sentence = blame(standstill([0, 1], states, stacks, steps={0: 3, 1: 2}))
     assert named == rank and why in sentence
 
 
 def test_who_has_returned_too_soon_is_to_blame_for_a_peer_that_waits():
-    known = known_of(2)
-    known.take(0, Returned(step=5), now=1.0)
-    rank, why = blame(known, [1], {1: "sleeping"}, {1: IN_COLLECTIVE}, {})
+    rank, why = blame(standstill([1], [None, "sleeping"], ["", IN_COLLECTIVE], returned={0: 5}))
     assert rank == 0
     assert "returned at step 5, while rank 1 went on and waits for it" in why
 
