@@ -31,7 +31,7 @@ PYTHON := "$$VENV/bin/python"
 PROGRAMS := ddp_common tests install.py tutorials/lab.py tutorials/sync.py tutorials/scripts docs data
 PAGES    := --line-length 88 tutorials/ucmerced.py tutorials/dogs.py tutorials/flights.py
 
-.PHONY: help setup run lab data test test-fast lint sync bench scaling doctor check fault-lab docs clean
+.PHONY: help setup run lab data test test-fast lint sync bench bench-peers scaling doctor check fault-lab docs clean
 
 help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
@@ -52,6 +52,7 @@ help:
 	@echo 'make lint                   look at layout, mistakes, who imports whom, types, workflows; nothing is changed'
 	@echo 'make sync                   write the notebooks from the scripts (TUTORIAL=pets: only this one)'
 	@echo 'make bench                  measure launch, steps, data, faults, clusters, images, tables, looking inside; print ratios, write runs/bench*.json'
+	@echo 'make bench-peers            the same small training under torchrun, Ray Train, accelerate, Fabric, submitit; installs them first'
 	@echo 'make scaling TUTORIAL=pets  compare numbers of ranks: speed, and loss at equal samples (WORKERS="1 2 4")'
 	@echo 'make doctor CLUSTER=slurm   check what usually goes wrong on a cluster; say what to do'
 	@echo 'make fault-lab              break two ranks in every known way; print what became of it'
@@ -125,6 +126,12 @@ check: $(STAMP)
 
 fault-lab: $(STAMP)
 	@$(PYTHON) tests/fault_lab.py
+
+bench-peers: $(VENV)/installed-peers
+	@$(PYTHON) tests/benchmarks/peers/measure.py
+
+$(VENV)/installed-peers: $(STAMP)
+	@$(PYTHON) install.py peers
 
 docs: $(VENV)/installed-docs
 	@$(PYTHON) docs/build_site.py

@@ -9,8 +9,9 @@ A page says where a table goes and what is in it; what stands between the two li
     <!-- evidence: launch, faults/notice -->
     <!-- end of evidence -->
 
-A part names a file of docs/evidence and, after a stroke, one of its measures. With `by ranks:`
-before the parts the table has a row for each number of ranks and a column for what was measured.
+A part names a file of docs/evidence and, after a stroke, one of its measures. With `by ranks:`, or
+`by launcher:`, before the parts the table has a row for each number of ranks, or for each launcher,
+and a column for what was measured.
 It needs nothing but Python.
 """
 
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILES = ROOT / "docs" / "evidence"
 PAGES = ("README.md", "docs/*.md", "clusters/README.md")
 BLOCK = re.compile(r"<!-- evidence: (?P<wanted>[^\n]*?) -->\n.*?<!-- end of evidence -->", re.S)
-BY_RANKS = "by ranks: "
+BY = re.compile(r"by (ranks|launcher): ")
 ENOUGH_DIGITS = 3
 
 
@@ -97,17 +98,17 @@ def _goal(result):
     return f"{words} {limit}: {'met' if result['met'] else '**missed**'}"
 
 
-def table_by_ranks(results):
-    """A row for each number of ranks, of results such as `8: launch returns, s`."""
+def table_by(row, results):
+    """A row for each word before the colon, of results such as `8: launch returns, s`."""
     rows, columns = {}, []
     for result in results:
-        ranks, found, what = result["what"].partition(": ")
-        if found and ranks.isdigit():
-            rows.setdefault(int(ranks), {})[what] = number(result["ours"])
+        name, found, what = result["what"].partition(": ")
+        if found:
+            rows.setdefault(name, {})[what] = number(result["ours"])
             columns += [what] if what not in columns else []
-    lines = [f"| ranks | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for ranks, cells in sorted(rows.items()):
-        lines.append(f"| {ranks} | {' | '.join(cells.get(what, '') for what in columns)} |")
+    lines = [f"| {row} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for name, cells in rows.items():
+        lines.append(f"| {name} | {' | '.join(cells.get(what, '') for what in columns)} |")
     return lines
 
 
@@ -116,9 +117,9 @@ def filled(text, page):
 
     def block(match):
         wanted = match["wanted"]
-        files, results = selected(wanted.removeprefix(BY_RANKS))
-        is_by_ranks = wanted.startswith(BY_RANKS)
-        lines = table_by_ranks(results) if is_by_ranks else table(results)
+        by = BY.match(wanted)
+        files, results = selected(BY.sub("", wanted, count=1))
+        lines = table_by(by[1], results) if by else table(results)
         below = _below(files)
         inside = "\n".join(["", *lines, "", below, ""])
         return f"<!-- evidence: {wanted} -->\n{inside}\n<!-- end of evidence -->"

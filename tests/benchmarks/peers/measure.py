@@ -1,17 +1,17 @@
 """ddp_common beside its peers: the same small training under each, as its documentation says.
 
     python tests/benchmarks/peers/measure.py [--output FILE.json] [--only NAME]
-                                             [--peer NAME] [--turns 3]
+                                             [--peer NAME] [--turns 2]
 
 | name   | what                                                                                |
 |--------|-------------------------------------------------------------------------------------|
 | code   | versions, and the lines that a user writes (task.py and the probe are not counted)  |
 | launch | from the start of a program to the first step of both ranks; the same for a second  |
-|        | launch in the same program; a step of the loop. All take turns                      |
+|        | launch in the same program; a step of the loop, without saves. All take turns       |
 | raise  | rank 1 raises in the second epoch: what the caller gets, and when                   |
 | killed | the same of SIGKILL                                                                 |
-| resume | the run that was killed goes on with 2 ranks, with 1 and with 3: which samples of   |
-|        | that epoch are in the weights twice, and which never                                |
+|        | The run that was killed goes on with 2 ranks, and with 3: how many samples of that  |
+|        | epoch are in the weights twice, and how many never (results `resume`)               |
 
 Each peer has a script beside this file, which names the pages that it follows. Everything runs on
 the CPU, with gloo and one thread a rank. A peer that is not installed is left out, and the result
@@ -19,7 +19,6 @@ says so; submitit is measured where Slurm answers, or can be started (tests/hpc)
 said otherwise. Promises: when it ends, no process that it has started is left.
 """
 
-import argparse
 import ast
 import collections
 import contextlib
@@ -41,18 +40,22 @@ from typing import NamedTuple
 
 import psutil
 
-HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent))
-sys.path.append(str(HERE.parents[1] / "hpc"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "hpc"))
 
 import measuring
+import probe
+import task
 from measuring import single
 
+HERE = Path(__file__).resolve().parent
 GIVE_UP = 90  # seconds after which a run is ended
 FIRST_STEPS = 20  # of a launch, which are not timed
+NEVER = "1000000"  # steps
 BROKEN_EPOCH = 1  # in which rank 1 raises, or is killed
 MISSING = "not installed"
 NO_SLURM = "no Slurm here"
+NO_ACCOUNTS = "not measured: this Slurm keeps no accounts, which submitit asks"
 TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node {ranks} {script}"
 
 
@@ -101,6 +104,7 @@ def run(peer, folder, *, launches=1, ranks=2, fault="", more=None):
             "PYTHONPATH": str(HERE),
             "OMP_NUM_THREADS": "1",
             "RANKS": str(ranks),
+            "HOME": apart,  # nobody's settings, and nothing is left there
             "PEERS_LOG": str(log),
             "PEERS_FAULT": fault,
             "PEERS_RAY": f"{apart}/ray",
@@ -173,13 +177,12 @@ def measure_launch(peers, options):
         order = list(peers) if turn % 2 == 0 else list(reversed(peers))
         for name in order:
             launches = 1 if peers[name].command else 2
+            more = {**(options.more.get(name) or {}), "SAVE_EVERY": NEVER}
             with tempfile.TemporaryDirectory() as folder:
-                ran = run(
-                    peers[name], Path(folder), launches=launches, more=options.more.get(name)
-                )
+                ran = run(peers[name], Path(folder), launches=launches, more=more)
             begins = [ran.began] + [call["began"] for call in ran.calls[1:]]
             found = first_steps(ran.lines, begins)
-            if ran.code != 0 or None in found:
+            if None in found:
                 why[name] = f"failed: {last_line(ran.output)}"
                 continue
             cold[name].append(found[0])
@@ -262,42 +265,50 @@ def measure_raise(peers, options):
 
 
 def measure_killed_and_resume(peers, options):
-    """Both start from the same run, which ends when its rank 1 is killed."""
+    """Both start from the same run, which ends when its rank 1 is killed.
+
+    submitit learns of a kill from Slurm's accounts. Where there are none its rank 1 raises.
+    """
     killed, resumed = [], []
     for name, peer in peers.items():
         with tempfile.TemporaryDirectory() as folder:
             folder = Path(folder)
             more = options.more.get(name)
-            first = run(peer, folder / "first", fault="SIGKILL", more=more)
-            keep(options, name, "killed", first)
-            gets, seconds = learned(first)
-            killed += [
-                single("killed", f"{name}: the caller gets", gets),
-                single("killed", f"{name}: that it was SIGKILL", place_of(first, says_sigkill)),
-                single("killed", f"{name}: that it was rank 1", place_of(first, says_rank)),
-                single("killed", f"{name}: after, s", seconds),
-            ]
-            again = {}
-            for ranks in (2, 1, 3):
+            is_told = name != "submitit" or slurm_keeps_accounts(more)
+            fault = "SIGKILL" if is_told else "raise"
+            first = run(peer, folder / "first", fault=fault, more=more)
+            keep(options, name, fault, first)
+            if is_told:
+                killed += what_a_kill_says(name, first)
+            else:
+                killed.append(single("killed", f"{name}: the caller gets", NO_ACCOUNTS))
+            for ranks in (2, 3):
                 shutil.copytree(folder / "first", folder / str(ranks))
                 second = run(peer, folder / str(ranks), ranks=ranks, more=more)
                 keep(options, name, f"resumed-{ranks}", second)
-                again[ranks] = counted(first, second)
-        again_steps = again[2].again if again[2] else again[2]
-        resumed.append(single("resume", f"{name}: steps made again", again_steps))
-        resumed += [
-            single("resume", f"{name}: {ranks_in_words(ranks)}: twice, never", str(count))
-            for ranks, count in again.items()
-        ]
+                count = counted(first, second)
+                if ranks == 2:
+                    again = count.again if count else "failed"
+                    resumed.append(single("resume", f"{name}: steps made again", again))
+                what = f"{name}: {ranks} ranks, samples twice, never"
+                resumed.append(single("resume", what, in_words(count, second)))
     return killed + resumed
 
 
-def ranks_in_words(ranks):
-    return "1 rank" if ranks == 1 else f"{ranks} ranks"
+def what_a_kill_says(name, ran):
+    gets, seconds = learned(ran)
+    return [
+        single("killed", f"{name}: the caller gets", gets),
+        single("killed", f"{name}: that it was rank 1", place_of(ran, says_rank)),
+        single("killed", f"{name}: that it was SIGKILL", place_of(ran, says_sigkill)),
+        single("killed", f"{name}: after, s", seconds),
+    ]
 
 
 def learned(ran):
     """What the caller gets, and how long after the fault (s)."""
+    if ran.struck is None:
+        return f"failed: {last_line(ran.output)}", None
     error = ran.calls[0]["error"] if ran.calls else None
     if error:
         return f"`{error['type']}`", ran.calls[0]["ended"] - ran.struck
@@ -315,17 +326,18 @@ def place_of(ran, is_said):
 
 
 def says_message_and_line(text):
-    import probe
-
     return probe.MESSAGE in text and "probe.stepped(" in text
 
 
 def says_sigkill(text):
-    return re.search(r"SIGKILL|[Ss]ignal 9|exit ?code[: ]+-9", text) is not None
+    return re.search(r"SIGKILL|signal 9|exit ?code[: ]+-9", text, re.IGNORECASE) is not None
 
 
 def says_rank(text):
-    return re.search(r"\brank\W{1,3}1\b", text, re.IGNORECASE) is not None
+    """Whether rank 1 is named, and shortly after that something became of it."""
+    ended = r"(SIGKILL|signal 9|failed|died|terminated|exit ?code)"
+    found = re.search(rf"\brank\W{{1,9}}1\b.{{0,300}}?{ended}", text, re.IGNORECASE | re.DOTALL)
+    return found is not None
 
 
 # What is in the weights
@@ -338,18 +350,20 @@ class Count(NamedTuple):
     twice: int  # samples that are in the weights more than once
     never: int
 
-    def __str__(self):
-        return f"{self.twice:,}, {self.never:,}"
-
 
 def counted(first, second):
-    """What became of the broken epoch; a few words if the resumed run failed."""
-    if second.code != 0 or not second.lines:
-        return f"failed: {last_line(second.output)}"
-    import probe
-    import task
-
+    """What became of the broken epoch; None if the resumed run made no step."""
+    if not second.lines:
+        return None
     return count_samples(first.lines, second.lines, BROKEN_EPOCH, task.SAMPLES, probe.FAULT_STEP)
+
+
+def in_words(count, ran):
+    """The samples that are in the weights twice, and those that never are."""
+    if count is None:
+        return f"failed: {last_line(ran.output)}"
+    words = f"{count.twice:,}, {count.never:,}"
+    return words if ran.code == 0 else f"{words} (exit code {ran.code})"
 
 
 def count_samples(first, second, epoch, samples, broken_at):
@@ -426,6 +440,11 @@ def slurm(folder):
             yield variables
 
 
+def slurm_keeps_accounts(variables):
+    asked = subprocess.run(["sacct"], env={**os.environ, **variables}, capture_output=True)
+    return asked.returncode == 0
+
+
 # The command line
 
 
@@ -451,7 +470,7 @@ def left_out(installed, has_slurm):
 
 
 def keep(options, name, what, ran):
-    """With --keep, what a run has printed and what its caller got, to look at."""
+    """With --keep: what a run has printed, and what its caller got."""
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
         said = [call["error"] for call in ran.calls]
@@ -479,9 +498,11 @@ MEASURES = {
 
 def main():
     parser = measuring.command_line(__doc__, MEASURES, "peers")
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--peer", choices=list(PEERS), help="only this one")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="where to leave what was printed"
+    )
     options = parser.parse_args()
     installed = {name: peer for name, peer in PEERS.items() if is_installed(peer)}
     check_peers(installed)

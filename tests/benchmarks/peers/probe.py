@@ -2,7 +2,9 @@
 
 Each process appends a line of JSON to a file in the folder PEERS_LOG: when (s since 1970), its
 rank, the epoch, how many steps are in the weights, and the samples of this step. With PEERS_FAULT
-rank 1 raises, or is killed, when FAULT_STEP steps are in the weights; `mark` then holds when.
+rank 1 raises, or is killed, when FAULT_STEP steps are in the weights; `mark` then holds when. It
+waits before, so that a checkpoint that is written or reported in the background is there: a real
+epoch is longer than this one.
 """
 
 import json
@@ -16,6 +18,7 @@ import torch.distributed as dist
 FAULT_RANK = 1
 FAULT_STEP = 104  # the second epoch begins after 64
 MESSAGE = "a fault on purpose"
+PAUSE = 3  # seconds before the fault
 
 
 def stepped(model, epoch, samples):
@@ -48,6 +51,7 @@ def steps_in(model):
 
 def strike(fault, mark):
     if fault:
+        time.sleep(PAUSE)
         mark.write_text(repr(time.time()))
     if fault == "raise":
         raise ValueError(MESSAGE)

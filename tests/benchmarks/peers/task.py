@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 SAMPLES, FEATURES, CLASSES = 4096, 32, 8
 BATCH = 64  # samples of a step, of all ranks together
 EPOCHS = 2  # of 64 steps
-SAVE_EVERY = 16  # steps, where a peer's documentation saves by steps
+SAVE_EVERY = int(os.environ.get("SAVE_EVERY", "16"))  # steps, where a peer saves by steps
 LEARNING_RATE = 0.1
 RANKS = int(os.environ.get("RANKS", "2"))
 
