@@ -411,6 +411,7 @@ show_dashboard("dashboard-workers.png", "Dask's dashboard, page Info, during a r
 
 # %% [markdown]
 # Every report of every rank is a row of `run.metrics` and a line of `metrics.jsonl`.
+# `pace.jsonl`, as a table `run.pace`, says which rank the others wait for.
 
 # %%
 def plot_losses(metrics):

@@ -76,9 +76,10 @@ def test_torchrun_trains_to_the_same_loss_and_leaves_the_same_files_as_dask(tmp_
         assert sorted(record["rank"] for record in last) == [0, 1]
         losses[cluster] = sum(record["loss"] for record in last) / 2
     assert abs(losses["torchrun"] / losses["local"] - 1) < 1e-6
+    only_with_dask = {"pace.jsonl"}  # of runs with as many steps as a sample has
     assert {path.name for path in (tmp_path / "torchrun").iterdir()} == {
         path.name for path in (tmp_path / "local").iterdir()
-    }
+    } - only_with_dask
 
 
 @pytest.mark.parametrize(("first", "second"), [("torchrun", "local"), ("local", "torchrun")])
