@@ -51,11 +51,11 @@ def launch(
 ) -> Run:
     """Run `function(**arguments)` on one rank for each worker and return a `Run`.
 
-    `client` is a `distributed.Client`, or what `connect` gives under torchrun and srun: there
-    the ranks are running already, and only `directory` and `arguments` matter. `workers` is
-    the number of ranks (default: as many as the cluster has workers); launches that find too
-    few free ones wait up to `timeout` seconds, or start with fewer once there are
-    `min_workers`.
+    `client` is a `distributed.Client`, or what `connect` gives under torchrun and srun: there the
+    ranks are running already, and only `directory`, `stall_timeout`, `on_report` and `arguments`
+    matter. `workers` is the number of ranks (default: as many as the cluster has workers);
+    launches that find too few free ones wait up to `timeout` seconds, or start with fewer once
+    there are `min_workers`.
 
     A Dask DataFrame, Series, Array or Bag, or a list of futures, among `arguments` arrives in each
     rank as the partitions that lie on its worker (`Rows`). Those of one length, or in one list,

@@ -15,6 +15,7 @@ LEAST_LATE = 2.0  # ms that it comes late at least: less is the noise of a machi
 LEAST_SHARE = 0.1  # of a step that it comes late at least: less is not worth a word
 LEAST_COMPARED = 20  # steps that all ranks have sampled, in one sample
 LEAST_SAMPLES = 2  # in a row, of all of which it is true
+KEPT_COUNTS = 8  # samples for which some ranks are waited for
 LEAST_SECONDS = 5.0  # between the first of them and the last: no short disturbance
 
 Named = tuple[int, str]  # a rank, and how a sentence on it goes on
@@ -80,6 +81,8 @@ class Paces:
         """
         together = self.samples.setdefault(sample.count, {})
         together[rank] = sample
+        for count in sorted(self.samples)[:-KEPT_COUNTS]:  # a rank may have said nothing then
+            del self.samples[count]
         if len(together) < self.ranks:
             return [], []
         for count in [count for count in self.samples if count <= sample.count]:

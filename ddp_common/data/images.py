@@ -225,7 +225,7 @@ def _told_by_rank_0(ask):
             answer = ask()
         except Error as error:
             problem = str(error)
-    answer, problem = exchange.gather([answer, problem])[0]
+    answer, problem = exchange.told_by_rank_0([answer, problem])
     if problem is not None:
         raise Error(problem)
     return answer

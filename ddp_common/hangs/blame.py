@@ -32,8 +32,15 @@ def blame(standstill: Standstill) -> tuple[int, str]:
     called another collective than its peers, one that is not where the others wait, one that is
     behind.
     """
-    stuck, records = standstill.stuck, standstill.records
-    elsewhere = [rank for rank in stuck if not is_in_collective(standstill.stacks[rank])]
+    records = standstill.records
+    # Also ranks that are not stuck: the others may wait for one that does something of its own.
+    elsewhere = [
+        rank
+        for rank, state in sorted(standstill.states.items())
+        if state is not None
+        and rank not in standstill.returned
+        and not is_in_collective(standstill.stacks[rank])
+    ]
     found = _cannot_go_on(standstill)
     if found is None and standstill.returned and not elsewhere:
         found = _returned_early(standstill)

@@ -10,6 +10,19 @@ import torch
 import torch.distributed as dist
 
 
+def told_by_rank_0(value: Any) -> Any:
+    """Rank 0's value, which is what JSON can hold, on every rank. A collective."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return value
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    text = json.dumps(value).encode() if dist.get_rank() == 0 else b""
+    length = torch.tensor([len(text)], device=device)
+    dist.broadcast(length, src=0)
+    content = torch.frombuffer(bytearray(text.ljust(int(length))), dtype=torch.uint8).to(device)
+    dist.broadcast(content, src=0)
+    return json.loads(bytes(content.cpu().numpy()))
+
+
 def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """The values of all ranks, in their order, on every rank; each is what JSON can hold.
 

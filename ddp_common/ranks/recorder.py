@@ -26,7 +26,8 @@ STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 
 def keep_the_latest() -> None:
     """Have torch keep `KEPT` collectives of this process; call it before there is a group."""
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(KEPT))
+    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # its older name
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(KEPT))
 
 
 def answer_questions(questions: Connection) -> None:
@@ -63,21 +64,23 @@ def latest() -> list[Collective]:
     members = _members()
     return [
         _collective(entry, now, members)
-        for entry in _entries(with_lines=True)
+        for entry in _entries(with_lines=True)[-KEPT:]
         if not _is_launchers(entry)
     ]
 
 
-def beginnings() -> list[tuple[int, int]]:
-    """Of this process's latest collectives among all ranks: number, and ns since 1970.
+def beginnings(group: str) -> list[tuple[int, int, str]]:
+    """This process's latest collectives of a process group: number, ns since 1970, kind.
 
-    The number counts those that were begun; the ranks' first has the same on all. Oldest first.
+    `group` is torch's name for it. Collectives of a group have the same numbers on all ranks.
+    Oldest first.
     """
-    from torch.distributed.distributed_c10d import _get_default_group
-
-    group = _get_default_group().group_name
     return [
-        (entry["collective_seq_id"], entry["time_created_ns"])
+        (
+            entry["collective_seq_id"],
+            entry["time_created_ns"],
+            entry["profiling_name"].partition(":")[2],
+        )
         for entry in _entries(with_lines=False)
         if entry["process_group"][0] == group and not entry.get("is_p2p")
     ]

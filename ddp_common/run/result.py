@@ -52,10 +52,11 @@ class Run:
     def pace(self):
         """How the ranks kept pace, as a pandas DataFrame: a row for each sample of each rank.
 
-        A sample is 50 steps. The columns are time (s since 1970), rank, step; per step, in ms:
-        step_ms, own_ms (data and computing), waited_ms (for the last rank), communicated_ms; the
-        share of steps to which the rank came last, and by how much it did then (late_ms); the load
-        of its host. Empty for one rank, short runs, NCCL, and without Dask.
+        A sample is 50 steps or fewer. The columns are time (s since 1970), rank, step; per step,
+        in ms: step_ms, own_ms (data and computing), waited_ms (for the last rank),
+        communicated_ms; the share of steps to which the rank came last, and by how much it did
+        then (late_ms); the load of its host. Empty for one rank, short runs, NCCL, and without
+        Dask.
         """
         import pandas  # takes its time, and not every run is asked for a table
 

@@ -126,8 +126,10 @@ class RunDirectory:
 
     def add_line(self, name: str, values: dict):
         """Append a line of JSON to a file of ours that has a line now and then."""
-        with self._tolerate_failure(name), self._open_to_append(name) as file:
-            file.write(_line(values))
+        with self._tolerate_failure(name):
+            self._check_now_and_then()
+            with self._open_to_append(name) as file:
+                file.write(_line(values))
 
     def log(self, text: str):
         """Append a line with the time to log.txt."""

@@ -144,7 +144,9 @@ def _run_here(function, arguments, directory, on_report, stall_timeout, at_the_e
             case Report():
                 records.append({"rank": rank, **message.values})
                 if rank == 0:
-                    run_directory.record(rank, message.values)
+                    # An `Error` if another run has taken the folder: this thread must go on.
+                    with contextlib.suppress(Error):
+                        run_directory.record(rank, message.values)
                     progress.record(message.values)
             case CheckpointFailed():  # only rank 0 saves
                 run_directory.not_saved(message.why)

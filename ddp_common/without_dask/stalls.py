@@ -26,6 +26,7 @@ from ddp_common.ranks.store import Store
 from ddp_common.run.run_directory import RunDirectory
 
 LOOK_INTERVAL = 0.5  # seconds
+LONGEST_LOOK = 2.0  # seconds between two looks; after more the process was suspended
 ANSWER_TIMEOUT = datetime.timedelta(seconds=5)  # for a rank to say where it is
 EXIT_CODE = 1
 SELF = "ddp_common/without_dask/"  # of a stack: from here on, what has called the function
@@ -55,10 +56,13 @@ class Watch:
         self.asked = threading.Event()  # somebody has found that nothing goes on
         self.over = threading.Event()
         self.moved = time.monotonic()
+        self.looked = self.moved
+        self.goes_on = False  # this rank has moved before anybody was asked
+        self.was_said = False  # the verdict, by this rank
 
     def start(self) -> None:
         """Begin to watch; alone, and without a time-out, there is nothing to watch."""
-        if rendezvous.current_store() is None or not self.timeout:
+        if rendezvous.world_size() == 1 or rendezvous.current_store() is None or not self.timeout:
             return
         self.store.call_when_set(self._key("found"), self.asked.set)
         threading.Thread(target=self._watch, daemon=True, name="ddp-stalls").start()
@@ -89,43 +93,73 @@ class Watch:
             is_asked = self.asked.wait(LOOK_INTERVAL)
             if self.over.is_set():
                 return
-            is_stuck = not self.has_returned and self._idle() > self.timeout
-            if is_asked or is_stuck:
-                self._meet()
+            self._leave_out_time_asleep()
+            if (is_asked or self._is_stuck()) and self._meet():
                 os._exit(EXIT_CODE)  # the main thread waits in C++, where nothing else reaches it
+
+    def _leave_out_time_asleep(self) -> None:
+        """A process that was suspended, as by `scontrol suspend`, did not wait meanwhile."""
+        now = time.monotonic()
+        asleep = now - self.looked
+        if asleep > LONGEST_LOOK:
+            self.moved += asleep
+        self.looked = now
+
+    def _is_stuck(self) -> bool:
+        if self.has_returned or self._idle() <= self.timeout:
+            return False
+        latest = recorder.known()
+        if latest and latest[-1]["seconds_ago"] < self.timeout:
+            # A loop of which nothing is known but that its collectives go on.
+            self.moved = time.monotonic() - latest[-1]["seconds_ago"]
+            return False
+        return True
 
     def _idle(self) -> float:
         return time.monotonic() - self.moved
 
-    def _meet(self) -> None:
-        """Answer, and hear the verdict or find it.
+    def _meet(self) -> bool:
+        """Answer, and hear the verdict or find it. False if there was nothing to meet for.
 
         Whatever rank 0's process is in, which holds the store, this ends in time.
         """
+        self.goes_on = self.was_said = False
         meeting = threading.Thread(target=self._answer, daemon=True)
         meeting.start()
-        meeting.join(3 * ANSWER_TIMEOUT.total_seconds())
-        if meeting.is_alive():
+        meeting.join(4 * ANSWER_TIMEOUT.total_seconds())
+        if meeting.is_alive() and not self.was_said:
             _say(
                 f"Rank {rendezvous.rank()} stalled: no progress for {self.timeout:g} s, and rank "
                 "0, which holds the store of the run, does not answer: its process is stopped, or "
                 f"its host is gone. Where rank {rendezvous.rank()} is:\n{_stack()}"
             )
+        return not self.goes_on
 
     def _answer(self) -> None:
         rank = rendezvous.rank()
         with contextlib.suppress(dist.DistError):  # rank 0 has ended: torchrun ends the others
             finders = self.store.add(self._key("finders"), 1)
+            if not self.asked.is_set() and not self._is_stuck():  # it has moved meanwhile
+                self.store.add(self._key("finders"), -1)
+                self.goes_on = True
+                return
+            if finders > 1 and not self.asked.wait(ANSWER_TIMEOUT.total_seconds()):
+                self.store.add(self._key("finders"), -1)  # who was to find it has moved meanwhile
+                self.goes_on = True
+                return
             self.store.set(self._key(f"answer/{rank}"), json.dumps(asdict(self._where())))
             if finders == 1:
                 self.store.set(self._key("found"), "")
                 verdict = self._verdict()
                 _say(verdict)
+                self.was_said = True
                 self.store.set(self._key("verdict"), verdict)
             if self.run_directory is not None:
                 (verdict,) = self.store.multi_get([self._key("verdict")], 2 * ANSWER_TIMEOUT)
                 self.run_directory.log(verdict.decode())
                 self.store.set(self._key("logged"), "")
+            with contextlib.suppress(OSError, ValueError):  # what the user's program has printed
+                sys.stdout.flush()
             self.store.wait([self._key("logged")], 2 * ANSWER_TIMEOUT)
 
     def _where(self) -> Answer:
@@ -143,11 +177,8 @@ class Watch:
         world = rendezvous.world_size()
         silent = [rank for rank in range(world) if rank not in answers]
         returned = {rank: each.step for rank, each in answers.items() if each.has_returned}
-        stuck = [
-            rank
-            for rank, each in answers.items()
-            if not each.has_returned and each.idle > self.timeout / 2
-        ]
+        # One that still makes progress may be the one for which the others wait.
+        stuck = [rank for rank, each in answers.items() if not each.has_returned]
         stacks = {rank: each.stack for rank, each in answers.items()}
         records = {
             rank: [Collective(**fields) for fields in each.collectives]

@@ -13,7 +13,7 @@ import ddp_common as ddp
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-DELAY = 0.06  # seconds a step: more than what else a busy machine does to a rank
+DELAY = 0.1  # seconds a step: more than what else a busy machine does to a rank
 ENOUGH = 210  # steps until the third sample, which is more than five seconds after the first
 
 
@@ -50,16 +50,17 @@ def test_a_rank_that_is_slow_in_every_step_is_named(client, tmp_path, rank):
     table = run.pace
     assert list(table["step"]) == [50, 50, 100, 100, 200, 200]  # of two ranks, ever more rarely
     slow, other = table[table["rank"] == rank], table[table["rank"] != rank]
-    assert slow["last"].min() > 0.8
-    assert slow["late_ms"].min() > 0.7 * DELAY * 1e3
-    assert other["waited_ms"].min() > 0.7 * DELAY * 1e3
-    assert slow["own_ms"].min() > 0.7 * DELAY * 1e3
+    assert slow["last"].median() > 0.6
+    assert slow["late_ms"].median() > 0.5 * DELAY * 1e3
+    assert other["waited_ms"].median() > 0.5 * DELAY * 1e3
+    assert slow["own_ms"].median() > 0.5 * DELAY * 1e3
 
 
 def test_a_second_optimizer_counts_no_step_of_its_own(client, tmp_path):
     run = launch(client, tmp_path, 1, 60, optimizers=2)
-    assert (run.pace[run.pace["rank"] == 1]["last"] > 0.8).all()
     assert len(run.pace) == 4  # two samples of each: 120 steps of optimizers
+    assert run.pace["step_ms"].min() > 0.7 * DELAY * 1e3
+    assert run.pace[run.pace["rank"] == 1]["last"].median() > 0.6
 
 
 def test_a_short_run_and_a_single_rank_have_no_samples(client, tmp_path):

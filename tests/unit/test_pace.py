@@ -134,22 +134,40 @@ def test_a_row_says_where_the_step_went():
     assert rows[1]["own_ms"] == pytest.approx(rows[0]["own_ms"] + 20, abs=1)
 
 
+def test_samples_that_some_rank_never_sends_do_not_pile_up():
+    paces = Paces(2)
+    slow = waits_where(lambda step: 1, ranks=2)
+    for count in range(50, 5000, 50):
+        assert paces.take(0, samples_of(slow, count)[0][1], 0.0) == ([], [])
+    assert len(paces.samples) < 10
+
+
 # In a rank
+
+MILLISECOND = 10**6  # ns
 
 
 def test_a_step_waits_from_its_last_collective_to_its_optimizer():
-    millisecond = 10**6
-    collectives = [(1, 0), (2, 5 * millisecond), (3, 20 * millisecond), (4, 22 * millisecond)]
-    assert _waits([8 * millisecond, 25 * millisecond], collectives) == {2: 3.0, 4: 3.0}
+    begun = [(1, 0), (2, 5), (3, 20), (4, 22)]
+    collectives = [(number, at * MILLISECOND, "all_reduce") for number, at in begun]
+    steps = [8 * MILLISECOND, 25 * MILLISECOND]
+    assert _waits(steps, collectives) == (steps, {2: 3.0, 4: 3.0})
 
 
-def test_a_second_optimizer_after_the_same_collective_has_waited_for_nobody():
-    assert _waits([2 * 10**6, 9 * 10**6], [(1, 0)]) == {1: 2.0}
+def test_a_second_optimizer_after_the_same_collective_is_no_step():
+    began = [2 * MILLISECOND, 9 * MILLISECOND]
+    assert _waits(began, [(1, 0, "all_reduce")]) == (began[:1], {1: 2.0})
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce", "gather", "scatter"])
+def test_who_does_not_wait_for_all_in_a_collective_does_not_come_last_to_it(kind):
+    collectives = [(1, 0, "all_reduce"), (2, MILLISECOND, kind)]
+    assert _waits([2 * MILLISECOND], collectives) == ([], {})
 
 
 def test_steps_before_the_first_collective_that_is_known_are_left_out():
-    assert _waits([5], [(7, 10)]) == {}
-    assert _waits([5], []) == {}
+    assert _waits([5], [(7, 10, "allgather")]) == ([], {})
+    assert _waits([5], []) == ([], {})
 
 
 # The table
