@@ -9,10 +9,9 @@ A page says where a table goes and what is in it; what stands between the two li
     <!-- evidence: launch, faults/notice -->
     <!-- end of evidence -->
 
-A part names a file of docs/evidence and, after a stroke, one of its measures. With `by ranks:`, or
-`by launcher:`, before the parts the table has a row for each number of ranks, or for each launcher,
-and a column for what was measured.
-It needs nothing but Python.
+A part names a file of docs/evidence and, after a stroke, one of its measures. With `by ranks:` or
+`by launcher:` before the parts the table has a row for each number of ranks, or each launcher, and
+a column for what was measured. It needs nothing but Python.
 """
 
 import argparse
