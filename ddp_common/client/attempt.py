@@ -22,7 +22,7 @@ from ddp_common.client import wording
 from ddp_common.client.checkpoints import Checkpoints
 from ddp_common.client.fetching import fetch_result, open_result_here
 from ddp_common.client.inbox import FromAgent, TaskEnded, WorkerLost
-from ddp_common.client.known import Known, as_meant
+from ddp_common.client.known import RESTARTED, Known, as_meant
 from ddp_common.client.listener import Listener
 from ddp_common.client.newcomers import Newcomers
 from ddp_common.client.pace import Paces
@@ -208,7 +208,7 @@ class Attempt:
             self._take_next(SHORT_LOOK)
             if self.known.failed():
                 rank = min(self.known.failed())
-                raise wording.rank_failed(self.known, rank, self.directory.path)
+                raise self._failure_of(rank)
         for rank, future in enumerate(futures):
             if future.status == "cancelled":  # as by a scheduler that is lost
                 raise CancelledError(future.key)
@@ -298,7 +298,7 @@ class Attempt:
             self._take_next(SHORT_LOOK)
         failed = self.known.failed()
         if failed:
-            return wording.rank_failed(self.known, min(failed), self.directory.path)
+            return self._failure_of(min(failed))
         if self.known.scheduler_lost or self.client.status != "running":
             return self._scheduler_gone()
         return None
@@ -345,7 +345,7 @@ class Attempt:
     def _explained(self, decision: Verdict) -> Exception:
         """The exception for an attempt that did not finish."""
         if isinstance(decision, Failed):
-            return wording.rank_failed(self.known, decision.rank, self.directory.path)
+            return self._failure_of(decision.rank)
         if isinstance(decision, SchedulerGone):
             return self._scheduler_gone()
         assert isinstance(decision, Stopped)
@@ -355,6 +355,18 @@ class Attempt:
             return MadeRoom("More workers have come.", step=step, directory=self.directory.path)
         self.directory.log(f"stopped after step {step}: rank {told} was told to")
         return wording.run_stopped(self.known, self.checkpoints.newest(), self.directory.path)
+
+    def _failure_of(self, rank: int) -> Exception:
+        """The exception for a rank that failed, or for the restart of the cluster that ended it.
+
+        A restart kills the workers, so it may be heard of last. Our futures know of it first.
+        """
+        tasks = [future for future in (*self.futures, *self.handed) if future is not None]
+        if any(_why_cancelled(task) == RESTARTED for task in tasks):
+            self.known.scheduler_lost = True
+            self.known.cancelled_by = RESTARTED
+            return self._scheduler_gone()
+        return wording.rank_failed(self.known, rank, self.directory.path)
 
     def _scheduler_gone(self) -> Exception:
         by_loss = self.known.cancelled_by == "scheduler-connection-lost"
@@ -579,7 +591,7 @@ class Attempt:
         self._take_what_is_there()
         if 0 in self.known.lost_late:
             self.known.ended[0] = Ended("lost")
-            return wording.rank_failed(self.known, 0, self.directory.path)
+            return self._failure_of(0)
         return self._scheduler_gone()
 
     # Ending

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ddp_common.messages import PROGRESS, Ended, Line, Message, Position, Returned, Started
 
+RESTARTED = "scheduler-restart"  # Dask's word for why client.restart() cancels tasks
 KEPT_LINES = 50  # of each rank's output, for the error message
 # What C++ prints of an exception that nobody catches, before it aborts
 UNCAUGHT = re.compile(r"\s*what\(\):\s*(.+)")

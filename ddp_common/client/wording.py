@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from ddp_common.client.known import Known
+from ddp_common.client.known import RESTARTED, Known
 from ddp_common.client.verdict import is_consequence, waited_in_collective
 from ddp_common.errors import Error, RankFailed, RankStalled, RunStopped, SchedulerLost
 from ddp_common.messages import Ended
@@ -168,7 +168,7 @@ def scheduler_lost(address: str, directory: Path) -> SchedulerLost:
 
 
 def what_was_cancelled(known: Known) -> str:
-    if known.cancelled_by == "scheduler-restart":
+    if known.cancelled_by == RESTARTED:
         return "The cluster was restarted (client.restart)"
     return "The tasks of the ranks were cancelled from outside (client.cancel)"
 

@@ -1,10 +1,12 @@
 """Clients and clusters that are not what `launch` expects, or change under it: one message."""
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
 import sys
+import threading
 import time
 
 import cloudpickle
@@ -22,9 +24,27 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL = {"dashboard_address": ":0", "threads_per_worker": 1, "memory_limit": 0}
 
 
-def test_a_restart_of_the_cluster_during_a_launch_is_called_so(tmp_path):
+@contextlib.contextmanager
+def ends_of_tasks_are_not_heard_of(client):
+    """Hold up the one thread in which Dask tells that a future is done."""
+    gate = threading.Event()
+    client.submit(int).add_done_callback(lambda done: gate.wait(PATIENCE))
+    try:
+        yield
+    finally:
+        gate.set()
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        pytest.param(lambda client: contextlib.nullcontext(), id="as_it_comes"),
+        pytest.param(ends_of_tasks_are_not_heard_of, id="the_loss_of_workers_is_heard_of_first"),
+    ],
+)
+def test_a_restart_of_the_cluster_during_a_launch_is_called_so(tmp_path, meanwhile):
     with LocalCluster(n_workers=2, **SMALL) as cluster, Client(cluster) as client:
-        with held_back(faults.train, tmp_path / "gate") as train:
+        with held_back(faults.train, tmp_path / "gate") as train, meanwhile(client):
             running = Background(ddp.launch, client, train, workers=2, directory=tmp_path / "run")
             wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
             client.restart()
