@@ -30,6 +30,7 @@ from ddp_common.clusters.job_script import (
     processes_in_a_job,
 )
 from ddp_common.clusters.jobs import Jobs
+from ddp_common.clusters.local_cluster import keeping_nannies
 from ddp_common.clusters.profiles import gpus, number_of_workers, read_profile
 from ddp_common.clusters.quiet import interrupts_held
 from ddp_common.clusters.waiting import wait_for_workers
@@ -202,6 +203,7 @@ def _make_cluster(profile, count):
     if isinstance(cls, type) and issubclass(cls, LocalCluster):
         protection.keep_scripts_out_of_workers()
         options = {**protection.scratch_option(), **options}
+        cls = keeping_nannies(cls)
     security = options.pop("security", None)
     if security is True:
         options["security"] = protection.credentials()
