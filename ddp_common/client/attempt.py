@@ -353,7 +353,7 @@ class Attempt:
         step = wording.last_step(self.known)
         if self.makes_room and told == [0] and not stop_requested:
             return MadeRoom("More workers have come.", step=step, directory=self.directory.path)
-        self.directory.log(f"stopped after step {step}: rank {told} was told to")
+        self.directory.log(wording.in_log_of_a_stop(self.known))
         return wording.run_stopped(self.known, self.checkpoints.newest(), self.directory.path)
 
     def _failure_of(self, rank: int) -> Exception:

@@ -126,12 +126,8 @@ def _attributes(known: Known, rank: int, directory: Path) -> dict[str, Any]:
 
 
 def who_was_told(known: Known) -> list[int]:
-    """Of the ranks that have left, those that got SIGTERM themselves.
-
-    All of them if none says so.
-    """
-    told = sorted(rank for rank in known.stopped() if known.ended[rank].told)
-    return told or known.stopped()
+    """Of the ranks that have left, those that got SIGTERM themselves, in order."""
+    return sorted(rank for rank in known.stopped() if known.ended[rank].told)
 
 
 def last_step(known: Known) -> int:
@@ -144,18 +140,28 @@ def run_stopped(known: Known, newest: Path | None, directory: Path) -> RunStoppe
 
     `newest` is the last good checkpoint.
     """
-    told = who_was_told(known)
     step = last_step(known)
     left = "before the first step"
     if step:
         saved = f"the newest checkpoint is {newest.name}" if newest else "there is no checkpoint"
         left = f"after step {step}; {saved}"
     return RunStopped(
-        f"The run was told to stop: rank {', '.join(map(str, told))} on {known.hosts[told[0]]} "
-        f"got SIGTERM. All ranks left {left}.",
+        f"The run was told to stop: {_who_got_sigterm(known)}. All ranks left {left}.",
         step=step,
         directory=directory,
     )
+
+
+def _who_got_sigterm(known: Known) -> str:
+    told = who_was_told(known)
+    if not told:
+        return "no rank that has left says that it got SIGTERM itself"
+    return f"rank {', '.join(map(str, told))} on {known.hosts[told[0]]} got SIGTERM"
+
+
+def in_log_of_a_stop(known: Known) -> str:
+    """How ranks that were told to stop have left, as a line of the log."""
+    return f"stopped after step {last_step(known)}: {_who_got_sigterm(known)}"
 
 
 def scheduler_lost(address: str, directory: Path) -> SchedulerLost:

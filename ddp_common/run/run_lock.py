@@ -142,10 +142,15 @@ class Lock:
             probe.unlink(missing_ok=True)
 
     def _is_ending(self, holder):
-        """Whether the holder was told to stop, or is this batch job before it was requeued."""
+        """Whether the holder was told to stop, or is this batch job before it was requeued.
+
+        PBS does not say how often it has started a job: there a launch in the same job may also be
+        another one beside this, which is then refused later than it could be.
+        """
         is_same_job = holder.get("job") is not None and holder.get("job") == self._ours["job"]
-        is_requeued = is_same_job and holder.get("start", 0) < self._ours["start"]
-        return bool(holder.get("ending")) or is_requeued
+        start = self._ours["start"]
+        may_be_requeued = is_same_job and (start is None or holder.get("start", 0) < start)
+        return bool(holder.get("ending")) or may_be_requeued
 
     def _refusal(self, holder):
         if not holder:
@@ -224,7 +229,10 @@ class Lock:
 def _this_process():
     """What the lock file says about its holder."""
     job = os.environ.get("SLURM_JOB_ID") or os.environ.get("PBS_JOBID")
-    start = os.environ.get("SLURM_RESTART_COUNT", "0")  # how often the job was requeued
+    start = None  # how often the job was requeued; None where nobody says so
+    if "SLURM_JOB_ID" in os.environ:
+        count = os.environ.get("SLURM_RESTART_COUNT", "0")
+        start = int(count) if count.isdigit() else 0
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -232,7 +240,7 @@ def _this_process():
         "boot": _boot(),
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
         "job": job,
-        "start": int(start) if start.isdigit() else 0,
+        "start": start,
     }
 
 

@@ -8,12 +8,15 @@ Promises: what ranks tell each other here goes through the run's store, which ad
 as JSON; only rank 0's result may be more than that.
 """
 
+import atexit
 import contextlib
 import datetime
 import io
 import itertools
 import json
 import os
+import pickle
+import shutil
 import signal
 import socket
 import sys
@@ -44,6 +47,7 @@ from ddp_common.ranks import (
     recorder,
     rendezvous,
     reporting,
+    secret,
     stopping,
     trace,
 )
@@ -219,6 +223,7 @@ def _run_here(function, arguments, directory, on_report, stall_timeout, at_the_e
     else:
         # What the program writes there, rank 0 writes into the real one.
         own_path = Path(tempfile.mkdtemp(prefix=f"ddp-rank-{rank}-"))
+        atexit.register(shutil.rmtree, own_path, ignore_errors=True)
         problems = lost
     if was_stopped:
         raise _stopped(step, path)
@@ -290,10 +295,20 @@ def _unpacked(content):
     """Rank 0's result.
 
     Plain values and tensors need no pickle; anything else is unpickled only if nobody else can
-    have sent it.
+    have sent it. Raises `Error` where somebody else can.
     """
     is_only_ours = rendezvous.current_store().private
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=not is_only_ours)
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=not is_only_ours)
+    except pickle.UnpicklingError:
+        if is_only_ours:
+            raise
+        raise Error(
+            "What rank 0 returned is more than tensors and plain values. The ranks have no secret "
+            "by which they know each other, so somebody else may have sent it, and it is not "
+            f"unpickled. Set {secret.VARIABLE} to the same random text for every rank, or return "
+            "tensors, numbers, text, lists and dicts."
+        ) from None
 
 
 def _stopped(step, path):

@@ -109,10 +109,11 @@ JOIN = (
 STAY = f"{JOIN}\n    import time; time.sleep(15)"
 
 
-def start(code=JOIN, **variables):
+def start(code=JOIN, cwd=None, **variables):
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     return subprocess.Popen(
         [sys.executable, "-c", code],
+        cwd=cwd,
         env={**kept, "DDP_JOIN_TIMEOUT": str(JOIN_TIMEOUT), **variables},
         text=True,
         stdout=subprocess.PIPE,

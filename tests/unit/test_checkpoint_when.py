@@ -162,3 +162,22 @@ def test_a_state_that_changes_its_shape_is_copied_anew(tmp_path):
             list(range(part.rows)),
             part.rows,
         )
+
+
+@pytest.mark.parametrize("kind", [ValueError, MemoryError, KeyboardInterrupt, OSError])
+def test_whatever_fails_in_the_thread_that_writes_is_told_and_leaves_the_last_good_file(
+    tmp_path, monkeypatch, capsys, kind
+):
+    train(tmp_path, every_steps=8)
+    before = checkpoints(tmp_path)
+
+    def fail(descriptor):
+        raise kind("something nobody thought of")
+
+    monkeypatch.setattr(module, "sync", fail)
+    train(tmp_path, every_steps=8)
+    assert "something nobody thought of. The last good one is" in capsys.readouterr().err
+    with pytest.raises(ddp.Error, match="was not saved: .*something nobody thought of"):
+        train(tmp_path, every_steps=8, on_error="stop")
+    assert checkpoints(tmp_path) == before
+    assert not list(tmp_path.glob("*.tmp"))

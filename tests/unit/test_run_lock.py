@@ -104,10 +104,23 @@ def test_a_run_that_was_told_to_end_is_waited_for(tmp_path, holder):
     assert process.wait(timeout=120) == 0
 
 
-def test_a_requeued_batch_job_waits_for_its_predecessor(tmp_path, holder, monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
+@pytest.mark.parametrize(
+    "job, restart",
+    [
+        pytest.param({"SLURM_JOB_ID": "17"}, {"SLURM_RESTART_COUNT": "1"}, id="slurm"),
+        pytest.param({"PBS_JOBID": "17.host"}, {}, id="pbs"),
+    ],
+)
+def test_a_requeued_batch_job_waits_for_its_predecessor(
+    tmp_path, holder, monkeypatch, job, restart
+):
+    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "PBS_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
     process, _ = holder(run_lock.GRACE + 2)
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    for name, value in restart.items():
+        monkeypatch.setenv(name, value)
     RunDirectory(tmp_path / "run").close()
     assert process.wait(timeout=120) == 0
 

@@ -197,3 +197,13 @@ def test_the_end_after_sigterm_names_who_was_told_the_step_and_the_checkpoint():
     assert "rank 1 on n01 got SIGTERM. All ranks left after step 8" in str(stopped)
     assert "the newest checkpoint is step-00000008.pt" in str(stopped)
     assert "there is no checkpoint" in str(wording.run_stopped(known, None, DIRECTORY))
+
+
+def test_a_stop_of_which_no_rank_says_that_it_was_told_names_none():
+    known = known_of(2, **{f"rank_{n}": Ended("stopped", told=False, step=8) for n in (0, 1)})
+    text = str(wording.run_stopped(known, None, DIRECTORY))
+    assert text.startswith(
+        "The run was told to stop: no rank that has left says that it got SIGTERM itself. "
+        "All ranks left after step 8"
+    )
+    assert wording.in_log_of_a_stop(known).startswith("stopped after step 8: no rank ")
