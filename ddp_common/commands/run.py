@@ -169,11 +169,14 @@ def where_the_time_went(run) -> str:
     """What the recorded steps of a run (a `Run`) show, as a table; or why there is none."""
     try:
         drawn = run.timeline()
-    except (Error, OSError) as error:
+    except Error as error:
         return f"\nTRACE: {error}"
+    places = [f"drawn in {shown(drawn.picture)}"] if drawn.picture.exists() else []
+    if drawn.file.exists():
+        places.append(f"{shown(drawn.file)} opens in https://ui.perfetto.dev")
+    where = f" ({'; '.join(places)})" if places else ""
     return (
-        f"\nWhere the time of a step went, ms on each rank (drawn in {shown(drawn.picture)}; "
-        f"{shown(drawn.file)} opens in https://ui.perfetto.dev):\n"
+        f"\nWhere the time of a step went, ms on each rank{where}:\n"
         f"{drawn.frame.round(2).to_string()}"
     )
 

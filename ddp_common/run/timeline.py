@@ -5,17 +5,17 @@ that Perfetto (https://ui.perfetto.dev) and chrome://tracing open: the trace eve
 """
 
 import gzip
-import io
 import json
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ddp_common.errors import Error
-from ddp_common.files import save_whole
 from ddp_common.messages import ATTEMPT, HOST, LEAD, RECORDINGS, STEPS
 from ddp_common.run.places import shown
+from ddp_common.run.result import as_picture
 
 FILE = f"{RECORDINGS}/all-ranks.json.gz"
 PICTURE = "timeline.png"
@@ -61,13 +61,14 @@ class Timeline:
     file: Path
 
     def _repr_png_(self) -> bytes:
-        return _as_png(self.figure)
+        return as_picture(self.figure, "png")
 
 
-def timeline(directory: Path) -> Timeline:
+def timeline(directory: Path, save: Callable[[str, bytes], None]) -> Timeline:
     """Draw what the ranks of a run have recorded, and join it into one file.
 
-    Raises `Error` if nothing was recorded, or if what lies there cannot be read.
+    `save(name, content)` writes a file in the run directory. Raises `Error` if nothing was
+    recorded, or if what lies there cannot be read.
     """
     import pandas  # these three take a second, which only this function needs
 
@@ -76,16 +77,10 @@ def timeline(directory: Path) -> Timeline:
     frame = pandas.DataFrame.from_dict(rows, orient="index", columns=list(LANES))
     frame.index.name = "rank"
     figure = _draw(ranks, frame)
-    save_whole(directory, PICTURE, _as_png(figure))
+    save(PICTURE, as_picture(figure, "png"))
     joined = {"traceEvents": _for_perfetto(ranks), "displayTimeUnit": "ms"}
-    save_whole(directory, FILE, gzip.compress(json.dumps(joined).encode(), compresslevel=3))
+    save(FILE, gzip.compress(json.dumps(joined).encode(), compresslevel=3))
     return Timeline(figure, frame, directory / PICTURE, directory / FILE)
-
-
-def _as_png(figure: Any) -> bytes:
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120, bbox_inches="tight")
-    return picture.getvalue()
 
 
 # Reading

@@ -87,7 +87,7 @@ def test_make_run_on_a_full_disk_says_in_its_closing_line_that_nothing_was_saved
     closing = done.stdout.partition("Done in")[2]
     assert "Training finished, but not everything was written:" in closing
     assert "No checkpoint was saved" in closing and "No space left on device" in closing
-    assert "The figure loss.png was not saved" in closing
+    assert "The file loss.png was not saved" in closing
     assert "was not saved: No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
     assert sorted(path.name for path in (small_disk / "run").glob("*loss*")) == []

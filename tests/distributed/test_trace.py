@@ -1,5 +1,6 @@
 """`ddp.trace` and TRACE=…: some steps of all ranks on one time axis, as a picture and a file."""
 
+import contextlib
 import gzip
 import json
 import subprocess
@@ -69,6 +70,22 @@ def test_the_picture_is_in_the_run_directory(recorded):
     drawn = recorded.timeline()
     assert drawn.picture.read_bytes().startswith(b"\x89PNG")
     assert drawn._repr_png_().startswith(b"\x89PNG")
+
+
+def test_on_a_full_disk_the_figure_is_there_and_what_was_not_written_is_said(
+    client, small_disk, capsys
+):
+    run = ddp.launch(client, train, workers=2, directory=small_disk / "run")
+    with contextlib.suppress(OSError), open(small_disk / "filler", "wb") as filler:
+        while True:
+            filler.write(bytes(1000))
+    drawn = run.timeline()
+    assert drawn._repr_png_().startswith(b"\x89PNG") and list(drawn.frame.index) == [0, 1]
+    assert [problem.split()[2] for problem in run.problems] == [timeline.PICTURE, timeline.FILE]
+    assert "timeline.png was not saved" in capsys.readouterr().err
+    words = where_the_time_went(run)
+    assert "ms on each rank:" in words and "perfetto" not in words
+    assert not drawn.picture.exists() and not drawn.file.exists()
 
 
 def test_the_file_has_all_ranks_in_the_trace_event_format(recorded):
