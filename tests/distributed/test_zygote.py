@@ -117,9 +117,13 @@ def test_a_worker_that_is_killed_takes_its_guard_and_forkserver_along(cluster):
 
 def test_without_it_workers_start_forkservers_of_their_own(cluster):
     ddp.launch(cluster, ddp.rank)
+    killed = guards(cluster)
+    forkservers = [child.pid for pid in killed for child in psutil.Process(pid).children()]
     os.kill(zygote_of(cluster), signal.SIGKILL)
-    for pid in guards(cluster):
+    for pid in killed:
         os.kill(pid, signal.SIGKILL)
+    # A rank that is to start in the moment in which its forkserver ends is told to have failed.
+    wait_until(lambda: not any(map(is_alive, [*killed, *forkservers])))
     workers = set(cluster.run(os.getpid).values())
     records = ddp.launch(cluster, lambda: ddp.report(**ancestors())).metrics.to_dict("records")
     assert {record["origin"] for record in records} == workers
