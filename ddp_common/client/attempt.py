@@ -363,8 +363,7 @@ class Attempt:
         """
         tasks = [future for future in (*self.futures, *self.handed) if future is not None]
         if any(_why_cancelled(task) == RESTARTED for task in tasks):
-            self.known.scheduler_lost = True
-            self.known.cancelled_by = RESTARTED
+            self.known.tasks_cancelled(RESTARTED)
             return self._scheduler_gone()
         return wording.rank_failed(self.known, rank, self.directory.path)
 
@@ -496,8 +495,7 @@ class Attempt:
             self.known.ended[event.rank] = Ended("raised", message=f"Its agent failed: {error!r}")
         elif event.status == "cancelled":
             # Not by us: a client cancels its futures when it loses the scheduler or is closed.
-            self.known.scheduler_lost = True
-            self.known.cancelled_by = event.reason
+            self.known.tasks_cancelled(event.reason)
 
     def _take_message(self, rank: int, message: Message) -> None:
         self.known.take(rank, message, time.monotonic())

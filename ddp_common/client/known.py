@@ -65,6 +65,11 @@ class Known:
         else:
             self.ended[rank] = Ended("lost")
 
+    def tasks_cancelled(self, reason: str | None) -> None:
+        """Take note that the tasks were cancelled, not by us; `reason` is Dask's word for why."""
+        self.scheduler_lost = True
+        self.cancelled_by = reason
+
     def all_have_started(self) -> bool:
         return len(self.hosts) == len(self.addresses)
 

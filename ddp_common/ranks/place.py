@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 LOOPBACK = "127.0.0.1"  # where ranks meet that are all on one host: no other host reaches it
+PORT_FOLDER = "DDP_PORT_FOLDER"  # the variable that says where rank 0 writes the store's port
 
 
 @dataclass(frozen=True)

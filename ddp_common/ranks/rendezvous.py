@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_common.errors import Error, first_line
-from ddp_common.ranks import secret, slurm
+from ddp_common.ranks import secret, slurm, store_port
 from ddp_common.ranks.place import LOOPBACK, Place
 from ddp_common.ranks.store import MAC, NONCE, Server, Store, StrangerError, connect, proof
 
@@ -76,7 +76,7 @@ def process_group(
     """Be a member of the process group inside a `with` block; yields the device.
 
     `listener` is the bound socket of the store, given to rank 0 by its agent; without it rank 0
-    opens MASTER_PORT itself, or in a Slurm step any free port. `timeout` is that of collectives.
+    opens a port itself (`store_port`). `timeout` is that of collectives.
 
     A rank leaves the block once all ranks are in, so that nobody is still connecting to it. Rank 0
     leaves when every other rank has left, so that nobody loses the store. After an exception
@@ -214,18 +214,16 @@ def _join_store(place, listener, key):
         if place.rank != 0:
             return None, _find_store(place, key, deadline)
         if listener is None:
-            listener = _open_port(place)
+            listener = store_port.listen(place)
+            store_port.say(place, listener.getsockname()[1], deadline)
         server = Server(listener, key)
-        if _torchrun_has_the_port():
-            _store_of_torchrun(place, deadline).set(_name_of_our_port(), str(server.port))
         return server, connect(*server.address, key, JOIN_TIMEOUT)
     except (dist.DistError, RuntimeError, OSError) as error:
         verb = "open" if place.rank == 0 else "reach"
-        port = place.port or ", ".join(map(str, slurm.candidates()))
         reason = first_line(error)
         raise Error(
             f"Rank {place.rank} of {place.world_size} could not {verb} the store of rank 0 at "
-            f"{place.address}, port {port}, within {JOIN_TIMEOUT} s: {reason}. "
+            f"{store_port.in_words(place)}, within {JOIN_TIMEOUT} s: {reason}. "
             f"{_advice(place, error)}"
         ) from error
 
@@ -242,17 +240,6 @@ def _advice(place, error):
     return "Is rank 0 alive, and does a firewall lie between the two hosts?"
 
 
-def _open_port(place):
-    """A listening socket for the other ranks: on loopback only, if they are all on this host."""
-    if place.port is None:
-        return slurm.open_port(place.address)
-    host = LOOPBACK if place.address == LOOPBACK else ""
-    port = 0 if _torchrun_has_the_port() else place.port
-    dual = not host and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    return socket.create_server((host, port), family=family, dualstack_ipv6=dual, backlog=1024)
-
-
 def _find_store(place, key, deadline):
     """The store of rank 0, once it is there.
 
@@ -260,7 +247,7 @@ def _find_store(place, key, deadline):
     """
     problem = ConnectionError("nothing answers there")
     while time.monotonic() < deadline:
-        ports = _ports_to_try(place, deadline)
+        ports = store_port.to_try(place, deadline)
         timeout = ANSWER_TIMEOUT if len(ports) == 1 else PROBE_TIMEOUT
         for port in ports:
             try:
@@ -271,51 +258,6 @@ def _find_store(place, key, deadline):
                 continue
         time.sleep(0.05)
     raise problem
-
-
-def _ports_to_try(place, deadline):
-    if _torchrun_has_the_port():
-        return [_port_from_torchrun(place, deadline)]
-    if place.port is None:
-        return slurm.candidates()
-    return [place.port]
-
-
-def _torchrun_has_the_port():
-    """Whether torchrun's own store is at MASTER_PORT: then ours has another port, named there."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def _name_of_our_port():
-    """The key in torchrun's store under which rank 0 publishes the port of ours."""
-    return f"ddp/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/port"
-
-
-def _port_from_torchrun(place, deadline):
-    try:
-        return int(_store_of_torchrun(place, deadline).get(_name_of_our_port()))
-    except ValueError:
-        raise ConnectionError("torchrun's store says something else than a port") from None
-
-
-def _store_of_torchrun(place, deadline):
-    # torch's own client would wait for ever for a stranger that accepts and says nothing.
-    while not _accepts_connections(place.address, place.port):
-        if time.monotonic() > deadline:
-            raise ConnectionError("nothing answers there")
-        time.sleep(0.1)
-    left = datetime.timedelta(seconds=max(1.0, deadline - time.monotonic()))
-    return dist.TCPStore(
-        place.address, place.port, None, is_master=False, wait_for_workers=False, timeout=left
-    )
-
-
-def _accepts_connections(address, port):
-    try:
-        socket.create_connection((address, port), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 # Every rank claims its place in the store, and waits for all others.

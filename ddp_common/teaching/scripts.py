@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ddp_common.teaching.contained import TIMED_OUT
 from ddp_common.teaching.shown import HeadAndTail
-from ddp_common.without_dask.starting import OWN_STORE_FOR_RANKS, meet_in
+from ddp_common.without_dask.starting import meet_in, own_store_for_ranks
 
 GRACE = 30.0  # seconds beyond the time-out that ending everything may take
 
@@ -63,7 +63,7 @@ def run_script(
     with subprocess.Popen(
         [*contained, *torchrun, str(script), *arguments],
         cwd=folder,
-        env=_environment(),
+        env=_environment(folder),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -87,13 +87,13 @@ def run_script(
     )
 
 
-def _environment():
+def _environment(folder):
     """This process's own, with this package importable from any folder, one thread for a rank."""
     here = str(Path(__file__).parents[2])
     path = os.environ.get("PYTHONPATH")
     return {
         **os.environ,
-        **OWN_STORE_FOR_RANKS,
+        **own_store_for_ranks(folder),
         "PYTHONPATH": here if not path else os.pathsep.join([here, path]),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",

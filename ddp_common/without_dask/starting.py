@@ -14,10 +14,8 @@ from pathlib import Path
 
 from ddp_common.errors import Error, RankFailed
 from ddp_common.ranks import secret
+from ddp_common.ranks.place import PORT_FOLDER
 from ddp_common.without_dask.launchers import command
-
-# With it rank 0 opens the ranks' store itself, instead of torchrun
-OWN_STORE_FOR_RANKS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> None:
@@ -43,7 +41,7 @@ def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> No
         return
     with tempfile.TemporaryDirectory(prefix="ddp-torchrun-") as folder:
         after_standalone = words[2:]
-        os.environ.update(OWN_STORE_FOR_RANKS)
+        os.environ.update(own_store_for_ranks(folder))
         _run_torchrun([*meet_in(folder), *after_standalone])
 
 
@@ -51,8 +49,7 @@ def meet_in(folder: str | Path) -> list[str]:
     """Options of torchrun in place of --standalone.
 
     Its processes meet in a file that only their user can read, instead of at a port that everybody
-    reaches: torchrun unpickles what it finds there. Its store for the ranks would admit everybody,
-    too; with `OWN_STORE_FOR_RANKS` in the environment rank 0 opens one of its own.
+    reaches: torchrun unpickles what it finds there.
     """
     return [
         "--nnodes=1",
@@ -61,6 +58,14 @@ def meet_in(folder: str | Path) -> list[str]:
         f"--rdzv-endpoint={folder}/rendezvous",
         f"--rdzv-id={Path(folder).name}",
     ]
+
+
+def own_store_for_ranks(folder: str | Path) -> dict[str, str]:
+    """Variables with which rank 0 opens the ranks' store itself, instead of torchrun.
+
+    torchrun's store would admit everybody. Rank 0 writes its port to `folder`.
+    """
+    return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", PORT_FOLDER: str(folder)}
 
 
 def _run_srun(words):

@@ -21,7 +21,6 @@ import logging
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from ddp_common.teaching import faults
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
 import fault_lab
+from ports import free_port
 
 GIVE_UP = 10.0  # seconds after which a peer that still waits is taken to wait for its time-out
 REPEATS = 5
@@ -101,9 +101,7 @@ def in_dask_tasks(client, fault):
         )
         return faults.inject(faults.train, fault, mark=mark)()
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder, ddp.connect("local", workers=2) as other:
         other.run(lambda: logging.disable())  # what the workers would print of their tasks
         mark = Path(folder) / "mark"

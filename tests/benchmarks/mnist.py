@@ -29,7 +29,7 @@ import ddp_common as ddp
 
 RANKS = Path(__file__).with_name("ranks.py")
 REPEATS = 5
-sys.path.insert(0, str(REPOSITORY / "tests" / "hpc"))
+sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests" / "hpc")]
 
 
 def averaging(steps=200):

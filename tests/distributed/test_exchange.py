@@ -7,7 +7,8 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
-from test_rendezvous import free_port, start, torchrun_variables
+from ports import free_port
+from test_rendezvous import start, torchrun_variables
 
 import ddp_common as ddp
 from ddp_common.ranks import exchange

@@ -11,8 +11,10 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from ports import free_port
 
 import ddp_common as ddp
+from ddp_common.teaching.scripts import run_script
 
 ONE_GPU_PER_RANK = torch.cuda.device_count() >= 2
 
@@ -147,12 +149,6 @@ def slurm_variables(rank, size, job):
     }
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def test_ranks_that_nobody_starts_are_named_after_a_deadline():
     port = free_port()
     first, other = errors([start(**torchrun_variables(rank, 4, port)) for rank in (0, 2)])
@@ -185,6 +181,31 @@ def test_a_port_that_another_program_holds_is_an_error_in_words():
         other.listen()
         (error,) = errors([start(**torchrun_variables(0, 1, other.getsockname()[1]))])
     assert "could not open the store of rank 0" in error and "choose another MASTER_PORT" in error
+
+
+TAKEN = """
+import os
+import socket
+import ddp_common as ddp
+
+if os.environ["RANK"] == "0":
+    other = socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+with ddp.process_group():
+    print("in", ddp.rank())
+"""
+
+
+def test_ranks_of_torchrun_need_no_port_that_was_chosen_before_they_started():
+    """torchrun names a port that is free; once a rank has started, another program may have it."""
+    done = run_script(TAKEN, timeout=200)
+    assert done.ok, done.output
+    assert sorted(re.findall("in [01]", done.output)) == ["in 0", "in 1"]
+
+
+def test_ranks_that_rank_0_tells_no_port_say_where_they_look_for_it(tmp_path):
+    (error,) = errors([start(**torchrun_variables(1, 2, 1), DDP_PORT_FOLDER=str(tmp_path))])
+    where = f"at 127.0.0.1, at the port that {tmp_path}/port-0 says"
+    assert f"could not reach the store of rank 0 {where}, within" in error
 
 
 @pytest.mark.parametrize(

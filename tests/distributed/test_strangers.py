@@ -15,9 +15,10 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from ports import free_port
 from processes import Background, log_of, rank_pids, wait_until
 from strangers import ATTACK, IMPORTS, as_nobody, ports_of
-from test_rendezvous import errors, free_port, start, torchrun_variables
+from test_rendezvous import errors, start, torchrun_variables
 
 import ddp_common as ddp
 

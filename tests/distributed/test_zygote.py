@@ -40,6 +40,10 @@ def guards(client):
     return list(client.run(of_this_worker).values())
 
 
+def forkservers_of(guards):
+    return [child.pid for pid in guards for child in psutil.Process(pid).children()]
+
+
 def zygote_of(client):
     return client.zygote._process.pid
 
@@ -104,7 +108,7 @@ def test_a_worker_that_is_killed_takes_its_guard_and_forkserver_along(cluster):
     ddp.launch(cluster, ddp.rank)
     victim = next(iter(cluster.run(os.getpid).values()))
     before = guards(cluster)
-    forkservers = [child.pid for pid in before for child in psutil.Process(pid).children()]
+    forkservers = forkservers_of(before)
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: sum(map(is_alive, before)) == 1)
     wait_until(lambda: sum(map(is_alive, forkservers)) == 1)
@@ -118,7 +122,7 @@ def test_a_worker_that_is_killed_takes_its_guard_and_forkserver_along(cluster):
 def test_without_it_workers_start_forkservers_of_their_own(cluster):
     ddp.launch(cluster, ddp.rank)
     killed = guards(cluster)
-    forkservers = [child.pid for pid in killed for child in psutil.Process(pid).children()]
+    forkservers = forkservers_of(killed)
     os.kill(zygote_of(cluster), signal.SIGKILL)
     for pid in killed:
         os.kill(pid, signal.SIGKILL)

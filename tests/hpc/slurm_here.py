@@ -15,6 +15,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from ports import free_port
+
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sinfo", "srun", "sbatch")
 CPUS = 16  # more than the machine may have: Slurm is told not to look
 MEMORY = 64_000  # MiB; the same
@@ -132,12 +134,6 @@ def running_slurm(folder):
                 daemon.wait(10)
             daemon.kill()
             daemon.wait()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def wait_until(condition, name, folder):

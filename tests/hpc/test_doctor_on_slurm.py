@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from slurm_here import free_port, running_slurm, why_not
+from ports import free_port
+from slurm_here import running_slurm, why_not
 
 from ddp_common.clusters.doctor import examine
 

@@ -41,6 +41,7 @@ from typing import NamedTuple
 import psutil
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "hpc"))
 
 import measuring
