@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from jupyter_client.manager import KernelManager
+from kernels import kernel_manager
 
 CONNECT = "client = ddp.connect('local', workers={workers})"
 
@@ -14,7 +14,7 @@ class Notebook:
     """A kernel. Cells have names, as in JupyterLab: a cell that is edited stays the same cell."""
 
     def __init__(self):
-        self.manager = KernelManager()
+        self.manager = kernel_manager()
         self.manager.start_kernel(env={**os.environ, "DDP_PROGRESS": "off"})
         self.kernel = self.manager.blocking_client()
         self.kernel.start_channels()

@@ -202,9 +202,9 @@ client = Client({address!r})
 
 
 def test_interrupt_in_a_notebook(client, undisturbed, tmp_path):
-    from jupyter_client.manager import KernelManager
+    from kernels import kernel_manager
 
-    manager = KernelManager()
+    manager = kernel_manager()
     manager.start_kernel(env=fault_lab.environment_for(client, tmp_path))
     kernel = manager.blocking_client()
     kernel.start_channels()

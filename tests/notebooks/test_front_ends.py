@@ -9,7 +9,7 @@ import time
 
 import nbformat
 import pytest
-from jupyter_client.manager import KernelManager
+from kernels import configuration, kernel_manager
 from nbclient import NotebookClient
 
 import ddp_common as ddp
@@ -27,7 +27,7 @@ ddp.launch(client, ddp.rank)
 
 class Kernel:
     def __init__(self):
-        self.manager = KernelManager()
+        self.manager = kernel_manager()
         self.manager.start_kernel()
         self.client = self.manager.blocking_client()
         self.client.start_channels()
@@ -134,7 +134,7 @@ def test_nbclient_keeps_no_trace_of_progress(tmp_path):
     cells = [nbformat.v4.new_code_cell(source) for source in (SETUP, LAUNCH, "client.close()")]
     notebook = nbformat.v4.new_notebook(cells=cells)
     resources = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=240, resources=resources).execute()
+    NotebookClient(notebook, timeout=240, resources=resources, config=configuration()).execute()
     assert notebook.cells[1].execution_count == 2 and notebook.cells[1].outputs == []
 
 

@@ -3,6 +3,7 @@
 The students' run through unsolved.
 """
 
+import os
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import nbformat
 import pytest
 import sync
 import torch
+from kernels import configuration
 from nbclient import NotebookClient
 from tutorials_here import ROOT, clean_environment, script, settings_of_torch_put_back
 
@@ -126,6 +128,7 @@ ANOTHER_PROCESSOR = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"
 def test_notebook_reproduces_its_outputs(name, tmp_path):
     environment = clean_environment(tmp_path) | ANOTHER_PROCESSOR
     del environment["DDP_PROGRESS"]  # nobody watches here: it must be found out
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # for the plugin
     command = [
         sys.executable,
         "-m",
@@ -134,6 +137,8 @@ def test_notebook_reproduces_its_outputs(name, tmp_path):
         "--nbval",
         "--nbval-current-env",
         "--nbval-cell-timeout=800",
+        "-p",
+        "kernels",
         "-p",
         "no:cacheprovider",
         "-o",
@@ -163,7 +168,7 @@ def test_student_notebook_runs_through_unsolved(name, tmp_path, monkeypatch):
     monkeypatch.delenv("DDP_PROGRESS")
     student = nbformat.read(tmp_path / "my-work" / f"{name}.ipynb", 4)
     resources = {"metadata": {"path": str(tmp_path / "my-work")}}
-    NotebookClient(student, timeout=800, resources=resources).execute()
+    NotebookClient(student, timeout=800, resources=resources, config=configuration()).execute()
     text = "".join(
         output.get("text", "") for cell in student.cells for output in cell.get("outputs", [])
     )
