@@ -325,7 +325,7 @@ def _start(rank: RankProcess, is_wanted: Callable[[], bool]) -> bool:
 
     def start() -> None:
         try:
-            rank.process.start()
+            forkserver.start_process(rank.process)
         except Exception as error:  # raised again below, in the agent's thread
             errors.append(error)
         for end in rank.child_ends:

@@ -12,10 +12,12 @@ import os
 import socket
 import sys
 import tempfile
+import time
 from multiprocessing import resource_tracker
 from multiprocessing.connection import arbitrary_address  # type: ignore[attr-defined]
 from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ForkServer
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ddp_common.worker import zygote
@@ -23,6 +25,7 @@ from ddp_common.worker.descendants import END
 from ddp_common.worker.guard import has_ended
 
 PRELOAD = ["ddp_common.worker.in_forkserver"]  # which imports the rest
+ENDING = 5.0  # seconds within which a guard notices that its forkserver has ended, and ends too
 LONGEST_FOLDER = 70  # characters, for temporary files: a socket's path below it has 108 at most
 
 
@@ -46,6 +49,24 @@ def start_forkserver(address: zygote.Address | None = None) -> ForkServerContext
     if not isinstance(_server(), FromZygote):
         multiprocessing.forkserver.ensure_running()
     return context
+
+
+def start_process(process: BaseProcess) -> None:
+    """Start a process of the context, from another forkserver if this one is just ending.
+
+    A forkserver that ends in between (it was killed, or memory was short) is told by its silence:
+    then nothing has been started, since a process tells its number itself. Raises EOFError or
+    OSError if no other forkserver has started it within `ENDING` seconds.
+    """
+    deadline = time.monotonic() + ENDING
+    while True:
+        try:
+            process.start()
+            return
+        except (EOFError, ConnectionError, FileNotFoundError):
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)  # until its guard has ended, too, it is taken to live
 
 
 def guard() -> int | None:

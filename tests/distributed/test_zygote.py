@@ -6,12 +6,13 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import cloudpickle
 import psutil
 import pytest
-from processes import assert_gone, is_alive, wait_until
+from processes import Background, assert_gone, is_alive, wait_until
 
 import ddp_common as ddp
 from ddp_common.clusters import warm_start
@@ -126,11 +127,32 @@ def test_without_it_workers_start_forkservers_of_their_own(cluster):
     os.kill(zygote_of(cluster), signal.SIGKILL)
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
-    # A rank that is to start in the moment in which its forkserver ends is told to have failed.
     wait_until(lambda: not any(map(is_alive, [*killed, *forkservers])))
     workers = set(cluster.run(os.getpid).values())
     records = ddp.launch(cluster, lambda: ddp.report(**ancestors())).metrics.to_dict("records")
     assert {record["origin"] for record in records} == workers
+
+
+def waits_for_a_forkserver():
+    """Whether a thread of this process has asked for a process and waits for its number."""
+    names = [
+        frame.f_code.co_name
+        for thread in sys._current_frames().values()
+        for frame, _ in traceback.walk_stack(thread)
+    ]
+    return "read_signed" in names
+
+
+def test_a_forkserver_that_ends_while_it_starts_a_rank_is_replaced(cluster):
+    ddp.launch(cluster, ddp.rank)
+    forkservers = forkservers_of(guards(cluster))
+    for pid in forkservers:
+        os.kill(pid, signal.SIGSTOP)
+    launch = Background(ddp.launch, cluster, ddp.world_size)
+    wait_until(lambda: all(cluster.run(waits_for_a_forkserver).values()))
+    for pid in forkservers:
+        os.kill(pid, signal.SIGKILL)
+    assert launch.outcome().result == 2
 
 
 def test_one_that_is_killed_while_it_imports_torch_is_not_waited_for(monkeypatch):
