@@ -64,6 +64,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset
 
 import ddp_common as ddp
+from ddp_common.teaching.live_plot import live_plot
 
 # %% tags=["parameters"]
 settings = ddp.settings(
@@ -382,15 +383,17 @@ def train(contexts, targets, epochs, batch_size, learning_rate, layers, hidden, 
 #    not trust its other figures here. *Memory* and CPU are those of Dask's own process,
 #    not of the rank below it. *Occupancy* is Dask's guess of the seconds of work ahead,
 #    and it has never seen this task before.
-# 2. **The progress line** under the cell: epoch, loss, samples per second, over all
-#    ranks.
+# 2. **Under the cell**: the progress line (epoch, loss, samples per second, over all
+#    ranks), and the loss of rank 0, drawn anew every second.
 # 3. **The log**, `log.txt` in the run directory: which process was which rank, and how
 #    each one ended.
 
 # %%
 names_of_arguments = "epochs batch_size learning_rate layers hidden seed".split()
 hyperparameters = {name: getattr(settings, name) for name in names_of_arguments}
-run = ddp.launch(client, train, contexts=contexts, targets=targets, **hyperparameters)
+with live_plot("loss") as watch:  # in JupyterLab; nothing where nobody watches
+    run = ddp.launch(client, train, contexts=contexts, targets=targets,
+                     on_report=watch, **hyperparameters)
 
 # %% tags=["lesson", "nbval-ignore-output"]
 print((run.directory / "log.txt").read_text())

@@ -1,9 +1,16 @@
 """The page on watching: its blocks run, those of trackers where the package is installed."""
 
+import itertools
+import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
+from optuna.trial import TrialState
+from processes import Background, rank_pids, wait_until
+
+from ddp_common.teaching.live_plot import LivePlot
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "watching.md").read_text()
@@ -52,7 +59,7 @@ class Shown:
 
 def test_the_plot_grows_while_training_runs_and_ends_with_all_steps(page):
     shown = Shown()
-    plot = page["LivePlot"](shown)
+    plot = LivePlot("loss", shown)
     slow = {**page["settings"], "pause": 0.1}
     run = page["ddp"].launch(page["client"], page["train"], workers=2, on_report=plot, **slow)
     before_the_end = list(shown.lengths)
@@ -60,6 +67,11 @@ def test_the_plot_grows_while_training_runs_and_ends_with_all_steps(page):
     steps = len(run.metrics["step"].unique())
     assert len(before_the_end) >= 2 and before_the_end == sorted(before_the_end)
     assert before_the_end[0] < steps and shown.lengths[-1] == steps
+
+
+def test_a_script_draws_no_plot(page):
+    run_blocks("plot", page)
+    assert page["watch"] is None
 
 
 def test_tensorboard_has_one_curve_of_a_launch(page):
@@ -87,10 +99,37 @@ def test_wandb_writes_an_offline_run_without_an_account(page):
 
 
 def test_optuna_prunes_and_the_workers_are_free_again(page):
-    optuna = pytest.importorskip("optuna")
     run_blocks("optuna", page)
-    states = [trial.state for trial in page["study"].trials]
-    assert len(states) == 8 and optuna.trial.TrialState.PRUNED in states
-    assert optuna.trial.TrialState.FAIL not in states
-    free = page["ddp"].launch(page["client"], lambda: "free", workers=2)
+    trials = page["study"].trials
+    states = [trial.state for trial in trials]
+    assert len(states) == 8 and TrialState.PRUNED in states
+    assert TrialState.FAIL not in states
+    assert any(overlap(one, other) for one, other in itertools.combinations(trials, 2))
+    free = page["ddp"].launch(page["client"], lambda: "free", workers=4)
     assert free.result == "free"
+
+
+def overlap(one, other):
+    """Whether two trials ran at the same time."""
+    return (
+        one.datetime_start < other.datetime_complete
+        and other.datetime_start < one.datetime_complete
+    )
+
+
+def test_a_search_goes_on_after_a_trial_of_which_a_rank_was_killed(page):
+    runs = Path(os.environ["RUNS"])
+    before = set(runs.glob("**/log.txt"))
+    slow = {**page, "settings": {**page["settings"], "pause": 0.1}}
+    search = Background(run_blocks, "optuna", slow)
+
+    def ranks_of_a_trial():
+        logs = set(runs.glob("**/log.txt")) - before
+        return [pid for log in logs for pid in rank_pids(log.parent)]
+
+    first, *_ = wait_until(ranks_of_a_trial)
+    os.kill(first, signal.SIGKILL)
+    search.outcome()
+    states = [trial.state for trial in slow["study"].trials]
+    assert len(states) == 8 and states.count(TrialState.FAIL) == 1
+    assert TrialState.COMPLETE in states

@@ -119,6 +119,26 @@ def test_where_a_notebook_is_executed_to_be_kept_nothing_is_drawn(kernel):
     assert kernel.run(LAUNCH, watched=False) == []
 
 
+PLOT = f"""
+from ddp_common.teaching.live_plot import live_plot
+with live_plot("loss") as watch:
+    {LAUNCH.removesuffix(")")}, on_report=watch)
+"""
+
+
+def test_a_live_plot_is_one_picture_where_a_person_watches_and_nothing_elsewhere(kernel):
+    assert kernel.run(PLOT, watched=False) == []
+    pictures = [
+        (kind, content["transient"]["display_id"], content["data"]["image/png"])
+        for kind, content in kernel.run(PLOT)
+        if "image/png" in content["data"]
+    ]
+    assert [kind for kind, _, _ in pictures[:2]] == ["display_data", "update_display_data"]
+    assert {kind for kind, _, _ in pictures[1:]} == {"update_display_data"}
+    assert len({place for _, place, _ in pictures}) == 1
+    assert pictures[0][2] != pictures[-1][2]
+
+
 @pytest.mark.parametrize("watched", [True, False])
 def test_connect_says_where_the_dashboard_is_if_a_person_watches(kernel, watched):
     messages = kernel.run("with ddp.connect('local', workers=1) as one: pass", watched=watched)

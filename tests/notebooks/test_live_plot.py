@@ -15,8 +15,7 @@ from tutorials_here import ROOT
 
 PATIENCE = 240  # seconds, for JupyterLab, a kernel and a cluster on a busy machine
 PAGE = (ROOT / "docs" / "watching.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.M | re.S)
-IN_A_NOTEBOOK = re.search(r"In a notebook, where.*?:\n\n((?:    .*\n)+)", PAGE)[1]
+BLOCKS = re.findall(r"^```python ?\w*\n(.*?)^```$", PAGE, flags=re.M | re.S)
 
 # What the browser is asked, in JavaScript
 PICTURES = "[...document.querySelectorAll('.jp-OutputArea-output img')].map(each => each.src)"
@@ -29,15 +28,13 @@ LAST_PROMPT = "[...document.querySelectorAll('.jp-InputPrompt')].at(-1)?.textCon
 def pages_notebook():
     """What somebody who follows the page has in a notebook, and a training of a few seconds."""
     training, plot = (
-        next(code for code in BLOCKS if each in code) for each in ("def train", "Liv")
+        next(code for code in BLOCKS if each in code) for each in ("def train", "live_plot")
     )
     training = training.partition("seen = []")[0].replace('"pause": 0.02', '"pause": 0.2')
-    show = "".join(line[4:] + "\n" for line in IN_A_NOTEBOOK.splitlines())
     cells = [
         "import ddp_common as ddp\nclient = ddp.connect('local', workers=2)",
         training,
         plot,
-        show,
     ]
     return nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(text.strip()) for text in cells],
