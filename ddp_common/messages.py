@@ -156,6 +156,7 @@ class Raised(Message):
     message: str
     traceback: str
     exception: str | None = None
+    exitcode: int | None = None  # with which the process is about to end
 
 
 @dataclass

@@ -543,7 +543,7 @@ def survive_kills(client, folder, kills, ranks, seed=0):
                 workers=ranks[attempt % len(ranks)],
                 restarts=2 * kills if len(ranks) == 1 else 0,
                 directory=directory,
-                pause=0.02,
+                pause=0.1,
                 **arguments,
             )
             break

@@ -66,7 +66,7 @@ from ddp_common.worker.spool import take_file
 
 GONE_TIMEOUT = 5  # seconds to wait for ranks to be gone once they were told
 UNSTARTED_TIMEOUT = 1  # the same for ranks that never started, which say nothing
-CAUSE_TIMEOUT = 1  # seconds to wait for the cause when a consequence was reported first
+CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was reported first
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
 STACKS_TIMEOUT = 12  # seconds that workers have to say where their ranks are
 LOOK_INTERVAL = 0.5  # seconds
@@ -340,7 +340,9 @@ class Attempt:
         while _is_consequence(decision) and time.monotonic() < deadline:
             self._take_next(SHORT_LOOK)
             decision = verdict(self.known)
-        return decision
+        # Where this program was held up, the cause may have come meanwhile.
+        self._take_what_is_there()
+        return verdict(self.known)
 
     def _explained(self, decision: Verdict) -> Exception:
         """The exception for an attempt that did not finish."""

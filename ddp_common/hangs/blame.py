@@ -60,7 +60,9 @@ def _cannot_go_on(standstill: Standstill) -> tuple[int, str] | None:
     for rank in standstill.stuck:
         if standstill.states[rank] is None:
             return rank, f"Its {standstill.places[rank]} does not answer; {others}."
-        if standstill.states[rank] in STOPPED:
+    # Also one that is not stuck yet: its last progress may have come a moment after its peers'.
+    for rank, state in sorted(standstill.states.items()):
+        if state in STOPPED and rank not in standstill.returned:
             return rank, f"Its process is stopped (SIGSTOP, or a debugger); {others}."
     return None
 

@@ -65,15 +65,13 @@ def main(
     # Ctrl-C works again as it does elsewhere: the worker ignores it, and children would too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     last_word: Message
-    exit_code = 0
     try:
         last_word = _train(environment, threads, payload, tables, listener, result_file, messages)
     except BaseException as error:  # whatever it is: the client must know
         last_word = _raised(error)
-        exit_code = _exit_code(error)
     messages.send(last_word)
     if isinstance(last_word, Raised):
-        sys.exit(exit_code)
+        sys.exit(last_word.exitcode)
 
 
 def _attach_output(output: Connection) -> None:
@@ -201,11 +199,11 @@ def _raised(error: BaseException) -> Raised:
     else:
         headline = "".join(traceback.format_exception_only(error)).strip()
     headline = shortened(headline, LONGEST_MESSAGE)
+    code = _exit_code(error)
     if isinstance(error, SystemExit):
-        code = _exit_code(error)
         headline = f"it left with exit code {code} before its function returned: {headline}"
-    text = "".join(traceback.format_exception(error))
-    return Raised(headline, shortened(text, LONGEST_TRACEBACK), _pickle_exception(error))
+    text = shortened("".join(traceback.format_exception(error)), LONGEST_TRACEBACK)
+    return Raised(headline, text, _pickle_exception(error), code)
 
 
 def shortened(text: str, length: int) -> str:

@@ -432,7 +432,10 @@ def _ending(last_word: Message | None, exitcode: int | None) -> tuple[Ended, byt
     if isinstance(last_word, Done):
         return Ended("done", exitcode), last_word.result
     if isinstance(last_word, Raised):
-        return Ended("raised", exitcode, **vars(last_word)), None
+        ended = Ended("raised", **vars(last_word))
+        if exitcode is not None:  # None: it has not ended in time
+            ended.exitcode = exitcode
+        return ended, None
     if isinstance(last_word, Stopped):
         return Ended("stopped", exitcode, **vars(last_word)), None
     return Ended("exited", exitcode), None

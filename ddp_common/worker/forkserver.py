@@ -56,14 +56,16 @@ def start_process(process: BaseProcess) -> None:
 
     A forkserver that ends in between (it was killed, or memory was short) is told by its silence:
     then nothing has been started, since a process tells its number itself. Raises EOFError or
-    OSError if no other forkserver has started it within `ENDING` seconds.
+    OSError if no other forkserver has started it within `ENDING` seconds after that.
     """
-    deadline = time.monotonic() + ENDING
+    deadline = None
     while True:
         try:
             process.start()
             return
         except (EOFError, ConnectionError, FileNotFoundError):
+            if deadline is None:
+                deadline = time.monotonic() + ENDING
             if time.monotonic() > deadline:
                 raise
         time.sleep(0.05)  # until its guard has ended, too, it is taken to live

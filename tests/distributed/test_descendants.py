@@ -3,18 +3,20 @@
 However rank, launch, worker or cluster end.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import cloudpickle
 import fault_lab
 import psutil
 import pytest
 from distributed import Client
-from processes import assert_gone, assert_nothing_left, is_alive, wait_until
+from processes import assert_gone, assert_nothing_left, is_alive, log_of, wait_until
 
 import ddp_common as ddp
 from ddp_common.teaching import faults
@@ -53,6 +55,8 @@ def left_behind(file):
 def starts_others(file, end):
     if ddp.rank() == 1:
         leave_behind(file)
+        if end is kill_worker:  # which takes along what has not been told yet
+            wait_until(lambda: "rank 1 started" in log_of(Path(file).parent / "run"))
         end()
     elif end is not no_end:
         time.sleep(600)
@@ -140,7 +144,8 @@ def test_nothing_outlives_a_cluster_whose_workers_and_nannies_are_ended(tmp_path
         wait_until(lambda: (tmp_path / "pids").exists() and left_behind(tmp_path / "pids"))
         worker = psutil.Process(guard).parent()
         for process in (worker.parent(), worker):
-            process.send_signal(number)
+            with contextlib.suppress(psutil.NoSuchProcess):  # a worker ends when its nanny does
+                process.send_signal(number)
     assert_gone(lambda: [pid for pid in (guard, *left_behind(tmp_path / "pids")) if is_alive(pid)])
 
 

@@ -323,7 +323,7 @@ def test_workers_that_do_not_reach_each_other_are_found_and_no_rank_waits_for_th
         scheduler = [*DASK, *"scheduler --no-dashboard --host 0.0.0.0 --port 0".split()]
         scheduler += ["--scheduler-file", str(where)]
         with dask_programs(scheduler):
-            wait_until(where.exists)
+            wait_until(lambda: where.exists() and where.read_text().endswith("}"))
             port = yaml.safe_load(where.read_text())["address"].rpartition(":")[2]
             workers = []
             for number, name in enumerate((first, second), 1):

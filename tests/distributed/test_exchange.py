@@ -62,6 +62,7 @@ def ranks_without_a_secret(tmp_path, path):
             RETURNS % path,
             cwd=tmp_path,
             TORCHELASTIC_RUN_ID="none",
+            DDP_JOIN_TIMEOUT="100",  # they start apart from each other
             **torchrun_variables(rank, 2, port),
             **nowhere,
         )

@@ -1,6 +1,7 @@
 """A rank that fails ends the run: the caller learns which one and why, and no process stays."""
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -108,16 +109,27 @@ def test_after_every_failure_the_cluster_is_usable(client):
     assert_usable(client, workers=4)
 
 
-def test_the_last_lines_of_all_ranks_are_in_the_message(client):
-    failed = failure(client, fail, how="sys_exit", failing_rank=1, peer="sleeping")
-    assert failed.logs == {rank: [f"rank {rank} is about to sys_exit"] for rank in (0, 1)}
-    assert all(f"[rank {rank}] rank {rank} is about to sys_exit" in str(failed) for rank in (0, 1))
+def leave_once_both_were_heard(directory):
+    print(f"rank {ddp.rank()} has something to say", flush=True)
+    if ddp.rank() == 1:
+        wait_until(lambda: log_of(directory).count("has something to say") == 2)
+        sys.exit(3)
+    time.sleep(600)
+
+
+def test_the_last_lines_of_all_ranks_are_in_the_message(client, tmp_path):
+    arguments = {"directory": tmp_path / "run"}
+    function = functools.partial(leave_once_both_were_heard, tmp_path / "run")
+    failed = failure(client, function, **arguments)
+    lines = {rank: f"rank {rank} has something to say" for rank in (0, 1)}
+    assert failed.logs == {rank: [line] for rank, line in lines.items()}
+    assert all(f"[rank {rank}] {line}" in str(failed) for rank, line in lines.items())
 
 
 def test_the_last_lines_of_a_rank_that_crashed_show_what_it_said_before_and_where_it_was(client):
     failed = failure(client, fail, how="crashes", failing_rank=1, peer="sleeping")
     said = "\n".join(failed.logs[1])
-    assert "rank 1 is about to crash" in said
+    assert "[rank 1] rank 1 is about to crash" in log_of(failed.directory)
     assert "Segmentation fault" in said and " in fail" in said
 
 

@@ -25,7 +25,7 @@ from ddp_common.worker import agent
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-STALL_TIMEOUT = 8.0  # seconds: a rank that a busy machine holds up is not one of these
+STALL_TIMEOUT = 12.0  # seconds: a rank that a busy machine holds up is not one of these
 SAYS = {  # fault: type, exit code, signal, words of the first line
     "raise": (ddp.RankFailed, 1, None, "ValueError: a fault on purpose"),
     "KeyboardInterrupt": (ddp.RankFailed, 1, None, "failed: KeyboardInterrupt"),

@@ -191,7 +191,7 @@ import ddp_common as ddp
 if os.environ["RANK"] == "0":
     other = socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"])))
 with ddp.process_group():
-    print("in", ddp.rank())
+    print(f"in {ddp.rank()}")
 """
 
 

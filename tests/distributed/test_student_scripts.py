@@ -16,7 +16,7 @@ import os, sys
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
-print("rank", dist.get_rank(), "of", dist.get_world_size(), sys.argv[1:])
+print(f"rank {dist.get_rank()} of {dist.get_world_size()} {sys.argv[1:]}")
 """
 
 
@@ -33,7 +33,7 @@ def test_it_runs_on_two_ranks_in_a_folder_of_its_own():
 
 def test_a_path_is_taken_as_a_file_that_is_left_where_it_is(tmp_path):
     script = tmp_path / "mine.py"
-    script.write_text("import os; print(os.path.basename(__file__), os.getcwd())")
+    script.write_text("import os; print(f'{os.path.basename(__file__)} {os.getcwd()}')")
     run = ddp.run_script(script, ranks=1)
     assert f"mine.py {run.folder}" in run.output and run.folder != tmp_path
 
@@ -48,7 +48,8 @@ PORTS = """
 import os, psutil
 
 starter = psutil.Process(os.getppid())
-print("ports", [each.laddr.port for each in starter.net_connections() if each.status == "LISTEN"])
+ports = [each.laddr.port for each in starter.net_connections() if each.status == "LISTEN"]
+print(f"ports {ports}")
 """
 
 
@@ -65,14 +66,14 @@ def test_sys_exit_is_seen():
 LEAVES_CHILDREN = textwrap.dedent("""
     import subprocess, sys, time
     pids = [subprocess.Popen(["sleep", "1000"], start_new_session=new).pid for new in (0, 1)]
-    print("started", *pids)
+    print("started {} {}".format(*pids))
     print("x" * 2**20)
 """)
 
 
 @pytest.mark.parametrize("then", ["", "time.sleep(1000)\n"])
 def test_nothing_that_it_has_started_is_left_when_it_ends_or_is_ended(then):
-    run = ddp.run_script(LEAVES_CHILDREN + then, ranks=1, timeout=20 if then else 120)
+    run = ddp.run_script(LEAVES_CHILDREN + then, ranks=1, timeout=45 if then else 120)
     assert run.timed_out == bool(then)
     pids = [int(pid) for pid in re.search(r"started (\d+) (\d+)", run.output).groups()]
     assert_gone(lambda: [pid for pid in pids if is_alive(pid)])

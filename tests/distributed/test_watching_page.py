@@ -60,7 +60,7 @@ class Shown:
 def test_the_plot_grows_while_training_runs_and_ends_with_all_steps(page):
     shown = Shown()
     plot = LivePlot("loss", shown)
-    slow = {**page["settings"], "pause": 0.1}
+    slow = {**page["settings"], "pause": 0.3}
     run = page["ddp"].launch(page["client"], page["train"], workers=2, on_report=plot, **slow)
     before_the_end = list(shown.lengths)
     plot.draw()
@@ -120,7 +120,7 @@ def overlap(one, other):
 def test_a_search_goes_on_after_a_trial_of_which_a_rank_was_killed(page):
     runs = Path(os.environ["RUNS"])
     before = set(runs.glob("**/log.txt"))
-    slow = {**page, "settings": {**page["settings"], "pause": 0.1}}
+    slow = {**page, "settings": {**page["settings"], "pause": 0.5}}
     search = Background(run_blocks, "optuna", slow)
 
     def ranks_of_a_trial():

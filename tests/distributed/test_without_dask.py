@@ -105,7 +105,7 @@ def test_a_killed_rank_is_named_in_one_message(tmp_path):
 
 
 def test_restarts_go_on_from_the_newest_checkpoint(tmp_path):
-    settings = "epochs=3 hidden=16 batch_size=512"
+    settings = "epochs=10 hidden=16 batch_size=512"
     undisturbed = command("torchrun", tmp_path / "undisturbed", settings=settings)
     assert finish(undisturbed)[0] == 0
     process = command("torchrun", tmp_path / "run", "--restarts", "1", settings=settings)

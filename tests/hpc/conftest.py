@@ -6,7 +6,7 @@ import sys
 import pytest
 from slurm_here import running_slurm, why_not
 
-SETTINGS = "epochs=2 hidden=16 batch_size=512"  # 388 steps
+SETTINGS = "epochs=4 hidden=16 batch_size=512"  # 776 steps
 
 
 @pytest.fixture(scope="session")

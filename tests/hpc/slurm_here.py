@@ -40,6 +40,7 @@ AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 SlurmdParameters=config_overrides
+MessageTimeout=60
 ReturnToService=2
 KillWait=5
 MinJobAge=3600

@@ -202,7 +202,7 @@ def test_near_the_time_limit_ranks_save_and_the_run_goes_on_in_new_jobs(
     assert code == 0, said
     assert re.search(r"Job \d+ makes room for a new one: its time limit is near", said), said
     why = r"The run was told to stop: rank [01, ]+ on \S+ got SIGTERM"
-    restarted = rf"Restart 1 on 2 rank\(s\) from step [1-9]\d*\. Why: {why}"
+    restarted = rf"Restart \d+ on 2 rank\(s\) from step [1-9]\d*\. Why: {why}"
     assert re.search(restarted, said), said
     log = "".join(path.read_text() for path in (tmp_path / "runs" / "clusters").glob("*/*"))
     told = r"[6789]\d s before this job's time limit: the rank is told to save and leave"
@@ -211,13 +211,13 @@ def test_near_the_time_limit_ranks_save_and_the_run_goes_on_in_new_jobs(
 
 
 def test_where_no_new_job_starts_in_time_the_run_goes_on_with_those_there_are(slurm, tmp_path):
-    process = make_run(slurm, tmp_path, RESTARTS="1", OPTIONS=f"{JOB} timeout=15")
+    process = make_run(slurm, tmp_path, RESTARTS="1", OPTIONS=f"{JOB} timeout=60")
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
     with partition_down(slurm):
         subprocess.run(["scancel", jobs(slurm)[0]], env=slurm, check=True)
         code, said = finish(process, tmp_path)
     assert code == 0, said
-    assert "Going on with 1 of 2 workers: the others did not come within 15 s." in said
+    assert "Going on with 1 of 2 workers: the others did not come within 60 s." in said
     assert re.search(r"Restart 1 on 1 rank\(s\) from step [1-9]", said), said
 
 
@@ -297,8 +297,8 @@ def test_jobs_that_run_without_their_worker_coming_end_the_wait_with_what_they_h
     slurm, tmp_path
 ):
     prologue = "job_script_prologue='[echo loading the module, sleep 300]'"
-    said = refusal(slurm, tmp_path, OPTIONS=f"{JOB} timeout=20 {prologue}")
-    assert "0 of 2 workers came within 20 s. Slurm says of the jobs: 2 running." in said
+    said = refusal(slurm, tmp_path, OPTIONS=f"{JOB} timeout=60 {prologue}")
+    assert "0 of 2 workers came within 60 s. Slurm says of the jobs: 2 running." in said
     assert re.search(r"dask-worker-\d+\.out:\nloading the module", said), said
 
 

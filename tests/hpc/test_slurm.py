@@ -87,7 +87,7 @@ def test_sbatch_trains_on_two_tasks_and_leaves_what_every_run_leaves(undisturbed
     of_every_run = {"config.json", "metrics.jsonl", "log.txt", "checkpoints"}
     assert of_every_run | {"loss.png", "names.txt"} <= names
     assert '"rank": 1' in (undisturbed / "metrics.jsonl").read_text()
-    assert checkpoints(undisturbed / "checkpoints")[-1].name == "step-00000388.pt"
+    assert checkpoints(undisturbed / "checkpoints")[-1].name == "step-00000776.pt"
 
 
 def test_only_rank_0_is_heard(slurm, undisturbed):
@@ -104,7 +104,7 @@ def test_scancel_and_sbatch_again_ends_with_the_weights_of_an_undisturbed_run(
     subprocess.run(["scancel", str(first)], env=slurm, check=True)
     assert finish(slurm, first) == "CANCELLED"
     saved = int(checkpoints(run / "checkpoints")[-1].stem.removeprefix("step-"))
-    assert saved < 388
+    assert saved < 776
     second = submit(slurm, tmp_path, CHECKPOINT=str(run))
     assert finish(slurm, second) == "COMPLETED", (tmp_path / f"{second}.log").read_text()
     assert f"Resumed from step-{saved:08d}.pt" in (tmp_path / f"{second}.log").read_text()
