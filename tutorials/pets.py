@@ -1209,7 +1209,7 @@ for line in (killed.directory / "log.txt").read_text().splitlines():
 # %% tags=["lesson"]
 try:
     faulty = ddp.inject(train, "deadlock", rank=1, step=10)
-    ddp.launch(client, faulty, **longer, workers=2, stall_timeout=2)
+    ddp.launch(client, faulty, **longer, workers=2, stall_timeout=5)
 except ddp.RankStalled as failure:
     stalled = failure
 print(str(stalled).splitlines()[0].replace(stalled.host, "HOST"))

@@ -1808,22 +1808,25 @@ else:
 #
 # To Dask, a rank that somebody submits as a plain task is a task like any other. It may
 # put two on one worker, one behind the other in its queue. But ranks have to *meet*:
-# the first waits for the second, which starts when the first is done. Here each waits
-# one second; a process group of gloo would wait 30 minutes.
+# the first waits for the second, which starts when the first is done. Here it waits in
+# vain for one second; a process group of gloo would wait 30 minutes.
 
 
 # %% tags=["lesson"]
-def meet(number, ranks, meeting):
+def meet(number, ranks, meeting, seconds):
     """Say that this rank is here, and wait for the others; whether they came."""
     Event(f"{meeting} {number}").set()
-    return all(Event(f"{meeting} {other}").wait(timeout=1) for other in range(ranks))
+    others = [Event(f"{meeting} {other}") for other in range(ranks)]
+    return all(other.wait(timeout=seconds) for other in others)
 
 
-def ranks_as_tasks(places):
+def ranks_as_tasks(places, seconds=60):
     """Submit a task for each of `places` (addresses of workers): did it meet all?"""
     meeting = uuid.uuid4().hex
     tasks = [
-        client.submit(meet, number, len(places), meeting, workers=[place], pure=False)
+        client.submit(
+            meet, number, len(places), meeting, seconds, workers=[place], pure=False
+        )
         for number, place in enumerate(places)
     ]
     return client.gather(tasks)
@@ -1841,7 +1844,7 @@ check_all_met(ranks_as_tasks(workers))
 print("one rank on each worker: they met")
 one_too_many = client.workers()[first]["nthreads"] + 1
 try:
-    check_all_met(ranks_as_tasks([first] * one_too_many))
+    check_all_met(ranks_as_tasks([first] * one_too_many, seconds=1))
 except AssertionError as caught:
     print("not pinned: caught,", caught)
 else:

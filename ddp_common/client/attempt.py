@@ -70,6 +70,7 @@ CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was report
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
 STACKS_TIMEOUT = 12  # seconds that workers have to say where their ranks are
 LOOK_INTERVAL = 0.5  # seconds
+HELD_UP = 2.0  # seconds since the last look after which this program itself has stood still
 SHORT_LOOK = 0.02  # seconds, while a cause is waited for
 LARGE = 2**20  # bytes of function and arguments
 
@@ -385,7 +386,9 @@ class Attempt:
 
         That is: this program shall stop, or a rank makes no progress.
         """
-        self.looked = time.monotonic()
+        now = time.monotonic()
+        was_held_up = now - self.looked > HELD_UP
+        self.looked = now
         if interrupted:
             raise KeyboardInterrupt
         if stop_requested:
@@ -397,8 +400,9 @@ class Attempt:
         if must_leave and self.known.moved and not self.known.stopped():
             # Said again until it is heard: a rank may not listen yet.
             self.client.run(agent.tell_to_stop, workers=self.addresses[:1], on_error="ignore")
-        stuck = stalled(self.known, self.stall_timeout, time.monotonic())
-        if stuck:
+        stuck = stalled(self.known, self.stall_timeout, now)
+        # What ranks said while this program stood still may not have been read: next time it is.
+        if stuck and not was_held_up:
             raise self._stalled(stuck)
 
     def _could_grow(self) -> bool:

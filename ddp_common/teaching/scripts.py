@@ -57,6 +57,7 @@ def run_script(
     # In place of --standalone, whose port every user of this host reaches
     torchrun = [sys.executable, "-m", "torch.distributed.run", *meet_in(folder)]
     torchrun += [f"--nproc-per-node={ranks}", "--role=rank", "--tee=3"]
+    torchrun += ["--module", "ddp_common.teaching.whole_lines"]
     contained = [sys.executable, "-m", "ddp_common.teaching.contained", str(timeout)]
     shown = HeadAndTail()
     began = time.monotonic()

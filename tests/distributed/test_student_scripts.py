@@ -42,6 +42,28 @@ def test_an_error_of_one_rank_is_in_the_output():
     run = ddp.run_script(JOINS + "if dist.get_rank() == 1: raise ValueError('no such digit')\n")
     assert not run.ok and not run.timed_out
     assert re.search(r"\[rank1\]:.* ValueError: no such digit", run.output)
+    said = "".join(re.findall(r"^\[rank1\].*", run.output, flags=re.M))
+    assert "whole_lines.py" not in said and "runpy" not in said  # calls that lead to the script
+
+
+SLOW_LINES = """
+import time
+
+class Slow:
+    def __str__(self):
+        time.sleep(0.05)
+        return "word"
+
+for _ in range(3):
+    print("line", *[Slow()] * 10, "ends")
+"""
+
+
+def test_lines_arrive_whole_though_torchrun_looks_while_they_are_written():
+    run = ddp.run_script(SLOW_LINES, ranks=2)
+    for rank in range(2):
+        whole = f"[rank{rank}]:line{' word' * 10} ends"
+        assert run.output.splitlines().count(whole) == 3, run.output
 
 
 PORTS = """

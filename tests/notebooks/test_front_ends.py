@@ -95,7 +95,7 @@ def said(messages):
     return "".join(content["text"] for kind, content in messages if kind == "stream")
 
 
-LAUNCH = "run = ddp.launch(client, train, workers=2, pause=0.1)"
+LAUNCH = "run = ddp.launch(client, train, workers=2, pause=0.3)"
 
 
 def test_where_a_person_watches_one_line_moves_and_a_tidy_one_remains(kernel):

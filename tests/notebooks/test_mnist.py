@@ -283,7 +283,8 @@ def test_each_usual_wrong_port_gets_its_own_question(mnist, tmp_path, capsys, na
 def test_a_port_that_does_not_end_or_leaves_is_told_so(
     mnist, tmp_path, capsys, monkeypatch, line, said
 ):
-    monkeypatch.setattr(ports, "TIMEOUT", 25.0)
+    if "while" in line:
+        monkeypatch.setattr(ports, "TIMEOUT", 25.0)
     port = tmp_path / "my_port.py"
     source = SOLUTION.read_text()
     port.write_text(source.replace("    torch.manual_seed(0)\n", f"    {line}\n"))

@@ -451,7 +451,7 @@ def test_two_ranks_in_the_queue_of_one_worker_are_caught(ucmerced):
     first = next(iter(workers))
     with pytest.raises(AssertionError, match="queue of the same worker"):
         ucmerced["check_all_met"](
-            ucmerced["ranks_as_tasks"]([first] * (workers[first]["nthreads"] + 1))
+            ucmerced["ranks_as_tasks"]([first] * (workers[first]["nthreads"] + 1), seconds=1)
         )
 
 
