@@ -1,4 +1,4 @@
-"""What TLS adds to the start of a local cluster and to a launch on it.
+"""What TLS adds to the start of a local cluster and its first launch.
 
     python tests/benchmarks/tls.py [--output FILE.json] [--only NAME]
 
@@ -10,25 +10,21 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 
 import measuring
-from measuring import REPOSITORY, compared, single, take_turns, timed
+from measuring import REPOSITORY, compared, single, take_turns
 
-import ddp_common as ddp
-
+OPTIONS = {"tls": "", "tcp": "security=false"}
 STARTS = 12
-LAUNCHES = 10
 # Imports are the same with and without, and take longer than all the rest.
 PROGRAM = """
 import sys, tempfile, time
 import ddp_common as ddp
 import distributed, torch
 
-options = {"security": False} if sys.argv[1] == "tcp" else {}
 with tempfile.TemporaryDirectory() as folder:
     began = time.perf_counter()
-    with ddp.connect("local", workers=2, **options) as client:
+    with ddp.connect("local", workers=2) as client:
         assert client.scheduler.address.startswith(sys.argv[1] + "://")
         ddp.launch(client, ddp.rank, directory=folder + "/run")
         print("took", time.perf_counter() - began)
@@ -49,7 +45,12 @@ def start(protocol):
     """Seconds that such a program says it took."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, protocol],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "OMP_NUM_THREADS": "1",
+            "OPTIONS": OPTIONS[protocol],
+        },
         check=True,
         capture_output=True,
         text=True,
@@ -58,24 +59,7 @@ def start(protocol):
     return float(line.removeprefix("took "))
 
 
-def measure_launch():
-    """A launch on a cluster that has launched before."""
-    with (
-        ddp.connect("local", workers=2) as ours,
-        ddp.connect("local", workers=2, security=False) as other,
-    ):
-        for client in (ours, other):
-            ddp.launch(client, ddp.rank)
-            time.sleep(1)
-        seconds = take_turns(
-            lambda: timed(ddp.launch, ours, ddp.rank),
-            lambda: timed(ddp.launch, other, ddp.rank),
-            turns=LAUNCHES,
-        )
-    return [compared("launch", "a warm launch, s", *seconds, alternative="plain TCP")]
-
-
-MEASURES = {"start": measure_start, "launch": measure_launch}
+MEASURES = {"start": measure_start}
 
 if __name__ == "__main__":
     measuring.main(__doc__, MEASURES, "tls")
