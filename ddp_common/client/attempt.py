@@ -337,10 +337,8 @@ class Attempt:
         """All who failed have lost a peer: wait a moment for the one who did not."""
         timeout = CAUSE_TIMEOUT_WHEN_RETURNED if self.known.returned else CAUSE_TIMEOUT
         deadline = time.monotonic() + timeout
-        decision = verdict(self.known)
-        while _is_consequence(decision) and time.monotonic() < deadline:
+        while _is_consequence(verdict(self.known)) and time.monotonic() < deadline:
             self._take_next(SHORT_LOOK)
-            decision = verdict(self.known)
         # Where this program was held up, the cause may have come meanwhile.
         self._take_what_is_there()
         return verdict(self.known)

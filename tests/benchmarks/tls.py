@@ -3,7 +3,7 @@
     python tests/benchmarks/tls.py [--output FILE.json] [--only NAME]
 
 The same with `security=false`, as it would be without: plain TCP. Each start is a program of its
-own, from its first line to the end of its first launch on two ranks; the two kinds take turns.
+own, timed from `connect` to the end of its first launch on two ranks; the two kinds take turns.
 """
 
 import os

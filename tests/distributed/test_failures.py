@@ -118,9 +118,8 @@ def leave_once_both_were_heard(directory):
 
 
 def test_the_last_lines_of_all_ranks_are_in_the_message(client, tmp_path):
-    arguments = {"directory": tmp_path / "run"}
     function = functools.partial(leave_once_both_were_heard, tmp_path / "run")
-    failed = failure(client, function, **arguments)
+    failed = failure(client, function, directory=tmp_path / "run")
     lines = {rank: f"rank {rank} has something to say" for rank in (0, 1)}
     assert failed.logs == {rank: [line] for rank, line in lines.items()}
     assert all(f"[rank {rank}] {line}" in str(failed) for rank, line in lines.items())
