@@ -51,9 +51,9 @@ def placement(
     deadline = time.monotonic() + timeout
 
     def claim() -> dict[str, Any]:
-        active = list(client.__dict__["ddp_inboxes"])
+        not_used = [*_runs_over(client), *kept]
         return _ask_scheduler(
-            client, _claim, run_id, client.id, active, wanted, least, most, rows_held, list(kept)
+            client, _claim, run_id, client.id, wanted, least, most, rows_held, not_used
         )
 
     try:
@@ -74,10 +74,26 @@ def placement(
 
 
 def give_back(client: Client, runs: set[str]) -> None:
-    """Give back the workers of these runs (ids), if they have any."""
-    with contextlib.suppress(OSError):  # the scheduler is gone, and with it the claims
-        if runs and client.status == "running":
-            client.run_on_scheduler(_release, list(runs))
+    """Give back the workers of these runs (ids), if they have any.
+
+    Where the scheduler cannot be reached, the next launch of this client does it.
+    """
+    over = _runs_over(client)
+    over |= runs
+    told = list(over)
+    with contextlib.suppress(OSError):  # the scheduler is gone, or out of reach for now
+        if told and client.status == "running":
+            client.run_on_scheduler(_release, told)
+            over.difference_update(told)
+
+
+def _runs_over(client: Client) -> set[str]:
+    """Runs of this client (ids) that have ended, and may still have workers on the scheduler.
+
+    A run that is in here stays over, so a list of them that is a moment old does no harm. One of
+    the runs that go on would lack what another thread has begun in that moment.
+    """
+    return client.__dict__.setdefault("ddp_runs_over", set())
 
 
 def _ask_scheduler(client: Client, function: Callable, *arguments: Any) -> Any:
@@ -154,23 +170,19 @@ def _ask_for(client: Client, run_id: str, workers: int) -> None:
 def _claim(
     run_id: str,
     client_id: str,
-    active: list[str],
     wanted: int | None,
     least: int | None,
     most: int | None,
     rows_held: dict[str, int],
-    inherited: list[str],
+    not_used: list[str],
     dask_scheduler: Scheduler,
 ) -> dict[str, Any]:
-    """Claim workers.
+    """Claim workers, also those of runs (`not_used`) that do not need them any more.
 
     Runs on the scheduler, whose event loop makes it atomic: no two launches get one worker.
     """
     claims = _claims(dask_scheduler)
-    _drop_void(claims, client_id, active, dask_scheduler)
-    for address, (_, run) in list(claims.items()):
-        if run in inherited:
-            del claims[address]
+    _drop_void(claims, not_used, dask_scheduler)
     workers = dask_scheduler.workers
     known = _running(dask_scheduler)
     free = _free(dask_scheduler)
@@ -202,17 +214,14 @@ def _claims(scheduler: Scheduler) -> dict[str, tuple[str, str]]:
     return scheduler.__dict__.setdefault("ddp_claims", {})
 
 
-def _drop_void(claims: dict, client_id: str, active: list[str], scheduler: Scheduler) -> None:
-    """Drop claims that are void.
+def _drop_void(claims: dict, not_used: list[str], scheduler: Scheduler) -> None:
+    """Drop the claims of dead clients, on dead workers, and of runs that do not use them any more.
 
-    They are those of dead clients and on dead workers, and those of this client's runs that are
-    not `active` any more. The last are left where a client had lost its connection when the run
-    ended.
+    The last are left where a client had lost its connection when the run ended.
     """
     for address, (owner, run) in list(claims.items()):
         is_dead = owner not in scheduler.clients or address not in scheduler.workers
-        is_over = owner == client_id and run not in active
-        if is_dead or is_over:
+        if is_dead or run in not_used:
             del claims[address]
 
 

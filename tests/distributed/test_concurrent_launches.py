@@ -2,7 +2,9 @@
 
 import contextlib
 import sys
+import threading
 import time
+import uuid
 
 import cloudpickle
 import pytest
@@ -12,6 +14,8 @@ from distributed import Client
 from processes import Background, assert_nothing_left, log_of, wait_until, workers_of
 
 import ddp_common as ddp
+from ddp_common.client.inbox import open_inbox
+from ddp_common.client.placement import give_back, placement
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -54,6 +58,9 @@ class Launches:
         return self.folder / f"gate-{number}"
 
     def works(self, number, ranks=2):
+        """Whether all ranks work. Raises what the launch raised, if it has ended without that."""
+        if not self.running[number].is_running():
+            self.running[number].outcome()
         return log_of(self.directory(number)).count("ready") == ranks
 
     def let_end(self, number):
@@ -84,6 +91,75 @@ def test_two_launches_at_once_have_workers_of_their_own(client, launches, client
     assert not set(workers_of(runs[0].directory)) & set(workers_of(runs[1].directory))
     assert [run.result for run in runs] == [10 + 11, 20 + 21]
     assert [set(run.metrics["number"]) for run in runs] == [{10}, {20}]
+
+
+CLAIMS = 250  # of each thread; with the mistake below the four of them met after 60 to 360
+
+
+def claim(client, run_id, workers=2, kept=None, timeout=60.0):
+    """So many workers, as `launch` claims them."""
+    return placement(client, run_id, workers, None, timeout, {}, set() if kept is None else kept)
+
+
+def new_id():
+    return uuid.uuid4().hex[:12]
+
+
+@pytest.fixture
+def threads_switch_often():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def test_launches_in_several_threads_never_claim_one_worker_twice(client, threads_switch_often):
+    """A launch told the scheduler which ones there are; another began before that was heard."""
+    in_use, taken_twice = set(), []
+    one_at_a_time = threading.Lock()
+
+    def claim_again_and_again():
+        for _ in range(CLAIMS):
+            run_id = new_id()
+            with open_inbox(client, run_id), claim(client, run_id, workers=1) as addresses:
+                with one_at_a_time:
+                    taken_twice.extend(in_use & set(addresses))
+                    in_use.update(addresses)
+                time.sleep(0.002)
+                with one_at_a_time:
+                    in_use.difference_update(addresses)
+
+    threads = [Background(claim_again_and_again) for _ in range(4)]
+    for thread in threads:
+        thread.outcome()
+    assert not taken_twice
+
+
+def test_workers_that_a_growing_run_keeps_are_not_taken_by_a_launch_beside_it(client):
+    grows, beside = new_id(), new_id()
+    kept = set()
+    with open_inbox(client, grows), claim(client, grows, kept=kept) as its_own:
+        kept.add(grows)  # as `launch` does when its ranks have left to begin again with more
+    try:
+        with open_inbox(client, beside), claim(client, beside) as others:
+            assert not set(its_own) & set(others)
+            with pytest.raises(ddp.Error, match="of which 4 run other launches"):
+                with claim(client, new_id(), timeout=0.1):
+                    pass
+            with claim(client, new_id(), kept=kept) as again:
+                assert set(again) == set(its_own)
+    finally:
+        give_back(client, kept)
+
+
+def test_workers_that_could_not_be_given_back_are_free_for_the_next_launch(tmp_path):
+    """The run ended while its client had no connection, and Dask has connected it again."""
+    with ddp.connect("local", workers=2) as client:
+        with claim(client, new_id()):
+            status, client.status = client.status, "connecting"
+        client.status = status
+        with claim(client, new_id(), timeout=0.1) as addresses:
+            assert len(addresses) == 2
 
 
 def test_a_third_launch_waits_for_free_workers_and_then_runs(client, launches):
