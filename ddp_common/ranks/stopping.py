@@ -16,6 +16,7 @@ from ddp_common.ranks import rendezvous
 
 _told = False  # this rank has got SIGTERM
 _in_loop = False  # training has come to its first step
+_is_done = False  # there is nothing left to stop
 _watched_store = None  # the store that sets `_requested`
 _requested = threading.Event()  # some rank has got SIGTERM
 _acknowledged_store = None  # the store in which this rank has said that it knows
@@ -36,10 +37,19 @@ def listen_to_sigterm() -> None:
     signal.signal(signal.SIGTERM, _on_sigterm)
 
 
+def is_done() -> None:
+    """From now on SIGTERM changes nothing: the training function has come to its end."""
+    global _is_done
+    _is_done = True
+
+
 def _on_sigterm(number, frame):
     global _told
+    # Only once: a second SIGTERM, which some batch systems send, would raise in what the first
+    # one has this rank do.
+    is_to_leave = not (_told or _in_loop or _is_done)
     _told = True
-    if not _in_loop:
+    if is_to_leave:
         raise Stopped("before the first step")
 
 

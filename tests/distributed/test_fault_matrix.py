@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 
 import cloudpickle
@@ -301,10 +302,44 @@ def test_a_rank_that_is_told_to_stop_when_it_has_returned_is_done(client):
     assert ddp.launch(client, train, workers=2).result == 7
 
 
+def test_more_than_one_sigterm_before_the_first_step_is_as_good_as_one(client):
+    def train():
+        def terminate_again_and_again():
+            while True:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        sys.setswitchinterval(1e-6)  # so that they come in whatever the rank does
+        for _ in range(8):
+            threading.Thread(target=terminate_again_and_again, daemon=True).start()
+        time.sleep(PATIENCE)
+
+    with pytest.raises(ddp.RunStopped, match="All ranks left before the first step"):
+        ddp.launch(client, train, workers=1)
+
+
+class TerminatesWhenPickled:
+    def __reduce__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return int, (7,)
+
+
+class FailsAndTerminates(Exception):
+    def __reduce__(self):
+        return TerminatesWhenPickled().__reduce__()
+
+
+def test_sigterm_to_a_rank_without_steps_changes_nothing_once_its_function_has_ended(client):
+    assert ddp.launch(client, TerminatesWhenPickled, workers=1).result == 7
+
+    def fail():
+        raise FailsAndTerminates("on its own")
+
+    with pytest.raises(ddp.RankFailed, match="FailsAndTerminates: on its own"):
+        ddp.launch(client, fail, workers=1)
+
+
 def chatter_and_deadlock():
     """A rank that waits for ever while a thread of it goes on printing."""
-    import threading
-
     def chatter():
         while True:
             print("still here", flush=True)
