@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 
@@ -97,6 +98,13 @@ def pytest_xdist_auto_num_workers(config):
     ranks.
     """
     return min(4, max(2, os.cpu_count()))
+
+
+def pytest_sessionstart(session):
+    """Where matplotlib is new it makes a list of fonts, and says so in whatever cell is first."""
+    is_worker = hasattr(session.config, "workerinput")
+    if not is_worker:
+        subprocess.run([sys.executable, "-c", "import matplotlib.font_manager"], check=True)
 
 
 def pytest_collection_modifyitems(items):

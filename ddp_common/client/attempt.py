@@ -6,6 +6,7 @@ is lost. Promises: the first failure ends the attempt; a rank that makes no prog
 afterwards the ranks are gone, and the last checkpoints are here.
 """
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -26,6 +27,7 @@ from ddp_common.client.known import RESTARTED, Known, as_meant
 from ddp_common.client.listener import Listener
 from ddp_common.client.newcomers import Newcomers
 from ddp_common.client.pace import Paces
+from ddp_common.client.patience import Patience
 from ddp_common.client.tables import Tables
 from ddp_common.client.verdict import (
     Failed,
@@ -68,9 +70,9 @@ GONE_TIMEOUT = 5  # seconds to wait for ranks to be gone once they were told
 UNSTARTED_TIMEOUT = 1  # the same for ranks that never started, which say nothing
 CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was reported first
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
-STACKS_TIMEOUT = 12  # seconds that workers have to say where their ranks are
+STACKS_TIMEOUT = 45  # seconds that workers have to say where their ranks are
 LOOK_INTERVAL = 0.5  # seconds
-HELD_UP = 2.0  # seconds since the last look after which this program itself has stood still
+HELD_UP = 2.0  # seconds since the last look, from which on this program itself has stood still
 SHORT_LOOK = 0.02  # seconds, while a cause is waited for
 LARGE = 2**20  # bytes of function and arguments
 
@@ -113,6 +115,7 @@ class Attempt:
         self.listener = listener
         self.handed: list[Future | None] = [None] * len(addresses)  # the tables of each rank
         self.known = Known(addresses)
+        self.without_worker: set[int] = set()  # ranks that had lost theirs when the attempt ended
         self.futures: list[Future] = []
         self._checkpoints: Checkpoints | None = None  # until the attempt has begun
         self.newcomers = Newcomers(client, len(addresses)) if grow else None
@@ -143,6 +146,7 @@ class Attempt:
                 raise
             raise failure from None
         finally:
+            self.without_worker = self.known.without_worker()  # before we cancel any
             if self.newcomers is not None:
                 self.newcomers.let_go()
             try:
@@ -157,10 +161,12 @@ class Attempt:
 
     def has_shrunk(self, failure: Exception) -> bool:
         """Whether it has lost a worker, after it had come further than when it began."""
-        has_lost = any(end.how == "lost" for end in self.known.ended.values())
+        has_lost = bool(self.without_worker)
         return isinstance(failure, RankFailed) and has_lost and self._came_further()
 
     def _came_further(self) -> bool:
+        if self._checkpoints is None:
+            return False
         resumed = self.checkpoints.resumed
         return self.saved_step > (step_of(resumed) if resumed is not None else 0)
 
@@ -210,6 +216,8 @@ class Attempt:
             if self.known.failed():
                 rank = min(self.known.failed())
                 raise self._failure_of(rank)
+        # Dask says that a future is done just before it says of which type its result is.
+        self.client.sync(asyncio.sleep, 0)
         for rank, future in enumerate(futures):
             if future.status == "cancelled":  # as by a scheduler that is lost
                 raise CancelledError(future.key)
@@ -290,11 +298,9 @@ class Attempt:
 
         None if both are there.
         """
-        deadline = time.monotonic() + CAUSE_TIMEOUT
+        patience = Patience(CAUSE_TIMEOUT)
         while (
-            not self.known.failed()
-            and self.client.status == "running"
-            and time.monotonic() < deadline
+            not self.known.failed() and self.client.status == "running" and not patience.is_over()
         ):
             self._take_next(SHORT_LOOK)
         failed = self.known.failed()
@@ -336,8 +342,8 @@ class Attempt:
     def _wait_for_the_cause(self) -> Verdict:
         """All who failed have lost a peer: wait a moment for the one who did not."""
         timeout = CAUSE_TIMEOUT_WHEN_RETURNED if self.known.returned else CAUSE_TIMEOUT
-        deadline = time.monotonic() + timeout
-        while _is_consequence(verdict(self.known)) and time.monotonic() < deadline:
+        patience = Patience(timeout)
+        while _is_consequence(verdict(self.known)) and not patience.is_over():
             self._take_next(SHORT_LOOK)
         # Where this program was held up, the cause may have come meanwhile.
         self._take_what_is_there()
@@ -385,8 +391,10 @@ class Attempt:
         That is: this program shall stop, or a rank makes no progress.
         """
         now = time.monotonic()
-        was_held_up = now - self.looked > HELD_UP
+        since_last_look = now - self.looked
         self.looked = now
+        if since_last_look > HELD_UP:
+            self.known.forgive(since_last_look, now)
         if interrupted:
             raise KeyboardInterrupt
         if stop_requested:
@@ -399,8 +407,7 @@ class Attempt:
             # Said again until it is heard: a rank may not listen yet.
             self.client.run(agent.tell_to_stop, workers=self.addresses[:1], on_error="ignore")
         stuck = stalled(self.known, self.stall_timeout, now)
-        # What ranks said while this program stood still may not have been read: next time it is.
-        if stuck and not was_held_up:
+        if stuck:
             raise self._stalled(stuck)
 
     def _could_grow(self) -> bool:
@@ -620,15 +627,16 @@ class Attempt:
         running = [future for future in self.futures if not future.done()]
         if running:
             self.client.cancel(running, force=True)
-        told = time.monotonic()
-        while time.monotonic() < told + GONE_TIMEOUT:
+        until_gone = Patience(GONE_TIMEOUT)
+        until_nothing_starts = Patience(UNSTARTED_TIMEOUT)
+        while not until_gone.is_over():
             pending = set(range(len(self.futures))) - set(self.known.ended)
             if not pending:
                 return
             none_has_started = not pending & set(self.known.hosts)
-            if none_has_started and time.monotonic() > told + UNSTARTED_TIMEOUT:
+            if until_nothing_starts.is_over() and none_has_started:
                 return
-            self._take_next(0.1)
+            self._take_next(SHORT_LOOK)
 
     def _forget_tasks(self) -> None:
         """Let go of all tasks, and so of their results.

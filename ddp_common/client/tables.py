@@ -212,7 +212,8 @@ class Tables:
                     f"{timeout:g} s. Start some: cluster.scale(2), or `dask worker` with the "
                     f"address {self.client.scheduler.address}."
                 )
-            if look["workers"] and not look["running"] and now - moved > PAUSED_TIMEOUT:
+            all_are_paused = look["workers"] and look["paused"] == look["workers"]
+            if all_are_paused and now - moved > PAUSED_TIMEOUT:
                 raise Error(self._too_large(look))
             time.sleep(pause)
             pause = min(LONGEST_LOOK, 1.5 * pause)
@@ -518,7 +519,7 @@ def _look(keys: list[Key], dask_scheduler: Scheduler) -> dict[str, Any]:
     return {
         "there": there,
         "workers": len(workers),
-        "running": sum(worker.status.name == "running" for worker in workers),
+        "paused": sum(worker.status.name == "paused" for worker in workers),
         "busy": sum(len(worker.executing) for worker in workers),
         "limit": sum(worker.memory_limit for worker in workers),
     }

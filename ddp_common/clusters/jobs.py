@@ -110,7 +110,8 @@ class Jobs:
 
         None if the batch system does not answer.
         """
-        ids = {name: job.job_id for name, job in self.cluster.workers.items() if job.job_id}
+        jobs = dict(self.cluster.workers)  # Dask's own thread may change it meanwhile
+        ids = {name: job.job_id for name, job in jobs.items() if job.job_id}
         try:
             known = self.system.states(list(ids.values()))
         except OSError:
@@ -121,16 +122,24 @@ class Jobs:
     def cancel(self, names: dict[str, str]) -> None:
         """Cancel these jobs (name -> why) where they still live, and forget them."""
         for name, why in names.items():
-            job_id = self.cluster.workers[name].job_id
+            job_id = self._id_of(name)
             print(f"Job {job_id} makes room for a new one: {why}", file=sys.stderr, flush=True)
             self.cluster.worker_spec.pop(name, None)
             self.arrived.discard(name)
         if names:
-            self._apply_spec()  # at once: Dask may give one of these names to the next job
+            # Dask would give one of these names to the next job, and cancel that one when the
+            # time is over (lost-worker-timeout) that the lost worker of this name has to come back
+            self.cluster._i += 1
+            self._apply_spec()
+
+    def _id_of(self, name: str) -> str:
+        """The batch system's id of a job. Dask may forget one at any moment, when it is lost."""
+        job = self.cluster.workers.get(name)
+        return job.job_id if job is not None else "(forgotten)"
 
     def log(self, name: str) -> str:
         """The end of what a job has printed, with the path; a sentence if there is nothing."""
-        job_id = self.cluster.workers[name].job_id
+        job_id = self._id_of(name)
         paths = sorted(self.directory.glob(f"*{job_id}*"))
         written = [path for path in paths if path.stat().st_size]
         if not written:

@@ -12,7 +12,7 @@ store answers to the run's own ranks only.
 import signal
 import threading
 
-from ddp_common.ranks import rendezvous
+from ddp_common.ranks import loader_workers, rendezvous
 
 _told = False  # this rank has got SIGTERM
 _in_loop = False  # training has come to its first step
@@ -49,6 +49,7 @@ def _on_sigterm(number, frame):
     # one has this rank do.
     is_to_leave = not (_told or _in_loop or _is_done)
     _told = True
+    loader_workers.note_that_rank_was_told()
     if is_to_leave:
         raise Stopped("before the first step")
 

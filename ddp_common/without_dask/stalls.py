@@ -28,6 +28,7 @@ from ddp_common.run.run_directory import RunDirectory
 LOOK_INTERVAL = 0.5  # seconds
 LONGEST_LOOK = 2.0  # seconds between two looks; after more the process was suspended
 ANSWER_TIMEOUT = datetime.timedelta(seconds=5)  # for a rank to say where it is
+MEETING_TIMEOUT = 4 * ANSWER_TIMEOUT.total_seconds()  # seconds
 EXIT_CODE = 1
 SELF = "ddp_common/without_dask/"  # of a stack: from here on, what has called the function
 
@@ -59,6 +60,7 @@ class Watch:
         self.looked = self.moved
         self.goes_on = False  # this rank has moved before anybody was asked
         self.was_said = False  # the verdict, by this rank
+        self.meets = False  # the ranks tell each other where they are, or rank 0 is silent
 
     def start(self) -> None:
         """Begin to watch; alone, and without a time-out, there is nothing to watch."""
@@ -77,6 +79,14 @@ class Watch:
         self.has_returned = True
 
     def end(self) -> None:
+        """Watch no more. Where the ranks are just finding out which one stalls, wait for that.
+
+        It says more than the error that this rank has got because a peer has left already, and
+        the process ends with it.
+        """
+        deadline = time.monotonic() + MEETING_TIMEOUT
+        while (self.asked.is_set() or self.meets) and time.monotonic() < deadline:
+            time.sleep(0.05)
         self.over.set()
 
     @property
@@ -124,15 +134,17 @@ class Watch:
         Whatever rank 0's process is in, which holds the store, this ends in time.
         """
         self.goes_on = self.was_said = False
+        self.meets = True
         meeting = threading.Thread(target=self._answer, daemon=True)
         meeting.start()
-        meeting.join(4 * ANSWER_TIMEOUT.total_seconds())
+        meeting.join(MEETING_TIMEOUT)
         if meeting.is_alive() and not self.was_said:
             _say(
                 f"Rank {rendezvous.rank()} stalled: no progress for {self.timeout:g} s, and rank "
                 "0, which holds the store of the run, does not answer: its process is stopped, or "
                 f"its host is gone. Where rank {rendezvous.rank()} is:\n{_stack()}"
             )
+        self.meets = not self.goes_on
         return not self.goes_on
 
     def _answer(self) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -54,11 +55,12 @@ from ddp_common.worker.sender import Sender
 
 POLL = 0.03  # seconds between looks at whether the client still wants this rank
 EXIT_TIMEOUT = 1.0  # seconds that a rank has to end after its last word
-STACK_TIMEOUT = 2.0  # seconds that a rank has to begin to write its stack
-ANSWER_TIMEOUT = 3.0  # seconds that a rank has to say which collectives it is in
+STACK_TIMEOUT = 10.0  # seconds that a rank has to write its stack, on a busy machine
+ANSWER_TIMEOUT = 8.0  # seconds that a rank has to say which collectives it is in
 WARM_UP_TIMEOUT = 300  # seconds that torch may take to be imported
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-NEXT_PIECE_TIMEOUT = 0.4  # seconds until the next piece of it: a busy machine may hold it up
+OUTER_FRAMES_TIMEOUT = 0.4  # seconds for the frames around the rank's own, which nobody reads
+OWN_OUTERMOST_FRAME = re.compile(rb'ranks/process\.py", line \d+ in main\b')
 
 _one_rank = threading.Lock()
 _listener = None  # (run id, socket) made by `listen`, until rank 0's agent takes it
@@ -126,6 +128,7 @@ def where_is_it(wake: bool) -> Whereabouts | None:
 
 
 def _read_stack(connection: Connection) -> bytes:
+    """All threads' stacks: the main thread's is the last of them."""
     text = b""
     timeout = STACK_TIMEOUT
     while connection.poll(timeout):
@@ -133,7 +136,8 @@ def _read_stack(connection: Connection) -> bytes:
         if not piece:
             break
         text += piece
-        timeout = NEXT_PIECE_TIMEOUT
+        if OWN_OUTERMOST_FRAME.search(text):
+            timeout = OUTER_FRAMES_TIMEOUT
     return text
 
 
@@ -261,8 +265,8 @@ def _make_rank(
     if spec.rank == 0:
         assert _listener is not None, "the client calls `listen` first"
         run_id, listener = _listener
+        assert run_id == spec.run, "another run's store"  # which stays there for that run
         _listener = None
-        assert run_id == spec.run, "another run's store"
         result_file = open_result_file(spec.run)
         result_end = Connection(os.dup(result_file.fileno()))  # as a connection it can be sent
     tables_end = tables.take() if tables is not None else None

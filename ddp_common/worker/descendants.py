@@ -103,22 +103,35 @@ def end(find: Callable[[], Iterable[int]]) -> list[int]:
     """
     deadline = time.monotonic() + END_TIMEOUT
     pause = SHORTEST_PAUSE
-    found = set(find())
-    while found and time.monotonic() < deadline:
+    found = _find_twice(find)
+    while found:
         _stop_and_kill(found, find, deadline)
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
-        found = set(find())
+        found = _find_twice(find)
+        if time.monotonic() > deadline:
+            break
     return sorted(found)
+
+
+def _find_twice(find: Callable[[], Iterable[int]]) -> set[int]:
+    """What `find()` lists, or lists when it is asked again.
+
+    A look at all processes takes a moment. One that starts another and ends in that moment may be
+    missed, and the other too.
+    """
+    return set(find()) or set(find())
 
 
 def _stop_and_kill(found: set[int], find: Callable[[], Iterable[int]], deadline: float) -> None:
     """Stop what was found, and what `find()` lists then, until all is stopped; then kill it."""
     stopped: set[int] = set()
     running = found
-    while running and time.monotonic() < deadline:
+    while running:
         _signal_all(running, signal.SIGSTOP)
         stopped |= running
+        if time.monotonic() > deadline:
+            break
         running = set(find()) - stopped
     _signal_all(stopped, signal.SIGKILL)
 

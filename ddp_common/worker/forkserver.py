@@ -25,7 +25,7 @@ from ddp_common.worker.descendants import END
 from ddp_common.worker.guard import has_ended
 
 PRELOAD = ["ddp_common.worker.in_forkserver"]  # which imports the rest
-ENDING = 5.0  # seconds within which a guard notices that its forkserver has ended, and ends too
+ENDING = 30.0  # seconds within which a guard notices that its forkserver has ended, and ends too
 LONGEST_FOLDER = 70  # characters, for temporary files: a socket's path below it has 108 at most
 
 

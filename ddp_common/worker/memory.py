@@ -12,6 +12,7 @@ from ddp_common.worker.forkserver import guard
 
 MEMORY_INTERVAL = 0.5  # seconds between two looks at a rank's memory, where the worker has a limit
 MEMORY_SHARE = 50  # a look that takes long is followed by a pause of so many times as long
+LONGEST_INTERVAL = 10.0  # seconds, since it may have taken long only because the machine stalled
 
 
 class MemoryLimit:
@@ -30,7 +31,8 @@ class MemoryLimit:
         living = descendants.of_rank(self.pid, guard())
         used = descendants.memory_of(living, self.limit)
         now = time.monotonic()
-        self.next_look = now + max(MEMORY_INTERVAL, MEMORY_SHARE * (now - began))
+        pause = max(MEMORY_INTERVAL, MEMORY_SHARE * (now - began))
+        self.next_look = now + min(pause, LONGEST_INTERVAL)
         if used <= self.limit:
             return None
         others = ""

@@ -340,6 +340,7 @@ def test_sigterm_to_a_rank_without_steps_changes_nothing_once_its_function_has_e
 
 def chatter_and_deadlock():
     """A rank that waits for ever while a thread of it goes on printing."""
+
     def chatter():
         while True:
             print("still here", flush=True)

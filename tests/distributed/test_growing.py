@@ -1,6 +1,7 @@
 """`launch(grow=True)`: begins with the workers that are there, goes on with more as they come."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,11 +11,20 @@ import cloudpickle
 import pytest
 import torch
 from fault_lab import separate_cluster
-from processes import Background, assert_nothing_left, log_of, rank_pids, wait_until
+from processes import (
+    Background,
+    assert_nothing_left,
+    held_back,
+    log_of,
+    rank_pids,
+    wait_until,
+    workers_of,
+)
 
 import ddp_common as ddp
 from ddp_common.client.newcomers import LEAST_STRETCH
 from ddp_common.ranks import stopping
+from ddp_common.ranks.checkpoint_files import checkpoints
 from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -105,6 +115,28 @@ def test_a_lost_worker_shrinks_a_run_and_counts_as_no_restart(client, tmp_path):
     assert first["step"] >= 3
     assert [failure.rank for failure in run.failures] == [1]
     assert close(run.result, ddp.launch(client, faults.train, workers=1, **LONG).result)
+
+
+async def leave(dask_worker):
+    await dask_worker.close_gracefully()
+
+
+def test_a_worker_that_leaves_by_itself_shrinks_a_run_too(small, undisturbed, tmp_path):
+    """As at the end of its --lifetime. Its agent may say so before the scheduler does."""
+    small.cluster.scale(2)
+    wait_until(lambda: len(small.workers()) == 2)
+    directory = tmp_path / "run"
+    with held_back(faults.train, tmp_path / "gate", step=20) as train:
+        running = Background(ddp.launch, small, train, grow=True, directory=directory, **LONG)
+        wait_until(lambda: checkpoints(directory / "checkpoints"))
+        small.run(leave, workers=workers_of(directory)[1:], wait=False)
+        wait_until(lambda: "Restart" in log_of(directory))
+    run = running.outcome()
+    assert events(run)[0]["event"] == "restart"
+    assert re.search("its worker (was closed|died)", events(run)[0]["reason"])
+    assert close(run.result, undisturbed)
+    small.cluster.scale(1)
+    wait_until(lambda: len(small.workers()) == 1)
 
 
 def test_a_worker_that_is_lost_before_anything_was_saved_is_a_failure(client, tmp_path):

@@ -10,6 +10,7 @@ import threading
 import time
 
 import cloudpickle
+import dask
 import pytest
 from distributed import Client, LocalCluster
 from fault_lab import separate_cluster
@@ -22,6 +23,13 @@ from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL = {"dashboard_address": ":0", "threads_per_worker": 1, "memory_limit": 0}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def a_lost_worker_has_time_to_come_back():
+    """A plain `LocalCluster` gives up one that a busy machine does not bring back in 15 s."""
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "120 s"}):
+        yield
 
 
 @contextlib.contextmanager

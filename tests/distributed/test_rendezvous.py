@@ -104,11 +104,11 @@ def test_torchrun_starts_the_same_process_group(tmp_path):
 
 # What goes wrong before there is a process group. Every rank is a program of its own.
 
-JOIN_TIMEOUT = 12  # seconds that ranks wait for each other: they start at once, on a busy machine
+JOIN_TIMEOUT = 20  # seconds that ranks wait for each other: they start at once, on a busy machine
 JOIN = (
     "import ddp_common as ddp\nwith ddp.process_group():\n    print('in', ddp.rank(), flush=True)"
 )
-STAY = f"{JOIN}\n    import time; time.sleep(15)"
+STAY = f"{JOIN}\n    import time; time.sleep(25)"
 
 
 def start(code=JOIN, cwd=None, **variables):
@@ -184,11 +184,12 @@ def test_a_port_that_another_program_holds_is_an_error_in_words():
 
 
 TAKEN = """
+import contextlib
 import os
 import socket
 import ddp_common as ddp
 
-if os.environ["RANK"] == "0":
+with contextlib.suppress(OSError):  # somebody has it
     other = socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"])))
 with ddp.process_group():
     print(f"in {ddp.rank()}")

@@ -48,7 +48,10 @@ def test_a_rank_that_is_slow_in_every_step_is_named(client, tmp_path, rank):
     assert "The load of its host is" in lines[0]
 
     table = run.pace
-    assert list(table["step"]) == [50, 50, 100, 100, 200, 200]  # of two ranks, ever more rarely
+    steps = list(table["step"])
+    assert steps[0::2] == steps[1::2]  # of two ranks
+    # ever more rarely, where steps do not take too long for that
+    assert steps[0::2] in ([50, 100, 200], [50, 100, 150, 200])
     slow, other = table[table["rank"] == rank], table[table["rank"] != rank]
     assert slow["last"].median() > 0.6
     assert slow["late_ms"].median() > 0.5 * DELAY * 1e3

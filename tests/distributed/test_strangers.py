@@ -88,7 +88,7 @@ def test_another_user_who_knows_the_port_takes_no_rank(tmp_path, monkeypatch):
     said = as_nobody(
         "with ddp.process_group(): print('it is in')",
         imports="import ddp_common as ddp; ddp.process_group",
-        DDP_JOIN_TIMEOUT="12",
+        DDP_JOIN_TIMEOUT="20",
         DDP_SECRET="a guess",
         **torchrun_variables(1, 2, port),
     )

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 dist.init_process_group("gloo")
 print(f"rank {dist.get_rank()} of {dist.get_world_size()} {sys.argv[1:]}")
+dist.barrier()  # a rank that leaves at once may break the group that its peer is still joining
 """
 
 
@@ -70,14 +71,32 @@ PORTS = """
 import os, psutil
 
 starter = psutil.Process(os.getppid())
-ports = [each.laddr.port for each in starter.net_connections() if each.status == "LISTEN"]
-print(f"ports {ports}")
+ports = {each.laddr.port for each in starter.net_connections() if each.status == "LISTEN"}
+print("others:", ports - {int(os.environ["MASTER_PORT"])})
 """
 
 
 def test_what_starts_the_ranks_opens_no_port_at_which_others_would_be_unpickled():
+    """None but that of the ranks' store. What torchrun unpickles is in a file."""
     run = ddp.run_script(PORTS, ranks=2)
-    assert run.output.count("ports []") == 2, run.output
+    assert run.output.count("others: set()") == 2, run.output
+
+
+HELD_OPEN = """
+import os, socket
+
+port = int(os.environ["MASTER_PORT"])
+try:
+    socket.create_server(("127.0.0.1", port))
+except OSError as error:
+    print("held already:", error)
+"""
+
+
+def test_the_port_of_the_store_is_held_before_the_ranks_start():
+    """A number that is only chosen beforehand may be another program's by then."""
+    run = ddp.run_script(HELD_OPEN, ranks=1)
+    assert "held already:" in run.output, run.output
 
 
 def test_sys_exit_is_seen():

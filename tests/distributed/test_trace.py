@@ -20,7 +20,7 @@ from ddp_common.run import timeline
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 CLOCKS = 5000.0  # microseconds by which the clocks of two processes may be read differently
-SLOW = 0.2  # seconds that a slowed rank takes longer for a step
+SLOW = 0.6  # seconds that a slowed rank takes longer for a step
 
 
 def train(

@@ -137,11 +137,12 @@ def test_two_jobs_train_and_leave_nothing_but_logs(slurm, system, undisturbed, t
     wait_until(lambda: not jobs(slurm))
 
 
+@pytest.mark.timeout(900)  # six workers and three clients on the cores that there are
 def test_three_runs_at_once_do_not_meet(slurm, undisturbed, tmp_path):
     folders = [tmp_path / name for name in ("one", "two", "three")]
     processes = [make_run(slurm, folder) for folder in folders]
     for process, folder in zip(processes, folders):
-        code, said = finish(process, folder)
+        code, said = finish(process, folder, within=700)
         assert code == 0, said
         assert equal(weights(folder / "run"), weights(undisturbed))
 
@@ -191,14 +192,14 @@ def undisturbed_longer(slurm, tmp_path_factory):
 
 
 # that run, another one in parts, and jobs that start in between
-@pytest.mark.timeout(1_800)
+@pytest.mark.timeout(2_400)
 def test_near_the_time_limit_ranks_save_and_the_run_goes_on_in_new_jobs(
     slurm, system, undisturbed_longer, tmp_path
 ):
     undisturbed, settings = undisturbed_longer
     options = f"{OPTIONS[system]} {LIMIT}"
     process = make_run(slurm, tmp_path, system, OPTIONS=options, **settings)
-    code, said = finish(process, tmp_path, within=1_200)
+    code, said = finish(process, tmp_path, within=1_700)
     assert code == 0, said
     assert re.search(r"Job \d+ makes room for a new one: its time limit is near", said), said
     why = r"The run was told to stop: rank [01, ]+ on \S+ got SIGTERM"
@@ -211,13 +212,13 @@ def test_near_the_time_limit_ranks_save_and_the_run_goes_on_in_new_jobs(
 
 
 def test_where_no_new_job_starts_in_time_the_run_goes_on_with_those_there_are(slurm, tmp_path):
-    process = make_run(slurm, tmp_path, RESTARTS="1", OPTIONS=f"{JOB} timeout=60")
+    process = make_run(slurm, tmp_path, RESTARTS="1", OPTIONS=f"{JOB} timeout=120")
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
     with partition_down(slurm):
         subprocess.run(["scancel", jobs(slurm)[0]], env=slurm, check=True)
         code, said = finish(process, tmp_path)
     assert code == 0, said
-    assert "Going on with 1 of 2 workers: the others did not come within 60 s." in said
+    assert "Going on with 1 of 2 workers: the others did not come within 120 s." in said
     assert re.search(r"Restart 1 on 1 rank\(s\) from step [1-9]", said), said
 
 

@@ -144,6 +144,29 @@ def test_the_warning_before_the_time_limit_lets_all_ranks_save_and_leave(slurm, 
     assert step and checkpoints(run / "checkpoints")[-1].name == f"step-{int(step[1]):08d}.pt", log
 
 
+def test_so_do_ranks_with_loader_workers_which_get_the_signal_too(slurm, tmp_path):
+    """As torch's workers, they would die of it, and the ranks with them."""
+    run = tmp_path / "run"
+    script = ROOT / "tests" / "trains_with_loader_workers.py"
+    done = subprocess.run(
+        ["sbatch", "--parsable", f"--output={tmp_path}/%j.log", "--ntasks=2", "--overcommit"]
+        + ["--wrap", f"srun --kill-on-bad-exit=1 --overcommit {sys.executable} {script}"],
+        cwd=ROOT,
+        env={**slurm, "RUN_DIRECTORY": str(run)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    job = int(done.stdout)
+    wait_until(lambda: checkpoints(run / "checkpoints") or state(slurm, job) == "FAILED")
+    subprocess.run(["scancel", "--signal=TERM", str(job)], env=slurm, check=True)
+    assert finish(slurm, job) == "FAILED"
+    log = (tmp_path / f"{job}.log").read_text()
+    step = re.search(r"told to stop \(SIGTERM\). They left after step (\d+)", log)
+    assert step and checkpoints(run / "checkpoints")[-1].name == f"step-{int(step[1]):08d}.pt", log
+    assert "DataLoader worker" not in log
+
+
 def test_make_run_starts_srun_itself(slurm, undisturbed, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", "srun", "--workers", "2"],

@@ -30,7 +30,7 @@ def pages_notebook():
     training, plot = (
         next(code for code in BLOCKS if each in code) for each in ("def train", "live_plot")
     )
-    training = training.partition("seen = []")[0].replace('"pause": 0.02', '"pause": 0.5')
+    training = training.partition("seen = []")[0].replace('"pause": 0.02', '"pause": 1.0')
     cells = [
         "import ddp_common as ddp\nclient = ddp.connect('local', workers=2)",
         training,

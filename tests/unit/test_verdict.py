@@ -1,12 +1,14 @@
-"""What is made of what is known of the ranks: without a process, a cluster or a clock."""
+"""What is made of what is known of the ranks: without a process or a cluster."""
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from ddp_common.client import wording
 from ddp_common.client.known import Known, as_meant
+from ddp_common.client.patience import LONGEST_STRETCH, Patience
 from ddp_common.client.verdict import (
     Failed,
     Finished,
@@ -119,6 +121,32 @@ def test_a_rank_without_progress_is_stalled_once_all_have_started_and_only_then(
     known.take(1, Position(step=1), now=108.0)
     assert stalled(known, 10, now=111.0) == [0]
     assert stalled(known, None, now=10**6) == []
+
+
+def test_time_in_which_the_client_stood_still_does_not_count():
+    known = known_of(2)
+    known.take(0, Position(step=1), now=2.0)
+    known.take(1, Position(step=1), now=10.0)
+    known.forgive(seconds=30.0, now=40.0)
+    assert stalled(known, 10, now=41.0) == []
+    assert stalled(known, 10, now=43.0) == [0]
+    assert stalled(known, 10, now=51.0) == [0, 1]
+
+
+def test_a_worker_that_closes_and_one_that_is_lost_leave_their_ranks_without_one():
+    known = known_of(4, rank_0=Ended("cancelled"), rank_1=Ended("lost"), rank_2=Ended("raised"))
+    assert known.without_worker() == {0, 1}
+
+
+def test_a_time_out_counts_a_standstill_once():
+    patience = Patience(2 * LONGEST_STRETCH)
+    time.sleep(4 * LONGEST_STRETCH)
+    assert not patience.is_over()
+    looks = 0
+    while not patience.is_over():
+        time.sleep(LONGEST_STRETCH / 10)
+        looks += 1
+    assert looks >= 1
 
 
 def test_who_has_returned_or_ended_is_not_stalled():

@@ -18,4 +18,5 @@ for epoch in range(2):
     sampler.set_epoch(epoch)
     print(f"rank {rank}, epoch {epoch}: samples {list(sampler)}")
 
+dist.barrier()  # nobody leaves while another is still joining
 dist.destroy_process_group()
