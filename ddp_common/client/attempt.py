@@ -72,7 +72,7 @@ CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was report
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
 STACKS_TIMEOUT = 45  # seconds that workers have to say where their ranks are
 LOOK_INTERVAL = 0.5  # seconds
-HELD_UP = 2.0  # seconds since the last look, from which on this program itself has stood still
+HELD_UP = 2.0  # seconds between two messages or looks: more, and this program itself stood still
 SHORT_LOOK = 0.02  # seconds, while a cause is waited for
 LARGE = 2**20  # bytes of function and arguments
 
@@ -125,6 +125,7 @@ class Attempt:
         self.paces = Paces(len(addresses))
         self.began = time.monotonic()
         self.looked = self.began  # when `_look_around` was last called
+        self.turned = self.began  # when the loop over messages last came to its end
         # What is to be written into config.json; of a resumed run once it has begun
         self.config: dict | None = None
 
@@ -321,6 +322,7 @@ class Attempt:
         while isinstance(decision, GoesOn):
             self._take_next(LOOK_INTERVAL)
             self._tell_listener()
+            self._forgive_a_standstill()
             if time.monotonic() - self.looked > LOOK_INTERVAL and self.inbox.empty():
                 self._look_around()
             decision = verdict(self.known)
@@ -329,6 +331,13 @@ class Attempt:
         if not isinstance(decision, Finished):
             raise self._explained(decision)
         return self._result()
+
+    def _forgive_a_standstill(self) -> None:
+        """Where this program stood still, what ranks have said meanwhile is not read yet."""
+        now = time.monotonic()
+        if now - self.turned > HELD_UP:
+            self.known.forgive(now - self.turned, now)
+        self.turned = now
 
     def _tell_listener(self) -> None:
         """Call `on_report` with the records that it does not have.
@@ -391,10 +400,7 @@ class Attempt:
         That is: this program shall stop, or a rank makes no progress.
         """
         now = time.monotonic()
-        since_last_look = now - self.looked
         self.looked = now
-        if since_last_look > HELD_UP:
-            self.known.forgive(since_last_look, now)
         if interrupted:
             raise KeyboardInterrupt
         if stop_requested:

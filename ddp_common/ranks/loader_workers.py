@@ -3,8 +3,9 @@
 torchrun sends SIGTERM to the whole process group of a rank, and Slurm to all processes of a step.
 torch's workers would die of it, and with them the rank, in the middle of the step that it is to
 finish. Relies on workers being forked, and on what torch calls in a worker to set its handlers of
-signals, which it does not document. Promises: a SIGTERM that the rank has got too does not end a
-worker, the next one does; one that the rank has not got ends it, as ever.
+signals, which it does not document: where that is missing, they die of it. Promises: a SIGTERM
+that the rank has got too does not end a worker, the next one does; one that the rank has not got
+ends it, as ever.
 """
 
 import mmap
@@ -25,8 +26,10 @@ def outlive_a_sigterm_to_all() -> None:
     if _rank_was_told is not None:
         _rank_was_told[0] = 0
         return
+    set_torchs_handlers = getattr(signal_handling, "_set_worker_signal_handlers", None)
+    if set_torchs_handlers is None:  # another version of torch
+        return
     _rank_was_told = mmap.mmap(-1, 1)
-    set_torchs_handlers = signal_handling._set_worker_signal_handlers
 
     def set_handlers() -> None:
         set_torchs_handlers()

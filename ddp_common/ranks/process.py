@@ -122,7 +122,7 @@ def _train(
             pace.watch()
             trace.trace_if_asked()
             result = _call(function, arguments)
-            stopping.is_done()
+            stopping.training_has_ended()
             trace.finish()
             checkpoint.finish_writing()
             reporting.post(Returned(**reporting.position()))
@@ -134,7 +134,7 @@ def _train(
         step = reporting.position().get("step", 0)
         return Stopped(told=stopping.was_told(), in_loop=stopping.is_in_loop(), step=step)
     finally:
-        stopping.is_done()
+        stopping.training_has_ended()
         trace.end()
         finish_reports()
 

@@ -37,7 +37,7 @@ def listen_to_sigterm() -> None:
     signal.signal(signal.SIGTERM, _on_sigterm)
 
 
-def is_done() -> None:
+def training_has_ended() -> None:
     """From now on SIGTERM changes nothing: the training function has come to its end."""
     global _is_done
     _is_done = True
