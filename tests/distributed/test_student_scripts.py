@@ -121,8 +121,25 @@ def test_nothing_that_it_has_started_is_left_when_it_ends_or_is_ended(then):
     assert "characters left out" in run.output and len(run.output) < 21_000
 
 
-def test_an_interrupt_ends_it(tmp_path):
+def test_its_temporary_files_and_those_of_torchrun_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # for what it starts
+    run = ddp.run_script("import tempfile; print(tempfile.mkstemp()[1])", ranks=2)
+    assert run.ok and run.output.count(f"]:{tmp_path}/ddp-") == 2, run.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loop_that_prints_for_ever_fills_no_disk(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    run = ddp.run_script("while True: print('x' * 10**6)", ranks=1, timeout=200)
+    assert "OSError: [Errno 27] File too large" in run.output and not run.timed_out
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_ends_it(tmp_path, monkeypatch):
     """As the stop button of a notebook does."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     pid_file = tmp_path / "pid"
     script = f"""
 import os, time
@@ -141,3 +158,4 @@ time.sleep(600)
         ddp.run_script(script, ranks=1, timeout=300)
     pid = int(pid_file.read_text())
     assert_gone(lambda: [pid] if is_alive(pid) else [])
+    assert not list(temporary.iterdir())

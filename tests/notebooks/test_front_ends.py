@@ -54,7 +54,8 @@ class Kernel:
 
     def interrupt_once(self, code, condition):
         """Send a cell, interrupt it when `condition` holds, and return its messages."""
-        sent = self.client.execute(code, allow_stdin=True)
+        # a kernel that stops on an error drops what is sent in the moment after it
+        sent = self.client.execute(code, allow_stdin=True, stop_on_error=False)
         messages = []
         deadline = time.monotonic() + 120
         while not condition():
