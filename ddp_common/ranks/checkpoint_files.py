@@ -86,17 +86,27 @@ def fault(path: Path) -> str | None:
     stated = stated_digests(path)
     if not stated:
         return f"its digest {digest_file(path).name} is missing or none"
-    if sha256(path) not in stated:
+    try:
+        digest = sha256(path)
+    except FileNotFoundError:
+        return "it has been removed"
+    if digest not in stated:
         return "its SHA-256 is not the one it was written with"
     return None
 
 
 def newest_good(directory: str | Path) -> Path | None:
     """The newest good checkpoint in `directory`, None if there is none; says nothing of others."""
-    for path in reversed(checkpoints(directory)):
+    found = checkpoints(directory)
+    for path in reversed(found):
         if fault(path) is None:
             return path
-    return None
+    return newest_good(directory) if _some_are_gone(found) else None
+
+
+def _some_are_gone(found):
+    """Whether some of the files have been removed: then a run has just written a newer one."""
+    return not all(os.path.lexists(path) for path in found)
 
 
 def newest(directory: str | Path, quiet: bool = False) -> Path | None:
@@ -109,12 +119,14 @@ def newest(directory: str | Path, quiet: bool = False) -> Path | None:
         problem = fault(path)
         if problem is None:
             return path
-        if not quiet:
+        if not quiet and os.path.lexists(path):
             print(
                 f"Checkpoint {path} is damaged: {problem}. Trying the one before it.",
                 file=sys.stderr,
                 flush=True,
             )
+    if _some_are_gone(found):
+        return newest(directory, quiet)
     if found:
         raise Error(
             f"No checkpoint in {directory} is good: all {len(found)} are damaged. Start a new run "

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from ddp_common import Checkpoint, ElasticSampler, Error
+from ddp_common.ranks import checkpoint_files
 from ddp_common.ranks.checkpoint import copy_of
-from ddp_common.ranks.checkpoint_files import checkpoints, digest_file, newest
+from ddp_common.ranks.checkpoint_files import checkpoints, digest_file, newest, newest_good
 
 SIZE = 40  # samples: 10 steps an epoch
 
@@ -350,6 +351,25 @@ def newest_step(directory):
         return step_of(newest(directory, quiet=True))
     except Error:
         return None
+
+
+@pytest.mark.parametrize("look", [newest, newest_good])
+@pytest.mark.parametrize("moment", ["listed", "digest_read"])
+def test_a_file_that_retention_removes_while_somebody_looks_gives_way_to_the_newer_one(
+    tmp_path, monkeypatch, capsys, look, moment
+):
+    run = saved(tmp_path, keep=1)
+    read = {"listed": "stated_digests", "digest_read": "sha256"}[moment]
+    original = getattr(checkpoint_files, read)
+
+    def after_another_save(path):
+        monkeypatch.setattr(checkpoint_files, read, original)
+        run.save(1)
+        return original(path)
+
+    monkeypatch.setattr(checkpoint_files, read, after_another_save)
+    assert look(tmp_path).name == "step-00000003.pt"
+    assert not capsys.readouterr().err
 
 
 def test_a_part_of_a_tensor_is_not_saved_as_if_it_were_the_whole():
