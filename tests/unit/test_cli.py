@@ -364,7 +364,7 @@ def test_ctrl_c_stops_all_and_says_how_to_resume(tmp_path):
 def test_ctrl_c_while_the_cluster_starts_is_heard_when_it_stands(tmp_path, delay):
     process = command("run", "pets", runs=tmp_path, SET="epochs=50", WORKERS="2")
     deadline = time.monotonic() + 150
-    while not any("spawn_main" in " ".join(child.cmdline()) for child in children(process.pid)):
+    while not any("spawn_main" in " ".join(command_line(child)) for child in children(process.pid)):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.01)
     time.sleep(delay)
@@ -381,12 +381,17 @@ def test_ctrl_c_while_the_cluster_starts_is_heard_when_it_stands(tmp_path, delay
 def children(pid):
     """Living children; none if the process has just ended."""
     try:
-        return [
-            child
-            for child in psutil.Process(pid).children(recursive=True)
-            if child.status() != psutil.STATUS_ZOMBIE and child.cmdline()
-        ]
+        found = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
+        return []
+    return [child for child in found if command_line(child)]
+
+
+def command_line(process):
+    """The words of its command; none if it has ended meanwhile, or is a zombie."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:  # a ZombieProcess is one as well
         return []
 
 
