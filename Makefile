@@ -51,7 +51,7 @@ help:
 	@echo 'make test-fast              run those that start no cluster: a minute'
 	@echo 'make lint                   look at layout, mistakes, who imports whom, types, workflows; nothing is changed'
 	@echo 'make sync                   write the notebooks from the scripts (TUTORIAL=pets: only this one)'
-	@echo 'make bench                  measure launch, steps, data, faults, clusters, images, tables, looking inside, TLS; print ratios, write runs/bench*.json'
+	@echo 'make bench                  measure launch, steps, data, faults, clusters, images, tables, looking inside, TLS, tutorials; print ratios, write runs/bench*.json'
 	@echo 'make bench-peers            the same small training under torchrun, Ray Train, accelerate, Fabric, submitit; installs them first'
 	@echo 'make scaling TUTORIAL=pets  compare numbers of ranks: speed, and loss at equal samples (WORKERS="1 2 4")'
 	@echo 'make doctor CLUSTER=slurm   check what usually goes wrong on a cluster; say what to do'
@@ -115,6 +115,7 @@ bench: $(STAMP)
 	@$(PYTHON) tests/benchmarks/tables.py
 	@$(PYTHON) tests/benchmarks/inside.py
 	@$(PYTHON) tests/benchmarks/tls.py
+	@$(PYTHON) tests/benchmarks/tutorials.py
 
 scaling: $(STAMP)
 	@$(PYTHON) -m ddp_common scaling

@@ -9,9 +9,9 @@ A page says where a table goes and what is in it; what stands between the two li
     <!-- evidence: launch, faults/notice -->
     <!-- end of evidence -->
 
-A part names a file of docs/evidence and, after a stroke, one of its measures. With `by ranks:` or
-`by launcher:` before the parts the table has a row for each number of ranks, or each launcher, and
-a column for what was measured. It needs nothing but Python.
+A part names a file of docs/evidence and, after a stroke, one of its measures. With `by ranks:`,
+`by launcher:` or `by tutorial:` before the parts the table has a row for each number of ranks,
+each launcher or tutorial, and a column for what was measured. It needs nothing but Python.
 """
 
 import argparse
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILES = ROOT / "docs" / "evidence"
 PAGES = ("README.md", "docs/*.md", "clusters/README.md")
 BLOCK = re.compile(r"<!-- evidence: (?P<wanted>[^\n]*?) -->\n.*?<!-- end of evidence -->", re.S)
-BY = re.compile(r"by (ranks|launcher): ")
+BY = re.compile(r"by (ranks|launcher|tutorial): ")
 ENOUGH_DIGITS = 3
 
 

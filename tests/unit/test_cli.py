@@ -364,7 +364,9 @@ def test_ctrl_c_stops_all_and_says_how_to_resume(tmp_path):
 def test_ctrl_c_while_the_cluster_starts_is_heard_when_it_stands(tmp_path, delay):
     process = command("run", "pets", runs=tmp_path, SET="epochs=50", WORKERS="2")
     deadline = time.monotonic() + 150
-    while not any("spawn_main" in " ".join(command_line(child)) for child in children(process.pid)):
+    while not any(
+        "spawn_main" in " ".join(command_line(child)) for child in children(process.pid)
+    ):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.01)
     time.sleep(delay)
