@@ -42,7 +42,8 @@ def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> No
     with tempfile.TemporaryDirectory(prefix="ddp-torchrun-") as folder:
         after_standalone = words[2:]
         os.environ.update(own_store_for_ranks(folder))
-        _run_torchrun([*meet_in(folder), *after_standalone])
+        # it keeps some files of the ranks there; without the option it would leave them in /tmp
+        _run_torchrun([*meet_in(folder), f"--log-dir={folder}", *after_standalone])
 
 
 def meet_in(folder: str | Path) -> list[str]:

@@ -3,6 +3,7 @@
 And one message when it fails.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -58,9 +59,13 @@ def ranks_of(process):
     """The processes that torchrun has started, in rank order, once they train."""
     import psutil
 
-    found = psutil.Process(process.pid).children(recursive=True)
-    ranks = [child for child in found if "RANK" in child.environ()]
-    return sorted(ranks, key=lambda child: int(child.environ()["RANK"]))
+    numbers = {}
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            variables = child.environ()
+            if "RANK" in variables:
+                numbers[child] = int(variables["RANK"])
+    return sorted(numbers, key=numbers.__getitem__)
 
 
 def test_torchrun_trains_to_the_same_loss_and_leaves_the_same_files_as_dask(tmp_path):
@@ -92,8 +97,18 @@ def test_a_run_begun_with_one_launcher_goes_on_with_another(tmp_path, first, sec
     assert checkpoints(tmp_path / "run" / "checkpoints")[-1].name == "step-00000098.pt"
 
 
-def test_a_killed_rank_is_named_in_one_message(tmp_path):
-    process = command("torchrun", tmp_path / "run", settings=LONG)
+@pytest.fixture
+def temporary(tmp_path):
+    """A folder for temporary files, in which nothing may be left but torch's own cache."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    yield folder
+    left = [path.name for path in folder.iterdir()]
+    assert not [name for name in left if not name.startswith("torchinductor_")]
+
+
+def test_a_killed_rank_is_named_in_one_message(tmp_path, temporary):
+    process = command("torchrun", tmp_path / "run", settings=LONG, TMPDIR=str(temporary))
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
     ranks = ranks_of(process)
     began = time.monotonic()
@@ -121,8 +136,8 @@ def test_restarts_go_on_from_the_newest_checkpoint(tmp_path):
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-def test_ctrl_c_ends_all_ranks(tmp_path):
-    process = command("torchrun", tmp_path / "run", settings=LONG)
+def test_ctrl_c_ends_all_ranks(tmp_path, temporary):
+    process = command("torchrun", tmp_path / "run", settings=LONG, TMPDIR=str(temporary))
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
     ranks = ranks_of(process)
     os.killpg(process.pid, signal.SIGINT)
