@@ -3,6 +3,7 @@
 Run as root, who can be another user.
 """
 
+import contextlib
 import os
 import re
 import socket
@@ -170,9 +171,12 @@ def test_make_run_with_torchrun_has_no_port_that_answers_another_user(tmp_path):
     try:
         saved = (tmp_path / "run" / "checkpoints").glob
         wait_until(lambda: list(saved("*.pt")) or process.poll() is not None, within=180)
-        children = psutil.Process(process.pid).children(recursive=True)
-        everyone = [process.pid, *(child.pid for child in children)]
-        command_lines = " ".join(" ".join(psutil.Process(pid).cmdline()) for pid in everyone)
+        launcher = psutil.Process(process.pid)
+        everyone = {}  # process number -> command line
+        for each in (launcher, *launcher.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                everyone[each.pid] = " ".join(each.cmdline())
+        command_lines = " ".join(everyone.values())
         assert not re.search(r"[0-9a-f]{64}", command_lines)
         ports = ports_of(everyone)
         said = as_nobody(ATTACK, marker, *ports, imports=IMPORTS)
