@@ -29,7 +29,7 @@ import venv
 from collections.abc import Mapping
 from pathlib import Path
 
-ROOM = 1.7e9  # bytes of an environment with torch for the CPU
+ROOM = 2.3e9  # bytes of an environment with torch for the CPU
 ROOM_TO_DOWNLOAD = 0.5e9  # bytes of the packages as they come
 REACH_TIMEOUT = 10  # seconds that a package index has to answer
 QUIET_INTERVAL = 10  # seconds between two lines where nobody looks at a terminal
@@ -394,7 +394,7 @@ def current_activity(lines: list[str]) -> str:
 CAUSES = (
     (
         r"No space left|Errno 28|Disk quota",
-        "The disk is full. Make room (an environment takes about 1.7 GB, and several more where "
+        "The disk is full. Make room (an environment takes about 2.3 GB, and several more where "
         "pip takes torch for GPUs), or use another disk: "
         "make setup VENV=/path/to/.venv",
     ),

@@ -107,7 +107,8 @@ def main(arguments):
         )
     told, why = options(os.environ, arguments)
     for line in [
-        "The first page says where to begin. Your notebooks lie in my-work/, which git ignores.",
+        "The first page says where to begin. Your notebooks lie in tutorials/my-work/, "
+        "which git ignores.",
         *said,
         *why,
     ]:

@@ -521,7 +521,7 @@ class Attempt:
         match message:
             case Report():
                 self.directory.record(rank, message.values)
-                self.progress.record(message.values)
+                self.progress.record(message.values, rank)
             case Pace():
                 self._take_pace(rank, message)
             case Returned():

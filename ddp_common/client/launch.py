@@ -26,7 +26,7 @@ from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 from ddp_common.files import absolute
 from ddp_common.run.config import current, run_to_resume
 from ddp_common.run.places import new_directory
-from ddp_common.run.progress import explain_interrupt
+from ddp_common.run.progress import explain_interrupt, say_place
 from ddp_common.run.result import Run
 from ddp_common.run.run_directory import RunDirectory
 from ddp_common.values import switch, whole_number
@@ -136,6 +136,8 @@ def launch(
             ):
                 if run_directory is None:
                     run_directory = _open_directory(function, directory)
+                    if current.name is None:  # `make run` says it of a tutorial
+                        say_place(run_directory.path)
                     listener = Listener(on_report, run_directory)
                 assert listener is not None, "made with the directory"
                 try:

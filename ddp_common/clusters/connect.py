@@ -28,6 +28,7 @@ from ddp_common.clusters.job_script import (
     is_batch,
     job_script,
     processes_in_a_job,
+    unknown_option,
 )
 from ddp_common.clusters.jobs import Jobs
 from ddp_common.clusters.local_cluster import keeping_nannies
@@ -181,6 +182,10 @@ def _start(profile, wanted):
 def _explained(profile, error):
     """What a cluster class says of its options, as an `Error`."""
     cause = error.__cause__ or error
+    job_class = getattr(cluster_class(profile["cluster"]), "job_cls", None)
+    unknown = job_class and unknown_option(job_class, cause)
+    if unknown:
+        return Error(f"{profile['cluster']} refuses the profile's options: {unknown}")
     if isinstance(cause, (TypeError, ValueError, RuntimeError, OSError)):
         said = str(cause)
     else:
@@ -265,9 +270,19 @@ def describe(name: str, workers: int | str | None = None, tutorial: str = "TUTOR
     count = number_of_workers(workers or profile["workers"])
     if is_batch(profile):
         jobs = math.ceil(count / processes_in_a_job(profile))
-        heading = f"# {jobs} job(s) such as this one, for {count} rank(s):"
-        return f"{heading}\n{job_script(profile)}"
+        return "\n".join([*_about_jobs(name, jobs, count), job_script(profile)])
     cls, options = _class_and_options(profile, count)
     options = {"n_workers": count, **options}
     arguments = ", ".join(f"{key}={value!r}" for key, value in options.items())
     return f"# No jobs: the cluster is one call.\n{cls}({arguments})"
+
+
+def _about_jobs(name, jobs, count):
+    """What a job script does not say of itself: lines of comment above it."""
+    return [
+        f"# {jobs} job(s) such as this one, for {count} rank(s):",
+        "# Each starts Dask workers, to which your program sends its function later. The program",
+        "# itself stays where you start it, and submits the jobs. TIME and SCHEDULER:PORT are",
+        "# known then. The `export` lines are ours: nothing to change.",
+        f"# Next: make doctor CLUSTER={name}",
+    ]

@@ -5,7 +5,10 @@ cluster alone, the job's time limit, and a private folder for temporary files. R
 that the jobs see, too. Promises: `job_script` starts nothing, and needs no batch system.
 """
 
+import difflib
 import importlib
+import inspect
+import re
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,6 +155,22 @@ def seconds_of(walltime: str | None) -> int:
         ) from None
 
 
+def unknown_option(job_class: type, error: Exception) -> str | None:
+    """What to say if `error` is that the class of a job has no option of that name; else None."""
+    found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if not found:
+        return None
+    known = {
+        parameter.name
+        for cls in job_class.__mro__
+        for parameter in inspect.signature(cls).parameters.values()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    }
+    near = difflib.get_close_matches(found[1], sorted(known), n=1)
+    meant = f" Did you mean {near[0]}?" if near else ""
+    return f"there is no option {found[1]!r}.{meant} It stands in OPTIONS, or in the profile."
+
+
 def job_script(profile: dict) -> str:
     """The script that would be submitted for each job; nothing is started.
 
@@ -166,5 +185,6 @@ def job_script(profile: dict) -> str:
             job = job_class("tls://SCHEDULER:PORT", name="worker-0", **options)
             script = job.job_script()
         except (TypeError, ValueError, AttributeError) as error:
-            raise Error(f"{profile['cluster']} refuses the profile's options: {error}.") from None
+            said = unknown_option(job_class, error) or f"{error}."
+            raise Error(f"{profile['cluster']} refuses the profile's options: {said}") from None
         return script.replace(folder, "runs/clusters/TIME").strip() + "\n"

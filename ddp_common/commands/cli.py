@@ -162,7 +162,8 @@ def tutorial_path(name: str) -> Path:
             "clone of the repository, not in the installed package: use make run there."
         )
     if name not in known:
-        raise Error(f"There is no tutorial {name!r}. TUTORIAL takes one of: {', '.join(known)}.")
+        said = f"There is no tutorial {name!r}." if name else "Say which tutorial."
+        raise Error(f"{said} TUTORIAL takes one of: {', '.join(known)}.")
     return known[name]
 
 

@@ -9,6 +9,8 @@ request is false), since nobody could answer; where a person sits, it is allowed
 import os
 import sys
 import time
+from collections import deque
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -49,11 +51,14 @@ class Progress:
         self.mode = os.environ.get("DDP_PROGRESS") or default
         self.in_notebook = kernel() is not None
         self.bar = None
-        self.losses = []
+        self.losses = deque(maxlen=RECENT)
         self.place = {}  # the position of the rank that leads
         # For the line of an epoch: its number, and the (time, samples) at its start.
         self.epoch = None
         self.mark = None
+        self.losses_of = {}  # epoch -> losses
+        self.reported = {}  # rank -> the epoch of its latest loss
+        self.ended = None  # an epoch whose line is to come: its number and samples per second
 
     def position(self, place: dict):
         """Draw a rank's position, unless another rank is further: the fastest one leads.
@@ -69,7 +74,7 @@ class Progress:
         elif self.mode == "bar":
             self._update_terminal(place)
         elif place["epoch"] != self.epoch:
-            self._epoch_line()
+            self._end_epoch()
             self.epoch = place["epoch"]
             self.mark = (time.monotonic(), place["samples"])
         self.place = place
@@ -92,11 +97,17 @@ class Progress:
         self.bar.set_description(f"epoch {place['epoch'] + 1}/{place['epochs']}", refresh=False)
         self.bar.update(place["samples"] - self.bar.n)
 
-    def record(self, values: dict):
+    def record(self, values: dict, rank: int = 0):
         """Take note of the loss that a rank has reported, if it did."""
         if "loss" not in values:
             return
         self.losses.append(values["loss"])
+        if self.mode == "lines" and "epoch" in values:
+            self.losses_of.setdefault(values["epoch"], []).append(values["loss"])
+            self.reported[rank] = values["epoch"]
+            # the last reports of an epoch come after the first step of the next
+            if self.ended and min(self.reported.values()) > self.ended[0]:
+                self._epoch_line()
         if self.bar is not None and not self.in_notebook:
             self.bar.set_postfix_str(f"loss {self._loss():.4f}", refresh=False)
 
@@ -107,27 +118,48 @@ class Progress:
             tqdm.write(text, file=sys.stderr if on_stderr else sys.stdout)
 
     def _loss(self):
-        recent = self.losses[-RECENT:]
-        return sum(recent) / len(recent) if recent else None
+        return sum(self.losses) / len(self.losses) if self.losses else None
+
+    def _end_epoch(self):
+        """The rank that leads has ended the epoch: its line comes when all have reported."""
+        self._epoch_line()
+        if self.epoch is None:
+            return
+        started, samples = self.mark
+        seconds = max(time.monotonic() - started, 1e-9)
+        self.ended = self.epoch, (self.place["samples"] - samples) / seconds
 
     def _epoch_line(self):
-        if self.epoch is not None and self.losses:
-            started, samples = self.mark
-            seconds = max(time.monotonic() - started, 1e-9)
-            rate = (self.place["samples"] - samples) / seconds
-            loss = sum(self.losses) / len(self.losses)
-            epoch = f"epoch {self.epoch + 1}/{self.place['epochs']}"
-            print(f"{epoch}  loss {loss:.4f}  {rate:,.0f} samples/s", flush=True)
-        self.losses = []
+        """Print the line of the epoch that has ended, if there is one with losses."""
+        if self.ended is None:
+            return
+        epoch, rate = self.ended
+        self.ended = None
+        losses = self.losses_of.pop(epoch, None)
+        if losses:
+            loss = sum(losses) / len(losses)
+            words = f"epoch {epoch + 1}/{self.place['epochs']}"
+            print(f"{words}  loss {loss:.4f}  {rate:,.0f} samples/s", flush=True)
 
     def close(self):
         """Draw the last state."""
         if self.mode == "lines":
+            self._end_epoch()
             self._epoch_line()
         if isinstance(self.bar, NotebookLine):
             self.bar.close(self._loss())
         elif self.bar is not None:
             self.bar.close()
+
+
+def say_place(path: Path):
+    """On a terminal, say where a run is, and whether it is new."""
+    progress = Progress()
+    if progress.mode != "bar" or progress.in_notebook:
+        return
+    saved = checkpoints(path / "checkpoints")
+    how = f"goes on from step {step_of(saved[-1])}" if saved else "is new"
+    progress.note(f"The run in {path} {how}.")
 
 
 class NotebookLine:
@@ -197,26 +229,25 @@ def _loss_in_words(loss):
 def explain_interrupt(interrupt: KeyboardInterrupt, function, directory):
     """In a notebook or an IPython shell, print how to go on, and drop the traceback.
 
-    It would lead through this package. Elsewhere nothing is done: a program has its own last
-    words. `directory` is the run's `RunDirectory`.
+    It would lead through this package. Elsewhere the interrupt gets a note that says it, below
+    its traceback. `directory` is the run's `RunDirectory`.
     """
-    if "IPython" not in sys.modules or sys.modules["IPython"].get_ipython() is None:
-        return
-    place = shown(directory.path)
+    in_ipython = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
+    place = shown(directory.path) if in_ipython else str(directory.path)
     saved = checkpoints(directory.path / "checkpoints")
     step = max((record.get("step", 0) for record in directory.records), default=0)
     where = f"Interrupted after step {step}." if step else "Interrupted."
     if saved:
         name = getattr(function, "__name__", "train")
-        print(
+        words = (
             f"{where} The newest checkpoint is that of step {step_of(saved[-1])}. "
             "Go on from there with the same arguments and the run's directory:\n"
-            f"  ddp.launch(client, {name}, …, directory={str(place)!r})",
-            flush=True,
+            f"  ddp.launch(client, {name}, …, directory={str(place)!r})"
         )
     else:
-        print(
-            f"{where} There is no checkpoint to go on from; what there is lies in {place}.",
-            flush=True,
-        )
-    interrupt.__traceback__ = None
+        words = f"{where} There is no checkpoint to go on from; what there is lies in {place}."
+    if in_ipython:
+        print(words, flush=True)
+        interrupt.__traceback__ = None
+    else:
+        interrupt.add_note(words)

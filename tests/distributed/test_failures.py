@@ -296,7 +296,8 @@ def interrupt(process, kill):
 
 def test_ctrl_c_ends_the_program_its_ranks_and_its_cluster(tmp_path):
     with program(tmp_path, "local") as (process, directory):
-        assert "KeyboardInterrupt" in interrupt(process, os.kill)
+        said = interrupt(process, os.kill)
+        assert "\nKeyboardInterrupt\nInterrupted" in said and str(directory) in said
         assert "interrupted from the keyboard" in log_of(directory)
         assert_nothing_left(directory, ranks=2)
 

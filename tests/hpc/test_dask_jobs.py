@@ -313,7 +313,7 @@ def test_a_job_that_dies_at_start_is_noticed_within_seconds_with_its_log(slurm, 
 
 def test_a_misspelt_option_is_named(slurm, tmp_path):
     said = refusal(slurm, tmp_path, OPTIONS=f"{JOB} quue=main")
-    assert "unexpected keyword argument 'quue'" in said
+    assert "there is no option 'quue'. Did you mean queue?" in said
 
 
 def test_without_the_commands_of_the_batch_system_it_says_so(slurm, system, tmp_path):

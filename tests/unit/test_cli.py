@@ -172,6 +172,16 @@ def test_a_run_of_another_tutorial_is_refused_before_anything_is_started_or_writ
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
 
 
+@pytest.mark.parametrize("variable", ["RESUME", "CHECKPOINT"])
+def test_so_is_a_run_of_a_program_of_ones_own(tmp_path, variable):
+    (tmp_path / "config.json").write_text('{"tutorial": null, "settings": {}, "function": "fit"}')
+    code, out, error = finish(command("run", "pets", runs=tmp_path, **{variable: str(tmp_path)}))
+    assert code == 1 and not out and "Traceback" not in error
+    assert "that is a run of a program of your own (function fit), not of pets" in error
+    assert f"launch(…, directory='{tmp_path}')" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
 def test_resume_of_a_part_of_a_run_names_the_run(short_run):
     *_, directory = short_run
     for part in ("checkpoints", "checkpoints/step-00000025.pt"):

@@ -209,7 +209,7 @@ def test_a_wheel_house_that_lacks_a_package_is_explained(clone):
 def test_a_small_disk_is_refused_with_what_is_there_and_what_is_needed(clone, small_disk):
     shutil.copy(ROOT / "install.py", clone)
     said = make(clone, "setup", f"VENV={small_disk}/venv").stderr
-    assert "0.00 GB free" in said and "1.7 GB are needed" in said and "VENV=" in said
+    assert "0.00 GB free" in said and "2.3 GB are needed" in said and "VENV=" in said
     assert not list(small_disk.iterdir())
 
 
