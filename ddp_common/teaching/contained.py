@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 from ddp_common.ranks.parent import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
 from ddp_common.worker import descendants
@@ -36,6 +37,12 @@ def main(seconds: float, command: list[str]) -> int:
             code = run_for(seconds, command, {**os.environ, "TMPDIR": temporary})
         finally:
             descendants.end(_all_below)
+        if has_full_file(Path(temporary)):
+            print(
+                f"A rank has printed {LARGEST_FILE / 2**30:g} GiB, and may print no more: its "
+                "`print` raised OSError, File too large. Is there a loop that prints for ever?",
+                flush=True,
+            )
     return code if code >= 0 else 128 - code  # a signal, as a shell says it
 
 
@@ -46,6 +53,13 @@ def run_for(seconds: float, command: list[str], environment: dict[str, str]) -> 
         return process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
         return TIMED_OUT
+
+
+def has_full_file(folder: Path) -> bool:
+    """Whether a file in the folder, or below it, has the size that no file may exceed."""
+    return any(
+        path.is_file() and path.stat().st_size >= LARGEST_FILE for path in folder.rglob("*.log")
+    )
 
 
 def limit_files(size: int) -> None:
