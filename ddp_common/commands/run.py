@@ -121,7 +121,7 @@ def start_launcher(launcher: str, tutorial: str, choices: dict):
         start_ranks(launcher, tutorial, workers, restarts)
     except (Error, SystemExit):
         directory = os.environ.get("CHECKPOINT") or choices["resume"]
-        click.echo(resume_hint(tutorial, directory), err=True)
+        click.echo(resume_hint(tutorial, directory).lstrip(), err=True)
         raise
 
 
