@@ -213,8 +213,9 @@ def run_client_case(client, fault, when, undisturbed, folder):
         text=True,
     )
     _, errors = process.communicate(timeout=2 * PATIENCE)
-    lines = errors.strip().splitlines()
-    outcome.said = lines[-1] if lines else f"(ended by signal {-process.returncode})"
+    _, interrupt, note = errors.strip().rpartition("\nKeyboardInterrupt\n")
+    words = " ".join(note.split())
+    outcome.said = words if interrupt else f"(ended by signal {-process.returncode}) {words}"
     ended = time.time()
     if fault == CTRL_C:
         outcome.told = ended - _struck_at(mark, outcome)
