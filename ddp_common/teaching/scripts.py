@@ -5,6 +5,7 @@ that it has started; what it printed is kept, as far as anybody would read it; i
 of its own, so that nothing is overwritten.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -80,6 +81,8 @@ def run_script(
             code = process.wait(timeout + GRACE)
         finally:
             process.terminate()  # where it has not ended: Ctrl-C
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE)  # `with` waits a quarter of a second after Ctrl-C
     return ScriptRun(
         exit_code=None if code == TIMED_OUT else code,
         output=shown.text(),
