@@ -1,7 +1,5 @@
 """The processes that the tests have started and that are still there."""
 
-import contextlib
-
 import psutil
 
 
@@ -12,7 +10,15 @@ def children():
     """
     found = set()
     for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended, or is a zombie
-            if "resource_tracker" not in " ".join(process.cmdline()):
-                found.add(process.pid)
+        words = command_line(process)
+        if words and "resource_tracker" not in " ".join(words):
+            found.add(process.pid)
     return found
+
+
+def command_line(process):
+    """The words of its command; none if it has just ended, or is a zombie."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:  # a ZombieProcess is one as well
+        return []

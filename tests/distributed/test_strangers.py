@@ -3,7 +3,6 @@
 Run as root, who can be another user.
 """
 
-import contextlib
 import os
 import re
 import socket
@@ -16,6 +15,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from children import command_line
 from ports import free_port
 from processes import Background, log_of, rank_pids, wait_until
 from strangers import ATTACK, IMPORTS, as_nobody, ports_of
@@ -172,11 +172,9 @@ def test_make_run_with_torchrun_has_no_port_that_answers_another_user(tmp_path):
         saved = (tmp_path / "run" / "checkpoints").glob
         wait_until(lambda: list(saved("*.pt")) or process.poll() is not None, within=180)
         launcher = psutil.Process(process.pid)
-        everyone = {}  # process number -> command line
-        for each in (launcher, *launcher.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-                everyone[each.pid] = " ".join(each.cmdline())
-        command_lines = " ".join(everyone.values())
+        processes = [launcher, *launcher.children(recursive=True)]
+        everyone = [each.pid for each in processes]
+        command_lines = " ".join(" ".join(command_line(each)) for each in processes)
         assert not re.search(r"[0-9a-f]{64}", command_lines)
         ports = ports_of(everyone)
         said = as_nobody(ATTACK, marker, *ports, imports=IMPORTS)

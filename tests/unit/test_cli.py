@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from children import command_line
 
 ROOT = Path(__file__).parents[2]
 QUICK = "epochs=1 hidden=16 batch_size=4096"
@@ -397,14 +398,6 @@ def children(pid):
     except psutil.NoSuchProcess:
         return []
     return [child for child in found if command_line(child)]
-
-
-def command_line(process):
-    """The words of its command; none if it has ended meanwhile, or is a zombie."""
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:  # a ZombieProcess is one as well
-        return []
 
 
 FAILS = """

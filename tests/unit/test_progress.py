@@ -17,15 +17,20 @@ def place(epoch, step):
     return {"epoch": epoch, "step": step, "samples": 10 * step, "epochs": 2, "total_samples": 40}
 
 
+def train_an_epoch(progress):
+    """Both ranks report in the first epoch; the one that leads goes on to the second."""
+    progress.position(place(0, 1))
+    progress.record({"loss": 1.0, "epoch": 0}, rank=0)
+    progress.record({"loss": 2.0, "epoch": 0}, rank=1)
+    progress.position(place(1, 3))
+
+
 def printed(capsys):
     return re.sub(r"  [\d,]+ samples/s", "", capsys.readouterr().out)
 
 
 def test_the_loss_of_an_epoch_is_that_of_all_ranks_though_one_reports_late(progress, capsys):
-    progress.position(place(0, 1))
-    progress.record({"loss": 1.0, "epoch": 0}, rank=0)
-    progress.record({"loss": 2.0, "epoch": 0}, rank=1)
-    progress.position(place(1, 3))
+    train_an_epoch(progress)
     progress.record({"loss": 0.0, "epoch": 1}, rank=0)
     assert not printed(capsys)
     progress.record({"loss": 6.0, "epoch": 0}, rank=1)
@@ -37,10 +42,7 @@ def test_the_loss_of_an_epoch_is_that_of_all_ranks_though_one_reports_late(progr
 
 
 def test_a_rank_that_reports_no_more_holds_no_line_back_for_more_than_an_epoch(progress, capsys):
-    progress.position(place(0, 1))
-    progress.record({"loss": 1.0, "epoch": 0}, rank=0)
-    progress.record({"loss": 2.0, "epoch": 0}, rank=1)
-    progress.position(place(1, 3))
+    train_an_epoch(progress)
     progress.record({"loss": 0.5, "epoch": 1}, rank=0)
     progress.close()
     assert printed(capsys) == "epoch 1/2  loss 1.5000\nepoch 2/2  loss 0.5000\n"
