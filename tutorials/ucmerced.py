@@ -550,7 +550,7 @@ show(
 
 # %% tags=["lesson"]
 script = describe("slurm", workers=4, tutorial="ucmerced")
-print("\n".join(line for line in script.splitlines() if line.startswith("#")))
+print("\n".join(line for line in script.splitlines() if line.startswith("#SBATCH")))
 
 # %% [markdown]
 # Lines that begin with `#SBATCH` are the *header*: Slurm reads them, bash does not.
@@ -1866,7 +1866,7 @@ print(f"launch: {len(places)} ranks on {len(set(places))} workers")
 
 # %% tags=["lesson"]
 script = describe("pbs", workers=4)
-print("\n".join(line for line in script.splitlines() if line.startswith("#")))
+print("\n".join(line for line in script.splitlines() if line.startswith("#PBS")))
 
 # %% [markdown]
 # | you may | command |
