@@ -143,3 +143,7 @@ $(VENV)/installed-docs: $(STAMP)
 
 clean:
 	rm -rf "$$VENV" runs data/cache docs/_build
+
+# Any other word. This is make's own $(error), not a shell's echo: what was typed reaches no shell.
+.DEFAULT:
+	@$(error There is no command "$@". `make help` lists them all)

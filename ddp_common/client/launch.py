@@ -6,6 +6,7 @@ A run has one attempt or more; each goes on from the newest checkpoint. Commands
 workers are free.
 """
 
+import inspect
 import os
 import time
 import uuid
@@ -19,7 +20,7 @@ from ddp_common.client.attempt import Attempt, MadeRoom
 from ddp_common.client.connection import refuse_unusable
 from ddp_common.client.inbox import open_inbox
 from ddp_common.client.listener import FromCallback, Listener, refuse_inside
-from ddp_common.client.payload import pickled
+from ddp_common.client.payload import pickled, refuse_wrong_arguments
 from ddp_common.client.placement import give_back, placement
 from ddp_common.client.tables import Tables
 from ddp_common.errors import Error, RankFailed, RunStopped, first_line
@@ -87,6 +88,7 @@ def launch(
     """
     if on_report is not None and not callable(on_report):
         raise Error(f"on_report is to be a function of one record, not {on_report!r}.")
+    refuse_wrong_arguments(function, arguments, OPTIONS)
     arguments, collections = tables.find(arguments)
     if hasattr(client, "run_here"):
         # The ranks are running already: torchrun or srun has started them
@@ -213,6 +215,10 @@ def launch(
         if run_directory is not None:
             run_directory.close()
     raise raised  # here, where nothing is handled: it keeps its own cause
+
+
+# What `launch` takes for itself; all other names are arguments of the function.
+OPTIONS = inspect.getfullargspec(launch).kwonlyargs
 
 
 def _open_directory(function: Callable, directory: str | Path | None) -> RunDirectory:

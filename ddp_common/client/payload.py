@@ -1,11 +1,13 @@
 """A training function and its arguments, made ready to travel."""
 
 import copyreg
+import difflib
 import importlib
+import inspect
 import linecache
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +18,43 @@ from ddp_common.errors import Error
 # Modules of a class of their own, which pickle refuses. Cloudpickle sends them with any
 # function that has their last name in it, such as `images.classes`.
 ODD_MODULES = ("torch.classes", "torch.ops")
+
+
+def refuse_wrong_arguments(
+    function: Callable, arguments: dict[str, Any], options: Iterable[str]
+) -> None:
+    """Raise `Error` if `function` cannot be called with `arguments`.
+
+    `options` are the names that `launch` takes for itself: an argument that the function does not
+    have may be one of them, misspelt. A function that does not tell its arguments is not judged.
+    """
+    if not callable(function):
+        raise Error(f"launch runs a function on every rank, and {function!r} is none.")
+    try:
+        # not that of what a decorator has wrapped: the decorator may add arguments of its own
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        called = getattr(function, "__name__", repr(function))
+        parameters = ", ".join(signature.parameters)
+        raise Error(
+            f"{called}({parameters}) cannot be called with the arguments of this launch: {error}."
+            f"{_meant(signature, arguments, options)}"
+        ) from None
+
+
+def _meant(signature: inspect.Signature, arguments: dict[str, Any], options: Iterable[str]) -> str:
+    """A sentence on the first argument that may be a misspelt option of `launch`, or ''."""
+    for name in arguments:
+        if name in signature.parameters:
+            continue
+        near = difflib.get_close_matches(name, list(options), n=1)
+        if near:
+            return f" Did you mean launch's own {near[0]}?"
+    return ""
 
 
 def pickled(function: Callable, arguments: dict[str, Any]) -> bytes:

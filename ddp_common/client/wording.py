@@ -29,7 +29,7 @@ def rank_failed(known: Known, rank: int, directory: Path) -> RankFailed:
     if known.step_of(rank):
         what += f"\nIts last known step is {known.step_of(rank)}."
     failure = RankFailed(
-        _full_text(known, rank, what, end.traceback, directory),
+        _full_text(known, rank, what, _where_it_was(end), directory),
         exitcode=end.exitcode,
         signal=_signal_name(end),
         traceback=end.traceback,
@@ -38,6 +38,17 @@ def rank_failed(known: Known, rank: int, directory: Path) -> RankFailed:
     if end.exception:
         failure.__cause__ = unpickle_exception(end.exception)
     return failure
+
+
+def _where_it_was(end: Ended) -> str:
+    """The traceback of a rank that has raised.
+
+    Python ends one with the message. That of an `Error` can be long, and stands above already.
+    """
+    frames, repeated, after = end.traceback.rpartition(f"ddp_common.errors.Error: {end.message}")
+    if repeated and not after.strip():
+        return frames
+    return end.traceback
 
 
 def _cause(end: Ended, uncaught: str | None) -> str:
@@ -205,7 +216,7 @@ def unreadable_result(reason: Exception, directory: Path) -> Error:
 def in_log(end: Ended) -> str:
     """How a rank ended, as a line of the log; with a traceback, lines."""
     if end.how == "raised":
-        return f"failed: {end.message}\n{end.traceback}".rstrip()
+        return f"failed: {end.message}\n{_where_it_was(end)}".rstrip()
     if end.how == "stopped":
         why = ": it got SIGTERM" if end.told else ", as the others did"
         return f"left after step {end.step}{why}"

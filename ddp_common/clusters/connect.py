@@ -156,12 +156,12 @@ def _start(profile, wanted):
             client.timeout = profile["timeout"]
             client.expected = count
         if jobs is not None:
+            jobs.submit(count)
             print(
                 f"Job logs and credentials: {jobs.directory}\n"
                 f"Dashboard, on {socket.gethostname()} only: {client.dashboard_link}",
                 file=sys.stderr,
             )
-            jobs.submit(count)
         elif "LocalCluster" not in profile["cluster"]:
             cluster.scale(count)
     except BaseException as error:

@@ -85,10 +85,24 @@ class Jobs:
                     job.status = Status.closed
             output = re.search(r"stdout:\n(.*)stderr:\n(.*)", str(error), re.DOTALL)
             said = output[1] + output[2] if output else str(error)
+            self._refuse_if_silent()
             raise Error(
                 f"{self.system.name} refused the job: {said.strip()}\n"
                 'Change the profile, or for once OPTIONS="queue=… account=… walltime=…". '
                 "DRY=1 prints the job script; `make doctor` lists the queues."
+            ) from None
+
+    def _refuse_if_silent(self):
+        """Raise `Error` if the batch system does not answer: then no option is to blame."""
+        try:
+            self.system.states(())
+        except OSError as error:
+            name = self.system.name
+            raise Error(
+                f"{name} does not answer: {error}\n"
+                f"{name} is down or cannot be reached from here. Try `{self.system.commands[1]}` "
+                "by hand; if it fails too, ask those who run the cluster. "
+                "CLUSTER=local trains on this machine."
             ) from None
 
     def _apply_spec(self):

@@ -8,6 +8,7 @@ environment variables, which `cli` has set. Promises: a run that ends early says
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import sys
@@ -21,6 +22,7 @@ from ddp_common.commands.cells import job_source
 from ddp_common.commands.checks import check_choices, check_resumable
 from ddp_common.errors import Error
 from ddp_common.ranks.checkpoint_files import newest, step_of
+from ddp_common.run.config import current
 from ddp_common.run.places import local, new_directory, shown
 from ddp_common.values import whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS, started_by
@@ -73,6 +75,9 @@ def announce(tutorial: str, choices: dict, count: int | None):
         say(f"{tutorial}: the run is in {shown(local(directory))}")
         check_resumable(choices["resume"])
         say(f"{tutorial}: {where_it_goes_on(directory)}")
+        changes = [f"{name}={new} (was {was})" for name, (was, new) in current.changed.items()]
+        if changes:
+            say(f"{tutorial}: changed since then: {', '.join(changes)}")
     cluster = choices["cluster"] or "local"
     workers = "1 worker" if count == 1 else f"{count or 'the'} workers"
     if cluster == "local":
@@ -92,7 +97,27 @@ def where_it_goes_on(directory: str) -> str:
     step = step_of(checkpoint)
     epoch = epoch_of(path / "metrics.jsonl", step)
     in_epoch = "" if epoch is None else f", in epoch {epoch + 1}"
-    return f"it goes on from step {step}{in_epoch} ({checkpoint.name})"
+    words = f"it goes on from step {step}{in_epoch} ({checkpoint.name})"
+    if has_finished(path / "log.txt"):
+        words += ", where its training had finished"
+        epochs = current.values.get("epochs")
+        if epochs and not current.changed:
+            words += f'; to train more, give for example SET="epochs={2 * epochs}"'
+    return words
+
+
+def has_finished(log: Path) -> bool:
+    """Whether training, of which this is the log, came to its end and nobody went on with it."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    for line in reversed(lines):
+        if re.match(r"\S+ finished: \d+ rank", line):
+            return True
+        if re.match(r"\S+ (\[rank 0\] Resumed from step|\d+ ranks of )", line):
+            return False
+    return False
 
 
 def epoch_of(metrics: Path, step: int) -> int | None:
@@ -145,6 +170,8 @@ def execute(tutorial: str, path: Path):
         sys.exit(130)
     except Error as error:
         hint = resume_hint(tutorial, getattr(error, "directory", None))
+        if "\n" in str(error):  # its last line is no sentence, but the path of a log
+            hint = f"\n{hint.lstrip()}" if hint else ""
         error.args = (f"{error}{hint}",)
         raise
     except Exception as error:

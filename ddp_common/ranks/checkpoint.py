@@ -225,8 +225,9 @@ class Checkpoint:
             try:
                 part.load_state_dict(state[name])
             except (RuntimeError, ValueError, KeyError) as error:
+                said = str(error).rstrip(".")
                 raise Error(
-                    f"{path} was written by another {name}: {error}. Resume with the settings in "
+                    f"{path} was written by another {name}: {said}. Resume with the settings in "
                     "its run's config.json."
                 ) from None
         self._saved_step = step_of(path)

@@ -22,6 +22,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from types import TracebackType
 from typing import Any
 
 from ddp_common.errors import Error
@@ -204,8 +205,17 @@ def _raised(error: BaseException) -> Raised:
     code = _exit_code(error)
     if isinstance(error, SystemExit):
         headline = f"it left with exit code {code} before its function returned: {headline}"
-    text = shortened("".join(traceback.format_exception(error)), LONGEST_TRACEBACK)
-    return Raised(headline, text, _pickle_exception(error), code)
+    frames = _below_this_file(error.__traceback__)
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    return Raised(headline, shortened(text, LONGEST_TRACEBACK), _pickle_exception(error), code)
+
+
+def _below_this_file(frames: TracebackType | None) -> TracebackType | None:
+    """The traceback from the training function on; all of it if it does not get there."""
+    below = frames
+    while below is not None and below.tb_frame.f_code.co_filename == __file__:
+        below = below.tb_next
+    return below or frames
 
 
 def shortened(text: str, length: int) -> str:

@@ -20,8 +20,9 @@ from ddp_common.files import is_file
 from ddp_common.run.places import local
 
 # The tutorial's name and the values of its settings, which `launch` writes into config.json;
-# `resume` is the directory of the run to go on with.
-current = SimpleNamespace(name=None, values={}, resume=None)
+# `resume` is the directory of the run to go on with, `changed` maps the settings that differ from
+# that run's to (its value, the new one).
+current = SimpleNamespace(name=None, values={}, resume=None, changed={})
 
 UNREADABLE = (OSError, ValueError, RecursionError)  # what reading a damaged config.json raises
 
@@ -116,6 +117,10 @@ def _remedy_without_config(directory, path):
             "It has checkpoints, but with which settings they were made is not known. "
             f'If you know: CHECKPOINT={directory} SET="…" goes on from the newest of them.'
         )
+    runs = sorted(file.parent for file in path.glob("*/config.json"))
+    if runs:
+        newest = max(runs, key=lambda run: os.stat(run / "config.json").st_mtime)
+        return f"It is a folder of runs; name one of them. The newest is {newest}."
     return "Name a folder that `make run` printed, such as runs/pets/2026-01-31T10-00-00."
 
 

@@ -48,6 +48,7 @@ def settings(
     for name in set(saved) & set(defaults):
         source = f" {directory} was run with it."
         values[name] = of_kind(name, saved[name], defaults[name], limits, source)
+    earlier = {name: values[name] for name in values if name in saved}
 
     preset = os.environ.get("PRESET")
     if preset:
@@ -67,6 +68,9 @@ def settings(
     current.name = tutorial
     current.values = values
     current.resume = resume
+    current.changed = {
+        name: (was, values[name]) for name, was in earlier.items() if values[name] != was
+    }
     return SimpleNamespace(**values)
 
 

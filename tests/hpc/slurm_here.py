@@ -9,6 +9,7 @@ and munge (Debian, Ubuntu). Nothing outside the folder is touched; ports are fre
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -135,6 +136,16 @@ def running_slurm(folder):
                 daemon.wait(10)
             daemon.kill()
             daemon.wait()
+
+
+def without_controller(environment, folder):
+    """The variables of a Slurm whose controller does not answer: nobody listens at its port."""
+    right = Path(environment["SLURM_CONF"]).read_text()
+    wrong = re.sub(r"SlurmctldPort=\d+", f"SlurmctldPort={free_port()}", right)
+    wrong = re.sub(r"MessageTimeout=\d+", "MessageTimeout=2", wrong)
+    path = Path(folder, "without_controller.conf")
+    path.write_text(wrong)
+    return {**environment, "SLURM_CONF": str(path)}
 
 
 def wait_until(condition, name, folder):

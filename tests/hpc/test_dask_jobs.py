@@ -21,7 +21,7 @@ import pytest
 import torch
 from distributed import Client
 from distributed.security import Security
-from slurm_here import why_not
+from slurm_here import why_not, without_controller
 
 import ddp_common as ddp
 from ddp_common import Error
@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("train_on_table.py")
 PATIENCE = 240  # seconds for what takes a few on an idle machine
 JOB = "cores=1 memory=1GiB"
+NAMES = {"slurm": "Slurm", "pbs": "PBS"}
 OPTIONS = {"slurm": JOB, "pbs": f"{JOB} resource_spec=nodes=1:ppn=1"}
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")
@@ -270,6 +271,16 @@ def test_a_queue_that_does_not_exist_is_named_by_pbs_too(slurm, tmp_path):
         pytest.skip("no qsub here (Debian: apt install slurm-wlm-torque)")
     said = refusal(slurm, tmp_path, "pbs", OPTIONS=f"{OPTIONS['pbs']} queue=nowhere")
     assert "PBS refused the job" in said and "nowhere" in said, said
+
+
+def test_a_batch_system_that_does_not_answer_is_called_so(slurm, tmp_path, system):
+    silent = without_controller(slurm, tmp_path)
+    code, said = finish(make_run(silent, tmp_path, system), tmp_path)
+    assert code == 1 and "Traceback" not in said, said
+    assert f"{NAMES[system]} does not answer: " in said
+    assert f"{NAMES[system]} is down or cannot be reached from here. Try `" in said
+    assert "OPTIONS" not in said
+    assert "Job logs" not in said and not list((tmp_path / "runs" / "clusters").iterdir())
 
 
 def test_a_request_that_no_node_can_fulfil_is_refused_at_once(slurm, tmp_path):

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ports import free_port
-from slurm_here import running_slurm, why_not
+from slurm_here import running_slurm, why_not, without_controller
 
 from ddp_common.clusters.doctor import examine
 
@@ -102,10 +101,7 @@ def test_a_partition_that_is_down_is_found_before_a_job_waits_in_it_for_ever(
 
 
 def test_a_controller_that_does_not_answer_is_found(slurm, profile, tmp_path):
-    wrong = tmp_path / "slurm.conf"
-    right = Path(slurm["SLURM_CONF"]).read_text()
-    wrong.write_text(re.sub(r"SlurmctldPort=\d+", f"SlurmctldPort={free_port()}", right))
-    code, said = doctor(slurm | {"SLURM_CONF": str(wrong)}, profile(queue="main"))
+    code, said = doctor(without_controller(slurm, tmp_path), profile(queue="main"))
     assert code == 1 and "Slurm `sinfo` gave no answer:" in said
     assert "Slurm is down or cannot be reached from here" in said
 

@@ -13,6 +13,8 @@ import psutil
 import pytest
 from children import command_line
 
+from ddp_common.commands.run import has_finished
+
 ROOT = Path(__file__).parents[2]
 QUICK = "epochs=1 hidden=16 batch_size=4096"
 
@@ -120,7 +122,10 @@ def test_resume_takes_the_settings_of_the_run_and_goes_on(short_run):
         )
     )
     assert code == 0, error
-    assert "it goes on from step 25, in epoch 1 (step-00000025.pt)" in out
+    assert (
+        "it goes on from step 25, in epoch 1 (step-00000025.pt), where its training had finished\n"
+        "pets: changed since then: epochs=2 (was 1)\n"
+    ) in out
     config = json.loads((directory / "config.json").read_text())
     assert config["settings"]["hidden"] == 16 and config["settings"]["epochs"] == 2
     assert [earlier["settings"]["epochs"] for earlier in config["earlier"]] == [1]
@@ -130,10 +135,27 @@ def test_resume_takes_the_settings_of_the_run_and_goes_on(short_run):
     assert "Resumed from step-" in (directory / "log.txt").read_text()
 
 
+@pytest.mark.parametrize(
+    "lines, finished",
+    [
+        (["rank 0 started", "[rank 0] 1 step", "finished: 2 rank(s), 1.7 s"], True),
+        (["finished: 2 rank(s), 1.7 s", "rank 0 started", "rank 0 failed"], True),
+        (["finished: 2 rank(s), 1.7 s", "[rank 0] Resumed from step-00000025.pt"], False),
+        (["finished: 2 rank(s), 1.7 s", "2 ranks of torchrun; rank 0 is process 1 on n"], False),
+        (["[rank 0] finished: 2 rank(s)"], False),
+        ([], False),
+    ],
+)
+def test_whether_the_training_of_a_run_has_finished_stands_in_its_log(tmp_path, lines, finished):
+    (tmp_path / "log.txt").write_text("".join(f"12:00:00 {line}\n" for line in lines))
+    assert has_finished(tmp_path / "log.txt") is finished
+    assert not has_finished(tmp_path / "none.txt")
+
+
 def test_a_resume_with_settings_that_do_not_fit_fails_and_leaves_config_json_as_it_was(short_run):
     *_, directory = short_run
     before = (directory / "config.json").read_bytes()
-    code, _, error = finish(
+    code, out, error = finish(
         command(
             "run",
             "pets",
@@ -144,7 +166,9 @@ def test_a_resume_with_settings_that_do_not_fit_fails_and_leaves_config_json_as_
             RESTARTS="1",
         )
     )
-    assert code == 1 and "was written by another model" in error
+    assert code == 1 and error.count("was written by another model") == 1
+    assert "changed since then: hidden=8 (was 16)" in out
+    assert "ranks/process.py" not in error and ", in train\n" in error
     assert (directory / "config.json").read_bytes() == before
 
 

@@ -1,8 +1,10 @@
 import json
+import os
 
 import pytest
 
 from ddp_common import Error, settings
+from ddp_common.run.config import current
 
 DEFAULTS = dict(epochs=3, learning_rate=1e-3, shuffle=True, name="small")
 PRESETS = {"full": dict(epochs=25, name="large")}
@@ -54,6 +56,24 @@ def test_a_preset_replaces_what_it_names_and_keeps_the_rest(monkeypatch):
 def test_resume_takes_the_values_of_the_earlier_run(monkeypatch, tmp_path):
     run = run_with(tmp_path, json.dumps({"settings": {"epochs": 7, "of_an_older_version": 1}}))
     assert outcome(monkeypatch, RESUME=run) == {**DEFAULTS, "epochs": 7}
+
+
+def test_what_differs_from_the_run_that_goes_on_is_known(monkeypatch, tmp_path):
+    run = run_with(tmp_path, json.dumps({"settings": {"epochs": 7, "learning_rate": 0.1}}))
+    outcome(monkeypatch, RESUME=run, SET="epochs=7 learning_rate=0.2 shuffle=no")
+    assert current.changed == {"learning_rate": (0.1, 0.2)}
+    monkeypatch.delenv("RESUME")
+    outcome(monkeypatch)
+    assert current.changed == {}
+
+
+def test_of_a_folder_of_runs_the_newest_is_named(monkeypatch, tmp_path):
+    for number, name in enumerate(("b", "a")):
+        (tmp_path / name).mkdir()
+        run_with(tmp_path / name, "{}")
+        os.utime(tmp_path / name / "config.json", (number, number))
+    said = refusal(monkeypatch, RESUME=tmp_path)
+    assert said.endswith(f"name one of them. The newest is {tmp_path / 'a'}.")
 
 
 def test_set_wins_over_preset_and_preset_over_resume(monkeypatch, tmp_path):

@@ -390,5 +390,15 @@ def test_variables_of_other_programs_pass(echo, word):
     assert arrived(echo, word.partition("=")[0]) == word.partition("=")[2]
 
 
+@pytest.mark.parametrize("word", ["lap", '"; touch X; "', "$(shell touch X)", "$$(touch X)"])
+def test_a_command_that_make_does_not_know_is_told_so(echo, word):
+    done = make(echo, word)
+    assert done.returncode == 2 and not done.stdout
+    shown = word.partition("(")[0]  # make takes what has parentheses for a member of an archive
+    assert f'There is no command "{shown}' in done.stderr
+    assert "`make help` lists them all." in done.stderr
+    assert not (echo / "X").exists()
+
+
 def test_make_alone_is_help(clone):
     assert make(clone).stdout == make(clone, "help").stdout != ""
