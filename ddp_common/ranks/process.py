@@ -205,17 +205,17 @@ def _raised(error: BaseException) -> Raised:
     code = _exit_code(error)
     if isinstance(error, SystemExit):
         headline = f"it left with exit code {code} before its function returned: {headline}"
-    frames = _below_this_file(error.__traceback__)
+    frames = _from_the_function_on(error.__traceback__)
     text = "".join(traceback.format_exception(type(error), error, frames))
     return Raised(headline, shortened(text, LONGEST_TRACEBACK), _pickle_exception(error), code)
 
 
-def _below_this_file(frames: TracebackType | None) -> TracebackType | None:
-    """The traceback from the training function on; all of it if it does not get there."""
-    below = frames
-    while below is not None and below.tb_frame.f_code.co_filename == __file__:
-        below = below.tb_next
-    return below or frames
+def _from_the_function_on(frames: TracebackType | None) -> TracebackType | None:
+    """The traceback without what has called the training function; all if it was not called."""
+    each = frames
+    while each is not None and each.tb_frame.f_code is not _call.__code__:
+        each = each.tb_next
+    return each.tb_next if each is not None and each.tb_next is not None else frames
 
 
 def shortened(text: str, length: int) -> str:

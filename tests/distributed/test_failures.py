@@ -201,7 +201,7 @@ def test_a_function_that_cannot_travel_is_refused_before_anything_starts(client)
     with pytest.raises(ddp.Error, match="cannot be sent to the workers.*lock"):
         ddp.launch(client, lambda: lock.acquire())
     with pytest.raises(ddp.Error, match="cannot be sent to the workers"):
-        ddp.launch(client, len, obj=lock)
+        ddp.launch(client, lambda file: None, file=lock)
 
 
 def test_workers_that_are_threads_are_refused():

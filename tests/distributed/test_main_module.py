@@ -104,6 +104,8 @@ def test_a_script_with_a_cluster_of_its_own_is_run_once_by_each_worker_and_never
             with {cluster} as client:
                 for _ in range(3):
                     ddp.launch(client, ddp.rank)
+                    with open(__file__, "a") as file:  # somebody edits it meanwhile
+                        file.write("def half(:\\n")
                 assert len(client.scheduler_info(n_workers=-1)["workers"]) == 2
         """)
     )

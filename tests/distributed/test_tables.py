@@ -602,7 +602,7 @@ def test_under_torchrun_a_collection_is_refused_with_what_to_do(tmp_path):
             import ddp_common as ddp
 
             with ddp.connect() as client:
-                ddp.launch(client, print, x=da.ones(4))
+                ddp.launch(client, lambda x: x, x=da.ones(4))
             """
         )
     )
