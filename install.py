@@ -14,6 +14,7 @@ downloaded is kept.
 """
 
 import ast
+import http.client
 import os
 import re
 import shlex
@@ -166,13 +167,17 @@ def size_of(folder: Path) -> int:
 
 def make_environment(folder: Path):
     """Make the virtual environment, unless a finished one is there. Raises `Refused`."""
-    if is_environment(folder) and not is_unfinished(folder):
+    has_python = Path(python_of(folder)).exists()  # False if what it links to was removed
+    if is_environment(folder) and not is_unfinished(folder) and has_python:
         say(f"Bringing {folder.name}/ up to date")
         return
     existed = folder.exists()
     text = f"Setting up {folder.name}/ with Python {sys.version.split()[0]}: a few minutes, once"
     if existed and any(folder.iterdir()):
-        text += ". An earlier set-up was interrupted; this one starts afresh"
+        why = "An earlier set-up was interrupted"
+        if is_environment(folder) and not is_unfinished(folder):
+            why = "The Python of the one that is there is gone"
+        text += f". {why}; this one starts afresh"
     say(text)
     folder.mkdir(parents=True, exist_ok=True)
     if existed:
@@ -247,7 +252,9 @@ def why_unreachable(address: str) -> str | None:
     if not address.startswith(("http://", "https://")):
         return None
     try:
-        urllib.request.urlopen(f"{address.rstrip('/')}/pip/", timeout=REACH_TIMEOUT).close()
+        # without the password, of which urllib knows nothing: to be refused is an answer, too
+        page = f"{without_password(address).rstrip('/')}/pip/"
+        urllib.request.urlopen(page, timeout=REACH_TIMEOUT).close()
     except urllib.error.HTTPError:
         return None  # it has answered
     except urllib.error.URLError as error:
@@ -256,7 +263,7 @@ def why_unreachable(address: str) -> str | None:
         return (reason.strerror or str(reason)) if is_certain else None
     except TimeoutError:
         return f"no answer within {REACH_TIMEOUT} s"
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return None
     return None
 

@@ -112,7 +112,7 @@ def whole_number(name: str, value, least: int) -> int:
 
     Raises `Error` unless it is whole and at least `least`.
     """
-    with contextlib.suppress(TypeError, ValueError):
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         if int(value) == float(value) >= least:
             return int(value)
     raise Error(f"{name}={value!r}: {name} is a whole number of at least {least}.")

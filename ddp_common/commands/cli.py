@@ -34,7 +34,8 @@ class Commands(click.Group):
             click.echo(f"\nError: {error}", err=True)
             context.exit(1)
         except KeyboardInterrupt:  # while a job runs, `run.execute` answers it
-            click.echo("\nStopped. Nothing had begun.", err=True)
+            words = " Nothing had begun." if context.invoked_subcommand == "run" else ""
+            click.echo(f"\nStopped.{words}", err=True)
             context.exit(128 + signal.SIGINT)
 
 

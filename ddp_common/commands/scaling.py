@@ -5,9 +5,9 @@ is read from what those runs leave. So a study relies on two things of a tutoria
 `batch_size`, the global batch, and a loss that every rank reports.
 """
 
-import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -19,10 +19,13 @@ import pandas
 from ddp_common.clusters.profiles import gpus
 from ddp_common.errors import Error
 from ddp_common.run.places import new_directory, shown
+from ddp_common.run.run_directory import read_record
 from ddp_common.teaching import step_time
+from ddp_common.without_dask.starting import available_cores
 
 SMOOTHED = 20  # points of a curve of the training loss
 SAME = 0.02  # losses that differ by less, relatively, are called the same
+INTERRUPTED = 128 + signal.SIGINT  # the exit code of a run that Ctrl-C has ended
 BEYOND = 8  # ranks, for which a step is predicted; if as many were measured, twice the largest
 
 
@@ -41,6 +44,9 @@ def study(tutorial: str, ranks: Sequence[int], echo: Callable) -> Path:
         echo(f"\n{tutorial} on {_counted(number)}", err=True)
         directory = folder / f"{number}-ranks"
         code = _train(tutorial, number, directory, options)
+        if code == INTERRUPTED:
+            failed = f"Stopped. The runs until then are in {shown(folder)}."
+            break
         if code:
             failed = (
                 f"The run on {_counted(number)} ended with code {code}; what it said stands above."
@@ -66,8 +72,22 @@ def _train(tutorial, number, directory, options):
         "CHECKPOINT": str(directory),
         "OPTIONS": options,
     }
-    command = [sys.executable, "-m", "ddp_common", "run", tutorial]
-    return subprocess.run(command, env=variables).returncode
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddp_common", "run", tutorial], env=variables
+    )
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        # The terminal has told the run, too: it ends its ranks and says how to go on.
+        return _wait_for_its_end(process)
+
+
+def _wait_for_its_end(process):
+    try:
+        return process.wait()
+    except KeyboardInterrupt:  # again: somebody does not want to wait
+        process.terminate()
+        return process.wait()
 
 
 def _write(tutorial, frames, folder, echo):
@@ -114,12 +134,6 @@ def of_equal_ranks(options: str, ranks: Sequence[int]) -> str:
     return f"{options} threads_per_worker={threads}".strip()
 
 
-def available_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def curve(directory: Path) -> pandas.DataFrame:
     """What a run reported, a row for each step.
 
@@ -128,7 +142,7 @@ def curve(directory: Path) -> pandas.DataFrame:
     with a position of a sampler.
     """
     lines = (directory / "metrics.jsonl").read_text().splitlines()
-    metrics = pandas.DataFrame(map(json.loads, lines))
+    metrics = pandas.DataFrame(map(read_record, lines))
     if not {"loss", "samples", "step"} <= set(metrics):
         raise Error(
             f"{shown(directory)} has no curve: its ranks reported no `loss` "
@@ -177,7 +191,7 @@ def compare(frames: dict[int, pandas.DataFrame]) -> pandas.DataFrame:
         }
         for name in rows:
             if name.startswith("validation_"):
-                line[name] = rows[name].dropna().iloc[-1]
+                line[name] = rows[name].dropna().iloc[-1:].mean()  # NaN if it is never finite
         lines.append(line)
     table = pandas.DataFrame(lines).set_index("ranks")
     per_rank = table["samples/s"] / table.index

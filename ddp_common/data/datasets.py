@@ -73,7 +73,7 @@ def fetch(name: str, data: str | Path = "shipped") -> SimpleNamespace:
         path = full_path(entry, folder)
         origin = f"full set in {folder}"
     else:
-        path = data if "://" in str(data) else Path(data)
+        path = data if "://" in str(data) else Path(data).expanduser()
         origin = f"your own, {data}"
     if not isinstance(path, str):
         _check_present(name, entry, path)
@@ -86,7 +86,7 @@ def _folder_of_full(name, entry):
     """The folder that holds the full data set. Raises `Error` if there is none."""
     places = [cache(name)]
     if os.environ.get("DDP_DATA"):
-        places.insert(0, Path(os.environ["DDP_DATA"]) / name)
+        places.insert(0, Path(os.environ["DDP_DATA"]).expanduser() / name)
     for place in places:
         if all((place / file).exists() for file in full_files(entry)):
             return place

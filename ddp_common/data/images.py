@@ -304,6 +304,11 @@ def _decoded(content, size):
         if not content:
             raise ValueError("the file is empty")
         image = Image.open(io.BytesIO(content))
+        if image.mode.startswith(("I", "F")):  # Pillow would cut off what is above 255
+            raise ValueError(
+                f"it has more than 8 bits for each channel (mode {image.mode}), and how these "
+                "become 8 is for you to say: convert it"
+            )
         image.draft("RGB", (size, size))  # a JPEG is decoded at the next larger of its own scales
         image = ImageOps.exif_transpose(image).convert("RGB")
         image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)

@@ -63,10 +63,14 @@ class ElasticSampler:
         if isinstance(length, Partitioned):
             self.placement = length.placement
             length = len(length)
-        if length < 1 or batch_size < 1:
+        if not _whole_number(length) or not _whole_number(batch_size):
             raise Error(
-                "ElasticSampler needs at least one sample and a batch size of at least 1, "
-                f"not {length} and {batch_size}."
+                "ElasticSampler needs at least one sample and a batch size of at least 1, whole "
+                f"numbers, not {length!r} and {batch_size!r}."
+            )
+        if _whole_number(seed) is None:
+            raise Error(
+                f"The seed of an ElasticSampler is a whole number from 0 on, not {seed!r}."
             )
         self.length = length
         self.batch_size = batch_size
@@ -550,8 +554,12 @@ class EvalSampler:
     def __init__(self, length: int | Partitioned, batch_size: int):
         self.batch_size = batch_size
         self.indices: range | np.ndarray
+        if not _whole_number(batch_size):
+            raise Error(f"EvalSampler needs a whole batch size of at least 1, not {batch_size!r}.")
         if isinstance(length, Partitioned):
             self.indices = length.rows
+        elif _whole_number(length) is None:
+            raise Error(f"EvalSampler takes the number of samples, or a table, not {length!r}.")
         else:
             self.indices = range(rank(), length, world_size())
 

@@ -189,12 +189,15 @@ def _versions():
 
 
 def _git_revision():
-    git = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-    )
+    try:
+        git = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+        )
+    except OSError:  # there is no git here
+        return None
     return git.stdout.strip() or None
 
 

@@ -33,11 +33,12 @@ def local(location: str | Path) -> Path:
 def shown(path: str | Path) -> str:
     """A run directory as a person would type it.
 
-    For a mirror its URL; a path below the working directory is shown relative to it.
+    For a mirror, and for what is in it, that is a URL; a path below the working directory is shown
+    relative to it.
     """
     for url, mirror in mirrors.items():
-        if mirror.path == Path(path):
-            return url
+        if Path(path).is_relative_to(mirror.path):
+            return "/".join([url.rstrip("/"), *Path(path).relative_to(mirror.path).parts])
     try:
         if Path(path).resolve().is_relative_to(Path.cwd()):
             return os.path.relpath(path)

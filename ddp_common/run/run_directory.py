@@ -66,6 +66,9 @@ class RunDirectory:
             self.records = self._earlier_records()
             self._open()
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            if hasattr(self, "_lock"):
+                # In a notebook the traceback would keep this object, and with it the lock
+                self._lock.release()
             why = getattr(error, "strerror", None) or error
             raise Error(
                 f"{self.path} cannot be a run directory: {why}. "
@@ -97,7 +100,7 @@ class RunDirectory:
             for line in file:
                 last_line = line
                 try:
-                    record = {key: _from_json(value) for key, value in json.loads(line).items()}
+                    record = read_record(line)
                 except (ValueError, AttributeError, RecursionError):
                     bad_lines += 1
                 else:
@@ -307,6 +310,14 @@ class RunDirectory:
 def _line(record):
     """A record as a line of metrics.jsonl."""
     return json.dumps({key: _for_json(value) for key, value in record.items()}) + "\n"
+
+
+def read_record(line: str) -> dict:
+    """The record in a line of metrics.jsonl.
+
+    Raises ValueError, AttributeError or RecursionError if there is none.
+    """
+    return {key: _from_json(value) for key, value in json.loads(line).items()}
 
 
 def _for_json(value):

@@ -7,6 +7,7 @@ that Perfetto (https://ui.perfetto.dev) and chrome://tracing open: the trace eve
 import gzip
 import json
 import statistics
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,10 @@ def _read(directory: Path) -> list[Recorded]:
     return sorted([of_newest, *alike], key=lambda each: each.rank)
 
 
+# What reading a damaged recording raises
+DAMAGED = (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError)
+
+
 def _read_file(path: Path) -> Recorded:
     try:
         content = json.loads(gzip.decompress(path.read_bytes()))
@@ -111,7 +116,7 @@ def _read_file(path: Path) -> Recorded:
             for event in content["traceEvents"]
             if event.get("ph") == "X" and event.get("cat") != "Trace" and event.get("dur", 0) >= 0
         ]
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except DAMAGED as error:
         raise Error(f"{shown(path)} is no recording of steps that can be read: {error}.") from None
     lead, steps = int(content.get(LEAD, 0)), int(content.get(STEPS, 0))
     ends = [end for _, end in _spans(events, OPTIMIZER)][: lead + steps]

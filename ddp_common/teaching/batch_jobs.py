@@ -166,14 +166,15 @@ def _partition(options, site, need):
     enough = {
         name: limit for name, limit in site["partitions"].items() if limit >= need["minutes"]
     }
-    best = min(enough, key=lambda name: enough[name])
-    if options.get("partition") == best:
+    shortest = min(enough.values())
+    best = [name for name, limit in enough.items() if limit == shortest]
+    if options.get("partition") in best:
         return None
     question = (
         f"The job needs {need['minutes']} minutes, the partitions allow {site['partitions']}. "
         "Which is the smallest that is large enough?"
     )
-    return Finding(_said(options, "partition"), best, question)
+    return Finding(_said(options, "partition"), " or ".join(best), question)
 
 
 def _time(options, site, need):
@@ -271,6 +272,8 @@ def try_here(answer: Callable, account: str = "") -> str:
         return NO_SLURM
     site = {"account": account or "none", "partitions": partitions}
     need = {"ranks": 2, "cores": 1, "memory": 1, "minutes": 5, "warning": 60}
+    if max(partitions.values()) < need["minutes"]:
+        return f"No partition here allows {need['minutes']} minutes: {partitions}"
     text = answer(site, need)
     fault = fault_in_header(text, site, need)
     if fault:

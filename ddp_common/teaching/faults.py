@@ -43,7 +43,7 @@ def inject(
     return functools.update_wrapper(faulty, function, updated=())
 
 
-def _run_with_fault(function, fault, rank, when, step, mark, **arguments):
+def _run_with_fault(function, fault, rank, when, step, mark, /, **arguments):
     # These import torch, which the client that calls `inject` does without.
     from ddp_common.ranks import checkpoint, rendezvous, sampling
 

@@ -198,10 +198,11 @@ def _watch_saving(notes, torch):
     save = torch.save
 
     @functools.wraps(save)
-    def noted_save(content, file, *arguments, **named):
+    def noted_save(obj, f, *arguments, **named):  # torch's own names: they may be given by name
+        file = getattr(f, "name", f)  # of one that is open
         place = os.path.abspath(file) if isinstance(file, (str, os.PathLike)) else None
         notes.add("save", file=place)
-        return save(content, file, *arguments, **named)
+        return save(obj, f, *arguments, **named)
 
     torch.save = noted_save
 

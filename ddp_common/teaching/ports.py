@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from ddp_common.files import is_file
 from ddp_common.teaching.finding import Finding
 from ddp_common.teaching.scripts import ScriptRun, run_script
 
@@ -92,9 +93,9 @@ def check(script: str | Path, plain: Path, images: torch.Tensor) -> bool:
 
 def _path_of(script):
     """The path of a student's script; None, and a printed line, if there is no such file."""
-    if isinstance(script, (str, Path)) and Path(script).is_file():
+    if isinstance(script, (str, Path)) and is_file(Path(script)):
         return Path(script)
-    print(f"not yet: {script!r} is not the path of a file. Where have you saved your script?")
+    print(f"not yet: {script!r:.80} is not the path of a file. Where have you saved your script?")
     return None
 
 
@@ -387,6 +388,12 @@ def _optimizer(observed):
     expected = observed.plain["LEARNING_RATE"]
     for steps in observed.each("step"):
         rates = {step["lr"] for step in steps}
+        if not rates:
+            return Finding(
+                "the optimizer takes no step",
+                "one after each backward()",
+                "Who changes the weights?",
+            )
         if rates != {expected}:
             seen = ", ".join(f"{rate:g}" for rate in sorted(rates))
             return Finding(
@@ -451,6 +458,12 @@ def _one_process(observed):
 def _saving(observed):
     savers = [len(saves) for saves in observed.each("save")]
     files = {save["file"] for saves in observed.each("save") for save in saves}
+    if None in files:
+        return Finding(
+            "torch.save writes into something that is no file",
+            "a path, or a file that is open",
+            "Where does the plain loop save?",
+        )
     if savers[0] and not any(savers[1:]) and len(files) == 1:
         return None
     if not any(savers):

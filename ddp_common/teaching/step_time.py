@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 TERMS = ("compute", "transfer", "latency")
+ENOUGH = 3  # numbers of ranks, one of them 1, that tell all terms apart
 DISTINCT = 1e-6  # what differs by less, relatively, is the same
 
 
@@ -172,7 +173,7 @@ def in_words(model: StepTime, ranks: Sequence[int], beyond: int, **of_a_step: fl
     if model.unknown:
         sentences.append(
             f"How much of that is {' and how much '.join(model.unknown)} cannot be told from "
-            f"{len(set(ranks))} numbers of ranks: measure three."
+            f"{len(set(ranks))} numbers of ranks{_what_would_tell(ranks)}."
         )
     least, most = model.span(beyond, **of_a_step)
     times = f"{1_000 * most:.1f} ms"
@@ -193,6 +194,15 @@ def in_words(model: StepTime, ranks: Sequence[int], beyond: int, **of_a_step: fl
         f"times as fast as {first}; most of that step is {model.dominant(beyond, **of_a_step)}.",
     ]
     return " ".join(sentences)
+
+
+def _what_would_tell(ranks):
+    """Which measurement would tell the terms apart."""
+    if len(set(ranks)) < ENOUGH:
+        return f": measure {ENOUGH}"
+    if min(ranks) > 1:
+        return ": measure one rank, too"
+    return ""
 
 
 def _parts_in_words(model, seconds):

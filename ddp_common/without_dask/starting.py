@@ -26,8 +26,7 @@ def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> No
     """
     words = command(launcher, tutorial, workers, restarts)
     os.environ.setdefault(secret.VARIABLE, secret.new())
-    cores = len(os.sched_getaffinity(0))
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // workers)))
     if launcher == "srun":
         os.environ["DDP_LAUNCHER"] = "srun"
         code = _run_srun(words)
@@ -44,6 +43,13 @@ def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> No
         os.environ.update(own_store_for_ranks(folder))
         # it keeps some files of the ranks there; without the option it would leave them in /tmp
         _run_torchrun([*meet_in(folder), f"--log-dir={folder}", *after_standalone])
+
+
+def available_cores() -> int:
+    """The cores on which this process may run; where the system does not say, all of them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def meet_in(folder: str | Path) -> list[str]:

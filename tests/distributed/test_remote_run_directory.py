@@ -48,6 +48,7 @@ def test_a_run_leaves_everything_on_s3(client, bucket):
     with fsspec.open(f"{bucket}/first/metrics.jsonl") as file:
         assert len(file.readlines()) == len(run.records) == 28
     assert places.shown(run.directory) == f"{bucket}/first"
+    assert places.shown(run.directory / "trace" / "a.gz") == f"{bucket}/first/trace/a.gz"
 
 
 def test_a_run_is_resumed_from_s3_by_another_program(client, bucket, tmp_path):

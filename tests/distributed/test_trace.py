@@ -191,9 +191,13 @@ def test_a_recording_of_fewer_ranks_does_not_mix_with_an_older_one(client, tmp_p
 def test_a_damaged_recording_is_named(client, tmp_path):
     run = ddp.launch(client, train, workers=1, directory=tmp_path / "run")
     file = run.directory / "trace" / "rank-0.json.gz"
-    file.write_bytes(file.read_bytes()[:200])
-    with pytest.raises(ddp.Error, match="rank-0.json.gz is no recording of steps"):
-        run.timeline()
+    good = file.read_bytes()
+    flipped = bytearray(good)
+    flipped[len(good) // 2] ^= 0xFF
+    for damaged in (good[:200], bytes(flipped), gzip.compress(b"[1]")):
+        file.write_bytes(damaged)
+        with pytest.raises(ddp.Error, match="rank-0.json.gz is no recording of steps"):
+            run.timeline()
 
 
 def test_each_backward_of_a_step_counts_alone_where_gradients_are_accumulated():

@@ -250,6 +250,10 @@ WRONG_PORTS = {
         [("    dist.destroy_process_group()\n", "")],
         "counterpart of init",
     ),
+    "no step of the optimizer": (
+        [("optimizer.step()", "pass")],
+        "Who changes the weights?",
+    ),
     "fewer epochs": ([("range(EPOCHS)", "range(EPOCHS // 2)")], "Has the number of epochs"),
     "a mistake of Python": (
         [("losses.append(loss.item())", "losses.append(los.item())")],
@@ -271,6 +275,24 @@ def test_each_usual_wrong_port_gets_its_own_question(mnist, tmp_path, capsys, na
     assert not mnist["check_port"](lambda: str(port))
     said = capsys.readouterr().out
     assert said.startswith("not yet") and question in said
+
+
+def test_a_port_may_save_into_a_file_that_is_open_and_name_what_it_saves(mnist, tmp_path, capsys):
+    save = """    if dist.get_rank() == 0:
+        with open("model.pt", "wb") as file:
+            torch.save(obj=model.module.state_dict(), f=file)
+"""
+    source = SOLUTION.read_text()
+    assert SAVE in source
+    port = tmp_path / "my_port.py"
+    port.write_text(source.replace(SAVE, save))
+    assert mnist["check_port"](lambda: str(port)), capsys.readouterr().out
+
+
+def test_the_text_of_a_script_is_no_path(mnist, capsys):
+    assert not mnist["check_port"](lambda: SOLUTION.read_text())
+    said = capsys.readouterr().out
+    assert "is not the path of a file" in said and len(said) < 300
 
 
 @pytest.mark.parametrize(

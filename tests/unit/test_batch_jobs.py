@@ -225,6 +225,15 @@ def test_a_run_that_never_ends_needs_no_number(solutions, capsys):
     assert "expected None" in capsys.readouterr().out
 
 
+def test_of_partitions_that_are_alike_any_is_right(header):
+    site = {**SITE, "partitions": {"medium": 240, "other": 240, "long": 4320}}
+    for name in ("medium", "other"):
+        text = header.replace("=medium", f"={name}")
+        assert batch_jobs.fault_in_header(text, site, NEED) is None
+    fault = batch_jobs.fault_in_header(header.replace("=medium", "=long"), site, NEED)
+    assert fault.expected == "medium or other"
+
+
 def test_where_there_is_no_slurm_nothing_is_asked(solutions, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert batch_jobs.try_here(solutions["my_header"]) == batch_jobs.NO_SLURM

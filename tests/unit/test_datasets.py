@@ -328,6 +328,12 @@ def test_a_good_file_of_names_is_taken(tmp_path):
     assert datasets.fetch("pets", str(tmp_path / "mine.csv")).path == tmp_path / "mine.csv"
 
 
+def test_a_tilde_means_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.csv").write_text(GOOD)
+    assert datasets.fetch("pets", "~/mine.csv").path == tmp_path / "mine.csv"
+
+
 @pytest.mark.parametrize(
     "name, path",
     [("pets", "folder"), ("pets", ""), ("mnist", "file"), ("dogs", "file"), ("ucmerced", "file")]

@@ -121,6 +121,14 @@ def test_every_kind_of_image_becomes_three_channels_of_bytes(folder, kind, suffi
     assert pixels.shape == (3, SIZE, SIZE) and pixels.float().mean() > 250
 
 
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32], ids=str)
+def test_an_image_of_more_than_8_bits_is_not_cut_off_but_refused(folder, kind):
+    ramp = np.linspace(0, 60_000, 1200).astype(kind).reshape(30, 40)
+    Image.fromarray(ramp).save(folder / "cat" / "!.tif")
+    with pytest.raises(Error, match="!.tif is no image that can be read: .*more than 8 bits"):
+        ImageFolder(folder, SIZE)[0]
+
+
 def test_an_image_is_scaled_to_its_short_side_cropped_in_the_middle_and_turned_upright(folder):
     wide = np.zeros((30, 90, 3), np.uint8)
     wide[:, 30:60] = 255  # the middle third is white

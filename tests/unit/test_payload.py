@@ -5,6 +5,9 @@ import functools
 import pytest
 
 import ddp_common as ddp
+from ddp_common.ranks import sampling
+from ddp_common.teaching import faults
+from ddp_common.values import whole_number
 
 
 def train(epochs, rate=0.1):
@@ -44,6 +47,18 @@ def with_a_seed(function):
         return function(epochs=2, **arguments)
 
     return wrapper
+
+
+def test_a_fault_may_be_injected_into_a_function_whose_parameters_have_any_names(monkeypatch):
+    monkeypatch.setattr(sampling, "injected", [])
+    faulty = faults.inject(lambda mark, rank, step: (mark, rank, step), "raise", step=10**9)
+    assert faulty(mark=1, rank=2, step=3) == (1, 2, 3)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), "inf", 2.5, None, [], "two"])
+def test_what_is_no_whole_number_is_refused_in_words(value):
+    with pytest.raises(ddp.Error, match="workers is a whole number of at least 1"):
+        whole_number("workers", value, least=1)
 
 
 class Trainer:

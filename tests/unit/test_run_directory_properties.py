@@ -177,6 +177,15 @@ def test_lines_of_metrics_that_are_damaged_are_left_out_and_the_others_stay(tmp_
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == good
 
 
+def test_a_run_directory_that_cannot_be_opened_is_free_again_at_once(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(Error, match="cannot be a run directory") as refused:
+        RunDirectory(tmp_path)
+    (tmp_path / "metrics.jsonl").rmdir()
+    RunDirectory(tmp_path).close()
+    assert refused.tb is not None  # a notebook keeps it, and with it whatever was being made
+
+
 def test_metrics_of_a_disk_that_was_full_for_a_while_are_whole_in_the_end(tmp_path, capsys):
     import resource
 

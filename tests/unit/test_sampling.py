@@ -119,16 +119,62 @@ def test_a_split_is_disjoint_complete_and_equal_on_every_call():
     assert not np.array_equal(parts[0], split(103, [0.1, 0.2], seed=5)[0])
 
 
-def test_a_split_of_few_samples_is_still_complete():
-    for length in range(1, 12):
-        assert sorted(np.concatenate(split(length, [0.3, 0.3, 0.3]))) == list(range(length)), (
-            length
-        )
+def test_a_split_of_few_samples_is_complete_and_has_no_empty_part():
+    for length in range(5, 16):
+        parts = split(length, [0.3, 0.3, 0.3])
+        assert sorted(np.concatenate(parts)) == list(range(length)) and all(map(len, parts))
+
+
+@pytest.mark.parametrize("length, fractions", [(4, [0.9]), (4, [0.1]), (1, [0.3]), (0, [0.3])])
+def test_a_split_with_an_empty_part_is_refused(length, fractions):
+    with pytest.raises(Error, match=f"split of {length} samples .* none may be empty"):
+        split(length, fractions)
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ((128.0, 4), "whole numbers, not 128.0 and 4"),
+        ((0, 4), "not 0 and 4"),
+        ((10, 0), "not 10 and 0"),
+        ((10, 256 / 2), "not 10 and 128.0"),
+    ],
+)
+def test_a_sampler_of_what_is_no_number_is_refused_at_once(arguments, said):
+    with pytest.raises(Error, match=said):
+        ElasticSampler(*arguments)
+
+
+def test_a_seed_that_is_none_is_refused_at_once():
+    with pytest.raises(Error, match="seed of an ElasticSampler is a whole number .* not -1"):
+        ElasticSampler(10, 4, seed=-1)
+
+
+@pytest.mark.parametrize("arguments", [(10, 0), (10, 2.0), (10.0, 2), (-1, 2)])
+def test_an_evaluation_of_what_is_no_number_is_refused_at_once(arguments):
+    with pytest.raises(Error, match="EvalSampler (needs|takes)"):
+        EvalSampler(*arguments)
+
+
+def test_numbers_of_numpy_and_torch_are_numbers():
+    assert len(ElasticSampler(np.int64(10), torch.tensor(4), seed=np.int32(1))) == 3
+    assert len(EvalSampler(np.int64(10), torch.tensor(4))) == 3
 
 
 @pytest.mark.parametrize(
     "fractions",
-    [[0.0], [-0.1], [1.0], [0.5, 0.5], [0.7, 0.7], [1.5, -0.9], [float("nan")]],
+    [
+        [0.0],
+        [-0.1],
+        [1.0],
+        [0.5, 0.5],
+        [0.7, 0.7],
+        [0.7, 0.2, 0.1],
+        [1.5, -0.9],
+        [float("nan")],
+        [],
+        0.1,
+    ],
     ids=str,
 )
 def test_fractions_that_leave_nothing_are_refused(fractions):

@@ -1,8 +1,11 @@
 """The scaling study: which numbers of ranks, what it says, what a run that fails leaves."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -18,6 +21,7 @@ from ddp_common.commands.scaling import (
     study,
 )
 from ddp_common.errors import Error
+from ddp_common.run.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 
@@ -119,8 +123,13 @@ def test_words_give_a_model_of_the_step_and_what_it_predicts():
 def test_words_say_that_two_numbers_of_ranks_do_not_tell_transfer_from_latency():
     words = said({1: frame(0.2), 2: frame(0.12)})
     assert "compute 100.0, transfer and latency together 20.0" in words
-    assert "cannot be told from 2 numbers of ranks: measure three" in words
+    assert "cannot be told from 2 numbers of ranks: measure 3" in words
     assert "it says 45.0 to 60.0 ms: 3.33 to 4.44 times as fast as 1" in words
+
+
+def test_words_ask_for_one_rank_where_many_without_it_do_not_tell_the_terms_apart():
+    words = said({ranks: frame(0.2 / ranks + 0.01) for ranks in (2, 4, 8)})
+    assert "cannot be told from 3 numbers of ranks: measure one rank, too." in words
 
 
 def test_a_batch_that_grows_with_the_ranks_is_more_to_compute():
@@ -171,6 +180,41 @@ def test_an_evaluation_does_not_count_into_the_time_of_the_step_before_it(tmp_pa
     rows = curve(tmp_path)
     assert rows["seconds"].tolist() == [0, 1, 2]
     assert rows["validation_loss"].iloc[-1] == 0.5
+
+
+def test_a_loss_that_is_not_finite_is_in_the_curve_as_a_number(tmp_path):
+    directory = RunDirectory(tmp_path)
+    for step, loss in ((1, 2.0), (2, float("inf")), (3, float("nan"))):
+        position = {"time": 1.0 * step, "epoch": 0, "step": step, "samples": 10 * step}
+        directory.record(0, {**position, "loss": loss, "validation_loss": float("nan")})
+    directory.close()
+    rows = curve(tmp_path)
+    assert rows["loss"].tolist()[:2] == [2.0, float("inf")]
+    table = compare({1: rows})
+    assert table["loss"].isna().all() and table["validation_loss"].isna().all()
+
+
+def test_after_ctrl_c_a_study_names_its_folder_and_lets_the_run_end(tmp_path):
+    environment = {**os.environ, "RUNS": str(tmp_path), "DDP_PROGRESS": "off"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddp_common", "scaling", "pets", "--set", "epochs=1000"],
+        cwd=ROOT,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 240
+    while not list(tmp_path.rglob("step-*.pt")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 1 and "Traceback" not in error
+    assert "Stopped" in error and "make run TUTORIAL=pets RESUME=" in error
+    (folder,) = (tmp_path / "scaling" / "pets").iterdir()
+    assert f"Stopped. The runs until then are in {folder}." in error
+    assert "Nothing had begun" not in error
 
 
 def test_a_run_without_a_loss_has_no_curve(tmp_path):

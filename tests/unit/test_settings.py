@@ -4,7 +4,7 @@ import os
 import pytest
 
 from ddp_common import Error, settings
-from ddp_common.run.config import current
+from ddp_common.run.config import current, describe
 
 DEFAULTS = dict(epochs=3, learning_rate=1e-3, shuffle=True, name="small")
 PRESETS = {"full": dict(epochs=25, name="large")}
@@ -65,6 +65,11 @@ def test_what_differs_from_the_run_that_goes_on_is_known(monkeypatch, tmp_path):
     monkeypatch.delenv("RESUME")
     outcome(monkeypatch)
     assert current.changed == {}
+
+
+def test_a_run_is_described_where_there_is_no_git(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert describe([])["git"] is None
 
 
 def test_of_a_folder_of_runs_the_newest_is_named(monkeypatch, tmp_path):

@@ -3,7 +3,9 @@
 Nothing real is ever installed here.
 """
 
+import http.server
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
@@ -11,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 from pathlib import Path
@@ -18,6 +21,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+_spec = importlib.util.spec_from_file_location("install", ROOT / "install.py")
+install = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(install)
 NOBODY = 65534
 CLOSED = "http://127.0.0.1:9/simple"
 PROJECT = """
@@ -183,6 +189,37 @@ def test_without_a_network_the_index_is_named_before_anything_is_installed(clone
         "PIP_FIND_LINKS" in done.stderr and "ResolutionImpossible" not in done.stdout + done.stderr
     )
     assert not list((clone / ".venv").glob("lib/*/site-packages/torch*"))
+
+
+@pytest.mark.parametrize("user", ["me:secret@", "secret@"])
+def test_an_index_with_a_password_is_asked_without_it_and_a_refusal_is_an_answer(user):
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(401)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert (
+            install.why_unreachable(f"http://{user}127.0.0.1:{server.server_port}/simple") is None
+        )
+        server.shutdown()
+    assert install.why_unreachable(f"http://{user}127.0.0.1:9/simple") == "Connection refused"
+
+
+def test_an_environment_whose_python_is_gone_is_made_anew(tmp_path, capsys):
+    folder = tmp_path / ".venv"
+    install.make_environment(folder)
+    (folder / "unfinished").unlink()
+    for link in (folder / "bin").glob("python*"):
+        link.unlink()
+        link.symlink_to(tmp_path / "gone")
+    install.make_environment(folder)
+    said = capsys.readouterr().out
+    assert "The Python of the one that is there is gone; this one starts afresh" in said
+    subprocess.run([folder / "bin" / "python", "-c", "import pip"], check=True)
 
 
 def test_the_index_of_torch_is_looked_at_too_and_a_password_is_not_printed(clone):
