@@ -90,13 +90,15 @@ def launch(
         raise Error(f"on_report is to be a function of one record, not {on_report!r}.")
     refuse_wrong_arguments(function, arguments, OPTIONS)
     arguments, collections = tables.find(arguments)
+    grow = switch("GROW", os.environ.get("GROW")) if grow is None else grow
     if hasattr(client, "run_here"):
         # The ranks are running already: torchrun or srun has started them
         tables.refuse_without_dask(collections)
         if grow:
             raise Error(
-                "grow=True needs a Dask cluster, whose workers may come one by one. torchrun and "
-                "srun start all ranks at once: leave it out, or use CLUSTER=local or slurm."
+                "grow=True (GROW=1) needs a Dask cluster, whose workers may come one by one. "
+                "torchrun and srun start all ranks at once: leave it out, or use CLUSTER=local or "
+                "slurm."
             )
         return client.run_here(function, arguments, directory, on_report, stall_timeout)
     refuse_unusable(client)
@@ -104,7 +106,6 @@ def launch(
     payload = pickled(function, arguments)
     wanted = restarts if restarts is not None else os.environ.get("RESTARTS") or 0
     restarts = whole_number("restarts", wanted, least=0)
-    grow = switch("GROW", os.environ.get("GROW")) if grow is None else grow
     if grow:
         if workers is not None:
             raise Error(

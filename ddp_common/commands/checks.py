@@ -12,6 +12,7 @@ from ddp_common.errors import Error
 from ddp_common.ranks.checkpoint_files import newest
 from ddp_common.run.config import has_run, resumed_config
 from ddp_common.run.places import local
+from ddp_common.values import switch, whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS
 
 
@@ -28,11 +29,29 @@ def check_choices(path: Path, workers: str | int | None) -> int | None:
     check_is_of_a_tutorial(path.stem)
     check_place(os.environ.get("CHECKPOINT"))
     cluster = os.environ.get("CLUSTER") or "local"
+    check_launcher(cluster)
     profile = {"workers": "auto"} if cluster in LAUNCHERS else read_profile(cluster)
     wanted = workers or profile["workers"]
     if wanted == "auto" and ("://" in cluster or may_have_gpus()):
         return None
     return number_of_workers(wanted)
+
+
+def check_launcher(cluster: str):
+    """Raise `Error` for a choice that torchrun or srun would not follow."""
+    if cluster not in LAUNCHERS:
+        return
+    if switch("GROW", os.environ.get("GROW")):
+        raise Error(
+            f"GROW=1: {cluster} starts all ranks at once. Leave it out, or use CLUSTER=local or "
+            "slurm, whose workers may come one by one."
+        )
+    restarts = whole_number("RESTARTS", os.environ.get("RESTARTS") or 0, least=0)
+    if cluster == "srun" and restarts:
+        raise Error(
+            f"RESTARTS={restarts}: srun starts its ranks once. Leave it out, or use CLUSTER=slurm "
+            "or torchrun, which start them again."
+        )
 
 
 def check_settings(path: Path):

@@ -15,9 +15,11 @@ class Augmented(torch.utils.data.Dataset):
 
     `dataset` gives (image, label). The same image in the same epoch looks the same on any number
     of ranks and in any worker. `position` has the number of the epoch as its attribute `epoch`, as
-    an `ElasticSampler` does. Not for a `DataLoader` with persistent_workers, whose copy stays in
-    its epoch.
+    an `ElasticSampler` does. A `DataLoader` with persistent_workers, whose copy would stay in its
+    epoch, is refused with an `Error`.
     """
+
+    changes_with_epoch = True  # a loader's workers must not outlive an epoch
 
     def __init__(
         self, dataset: torch.utils.data.Dataset, transform: Callable, position, *, seed: int = 0

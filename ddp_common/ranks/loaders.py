@@ -21,6 +21,12 @@ UNKNOWN_LOADER = (
     "ddp_common does not know: {what}. Position and weight could be those of another batch. Write "
     "`for batch in sampler.follow(loader)`, or use num_workers=0."
 )
+STAYS_IN_ITS_EPOCH = (
+    "The images of {kind} are others in each epoch, and workers with persistent_workers=True keep "
+    "the copy of it that they got in the first: every epoch would have the same. Leave "
+    "persistent_workers out."
+)
+DEEPEST = 10  # data sets within data sets, such as a Subset
 
 
 def find_loader(caller: FrameType) -> tuple[Any, int]:
@@ -46,7 +52,19 @@ def find_loader(caller: FrameType) -> tuple[Any, int]:
         _refuse(loader_iterator, "it does not say how far its workers are ahead")
     if not getattr(loader_iterator, "_in_order", True):
         raise Error(UNORDERED)
+    _check_workers_follow_the_epoch(loader_iterator)
     return loader_iterator, workers * prefetch_factor
+
+
+def _check_workers_follow_the_epoch(loader_iterator):
+    """Raises `Error` if workers stay for all epochs, with data that change in each of them."""
+    if not getattr(loader_iterator, "_persistent_workers", False):
+        return
+    dataset = getattr(loader_iterator, "_dataset", None)
+    for _ in range(DEEPEST):
+        if getattr(dataset, "changes_with_epoch", False) is True:
+            raise Error(STAYS_IN_ITS_EPOCH.format(kind=type(dataset).__name__))
+        dataset = getattr(dataset, "dataset", None)
 
 
 def check_batches_taken(loader_iterator: Any, taken: int) -> None:

@@ -186,4 +186,4 @@ def test_under_torchrun_it_is_refused(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode != 0
-    assert "grow=True needs a Dask cluster" in done.stderr
+    assert "grow=True (GROW=1) needs a Dask cluster" in done.stderr

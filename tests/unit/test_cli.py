@@ -348,6 +348,12 @@ def test_resume_passes_over_a_damaged_checkpoint_and_names_it(short_run, tmp_pat
             "WORKERS=many: the number of workers is a whole number",
         ),
         (["run", "pets"], {"RESUME": "/nowhere"}, "there is no run in that folder"),
+        (
+            ["run", "pets"],
+            {"CLUSTER": "torchrun", "GROW": "1"},
+            "torchrun starts all ranks at once",
+        ),
+        (["run", "pets"], {"CLUSTER": "srun", "RESTARTS": "2"}, "srun starts its ranks once"),
         (["run", "pets"], {"SET": "data=/nowhere.csv"}, "There is no file /nowhere.csv"),
     ],
 )

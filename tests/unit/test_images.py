@@ -516,6 +516,15 @@ def same(one, other):
     return [torch.equal(one[index], other[index]) for index in one]
 
 
+def test_workers_that_would_keep_the_first_epoch_s_images_are_refused(folder):
+    sampler = ElasticSampler(12, 4)
+    dataset = Subset(Augmented(ImageFolder(folder, SIZE), TRANSFORM, sampler), range(12))
+    options = {"batch_sampler": sampler, "num_workers": 1}
+    with pytest.raises(Error, match="images of Augmented are others in each epoch"):
+        next(iter(DataLoader(dataset, **options, persistent_workers=True)))
+    assert len(list(DataLoader(dataset, **options))) == 3
+
+
 @pytest.mark.parametrize(
     "options",
     [{"indices": [11, 3, 7, 0, 1, 2]}, {"num_workers": 2}],
