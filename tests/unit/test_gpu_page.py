@@ -18,7 +18,9 @@ PAGE = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags=re.M | re.S)
 PYTHON = [code for language, code in BLOCKS if language == "python"]
 (SCRIPT,) = [code for code in PYTHON if code.startswith("# shapes.py")]
-COMMAND = "TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun --standalone --nproc-per-node 2 shapes.py\n"
+COMMAND = (
+    "TORCH_DISTRIBUTED_DEBUG=DETAIL .venv/bin/torchrun --standalone --nproc-per-node 2 shapes.py\n"
+)
 
 
 @pytest.fixture
@@ -115,7 +117,7 @@ def test_the_profiler_writes_a_table_and_a_trace(names, batch, tmp_path):
 @pytest.mark.slow
 def test_detail_names_the_ranks_that_disagree(tmp_path):
     (tmp_path / "shapes.py").write_text(SCRIPT)
-    setting, _, arguments = COMMAND.partition(" torchrun ")
+    setting, _, arguments = COMMAND.partition(" .venv/bin/torchrun ")
     name, _, value = setting.partition("=")
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *arguments.split()],
