@@ -117,7 +117,9 @@ def _remedy_without_config(directory, path):
             "It has checkpoints, but with which settings they were made is not known. "
             f'If you know: CHECKPOINT={directory} SET="…" goes on from the newest of them.'
         )
-    runs = sorted(file.parent for file in path.glob("*/config.json"))
+    runs = []
+    if os.path.isdir(path):
+        runs = [file.parent for file in path.glob("*/config.json")]
     if runs:
         newest = max(runs, key=lambda run: os.stat(run / "config.json").st_mtime)
         return f"It is a folder of runs; name one of them. The newest is {newest}."
