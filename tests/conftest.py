@@ -16,7 +16,9 @@ import ddp_common as ddp
 from ddp_common.run.config import current
 
 OUTSIDE_SETTINGS = (
+    "TUTORIAL",
     "RESUME",
+    "CHECKPOINT",
     "PRESET",
     "SET",
     "CLUSTER",
@@ -24,6 +26,7 @@ OUTSIDE_SETTINGS = (
     "OPTIONS",
     "RESTARTS",
     "GROW",
+    "TRACE",
     "DDP_TRACE",
     "DRY",
     "DDP_PROGRESS",
@@ -74,6 +77,8 @@ STARTS_MUCH = {
     "test_the_example_trains",
     "test_a_small_study_leaves_its_table_curves_picture_and_words",
     "test_a_study_whose_run_fails_compares_those_before_it",
+    "test_after_ctrl_c_a_study_names_its_folder_and_lets_the_run_end",
+    "test_an_environment_whose_python_is_gone_is_made_anew",
     "test_two_processes_that_draw_at_once_leave_one_whole_folder",
     "test_options_of_the_wrong_kind_are_one_error_and_leave_no_process",
     "test_so_does_a_loader_with_workers_that_ask_ahead",
@@ -130,7 +135,7 @@ def clean_environment(monkeypatch, tmp_path):
     for name in OUTSIDE_SETTINGS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
-    for name, value in vars(type(current)(name=None, values={}, resume=None)).items():
+    for name, value in {"name": None, "values": {}, "resume": None, "changed": {}}.items():
         monkeypatch.setattr(current, name, value)
 
 

@@ -86,11 +86,16 @@ def clone(tmp_path):
 
 
 def environment(clone, **variables):
-    """What a person at a terminal has: no settings of pip, and no flags of the make around us."""
+    """What a person at a terminal has: no settings of pip, and no flags of the make around us.
+
+    Nor its VENV: what is installed here would spoil that environment.
+    """
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PIP_", "MAKE", "MFLAGS")) and not name.lower().endswith("_proxy")
+        if not name.startswith(("PIP_", "MAKE", "MFLAGS"))
+        and not name.lower().endswith("_proxy")
+        and name not in ("VENV", "TORCH")
     }
     return (
         kept
