@@ -1,5 +1,6 @@
 """The page for those with GPUs: its blocks of Python run, on a CPU, and do what it says."""
 
+import gc
 import math
 import multiprocessing
 import os
@@ -34,13 +35,16 @@ def names():
     multiprocessing.set_forkserver_preload(["torch"])
     multiprocessing.set_start_method("forkserver", force=True)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    defined = {}
     try:
-        defined = {}
         for code in PYTHON:
             if code is not SCRIPT:
                 exec(compile(code, "docs/gpu.md", "exec"), defined)
         yield defined
     finally:
+        # Its persistent workers watch the forkserver, which waits for them: nobody else ends them
+        defined.clear()
+        gc.collect()
         dist.destroy_process_group()
         multiprocessing.set_start_method(method, force=True)
 
