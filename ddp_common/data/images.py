@@ -1,11 +1,12 @@
 """Folders of images, on a disk or in object storage, as data sets: class = folder.
 
 One rank lists the files and tells the others: every rank has the same index, and storage is asked
-once. A batch is read at once, not one image after the other: over the network by fsspec's
-concurrent requests, from a disk by threads. Decoded images may be kept, in memory or in a
-memory-mapped file that the ranks of a host share. Relies on `kept` for that. Promises: what is
-kept is used only if its checksum fits, so that neither a killed process nor a changed file leaves
-a wrong image; the same object works in the workers of a `DataLoader`.
+once. A batch is read at once, not one image after the other: from S3 over connections that stay
+open (`bucket`), from other storage by fsspec's concurrent requests, from a disk by threads.
+Decoded images may be kept, in memory or in a memory-mapped file that the ranks of a host share
+(`kept`). Promises: what is kept is used only if its checksum fits, so that neither a killed
+process nor a changed file leaves a wrong image; the same object works in the workers of a
+`DataLoader`.
 """
 
 import hashlib
@@ -21,16 +22,14 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from ddp_common.data.bucket import SignedReader
 from ddp_common.data.kept import Kept
 from ddp_common.errors import Error
 from ddp_common.ranks import exchange, reporting
 from ddp_common.ranks.rendezvous import rank, world_size
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".gif", ".webp")
-S3 = {
-    "max_concurrency": 1,  # read a file without asking for its size first
-    "config_kwargs": {"max_pool_connections": 64},
-}
+S3 = {"max_concurrency": 1}  # read a file without asking for its size first
 BATCH = 256  # images read at once in the check for damaged ones
 NAMED = 10  # damaged files that a warning names
 
@@ -126,10 +125,12 @@ class ImageFolder(torch.utils.data.Dataset):
         """An array, or what was wrong with the file, for each of the rows; arrays are kept."""
         if not rows:
             return []
-        filesystem, root, pool = self._own()
+        filesystem, root, pool, signed = self._own()
         is_remote = filesystem.async_impl
         paths = [f"{root}/{self._names[row]}" for row in rows]
-        if is_remote:
+        if signed is not None:
+            contents = signed.read(paths)
+        elif is_remote:
             contents = filesystem.cat_ranges(paths, None, None, on_error="return")
         else:
             contents = pool.map(_read, [filesystem] * len(paths), paths)
@@ -144,18 +145,20 @@ class ImageFolder(torch.utils.data.Dataset):
         return images
 
     def _own(self):
-        """The file system, its root and the threads of this process.
+        """The file system, its root, the threads and the connections of this process.
 
         A forked process cannot use those of its parent.
         """
         if self._process != os.getpid():
+            is_s3 = self.url.startswith("s3://")
             options = {}
-            if self.url.startswith("s3://"):
+            if is_s3:
                 options = S3 | ({"anon": True} if self.anonymous else {})
             filesystem, root = fsspec.url_to_fs(self.url, skip_instance_cache=True, **options)
             # A rank's share of the cores; in a worker of a DataLoader that is one.
             pool = ThreadPoolExecutor(torch.get_num_threads())
-            self._mine = filesystem, root.rstrip("/"), pool
+            signed = SignedReader(filesystem) if is_s3 else None
+            self._mine = filesystem, root.rstrip("/"), pool, signed
             self._process = os.getpid()
         return self._mine
 
@@ -168,7 +171,7 @@ class ImageFolder(torch.utils.data.Dataset):
         The digest changes with the names and with the files' lengths and times.
         """
         try:
-            filesystem, root, _ = self._own()
+            filesystem, root, *_ = self._own()
             found = _versions_of_files(filesystem, root)
         except ImportError as error:
             raise Error(

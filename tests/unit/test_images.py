@@ -19,11 +19,13 @@ import pytest
 import torch
 from PIL import Image
 from s3_here import s3_server
+from s3fs import S3FileSystem
 from torch.utils.data import DataLoader, Subset
 from torchvision.transforms import v2
 
 from ddp_common import Augmented, ElasticSampler, Error, ImageFolder
 from ddp_common.data import images
+from ddp_common.data.bucket import SignedReader
 
 ROOT = Path(__file__).parents[2]
 SIZE = 16
@@ -492,6 +494,42 @@ def test_a_server_that_nobody_answers_for_is_said(bucket, monkeypatch):
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     with pytest.raises(Error, match="s3://photos/set cannot be read: .*127.0.0.1:9.*the network"):
         ImageFolder(bucket, SIZE)
+
+
+class SignsWrongly(S3FileSystem):
+    """A store whose signed addresses do not do; it counts them."""
+
+    address = "http://127.0.0.1:9/nobody-answers"
+    signed = 0
+
+    def sign(self, path, expiration=100, **_):
+        self.signed += 1
+        return self.address
+
+
+def test_where_signed_addresses_do_not_do_objects_are_read_in_the_ordinary_way(bucket, s3):
+    paths = s3.find("photos/set")
+    filesystem = SignsWrongly(skip_instance_cache=True)
+    reader = SignedReader(filesystem)
+    (first,) = reader.read(paths[:1])
+    others = list(reader.read(paths[1:]))
+    assert [first, *others] == [s3.cat_file(path) for path in paths]
+    assert filesystem.signed == 1  # not tried again for each object
+
+
+def test_an_object_that_is_not_there_keeps_no_other_from_being_read(bucket, s3):
+    there = s3.find("photos/set")[0]
+    missing, found = SignedReader(s3).read(["photos/set/nothing", there])
+    assert isinstance(missing, FileNotFoundError)
+    assert found == s3.cat_file(there)
+
+
+def test_without_a_network_the_first_object_says_so_for_all(bucket, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    reader = SignedReader(S3FileSystem(skip_instance_cache=True))
+    assert not any(isinstance(each, bytes) for each in reader.read(["photos/set/a"] * 100))
+    assert reader.is_signing  # it may come back
 
 
 TRANSFORM = v2.Compose(
