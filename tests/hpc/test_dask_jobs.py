@@ -82,13 +82,10 @@ def make_run(slurm, folder, system="slurm", **variables):
     return start(["-m", "ddp_common", "run", "pets"], slurm, folder, system, variables)
 
 
-STEPS = 1_000
-
-
-def in_no_hurry(slurm, folder, system="slurm", pause=0.05, **variables):
-    """Start a training of 1,000 steps that pauses between two of them, for a minute in all."""
+def in_no_hurry(slurm, folder, system="slurm", pause=0.2, **variables):
+    """Start a training that takes 200 s, unless it is resumed before: then it hurries."""
     variables = {"DDP_PROGRESS": "lines", **variables}
-    return start([str(NO_HURRY), str(STEPS), str(pause)], slurm, folder, system, variables)
+    return start([str(NO_HURRY), str(pause)], slurm, folder, system, variables)
 
 
 def finish(process, folder, within=PATIENCE):
@@ -174,7 +171,7 @@ def test_three_runs_at_once_do_not_meet(slurm, undisturbed, tmp_path):
 def test_a_job_that_is_cancelled_in_the_middle_is_submitted_again_and_the_weights_are_the_same(
     slurm, system, undisturbed_in_a_hurry, tmp_path
 ):
-    process = in_no_hurry(slurm, tmp_path, system, pause=0.01, RESTARTS="2")
+    process = in_no_hurry(slurm, tmp_path, system, RESTARTS="2")
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
     cancel = "scancel" if system == "slurm" else "qdel"
     subprocess.run([cancel, jobs(slurm)[0]], env=slurm, check=True)
@@ -188,8 +185,7 @@ def test_a_job_that_is_cancelled_in_the_middle_is_submitted_again_and_the_weight
 
 
 # Jobs of two minutes, whose ranks are told to leave 40 s after the job's start: on a busy machine
-# it takes 30 s of them until they train. The pauses of a run sum up to 50 s, so that one job is
-# not enough, on any machine.
+# it takes 30 s of them until they train.
 LIMIT = "walltime=00:02:00 warning=80"
 
 
@@ -213,7 +209,7 @@ def test_near_the_time_limit_ranks_save_and_the_run_goes_on_in_new_jobs(
 
 def test_where_no_new_job_starts_in_time_the_run_goes_on_with_those_there_are(slurm, tmp_path):
     options = f"{JOB} timeout=60"
-    process = in_no_hurry(slurm, tmp_path, pause=0.01, RESTARTS="1", OPTIONS=options)
+    process = in_no_hurry(slurm, tmp_path, RESTARTS="1", OPTIONS=options)
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
     with partition_down(slurm):
         subprocess.run(["scancel", jobs(slurm)[0]], env=slurm, check=True)
