@@ -3,6 +3,7 @@
 import collections
 import pickle
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -531,3 +532,12 @@ def test_two_samplers_in_turns_count_their_steps_together(monkeypatch):
         14,
     ]  # the second one leaves an epoch of 5 after 3
     assert all("total_samples" not in place and "epochs" not in place for place in places[1:])
+
+
+def test_the_order_of_an_epoch_takes_four_bytes_a_sample():
+    samples = 10_000_000
+    tracemalloc.start()
+    next(iter(ElasticSampler(samples, batch_size=64)))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 4 * samples <= most < 6 * samples
