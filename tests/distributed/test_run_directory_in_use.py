@@ -61,7 +61,10 @@ def test_saves_that_all_failed_are_shown_and_kept_in_the_run(client, tmp_path, c
     assert capfd.readouterr().err.count("was not saved: File too large") == 1
 
 
-def test_make_run_on_a_full_disk_says_in_its_closing_line_that_nothing_was_saved(small_disk):
+@pytest.mark.parametrize("cluster", ["local", "torchrun"])
+def test_make_run_on_a_full_disk_says_in_its_closing_line_that_nothing_was_saved(
+    small_disk, cluster
+):
     filler = small_disk / "filler"
     filler.write_bytes(bytes(470_000))  # the rest is enough for the numbers, not for the picture
     done = subprocess.run(
@@ -71,6 +74,8 @@ def test_make_run_on_a_full_disk_says_in_its_closing_line_that_nothing_was_saved
             "ddp_common",
             "run",
             "pets",
+            "--cluster",
+            cluster,
             "--workers",
             "2",
             "--checkpoint",

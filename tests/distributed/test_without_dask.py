@@ -74,6 +74,7 @@ def test_torchrun_trains_to_the_same_loss_and_leaves_the_same_files_as_dask(tmp_
         code, out, error = finish(command(cluster, tmp_path / cluster))
         assert code == 0, error
         assert out.count("Invented:") == 1 and f"Run directory: {tmp_path / cluster}" in out
+        assert (tmp_path / cluster).stat().st_mode & 0o777 == 0o700, "for its owner alone"
         lines = (tmp_path / cluster / "metrics.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
         last_step = max(record["step"] for record in records)
