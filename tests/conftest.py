@@ -99,10 +99,10 @@ STARTS_MUCH = {
 def pytest_xdist_auto_num_workers(config):
     """How many files `make test` runs at once.
 
-    One more than there are cores, since tests wait for jobs, processes and time-outs, too; at most
-    four, each with up to four ranks.
+    Two on one core, since tests wait more than they compute; at most four, each with up to four
+    ranks.
     """
-    return min(4, os.cpu_count() + 1)
+    return min(4, max(2, os.cpu_count()))
 
 
 def pytest_sessionstart(session):
