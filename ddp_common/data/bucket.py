@@ -22,21 +22,30 @@ class SignedReader:
         self.filesystem = filesystem
         self.connections: Any = None  # made when they are first needed
         self.threads = ThreadPoolExecutor(CONNECTIONS)
-        self.is_signing = True  # until a signed address does not do where `s3fs` does
+        self.works: bool | None = None  # whether signed addresses do; not known yet
 
     def read(self, paths: list[str]) -> Iterator[bytes | Exception]:
         """The bytes of each object, in order, or the exception that kept it from being read."""
-        if self.connections is None:
-            self.connections = _connections_like(self.filesystem)
+        if self.connections is None and self.works is not False:
+            self._connect()
         lost: list[Exception] = []
         return self.threads.map(self._read_one, paths, [lost] * len(paths))
+
+    def _connect(self):
+        from botocore.exceptions import BotoCoreError  # s3fs brings it: an extra of this package
+
+        try:
+            self.connections = _connections_like(self.filesystem)
+        except (BotoCoreError, OSError):  # a profile or file of certificates that is not here
+            self.works = False  # `s3fs` will say so
 
     def _read_one(self, path, lost):
         """`lost`: of this batch, what kept an object away that may well exist."""
         if lost:
             return lost[0]  # no network: the others need not wait for the same
-        content = self._read_signed(path) if self.is_signing else None
+        content = None if self.works is False else self._read_signed(path)
         if content is not None:
+            self.works = True
             return content
         try:
             content = self.filesystem.cat_file(path)
@@ -45,12 +54,13 @@ class SignedReader:
         except Exception as error:  # of botocore, aiohttp, or the system: no network, for example
             lost.append(error)
             return error
-        self.is_signing = False  # the object is there: the signed address was not the right one
+        if self.works is None:  # the object is there: the signed address was not the right one
+            self.works = False
         return content
 
     def _read_signed(self, path):
         """The object's bytes; None if this was not to be had."""
-        from botocore.awsrequest import AWSRequest  # s3fs brings it: an extra of this package
+        from botocore.awsrequest import AWSRequest
         from botocore.exceptions import BotoCoreError
 
         try:
