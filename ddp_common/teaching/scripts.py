@@ -1,6 +1,7 @@
 """Run a script of a student's under torchrun, whatever it does.
 
-Relies on torchrun to start the ranks, as the student would. Promises: it ends in time, with all
+Relies on torchrun to start the ranks, as the student would; torch is imported once for all of them
+(`forked_torchrun`). Promises: it ends in time, with all
 that it has started; what it printed is kept, as far as anybody would read it; it runs in a folder
 of its own, so that nothing is overwritten.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_common.ranks.place import PORT_FOLDER
+from ddp_common.teaching import forked_torchrun
 from ddp_common.teaching.contained import TIMED_OUT
 from ddp_common.teaching.shown import HeadAndTail
 from ddp_common.without_dask.starting import meet_in
@@ -57,14 +59,18 @@ def run_script(
     if not isinstance(source, Path):
         script.write_text(source, encoding="utf-8")
     # In place of --standalone, whose port every user of this host reaches
-    torchrun = [sys.executable, "-m", "torch.distributed.run", *meet_in(folder)]
-    torchrun += [f"--nproc-per-node={ranks}", "--role=rank", "--tee=3"]
-    torchrun += ["--module", "ddp_common.teaching.whole_lines"]
+    options = [*meet_in(folder), f"--nproc-per-node={ranks}", "--role=rank", "--tee=3"]
+    if forked_torchrun.is_possible():
+        torchrun = ["ddp_common.teaching.forked_torchrun", str(folder), *options]
+        torchrun += ["--module", "ddp_common.teaching.forked_rank"]
+    else:
+        torchrun = ["torch.distributed.run", *options]
+        torchrun += ["--module", "ddp_common.teaching.whole_lines"]
     contained = [sys.executable, "-m", "ddp_common.teaching.contained", str(timeout)]
     shown = HeadAndTail()
     began = time.monotonic()
     with subprocess.Popen(
-        [*contained, *torchrun, str(script), *arguments],
+        [*contained, sys.executable, "-m", *torchrun, str(script), *arguments],
         cwd=folder,
         env=_environment(folder),
         stdin=subprocess.DEVNULL,

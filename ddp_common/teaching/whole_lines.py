@@ -8,11 +8,12 @@ rank's number before whatever is new: also before the second half of a line. Her
 written at once, when it ends.
 """
 
+import atexit
 import os
-import runpy
 import sys
 from io import TextIOWrapper
-from types import TracebackType
+from pathlib import Path
+from types import ModuleType, TracebackType
 
 
 def main(script: str, *arguments: str) -> None:
@@ -23,7 +24,39 @@ def main(script: str, *arguments: str) -> None:
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(script)
     sys.excepthook = _show_from(script)
-    runpy.run_path(script, run_name="__main__")
+    module = ModuleType("__main__")
+    module.__file__ = script
+    sys.modules["__main__"] = module
+    ending = _Ending()
+    atexit.register(ending.leave)  # the script's own functions, registered later, come before it
+    try:
+        exec(compile(Path(script).read_bytes(), script, "exec"), module.__dict__)
+    except SystemExit as left:
+        ending.note(left)
+        raise
+    ending.code = 0
+
+
+class _Ending:
+    """Ends the process without taking the script's objects apart.
+
+    torch 2.13 may hang there, or abort ("terminate called without an active exception"), if the
+    last `backward` of a DistributedDataParallel was only a moment ago: its gloo group waits for a
+    thread that waits for Python's lock. A script that is right would be called failed.
+    """
+
+    code = 1  # unless it is known better: something was raised
+
+    def note(self, left: SystemExit) -> None:
+        if left.code is None:
+            self.code = 0
+        elif isinstance(left.code, int):
+            self.code = left.code & 0xFF
+
+    def leave(self) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(self.code)
 
 
 def _show_from(script):

@@ -10,6 +10,7 @@ import pytest
 from processes import assert_gone, is_alive, wait_until
 
 import ddp_common as ddp
+from ddp_common.teaching import forked_torchrun
 
 JOINS = """
 import os, sys
@@ -70,8 +71,10 @@ def test_lines_arrive_whole_though_torchrun_looks_while_they_are_written():
 PORTS = """
 import os, psutil
 
-starter = psutil.Process(os.getppid())
-ports = {each.laddr.port for each in starter.net_connections() if each.status == "LISTEN"}
+first = psutil.Process(os.getppid())  # which has forked torchrun and the ranks
+others = [first, *(each for each in first.children(True) if each.pid != os.getpid())]
+connections = [each for process in others for each in process.net_connections()]
+ports = {each.laddr.port for each in connections if each.status == "LISTEN"}
 print("others:", ports - {int(os.environ["MASTER_PORT"])})
 """
 
@@ -80,6 +83,96 @@ def test_what_starts_the_ranks_opens_no_port_at_which_others_would_be_unpickled(
     """None but that of the ranks' store. What torchrun unpickles is in a file."""
     run = ddp.run_script(PORTS, ranks=2)
     assert run.output.count("others: set()") == 2, run.output
+
+
+ENDS_AT_ONCE = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(1, 1))
+model(torch.ones(2, 1)).sum().backward()
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_that_ends_right_after_its_last_backward_has_not_failed():
+    """torch's gloo group may hang or abort there, where Python takes the model apart."""
+    runs = [ddp.run_script(ENDS_AT_ONCE, timeout=120) for _ in range(4)]
+    assert all(run.ok for run in runs), [run.output for run in runs]
+
+
+ENDS = """
+import atexit, ctypes, sys
+
+last_of_c = ctypes.CFUNCTYPE(None)(lambda: print("C took it apart"))
+ctypes.CDLL(None).__cxa_atexit(last_of_c, None, None)
+atexit.register(print, "last words")
+"""
+
+
+@pytest.mark.parametrize(
+    "how, code",
+    [("", 0), ("sys.exit()", 0), ("sys.exit('why')", 1), ("sys.exit(7)", 1), ("1 / 0", 1)],
+)
+def test_pythons_own_last_acts_are_done_and_no_others(how, code):
+    run = ddp.run_script(ENDS + how, ranks=1)
+    assert run.exit_code == code and "[rank0]:last words" in run.output, run.output
+    assert "C took it apart" not in run.output
+    assert ("why" in run.output) == ("why" in how)
+    assert ("exitcode  : 7" in run.output) == ("7" in how)
+
+
+def test_a_signal_that_ends_a_rank_is_what_torchrun_says_of_it():
+    run = ddp.run_script("import os; os.kill(os.getpid(), 11)", ranks=2)
+    assert run.exit_code == 1 and "Signal 11 (SIGSEGV)" in run.output, run.output
+
+
+LEAVES = """
+import os, signal, sys, time
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    dist.barrier()
+    sys.exit(3)
+signal.signal(signal.SIGTERM, lambda *_: (print("asked to leave", flush=True), os._exit(0)))
+dist.barrier()
+time.sleep(600)
+"""
+
+
+def test_when_a_rank_fails_the_other_one_is_asked_to_leave():
+    run = ddp.run_script(LEAVES, timeout=120)
+    assert run.exit_code == 1 and "[rank1]:asked to leave" in run.output, run.output
+
+
+OWN_MODULE = """
+import multiprocessing, pickle, random, sys
+import numpy
+
+class Mine:
+    pass
+
+assert type(pickle.loads(pickle.dumps(Mine()))) is Mine
+assert sys.modules["__main__"].Mine is Mine and __name__ == "__main__"
+print("drawn:", random.random(), numpy.random.random())
+"""
+
+
+def test_a_script_is_the_main_module_and_draws_other_numbers_on_each_rank():
+    run = ddp.run_script(OWN_MODULE, ranks=2)
+    drawn = [line.split()[1:] for line in run.output.splitlines() if "drawn:" in line]
+    assert run.ok and len(drawn) == 2, run.output
+    assert all(one != other for one, other in zip(*drawn))
+
+
+@pytest.mark.parametrize("script", [JOINS, "import sys; sys.exit(3)"])
+def test_without_pidfds_torchrun_starts_the_ranks_itself(script, monkeypatch):
+    monkeypatch.setattr(forked_torchrun, "is_possible", lambda: False)
+    run = ddp.run_script(script)
+    assert run.ok == (script == JOINS) and ("rank 1 of 2" in run.output) == run.ok
 
 
 HELD_OPEN = """
