@@ -38,6 +38,11 @@ _place = None
 _device = None
 _store = None
 
+# torch 2.13 hangs where the last reference to a gloo group goes right after a `backward`: the
+# group waits for its threads, and these wait for Python's lock. A function that destroys the group
+# in its last line would do so, when its model is freed. This reference stays.
+_group = None
+
 
 def rank() -> int:
     """This process's rank, 0 when alone."""
@@ -97,7 +102,7 @@ def process_group(
 
 def _join(place, listener, timeout):
     """Become a member of the process group; returns what `_join_store` does."""
-    global _place, _device, _store
+    global _place, _device, _store, _group
     shared = secret.of_this_run()
     key = proof(shared, _name_of_this_run().encode())
     server, store = _join_store(place, listener, key)
@@ -109,6 +114,7 @@ def _join(place, listener, timeout):
         os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # without it, eth1 also means eth10
         backend = _choose_backend(store, place)
         _form_group(backend, store, place, key, timeout)
+    _group = dist.group.WORLD
     if server is not None:
         secret.remove_from_run_directory()
         server.slow_down()

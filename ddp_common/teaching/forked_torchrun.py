@@ -15,6 +15,7 @@ was. What differs: torch has been imported before the script sets variables that
 """
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -161,7 +162,28 @@ def be_rank(request: Request) -> None:
     os.chdir(request.folder)
     if "numpy" in sys.modules:  # Python's own `random` does so by itself
         sys.modules["numpy"].random.seed()
+    keep_process_groups()
     whole_lines.main(*request.arguments)
+
+
+def keep_process_groups() -> None:
+    """Keep a reference to the process group that the script makes, also when it destroys it.
+
+    torch 2.13 hangs where the last reference to a gloo group goes right after a `backward`: the
+    group waits for its threads, and these wait for Python's lock. A script that is right would
+    not end.
+    """
+    import torch.distributed as dist  # not before there is torch
+
+    make = dist.init_process_group
+    kept = []
+
+    @functools.wraps(make)
+    def init_process_group(*arguments: Any, **named: Any) -> None:
+        make(*arguments, **named)
+        kept.append(dist.group.WORLD)
+
+    dist.init_process_group = init_process_group
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import ddp_common as ddp
 
@@ -50,6 +51,19 @@ def test_a_training_function_may_destroy_the_process_group_in_its_last_line(clie
     assert run.result == (0, 2, str(torch.device("cpu")), 3.0)
     assert sorted(run.metrics["last"].dropna()) == [0, 1]
     assert len(list((tmp_path / "run" / "checkpoints").glob("*.pt"))) == 1
+
+
+def test_it_may_do_so_right_after_its_last_backward(client):
+    """In half of all launches torch hung there, when the model was freed."""
+
+    def train():
+        model = DistributedDataParallel(torch.nn.Linear(1, 1))
+        model(torch.ones(2, 1)).sum().backward()
+        dist.destroy_process_group()
+        return ddp.rank()
+
+    runs = [ddp.launch(client, train, workers=2, stall_timeout=60) for _ in range(2 * LAUNCHES)]
+    assert [run.result for run in runs] == [0] * len(runs)
 
 
 def test_making_a_process_group_in_a_training_function_is_explained(client):

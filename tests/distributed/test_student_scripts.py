@@ -90,16 +90,21 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-dist.init_process_group("gloo")
-model = DDP(torch.nn.Linear(1, 1))
-model(torch.ones(2, 1)).sum().backward()
-dist.destroy_process_group()
+def main():
+    dist.init_process_group("gloo")
+    model = DDP(torch.nn.Linear(1, 1))
+    model(torch.ones(2, 1)).sum().backward()
+    dist.destroy_process_group()
+
+main()
 """
+AT_THE_TOP = ENDS_AT_ONCE.replace("def main()", "if True").replace("\nmain()", "")
 
 
-def test_a_script_that_ends_right_after_its_last_backward_has_not_failed():
+@pytest.mark.parametrize("script", [ENDS_AT_ONCE, AT_THE_TOP], ids=["in main", "at the top"])
+def test_a_script_that_ends_right_after_its_last_backward_has_not_failed(script):
     """torch's gloo group may hang or abort there, where Python takes the model apart."""
-    runs = [ddp.run_script(ENDS_AT_ONCE, timeout=120) for _ in range(4)]
+    runs = [ddp.run_script(script, timeout=120) for _ in range(4)]
     assert all(run.ok for run in runs), [run.output for run in runs]
 
 
