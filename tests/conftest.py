@@ -99,10 +99,10 @@ STARTS_MUCH = {
 def pytest_xdist_auto_num_workers(config):
     """How many files `make test` runs at once.
 
-    Two on one core, since tests wait more than they compute; at most four, each with up to four
-    ranks.
+    One more than there are cores, since tests also wait: for jobs, time-outs, processes that end.
+    At least two, at most four, each with up to four ranks.
     """
-    return min(4, max(2, os.cpu_count()))
+    return min(4, max(2, os.cpu_count() + 1))
 
 
 def pytest_sessionstart(session):

@@ -26,6 +26,7 @@ from ddp_common.run.config import current
 from ddp_common.run.places import local, new_directory, shown
 from ddp_common.values import whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS, started_by
+from ddp_common.worker.imports import import_ahead
 
 
 def run_tutorial(tutorial: str, path: Path, choices: dict, dry: bool):
@@ -163,7 +164,9 @@ def execute(tutorial: str, path: Path):
     namespace: dict[str, Any] = {"__name__": "__main__", "__file__": str(path)}
     began = time.monotonic()
     try:
-        exec(compile(job_source(path.read_text()), path, "exec"), namespace)
+        source = job_source(path.read_text())
+        import_ahead(re.findall(r"^(?:import|from) ([\w.]+)", source, flags=re.M))
+        exec(compile(source, path, "exec"), namespace)
     except KeyboardInterrupt as interrupt:
         hint = resume_hint(tutorial, getattr(interrupt, "directory", None))
         click.echo(f"\nStopped{when_it_was(namespace)}.{hint}", err=True)

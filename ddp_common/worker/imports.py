@@ -33,7 +33,7 @@ def import_what_ranks_need() -> None:
 
 
 def import_ahead(names: list[str]) -> None:
-    """Import modules in a process from which others are forked; what fails is left to these.
+    """Import modules ahead of those who need them; what fails is left to these.
 
     No garbage is collected meanwhile: imports leave hardly any, and looking for it takes a quarter
     of their time. What they have made is then left out of all later collections (`gc.freeze`): a
