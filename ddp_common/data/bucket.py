@@ -7,9 +7,11 @@ use. Promises: what cannot be had in this way is asked for once more through `s3
 about regions and retries, and says what is wrong.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+from fsspec.asyn import sync
 
 CONNECTIONS = 32  # at once, of each process: enough to keep a server 20 ms away busy
 SECONDS_VALID = 600  # of a signed address, which is used at once
@@ -24,12 +26,29 @@ class SignedReader:
         self.threads = ThreadPoolExecutor(CONNECTIONS)
         self.works: bool | None = None  # whether signed addresses do; not known yet
 
-    def read(self, paths: list[str]) -> Iterator[bytes | Exception]:
-        """The bytes of each object, in order, or the exception that kept it from being read."""
+    def read(self, paths: list[str], made_of: Callable = lambda content: content) -> list[Any]:
+        """What `made_of` makes of each object, in order.
+
+        It is given the object's bytes, or the exception that kept it from being read, at once, in
+        the thread that did: handing bytes over to another one costs more than it gains.
+        """
         if self.connections is None and self.works is not False:
             self._connect()
         lost: list[Exception] = []
-        return self.threads.map(self._read_one, paths, [lost] * len(paths))
+        tasks = sync(self.filesystem.loop, self._start, paths, lost, made_of)
+        return [task.result() for task in tasks]
+
+    async def _start(self, paths, lost, made_of):
+        """Sign the addresses, and let each be read while the next one is signed.
+
+        `s3fs` signs in its event loop. Going there once, and not for each object, saves a third of
+        the work.
+        """
+        tasks = []
+        for path in paths:
+            address = await self._signed(path, lost)
+            tasks.append(self.threads.submit(self._read_one, path, address, lost, made_of))
+        return tasks
 
     def _connect(self):
         from botocore.exceptions import BotoCoreError  # s3fs brings it: an extra of this package
@@ -39,11 +58,25 @@ class SignedReader:
         except (BotoCoreError, OSError):  # a profile or file of certificates that is not here
             self.works = False  # `s3fs` will say so
 
-    def _read_one(self, path, lost):
+    async def _signed(self, path, lost):
+        """An address of the object; None if there is none, or no use in it."""
+        from botocore.exceptions import BotoCoreError
+
+        if lost or self.works is False:
+            return None
+        try:
+            return await self.filesystem._url(path, SECONDS_VALID)
+        except (BotoCoreError, OSError):
+            return None
+
+    def _read_one(self, path, address, lost, made_of):
         """`lost`: of this batch, what kept an object away that may well exist."""
+        return made_of(self._content(path, address, lost))
+
+    def _content(self, path, address, lost):
         if lost:
             return lost[0]  # no network: the others need not wait for the same
-        content = None if self.works is False else self._read_signed(path)
+        content = self._fetched(address)
         if content is not None:
             self.works = True
             return content
@@ -58,13 +91,14 @@ class SignedReader:
             self.works = False
         return content
 
-    def _read_signed(self, path):
-        """The object's bytes; None if this was not to be had."""
+    def _fetched(self, address):
+        """The bytes at the address; None if these were not to be had."""
         from botocore.awsrequest import AWSRequest
         from botocore.exceptions import BotoCoreError
 
+        if address is None or self.works is False:
+            return None
         try:
-            address = self.filesystem.sign(path, expiration=SECONDS_VALID)
             answer = self.connections.send(AWSRequest("GET", address).prepare())
             return answer.content if answer.status_code == 200 else None
         except (BotoCoreError, OSError):

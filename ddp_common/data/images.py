@@ -15,6 +15,7 @@ import os
 import stat
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import fsspec
@@ -128,13 +129,15 @@ class ImageFolder(torch.utils.data.Dataset):
         filesystem, root, pool, signed = self._own()
         is_remote = filesystem.async_impl
         paths = [f"{root}/{self._names[row]}" for row in rows]
+        decode = partial(_decoded, size=self.size)
         if signed is not None:
-            contents = signed.read(paths)
+            images = signed.read(paths, decode)
         elif is_remote:
             contents = filesystem.cat_ranges(paths, None, None, on_error="return")
+            images = list(pool.map(decode, contents))
         else:
             contents = pool.map(_read, [filesystem] * len(paths), paths)
-        images = list(pool.map(_decoded, contents, [self.size] * len(rows)))
+            images = list(pool.map(decode, contents))
         for row, image in zip(rows, images):
             is_damaged = isinstance(image, Exception)
             is_file_at_fault = isinstance(image, (FileNotFoundError, Undecodable))
