@@ -2176,11 +2176,11 @@ show(
 # ### From scratch
 #
 # The same network, but random weights and no head phase. It has to find out what an
-# edge is. It sees half the samples: compare the dots where its line ends.
+# edge is. It sees a quarter of the samples: compare the dots where its line ends.
 
 # %% tags=["lesson"]
-half = (hyperparameters["head_epochs"] + hyperparameters["epochs"] + 1) // 2
-no_weights = {"weights": None, "head_epochs": 0, "epochs": half}
+a_quarter = (hyperparameters["head_epochs"] + hyperparameters["epochs"] + 3) // 4
+no_weights = {"weights": None, "head_epochs": 0, "epochs": a_quarter}
 scratch = ddp.launch(client, train, **{**hyperparameters, **no_weights})
 show(
     plot_curves({"ImageNet": run.metrics, "scratch": scratch.metrics}),
