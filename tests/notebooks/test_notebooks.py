@@ -154,7 +154,7 @@ def test_notebook_reproduces_its_outputs(name, tmp_path):
 
 QUICK = {
     "ucmerced": "epochs=1 size=33",
-    "dogs": "head_epochs=1 epochs=1 size=48 images_per_breed=50 trials=4",
+    "dogs": "head_epochs=1 epochs=1 size=32 images_per_breed=50 trials=4",
     "flights": "epochs=1 share=0.1",
 }
 
