@@ -6,7 +6,6 @@ Run as root, who can be another user.
 import os
 import re
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,10 +19,10 @@ from ports import free_port
 from processes import Background, log_of, rank_pids, wait_until
 from strangers import ATTACK, IMPORTS, as_nobody, ports_of
 from test_rendezvous import errors, start, torchrun_variables
+from test_without_dask import in_no_hurry
 
 import ddp_common as ddp
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 
 
@@ -146,28 +145,7 @@ def test_a_connection_of_gloo_whose_other_end_does_not_know_the_secret_ends_the_
 
 def test_make_run_with_torchrun_has_no_port_that_answers_another_user(tmp_path):
     marker = Path("/tmp") / f"ddp-stranger-torchrun-{os.getpid()}"
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "ddp_common",
-            "run",
-            "pets",
-            "--cluster",
-            "torchrun",
-            "--workers",
-            "2",
-        ],
-        cwd=ROOT,
-        text=True,
-        env={
-            **os.environ,
-            "SET": "epochs=200 hidden=16 batch_size=512",
-            "CHECKPOINT": str(tmp_path / "run"),
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    process = in_no_hurry(tmp_path / "repository", tmp_path / "run")
     try:
         saved = (tmp_path / "run" / "checkpoints").glob
         wait_until(lambda: list(saved("*.pt")) or process.poll() is not None, within=180)

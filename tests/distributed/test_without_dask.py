@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,16 +22,16 @@ from ddp_common.ranks.checkpoint_files import checkpoints, newest
 
 ROOT = Path(__file__).parents[2]
 QUICK = "epochs=1 hidden=16 batch_size=2048"
-LONG = "epochs=200 hidden=16 batch_size=512"
+NO_HURRY = ROOT / "tests" / "hpc" / "train_in_no_hurry.py"
 
 
-def command(cluster, checkpoint, *options, settings=QUICK, **variables):
+def command(cluster, checkpoint, *options, tutorial="pets", cwd=ROOT, settings=QUICK, **variables):
     arguments = [
         sys.executable,
         "-m",
         "ddp_common",
         "run",
-        "pets",
+        tutorial,
         "--cluster",
         cluster,
         "--workers",
@@ -41,13 +42,27 @@ def command(cluster, checkpoint, *options, settings=QUICK, **variables):
     ]
     return subprocess.Popen(
         arguments,
-        cwd=ROOT,
+        cwd=cwd,
         env={**os.environ, "SET": settings, **variables},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
+
+
+def in_no_hurry(folder, checkpoint, *options, pause=1, **variables):
+    """The same of a training under torchrun that takes 200 s, unless it is resumed before.
+
+    Meanwhile the cores are free. It is the tutorial of a repository that is made in `folder`.
+    """
+    if not folder.exists():
+        (folder / "tutorials").mkdir(parents=True)
+        (folder / "ddp_common").symlink_to(ROOT / "ddp_common")
+        tutorial = f"# ---\n# jupyter:\n# ---\n{NO_HURRY.read_text()}"
+        (folder / "tutorials" / "in_no_hurry.py").write_text(tutorial)
+    chosen = {"tutorial": "in_no_hurry", "cwd": folder, "settings": f"pause={pause}"}
+    return command("torchrun", checkpoint, *options, **chosen, **variables)
 
 
 def finish(process):
@@ -68,14 +83,28 @@ def ranks_of(process):
     return sorted(numbers, key=numbers.__getitem__)
 
 
-def test_torchrun_trains_to_the_same_loss_and_leaves_the_same_files_as_dask(tmp_path):
-    losses = {}
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """Trains with a launcher, once for all tests: returns the run directory and what was said."""
+    folder, said = tmp_path_factory.mktemp("quick"), {}
+
+    def train(cluster):
+        if cluster not in said:
+            code, said[cluster], error = finish(command(cluster, folder / cluster))
+            assert code == 0, error
+        return folder / cluster, said[cluster]
+
+    return train
+
+
+def test_torchrun_trains_to_the_same_loss_and_leaves_the_same_files_as_dask(quick):
+    losses, names = {}, {}
     for cluster in ("torchrun", "local"):
-        code, out, error = finish(command(cluster, tmp_path / cluster))
-        assert code == 0, error
-        assert out.count("Invented:") == 1 and f"Run directory: {tmp_path / cluster}" in out
-        assert (tmp_path / cluster).stat().st_mode & 0o777 == 0o700, "for its owner alone"
-        lines = (tmp_path / cluster / "metrics.jsonl").read_text().splitlines()
+        directory, out = quick(cluster)
+        assert out.count("Invented:") == 1 and f"Run directory: {directory}" in out
+        assert directory.stat().st_mode & 0o777 == 0o700, "for its owner alone"
+        names[cluster] = {path.name for path in directory.iterdir()}
+        lines = (directory / "metrics.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
         last_step = max(record["step"] for record in records)
         last = [record for record in records if record["step"] == last_step]
@@ -83,15 +112,13 @@ def test_torchrun_trains_to_the_same_loss_and_leaves_the_same_files_as_dask(tmp_
         losses[cluster] = sum(record["loss"] for record in last) / 2
     assert abs(losses["torchrun"] / losses["local"] - 1) < 1e-6
     only_with_dask = {"pace.jsonl"}  # of runs with as many steps as a sample has
-    assert {path.name for path in (tmp_path / "torchrun").iterdir()} == {
-        path.name for path in (tmp_path / "local").iterdir()
-    } - only_with_dask
+    assert names["torchrun"] == names["local"] - only_with_dask
 
 
 @pytest.mark.parametrize(("first", "second"), [("torchrun", "local"), ("local", "torchrun")])
-def test_a_run_begun_with_one_launcher_goes_on_with_another(tmp_path, first, second):
-    begun = command(first, tmp_path / "run", "--set", "epochs=1 hidden=16 batch_size=2048")
-    assert finish(begun)[0] == 0
+def test_a_run_begun_with_one_launcher_goes_on_with_another(quick, tmp_path, first, second):
+    begun, _ = quick(first)
+    shutil.copytree(begun, tmp_path / "run")
     code, out, error = finish(command(second, tmp_path / "run", "--set", "epochs=2"))
     assert code == 0, error
     assert "Resumed from step-00000049.pt" in out + log_of(tmp_path / "run")
@@ -109,7 +136,7 @@ def temporary(tmp_path):
 
 
 def test_a_killed_rank_is_named_in_one_message(tmp_path, temporary):
-    process = command("torchrun", tmp_path / "run", settings=LONG, TMPDIR=str(temporary))
+    process = in_no_hurry(tmp_path / "repository", tmp_path / "run", TMPDIR=str(temporary))
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
     ranks = ranks_of(process)
     began = time.monotonic()
@@ -121,10 +148,10 @@ def test_a_killed_rank_is_named_in_one_message(tmp_path, temporary):
 
 
 def test_restarts_go_on_from_the_newest_checkpoint(tmp_path):
-    settings = "epochs=10 hidden=16 batch_size=512"
-    undisturbed = command("torchrun", tmp_path / "undisturbed", settings=settings)
+    repository = tmp_path / "repository"
+    undisturbed = in_no_hurry(repository, tmp_path / "undisturbed", pause=0)
     assert finish(undisturbed)[0] == 0
-    process = command("torchrun", tmp_path / "run", "--restarts", "1", settings=settings)
+    process = in_no_hurry(repository, tmp_path / "run", "--restarts", "1")
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
     ranks_of(process)[1].kill()
     code, out, error = finish(process)
@@ -138,7 +165,7 @@ def test_restarts_go_on_from_the_newest_checkpoint(tmp_path):
 
 
 def test_ctrl_c_ends_all_ranks(tmp_path, temporary):
-    process = command("torchrun", tmp_path / "run", settings=LONG, TMPDIR=str(temporary))
+    process = in_no_hurry(tmp_path / "repository", tmp_path / "run", TMPDIR=str(temporary))
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
     ranks = ranks_of(process)
     os.killpg(process.pid, signal.SIGINT)

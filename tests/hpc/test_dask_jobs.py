@@ -31,7 +31,6 @@ TABLE = Path(__file__).with_name("train_on_table.py")
 NO_HURRY = Path(__file__).with_name("train_in_no_hurry.py")
 PATIENCE = 240  # seconds for what takes a few on an idle machine
 JOB = "cores=1 memory=1GiB"
-SHORT = "epochs=2 hidden=32"  # settings of pets that train for a few seconds
 NAMES = {"slurm": "Slurm", "pbs": "PBS"}
 OPTIONS = {"slurm": JOB, "pbs": f"{JOB} resource_spec=nodes=1:ppn=1"}
 
@@ -55,7 +54,7 @@ def here(slurm, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def start(command, slurm, folder, system, variables):
+def start(command, slurm, folder, system, variables, cwd=None):
     """Start a program of ours, on two workers by default; its output is in `folder`/output."""
     folder.mkdir(exist_ok=True)
     variables = {
@@ -69,7 +68,7 @@ def start(command, slurm, folder, system, variables):
     with open(folder / "output", "w") as output:
         return subprocess.Popen(
             [sys.executable, *command],
-            cwd=folder,
+            cwd=cwd or folder,
             env={**slurm, **variables},
             stdout=output,
             stderr=output,
@@ -78,14 +77,12 @@ def start(command, slurm, folder, system, variables):
 
 def make_run(slurm, folder, system="slurm", **variables):
     """Start the command behind `make run`: a short training."""
-    variables = {"SET": SHORT, **variables}
     return start(["-m", "ddp_common", "run", "pets"], slurm, folder, system, variables)
 
 
-def in_no_hurry(slurm, folder, system="slurm", pause=0.2, **variables):
+def in_no_hurry(slurm, folder, system="slurm", pause=1, command=(NO_HURRY,), cwd=None, **more):
     """Start a training that takes 200 s, unless it is resumed before: then it hurries."""
-    variables = {"DDP_PROGRESS": "lines", **variables}
-    return start([str(NO_HURRY), str(pause)], slurm, folder, system, variables)
+    return start(command, slurm, folder, system, {"SET": f"pause={pause}", **more}, cwd)
 
 
 def finish(process, folder, within=PATIENCE):
@@ -159,13 +156,14 @@ def test_two_jobs_train_and_leave_nothing_but_logs(slurm, system, undisturbed, t
 
 
 @pytest.mark.timeout(900)  # six workers and three clients on the cores that there are
-def test_three_runs_at_once_do_not_meet(slurm, undisturbed, tmp_path):
+def test_three_runs_at_once_do_not_meet(slurm, undisturbed_in_a_hurry, tmp_path):
+    """They train for 4 s at least, so that they do so at once."""
     folders = [tmp_path / name for name in ("one", "two", "three")]
-    processes = [make_run(slurm, folder) for folder in folders]
+    processes = [in_no_hurry(slurm, folder, pause=0.02) for folder in folders]
     for process, folder in zip(processes, folders):
         code, said = finish(process, folder, within=700)
         assert code == 0, said
-        assert equal(weights(folder / "run"), weights(undisturbed))
+        assert equal(weights(folder / "run"), weights(undisturbed_in_a_hurry))
 
 
 def test_a_job_that_is_cancelled_in_the_middle_is_submitted_again_and_the_weights_are_the_same(
@@ -236,14 +234,16 @@ def test_a_run_begins_in_the_first_job_and_goes_on_with_the_second_when_the_queu
         torch.testing.assert_close(reached[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
-def test_without_restarts_the_time_limit_ends_the_run_with_the_command_to_go_on(slurm, tmp_path):
-    process = make_run(
-        slurm, tmp_path, OPTIONS=f"{JOB} {LIMIT}", SET="epochs=100 hidden=16 batch_size=256"
-    )
+def test_without_restarts_the_time_limit_ends_the_run_with_the_command_to_go_on(
+    slurm, repository, tmp_path
+):
+    command = ["-m", "ddp_common", "run", "in_no_hurry"]
+    options = f"{JOB} {LIMIT}"
+    process = in_no_hurry(slurm, tmp_path, command=command, cwd=repository, OPTIONS=options)
     code, said = finish(process, tmp_path)
     assert code == 143, said
     newest_is_named = re.search(r"the newest checkpoint is step-\d+\.pt", said)
-    assert "make run TUTORIAL=pets RESUME=" in said or newest_is_named, said
+    assert "make run TUTORIAL=in_no_hurry RESUME=" in said or newest_is_named, said
 
 
 # What goes wrong before there is a worker
@@ -343,7 +343,7 @@ def test_ctrl_c_while_jobs_wait_leaves_none_in_the_queue(slurm, tmp_path):
 
 
 def test_jobs_end_by_themselves_when_the_program_that_submitted_them_is_killed(slurm, tmp_path):
-    process = make_run(slurm, tmp_path, SET="epochs=100 hidden=16 batch_size=256")
+    process = in_no_hurry(slurm, tmp_path)
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
     process.kill()
     process.wait()
@@ -474,13 +474,12 @@ def test_the_job_script_submits_the_client_which_submits_the_workers(
     else:
         submit = ["qsub", "clusters/batch/pets.pbs"]
     places = {"CHECKPOINT": str(tmp_path / "run"), "RUNS": str(tmp_path / "runs")}
-    chosen = {"OPTIONS": OPTIONS[system], "SET": SHORT}
     subprocess.run(
         submit,
         cwd=tmp_path,
         check=True,
         capture_output=True,
-        env={**slurm, **chosen, **places},
+        env={**slurm, "OPTIONS": OPTIONS[system], **places},
     )
     wait_until(lambda: len(jobs(slurm)) == 3)  # the client and two workers
     wait_until(lambda: not jobs(slurm))

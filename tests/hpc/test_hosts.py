@@ -22,7 +22,6 @@ from ddp_common.client.attempt import GONE_TIMEOUT
 from ddp_common.ranks.checkpoint_files import checkpoints, newest
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = "epochs=6 hidden=16 batch_size=512"  # 1,164 steps: some 12 s to find it training
 # seconds: Dask's `comm.timeouts.tcp`, which it hands to the kernel as TCP_USER_TIMEOUT
 SILENCE = 11
 MARGIN = 15  # seconds more, for a busy machine; both are less than Dask's own 30
@@ -32,8 +31,8 @@ ENVIRONMENT = {
     "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": f"{SILENCE}s",
     "OMP_NUM_THREADS": "1",
     "DDP_PROGRESS": "lines",
-    "SET": SETTINGS,
 }
+RUN = [PYTHON, "-m", "ddp_common", "run", "in_no_hurry"]
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no hosts here: {why_not()}")
 
@@ -41,8 +40,9 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no hosts here: {
 class Cluster:
     """A scheduler on the first of `hosts`, a worker on each other one, as a person starts them."""
 
-    def __init__(self, hosts, folder):
-        self.hosts, self.folder, self.workers = hosts, folder, {}
+    def __init__(self, hosts, folder, repository):
+        self.hosts, self.folder, self.repository = hosts, folder, repository
+        self.workers = {}
         self.address = f"tcp://{hosts[0].address}:8786"
         options = f"--host {hosts[0].address} --port 8786 --no-dashboard"
         self._start(hosts[0], *DASK, "scheduler", *options.split())
@@ -64,14 +64,14 @@ class Cluster:
             )
 
     def train(self, run, **variables):
-        """`make run TUTORIAL=pets` on the first host; returns the process."""
+        """`make run TUTORIAL=in_no_hurry` on the first host; returns the process.
+
+        Training takes 200 s, unless the file `run`.until is there or it is resumed: then it
+        hurries.
+        """
         return self.hosts[0].start(
-            PYTHON,
-            "-m",
-            "ddp_common",
-            "run",
-            "pets",
-            cwd=ROOT,
+            *RUN,
+            cwd=self.repository,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -81,6 +81,7 @@ class Cluster:
                 "CLUSTER": self.address,
                 "WORKERS": "2",
                 "CHECKPOINT": str(run),
+                "SET": f"pause=1 until={until(run)}",
                 **variables,
             },
         )
@@ -108,19 +109,24 @@ class Cluster:
             self.make_whole()
 
 
+def until(run):
+    """The file that has the run in this directory hurry from now on."""
+    return run.with_suffix(".until")
+
+
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster(repository, tmp_path_factory):
     with running_hosts(3) as hosts:
-        yield Cluster(hosts, tmp_path_factory.mktemp("cluster"))
+        yield Cluster(hosts, tmp_path_factory.mktemp("cluster"), repository)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def undisturbed(repository, tmp_path_factory):
     """The weights of a run with two workers on one host, which nothing happened to."""
     folder = tmp_path_factory.mktemp("one-host")
     done = subprocess.run(
-        [PYTHON, "-m", "ddp_common", "run", "pets", "--cluster", "local", "--workers", "2"],
-        cwd=ROOT,
+        [*RUN, "--cluster", "local", "--workers", "2"],
+        cwd=repository,
         capture_output=True,
         text=True,
         env={
@@ -220,6 +226,7 @@ def test_two_hosts_end_with_the_weights_of_one_and_ranks_talk_by_the_hosts_addre
     assert {host.name for host in hosts} == {"host-2", "host-3"}
     for pid, host in ranks.values():
         assert peers_of(pid, host) == {host.address for host in hosts}
+    until(tmp_path / "run").touch()
     finish(process)
     assert equal(weights(tmp_path / "run"), undisturbed)
 
@@ -230,6 +237,7 @@ def test_a_link_that_is_down_for_three_seconds_is_waited_for(cluster, undisturbe
     time.sleep(3)
     assert process.poll() is None
     ranks[1][1].mend()
+    until(tmp_path / "run").touch()
     finish(process)
     assert equal(weights(tmp_path / "run"), undisturbed)
 
@@ -266,7 +274,7 @@ def test_a_host_that_is_cut_off_is_named_and_the_run_goes_on_without_it(
         f"Rank {rank} of 2 on {ranks[rank][1].name} failed: its worker died or cannot be reached"
         in event["reason"]
     )
-    assert checkpoints(run / "checkpoints")[-1].name == "step-00001164.pt"
+    assert checkpoints(run / "checkpoints")[-1].name == "step-00000200.pt"
     cluster.mend(ranks[rank][1])
 
 
@@ -274,9 +282,7 @@ def test_ranks_end_when_scheduler_and_client_are_cut_off_and_the_caller_gets_one
     cluster, tmp_path
 ):
     # they reach each other, and train on
-    process, ranks = cluster.train_until_saved(
-        tmp_path / "run", SET="epochs=100 hidden=16 batch_size=512"
-    )
+    process, ranks = cluster.train_until_saved(tmp_path / "run")
     cluster.hosts[0].cut(silently=True)
     cut = time.monotonic()
     gone = seconds_until_gone(
@@ -289,11 +295,11 @@ def test_ranks_end_when_scheduler_and_client_are_cut_off_and_the_caller_gets_one
     assert re.search(
         r"Error: Rank [01] of 2 on host-[23] failed: its worker died or cannot be reached", error
     )
-    assert "make run TUTORIAL=pets RESUME=" in error and "Traceback" not in error
+    assert "make run TUTORIAL=in_no_hurry RESUME=" in error and "Traceback" not in error
     assert "finished" not in (tmp_path / "run" / "log.txt").read_text()
 
 
-def test_torchrun_on_two_hosts_ends_with_the_same_weights(undisturbed, tmp_path):
+def test_torchrun_on_two_hosts_ends_with_the_same_weights(repository, undisturbed, tmp_path):
     """README's line. The first host goes by the name that it has for itself.
 
     torchrun takes no address for its own if that name leads to 127.0.1.1.
@@ -301,14 +307,14 @@ def test_torchrun_on_two_hosts_ends_with_the_same_weights(undisturbed, tmp_path)
     with running_hosts(2) as hosts:
         torchrun = "-m torch.distributed.run --nnodes 2 --nproc-per-node 1".split()
         meeting = f"--rdzv-backend c10d --rdzv-endpoint {hosts[0].name}:29400".split()
-        pets = "-m ddp_common run pets".split()
+        program = RUN[1:]
         processes = [
             host.start(
                 PYTHON,
                 *torchrun,
                 *meeting,
-                *pets,
-                cwd=ROOT,
+                *program,
+                cwd=repository,
                 env={**os.environ, **ENVIRONMENT, "CHECKPOINT": str(tmp_path / "run")},
                 text=True,
                 stdout=subprocess.PIPE,
@@ -317,5 +323,5 @@ def test_torchrun_on_two_hosts_ends_with_the_same_weights(undisturbed, tmp_path)
             for host in hosts
         ]
         said = "".join(finish(process) for process in processes)
-    assert said.count("Invented:") == 1
+    assert said.count("Trained in no hurry.") == 1
     assert equal(weights(tmp_path / "run"), undisturbed)

@@ -23,7 +23,7 @@ PATIENCE = 180  # seconds for a job on a busy machine
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")
 
 
-def submit(slurm, folder, *options, **variables):
+def submit(slurm, folder, *options, cwd=ROOT, **variables):
     """Submit the repository's batch script; returns the job's number. The log is in `folder`."""
     done = subprocess.run(
         [
@@ -33,13 +33,27 @@ def submit(slurm, folder, *options, **variables):
             *options,
             "clusters/batch/mnist.sbatch",
         ],
-        cwd=ROOT,
+        cwd=cwd,
         env={**slurm, **variables},
         capture_output=True,
         text=True,
         check=True,
     )
     return int(done.stdout)
+
+
+@pytest.fixture
+def submit_in_no_hurry(slurm, repository, tmp_path):
+    """Submit a training that takes 200 s, unless it is resumed before: then it hurries.
+
+    Meanwhile the cores are free. Its job's log is in `tmp_path`.
+    """
+
+    def submit_it(run, pause=1):
+        chosen = {"TUTORIAL": "in_no_hurry", "SET": f"pause={pause}", "CHECKPOINT": str(run)}
+        return submit(slurm, tmp_path, cwd=repository, **chosen)
+
+    return submit_it
 
 
 def state(slurm, job):
@@ -82,12 +96,22 @@ def undisturbed(slurm, tmp_path_factory):
     return folder / "run"
 
 
+@pytest.fixture(scope="module")
+def undisturbed_in_a_hurry(slurm, repository, tmp_path_factory):
+    """The same of the run that has time, without its pauses; srun starts its ranks, too."""
+    folder = tmp_path_factory.mktemp("in-a-hurry")
+    chosen = {"TUTORIAL": "in_no_hurry", "SET": "", "CHECKPOINT": str(folder / "run")}
+    job = submit(slurm, folder, cwd=repository, **chosen)
+    assert finish(slurm, job) == "COMPLETED", (folder / f"{job}.log").read_text()
+    return folder / "run"
+
+
 def test_sbatch_trains_on_two_tasks_and_leaves_what_every_run_leaves(undisturbed):
     names = {path.name for path in undisturbed.iterdir()}
     of_every_run = {"config.json", "metrics.jsonl", "log.txt", "checkpoints"}
     assert of_every_run | {"loss.png", "names.txt"} <= names
     assert '"rank": 1' in (undisturbed / "metrics.jsonl").read_text()
-    assert checkpoints(undisturbed / "checkpoints")[-1].name == "step-00000776.pt"
+    assert checkpoints(undisturbed / "checkpoints")[-1].name == "step-00000068.pt"
 
 
 def test_only_rank_0_is_heard(slurm, undisturbed):
@@ -96,24 +120,26 @@ def test_only_rank_0_is_heard(slurm, undisturbed):
 
 
 def test_scancel_and_sbatch_again_ends_with_the_weights_of_an_undisturbed_run(
-    slurm, undisturbed, tmp_path
+    slurm, submit_in_no_hurry, undisturbed_in_a_hurry, tmp_path
 ):
     run = tmp_path / "run"
-    first = submit(slurm, tmp_path, CHECKPOINT=str(run))
+    first = submit_in_no_hurry(run)
     wait_until(lambda: checkpoints(run / "checkpoints"))
     subprocess.run(["scancel", str(first)], env=slurm, check=True)
     assert finish(slurm, first) == "CANCELLED"
     saved = int(checkpoints(run / "checkpoints")[-1].stem.removeprefix("step-"))
-    assert saved < 776
-    second = submit(slurm, tmp_path, CHECKPOINT=str(run))
+    assert saved < 200
+    second = submit_in_no_hurry(run)
     assert finish(slurm, second) == "COMPLETED", (tmp_path / f"{second}.log").read_text()
     assert f"Resumed from step-{saved:08d}.pt" in (tmp_path / f"{second}.log").read_text()
-    assert equal(weights(run), weights(undisturbed))
+    assert equal(weights(run), weights(undisturbed_in_a_hurry))
 
 
-def test_a_killed_task_ends_the_job_within_seconds_and_the_log_names_it(slurm, tmp_path):
+def test_a_killed_task_ends_the_job_within_seconds_and_the_log_names_it(
+    slurm, submit_in_no_hurry, tmp_path
+):
     run = tmp_path / "run"
-    job = submit(slurm, tmp_path, CHECKPOINT=str(run), SET="epochs=100 hidden=16 batch_size=256")
+    job = submit_in_no_hurry(run)
     wait_until(lambda: checkpoints(run / "checkpoints"))
     steps = subprocess.run(
         ["scontrol", "listpids", str(job)], env=slurm, capture_output=True, text=True
@@ -127,13 +153,15 @@ def test_a_killed_task_ends_the_job_within_seconds_and_the_log_names_it(slurm, t
     assert re.search(r"task 1: Killed", (tmp_path / f"{job}.log").read_text())
 
 
-def test_the_warning_before_the_time_limit_lets_all_ranks_save_and_leave(slurm, tmp_path):
+def test_the_warning_before_the_time_limit_lets_all_ranks_save_and_leave(
+    slurm, submit_in_no_hurry, tmp_path
+):
     """The signal that `#SBATCH --signal=TERM@60` has Slurm send to the tasks.
 
     Here it is sent as soon as training has begun.
     """
     run = tmp_path / "run"
-    job = submit(slurm, tmp_path, CHECKPOINT=str(run), SET="epochs=100 hidden=16 batch_size=256")
+    job = submit_in_no_hurry(run)
     wait_until(lambda: checkpoints(run / "checkpoints"))
     subprocess.run(["scancel", "--signal=TERM", str(job)], env=slurm, check=True)
     assert finish(slurm, job) == "FAILED"  # exit code 143: there is more to do
@@ -179,22 +207,21 @@ def test_make_run_starts_srun_itself(slurm, undisturbed, tmp_path):
     assert equal(weights(tmp_path / "run"), weights(undisturbed))
 
 
-def test_ctrl_c_on_make_run_cancels_the_step_after_the_ranks_have_saved(slurm, tmp_path):
+def test_ctrl_c_on_make_run_cancels_the_step_after_the_ranks_have_saved(
+    slurm, repository, tmp_path
+):
+    words = "-m ddp_common run in_no_hurry --cluster srun --workers 2"
     process = subprocess.Popen(
-        [sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", "srun", "--workers", "2"],
-        cwd=ROOT,
+        [sys.executable, *words.split()],
+        cwd=repository,
         text=True,
-        env={
-            **slurm,
-            "CHECKPOINT": str(tmp_path / "run"),
-            "SET": "epochs=100 hidden=16 batch_size=256",
-        },
+        env={**slurm, "CHECKPOINT": str(tmp_path / "run"), "SET": "pause=1"},
         stderr=subprocess.PIPE,
     )
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=120)
-    assert process.returncode != 0 and "make run TUTORIAL=pets RESUME=" in error
+    assert process.returncode != 0 and "make run TUTORIAL=in_no_hurry RESUME=" in error
 
     def no_step_is_left():
         done = subprocess.run(["squeue", "-h"], env=slurm, capture_output=True, text=True)
@@ -208,22 +235,21 @@ def test_one_task_does_not_start_srun_within_srun(slurm, tmp_path):
         [sys.executable, "-m", "ddp_common", "run", "pets", "--cluster", "srun", "--workers", "1"],
         cwd=ROOT,
         timeout=PATIENCE,
-        env={
-            **slurm,
-            "CHECKPOINT": str(tmp_path / "run"),
-            "SET": "epochs=1 hidden=8 batch_size=8192",
-        },
+        env={**slurm, "CHECKPOINT": str(tmp_path / "run")},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_two_jobs_on_one_node_do_not_meet(slurm, undisturbed, tmp_path):
-    jobs = [submit(slurm, tmp_path, CHECKPOINT=str(tmp_path / name)) for name in ("one", "two")]
+def test_two_jobs_on_one_node_do_not_meet(
+    slurm, submit_in_no_hurry, undisturbed_in_a_hurry, tmp_path
+):
+    """They train for 4 s at least, so that they do so at once."""
+    jobs = [submit_in_no_hurry(tmp_path / name, pause=0.02) for name in ("one", "two")]
     assert [finish(slurm, job) for job in jobs] == ["COMPLETED"] * 2
     for name in ("one", "two"):
-        assert equal(weights(tmp_path / name), weights(undisturbed))
+        assert equal(weights(tmp_path / name), weights(undisturbed_in_a_hurry))
 
 
 def ranks_of(job):
@@ -238,9 +264,11 @@ def ranks_of(job):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-def test_another_user_stops_no_job_of_srun_and_has_nothing_run_in_it(slurm, tmp_path):
+def test_another_user_stops_no_job_of_srun_and_has_nothing_run_in_it(
+    slurm, submit_in_no_hurry, tmp_path
+):
     run, marker = tmp_path / "run", Path("/tmp") / f"ddp-stranger-srun-{os.getpid()}"
-    job = submit(slurm, tmp_path, CHECKPOINT=str(run), TUTORIAL="pets", SET="epochs=200")
+    job = submit_in_no_hurry(run)
     try:
         wait_until(lambda: list((run / "checkpoints").glob("*.pt")))
         ranks = ranks_of(job)

@@ -823,10 +823,14 @@ PHOTOS = Path(os.environ.get("DDP_DATA", "/nowhere"), "dogs", "tiny-imagenet-64p
     not PHOTOS.is_dir(), reason="DDP_DATA names no folder with photographs of dogs"
 )
 def test_photographs_of_six_breeds_are_told_apart_with_a_pretrained_backbone(tmp_path):
-    """On frozen features; all 3,000 photographs take longer."""
+    """On frozen features; all 3,000 photographs take longer.
+
+    Of the 600 here, 120 are held out. With this seed 87 % of them were right, with two others 75
+    and 78 %; from scratch 17 %, as by chance.
+    """
     accuracy = {}
     for name, words in {
-        "ImageNet": "size=160 images_per_breed=200 head_epochs=5 epochs=0",
+        "ImageNet": "size=160 head_epochs=5 epochs=0",
         "scratch": "pretrained=False epochs=2",
     }.items():
         done = make_run(tmp_path / name, f"data={PHOTOS} {words}")

@@ -531,11 +531,12 @@ def test_three_images_of_each_class_train_and_it_says_that_they_show_little(tmp_
 def test_real_aerial_scenes_are_told_apart_better_than_by_a_linear_model(tmp_path):
     """The bar is low because the data are few: 105 photographs to learn from, 35 for the test.
 
-    Over five seeds 59 % were right, from 49 to 66 %.
+    With this seed 74 % were right; over four seeds 61 %, from 51 to 74 %. With twice the epochs it
+    was 59 % over five.
     """
     done = run_tutorial(
         tmp_path,
-        f"data={AERIAL} network=resnet18 epochs=20 batch_size=16 learning_rate=1e-3 held_out=0.2",
+        f"data={AERIAL} network=resnet18 epochs=10 batch_size=16 learning_rate=1e-3 held_out=0.2",
     )
     assert done.returncode == 0, done.stderr[-3000:]
     network, linear = (
