@@ -71,9 +71,15 @@ def test_lines_arrive_whole_though_torchrun_looks_while_they_are_written():
 PORTS = """
 import os, psutil
 
+def connections_of(process):
+    try:
+        return process.net_connections()
+    except psutil.NoSuchProcess:  # the other rank has ended
+        return []
+
 first = psutil.Process(os.getppid())  # which has forked torchrun and the ranks
 others = [first, *(each for each in first.children(True) if each.pid != os.getpid())]
-connections = [each for process in others for each in process.net_connections()]
+connections = [each for process in others for each in connections_of(process)]
 ports = {each.laddr.port for each in connections if each.status == "LISTEN"}
 print("others:", ports - {int(os.environ["MASTER_PORT"])})
 """
