@@ -19,6 +19,7 @@ from distributed.security import Security
 
 from ddp_common.clusters import protection
 from ddp_common.clusters.queues import SYSTEMS
+from ddp_common.clusters.quiet import interrupts_as_before
 from ddp_common.errors import Error
 from ddp_common.worker.time_limit import UNLIMITED
 
@@ -49,7 +50,8 @@ def cluster_class(name: str) -> type[Any]:
     name = MOVED.get(name, name)
     module, _, attribute = name.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        with interrupts_as_before():
+            return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise Error(
             f"The profile's cluster class {name} cannot be imported: {error}. "

@@ -1,6 +1,6 @@
 """Moments in which Dask prints nothing, or Ctrl-C waits.
 
-Both are context managers. Promises: afterwards logging and the handler of SIGINT are as before.
+All are context managers. Promises: afterwards logging and the handler of SIGINT are as before.
 """
 
 import contextlib
@@ -35,3 +35,14 @@ def interrupts_held():
         signal.signal(signal.SIGINT, handler)
         if pressed:  # whatever became of the cluster: its workers got the signal, too
             raise KeyboardInterrupt from None
+
+
+@contextlib.contextmanager
+def interrupts_as_before():
+    """Ctrl-C does afterwards what it did: to import dask-jobqueue 0.9 has it end the program."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)

@@ -124,6 +124,17 @@ def test_what_a_jobs_worker_imports_first_does_no_harm_where_the_package_is_miss
     subprocess.run([sys.executable, "-I", "-S", "-c", PRELOAD], check=True)
 
 
+def test_ctrl_c_is_what_it_was_after_a_batch_systems_class_is_imported():
+    """dask-jobqueue's module `runner` has it end the program, wherever it is imported."""
+    program = """
+import signal
+from ddp_common.clusters.job_script import cluster_class
+cluster_class("dask_jobqueue.SLURMCluster")
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_a_preload_of_the_users_own_is_left_as_it_is():
     line = f'echo "${{DASK_DISTRIBUTED__WORKER__PRELOAD:-{PRELOAD}}}"'
 
