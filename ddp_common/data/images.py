@@ -132,11 +132,11 @@ class ImageFolder(torch.utils.data.Dataset):
         decode = partial(_decoded, size=self.size)
         if signed is not None:
             images = signed.read(paths, decode)
-        elif is_remote:
-            contents = filesystem.cat_ranges(paths, None, None, on_error="return")
-            images = list(pool.map(decode, contents))
         else:
-            contents = pool.map(_read, [filesystem] * len(paths), paths)
+            if is_remote:
+                contents = filesystem.cat_ranges(paths, None, None, on_error="return")
+            else:
+                contents = pool.map(_read, [filesystem] * len(paths), paths)
             images = list(pool.map(decode, contents))
         for row, image in zip(rows, images):
             is_damaged = isinstance(image, Exception)

@@ -10,8 +10,7 @@ be private to the user.
 
 Promises: a script finds what it would find under torchrun, and its end is told to torchrun as it
 was. What differs: torch has been imported before the script sets variables that torch reads then
-(`OMP_NUM_THREADS`), and strings have the same hashes on all ranks. Relies on Linux 5.3
-(pidfd_open(2)): `is_possible` says whether it is there.
+(`OMP_NUM_THREADS`), and strings have the same hashes on all ranks. Relies on `guard.has_pidfds`.
 """
 
 import contextlib
@@ -53,15 +52,6 @@ class Rank(NamedTuple):
     pid: int
     pidfd: int  # readable when the rank has ended
     connection: socket.socket
-
-
-def is_possible() -> bool:
-    """Whether this system has what is needed."""
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):
-        return False
-    return True
 
 
 def main(folder: str, *arguments: str) -> None:

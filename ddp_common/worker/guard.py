@@ -62,6 +62,15 @@ def leave_a_guard(worker_pidfd: int | None = None) -> None:
         os._exit(0)
 
 
+def has_pidfds() -> bool:
+    """Whether this system can watch a process that is no child by a descriptor (Linux 5.3)."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
 def has_ended(pidfd: int, milliseconds: int | None = 0) -> bool:
     """Whether the process of a pidfd has ended, or does within so many milliseconds.
 

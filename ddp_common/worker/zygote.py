@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddp_common.ranks.parent import PR_SET_CHILD_SUBREAPER, prctl
-from ddp_common.worker.guard import leave_a_guard
+from ddp_common.worker.guard import has_pidfds, leave_a_guard
 from ddp_common.worker.imports import import_what_ranks_need
 
 LENGTH = struct.Struct("!q")  # of a request, before it
@@ -133,9 +133,7 @@ def _end_with_the_client(lifeline_fd: int, path: str) -> None:
 
 def _can_guard() -> bool:
     """Whether this system has what a guard that is no child of its worker needs."""
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):
+    if not has_pidfds():
         return False
     return prctl(PR_SET_CHILD_SUBREAPER, 1) and prctl(PR_SET_CHILD_SUBREAPER, 0)
 

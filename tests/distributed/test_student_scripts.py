@@ -10,7 +10,7 @@ import pytest
 from processes import assert_gone, is_alive, wait_until
 
 import ddp_common as ddp
-from ddp_common.teaching import forked_torchrun
+from ddp_common.teaching import scripts
 
 JOINS = """
 import os, sys
@@ -160,7 +160,7 @@ def test_when_a_rank_fails_the_other_one_is_asked_to_leave():
 
 
 OWN_MODULE = """
-import multiprocessing, pickle, random, sys
+import pickle, random, sys
 import numpy
 
 class Mine:
@@ -181,7 +181,7 @@ def test_a_script_is_the_main_module_and_draws_other_numbers_on_each_rank():
 
 @pytest.mark.parametrize("script", [JOINS, "import sys; sys.exit(3)"])
 def test_without_pidfds_torchrun_starts_the_ranks_itself(script, monkeypatch):
-    monkeypatch.setattr(forked_torchrun, "is_possible", lambda: False)
+    monkeypatch.setattr(scripts, "has_pidfds", lambda: False)
     run = ddp.run_script(script)
     assert run.ok == (script == JOINS) and ("rank 1 of 2" in run.output) == run.ok
 
