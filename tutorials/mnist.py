@@ -161,6 +161,7 @@ print(f"dashboard: {client.dashboard_link}")
 # The files have the format of the originals, *IDX*: a header that states the shape,
 # then the bytes. A tenth of the digits is held out: the model never sees them.
 
+
 # %%
 def read_part(folder, part):
     """Images (n, 28, 28) and labels (n,) of one part, uint8. Raises ddp.Error."""
@@ -186,6 +187,7 @@ def read_digits(folder):
 
 images, labels, held_out_images, held_out_labels = read_digits(dataset.path)
 print(f"{len(images):,} digits to learn from, {len(held_out_images):,} held out")
+
 
 # %% tags=["lesson"]
 def show(figure, alt):
@@ -214,6 +216,7 @@ show(figure, "Ten handwritten digits in a row, each with its label below.")
 #
 # The data set hands out a whole batch at once (PyTorch calls `__getitems__` with a list
 # of indices). Only this batch is turned into floats.
+
 
 # %%
 class Digits(Dataset):
@@ -299,6 +302,7 @@ my_prediction = None  # "half", "double" or "same"
 # need one of them: `all_reduce` adds up a tensor over all ranks and leaves the sum on
 # each.
 
+
 # %% tags=["lesson"]
 def one_by_one(model):
     """Average the gradients: one collective call for each parameter."""
@@ -310,6 +314,7 @@ def one_by_one(model):
 # %% [markdown]
 # The loop is that of section 4. Two things are new: `mine`, the digits that this rank
 # takes of each batch, and `average(model)`.
+
 
 # %% tags=["lesson"]
 def train_by_hand(pixels, average, wrap=None):
@@ -337,6 +342,7 @@ def train_by_hand(pixels, average, wrap=None):
 # `launch` starts a rank on each Dask worker and runs the function there. Section 7 says
 # more. Thirty steps on two ranks:
 
+
 # %% tags=["lesson"]
 def on_two_ranks(function, **arguments):
     """What rank 0 of two returns."""
@@ -358,6 +364,7 @@ print(f"{count:,} weights on each of {ranks} ranks, equal after 30 steps: {same}
 # Every collective call takes time before any data move, because the ranks have to
 # meet. So use one call for all gradients: lay them into one long tensor, a *bucket*,
 # average it, and put the pieces back.
+
 
 # %% tags=["lesson"]
 def in_one_bucket(model):
@@ -384,6 +391,7 @@ print("one bucket, the same weights to 1e-6:", bool(off < 1e-6))
 # all ranks. In every `backward()` it averages the gradients, in buckets. There is no
 # call of `average` any more.
 
+
 # %% tags=["lesson"]
 def nothing(model):
     """DDP averages in backward()."""
@@ -407,6 +415,7 @@ print("DDP, the same weights to 1e-6:", bool(off < 1e-6))
 # each MiB. Waiting needs no processor, so computing and sending can overlap on a CPU
 # too. `later` is a *communication hook*: DDP calls it with each full bucket, and gets a
 # future, a promise of the averaged bucket.
+
 
 # %% tags=["lesson"]
 class SlowNetwork:
@@ -468,6 +477,7 @@ def record_step(way, late=0.0):
 # The first two steps warm up: DDP lays out its buckets anew after the first. Of the
 # other five we keep the quickest, which other programs have disturbed least. `finish`
 # is what is left to do after `backward()` if you average by hand.
+
 
 # %% tags=["lesson"]
 def finish(way, network, parameters):
@@ -626,6 +636,7 @@ print("\n".join(sorted(hello.output.splitlines())))
 # | `ddp.Checkpoint(...)`, `restore`, `save` | `torch.save` on rank 0 |
 # | `ddp.report(loss=loss)` | `print`: sends the loss to you; no rank waits for it |
 
+
 # %%
 def train(images, epochs, batch_size, learning_rate, channels, bottleneck, seed):
     """Train an autoencoder on this rank's share of each batch; returns its weights."""
@@ -662,6 +673,7 @@ print(f"{run.world_size} ranks, {settings.epochs} epochs, batch {settings.batch_
 # Every report of every rank is a row of `run.metrics`. The ranks see different digits,
 # so their losses differ a little. The picture shows the mean, and below it how far each
 # rank is from the mean.
+
 
 # %%
 def plot_losses(metrics):
@@ -704,6 +716,7 @@ show(
 # DDP adds hardly depends on the batch. So the smaller the computing, the smaller the
 # gain. Measure it for two models. The first is the one above. The second has plain
 # layers: about as many weights, and much less to compute.
+
 
 # %% tags=["lesson"]
 def small_model():
@@ -768,9 +781,7 @@ print(table.round(2).to_string())
 
 # %% tags=["lesson"]
 one_batch = images[:128].flatten(1)
-two_ranks = on_two_ranks(
-    train_by_hand, pixels=one_batch, average=nothing, wrap=DDP
-)[0]
+two_ranks = on_two_ranks(train_by_hand, pixels=one_batch, average=nothing, wrap=DDP)[0]
 
 torch.manual_seed(0)  # and now one process with all 128
 model = autoencoder()
@@ -820,6 +831,7 @@ print("without averaging they are not: two models instead of one")
 # and DDP averages over *ranks*. So a digit on the second rank counts one and a half
 # times as much as one on the first. `sampler.weight` mends this: it multiplies the loss
 # of a rank by its share of the batch, times the number of ranks.
+
 
 # %% tags=["lesson"]
 def gradient_of(pixels, weighted):
@@ -871,6 +883,7 @@ for weighted in (False, True):
 # It writes into the tensor that you give it; <code>help(dist.broadcast)</code> lists
 # its arguments. Which tensors of the model are meant, and which ranks have to call it?
 # </details>
+
 
 # %% tags=["solution"]
 def my_broadcast(model):
@@ -958,6 +971,7 @@ ddp.judge(check_broadcast, my_broadcast)
 # model; the first line in the loop over epochs; the end (who saves what, and
 # goodbye).</details>
 
+
 # %% tags=["solution"]
 def my_port():
     """The path of your script."""
@@ -1044,6 +1058,7 @@ ddp.judge(check_port, my_port, timeout=120)
 # <code>all_reduce</code> and <code>print</code> need not stand under the same
 # <code>if</code>.</details>
 
+
 # %% tags=["solution"]
 def my_diagnosis():
     """The letter of the fault, and the path of your repaired script."""
@@ -1085,6 +1100,7 @@ ddp.judge(check_diagnosis, my_diagnosis, timeout=120)
 # Which part is the one whose forward and backward stand outside?</details>
 # <details><summary>Hint 2</summary>
 # Gradients add up. The mean of four losses is not their sum.</details>
+
 
 # %% tags=["solution"]
 def my_accumulation(model, parts):
@@ -1136,8 +1152,10 @@ def check_accumulation(answer):
         print(f"not yet, with {parts} parts")
         print(f"  yours:    {averagings} averagings, a gradient of length {length:.2f}")
         print("  expected: 1 averaging, length 1.00: the gradient of the whole batch")
-        print("  For which part do forward and backward stand outside of no_sync(), "
-              "and by what is each loss divided?")
+        print(
+            "  For which part do forward and backward stand outside of no_sync(), "
+            "and by what is each loss divided?"
+        )
         return False
     print("right: one averaging, and the gradient of the whole batch")
     return True
@@ -1158,6 +1176,7 @@ ddp.judge(check_accumulation, my_accumulation)
 # In this one, somebody adds a layer and forgets to call it. One process does not mind.
 # Two ranks do. Read these two parts of the message together. What does DDP wait for?
 # Which parameters does it name?
+
 
 # %% tags=["lesson"]
 class WithUnusedLayer(nn.Module):
@@ -1280,6 +1299,7 @@ print(f"find_unused_parameters=True: no error; {found} of 4 parameters have a gr
 # error on the training digits, for as many numbers as the bottleneck has. All errors
 # below are on held-out digits.
 
+
 # %%
 def pca(pixels, components, training):
     """Reconstruct pixels (n, 784) from the first principal directions of training."""
@@ -1306,6 +1326,7 @@ errors = {name: F.mse_loss(guess, held_out).item() for name, guess in guesses.it
 print(f"Held-out MSE per pixel, from {settings.bottleneck} numbers per digit")
 for name, error in errors.items():
     print(f"{name:12} {error:.4f}")
+
 
 # %%
 def strip(rows, count=12):
@@ -1340,6 +1361,7 @@ show(
 # these sizes are made before the first step, from the last parameter to the first, and
 # they stay.) The model here has six layers of 2.3 MiB:
 
+
 # %% tags=["lesson"]
 def bucket_sizes(steps=2):
     """MiB of each bucket that DDP sends, step by step."""
@@ -1348,8 +1370,10 @@ def bucket_sizes(steps=2):
 
     def note_and_average(step, bucket):
         sizes[step[0]].append(round(bucket.buffer().nbytes / 2**20, 1))
-        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(
-            lambda future: future.value()[0] / dist.get_world_size()
+        return (
+            dist.all_reduce(bucket.buffer(), async_op=True)
+            .get_future()
+            .then(lambda future: future.value()[0] / dist.get_world_size())
         )
 
     now = [0]
@@ -1376,6 +1400,7 @@ for step, sizes in enumerate(on_two_ranks(bucket_sizes)):
 #
 # Which digits a step takes is drawn from (seed, epoch) alone. So the loss does not
 # depend on the launcher. Here is one epoch under `torchrun`, and one under Dask:
+
 
 # %% tags=["lesson"]
 def final_loss(records):
@@ -1452,6 +1477,7 @@ print("after one epoch the losses under torchrun and Dask agree to a relative 1e
 # `sampler.set_epoch(epoch)` gets no error, only the same batches in every epoch.
 # `ElasticSampler.epochs()` counts by itself.
 
+
 # %% tags=["lesson"]
 def deals(samples=1_000, epochs=3):
     """What rank 0 of two is dealt in each epoch, by each of three ways."""
@@ -1493,6 +1519,7 @@ for way, epochs in deals().items():
 # [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html).)
 # `launch` notices earlier, and says who has left:
 
+
 # %% tags=["lesson"]
 def train_on_own_part(images, **arguments):
     """From the museum of faults: shards of different length."""
@@ -1521,6 +1548,7 @@ print("steps on each rank:", steps.tolist())
 # emptying the file: what rank 0 has just written is gone until rank 1 is done.
 # Normally chance decides who comes when. Barriers force the bad case here, so that
 # everybody sees it.
+
 
 # %% tags=["lesson"]
 def all_ranks_write(folder, rank_0_only):
@@ -1571,6 +1599,7 @@ for rank_0_only in (False, True):
 # A script has a loader for training. Somebody copies the line for validation and
 # forgets to change the sampler. It runs, and reports the training error as validation
 # error. Were the right digits judged? Gather their indices from all ranks, and count.
+
 
 # %% tags=["lesson"]
 def judged(samples, training, held_out, with_training_sampler):

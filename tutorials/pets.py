@@ -163,6 +163,7 @@ table.nlargest(5, "count").reset_index(drop=True)
 # The task: the model sees eight characters and predicts the next one. A name of *n*
 # letters gives *n* + 1 windows. The last one predicts the end, `+`.
 
+
 # %%
 def windows(names):
     """Contexts (n, WIDTH) and next characters (n,), as indices into ALPHABET."""
@@ -179,6 +180,7 @@ contexts, targets = windows(training_names)
 held_out_contexts, held_out_targets = windows(held_out_names)
 print(f"{len(contexts):,} windows to learn from, {len(held_out_contexts):,} held out")
 
+
 # %% tags=["lesson"]
 def show(figure, alt):
     """Show a figure, with a sentence for those who cannot see it."""
@@ -189,20 +191,29 @@ def show(figure, alt):
 
 
 # %% tags=["lesson"]
-rows = torch.cat([part.reshape(-1, 1) if part.ndim == 1 else part
-                  for part in windows(["bella", "mr. fox", "luna"])], dim=1)
-colours = np.concatenate([[[0.93] * 3], [[0.1] * 3], plt.cm.viridis(
-    np.linspace(0.35, 1, len(ALPHABET) - 2))[:, :3]])
+eight, following = windows(["bella", "mr. fox", "luna"])
+rows = torch.cat([eight, following.reshape(-1, 1)], dim=1)
+greys = [[0.93] * 3, [0.1] * 3]  # the padding, and the end of a name
+colours = plt.cm.viridis(np.linspace(0.35, 1, len(ALPHABET) - 2))[:, :3]
+colours = np.concatenate([greys, colours])
 figure, axes = plt.subplots(figsize=(4.5, 5.2))
 axes.imshow(colours[rows.numpy()], aspect="auto")
 for (row, column), code in np.ndenumerate(rows.numpy()):
     colour = "white" if ALPHABET[code] == "+" else "black"
     axes.text(column, row, ALPHABET[code], ha="center", va="center", color=colour)
 axes.axvline(WIDTH - 0.5, color="black", linewidth=2)
-axes.set(xticks=[WIDTH / 2 - 0.5, WIDTH], xticklabels=["the eight characters", "next"],
-         yticks=[], ylabel="one row: one window", title="Three names as windows")
-show(figure, "A grid of letters, one row for each window of bella, mr. fox and luna. "
-     "Eight characters, a thick line, the next one. Grey stars pad the beginning.")
+axes.set(
+    xticks=[WIDTH / 2 - 0.5, WIDTH],
+    xticklabels=["the eight characters", "next"],
+    yticks=[],
+    ylabel="one row: one window",
+    title="Three names as windows",
+)
+show(
+    figure,
+    "A grid of letters, one row for each window of bella, mr. fox and luna. "
+    "Eight characters, a thick line, the next one. Grey stars pad the beginning.",
+)
 
 # %% [markdown]
 # ## 4. One rank first
@@ -212,6 +223,7 @@ show(figure, "A grid of letters, one row for each window of bella, mr. fox and l
 #
 # The data set hands out a whole batch by one index operation (`__getitems__`). Item by
 # item, PyTorch would call Python for every window, and then stack them.
+
 
 # %%
 class Windows(Dataset):
@@ -264,8 +276,11 @@ axes.plot(losses)
 axes.axhline(blind, color="grey", linestyle=":", label="a blind guess")
 axes.set(xlabel="step", ylabel="loss (nats per character)", title="One process")
 axes.legend()
-show(figure, "The loss of one process against the step. It begins at the dotted line "
-     "of a blind guess and falls.")
+show(
+    figure,
+    "The loss of one process against the step. It begins at the dotted line of a "
+    "blind guess and falls.",
+)
 
 # %% [markdown]
 # The loss is the *cross-entropy* in nats per character: how much the next character
@@ -327,6 +342,7 @@ my_prediction = None  # "same", "close" or "different"
 # **Reports.** What ranks print ends up in `log.txt`, mixed. So ranks *report*, and the
 # client prints.
 
+
 # %%
 def warm_up_and_decay(progress):
     """The share of the learning rate to use after `progress` (0 to 1) of all steps."""
@@ -349,7 +365,10 @@ def train(contexts, targets, epochs, batch_size, learning_rate, layers, hidden, 
         optimizer, lambda step: warm_up_and_decay(step / steps)
     )
     checkpoint = ddp.Checkpoint(
-        model=model, optimizer=optimizer, schedule=schedule, sampler=sampler,
+        model=model,
+        optimizer=optimizer,
+        schedule=schedule,
+        sampler=sampler,
         every_steps=50,
     )
     checkpoint.restore()  # nothing to restore on a first attempt
@@ -392,12 +411,19 @@ def train(contexts, targets, epochs, batch_size, learning_rate, layers, hidden, 
 names_of_arguments = "epochs batch_size learning_rate layers hidden seed".split()
 hyperparameters = {name: getattr(settings, name) for name in names_of_arguments}
 with live_plot("loss") as watch:  # in JupyterLab; nothing where nobody watches
-    run = ddp.launch(client, train, contexts=contexts, targets=targets,
-                     on_report=watch, **hyperparameters)
+    run = ddp.launch(
+        client,
+        train,
+        contexts=contexts,
+        targets=targets,
+        on_report=watch,
+        **hyperparameters,
+    )
 
 # %% tags=["lesson", "nbval-ignore-output"]
 print((run.directory / "log.txt").read_text())
 print("in the run directory:", *sorted(path.name for path in run.directory.iterdir()))
+
 
 # %% tags=["lesson", "nbval-ignore-output"]
 def show_dashboard(file, alt):
@@ -408,13 +434,16 @@ def show_dashboard(file, alt):
     display(Image(filename=str(folder / file), width=760, alt=alt))
 
 
-show_dashboard("dashboard-workers.png", "Dask's dashboard, page Info, during a run: a "
-               "table with two workers. Each has one core and one task in the column "
-               "Processing.")
+show_dashboard(
+    "dashboard-workers.png",
+    "Dask's dashboard, page Info, during a run: a table with two workers. Each has "
+    "one core and one task in the column Processing.",
+)
 
 # %% [markdown]
 # Every report of every rank is a row of `run.metrics` and a line of `metrics.jsonl`.
 # `pace.jsonl`, as a table `run.pace`, says which rank the others wait for.
+
 
 # %%
 def plot_losses(metrics):
@@ -443,8 +472,11 @@ run.save_figure(figure, "loss.png")
 plt.close(figure)
 
 # %% tags=["lesson"]
-show(figure, "Two panels against the step. Left: the mean loss of the ranks falls. "
-     "Right: the difference of each rank from that mean scatters around zero.")
+show(
+    figure,
+    "Two panels against the step. Left: the mean loss of the ranks falls. Right: the "
+    "difference of each rank from that mean scatters around zero.",
+)
 
 # %% [markdown]
 # Each rank sees other windows, so its loss differs from the mean. (With two ranks the
@@ -458,13 +490,20 @@ show(figure, "Two panels against the step. Left: the mean loss of the ranks fall
 # its time, whatever the batch: two ranks *add* it. So a small batch may gain nothing
 # where a large one does. Measure it:
 
+
 # %% tags=["lesson", "nbval-ignore-output"]
 def milliseconds(batch_size, ranks, steps=12):
     """The time of a step: the lower quartile, since other programs only add to it."""
     chosen = torch.arange(batch_size * steps) % len(contexts)
     trial = {**hyperparameters, "batch_size": batch_size, "epochs": 1}
-    few = ddp.launch(client, train, contexts=contexts[chosen], targets=targets[chosen],
-                     **trial, workers=ranks)
+    few = ddp.launch(
+        client,
+        train,
+        contexts=contexts[chosen],
+        targets=targets[chosen],
+        **trial,
+        workers=ranks,
+    )
     times = few.metrics.query("rank == 0").sort_values("step")["time"]
     return 1_000 * times.diff().iloc[3:].quantile(0.25)
 
@@ -499,6 +538,7 @@ print(speed.round(dict.fromkeys(speed.columns[:2], -2)).round(2).to_string())
 # sample once. The counterexample is a data set that shuffles *itself* on every rank,
 # without a seed: index 7 is then another sample on each rank.
 
+
 # %% tags=["lesson"]
 def deal_an_epoch(samples, data_set_shuffles_itself):
     """Which samples each rank sees in one epoch: a list of lists."""
@@ -529,8 +569,9 @@ if client.cluster is not None and len(client.workers()) < 3:
     client.cluster.scale(3)
 client.wait_for_workers(3, timeout=60)
 dealt = {
-    title: ddp.launch(client, deal_an_epoch, samples=990,
-                      data_set_shuffles_itself=shuffles, workers=3).result
+    title: ddp.launch(
+        client, deal_an_epoch, samples=990, data_set_shuffles_itself=shuffles, workers=3
+    ).result
     for title, shuffles in (("ElasticSampler", False), ("it shuffles itself", True))
 }
 right, wrong = dealt.values()
@@ -543,11 +584,18 @@ for axes, (title, everyones) in zip(panels, dealt.items()):
         picture.reshape(-1, 3)[seen] = plt.matplotlib.colors.to_rgb(colour)
     covered = len(np.unique(np.concatenate(everyones))) / 990
     axes.imshow(picture)
-    axes.set(xticks=[], yticks=[], title=f"{title}: {covered:.0%} of 990 seen",
-             xlabel="each square: one sample, in its rank's colour")
-show(figure, "Two fields of 990 squares, coloured by the rank that saw the sample. "
-     "Left, with ElasticSampler, no square is white. Right, where the data set "
-     "shuffles itself, many are white: nobody saw them.")
+    axes.set(
+        xticks=[],
+        yticks=[],
+        title=f"{title}: {covered:.0%} of 990 seen",
+        xlabel="each square: one sample, in its rank's colour",
+    )
+show(
+    figure,
+    "Two fields of 990 squares, coloured by the rank that saw the sample. Left, with "
+    "ElasticSampler, no square is white. Right, where the data set shuffles itself, "
+    "many are white: nobody saw them.",
+)
 
 # %% tags=["proof"]
 check_partition(right, 990)
@@ -568,8 +616,16 @@ else:
 # order of sums.
 
 # %% tags=["lesson"]
-few = {"contexts": contexts[:1_003], "targets": targets[:1_003], "epochs": 2,
-       "batch_size": 256, "learning_rate": 5e-3, "layers": 1, "hidden": 32, "seed": 0}
+few = {
+    "contexts": contexts[:1_003],
+    "targets": targets[:1_003],
+    "epochs": 2,
+    "batch_size": 256,
+    "learning_rate": 5e-3,
+    "layers": 1,
+    "hidden": 32,
+    "seed": 0,
+}
 loss_of_step = {}
 for ranks in (1, 2, 3):
     metrics = ddp.launch(client, train, **few, workers=ranks).metrics
@@ -592,8 +648,12 @@ print("equal on 1, 2 and 3 ranks to a relative 1e-6, in each of the 8 steps")
 # training function. It leaves a file when it strikes, so it strikes only once.
 
 # %% tags=["lesson"]
-longer = {**few, "contexts": contexts[:10_000], "targets": targets[:10_000],
-          "batch_size": 100}  # 100 steps per epoch
+longer = {
+    **few,
+    "contexts": contexts[:10_000],
+    "targets": targets[:10_000],
+    "batch_size": 100,  # 100 steps per epoch
+}
 undisturbed = ddp.launch(client, train, **longer, workers=2)
 mark = run.directory / "struck"
 mark.unlink(missing_ok=True)  # if this cell has run before
@@ -635,6 +695,7 @@ else:
 # Repeat until `+`. Names that exist are dropped. Whether the model is any *good* is
 # another question: appendix A asks it, with a tuned baseline beside it.
 
+
 # %%
 def invent(model, count, temperature=0.8, seed=0, longest=20):
     """Draw `count` names from the model; returns the new ones, once each."""
@@ -649,8 +710,9 @@ def invent(model, count, temperature=0.8, seed=0, longest=20):
     drawn = ["".join(ALPHABET[code] for code in row[WIDTH:]) for row in text]
     names = [name.split("+")[0].strip() for name in drawn if "+" in name]
     existing = set(table["name"])
-    return [name for name in dict.fromkeys(names)
-            if len(name) > 2 and name not in existing]
+    return [
+        name for name in dict.fromkeys(names) if len(name) > 2 and name not in existing
+    ]
 
 
 # %% tags=["nbval-ignore-output"]
@@ -688,6 +750,7 @@ _ = (run.directory / "names.txt").write_text("\n".join(names) + "\n")
 # kill.
 # </details>
 
+
 # %% tags=["solution"]
 def who_was_killed(log):
     """(rank, process number) of the rank that was killed, two ints."""
@@ -719,8 +782,10 @@ def invented_log(random, ranks, earlier, later):
     victim = int(random.integers(ranks))
     answer = victim, process[victim]
     peer = (victim + 1) % ranks
-    ends = [f"rank {victim} was killed by SIGKILL",
-            f"rank {peer} failed: RuntimeError: Connection reset by peer"]
+    ends = [
+        f"rank {victim} was killed by SIGKILL",
+        f"rank {peer} failed: RuntimeError: Connection reset by peer",
+    ]
     lines += ends[:: random.choice([-1, 1])]  # the consequence may be logged first
     if later:
         lines.append(f"Restart 1 on {ranks} rank(s) from step 50. Why: Rank {victim} …")
@@ -738,8 +803,10 @@ def check_log(answer):
         if yours == expected and all(type(number) is int for number in yours):
             continue
         print(f"not yet: yours {yours!r}, expected {expected}, for this log:\n{log}")
-        print("Which start of that rank was the last before the kill? "
-              "Return a tuple of two ints.")
+        print(
+            "Which start of that rank was the last before the kill? "
+            "Return a tuple of two ints."
+        )
         return False
     print("right: you know which process to look for in the system's own log")
     return True
@@ -782,6 +849,7 @@ ddp.judge(check_log, who_was_killed)
 # `kill` without `-9` *asks* a process to end: both ranks save and leave. What is asked
 # for here is the rude way, `-9`: no rank can prepare for it.
 # </details>
+
 
 # %% tags=["solution"]
 def my_run():
@@ -840,13 +908,23 @@ def events_of(log):
     resumed = log.find("Resumed from step", max(stopped, 0))
     finished = log.find("finished:", max(resumed, 0))
     return [
-        ("a rank was killed", killed >= 0, "Which process did you kill, and with which "
-         "signal? `kill` without -9 only asks a rank to leave."),
-        ("the run restarted by itself", killed >= 0 and restarted >= 0,
-         "Was RESTARTS=1 among the words of the first command?"),
+        (
+            "a rank was killed",
+            killed >= 0,
+            "Which process did you kill, and with which signal? `kill` without -9 only "
+            "asks a rank to leave.",
+        ),
+        (
+            "the run restarted by itself",
+            killed >= 0 and restarted >= 0,
+            "Was RESTARTS=1 among the words of the first command?",
+        ),
         ("interrupted by Ctrl-C", stopped >= 0, "Did the run finish before you came?"),
-        ("resumed from a checkpoint", stopped >= 0 and resumed >= 0,
-         "Which command did the terminal print after Ctrl-C?"),
+        (
+            "resumed from a checkpoint",
+            stopped >= 0 and resumed >= 0,
+            "Which command did the terminal print after Ctrl-C?",
+        ),
         ("finished", resumed >= 0 and finished >= 0, "Is it still training?"),
     ]
 
@@ -880,18 +958,23 @@ def same_weights(folder, chosen, ranks):
     words = "epochs batch_size learning_rate layers hidden seed"
     arguments = {name: chosen[name] for name in words.split()}
     if chosen["data"] != settings.data or ranks > len(client.workers()):
-        print("not yet: take the names and the number of ranks of this notebook. "
-              "Which words of the command say so?")
+        print(
+            "not yet: take the names and the number of ranks of this notebook. "
+            "Which words of the command say so?"
+        )
         return False
-    reference = ddp.launch(client, train, contexts=contexts, targets=targets,
-                           **arguments, workers=ranks)
+    reference = ddp.launch(
+        client, train, contexts=contexts, targets=targets, **arguments, workers=ranks
+    )
     yours = final_weights(folder)
     expected = reference.result
     if all(torch.equal(yours[name], expected[name]) for name in expected):
         print("right: the weights of an undisturbed run, bit for bit")
         return True
-    print("not yet: the final weights are not those of an undisturbed run, which were "
-          "expected. Did you change a setting when you resumed?")
+    print(
+        "not yet: the final weights are not those of an undisturbed run, which were "
+        "expected. Did you change a setting when you resumed?"
+    )
     return False
 
 
@@ -918,9 +1001,10 @@ ddp.judge(check_my_run, my_run, timeout=480)
 # 0 and rank 1. Run that cell and read what the ranks saw, and what somebody else got
 # who loaded `model.pt`.
 
+
 # %% tags=["exercise"]
 def broken_script():
-    return '''
+    return """
 import sys, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -944,15 +1028,17 @@ for epoch in range(3):
 if dist.get_rank() == 0:
     torch.save(model.state_dict(), "model.pt")
 dist.destroy_process_group()
-'''
+"""
 
 
 # %% tags=["exercise"]
 def seen_in(output):
     """{(epoch, rank): samples seen}, from what the script printed."""
     found = re.findall(r"epoch (\d+) rank (\d+) saw([ \d]*)", output)
-    return {(int(epoch), int(rank)): [int(word) for word in seen.split()]
-            for epoch, rank, seen in found}
+    return {
+        (int(epoch), int(rank)): [int(word) for word in seen.split()]
+        for epoch, rank, seen in found
+    }
 
 
 def load_into_plain_model(folder):
@@ -995,6 +1081,7 @@ except Exception as error:
 # DDP model keep the model that you gave it?
 # </details>
 
+
 # %% tags=["solution"]
 def my_repair():
     """({letters of the two faults}, the repaired script as a str)."""
@@ -1028,8 +1115,10 @@ def fault_in_order(seen, samples):
 def check_repair(answer):
     given = answer()
     if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], str)):
-        print(f"not yet: yours {given!r:.200}, expected a tuple: the letters, and the "
-              "script as text. What stands in the second place?")
+        print(
+            f"not yet: yours {given!r:.200}, expected a tuple: the letters, and the "
+            "script as text. What stands in the second place?"
+        )
         return False
     faults, script = given
     samples = 2 * int(np.random.default_rng().integers(8, 14))
@@ -1043,8 +1132,10 @@ def check_repair(answer):
     elif found := fault_in_file(done.folder, seed):
         print("not yet: yours {}, expected {}. {}".format(*found))
     elif set(faults) != {"B", "E"}:
-        print(f"not yet: the script is repaired, but yours {sorted(faults)} are not "
-              "the two faults, as expected. What did each of your changes mend?")
+        print(
+            f"not yet: the script is repaired, but yours {sorted(faults)} are not "
+            "the two faults, as expected. What did each of your changes mend?"
+        )
     else:
         print("right: each epoch has its own order, and anybody can load the file")
         return True
@@ -1091,6 +1182,7 @@ ddp.judge(check_repair, my_repair)
 # `F.cross_entropy(...).item()`. The weights are `model.state_dict()`.
 # </details>
 
+
 # %% tags=["solution"]
 def train_one(learning_rate, fit, validation):
     """Train NameModel(layers=1, hidden=32) with Adam, in batches of 100, once over fit.
@@ -1132,14 +1224,18 @@ def check_search(answer):
     for rate, (yours, weights) in zip(rates, client.gather(futures)):
         loss = loss_of(weights, validation)
         if not math.isclose(yours, loss, rel_tol=1e-5):
-            print(f"not yet: rate {rate}: yours {yours:.4f}, expected {loss:.4f}, the "
-                  "loss of your weights on `validation`. Whose loss did you return?")
+            print(
+                f"not yet: rate {rate}: yours {yours:.4f}, expected {loss:.4f}, the "
+                "loss of your weights on `validation`. Whose loss did you return?"
+            )
             return False
         losses.append(yours)
     if losses.index(min(losses)) != 2 or min(losses) > 3:
         mine = ", ".join(f"{loss:.3f}" for loss in losses)
-        print(f"not yet: yours {mine}, expected less than 3 for the rate {rates[2]}. "
-              "Are these the weights after training with Adam?")
+        print(
+            f"not yet: yours {mine}, expected less than 3 for the rate {rates[2]}. "
+            "Are these the weights after training with Adam?"
+        )
         return False
     print(f"right: three models on the workers, the best learning rate is {rates[2]}")
     return True
@@ -1153,6 +1249,7 @@ ddp.judge(check_search, train_one)
 # **A rank fails.** Rank 1 receives a damaged character: an index beyond the alphabet.
 # All is well on rank 0, so it goes on into `backward()` and waits there for its peer.
 # Read the message together: which rank, on which host, in which line?
+
 
 # %% tags=["lesson"]
 def damaged_character():
@@ -1286,6 +1383,7 @@ for rank, stack in stalled.stacks.items():
 # *training* names, never on the held-out ones. The learning rate of section 2 was
 # chosen that way, too.
 
+
 # %%
 def count(keys, queries):
     """How often each of `queries` is among `keys`."""
@@ -1350,6 +1448,7 @@ for name, values in nats.items():
 # Are these differences larger than chance? The same names judge all three, so the
 # comparison is *paired*: draw as many names with replacement, 2,000 times, and take the
 # difference each time. Characters of one name belong together, so *names* are drawn.
+
 
 # %% tags=["lesson"]
 def interval(first, second, draws=2_000):
