@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import fsspec
 import hypothesis
@@ -15,6 +16,7 @@ from s3_here import s3_server
 import ddp_common as ddp
 from ddp_common.run.config import current
 
+ROOT = Path(__file__).parents[1]
 OUTSIDE_SETTINGS = (
     "TUTORIAL",
     "RESUME",
@@ -206,6 +208,18 @@ def s3(endpoint, monkeypatch):
     urllib.request.urlopen(reset).close()
     fsspec.filesystem("s3").invalidate_cache()
     return fsspec.filesystem("s3", skip_instance_cache=True)
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory):
+    """A repository whose one tutorial is `in_no_hurry`: `make run`'s command trains it there."""
+    folder = tmp_path_factory.mktemp("repository")
+    for name in ("ddp_common", "clusters"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "tutorials").mkdir()
+    script = (ROOT / "tests" / "train_in_no_hurry.py").read_text()
+    (folder / "tutorials" / "in_no_hurry.py").write_text(f"# ---\n# jupyter:\n# ---\n{script}")
+    return folder
 
 
 @pytest.fixture

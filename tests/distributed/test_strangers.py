@@ -143,9 +143,9 @@ def test_a_connection_of_gloo_whose_other_end_does_not_know_the_secret_ends_the_
     assert any("does not know the secret of this run" in each for each in said), said
 
 
-def test_make_run_with_torchrun_has_no_port_that_answers_another_user(tmp_path):
+def test_make_run_with_torchrun_has_no_port_that_answers_another_user(repository, tmp_path):
     marker = Path("/tmp") / f"ddp-stranger-torchrun-{os.getpid()}"
-    process = in_no_hurry(tmp_path / "repository", tmp_path / "run")
+    process = in_no_hurry(repository, tmp_path / "run")
     try:
         saved = (tmp_path / "run" / "checkpoints").glob
         wait_until(lambda: list(saved("*.pt")) or process.poll() is not None, within=180)

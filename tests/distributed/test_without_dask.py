@@ -22,7 +22,6 @@ from ddp_common.ranks.checkpoint_files import checkpoints, newest
 
 ROOT = Path(__file__).parents[2]
 QUICK = "epochs=1 hidden=16 batch_size=2048"
-NO_HURRY = ROOT / "tests" / "hpc" / "train_in_no_hurry.py"
 
 
 def command(cluster, checkpoint, *options, tutorial="pets", cwd=ROOT, settings=QUICK, **variables):
@@ -51,17 +50,12 @@ def command(cluster, checkpoint, *options, tutorial="pets", cwd=ROOT, settings=Q
     )
 
 
-def in_no_hurry(folder, checkpoint, *options, pause=1, **variables):
+def in_no_hurry(repository, checkpoint, *options, pause=1, **variables):
     """The same of a training under torchrun that takes 200 s, unless it is resumed before.
 
-    Meanwhile the cores are free. It is the tutorial of a repository that is made in `folder`.
+    Meanwhile the cores are free. It is the tutorial of `repository`.
     """
-    if not folder.exists():
-        (folder / "tutorials").mkdir(parents=True)
-        (folder / "ddp_common").symlink_to(ROOT / "ddp_common")
-        tutorial = f"# ---\n# jupyter:\n# ---\n{NO_HURRY.read_text()}"
-        (folder / "tutorials" / "in_no_hurry.py").write_text(tutorial)
-    chosen = {"tutorial": "in_no_hurry", "cwd": folder, "settings": f"pause={pause}"}
+    chosen = {"tutorial": "in_no_hurry", "cwd": repository, "settings": f"pause={pause}"}
     return command("torchrun", checkpoint, *options, **chosen, **variables)
 
 
@@ -135,8 +129,8 @@ def temporary(tmp_path):
     assert not [name for name in left if not name.startswith("torchinductor_")]
 
 
-def test_a_killed_rank_is_named_in_one_message(tmp_path, temporary):
-    process = in_no_hurry(tmp_path / "repository", tmp_path / "run", TMPDIR=str(temporary))
+def test_a_killed_rank_is_named_in_one_message(repository, tmp_path, temporary):
+    process = in_no_hurry(repository, tmp_path / "run", TMPDIR=str(temporary))
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
     ranks = ranks_of(process)
     began = time.monotonic()
@@ -147,8 +141,7 @@ def test_a_killed_rank_is_named_in_one_message(tmp_path, temporary):
     assert not any(rank.is_running() for rank in ranks)
 
 
-def test_restarts_go_on_from_the_newest_checkpoint(tmp_path):
-    repository = tmp_path / "repository"
+def test_restarts_go_on_from_the_newest_checkpoint(repository, tmp_path):
     undisturbed = in_no_hurry(repository, tmp_path / "undisturbed", pause=0)
     assert finish(undisturbed)[0] == 0
     process = in_no_hurry(repository, tmp_path / "run", "--restarts", "1")
@@ -164,8 +157,8 @@ def test_restarts_go_on_from_the_newest_checkpoint(tmp_path):
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-def test_ctrl_c_ends_all_ranks(tmp_path, temporary):
-    process = in_no_hurry(tmp_path / "repository", tmp_path / "run", TMPDIR=str(temporary))
+def test_ctrl_c_ends_all_ranks(repository, tmp_path, temporary):
+    process = in_no_hurry(repository, tmp_path / "run", TMPDIR=str(temporary))
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
     ranks = ranks_of(process)
     os.killpg(process.pid, signal.SIGINT)

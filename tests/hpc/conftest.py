@@ -33,15 +33,3 @@ def slurm(tmp_path_factory):
             "SET": f"data={folder}/names.csv {SETTINGS}",
             "DDP_PROGRESS": "lines",
         }
-
-
-@pytest.fixture(scope="session")
-def repository(tmp_path_factory):
-    """A repository whose one tutorial is `in_no_hurry`: `make run`'s command trains it there."""
-    folder = tmp_path_factory.mktemp("repository")
-    for name in ("ddp_common", "clusters"):
-        (folder / name).symlink_to(ROOT / name)
-    (folder / "tutorials").mkdir()
-    script = Path(__file__).with_name("train_in_no_hurry.py").read_text()
-    (folder / "tutorials" / "in_no_hurry.py").write_text(f"# ---\n# jupyter:\n# ---\n{script}")
-    return folder

@@ -28,7 +28,7 @@ from ddp_common.ranks.checkpoint_files import checkpoints, newest
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("train_on_table.py")
-NO_HURRY = Path(__file__).with_name("train_in_no_hurry.py")
+NO_HURRY = ROOT / "tests" / "train_in_no_hurry.py"
 PATIENCE = 240  # seconds for what takes a few on an idle machine
 JOB = "cores=1 memory=1GiB"
 NAMES = {"slurm": "Slurm", "pbs": "PBS"}
