@@ -176,19 +176,19 @@ class ElasticSampler:
                 self._number_of_epochs = None
 
     def _move_to_first_epoch(self):
-        """Where a loop over `epochs` begins: where another was left, else with a whole epoch."""
+        """Where a loop over `epochs` begins, after whatever was taken before it."""
         last = self._last_pass
-        if last is None:
-            if self.step == len(self):
+        steps = len(self)
+        if last is None:  # nothing was taken since the position was set
+            if self.step == steps:
                 self._move_to(self.epoch + 1, 0)
-            return
-        continues_a_loop = last.epochs_loop is not None and not last.is_peek(len(self))
-        if continues_a_loop:
-            self._move_to(last.epoch, last.step)
-        else:
+        elif last.is_peek(steps):  # somebody only looked: its epoch begins now
             self._check_what_was_saved(leaving_the_epoch=False)
             self._move_to(last.epoch, last.first_step)
-        if last.step == len(self):
+        elif last.epochs_loop is not None and last.step < steps:  # go on in the middle
+            self._move_to(last.epoch, last.step)
+        else:  # that epoch is over, also where a loop of one's own left it early
+            self._check_what_was_saved()
             self._move_to(last.epoch + 1, 0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -390,14 +390,13 @@ class ElasticSampler:
         `Error` when no batch is in training.
         """
         last = self._last_pass
-        if self._taking_thread is None:
-            return self._weight
         if last is None or last.is_over(len(self)):
             raise Error(
-                "sampler.weight was asked for when no batch of the sampler was in training: its "
-                "pass is over. Batches that are kept and used again (list(loader), "
-                "itertools.cycle(loader)) each need their own weight: read it when the batch is "
-                "taken, or iterate over the loader anew for each epoch."
+                "sampler.weight was asked for when no batch of the sampler was in training: none "
+                "was taken yet, or its pass is over. Read it in the loop, when the batch is "
+                "taken. Batches that are kept and used again (list(loader), "
+                "itertools.cycle(loader)) each need their own weight: read it with the batch, or "
+                "iterate over the loader anew for each epoch."
             )
         self._check_thread()
         last.weight_was_read = True

@@ -42,6 +42,17 @@ def test_without_shuffling_samples_come_in_order():
     assert steps(ElasticSampler(5, 2, shuffle=False), epochs=2) == [[0, 1], [2, 3], [4]] * 2
 
 
+def test_the_weight_of_no_batch_is_refused():
+    sampler = ElasticSampler(10, 4)
+    with pytest.raises(Error, match="none was taken yet"):
+        _ = sampler.weight
+    for _ in sampler.epochs(1):
+        with pytest.raises(Error, match="Read it in the loop, when the batch is taken"):
+            _ = sampler.weight
+        next(iter(sampler))
+        assert sampler.weight == 1.0
+
+
 def test_alone_every_step_has_weight_one():
     sampler = ElasticSampler(103, 16)
     assert [sampler.weight for _ in sampler.epochs(1) for _ in sampler] == [1.0] * 7
@@ -407,6 +418,20 @@ def test_a_run_that_left_its_loop_over_epochs_is_resumed_in_the_middle():
     resumed = ElasticSampler(10, 4)
     resumed.load_state_dict(sampler.state_dict())
     assert steps(resumed, 3) == steps(sampler, 3) == steps(ElasticSampler(10, 4), 3)[2:]
+
+
+def test_epochs_after_a_loop_of_ones_own_that_was_left_early_go_on_with_the_next_epoch():
+    sampler = ElasticSampler(12, 2)
+    for number, _ in enumerate(sampler):
+        assert sampler.weight == 1.0  # it was trained on: no look at the data
+        if number == 2:
+            break
+    saved = sampler.state_dict()
+    resumed = ElasticSampler(12, 2)
+    resumed.load_state_dict(saved)
+    for each in (sampler, resumed):
+        positions = [(epoch, each.step, len(list(each))) for epoch in each.epochs(3)]
+        assert positions == [(1, 0, 6), (2, 0, 6)]
 
 
 def test_an_abandoned_iterator_that_is_asked_again_is_refused():
