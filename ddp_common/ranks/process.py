@@ -27,7 +27,7 @@ from typing import Any
 
 from ddp_common.errors import Error
 from ddp_common.messages import Done, Message, Raised, Returned, Stopped
-from ddp_common.ranks import handover, recorder
+from ddp_common.ranks import handover, pipe, recorder
 from ddp_common.ranks.parent import die_with_parent
 
 LONGEST_MESSAGE = 10_000  # characters of an exception's own message
@@ -70,7 +70,7 @@ def main(
         last_word = _train(environment, threads, payload, tables, listener, result_file, messages)
     except BaseException as error:  # whatever it is: the client must know
         last_word = _raised(error)
-    messages.send(last_word)
+    pipe.write(messages, last_word)
     if isinstance(last_word, Raised):
         sys.exit(last_word.exitcode)
 
@@ -108,7 +108,7 @@ def _train(
     # notebook itself.
     multiprocessing.set_start_method("fork", force=True)
     register_optimizer_step_post_hook(reporting.made_progress)
-    finish_reports = reporting.start(messages.send)
+    finish_reports = reporting.start(functools.partial(pipe.write, messages))
     try:
         stopping.listen_to_sigterm()
         handler = signal.getsignal(signal.SIGTERM)

@@ -44,8 +44,8 @@ from ddp_common.messages import (
     Stopped,
     Whereabouts,
 )
+from ddp_common.ranks import pipe, secret
 from ddp_common.ranks import process as rank_process
-from ddp_common.ranks import secret
 from ddp_common.worker import descendants, forkserver
 from ddp_common.worker.handover import Handover
 from ddp_common.worker.lines import Lines
@@ -390,6 +390,7 @@ def _watch(
     """
     process = rank.process
     lines = Lines(send)
+    messages = pipe.Reader(rank.messages)
     open_ends = [rank.messages, rank.output]
     last_word: Message | None = None
     deadline = float("inf")  # for the end of the process
@@ -398,16 +399,14 @@ def _watch(
         if rank.output in ready and not lines.read(rank.output):
             open_ends.remove(rank.output)
         if rank.messages in ready:
-            try:
-                message = rank.messages.recv()
-            except (EOFError, OSError):
-                open_ends.remove(rank.messages)
-            else:
+            for message in messages.read():
                 if isinstance(message, LAST_WORDS):
                     last_word = message
                     deadline = time.monotonic() + EXIT_TIMEOUT
                 else:
                     send(message)
+            if not messages.is_open:
+                open_ends.remove(rank.messages)
         lines.flush_if_due()
         send.flush_if_due()
 
@@ -418,17 +417,21 @@ def _watch(
         # A child of the rank may hold its output open, and print for ever.
         still_prints = rank.output in ready and not is_late
         all_is_read = rank.messages not in ready and not still_prints
-        if (has_ended and all_is_read) or (is_late and not has_ended):
-            lines.close()
+        # Over: it has ended, and all is read; or it has said its last word, and does not end.
+        is_over = all_is_read if has_ended else is_late
+        if is_over:
             process.join(0)
-            return _ending(last_word, process.exitcode)
+            ending = _ending(last_word, process.exitcode)
+            break
         if not is_wanted():
-            lines.close()
-            return Ended("cancelled"), None
+            ending = Ended("cancelled"), None
+            break
         too_much = memory.exceeded()
         if too_much is not None:
-            lines.close()
-            return Ended("raised", message=too_much), None
+            ending = Ended("raised", message=too_much), None
+            break
+    lines.close()
+    return ending
 
 
 def _ending(last_word: Message | None, exitcode: int | None) -> tuple[Ended, bytes | None]:
