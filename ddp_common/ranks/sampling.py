@@ -351,7 +351,7 @@ class ElasticSampler:
         if stopping.is_time_to_stop(steps_of_this_run):
             for call in self.before_stopping:
                 call()
-            raise stopping.Stopped
+            stopping.leave()
 
     def _start_step(self, deal):
         """Set weight, random state and position for the batch that training takes."""

@@ -1,18 +1,27 @@
 """Leave together: a rank that gets SIGTERM finishes its step, and so do the others.
 
-Batch systems send SIGTERM before they kill. Ranks that take part in every step's collective are
-never more than one step apart. So it is enough to agree, through the store, on a step that none of
-them can have begun: the last rank to learn of the request names the step after its own next one.
-The store notifies the ranks of a request; until then no step asks it.
+Batch systems send SIGTERM before they kill. Ranks may be some steps apart: where NCCL works
+through what was asked of it, or where gradients are added up over several steps
+(`model.no_sync()`). Whoever leaves while another rank has begun a later step leaves that one
+waiting. So ranks agree, through the store, on a step that none of them has begun. The store
+notifies the ranks of a request; until then no step asks it.
 
 Promises: all ranks leave before the same step, having saved. Nobody else can stop them, since the
 store answers to the run's own ranks only.
 """
 
+import contextlib
+import datetime
 import signal
 import threading
+from typing import NoReturn
+
+import torch.distributed as dist
 
 from ddp_common.ranks import loader_workers, rendezvous
+
+PEERS_TIMEOUT = datetime.timedelta(seconds=60)  # for all ranks to come to the step that was agreed
+LEAVE_BEFORE = "leave before "  # in the store; the number of a step follows
 
 _told = False  # this rank has got SIGTERM
 _in_loop = False  # training has come to its first step
@@ -81,13 +90,49 @@ def is_time_to_stop(step: int) -> bool:
         _watched_store = store
         _requested.clear()
         store.call_when_set("stop/wanted", _requested.set)
+    if not _told and not _requested.is_set():
+        return False
+    is_last_to_know = False
     if _acknowledged_store is not store:
-        if not _told and not _requested.is_set():
-            return False
+        _acknowledged_store = store
         if _told:
             store.set("stop/wanted", "")
-        _acknowledged_store = store
         ranks_that_know = store.add("stop/aware", 1)
-        if ranks_that_know == rendezvous.world_size():
-            store.set("stop/before", str(step + 1))
-    return store.check(["stop/before"]) and step >= int(store.get("stop/before"))
+        is_last_to_know = ranks_that_know == rendezvous.world_size()
+    return _is_agreed(store, step, is_last_to_know)
+
+
+def _is_agreed(store, step: int, is_last_to_know: bool) -> bool:
+    """Whether it is agreed to leave before `step`; if not, this rank goes on with it.
+
+    One value of the store says which step has been begun by the rank that is furthest, as far as
+    ranks know of the request; once all know, it says before which step they leave. A rank changes
+    it only if it is what the rank has read: so no rank goes on while another one decides.
+    """
+    said = ""
+    while not said.startswith(LEAVE_BEFORE):
+        furthest = max(step, int(said or 0))
+        if is_last_to_know:
+            wanted = f"{LEAVE_BEFORE}{furthest + 1}"
+        else:
+            wanted = str(furthest)
+        is_said_already = wanted == said
+        if is_said_already:
+            return False
+        held = store.compare_set("stop/before", said, wanted).decode()
+        if held == wanted:
+            return False
+        said = held
+    return step >= int(said.removeprefix(LEAVE_BEFORE))
+
+
+def leave() -> NoReturn:
+    """Raise `Stopped`. Rank 0, which holds the store, is the last: others may still ask it."""
+    store = rendezvous.current_store()
+    if store is not None:
+        everybody = [f"stop/left/{peer}" for peer in range(rendezvous.world_size())]
+        with contextlib.suppress(dist.DistError):  # a peer has died: all is saved, leave anyway
+            store.set(everybody[rendezvous.rank()], "")
+            if rendezvous.rank() == 0:
+                store.wait(everybody, PEERS_TIMEOUT)
+    raise Stopped

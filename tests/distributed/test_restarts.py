@@ -1,11 +1,16 @@
 """`launch(restarts=…)`: training goes on from the newest checkpoint, on the workers there are."""
 
 import json
+import os
 import re
+import signal
 import sys
+import time
 
 import cloudpickle
 import pytest
+import torch
+import torch.distributed as dist
 from fault_lab import processes_of, separate_cluster, survive_kills
 from processes import Background, assert_nothing_left, held_back, log_of, rank_pids, wait_until
 
@@ -83,6 +88,35 @@ def test_a_run_told_to_stop_goes_on_where_restarts_allow(client, tmp_path):
     assert (run.result == undisturbed).all()
     assert isinstance(run.failures[0], ddp.RunStopped)
     assert not run.metrics.dropna(subset="loss").duplicated(["rank", "step"]).any()
+
+
+def add_up_over_four_steps(told):
+    """Ranks meet in every fourth step only; `told` gets SIGTERM in the second.
+
+    Meanwhile rank 1 is held up in the first, so rank 0 is three steps ahead, and waits there.
+    """
+    sampler = ddp.ElasticSampler(400, 10)
+    for _ in sampler.epochs(1):
+        for number, _ in enumerate(sampler, start=1):
+            if number == 2 and ddp.rank() == told:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if number == 1 and ddp.rank() == 1:
+                time.sleep(1)
+            if number % 4 == 0:
+                dist.all_reduce(torch.ones(1))
+            ddp.report(number=number)
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_ranks_that_are_steps_apart_leave_before_the_same_step(client, told):
+    with pytest.raises(ddp.RunStopped) as stopped:
+        ddp.launch(client, add_up_over_four_steps, workers=2, told=told)
+    lines = (stopped.value.directory / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    last = [
+        max(record["number"] for record in records if record["rank"] == rank) for rank in (0, 1)
+    ]
+    assert last == [stopped.value.step] * 2 and stopped.value.step >= 4
 
 
 def test_fewer_workers_after_a_loss_and_a_launch_that_waits_for_enough(tmp_path):
