@@ -167,12 +167,19 @@ class _KillsItsReader:
 
 def _kill_worker():
     worker_of_this_rank().kill()
+    _end_with_the_worker()
 
 
 def _kill_worker_and_nanny():
     worker = worker_of_this_rank()
     worker.parent().kill()
     worker.kill()
+    _end_with_the_worker()
+
+
+def _end_with_the_worker():
+    """Do nothing more. On a busy machine it takes a moment until a rank ends with its worker."""
+    time.sleep(PATIENCE)
 
 
 def worker_of_this_rank() -> psutil.Process:
