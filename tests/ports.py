@@ -5,16 +5,20 @@ import random
 import socket
 
 # Below the ranges from which systems take ports for outgoing connections, and below ours for steps
-# of Slurm: nobody else takes such a port between the choice and the start of the program.
-FIRST, BEHIND = 10_000, 15_000
+# of Slurm: nobody else takes such a port between the choice and the start of the program. Each
+# process of the test suite has a part of the range.
+LANES = 10
+PORTS_OF_A_LANE = 500
+LANE = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % LANES
+FIRST = 10_000 + LANE * PORTS_OF_A_LANE
 _given: set[int] = set()  # to this process
-_draws = random.Random(os.getpid())  # processes of the test suite differ
+_draws = random.Random(os.getpid())  # two runs of the suite differ
 
 
 def free_port():
     """A port of 127.0.0.1 that is free, and stays so until a program has started."""
     while True:
-        port = _draws.randrange(FIRST, BEHIND)
+        port = FIRST + _draws.randrange(PORTS_OF_A_LANE)
         if port in _given:
             continue
         with socket.socket() as probe:

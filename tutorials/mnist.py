@@ -909,7 +909,7 @@ def weights_after(broadcast, seed):
 def check_broadcast(answer):
     """Whether all ranks have rank 0's weights, every element of every parameter."""
     seed = int(torch.randint(10**6, ()))
-    given = {"broadcast": answer, "seed": seed, "stall_timeout": 8}
+    given = {"broadcast": answer, "seed": seed, "stall_timeout": 20}
     try:
         everyones = on_two_ranks(weights_after, **given)
     except ddp.RankFailed as failure:
@@ -1145,7 +1145,7 @@ def check_accumulation(answer):
     F.mse_loss(alone(digits), digits).backward()
     expected = torch.cat([each.grad.flatten() for each in alone.parameters()])
     given = {"pixels": digits, "accumulation": answer, "parts": parts}
-    yours, averagings = on_two_ranks(accumulate, **given, stall_timeout=8)
+    yours, averagings = on_two_ranks(accumulate, **given, stall_timeout=20)
     length = 0.0 if yours is None else (yours.norm() / expected.norm()).item()
     off = 1.0 if yours is None else (yours - expected).norm() / expected.norm()
     if averagings != 1 or off > 1e-3:

@@ -1097,7 +1097,7 @@ def check_balanced(answer):
             known = torch.rand(count, generator=random) < 0.6
             case.append((labels, torch.where(known, labels, guesses)))
         cases.append(case)
-    given = {"answer": answer, "cases": cases, "classes": size, "stall_timeout": 8}
+    given = {"answer": answer, "cases": cases, "classes": size, "stall_timeout": 20}
     everyones = ddp.launch(client, ask_all_ranks, **given, workers=2).result
     for number, case in enumerate(cases):
         expected = balanced(case, size)

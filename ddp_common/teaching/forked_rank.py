@@ -20,6 +20,7 @@ from collections.abc import Iterator
 FOLDER = "DDP_FORKED_TORCHRUN"  # variable: the folder in which `forked_torchrun` listens
 NAME = ".ranks"  # of its socket there
 LENGTH = struct.Struct("!q")  # of a request, before it
+TERMINATE = b"t"  # one byte, so that it arrives in one piece
 EXIT_CODE = struct.Struct("!i")  # of a rank; negative: the signal that has ended it
 
 
@@ -36,7 +37,7 @@ def main(*arguments: str) -> int:
             connection.connect(NAME)
         socket.send_fds(connection, [LENGTH.pack(len(encoded))], [1, 2])
         connection.sendall(encoded)
-        signal.signal(signal.SIGTERM, lambda *_: connection.send(b"terminate"))
+        signal.signal(signal.SIGTERM, lambda *_: connection.send(TERMINATE))
         answer = connection.recv(EXIT_CODE.size, socket.MSG_WAITALL)
     if len(answer) < EXIT_CODE.size:
         return 1  # all is being ended

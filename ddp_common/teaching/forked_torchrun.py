@@ -24,7 +24,7 @@ import sys
 from typing import Any, NamedTuple
 
 from ddp_common.teaching import whole_lines
-from ddp_common.teaching.forked_rank import EXIT_CODE, FOLDER, LENGTH, NAME, inside
+from ddp_common.teaching.forked_rank import EXIT_CODE, FOLDER, LENGTH, NAME, TERMINATE, inside
 from ddp_common.worker.imports import import_ahead
 
 NEEDED = [
@@ -113,7 +113,7 @@ def received(connection: socket.socket) -> Request:
 def attend(ranks: dict[int, Rank], rank: Rank, has_ended: bool) -> None:
     """Tell how a rank has ended; or pass on what its `forked_rank` says."""
     if not has_ended:
-        is_gone = not rank.connection.recv(LENGTH.size)
+        is_gone = not rank.connection.recv(len(TERMINATE))
         number = signal.SIGKILL if is_gone else signal.SIGTERM
         signal.pidfd_send_signal(rank.pidfd, number)
         if is_gone:

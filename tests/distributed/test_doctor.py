@@ -176,7 +176,7 @@ def test_a_clock_that_is_wrong_is_a_warning(look, tmp_path, seconds, state):
     fit, text = look(preload=[str(tmp_path / "clock.py")])
     assert fit and states(text, "clocks") == [state]
     found = re.search(r"largest difference from here: ([+-]\d+\.\d+) s", text)
-    assert float(found[1]) == pytest.approx(seconds, abs=0.05)
+    assert float(found[1]) == pytest.approx(seconds, abs=0.5)
 
 
 def test_more_threads_than_cores_are_a_warning(look):

@@ -360,10 +360,12 @@ def chatter_and_deadlock():
 
 
 def test_printing_is_no_progress(client):
-    with pytest.raises(ddp.RankStalled, match="no progress for 2 s"):
+    with pytest.raises(ddp.RankStalled, match="no progress for 5 s") as stalled:
         ddp.launch(
-            client, faults.inject(faults.train, chatter_and_deadlock), workers=2, stall_timeout=2
+            client, faults.inject(faults.train, chatter_and_deadlock), workers=2, stall_timeout=5
         )
+    assert "[rank 1] still here" in (stalled.value.directory / "log.txt").read_text()
+    assert "in chatter_and_deadlock" in stalled.value.stacks[1]
 
 
 def test_a_worker_that_dies_right_after_its_rank_has_sent_a_file(client):

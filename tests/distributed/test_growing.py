@@ -22,7 +22,7 @@ from processes import (
 )
 
 import ddp_common as ddp
-from ddp_common.client.newcomers import LEAST_STRETCH
+from ddp_common.client.newcomers import LEAST_STRETCH, LOOK_INTERVAL
 from ddp_common.ranks import stopping
 from ddp_common.ranks.checkpoint_files import checkpoints
 from ddp_common.teaching import faults
@@ -96,12 +96,22 @@ def test_a_run_begins_with_one_worker_and_goes_on_with_two(small, undisturbed, t
 def test_where_nothing_is_saved_nobody_is_asked_to_leave(small, tmp_path):
     """It would begin anew each time that a worker comes."""
 
+    gate = tmp_path / "gate"
+
     def train():
         ddp.report(begins=1)
-        time.sleep(LEAST_STRETCH + 6)  # in which a free worker becomes ready
+        while not gate.exists():
+            time.sleep(0.02)
         return ddp.world_size()
 
+    def open_gate():
+        wait_until(lambda: len(small.workers()) == 2)
+        time.sleep(LEAST_STRETCH + 3 * LOOK_INTERVAL)  # in which the free worker becomes ready
+        gate.touch()
+
+    opening = Background(open_gate)
     run = grown(small, train, tmp_path)
+    opening.outcome()
     assert run.result == 1
     assert events(run) == []
 
@@ -151,7 +161,7 @@ def test_sigterm_from_outside_ends_a_run_that_may_grow(small, tmp_path):
         ddp.launch, small, faults.train, grow=True, directory=directory, pause=0.1, epochs=40
     )
     wait_until(lambda: list(directory.glob("checkpoints/step-*.pt")))
-    os.kill(rank_pids(directory)[0], signal.SIGTERM)
+    os.kill(wait_until(lambda: rank_pids(directory))[0], signal.SIGTERM)
     with pytest.raises(ddp.RunStopped, match="got SIGTERM"):
         running.outcome()
 

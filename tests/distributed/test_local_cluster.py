@@ -29,20 +29,26 @@ def kill_the_worker(client):
     return time.monotonic()
 
 
-def test_a_worker_that_dies_again_when_the_first_loss_is_looked_at_comes_back():
-    timeout = 5  # seconds; Dask's own is 15
+def dies_again_and_comes_back(timeout):
+    """Whether the worker could be killed again before Dask looked at its first loss.
+
+    Dask looks `timeout` seconds after a loss. A busy machine may take longer to start a worker.
+    """
     with one_worker(f"{timeout} s") as client:
         (nanny,) = client.cluster.workers.values()
         lost = kill_the_worker(client)
-        while True:  # once, unless this machine is very busy
-            wait_until(lambda: client.workers() and nanny.status.name == "running")
-            time.sleep(max(0, lost + timeout - 0.15 - time.monotonic()))
-            again = kill_the_worker(client)
-            if again < lost + timeout:
-                break
-            lost = again
+        wait_until(lambda: client.workers() and nanny.status.name == "running")
+        time.sleep(max(0, lost + timeout - 0.15 - time.monotonic()))
+        again = kill_the_worker(client)
+        if again > lost + timeout:
+            return False
         wait_until(client.workers)
         assert list(client.cluster.workers.values()) == [nanny]
+        return True
+
+
+def test_a_worker_that_dies_again_when_the_first_loss_is_looked_at_comes_back():
+    assert any(dies_again_and_comes_back(timeout) for timeout in (5, 15, 45))
 
 
 def test_a_nanny_that_has_ended_is_forgotten_and_can_be_replaced():

@@ -1,5 +1,6 @@
 """The process group that ranks form, started by the agent or by torchrun."""
 
+import contextlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ports import free_port
+from processes import wait_until
 
 import ddp_common as ddp
 from ddp_common.teaching.scripts import run_script
@@ -54,10 +56,14 @@ def test_everything_listens_only_on_the_address_of_the_worker(client):
 
 
 def test_each_launch_has_a_port_of_its_own(client):
-    ports = [
-        ddp.launch(client, lambda: os.environ["MASTER_PORT"], workers=1).result for _ in range(3)
-    ]
-    assert len(set(ports)) == 3
+    ports = []
+    with contextlib.ExitStack() as held:
+        for _ in range(3):
+            port = ddp.launch(client, lambda: os.environ["MASTER_PORT"], workers=1).result
+            assert port not in ports
+            ports.append(port)
+            # Else the system may choose it again by chance
+            held.enter_context(socket.create_server(("127.0.0.1", int(port))))
 
 
 SCRIPT = """
@@ -104,11 +110,12 @@ def test_torchrun_starts_the_same_process_group(tmp_path):
 
 # What goes wrong before there is a process group. Every rank is a program of its own.
 
-JOIN_TIMEOUT = 20  # seconds that ranks wait for each other: they start at once, on a busy machine
+JOIN_TIMEOUT = 20  # seconds that ranks wait for each other, all of which have imported torch
 JOIN = (
     "import ddp_common as ddp\nwith ddp.process_group():\n    print('in', ddp.rank(), flush=True)"
 )
-STAY = f"{JOIN}\n    import time; time.sleep(25)"
+STAY = f"{JOIN}\n    sys.stdin.read()"
+GATE = "import sys\nimport ddp_common as ddp\nddp.process_group\nprint(flush=True)\ninput()\n"
 
 
 def start(code=JOIN, cwd=None, **variables):
@@ -118,9 +125,21 @@ def start(code=JOIN, cwd=None, **variables):
         cwd=cwd,
         env={**kept, "DDP_JOIN_TIMEOUT": str(JOIN_TIMEOUT), **variables},
         text=True,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+def start_together(*each_ones_variables, code=JOIN):
+    """Processes that begin at once: when all of them have imported torch."""
+    processes = [start(f"{GATE}{code}", **variables) for variables in each_ones_variables]
+    for process in processes:
+        assert process.stdout.readline() == "\n", process.communicate()
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return processes
 
 
 def errors(processes):
@@ -151,7 +170,8 @@ def slurm_variables(rank, size, job):
 
 def test_ranks_that_nobody_starts_are_named_after_a_deadline():
     port = free_port()
-    first, other = errors([start(**torchrun_variables(rank, 4, port)) for rank in (0, 2)])
+    processes = start_together(*(torchrun_variables(rank, 4, port) for rank in (0, 2)))
+    first, other = errors(processes)
     assert f"waited {JOIN_TIMEOUT}.0 s for all 4 ranks; still missing: rank 1, 3" in first
     assert "still missing: rank 1, 3" in other or "rank 0 has given up" in other
 
@@ -165,7 +185,12 @@ def test_a_store_that_nobody_opens_is_an_error_with_its_address():
 
 def test_a_second_process_that_claims_a_rank_is_told_who_has_it():
     port = free_port()
-    processes = [start(STAY, **torchrun_variables(rank, 2, port)) for rank in (0, 1, 1)]
+    variables = (torchrun_variables(rank, 2, port) for rank in (0, 1, 1))
+    processes = start_together(*variables, code=STAY)
+    wait_until(lambda: any(process.poll() is not None for process in processes))
+    for process in processes:  # the others may leave
+        process.stdin.close()
+        process.stdin = None
     said = [process.communicate(timeout=200)[1] for process in processes]
     taken = [error for error in said if "is taken" in error]
     assert len(taken) == 1

@@ -18,7 +18,7 @@ from pathlib import Path
 import dask
 import psutil
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 
 import ddp_common as ddp
 from ddp_common.clusters import protection
@@ -142,6 +142,14 @@ def local():
 @pytest.fixture(scope="module")
 def found(local):
     return stranger_at(listening(local))
+
+
+def test_the_same_user_connects_to_a_cluster_without_protection():
+    with LocalCluster(n_workers=1, dashboard_address=":0") as cluster, Client(cluster) as client:
+        ports = listening(client)
+        scheduler = int(cluster.scheduler_address.rpartition(":")[2])
+        assert scheduler in ports
+        assert scheduler in stranger_at(ports, paths=[])["greeted"]
 
 
 def test_another_user_of_the_host_connects_to_no_port_of_a_local_cluster(found):

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import psutil
-from processes import wait_until
+from processes import is_alive, wait_until
 
 from ddp_common.ranks.checkpoint_files import checkpoints
 
@@ -42,7 +42,7 @@ def test_ranks_with_loader_workers_save_and_leave_after_the_same_step(tmp_path):
     newest = checkpoints(tmp_path / "run" / "checkpoints")[-1]
     assert newest.name == f"step-{int(step[1]):08d}.pt"
     assert "DataLoader worker" not in said
-    wait_until(lambda: not any(each.is_running() for each in started))
+    wait_until(lambda: not any(is_alive(each.pid) for each in started))
 
 
 def test_a_worker_that_alone_gets_sigterm_ends_as_ever(tmp_path):

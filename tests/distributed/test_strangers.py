@@ -18,7 +18,7 @@ from children import command_line
 from ports import free_port
 from processes import Background, log_of, rank_pids, wait_until
 from strangers import ATTACK, IMPORTS, as_nobody, ports_of
-from test_rendezvous import errors, start, torchrun_variables
+from test_rendezvous import errors, start, start_together, torchrun_variables
 from test_without_dask import in_no_hurry
 
 import ddp_common as ddp
@@ -103,9 +103,8 @@ def test_another_user_who_knows_the_port_takes_no_rank(tmp_path, monkeypatch):
 
 def test_ranks_with_different_secrets_say_so():
     port = free_port()
-    first, second = errors(
-        [start(**torchrun_variables(rank, 2, port), DDP_SECRET=str(rank)) for rank in (0, 1)]
-    )
+    variables = [{**torchrun_variables(rank, 2, port), "DDP_SECRET": str(rank)} for rank in (0, 1)]
+    first, second = errors(start_together(*variables))
     assert "still missing: rank 1" in first
     assert "does not know the secret of this run" in second
     assert "set DDP_SECRET to the same random text" in second
@@ -155,6 +154,7 @@ def test_make_run_with_torchrun_has_no_port_that_answers_another_user(repository
         command_lines = " ".join(" ".join(command_line(each)) for each in processes)
         assert not re.search(r"[0-9a-f]{64}", command_lines)
         ports = ports_of(everyone)
+        assert len(ports) >= 3  # of the store, and of each rank's gloo
         said = as_nobody(ATTACK, marker, *ports, imports=IMPORTS)
         assert said.count("\n") == len(ports) and "Traceback" not in said, said
         words = [line.split() for line in said.splitlines()]

@@ -142,7 +142,9 @@ def _name(host, hosts):
         *(f"{other.address} {other.name}" for other in hosts if other is not host),
     ]
     folder = NAMES_OF_HOSTS / host.namespace
-    folder.mkdir(parents=True)
+    while not folder.exists():
+        with contextlib.suppress(FileNotFoundError):  # others have just removed the one above it
+            folder.mkdir(parents=True)
     (folder / "hosts").write_text("\n".join(lines) + "\n")
 
 

@@ -182,9 +182,10 @@ def test_a_job_that_is_cancelled_in_the_middle_is_submitted_again_and_the_weight
     assert equal(weights(tmp_path / "run"), weights(undisturbed_in_a_hurry))
 
 
-# Jobs of two minutes, whose ranks are told to leave 40 s after the job's start: on a busy machine
-# it takes 30 s of them until they train.
-LIMIT = "walltime=00:02:00 warning=80"
+# Jobs of three minutes, whose ranks are told to leave 60 s after the job's start. On a busy
+# machine it takes 30 s of them until they train.
+WARNING = 120  # seconds before the limit
+LIMIT = f"walltime=00:03:00 warning={WARNING}"
 
 
 @pytest.mark.timeout(2_400)  # as many jobs as it takes
@@ -200,20 +201,24 @@ def test_near_the_time_limit_ranks_save_and_the_run_goes_on_in_new_jobs(
     restarted = rf"Restart \d+ on 2 rank\(s\) from step [1-9]\d*\. Why: {why}"
     assert re.search(restarted, said), said
     log = "".join(path.read_text() for path in (tmp_path / "runs" / "clusters").glob("*/*"))
-    told = r"[6789]\d s before this job's time limit: the rank is told to save and leave"
-    assert re.search(told, log)
+    told = r"(\d+) s before this job's time limit: the rank is told to save and leave"
+    seconds = [int(each) for each in re.findall(told, log)]
+    assert seconds and all(0 < each <= WARNING for each in seconds)
     assert equal(weights(tmp_path / "run"), weights(undisturbed_in_a_hurry))
 
 
+@pytest.mark.timeout(600)
 def test_where_no_new_job_starts_in_time_the_run_goes_on_with_those_there_are(slurm, tmp_path):
-    options = f"{JOB} timeout=60"
+    timeout = 100  # seconds: also for the first two workers, on a busy machine
+    options = f"{JOB} timeout={timeout}"
     process = in_no_hurry(slurm, tmp_path, RESTARTS="1", OPTIONS=options)
     wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
     with partition_down(slurm):
         subprocess.run(["scancel", jobs(slurm)[0]], env=slurm, check=True)
         code, said = finish(process, tmp_path)
     assert code == 0, said
-    assert "Going on with 1 of 2 workers: the others did not come within 60 s." in said
+    waited = f"Going on with 1 of 2 workers: the others did not come within {timeout} s."
+    assert waited in said
     assert re.search(r"Restart 1 on 1 rank\(s\) from step [1-9]", said), said
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from children import command_line
 from slurm_here import why_not
 from strangers import ATTACK, IMPORTS, as_nobody, ports_of
 
@@ -272,7 +273,7 @@ def test_another_user_stops_no_job_of_srun_and_has_nothing_run_in_it(
     try:
         wait_until(lambda: list((run / "checkpoints").glob("*.pt")))
         ranks = ranks_of(job)
-        command_lines = " ".join(" ".join(psutil.Process(pid).cmdline()) for pid in ranks)
+        command_lines = " ".join(" ".join(command_line(psutil.Process(pid))) for pid in ranks)
         assert not re.search(r"[0-9a-f]{64}", command_lines)
         ports = ports_of(ranks)
         said = as_nobody(ATTACK, marker, *ports, imports=IMPORTS)

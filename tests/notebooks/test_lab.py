@@ -102,7 +102,7 @@ def git(repository, *arguments):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(tmp_path_factory, folder_for_sockets):
     repository = tmp_path_factory.mktemp("lab") / "my own course"
     shutil.copytree(
         ROOT / "tutorials",
@@ -122,8 +122,9 @@ def server(tmp_path_factory):
     git(repository, "commit", "--quiet", "--message", "all")
     home = tmp_path_factory.mktemp("home")
     (home / "jupyter_server_config.py").write_text(
-        f"c.ServerApp.root_dir = {str(home)!r}\n"
-    )  # of somebody who uses Jupyter elsewhere, too
+        f"c.ServerApp.root_dir = {str(home)!r}\n"  # of somebody who uses Jupyter elsewhere, too
+        "c.KernelManager.transport = 'ipc'\n"  # no ports that others may take (`kernels`)
+    )
     environment = {
         key: value
         for key, value in os.environ.items()
@@ -131,7 +132,7 @@ def server(tmp_path_factory):
     }
     environment |= {
         "JUPYTER_CONFIG_DIR": str(home),
-        "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
+        "JUPYTER_RUNTIME_DIR": folder_for_sockets,
         "JUPYTER_DATA_DIR": str(home / "data"),
     }
     server = Server(repository, environment)

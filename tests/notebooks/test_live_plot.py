@@ -43,12 +43,17 @@ def pages_notebook():
 
 
 @contextlib.contextmanager
-def jupyterlab(folder):
+def jupyterlab(folder, folder_for_sockets):
     """The address of a JupyterLab that serves a folder, with its token; `%s` is the page's."""
-    own = {name: str(folder / f".{name}") for name in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR")}
-    own |= {"JUPYTER_CONFIG_DIR": str(folder / ".config"), "RUNS": str(folder / "runs")}
+    own = {
+        "JUPYTER_RUNTIME_DIR": folder_for_sockets,
+        "JUPYTER_CONFIG_DIR": str(folder / ".config"),
+        "IPYTHONDIR": str(folder / ".ipython"),
+        "RUNS": str(folder / "runs"),
+    }
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ServerApp.port=0"]
     command += ["--LabApp.expose_app_in_browser=True", "--allow-root"]
+    command += ["--KernelManager.transport=ipc"]  # no ports that others may take (`kernels`)
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -94,10 +99,12 @@ def screen_where_the_picture_is(page):
 
 
 @pytest.mark.timeout(600)
-def test_the_plot_changes_while_training_runs_and_one_picture_remains(tmp_path):
+def test_the_plot_changes_while_training_runs_and_one_picture_remains(
+    tmp_path, folder_for_sockets
+):
     nbformat.write(pages_notebook(), tmp_path / "watch.ipynb")
     try:
-        with jupyterlab(tmp_path) as address, browser() as page:
+        with jupyterlab(tmp_path, folder_for_sockets) as address, browser() as page:
             page.call("Page.navigate", url=address % "watch.ipynb")
             wait_for(lambda: page.evaluate(f"{NOTEBOOK}?.{STATUS}") == "idle", "a kernel starts")
             page.evaluate(f"window.jupyterapp.shell.activateById({NOTEBOOK}.id)")

@@ -209,11 +209,14 @@ def test_the_repaired_script_is_accepted(pets, capsys):
 
 @pytest.mark.slow
 @pytest.mark.timeout(SLOW)
-@pytest.mark.parametrize("wrong", WRONG_REPAIRS.values(), ids=WRONG_REPAIRS)
-def test_a_wrong_repair_is_refused(pets, capsys, wrong):
-    assert not pets["check_repair"](lambda: wrong(pets["broken_script"]()))
+@pytest.mark.parametrize("wrong", WRONG_REPAIRS)
+def test_a_wrong_repair_is_refused(pets, capsys, script_runs, wrong):
+    repair = WRONG_REPAIRS[wrong]
+    assert not pets["check_repair"](lambda: repair(pets["broken_script"]()))
     said = capsys.readouterr().out
     assert said.count("not yet") == 1 and "?" in said
+    assert script_runs and not any(run.timed_out for run in script_runs)
+    assert all(run.ok for run in script_runs) == (wrong != "it fails"), script_runs
 
 
 # Stretch

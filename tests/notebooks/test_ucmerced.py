@@ -230,11 +230,14 @@ WRONG_REPAIRS = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("wrong", WRONG_REPAIRS.values(), ids=WRONG_REPAIRS)
-def test_a_wrong_repair_of_the_evaluation_is_refused(ucmerced, capsys, wrong):
-    assert not ucmerced["check_repair"](lambda: wrong(ucmerced["broken_script"]()))
+@pytest.mark.parametrize("wrong", WRONG_REPAIRS)
+def test_a_wrong_repair_of_the_evaluation_is_refused(ucmerced, capsys, script_runs, wrong):
+    repair = WRONG_REPAIRS[wrong]
+    assert not ucmerced["check_repair"](lambda: repair(ucmerced["broken_script"]()))
     said = capsys.readouterr().out
     assert said.count("not yet") == 1 and "?" in said
+    assert script_runs and not any(run.timed_out for run in script_runs)
+    assert all(run.ok for run in script_runs) == (wrong != "it fails"), script_runs
 
 
 # Stretch

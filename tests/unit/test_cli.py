@@ -230,15 +230,24 @@ def test_without_progress_nothing_is_announced(tmp_path):
     assert code == 1 and out == ""
 
 
-def test_resume_passes_over_a_damaged_checkpoint_and_names_it(short_run, tmp_path):
+@pytest.mark.parametrize("earlier", [True, False], ids=["an_earlier_one_is_good", "it_is_alone"])
+def test_resume_passes_over_a_damaged_checkpoint_and_names_it(short_run, tmp_path, earlier):
     *_, directory = short_run
-    newest = sorted((directory / "checkpoints").glob("step-*.pt"))[-1]
-    newest.write_bytes(newest.read_bytes()[:-100])
-    code, _, error = finish(
-        command("run", "pets", runs=tmp_path, RESUME=str(directory), WORKERS="1")
-    )
-    assert code == 0 or "all 1 are damaged" in error
-    assert str(newest.name) in error
+    copy = tmp_path / "pets" / "copy"
+    shutil.copytree(directory, copy)
+    good, *others = sorted((copy / "checkpoints").glob("step-*.pt"))
+    for each in others:
+        each.unlink()
+    damaged = good.with_name("step-00009999.pt")
+    damaged.write_bytes(good.read_bytes()[:-100])
+    if not earlier:
+        good.unlink()
+    code, _, error = finish(command("run", "pets", runs=tmp_path, RESUME=str(copy), WORKERS="1"))
+    assert damaged.name in error
+    if earlier:
+        assert code == 0 and good.name in (copy / "log.txt").read_text()
+    else:
+        assert code == 1 and "all 1 are damaged" in error
 
 
 @pytest.mark.parametrize(

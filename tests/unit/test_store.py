@@ -115,7 +115,7 @@ def test_a_torch_client_of_a_stranger_gets_nowhere(server, member):
 def test_connections_that_say_nothing_or_nonsense_disturb_nobody_and_are_closed(
     server, member, monkeypatch
 ):
-    monkeypatch.setattr(store, "HANDSHAKE_TIMEOUT", 1.0)
+    monkeypatch.setattr(store, "HANDSHAKE_TIMEOUT", 5.0)
     silent = [
         socket.create_connection(server.address, timeout=20)
         for _ in range(store.MOST_STRANGERS + 20)
