@@ -1,10 +1,10 @@
 """What rank, agent and client tell each other: one small type for each message.
 
 Commands go client -> agent -> rank: the client sends each agent one `RankSpec`, and may call the
-few functions that `agent` and `spool` have for it. Messages come back rank -> agent -> client. A
-rank sends them through a pipe, as pickled objects; the agent gathers what concerns the client, and
-sends it as an event of Dask. Promises: `unpack` gives what was packed; a message or a field that
-is not known here is an error and never passed over.
+few functions that `agent`, `spool` and `handover` have for it. Messages come back rank -> agent ->
+client. A rank sends them through a pipe (`ranks.pipe`), as pickled objects; the agent gathers what
+concerns the client, and sends it as an event of Dask. Promises: `unpack` gives what was packed; a
+message or a field that is not known here is an error and never passed over.
 """
 
 import json
@@ -19,7 +19,7 @@ from typing import Any
 class RankSpec:
     """Which rank an agent is to start."""
 
-    run: str  # the id of this attempt: a run that is restarted has several
+    attempt: str  # the id of this attempt
     rank: int
     world_size: int
     local_rank: int  # among the ranks of its host
@@ -30,7 +30,11 @@ class RankSpec:
 
 @dataclass
 class Message:
-    """What all messages have in common: plain values, which can be written as JSON."""
+    """What all messages have in common: plain fields.
+
+    Those that go on to the client (`_TYPES`) are written as JSON. Others, as `File` and a rank's
+    last word, only go as far as its agent.
+    """
 
 
 # The agent's answer when the client asks where a rank is
@@ -67,7 +71,7 @@ class Whereabouts:
 
 @dataclass
 class Position(Message):
-    """Where training is: the rank is alive. All are None as long as no sampler counts."""
+    """Where training is: the rank is alive. All fields are None as long as no sampler counts."""
 
     epoch: int | None = None  # the first is 0
     step: int | None = None  # steps done since the run began
@@ -92,12 +96,12 @@ class Report(Message):
 
 @dataclass
 class Pace(Message):
-    """A sample of a rank's latest steps, for each of which its last collective is known."""
+    """A measurement of a rank's latest steps, for each of which its last collective is known."""
 
-    count: int  # steps of its optimizers: samples of all ranks with the same one belong together
-    step: int  # the same as the sampler counts it, over the whole run, if there is one
+    count: int  # steps of its optimizers: measurements of all ranks with one count belong together
+    step: int  # the sampler's own count, over the whole run; without a sampler the same as `count`
     step_ms: float  # the median from step to step
-    collectives: list[int]  # of each sampled step: the number of its last collective
+    collectives: list[int]  # of each measured step: the number of its last collective
     waited_ms: list[float]  # and the time from the beginning of that to the optimizer's step
     load: float  # of its host: processes that run or want to, over the last minute
 
@@ -211,7 +215,8 @@ class Ended(Message):
 
     This is the last message of a rank. `how` is 'done', 'raised', 'stopped', 'exited' (without a
     last word), 'cancelled' (the client did not want it any more), or 'lost', which the client
-    notes itself when the rank's worker is gone. The other fields are those of the last word.
+    notes itself when the rank's worker is gone. The other fields are those of the last word, and
+    where rank 0's result is.
     """
 
     how: str

@@ -19,7 +19,7 @@ from typing import Any
 from distributed import CancelledError, Client, Future
 from distributed.comm import get_address_host
 
-from ddp_common.client import wording
+from ddp_common.client import told, wording
 from ddp_common.client.checkpoints import Checkpoints
 from ddp_common.client.fetching import fetch_result, open_result_here
 from ddp_common.client.inbox import FromAgent, TaskEnded, WorkerLost
@@ -76,13 +76,6 @@ HELD_UP = 2.0  # seconds between two messages or looks: more, and this program i
 SHORT_LOOK = 0.02  # seconds, while a cause is waited for
 LARGE = 2**20  # bytes of function and arguments
 
-# Set by a program that was told to stop, such as `make run` in a batch job: the ranks shall
-# save and leave.
-stop_requested = False
-# Set by its handler of Ctrl-C. A flag, because Python swallows an exception that is raised in a
-# callback of an import or of the garbage collector.
-interrupted = False
-
 
 class MadeRoom(RunStopped):
     """The ranks have left, after a step and having saved, to go on with more of them."""
@@ -91,12 +84,10 @@ class MadeRoom(RunStopped):
 class Attempt:
     """One start of all ranks, of the one or more that a run has; `run` does it all."""
 
-    running = 0  # attempts that are going on in this program
-
     def __init__(
         self,
         client: Client,
-        run_id: str,
+        attempt_id: str,
         addresses: list[str],
         inbox: queue.SimpleQueue,
         directory: RunDirectory,
@@ -106,7 +97,7 @@ class Attempt:
         grow: bool = False,
     ):
         self.client = client
-        self.run_id = run_id
+        self.attempt_id = attempt_id
         self.addresses = addresses
         self.inbox = inbox
         self.directory = directory
@@ -137,7 +128,7 @@ class Attempt:
         `number` counts the attempts. Raises `RankFailed`, `RankStalled`, `RunStopped`,
         `SchedulerLost` or `Error`.
         """
-        Attempt.running += 1
+        told.attempts_running += 1
         try:
             self._start(payload, previous, number)
             return self._follow()
@@ -153,7 +144,7 @@ class Attempt:
             try:
                 self._end()
             finally:
-                Attempt.running -= 1
+                told.attempts_running -= 1
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -184,14 +175,14 @@ class Attempt:
         if may_be_written(self.config, self.directory.path):
             self._write_config()
         self._checkpoints = Checkpoints(
-            self.client, self.run_id, self.directory.path / "checkpoints", self.addresses
+            self.client, self.attempt_id, self.directory.path / "checkpoints", self.addresses
         )
         if previous is not None:
             self._note_restart(previous, number)
         if self.tables.given:
             self._hand_over_tables()
         first = self.addresses[:1]
-        (store,) = self.client.run(agent.listen, self.run_id, workers=first).values()
+        (store,) = self.client.run(agent.listen, self.attempt_id, workers=first).values()
         if len(payload) > LARGE:
             # To one worker, from which the others take it: not through the scheduler
             payload = self.client.scatter(payload, workers=first, hash=False)
@@ -210,7 +201,7 @@ class Attempt:
         for line in tables.remarks(assigned, len(self.addresses)):
             self.directory.log(line)
             self.progress.note(line)
-        futures = tables.hand_over(self.addresses, assigned, self.run_id)
+        futures = tables.hand_over(self.addresses, assigned, self.attempt_id)
         self.handed[:] = futures
         while not all(future.done() for future in futures):
             self._take_next(SHORT_LOOK)
@@ -226,7 +217,7 @@ class Attempt:
                 raise wording.not_handed_over(rank, future.exception())
             if future.type is Error:
                 raise future.result()
-        tables.handed_over(self.addresses, assigned, self.run_id)
+        tables.handed_over(self.addresses, assigned, self.attempt_id)
 
     def _write_config(self) -> None:
         assert self.config is not None, "it is to be written yet"
@@ -260,7 +251,7 @@ class Attempt:
         trace = os.environ.get("DDP_TRACE", "")
         return [
             RankSpec(
-                run=self.run_id,
+                attempt=self.attempt_id,
                 rank=rank,
                 world_size=len(hosts),
                 local_rank=hosts[:rank].count(host),
@@ -284,7 +275,7 @@ class Attempt:
             workers=[self.addresses[spec.rank]],
             pure=False,
             retries=0,
-            key=f"ddp-rank-{self.run_id}-{spec.rank}",
+            key=f"ddp-rank-{self.attempt_id}-{spec.rank}",
             priority=10,
         )
         self.futures.append(future)
@@ -365,9 +356,9 @@ class Attempt:
         if isinstance(decision, SchedulerGone):
             return self._scheduler_gone()
         assert isinstance(decision, Stopped)
-        told = wording.who_was_told(self.known)
+        who = wording.who_was_told(self.known)
         step = wording.last_step(self.known)
-        if self.makes_room and told == [0] and not stop_requested:
+        if self.makes_room and who == [0] and not told.stop_requested:
             return MadeRoom("More workers have come.", step=step, directory=self.directory.path)
         self.directory.log(wording.in_log_of_a_stop(self.known))
         return wording.run_stopped(self.known, self.checkpoints.newest(), self.directory.path)
@@ -401,14 +392,14 @@ class Attempt:
         """
         now = time.monotonic()
         self.looked = now
-        if interrupted:
+        if told.interrupted:
             raise KeyboardInterrupt
-        if stop_requested:
+        if told.stop_requested:
             self.directory.say_ending()
         if self._could_grow() and not self.makes_room:
             self.makes_room = True
             self.directory.log("more workers have come: the ranks save, and leave to go on there")
-        must_leave = stop_requested or self.makes_room
+        must_leave = told.stop_requested or self.makes_room
         if must_leave and self.known.moved and not self.known.stopped():
             # Said again until it is heard: a rank may not listen yet.
             self.client.run(agent.tell_to_stop, workers=self.addresses[:1], on_error="ignore")

@@ -42,9 +42,9 @@ class Checkpoints:
     for a run directory that cannot be written.
     """
 
-    def __init__(self, client: Client, run_id: str, directory: Path, addresses: list[str]):
+    def __init__(self, client: Client, attempt_id: str, directory: Path, addresses: list[str]):
         self.client = client
-        self.run_id = run_id
+        self.attempt_id = attempt_id
         self.directory = directory.absolute()
         self.place = self._find_place(addresses)
         self.resumed = newest(self.directory)
@@ -56,7 +56,7 @@ class Checkpoints:
             self._hand_out(self.resumed)
 
     def _find_place(self, addresses: list[str]) -> dict[str, tuple[str, bool]]:
-        marker = self.directory / f".seen-{self.run_id}"
+        marker = self.directory / f".seen-{self.attempt_id}"
         try:
             marker.touch()
         except OSError as error:
@@ -66,7 +66,7 @@ class Checkpoints:
             ) from None
         try:
             return self.client.run(
-                find_checkpoints, self.run_id, str(self.directory), workers=addresses
+                find_checkpoints, self.attempt_id, str(self.directory), workers=addresses
             )
         finally:
             marker.unlink(missing_ok=True)
@@ -168,5 +168,5 @@ class Checkpoints:
             )
         alive = [address for address in self.blind if address not in lost]
         if alive:
-            self.client.run(forget, self.run_id, workers=alive, on_error="ignore")
+            self.client.run(forget, self.attempt_id, workers=alive, on_error="ignore")
         return self._problem

@@ -1,4 +1,4 @@
-"""Everything that a client is told of a run, in one queue.
+"""Everything that a client is told of an attempt, in one queue.
 
 It comes from agents, from Dask's scheduler and from Dask's futures.
 """
@@ -19,7 +19,7 @@ _subscribing = threading.Lock()
 
 @dataclass
 class FromAgent:
-    """An event of the agent of one of the run's ranks."""
+    """An event of the agent of one of the attempt's ranks."""
 
     rank: int
     event: dict
@@ -45,8 +45,8 @@ class TaskEnded:
 
 
 @contextlib.contextmanager
-def open_inbox(client: Client, run_id: str) -> Iterator[queue.SimpleQueue]:
-    """A queue of everything that concerns this run.
+def open_inbox(client: Client, attempt_id: str) -> Iterator[queue.SimpleQueue]:
+    """A queue of everything that concerns this attempt.
 
     That is what its agents send, and workers that the scheduler has lost. A client has one handler
     for a topic, so the inboxes of its launches share one. Handlers run on the client's event loop.
@@ -55,7 +55,7 @@ def open_inbox(client: Client, run_id: str) -> Iterator[queue.SimpleQueue]:
 
     def on_message(stamped: tuple[float, dict]) -> None:
         _, event = stamped
-        mine = inboxes.get(event["run"])
+        mine = inboxes.get(event["attempt"])
         if mine is not None:
             mine.put(FromAgent(event["rank"], event))
 
@@ -67,14 +67,14 @@ def open_inbox(client: Client, run_id: str) -> Iterator[queue.SimpleQueue]:
 
     with _subscribing:
         inbox: queue.SimpleQueue = queue.SimpleQueue()
-        inboxes[run_id] = inbox
+        inboxes[attempt_id] = inbox
         client.subscribe_topic(TOPIC, on_message)
         client.subscribe_topic("all", on_cluster_change)
     try:
         yield inbox
     finally:
         with _subscribing:
-            del inboxes[run_id]
+            del inboxes[attempt_id]
             # A client that closes while it is subscribed makes the scheduler log an error.
             if not inboxes and client.status == "running":
                 client.unsubscribe_topic(TOPIC)

@@ -3,7 +3,8 @@
 A run has one attempt or more; each goes on from the newest checkpoint. Commands go client -> agent
 -> rank, and messages come back the same way. Relies on the workers being processes that can import
 `ddp_common`. Promises: when `launch` returns or raises, every rank that it started is gone and the
-workers are free.
+workers are free. (Where a worker or the scheduler does not answer within seconds, the agents end
+their ranks without being told.)
 """
 
 import inspect
@@ -14,14 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddp_common.client import attempt as attempts
-from ddp_common.client import tables
+from ddp_common.client import tables, told
 from ddp_common.client.attempt import Attempt, MadeRoom
 from ddp_common.client.connection import refuse_unusable
 from ddp_common.client.inbox import open_inbox
 from ddp_common.client.listener import FromCallback, Listener, refuse_inside
 from ddp_common.client.payload import pickled, refuse_wrong_arguments
-from ddp_common.client.placement import give_back, placement
+from ddp_common.client.placement import claimed_workers, give_back
 from ddp_common.client.tables import Tables
 from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 from ddp_common.files import absolute
@@ -62,8 +62,9 @@ def launch(
     rank as the partitions that lie on its worker (`Rows`). Those of one length, or in one list,
     tuple or dict, belong together: a rank gets the same partitions of each.
 
-    After a failure it starts again from the newest good checkpoint, on the workers that are
-    there then, up to `restarts` times (default: RESTARTS from the environment, else 0). A rank
+    After a failure it starts again from the newest good checkpoint, up to `restarts` times
+    (default: RESTARTS from the environment, else 0), on as many workers as there are then; with
+    `workers`, on exactly that many, or at least `min_workers`. A rank
     that makes no progress for `stall_timeout` seconds is a failure (None: never); progress is
     a step of a sampler or an optimizer, a batch of an evaluation, a report, a saved file or
     checkpoint. `directory` continues in an earlier run's directory, whose newest checkpoint
@@ -74,8 +75,8 @@ def launch(
     there, `min_workers` at least (default: 1), and takes others as they come: once there is a
     checkpoint and a free worker is warm, all ranks save and leave after the same step, and it goes
     on with more of them. That counts as no restart; nor does a worker that is lost, as long as a
-    checkpoint was saved since the last start. `workers` cannot be given besides; the number that
-    `connect` was asked for is the most.
+    checkpoint was saved since the last start. `workers` cannot be given as well; the number that
+    `connect` was asked for is the maximum.
 
     `on_report` is called here, in this thread, with every record that `Run.metrics` will have, as
     a dict with `rank`, `time` (s since 1970), the position in training and what was reported;
@@ -114,27 +115,34 @@ def launch(
             )
         min_workers = min_workers or 1
     if directory:
-        directory = absolute(directory)  # what it means now, wherever the program goes meanwhile
+        directory = absolute(directory)  # now: the program may change its working directory
 
     began = time.monotonic()
     run_directory: RunDirectory | None = None
     listener: Listener | None = None
     failures: list[Exception] = []
     previous: Exception | None = None  # what ended the attempt before
-    begun = counted = 0  # attempts; failures that count as restarts
-    kept: set[str] = set()  # attempts that have left to grow, and keep their workers
-    held = Tables(client, collections)
+    attempts_begun = 0
+    restarts_used = 0
+    keep_workers: set[str] = set()  # attempts (ids) that have left to grow, and keep their workers
+    own_tables = Tables(client, collections)
     try:
         while True:
-            run_id = uuid.uuid4().hex[:12]
+            attempt_id = uuid.uuid4().hex[:12]
             if hasattr(client, "make_ready"):  # one of `connect`: it may have to submit jobs anew
                 has_failed = previous is not None and not isinstance(previous, MadeRoom)
                 client.make_ready(has_failed, min_workers if grow else None)
-            held.ready(timeout)
+            own_tables.ready(timeout)
             with (
-                open_inbox(client, run_id) as inbox,
-                placement(
-                    client, run_id, workers, min_workers, timeout, held.rows_held(), kept
+                open_inbox(client, attempt_id) as inbox,
+                claimed_workers(
+                    client,
+                    attempt_id,
+                    workers,
+                    min_workers,
+                    timeout,
+                    own_tables.rows_held(),
+                    keep_workers,
                 ) as addresses,
             ):
                 if run_directory is None:
@@ -146,19 +154,19 @@ def launch(
                 try:
                     attempt = Attempt(
                         client,
-                        run_id,
+                        attempt_id,
                         addresses,
                         inbox,
                         run_directory,
                         stall_timeout,
-                        held,
+                        own_tables,
                         listener,
                         grow,
                     )
-                    begun += 1
-                    result = attempt.run(payload, previous, number=begun)
+                    attempts_begun += 1
+                    result = attempt.run(payload, previous, number=attempts_begun)
                 except MadeRoom as made_room:
-                    if attempts.stop_requested:
+                    if told.stop_requested:
                         listener.tell_all()
                         raise RunStopped(
                             "The run was told to stop (SIGTERM) when its ranks had just left, "
@@ -166,12 +174,13 @@ def launch(
                             step=made_room.step,
                             directory=run_directory.path,
                         ) from None
-                    kept.add(run_id)
+                    keep_workers.add(attempt_id)
                     previous = made_room
                 except (RankFailed, RunStopped) as failure:
                     has_shrunk = grow and attempt.has_shrunk(failure)
-                    counted += not has_shrunk
-                    if counted > restarts or attempts.stop_requested:
+                    if not has_shrunk:
+                        restarts_used += 1
+                    if restarts_used > restarts or told.stop_requested:
                         listener.tell_all()
                         raise
                     previous = failure
@@ -211,11 +220,12 @@ def launch(
             error.directory = run_directory.path
         raise
     finally:
-        give_back(client, kept)
-        held.close()
+        give_back(client, keep_workers)
+        own_tables.close()
         if run_directory is not None:
             run_directory.close()
-    raise raised  # here, where nothing is handled: it keeps its own cause
+    # Outside of every `except`: within one, Python would give it another cause.
+    raise raised
 
 
 # What `launch` takes for itself; all other names are arguments of the function.

@@ -25,9 +25,9 @@ _adapting = threading.Lock()
 
 
 @contextlib.contextmanager
-def placement(
+def claimed_workers(
     client: Client,
-    run_id: str,
+    attempt_id: str,
     wanted: int | None,
     least: int | None,
     timeout: float,
@@ -51,9 +51,9 @@ def placement(
     deadline = time.monotonic() + timeout
 
     def claim() -> dict[str, Any]:
-        not_used = [*_runs_over(client), *kept]
+        not_used = [*_attempts_over(client), *kept]
         return _ask_scheduler(
-            client, _claim, run_id, client.id, wanted, least, most, rows_held, not_used
+            client, _claim, attempt_id, client.id, wanted, least, most, rows_held, not_used
         )
 
     try:
@@ -61,25 +61,25 @@ def placement(
         while not answer["claimed"]:
             if time.monotonic() > deadline:
                 raise Error(_too_few(client, answer, wanted, least, timeout))
-            _ask_for(client, run_id, wanted or least or 1)
+            _ask_for(client, attempt_id, wanted or least or 1)
             time.sleep(LOOK_INTERVAL)
             answer = claim()
         kept.clear()
-        _ask_for(client, run_id, len(answer["claimed"]))
+        _ask_for(client, attempt_id, len(answer["claimed"]))
         yield answer["claimed"]
     finally:
-        _ask_for(client, run_id, 0)
-        if run_id not in kept:
-            give_back(client, {run_id, *kept})
+        _ask_for(client, attempt_id, 0)
+        if attempt_id not in kept:
+            give_back(client, {attempt_id, *kept})
 
 
-def give_back(client: Client, runs: set[str]) -> None:
-    """Give back the workers of these runs (ids), if they have any.
+def give_back(client: Client, attempts: set[str]) -> None:
+    """Give back the workers of these attempts (ids), if they have any.
 
     Where the scheduler cannot be reached, the next launch of this client does it.
     """
-    over = _runs_over(client)
-    over |= runs
+    over = _attempts_over(client)
+    over |= attempts
     told = list(over)
     with contextlib.suppress(OSError):  # the scheduler is gone, or out of reach for now
         if told and client.status == "running":
@@ -87,13 +87,13 @@ def give_back(client: Client, runs: set[str]) -> None:
             over.difference_update(told)
 
 
-def _runs_over(client: Client) -> set[str]:
-    """Runs of this client (ids) that have ended, and may still have workers on the scheduler.
+def _attempts_over(client: Client) -> set[str]:
+    """Attempts of this client (ids) that are over, and may still have workers on the scheduler.
 
-    A run that is in here stays over, so a list of them that is a moment old does no harm. One of
-    the runs that go on would lack what another thread has begun in that moment.
+    An attempt that is in here stays over, so a list of them that is a moment old does no harm. One
+    of the attempts that go on would lack what another thread has begun in that moment.
     """
-    return client.__dict__.setdefault("ddp_runs_over", set())
+    return client.__dict__.setdefault("ddp_attempts_over", set())
 
 
 def _ask_scheduler(client: Client, function: Callable, *arguments: Any) -> Any:
@@ -146,7 +146,7 @@ def _adaptive(client: Client) -> Any:
     return getattr(getattr(client, "cluster", None), "_adaptive", None)
 
 
-def _ask_for(client: Client, run_id: str, workers: int) -> None:
+def _ask_for(client: Client, attempt_id: str, workers: int) -> None:
     """Have a cluster that adapts keep as many workers as all launches of this program need.
 
     It counts tasks, and those of a launch come only when the workers are there.
@@ -156,9 +156,9 @@ def _ask_for(client: Client, run_id: str, workers: int) -> None:
         return
     with _adapting:
         needs = adaptive.__dict__.setdefault("ddp_needs", {"minimum": adaptive.minimum})
-        needs.pop(run_id, None)
+        needs.pop(attempt_id, None)
         if workers:
-            needs[run_id] = workers
+            needs[attempt_id] = workers
         launches = sum(need for name, need in needs.items() if name != "minimum")
         least = max(needs["minimum"], launches)
         adaptive.minimum = min(least, max(adaptive.maximum, needs["minimum"]))
@@ -168,7 +168,7 @@ def _ask_for(client: Client, run_id: str, workers: int) -> None:
 
 
 def _claim(
-    run_id: str,
+    attempt_id: str,
     client_id: str,
     wanted: int | None,
     least: int | None,
@@ -177,7 +177,7 @@ def _claim(
     not_used: list[str],
     dask_scheduler: Scheduler,
 ) -> dict[str, Any]:
-    """Claim workers, also those of runs (`not_used`) that do not need them any more.
+    """Claim workers, also those of attempts (`not_used`) that do not need them any more.
 
     Runs on the scheduler, whose event loop makes it atomic: no two launches get one worker.
     """
@@ -194,7 +194,7 @@ def _claim(
         return {"claimed": [], "known": len(known), "busy": len(claims)}
     chosen = sorted(free[:count], key=lambda address: workers[address].host)
     for address in chosen:
-        claims[address] = client_id, run_id
+        claims[address] = client_id, attempt_id
     _keep_few_messages(dask_scheduler, client_id)
     return {"claimed": chosen}
 
@@ -210,18 +210,18 @@ def _free(dask_scheduler: Scheduler) -> list[str]:
 
 
 def _claims(scheduler: Scheduler) -> dict[str, tuple[str, str]]:
-    """Worker address -> (client id, run id)."""
+    """Worker address -> (client id, attempt id)."""
     return scheduler.__dict__.setdefault("ddp_claims", {})
 
 
 def _drop_void(claims: dict, not_used: list[str], scheduler: Scheduler) -> None:
-    """Drop the claims of dead clients, on dead workers, and of runs that do not use them any more.
+    """Drop the claims of dead clients, on dead workers, and of attempts that are over.
 
-    The last are left where a client had lost its connection when the run ended.
+    The last are left where a client had lost its connection when the attempt ended.
     """
-    for address, (owner, run) in list(claims.items()):
+    for address, (owner, attempt) in list(claims.items()):
         is_dead = owner not in scheduler.clients or address not in scheduler.workers
-        if is_dead or run in not_used:
+        if is_dead or attempt in not_used:
             del claims[address]
 
 
@@ -241,8 +241,8 @@ def _keep_few_messages(scheduler: Scheduler, client_id: str) -> None:
             setattr(holder, name, collections.deque(maxlen=KEPT_MESSAGES))
 
 
-def _release(runs: list[str], dask_scheduler: Scheduler) -> None:
+def _release(attempts: list[str], dask_scheduler: Scheduler) -> None:
     claims = _claims(dask_scheduler)
-    for address, (_, owner) in list(claims.items()):
-        if owner in runs:
+    for address, (_, attempt) in list(claims.items()):
+        if attempt in attempts:
             del claims[address]

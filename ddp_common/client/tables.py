@@ -386,16 +386,16 @@ class Tables:
                 )
 
     def hand_over(
-        self, addresses: list[str], assigned: list[list[int]], run_id: str
+        self, addresses: list[str], assigned: list[list[int]], attempt_id: str
     ) -> list[Future]:
         """A task for each rank, on its worker, whose result is a `Handover`."""
         return [
-            self._hand_over(rank, address, assigned, run_id)
+            self._hand_over(rank, address, assigned, attempt_id)
             for rank, address in enumerate(addresses)
         ]
 
     def _hand_over(
-        self, rank: int, address: str, assigned: list[list[int]], run_id: str
+        self, rank: int, address: str, assigned: list[list[int]], attempt_id: str
     ) -> Future:
         tables, partitions, borrowed = [], [], []
         groups = self.groups()
@@ -421,11 +421,13 @@ class Tables:
             workers=[address],
             pure=False,
             retries=0,
-            key=f"ddp-tables-{run_id}-{rank}",
+            key=f"ddp-tables-{attempt_id}-{rank}",
             priority=10,
         )
 
-    def handed_over(self, addresses: list[str], assigned: list[list[int]], run_id: str) -> None:
+    def handed_over(
+        self, addresses: list[str], assigned: list[list[int]], attempt_id: str
+    ) -> None:
         """Once all ranks have theirs: let go of what was computed for them.
 
         Of what somebody else holds, a partition that had to move is where it moved to.
@@ -440,7 +442,7 @@ class Tables:
                     moved[future.key] = before[0], addresses[rank]
         self._let_go_of_ours()
         if moved:
-            self.client.run_on_scheduler(_drop_copies, moved, run_id)
+            self.client.run_on_scheduler(_drop_copies, moved, attempt_id)
 
 
 def _futures_of(collection: Any) -> list[Future] | None:
@@ -526,7 +528,7 @@ def _look(keys: list[Key], dask_scheduler: Scheduler) -> dict[str, Any]:
 
 
 def _drop_copies(
-    moved: dict[Key, tuple[str, str]], run_id: str, dask_scheduler: Scheduler
+    moved: dict[Key, tuple[str, str]], attempt_id: str, dask_scheduler: Scheduler
 ) -> None:
     """Have workers forget partitions that have moved, unless another launch needs them there."""
     claims = dask_scheduler.__dict__.get("ddp_claims", {})
@@ -535,8 +537,8 @@ def _drop_copies(
         if task is None:
             continue
         holders = {worker.address for worker in task.who_has or ()}
-        _, owner = claims.get(before, (None, run_id))
-        if holders == {before, now} and owner == run_id:
+        _, owner = claims.get(before, (None, attempt_id))
+        if holders == {before, now} and owner == attempt_id:
             dask_scheduler.request_remove_replicas(
-                before, [key], stimulus_id=f"ddp-moved-{run_id}"
+                before, [key], stimulus_id=f"ddp-moved-{attempt_id}"
             )

@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from ddp_common.client import told
 from ddp_common.commands.cells import job_source
 from ddp_common.commands.checks import check_choices, check_resumable
 from ddp_common.errors import Error
@@ -212,18 +213,14 @@ def where_the_time_went(run) -> str:
 
 
 def note_interrupt(number, frame):
-    from ddp_common.client import attempt  # imported by the job, if it launches anything
-
-    attempt.interrupted = True
+    told.interrupted = True
     raise KeyboardInterrupt
 
 
 def pass_on_sigterm(number, frame):
-    from ddp_common.client import attempt  # imported by the job, if it launches anything
-
-    if attempt.stop_requested or not attempt.Attempt.running:
+    if told.stop_requested or not told.attempts_running:
         sys.exit(128 + number)
-    attempt.stop_requested = True
+    told.stop_requested = True
 
 
 def when_it_was(namespace: dict) -> str:

@@ -1,10 +1,10 @@
 """The rank's own process: what happens in it before and after the training function.
 
 Started by a worker's agent as a fork of the worker's forkserver. Promises: the last message
-through the pipe says that the result lies in the file made for it, or holds the traceback of
-whatever went wrong since the fork; everything that was reported and printed was sent before;
-the process ends with its worker, whatever state either is in; on SIGUSR1 it writes its Python
-stack, whatever it waits for; asked for them, it names its latest collectives.
+through the pipe is a `Done`, `Raised` or `Stopped`, whatever the training function has done,
+unless it has ended the process; everything that was reported and printed was sent before; the
+process ends with its worker, whatever state either is in; on SIGUSR1 it writes its Python stack,
+whatever it waits for; when asked, it names its latest collectives.
 """
 
 import base64
@@ -41,7 +41,7 @@ def main(
     threads: int,
     payload: bytes,
     tables: Connection | None,
-    listener: Any,
+    store_socket: Any,
     result_file: Connection | None,
     messages: Connection,
     output: Connection,
@@ -52,7 +52,7 @@ def main(
 
     `environment`: variables to set; `threads`: of torch; `payload`: pickled (function, keyword
     arguments, sources of notebook cells); `tables`: a connection around the file with the Dask
-    collections among the arguments, else None; `listener`: rank 0's store socket, else None;
+    collections among the arguments, else None; `store_socket`: rank 0's store socket, else None;
     `result_file`: a connection around the file for rank 0's result, else None; `messages`,
     `output`, `stacks`: the write ends of three pipes to the agent; `questions`: an end of one that
     goes both ways.
@@ -67,12 +67,30 @@ def main(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     last_word: Message
     try:
-        last_word = _train(environment, threads, payload, tables, listener, result_file, messages)
+        last_word = _train(
+            environment, threads, payload, tables, store_socket, result_file, messages
+        )
     except BaseException as error:  # whatever it is: the client must know
         last_word = _raised(error)
     pipe.write(messages, last_word)
     if isinstance(last_word, Raised):
         sys.exit(last_word.exitcode)
+
+
+def _die_with_the_worker() -> None:
+    """When the worker dies its forkserver dies, and with that this rank, even if it is stopped.
+
+    Where the kernel does not do that, a thread does.
+    """
+    die_with_parent()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait_for_its_end() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=wait_for_its_end, daemon=True).start()
 
 
 def _attach_output(output: Connection) -> None:
@@ -88,7 +106,7 @@ def _train(
     threads: int,
     payload: bytes,
     tables: Connection | None,
-    listener: Any,
+    store_socket: Any,
     result_file: Connection | None,
     messages: Connection,
 ) -> Message:
@@ -119,7 +137,7 @@ def _train(
         linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
         _publish_main(function)
         recorder.keep_the_latest()
-        with rendezvous.process_group(listener):
+        with rendezvous.process_group(store_socket):
             pace.watch()
             trace.trace_if_asked()
             result = _call(function, arguments)
@@ -146,17 +164,41 @@ def _call(function: Callable, arguments: dict) -> Any:
     A process that it has forked (os.fork) may come back from it too: that one is not the rank,
     and ends here.
     """
-    rank = os.getpid()
+    own_pid = os.getpid()
     try:
         return function(**arguments)
     finally:
-        if os.getpid() != rank:
+        if os.getpid() != own_pid:
             error = sys.exception()
             if error is not None and not isinstance(error, SystemExit):
                 traceback.print_exception(error)
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             os._exit(_exit_code(error))
+
+
+def _write_result(result: Any, result_file: Connection) -> bytes | None:
+    """Pickle the result into its file; returns it as bytes if that fails, else None.
+
+    It fails with a limit on the size of files, for example. torch.save keeps tensors out of the
+    pickle and lets the client load a GPU's tensors without one.
+    """
+    import torch
+
+    with contextlib.suppress(Exception), open(result_file.fileno(), "wb", closefd=False) as file:
+        torch.save(result, file)
+        file.flush()
+        return None
+    buffer = io.BytesIO()
+    try:
+        torch.save(result, buffer)
+    except Exception as error:
+        raise TypeError(
+            f"The training function returned something that cannot be pickled ({error}). Return "
+            "tensors, numbers, a state_dict, or lists and dicts of these; not "
+            f"{type(result).__name__}."
+        ) from None
+    return buffer.getvalue()
 
 
 def _be_no_rank(handler: Any) -> None:
@@ -255,53 +297,16 @@ def _pickle_exception(error: BaseException) -> str | None:
     return None
 
 
+# On the client
+
+
 def unpickle_exception(text: str) -> BaseException | None:
-    """On the client: what `_pickle_exception` has packed; None if it cannot be loaded here."""
+    """What `_pickle_exception` has packed; None if it cannot be loaded here."""
     try:
         return pickle.loads(base64.b64decode(text))
     except Exception:
         # A class that the client cannot import, a tensor on a GPU that it does not have
         return None
-
-
-def _die_with_the_worker() -> None:
-    """When the worker dies its forkserver dies, and with that this rank, even if it is stopped.
-
-    Where the kernel does not do that, a thread does.
-    """
-    die_with_parent()
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def wait_for_its_end() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=wait_for_its_end, daemon=True).start()
-
-
-def _write_result(result: Any, result_file: Connection) -> bytes | None:
-    """Pickle the result into its file; returns it as bytes if that fails, else None.
-
-    It fails with a limit on the size of files, for example. torch.save keeps tensors out of the
-    pickle and lets the client load a GPU's tensors without one.
-    """
-    import torch
-
-    with contextlib.suppress(Exception), open(result_file.fileno(), "wb", closefd=False) as file:
-        torch.save(result, file)
-        file.flush()
-        return None
-    buffer = io.BytesIO()
-    try:
-        torch.save(result, buffer)
-    except Exception as error:
-        raise TypeError(
-            f"The training function returned something that cannot be pickled ({error}). Return "
-            "tensors, numbers, a state_dict, or lists and dicts of these; not "
-            f"{type(result).__name__}."
-        ) from None
-    return buffer.getvalue()
 
 
 def training_stack(text: str) -> str:

@@ -6,7 +6,8 @@ one rank, and everything works alone.
 
 Promises: the backend is NCCL if every rank has a GPU of its own, else gloo; both use the network
 interface through which the ranks reach each other; a rank that is missing or claimed twice is
-named; a process that does not know the run's secret (`secret`) cannot become a rank.
+named; a process that does not know the run's secret (`secret`), if there is one, can join neither
+the store nor gloo's group.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ from ddp_common.ranks.store import MAC, NONCE, Server, Store, StrangerError, con
 
 JOIN_TIMEOUT = float(os.environ.get("DDP_JOIN_TIMEOUT", 60))  # seconds that ranks await each other
 ANSWER_TIMEOUT = 5  # seconds that whoever answers at the store's port has to prove itself
+FOREVER = datetime.timedelta(days=365)
 PROBE_TIMEOUT = 1  # the same where several ports may be the right one
 SO_ATTACH_FILTER = 26  # Linux, <asm/socket.h>
 
@@ -75,13 +77,13 @@ def device() -> torch.device:
 
 @contextlib.contextmanager
 def process_group(
-    listener: socket.socket | None = None,
+    store_socket: socket.socket | None = None,
     timeout: datetime.timedelta = datetime.timedelta(minutes=30),
 ) -> Iterator[torch.device]:
     """Be a member of the process group inside a `with` block; yields the device.
 
-    `listener` is the bound socket of the store, given to rank 0 by its agent; without it rank 0
-    opens a port itself (`store_port`). `timeout` is that of collectives.
+    `store_socket` is the bound socket of the store, which rank 0 has from its agent; without it
+    rank 0 opens a port itself (`store_port`). `timeout` is that of collectives.
 
     A rank leaves the block once all ranks are in, so that nobody is still connecting to it. Rank 0
     leaves when every other rank has left, so that nobody loses the store. After an exception
@@ -94,18 +96,19 @@ def process_group(
     if place is None:
         yield device()
         return
-    server, store = _join(place, listener, timeout)
+    server, store = _join(place, store_socket, timeout)
     with _explain_second_group():
         yield device()
+    # Not in a `finally`: after an exception nobody waits.
     _leave(place, server, store, timeout)
 
 
-def _join(place, listener, timeout):
-    """Become a member of the process group; returns what `_join_store` does."""
+def _join(place, store_socket, timeout):
+    """Become a member of the process group; returns the server (None but on rank 0), the store."""
     global _place, _device, _store, _group
     shared = secret.of_this_run()
-    key = proof(shared, _name_of_this_run().encode())
-    server, store = _join_store(place, listener, key)
+    key = proof(shared, _name_of_this_attempt().encode())  # derived: of this attempt alone
+    server, store = _join_store(place, store_socket, key)
     store.private = bool(shared)
     with _explain_lost_store(place):
         _claim_rank(store, place)
@@ -132,7 +135,8 @@ def _leave(place, server, store, timeout):
     store.wait([f"joined/{peer}" for peer in everybody], timeout)
     if place.rank == 0:
         store.set("left/0", b"")
-        store.wait([f"left/{peer}" for peer in everybody], timeout)
+        # However long a rank works on alone. If one has died, whoever started the ranks ends them.
+        store.wait([f"left/{peer}" for peer in everybody], FOREVER)
     # A script for torchrun destroys the group in its last line. After an exception nobody does:
     # that could wait for peers, and the process is about to end.
     if dist.is_initialized():
@@ -197,8 +201,8 @@ def place_of_this_process() -> Place | None:
     )
 
 
-def _name_of_this_run():
-    """What the ranks of a run have in common, and another run with the same secret has not."""
+def _name_of_this_attempt():
+    """What the ranks of an attempt have in common, but those of another one have not."""
     if "MASTER_PORT" not in os.environ:
         return slurm.token()
     names = (
@@ -213,16 +217,16 @@ def _name_of_this_run():
 # The store: rank 0 opens it, the others find it.
 
 
-def _join_store(place, listener, key):
+def _join_store(place, store_socket, key):
     """(the server on rank 0, else None; this rank's `Store`)."""
     deadline = time.monotonic() + JOIN_TIMEOUT
     try:
         if place.rank != 0:
             return None, _find_store(place, key, deadline)
-        if listener is None:
-            listener = store_port.listen(place)
-            store_port.say(place, listener.getsockname()[1], deadline)
-        server = Server(listener, key)
+        if store_socket is None:
+            store_socket = store_port.listen(place)
+            store_port.say(place, store_socket.getsockname()[1], deadline)
+        server = Server(store_socket, key)
         return server, connect(*server.address, key, JOIN_TIMEOUT)
     except (dist.DistError, RuntimeError, OSError) as error:
         verb = "open" if place.rank == 0 else "reach"
@@ -361,7 +365,10 @@ def _choose_backend(store, place):
 
 
 def _form_group(backend, store, place, key, timeout):
-    """Make the default process group, and let nobody in but the run's own ranks."""
+    """Make the default process group. With gloo, nobody but the run's own ranks gets in.
+
+    NCCL's own ports stay open, see docs/security.md.
+    """
     if backend == "nccl":
         # Else a thread of NCCL's asks the store once a second, even while Python ends.
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")

@@ -1,15 +1,17 @@
 """Which samples each rank trains on, step by step, now and after a restart.
 
 Every rank computes the same order from (seed, epoch) alone, so nothing is communicated. A global
-batch has a fixed size; rank r takes every world_size-th index of it, starting at the r-th. The
-samples of a step are therefore the same for any number of ranks, and so are its loss and
-gradient, up to the order of floating-point sums. Of a table that Dask has prepared, a rank takes
+batch has a fixed size; rank r takes every world_size-th index of it, starting at the r-th
+(`dealing`). The samples of a step are therefore the same for any number of ranks. So are its loss
+and gradient, with `weight` and up to the order of floating-point sums, for a model without dropout
+and batch normalisation. Of a table that Dask has prepared, a rank takes
 the rows that lie on its worker (`dealing`): the samples of a step do not depend on where they lie.
 
 A step begins when training takes its batch, whenever the loader has asked for it (`passes`):
 position, weight and random state are always those of the batch that training has.
 
-One word is used throughout: a *pass* is one iteration over the sampler, usually one epoch.
+Two words are used throughout: a *pass* is one iteration over the sampler, usually one epoch; a
+*peek* is a pass of one batch whose weight nobody has asked for, and does not count.
 """
 
 import functools
@@ -47,7 +49,8 @@ class ElasticSampler:
     with an `Error` before it does harm; docs/loops.md has the table.
 
     Iterating yields lists of this rank's indices. Before each step torch's random state is set
-    from (seed, epoch, step, rank): dropout is the same however often a run was interrupted. All
+    from (seed, epoch, step, rank): on the same number of ranks, dropout is the same however often
+    a run was interrupted. All
     of this holds for a `DataLoader` with workers as well.
 
     `epoch` and `step` are the position: `step` steps of `epoch` have been taken. Shuffling costs
@@ -82,9 +85,9 @@ class ElasticSampler:
         self.between_steps: list[Callable[[], None]] = []
         # Functions to call before leaving, when told to leave
         self.before_stopping: list[Callable[[], None]] = []
-        self._forget_passes()
+        self._begin_anew()
 
-    def _forget_passes(self):
+    def _begin_anew(self):
         self._weight = 1.0
         self._taking_thread = None  # the thread that took the last batch
         self._last_pass = None  # the pass that took it; None if the position was set since then
@@ -104,7 +107,7 @@ class ElasticSampler:
         self.__dict__.update(state)
         self.between_steps = []
         self.before_stopping = []
-        self._forget_passes()
+        self._begin_anew()
 
     def __len__(self) -> int:
         """Steps in an epoch, including a ragged last one."""
@@ -129,7 +132,7 @@ class ElasticSampler:
         return PlacedDeal(placement, self.batch_size, self.seed, epoch, self.shuffle)
 
     def _order(self, epoch):
-        """The same in its cheapest form: a range, or an array of the smallest type that fits."""
+        """The order of an epoch, in its cheapest form: a range, or an array of a small type."""
         if not self.shuffle:
             return range(self.length)
         dtype = np.int32 if self.length < 2**31 else np.int64
@@ -141,7 +144,7 @@ class ElasticSampler:
     # Counting epochs.
 
     def epochs(self, n: int) -> Iterator[int]:
-        """Yield the epochs from the current position up to `n`, the number of the whole run.
+        """Yield the epochs from the current position on, below `n`, their number in the whole run.
 
         Each epoch has one pass over the samples. Raises `Error` for an `n` that is no number of
         epochs, and for a second loop within the first.
@@ -342,7 +345,7 @@ class ElasticSampler:
         self._generation += 1
 
     def _finish_previous_step(self):
-        """Between two steps all ranks are at the same position: the moment to save or to leave."""
+        """Between two steps model and position belong together: the moment to save or to leave."""
         for call in self.between_steps:
             call()
         for call in injected:

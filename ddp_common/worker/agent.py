@@ -6,7 +6,9 @@ a second, can be killed at any moment, and leaves nothing behind in the worker. 
 when the client cancels the task, or dies, the task's state becomes 'cancelled' while it runs.
 Promises: one rank at a time; when the task ends, its rank is gone, and so is all that the rank has
 started, in whatever session (`descendants`); before that, the client was sent what the rank
-reported and printed, and how it ended.
+reported and printed, and how it ended. Of a rank that was cancelled, what it printed last may be
+missing; one that was cancelled while its process was being started is killed as soon as that is
+there.
 """
 
 import contextlib
@@ -58,69 +60,70 @@ EXIT_TIMEOUT = 1.0  # seconds that a rank has to end after its last word
 STACK_TIMEOUT = 10.0  # seconds that a rank has to write its stack, on a busy machine
 ANSWER_TIMEOUT = 8.0  # seconds that a rank has to say which collectives it is in
 WARM_UP_TIMEOUT = 300  # seconds that torch may take to be imported
-STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+SUSPENDED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)  # SIGSTOP, a debugger
 OUTER_FRAMES_TIMEOUT = 0.4  # seconds for the frames around the rank's own, which nobody reads
 OWN_OUTERMOST_FRAME = re.compile(rb'ranks/process\.py", line \d+ in main\b')
 
 _one_rank = threading.Lock()
-_listener = None  # (run id, socket) made by `listen`, until rank 0's agent takes it
+_store_socket = None  # (attempt id, socket) made by `listen`, until rank 0's agent takes it
 _running = None  # the `RankProcess` on this worker, while there is one
-_ends = threading.Lock()  # so that nobody duplicates an end of it that is just being closed
+_closing = threading.Lock()  # held while a pipe of `_running` is duplicated or closed
 _questions = 0  # how often a rank was asked for its collectives
 
 
 # Called by the client, with `client.run`
 
 
-def listen(run_id: str, dask_worker: Worker) -> tuple[str, int, str]:
+def listen(attempt_id: str, dask_worker: Worker) -> tuple[str, int, str]:
     """Bind a port for rank 0's store, on the address by which Dask reaches this worker.
 
     The port is any that is free. Returns (host, port, secret). Whoever knows the secret counts as
     one of the attempt's ranks; it travels as Dask's own messages do.
     """
-    global _listener
-    if _listener is not None:  # left by a launch that came no further
-        _, earlier = _listener
+    global _store_socket
+    if _store_socket is not None:  # left by a launch that came no further
+        _, earlier = _store_socket
         earlier.close()
     host = get_address_host(dask_worker.address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family)
     bound.bind((host, 0))
     bound.listen(1024)
-    _listener = run_id, bound
+    _store_socket = attempt_id, bound
     port = bound.getsockname()[1]
     return host, port, secret.new()
 
 
 def tell_to_stop() -> None:
     """Send SIGTERM to the rank on this worker, if there is one."""
-    rank = _running  # read once: it may end at any moment
-    if rank is not None:
+    child = _running  # read once: it may end at any moment
+    if child is not None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(rank.pid, signal.SIGTERM)
+            os.kill(child.pid, signal.SIGTERM)
 
 
 def where_is_it(wake: bool) -> Whereabouts | None:
     """Where the rank on this worker is.
 
-    None without a rank. A rank that somebody has stopped cannot write its stack. With `wake` it
-    goes on, and so do those that wait for it: ask these first. Otherwise its stack is None.
+    None without a rank. A rank that is suspended (by SIGSTOP, or a debugger) cannot write its
+    stack: without `wake` that is None in the answer. With `wake` the rank is continued first, and
+    so its peers go on too: ask them before.
     """
-    rank = _running  # read once: it may end at any moment
-    if rank is None:
+    child = _running  # read once: it may end at any moment
+    if child is None:
         return None
     try:
-        with _ends:
-            stacks = Connection(os.dup(rank.stacks.fileno()))
-            questions = Connection(os.dup(rank.questions.fileno()))
+        with _closing:
+            stacks = Connection(os.dup(child.stacks.fileno()))
+            questions = Connection(os.dup(child.questions.fileno()))
         with stacks, questions:
-            state = psutil.Process(rank.pid).status()
-            if state in STOPPED and not wake:
+            state = psutil.Process(child.pid).status()
+            if state in SUSPENDED and not wake:
                 return Whereabouts(state, None)
-            os.kill(rank.pid, signal.SIGUSR1)
-            os.kill(rank.pid, signal.SIGCONT)
+            os.kill(child.pid, signal.SIGUSR1)
+            os.kill(child.pid, signal.SIGCONT)
             stack = _read_stack(stacks).decode(errors="replace")
-            if state in STOPPED:  # and goes on by now
+            if state in SUSPENDED:  # and goes on by now
                 return Whereabouts(state, stack)
             return Whereabouts(state, stack, _ask_for_collectives(questions))
     except (psutil.NoSuchProcess, OSError):  # it has ended meanwhile
@@ -205,10 +208,10 @@ def run_rank(
         return _is_wanted(worker, key)
 
     with _one_rank:
-        send = Sender(worker, spec.run, spec.rank)
+        send = Sender(worker, spec.attempt, spec.rank)
         try:
-            rank = _make_rank(worker, spec, payload, tables)
-            has_started = _start(rank, is_wanted)
+            child = _make_rank(worker, spec, payload, tables)
+            has_started = _start(child, is_wanted)
         except Exception:  # of any kind: the client, which waits for this rank, must learn of it
             message = "The rank could not be started."
             send(Ended("raised", message=message, traceback=traceback.format_exc()))
@@ -216,7 +219,7 @@ def run_rank(
         if not has_started:
             send(Ended("cancelled"))
             return None
-        return _follow(rank, worker, send, is_wanted)
+        return _follow(child, worker, send, is_wanted)
 
 
 def _is_wanted(worker: Worker, key: Key) -> bool:
@@ -251,7 +254,7 @@ class RankProcess:
         return pid
 
     def close(self) -> None:
-        with _ends:
+        with _closing:
             for end in (self.messages, self.output, self.stacks, self.questions):
                 end.close()
 
@@ -260,14 +263,14 @@ def _make_rank(
     worker: Worker, spec: RankSpec, payload: bytes, tables: Handover | None
 ) -> RankProcess:
     """A rank whose process is not started yet."""
-    global _listener
-    listener = result_file = result_end = None
+    global _store_socket
+    store_socket = result_file = result_end = None
     if spec.rank == 0:
-        assert _listener is not None, "the client calls `listen` first"
-        run_id, listener = _listener
-        assert run_id == spec.run, "another run's store"  # which stays there for that run
-        _listener = None
-        result_file = open_result_file(spec.run)
+        assert _store_socket is not None, "the client calls `listen` first"
+        attempt_id, store_socket = _store_socket
+        assert attempt_id == spec.attempt, "the socket is that of another attempt"
+        _store_socket = None
+        result_file = open_result_file(spec.attempt)
         result_end = Connection(os.dup(result_file.fileno()))  # as a connection it can be sent
     tables_end = tables.take() if tables is not None else None
     context = forkserver.start_forkserver()
@@ -283,7 +286,7 @@ def _make_rank(
             worker.state.nthreads,
             payload,
             tables_end,
-            listener,
+            store_socket,
             result_end,
             their_messages,
             their_output,
@@ -292,7 +295,7 @@ def _make_rank(
         ),
     )
     always = [their_messages, their_output, their_stacks, their_questions]
-    sometimes = [end for end in (tables_end, listener, result_end) if end is not None]
+    sometimes = [end for end in (tables_end, store_socket, result_end) if end is not None]
     child_ends = always + sometimes
     return RankProcess(process, messages, output, stacks, questions, result_file, child_ends)
 
@@ -316,7 +319,7 @@ def _environment(spec: RankSpec) -> dict[str, str]:
     return {name: str(value) for name, value in variables.items()}
 
 
-def _start(rank: RankProcess, is_wanted: Callable[[], bool]) -> bool:
+def _start(child: RankProcess, is_wanted: Callable[[], bool]) -> bool:
     """Start the process; False if it was no longer wanted before it ran.
 
     A thread does it, because the first start waits while the forkserver imports torch. If the
@@ -329,15 +332,16 @@ def _start(rank: RankProcess, is_wanted: Callable[[], bool]) -> bool:
 
     def start() -> None:
         try:
-            forkserver.start_process(rank.process)
+            forkserver.start_process(child.process)
         except Exception as error:  # raised again below, in the agent's thread
             errors.append(error)
-        for end in rank.child_ends:
+        for end in child.child_ends:
             end.close()
         with deciding:
             has_started.set()
         if abandoned.is_set() and not errors:
-            _kill_group(rank)  # what it may have started, the next rank's agent ends
+            # If it has started processes, the agent of the next rank ends them.
+            _kill_group(child)
 
     threading.Thread(target=start, daemon=True).start()
     while not has_started.wait(POLL):
@@ -351,18 +355,18 @@ def _start(rank: RankProcess, is_wanted: Callable[[], bool]) -> bool:
 
 
 def _follow(
-    rank: RankProcess, worker: Worker, send: Sender, is_wanted: Callable[[], bool]
+    child: RankProcess, worker: Worker, send: Sender, is_wanted: Callable[[], bool]
 ) -> bytes | memoryview | None:
     """From the start of a rank's process to its last message; returns what `run_rank` does."""
     global _running
-    _running = rank
-    send(Started(rank.pid, socket.gethostname()))
+    _running = child
+    send(Started(child.pid, socket.gethostname()))
     try:
-        ending, as_bytes = _watch(rank, send, is_wanted, MemoryLimit(worker, rank.pid))
+        ending, as_bytes = _watch(child, send, is_wanted, MemoryLimit(worker, child.pid))
     finally:
         _running = None
-        left = _kill(rank)
-        rank.close()
+        left = _kill(child)
+        child.close()
     for pid in left:
         text = (
             f"process {pid}, which this rank has started, does not end although it was killed "
@@ -370,35 +374,35 @@ def _follow(
         )
         send(Line(text))
     result: bytes | memoryview | None = None
-    if ending.how == "done" and rank.result_file is not None:
+    if ending.how == "done" and child.result_file is not None:
         if as_bytes is not None:
             result = as_bytes
             ending.result_size = len(as_bytes)
         else:
-            result, place = take_result(rank.result_file)
-            vars(ending).update(place)
+            result, where_it_is = take_result(child.result_file)
+            vars(ending).update(where_it_is)
     send(ending)
     return result
 
 
 def _watch(
-    rank: RankProcess, send: Sender, is_wanted: Callable[[], bool], memory: MemoryLimit
+    child: RankProcess, send: Sender, is_wanted: Callable[[], bool], memory: MemoryLimit
 ) -> tuple[Ended, bytes | None]:
     """Pass on what the rank says until it ends or is no longer wanted.
 
     Returns how it ended, and its result if that came through the pipe.
     """
-    process = rank.process
+    process = child.process
     lines = Lines(send)
-    messages = pipe.Reader(rank.messages)
-    open_ends = [rank.messages, rank.output]
+    messages = pipe.Reader(child.messages)
+    open_ends = [child.messages, child.output]
     last_word: Message | None = None
     deadline = float("inf")  # for the end of the process
     while True:
         ready = wait([*open_ends, process.sentinel], timeout=POLL)
-        if rank.output in ready and not lines.read(rank.output):
-            open_ends.remove(rank.output)
-        if rank.messages in ready:
+        if child.output in ready and not lines.read(child.output):
+            open_ends.remove(child.output)
+        if child.messages in ready:
             for message in messages.read():
                 if isinstance(message, LAST_WORDS):
                     last_word = message
@@ -406,7 +410,7 @@ def _watch(
                 else:
                     send(message)
             if not messages.is_open:
-                open_ends.remove(rank.messages)
+                open_ends.remove(child.messages)
         lines.flush_if_due()
         send.flush_if_due()
 
@@ -415,8 +419,8 @@ def _watch(
             deadline = min(deadline, time.monotonic() + EXIT_TIMEOUT)
         is_late = time.monotonic() > deadline
         # A child of the rank may hold its output open, and print for ever.
-        still_prints = rank.output in ready and not is_late
-        all_is_read = rank.messages not in ready and not still_prints
+        still_prints = child.output in ready and not is_late
+        all_is_read = child.messages not in ready and not still_prints
         # Over: it has ended, and all is read; or it has said its last word, and does not end.
         is_over = all_is_read if has_ended else is_late
         if is_over:
@@ -448,19 +452,19 @@ def _ending(last_word: Message | None, exitcode: int | None) -> tuple[Ended, byt
     return Ended("exited", exitcode), None
 
 
-def _kill(rank: RankProcess) -> list[int]:
+def _kill(child: RankProcess) -> list[int]:
     """End the rank and all that it has started, and wait until it is gone.
 
     First its process group at one blow, which is most of it; then what has a session or group of
     its own, or lost its parent. Returns the numbers of processes that are not gone.
     """
-    guard = forkserver.guard()
-    _kill_group(rank)
-    return descendants.end(lambda: descendants.of_rank(rank.pid, guard))
+    guard = forkserver.guard()  # the process that adopts what a rank has left behind
+    _kill_group(child)
+    return descendants.end(lambda: descendants.of_rank(child.pid, guard))
 
 
-def _kill_group(rank: RankProcess) -> None:
+def _kill_group(child: RankProcess) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
-            kill(rank.pid, signal.SIGKILL)
-    rank.process.join()
+            kill(child.pid, signal.SIGKILL)
+    child.process.join()

@@ -80,19 +80,19 @@ def trees(roots: Iterable[int], table: dict[int, Entry]) -> list[int]:
     return [pid for pid in found if table[pid].state != "Z"]
 
 
-def of_rank(rank: int, guard: int | None) -> list[int]:
+def of_rank(pid: int, guard: int | None) -> list[int]:
     """What lives of a rank and of all that it, or a rank before it, has started.
 
-    Returns process numbers, the rank's own among them. `guard` is the process that the worker
-    started as its forkserver: its first child is the forkserver, the others are what has lost its
-    parent.
+    `pid` is the rank's process number. Returns such numbers, that one among them. `guard` is the
+    process that the worker started as its forkserver: its first child is the forkserver, the
+    others are what has lost its parent.
     """
     table = processes()
     adopted = sorted(
-        (pid for pid, entry in table.items() if entry.parent == guard),
-        key=lambda pid: (table[pid].started, pid),
+        (each for each, entry in table.items() if entry.parent == guard),
+        key=lambda each: (table[each].started, each),
     )
-    return trees([rank, *adopted[1:]], table)
+    return trees([pid, *adopted[1:]], table)
 
 
 def end(find: Callable[[], Iterable[int]]) -> list[int]:

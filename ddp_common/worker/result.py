@@ -10,10 +10,10 @@ from typing import BinaryIO
 LARGE_RESULT = 32 * 2**20
 
 
-def open_result_file(run_id: str) -> BinaryIO:
+def open_result_file(attempt_id: str) -> BinaryIO:
     """A file in memory, into which rank 0 writes its result: a pipe would copy it four times."""
     if hasattr(os, "memfd_create"):
-        return open(os.memfd_create(f"ddp-result-{run_id}"), "rb")
+        return open(os.memfd_create(f"ddp-result-{attempt_id}"), "rb")
     return tempfile.TemporaryFile()
 
 

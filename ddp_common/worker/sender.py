@@ -21,16 +21,16 @@ class Sender:
     That is at the latest when `flush_if_due` is called after `FLUSH`.
     """
 
-    def __init__(self, worker: Worker, run_id: str, rank: int):
+    def __init__(self, worker: Worker, attempt_id: str, rank: int):
         self.worker = worker
-        self.run_id = run_id
+        self.attempt_id = attempt_id
         self.rank = rank
         self.waiting: list[Message] = []
         self.sent = time.monotonic()
 
     def __call__(self, message: Message) -> None:
         if isinstance(message, File):  # too large for an event: the client fetches it
-            token = f"{self.run_id}/{self.rank}/{time.monotonic_ns()}"
+            token = f"{self.attempt_id}/{self.rank}/{time.monotonic_ns()}"
             spool.keep_file(token, message.content)
             message = FileKept(message.name, token)
         self.waiting.append(message)
@@ -39,7 +39,7 @@ class Sender:
 
     def flush(self) -> None:
         if self.waiting:
-            event = {"run": self.run_id, "rank": self.rank, "packed": pack(self.waiting)}
+            event = {"attempt": self.attempt_id, "rank": self.rank, "packed": pack(self.waiting)}
             self.worker.log_event(TOPIC, event)
         self.waiting = []
         self.sent = time.monotonic()

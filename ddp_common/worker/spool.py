@@ -25,15 +25,15 @@ PIECE = 8 * 2**20
 _files: dict[str, bytes] = {}
 
 
-def find_checkpoints(run_id: str, directory: str, dask_worker: Worker) -> tuple[str, bool]:
+def find_checkpoints(attempt_id: str, directory: str, dask_worker: Worker) -> tuple[str, bool]:
     """Where a rank on this worker finds and leaves checkpoints.
 
     Also whether that is the run directory's own folder.
     """
     _keep_few_messages(dask_worker)
-    if (Path(directory) / f".seen-{run_id}").exists():
+    if (Path(directory) / f".seen-{attempt_id}").exists():
         return directory, True
-    spool = _spool(dask_worker, run_id)
+    spool = _spool(dask_worker, attempt_id)
     try:
         spool.mkdir(mode=0o700, parents=True)
     except OSError as error:
@@ -55,8 +55,8 @@ def _keep_few_messages(worker: Worker) -> None:
         stream.recent_message_log = collections.deque(maxlen=KEPT_MESSAGES)
 
 
-def _spool(worker: Worker, run_id: str) -> Path:
-    return Path(worker.local_directory) / f"ddp-{run_id}"
+def _spool(worker: Worker, attempt_id: str) -> Path:
+    return Path(worker.local_directory) / f"ddp-{attempt_id}"
 
 
 def keep_file(token: str, content: bytes) -> None:
@@ -80,6 +80,6 @@ def write_piece(path: str, offset: int, content: bytes) -> None:
         file.write(content)
 
 
-def forget(run_id: str, dask_worker: Worker) -> None:
-    """Remove this worker's spool of a run."""
-    shutil.rmtree(_spool(dask_worker, run_id), ignore_errors=True)
+def forget(attempt_id: str, dask_worker: Worker) -> None:
+    """Remove this worker's spool of an attempt."""
+    shutil.rmtree(_spool(dask_worker, attempt_id), ignore_errors=True)

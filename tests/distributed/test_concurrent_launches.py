@@ -15,7 +15,7 @@ from processes import Background, assert_nothing_left, log_of, wait_until, worke
 
 import ddp_common as ddp
 from ddp_common.client.inbox import open_inbox
-from ddp_common.client.placement import give_back, placement
+from ddp_common.client.placement import claimed_workers, give_back
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -96,9 +96,11 @@ def test_two_launches_at_once_have_workers_of_their_own(client, launches, client
 CLAIMS = 250  # of each thread; with the mistake below the four of them met after 60 to 360
 
 
-def claim(client, run_id, workers=2, kept=None, timeout=60.0):
+def claim(client, attempt_id, workers=2, kept=None, timeout=60.0):
     """So many workers, as `launch` claims them."""
-    return placement(client, run_id, workers, None, timeout, {}, set() if kept is None else kept)
+    return claimed_workers(
+        client, attempt_id, workers, None, timeout, {}, set() if kept is None else kept
+    )
 
 
 def new_id():
@@ -120,8 +122,8 @@ def test_launches_in_several_threads_never_claim_one_worker_twice(client, thread
 
     def claim_again_and_again():
         for _ in range(CLAIMS):
-            run_id = new_id()
-            with open_inbox(client, run_id), claim(client, run_id, workers=1) as addresses:
+            attempt_id = new_id()
+            with open_inbox(client, attempt_id), claim(client, attempt_id, workers=1) as addresses:
                 with one_at_a_time:
                     taken_twice.extend(in_use & set(addresses))
                     in_use.update(addresses)

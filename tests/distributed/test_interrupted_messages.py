@@ -11,7 +11,7 @@ import pytest
 from processes import Background, assert_nothing_left, log_of, wait_until
 
 import ddp_common as ddp
-from ddp_common.client import attempt
+from ddp_common.client import told
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -49,7 +49,7 @@ def test_a_rank_that_is_suspended_ends_when_the_launch_is_interrupted(
     wait_until(lambda: rank.status() == psutil.STATUS_STOPPED)
     # The worker goes on a second later, and takes in what the pipe holds.
     wait_until(lambda: worker.status() != psutil.STATUS_STOPPED)
-    monkeypatch.setattr(attempt, "interrupted", True)
+    monkeypatch.setattr(told, "interrupted", True)
     with pytest.raises(KeyboardInterrupt):
         launch.outcome()
     monkeypatch.undo()

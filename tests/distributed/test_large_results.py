@@ -86,6 +86,6 @@ def test_many_reports_do_not_stay_in_the_workers(client):
 
 def test_events_are_packed(client):
     ddp.launch(client, many_reports, workers=1, number=10)
-    packed = [event for _, event in client.get_events(sender.TOPIC) if "run" in event]
+    packed = [event for _, event in client.get_events(sender.TOPIC) if "attempt" in event]
     assert sum(len(sender.messages_of(event)) for event in packed) > 10
-    assert all(set(event) == {"run", "rank", "packed", "worker"} for event in packed)
+    assert all(set(event) == {"attempt", "rank", "packed", "worker"} for event in packed)
