@@ -23,9 +23,9 @@ def write(pipe: Connection, message: Message) -> None:
     Raises OSError if nobody reads it any more.
     """
     pickled = pickle.dumps(message)
-    with open(pipe.fileno(), "wb", closefd=False) as stream:
-        stream.write(LENGTH.pack(len(pickled)))
-        stream.write(pickled)
+    left = memoryview(LENGTH.pack(len(pickled)) + pickled)
+    while left:
+        left = left[os.write(pipe.fileno(), left) :]
 
 
 class Reader:

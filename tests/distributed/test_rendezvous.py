@@ -200,6 +200,23 @@ def test_a_second_process_that_claims_a_rank_is_told_who_has_it():
     )
 
 
+WORKS_ON_ALONE = """
+import datetime
+import time
+
+with ddp.process_group(timeout=datetime.timedelta(seconds=10)):
+    time.sleep(15 * ddp.rank())
+print("left", flush=True)
+"""
+
+
+def test_rank_0_waits_for_a_rank_that_works_on_alone_longer_than_a_collective_may_take():
+    port = free_port()
+    variables = (torchrun_variables(rank, 2, port) for rank in (0, 1))
+    processes = start_together(*variables, code=WORKS_ON_ALONE)
+    assert [process.communicate(timeout=200)[0] for process in processes] == ["left\n"] * 2
+
+
 def test_a_port_that_another_program_holds_is_an_error_in_words():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
