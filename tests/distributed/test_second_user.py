@@ -144,7 +144,7 @@ def found(local):
     return stranger_at(listening(local))
 
 
-def test_the_same_user_connects_to_a_cluster_without_protection():
+def test_another_user_connects_to_a_cluster_without_protection():
     with LocalCluster(n_workers=1, dashboard_address=":0") as cluster, Client(cluster) as client:
         ports = listening(client)
         scheduler = int(cluster.scheduler_address.rpartition(":")[2])

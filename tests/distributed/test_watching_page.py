@@ -89,7 +89,7 @@ def test_mlflow_has_one_run_of_a_launch_with_its_settings(page):
     (kept,) = mlflow.search_runs(experiment_names=["linear"], output_format="list")
     assert kept.data.params["learning_rate"] == "0.05"
     assert kept.data.tags["run directory"] == str(page["run"].directory)
-    curve = mlflow.MlflowClient().get_metric_history(kept.info.attempt_id, "loss")
+    curve = mlflow.MlflowClient().get_metric_history(kept.info.run_id, "loss")
     assert [each.step for each in curve] == list(range(1, 31))
 
 

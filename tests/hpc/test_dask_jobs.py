@@ -203,7 +203,7 @@ def test_near_the_time_limit_ranks_save_and_the_run_goes_on_in_new_jobs(
     log = "".join(path.read_text() for path in (tmp_path / "runs" / "clusters").glob("*/*"))
     told = r"(\d+) s before this job's time limit: the rank is told to save and leave"
     seconds = [int(each) for each in re.findall(told, log)]
-    assert seconds and all(0 < each <= WARNING for each in seconds)
+    assert seconds and all(WARNING - 60 < each <= WARNING for each in seconds)
     assert equal(weights(tmp_path / "run"), weights(undisturbed_in_a_hurry))
 
 
