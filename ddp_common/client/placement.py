@@ -22,6 +22,7 @@ KEPT_MESSAGES = 10  # events that the scheduler keeps of those which have reache
 LOOK_INTERVAL = 0.05  # seconds
 
 _adapting = threading.Lock()
+_over: dict[str, set[str]] = {}  # address of a scheduler -> `_attempts_over`
 
 
 @contextlib.contextmanager
@@ -76,7 +77,7 @@ def claimed_workers(
 def give_back(client: Client, attempts: set[str]) -> None:
     """Give back the workers of these attempts (ids), if they have any.
 
-    Where the scheduler cannot be reached, the next launch of this client does it.
+    Where the scheduler cannot be reached, the next launch of this program does it.
     """
     over = _attempts_over(client)
     over |= attempts
@@ -88,12 +89,19 @@ def give_back(client: Client, attempts: set[str]) -> None:
 
 
 def _attempts_over(client: Client) -> set[str]:
-    """Attempts of this client (ids) that are over, and may still have workers on the scheduler.
+    """Attempts of this program (ids) that are over, and may still have workers on the scheduler.
 
-    An attempt that is in here stays over, so a list of them that is a moment old does no harm. One
-    of the attempts that go on would lack what another thread has begun in that moment.
+    Not only those of this client: one that has lost its connection may still count as alive on the
+    scheduler, and another one takes its place. An attempt that is in here stays over, so a list of
+    them that is a moment old does no harm. One of the attempts that go on would lack what another
+    thread has begun in that moment.
     """
-    return client.__dict__.setdefault("ddp_attempts_over", set())
+    return _over.setdefault(_scheduler_of(client), set())
+
+
+def _scheduler_of(client: Client) -> str:
+    """The scheduler's address, also when the client has lost its connection since."""
+    return client.__dict__.setdefault("ddp_scheduler", client.scheduler.address)
 
 
 def _ask_scheduler(client: Client, function: Callable, *arguments: Any) -> Any:

@@ -164,6 +164,17 @@ def test_workers_that_could_not_be_given_back_are_free_for_the_next_launch(tmp_p
             assert len(addresses) == 2
 
 
+def test_they_are_free_for_another_client_while_the_scheduler_takes_the_first_for_alive():
+    """Dask could not connect the first one again, but the scheduler had answered it."""
+    with ddp.connect("local", workers=2) as client:
+        with claim(client, new_id()):
+            status, client.status = client.status, "connecting"
+        with Client(client.cluster) as another:
+            with claim(another, new_id(), timeout=0.1) as addresses:
+                assert len(addresses) == 2
+        client.status = status
+
+
 def test_a_third_launch_waits_for_free_workers_and_then_runs(client, launches):
     for number in (10, 20):
         launches.start(client, number, ranks=2)
