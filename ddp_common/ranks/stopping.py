@@ -16,11 +16,12 @@ import signal
 import threading
 from typing import NoReturn
 
+import torch
 import torch.distributed as dist
 
 from ddp_common.ranks import loader_workers, rendezvous
 
-PEERS_TIMEOUT = datetime.timedelta(seconds=60)  # for all ranks to come to the step that was agreed
+PEERS_TIMEOUT = datetime.timedelta(minutes=10)  # for all to come to the step that was agreed
 LEAVE_BEFORE = "leave before "  # in the store; the number of a step follows
 
 _told = False  # this rank has got SIGTERM
@@ -97,6 +98,8 @@ def is_time_to_stop(step: int) -> bool:
         _acknowledged_store = store
         if _told:
             store.set("stop/wanted", "")
+        # Before it says that it knows: whoever then decides must have seen this rank's step.
+        _is_agreed(store, step, is_last_to_know=False)
         ranks_that_know = store.add("stop/aware", 1)
         is_last_to_know = ranks_that_know == rendezvous.world_size()
     return _is_agreed(store, step, is_last_to_know)
@@ -127,11 +130,17 @@ def _is_agreed(store, step: int, is_last_to_know: bool) -> bool:
 
 
 def leave() -> NoReturn:
-    """Raise `Stopped`. Rank 0, which holds the store, is the last: others may still ask it."""
+    """Raise `Stopped`. Rank 0, which holds the store, is the last: others may still ask it.
+
+    It waits for `PEERS_TIMEOUT` at most, and not for a rank that has died.
+    """
     store = rendezvous.current_store()
     if store is not None:
+        if rendezvous.device().type == "cuda":
+            # Others' last step may need what this rank's GPU has not done yet.
+            torch.cuda.synchronize()
         everybody = [f"stop/left/{peer}" for peer in range(rendezvous.world_size())]
-        with contextlib.suppress(dist.DistError):  # a peer has died: all is saved, leave anyway
+        with contextlib.suppress(dist.DistError):  # all is saved: leave anyway
             store.set(everybody[rendezvous.rank()], "")
             if rendezvous.rank() == 0:
                 store.wait(everybody, PEERS_TIMEOUT)

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-import time
 
 import cloudpickle
 import pytest
@@ -15,6 +14,7 @@ from fault_lab import processes_of, separate_cluster, survive_kills
 from processes import Background, assert_nothing_left, held_back, log_of, rank_pids, wait_until
 
 import ddp_common as ddp
+from ddp_common.ranks import rendezvous
 from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -93,15 +93,18 @@ def test_a_run_told_to_stop_goes_on_where_restarts_allow(client, tmp_path):
 def add_up_over_four_steps(told):
     """Ranks meet in every fourth step only; `told` gets SIGTERM in the second.
 
-    Meanwhile rank 1 is held up in the first, so rank 0 is three steps ahead, and waits there.
+    Rank 1 stays in the first until rank 0 is three steps ahead, and waits there.
     """
+    store = rendezvous.current_store()
     sampler = ddp.ElasticSampler(400, 10)
     for _ in sampler.epochs(1):
         for number, _ in enumerate(sampler, start=1):
             if number == 2 and ddp.rank() == told:
                 os.kill(os.getpid(), signal.SIGTERM)
             if number == 1 and ddp.rank() == 1:
-                time.sleep(1)
+                store.wait(["ahead"])
+            if number == 4 and ddp.rank() == 0:
+                store.set("ahead", "")
             if number % 4 == 0:
                 dist.all_reduce(torch.ones(1))
             ddp.report(number=number)
