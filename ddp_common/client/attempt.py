@@ -453,7 +453,7 @@ class Attempt:
     def _where_ranks_are(self) -> dict[int, Whereabouts | None]:
         """Where each rank that lives is.
 
-        None where its worker does not answer in time. A rank that is stopped is asked last: it
+        None where its worker does not answer in time. A rank that is suspended is asked last: it
         goes on then, and so would the others before they have said where they waited.
         """
         alive = {

@@ -55,7 +55,7 @@ def open_inbox(client: Client, attempt_id: str) -> Iterator[queue.SimpleQueue]:
 
     def on_message(stamped: tuple[float, dict]) -> None:
         _, event = stamped
-        mine = inboxes.get(event["attempt"])
+        mine = inboxes.get(event.get("attempt"))  # an older version's workers name none
         if mine is not None:
             mine.put(FromAgent(event["rank"], event))
 

@@ -8,7 +8,7 @@ from ddp_common.hangs.collectives import Records
 
 COLLECTIVE = re.compile(r"_engine_run_backward|torch/distributed/|torch/nn/parallel/distributed")
 INNERMOST_CALLS = 6  # lines of a stack that say whether a rank waits in a collective
-STOPPED = ("stopped", "tracing-stop")  # psutil's words
+SUSPENDED = ("stopped", "tracing-stop")  # psutil's words
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Standstill:
 def blame(standstill: Standstill) -> tuple[int, str]:
     """The rank that keeps the others waiting, and why, in a sentence or two.
 
-    First come ranks that are stopped or gone, then one whose function has returned, one that
+    First come ranks that are suspended or gone, then one whose function has returned, one that
     called another collective than its peers, one that is not where the others wait, one that is
     behind.
     """
@@ -62,7 +62,7 @@ def _cannot_go_on(standstill: Standstill) -> tuple[int, str] | None:
             return rank, f"Its {standstill.places[rank]} does not answer; {others}."
     # Also one that is not stuck yet: its last progress may have come a moment after its peers'.
     for rank, state in sorted(standstill.states.items()):
-        if state in STOPPED and rank not in standstill.returned:
+        if state in SUSPENDED and rank not in standstill.returned:
             return rank, f"Its process is stopped (SIGSTOP, or a debugger); {others}."
     return None
 

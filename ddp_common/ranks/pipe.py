@@ -8,24 +8,29 @@ would keep its agent from all else. So `Reader` takes what is there and waits fo
 import os
 import pickle
 import struct
+import threading
 from multiprocessing.connection import Connection
 
 from ddp_common.messages import Message
 
-LENGTH = struct.Struct("!Q")  # bytes of a pickled message, before it
+LENGTH = struct.Struct("!Q")  # bytes of the pickled message that follows
 PIECE = 2**16  # bytes read at once: as many as a pipe holds
 MOST_PIECES = 64  # read in one go, before others have their turn
+
+
+_one_at_a_time = threading.Lock()
 
 
 def write(pipe: Connection, message: Message) -> None:
     """Write a message, and wait until the pipe has taken all of it.
 
-    Raises OSError if nobody reads it any more.
+    Several threads may do so. Raises OSError if nobody reads it any more.
     """
     pickled = pickle.dumps(message)
     left = memoryview(LENGTH.pack(len(pickled)) + pickled)
-    while left:
-        left = left[os.write(pipe.fileno(), left) :]
+    with _one_at_a_time:
+        while left:
+            left = left[os.write(pipe.fileno(), left) :]
 
 
 class Reader:
@@ -58,7 +63,8 @@ class Reader:
             end = start + LENGTH.size + length
             if len(self._begun) < end:
                 break
-            messages.append(pickle.loads(self._begun[start + LENGTH.size : end]))
+            with memoryview(self._begun) as whole, whole[start + LENGTH.size : end] as pickled:
+                messages.append(pickle.loads(pickled))
             start = end
         del self._begun[:start]
         return messages

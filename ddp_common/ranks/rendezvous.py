@@ -65,6 +65,11 @@ def current_store() -> Store | None:
     return _store
 
 
+def has_left(peer: int) -> bool:
+    """Whether a rank of this process group has left it, or has died."""
+    return _store is not None and _store.check([f"left/{peer}"])
+
+
 def device() -> torch.device:
     """The device of this rank: its own GPU if the backend is NCCL or it is alone, else the CPU."""
     if _device is not None:
@@ -86,8 +91,8 @@ def process_group(
     rank 0 opens a port itself (`store_port`). `timeout` is that of collectives.
 
     A rank leaves the block once all ranks are in, so that nobody is still connecting to it. Rank 0
-    leaves when every other rank has left, so that nobody loses the store. After an exception
-    nobody waits.
+    leaves when every other rank has left or died, so that nobody loses the store. After an
+    exception nobody waits.
 
     Raises `Error` if variables are missing, ranks do not appear in time, two processes claim one
     rank, or strangers stand in their place.
@@ -124,6 +129,8 @@ def _join(place, store_socket, timeout):
     _device = device()
     _place = place
     _store = store
+    if place.rank != 0:
+        store.set_at_the_end([f"left/{place.rank}", f"stop/left/{place.rank}"])
     store.set(f"joined/{place.rank}", b"")
     return server, store
 
@@ -135,7 +142,7 @@ def _leave(place, server, store, timeout):
     store.wait([f"joined/{peer}" for peer in everybody], timeout)
     if place.rank == 0:
         store.set("left/0", b"")
-        # However long a rank works on alone. If one has died, whoever started the ranks ends them.
+        # However long a rank works on alone. One that has died counts as one that has left.
         store.wait([f"left/{peer}" for peer in everybody], FOREVER)
     # A script for torchrun destroys the group in its last line. After an exception nobody does:
     # that could wait for peers, and the process is about to end.

@@ -180,6 +180,9 @@ class Server:
         self.selector.unregister(connection.socket)
         connection.socket.close()
         connection.closed = True
+        for key in connection.keys_at_its_end:
+            if key not in self.values:
+                self._put(key, b"")
 
     def _close_everything(self):
         for key in list(self.selector.get_map().values()):
@@ -255,6 +258,10 @@ class Server:
         number, what, *arguments = message
         if what == "wait":
             self._reply_once_set(connection, number, *arguments)
+            return
+        if what == "at end":
+            (connection.keys_at_its_end,) = arguments
+            self._reply(connection, number)
             return
         answer = getattr(self, f"_do_{what}")
         result, values = answer(*arguments, *blobs)
@@ -338,6 +345,7 @@ class Connection:
         self.nonces = None  # both random numbers, from the greeting on
         self.channel = None  # from the proof on
         self.mac = None  # of the message whose body comes next
+        self.keys_at_its_end: list[str] = []  # to be set when the connection has ended
 
     def fill(self):
         """Receive what is there. False if the other end has closed."""
@@ -500,6 +508,14 @@ class Store(dist.Store):
                 function()
 
         self._send(deliver, ["wait", [key], False])
+
+    def set_at_the_end(self, keys: list[str]) -> None:
+        """Have the server set these keys, if they are not there yet, when this connection ends.
+
+        So whoever waits for a rank's word does not wait for a rank that has died. The server sees
+        that end when the rank's host says so, not when the host is cut off.
+        """
+        self._ask("at end", list(keys))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

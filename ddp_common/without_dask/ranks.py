@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ddp_common.errors import Error, RunStopped
@@ -60,8 +61,8 @@ from ddp_common.run.run_directory import RunDirectory
 from ddp_common.without_dask import stalls
 from ddp_common.without_dask.launchers import started_by
 
-# So long do ranks wait for one whose function takes longer than theirs.
-EXCHANGE_TIMEOUT = datetime.timedelta(minutes=30)
+# Between two looks whether a rank has ended that others wait for.
+LOOK_INTERVAL = datetime.timedelta(seconds=10)
 
 _launches = 0  # of this process: each has keys of its own in the store
 
@@ -273,18 +274,29 @@ def _exchange(result, records):
 
 
 def _tell_all(what, content):
-    """What every rank says (list of bytes).
+    """What every rank says (list of bytes). Waits for a rank however long its function takes.
 
     By the store and not by a collective: the function may have left the process group.
+
+    Raises `Error` if a rank has ended and said nothing.
     """
     store = rendezvous.current_store()
     if store is None:
         return [content]
     prefix = f"launch-{_launches}/{what}"
     store.set(f"{prefix}/{rendezvous.rank()}", content)
-    keys = [f"{prefix}/{peer}" for peer in range(rendezvous.world_size())]
-    store.wait(keys, EXCHANGE_TIMEOUT)
-    return store.multi_get(keys)
+    everybody = range(rendezvous.world_size())
+    keys = [f"{prefix}/{peer}" for peer in everybody]
+    while True:
+        gone = [peer for peer in everybody if rendezvous.has_left(peer)]
+        with contextlib.suppress(dist.DistStoreError):  # time is up: look again
+            return store.multi_get(keys, LOOK_INTERVAL)
+        silent = [str(peer) for peer in gone if not store.check([keys[peer]])]
+        if silent:
+            raise Error(
+                f"Rank {', '.join(silent)} ended before it had told the other ranks what it has "
+                "reported. Its own output says why."
+            )
 
 
 def _packed(result):

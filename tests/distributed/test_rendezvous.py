@@ -134,11 +134,16 @@ def start(code=JOIN, cwd=None, **variables):
 def start_together(*each_ones_variables, code=JOIN):
     """Processes that begin at once: when all of them have imported torch."""
     processes = [start(f"{GATE}{code}", **variables) for variables in each_ones_variables]
-    for process in processes:
-        assert process.stdout.readline() == "\n", process.communicate()
-    for process in processes:
-        process.stdin.write("\n")
-        process.stdin.flush()
+    try:
+        for process in processes:
+            assert process.stdout.readline() == "\n", process.communicate()
+        for process in processes:
+            process.stdin.write("\n")
+            process.stdin.flush()
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
     return processes
 
 
@@ -204,8 +209,8 @@ WORKS_ON_ALONE = """
 import datetime
 import time
 
-with ddp.process_group(timeout=datetime.timedelta(seconds=10)):
-    time.sleep(15 * ddp.rank())
+with ddp.process_group(timeout=datetime.timedelta(seconds=30)):
+    time.sleep(40 * ddp.rank())
 print("left", flush=True)
 """
 
@@ -215,6 +220,39 @@ def test_rank_0_waits_for_a_rank_that_works_on_alone_longer_than_a_collective_ma
     variables = (torchrun_variables(rank, 2, port) for rank in (0, 1))
     processes = start_together(*variables, code=WORKS_ON_ALONE)
     assert [process.communicate(timeout=200)[0] for process in processes] == ["left\n"] * 2
+
+
+DIES = "import os\nwith ddp.process_group():\n    if ddp.rank() == 1: os._exit(3)\nprint('left')"
+
+
+def test_rank_0_does_not_wait_for_a_rank_that_has_died():
+    port = free_port()
+    variables = (torchrun_variables(rank, 2, port) for rank in (0, 1))
+    processes = start_together(*variables, code=DIES)
+    assert [process.communicate(timeout=200)[0] for process in processes] == ["left\n", ""]
+
+
+DIES_IN_A_LAUNCH = """
+import os
+import signal
+
+def train():
+    if ddp.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+ddp.launch(ddp.connect(), train, directory=os.environ["RUN"])
+"""
+
+
+def test_a_launch_without_dask_names_a_rank_that_has_died_where_nobody_else_ends_it(tmp_path):
+    """As with plain `srun`: it kills no other rank."""
+    run = str(tmp_path / "run")
+    job = os.getpid()
+    variables = ({**slurm_variables(rank, 2, job), "RUN": run} for rank in (0, 1))
+    first, _ = start_together(*variables, code=DIES_IN_A_LAUNCH)
+    said = first.communicate(timeout=200)[1]
+    assert first.returncode == 1
+    assert "Rank 1 ended before it had told the other ranks what it has reported" in said
 
 
 def test_a_port_that_another_program_holds_is_an_error_in_words():

@@ -66,6 +66,16 @@ def test_a_call_can_be_had_when_a_key_comes(member):
     assert called.wait(10)
 
 
+def test_whoever_waits_for_a_members_word_does_not_wait_for_one_that_has_died(server, member):
+    other = store.connect(*server.address, KEY, timeout=10)
+    other.set("said/1", "its own")
+    other.set_at_the_end(["said/1", "left/1"])
+    with pytest.raises(dist.DistStoreError):
+        member.wait(["left/1"], SHORT)
+    other.close()
+    assert member.multi_get(["said/1", "left/1"]) == [b"its own", b""]
+
+
 def test_when_the_server_ends_waiting_ends(server, member):
     threading.Timer(0.1, server.told.shutdown, (socket.SHUT_RDWR,)).start()
     with pytest.raises(dist.DistNetworkError, match="rank 0, which holds the store, has ended"):
