@@ -100,8 +100,10 @@ def _attempts_over(client: Client) -> set[str]:
 
 
 def _scheduler_of(client: Client) -> str:
-    """The scheduler's address, also when the client has lost its connection since."""
-    return client.__dict__.setdefault("ddp_scheduler", client.scheduler.address)
+    """The scheduler's address, also of a client that was closed since; "" if it had none."""
+    if client.scheduler is not None:
+        client.__dict__["ddp_scheduler"] = client.scheduler.address
+    return client.__dict__.get("ddp_scheduler", "")
 
 
 def _ask_scheduler(client: Client, function: Callable, *arguments: Any) -> Any:

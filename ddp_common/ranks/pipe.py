@@ -17,7 +17,6 @@ LENGTH = struct.Struct("!Q")  # bytes of the pickled message that follows
 PIECE = 2**16  # bytes read at once: as many as a pipe holds
 MOST_PIECES = 64  # read in one go, before others have their turn
 
-
 _one_at_a_time = threading.Lock()
 
 

@@ -175,6 +175,14 @@ def test_they_are_free_for_another_client_while_the_scheduler_takes_the_first_fo
         client.status = status
 
 
+def test_a_client_that_was_closed_in_the_middle_of_a_launch_loses_no_error():
+    with ddp.connect("local", workers=2) as client:
+        with pytest.raises(ZeroDivisionError):
+            with claim(client, new_id()):
+                client.close()
+                1 / 0  # noqa: B018
+
+
 def test_a_third_launch_waits_for_free_workers_and_then_runs(client, launches):
     for number in (10, 20):
         launches.start(client, number, ranks=2)
