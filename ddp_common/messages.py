@@ -57,12 +57,16 @@ class Collective:
     line: str  # of the user's program that called for it, as 'train.py:88'; '' if unknown
 
 
+# Of psutil's words for a process, those of one that is suspended: by SIGSTOP, by a debugger
+SUSPENDED = ("stopped", "tracing-stop")
+
+
 @dataclass
 class Whereabouts:
     """Where a rank is."""
 
     state: str  # of its process, in psutil's words
-    stack: str | None  # of Python, all threads; None if it is stopped and was not woken
+    stack: str | None  # of Python, all threads; None if it is suspended and was not woken
     collectives: list[Collective] | None = None  # the latest; None if it does not say
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from ddp_common.hangs import collectives
 from ddp_common.hangs.collectives import Records
+from ddp_common.messages import SUSPENDED
 
 COLLECTIVE = re.compile(r"_engine_run_backward|torch/distributed/|torch/nn/parallel/distributed")
 INNERMOST_CALLS = 6  # lines of a stack that say whether a rank waits in a collective
-SUSPENDED = ("stopped", "tracing-stop")  # psutil's words
 
 
 @dataclass

@@ -35,6 +35,7 @@ from distributed.comm import get_address_host
 
 from ddp_common.messages import (
     LAST_WORDS,
+    SUSPENDED,
     Collective,
     Done,
     Ended,
@@ -60,7 +61,6 @@ EXIT_TIMEOUT = 1.0  # seconds that a rank has to end after its last word
 STACK_TIMEOUT = 10.0  # seconds that a rank has to write its stack, on a busy machine
 ANSWER_TIMEOUT = 8.0  # seconds that a rank has to say which collectives it is in
 WARM_UP_TIMEOUT = 300  # seconds that torch may take to be imported
-SUSPENDED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)  # SIGSTOP, a debugger
 OUTER_FRAMES_TIMEOUT = 0.4  # seconds for the frames around the rank's own, which nobody reads
 OWN_OUTERMOST_FRAME = re.compile(rb'ranks/process\.py", line \d+ in main\b')
 
