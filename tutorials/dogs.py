@@ -22,7 +22,7 @@
 #
 # **You need** the tutorials `mnist` and `pets`: *rank*, *global batch*, *bucket*,
 # *collective*, *worker*. No GPU, no network, nothing is downloaded. **Data:** dogs of
-# ten breeds, drawn by the repository. **Computing:** under 90 seconds on two cores.
+# ten breeds, drawn by the repository. **Computing:** 1 to 2½ minutes on two cores.
 #
 # **Time: 75 minutes in class.** This card 2, set-up 3, data 4, one rank 5, predict 2,
 # what changes 12, on Dask 12, proofs 6, exercises 20, break it 6, recap 3. The stretch

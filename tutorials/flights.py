@@ -24,7 +24,7 @@
 # **You need** the tutorials `mnist` and `pets` (*rank*, *worker*, *checkpoint*). No
 # GPU, no network, nothing is downloaded.
 #
-# **Time:** 75 minutes in class, of which under 90 seconds of computing on two cores.
+# **Time:** 75 minutes in class, of which 1 to 2½ minutes of computing on two cores.
 # **Data:** flights from New York in 2013, shipped with the repository.
 
 # %% [markdown] tags=["instructor"]

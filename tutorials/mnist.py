@@ -21,7 +21,7 @@
 #
 # **You need** Python and the first idea of PyTorch: a model, a loss, an optimizer.
 # No GPU, no network. Nothing is downloaded. **Data:** 10,000 handwritten digits, which
-# come with the repository. **Computing:** under 90 seconds on two cores.
+# come with the repository. **Computing:** 1 to 2½ minutes on two cores.
 #
 # **Time: 75 minutes in class.** Map and words 3, set-up 2, data 3, one rank 6,
 # predict 2, what changes 22, on Dask 5, proofs 6, exercises 20, break it 4, recap 2.

@@ -23,7 +23,7 @@
 # **You need** the tutorial `mnist`, which explains *rank*, *world size*, *collective*
 # and *DDP*. No GPU, no network, nothing is downloaded.
 #
-# **Time:** 75 minutes in class, of which under 90 seconds of computing on two cores.
+# **Time:** 75 minutes in class, of which 1 to 2½ minutes of computing on two cores.
 # **Data:** names of pets in Seattle, shipped with the repository.
 
 # %% [markdown] tags=["instructor"]

@@ -23,7 +23,7 @@
 # **You need** the tutorials `mnist` and `pets`: *rank*, *collective*, *checkpoint*,
 # *worker*, *profile*. No GPU, no network, nothing is downloaded.
 #
-# **Time:** 75 minutes in class, of which under 90 seconds of computing on two cores.
+# **Time:** 75 minutes in class, of which 1 to 2½ minutes of computing on two cores.
 # **Data:** scenes from above, drawn by the repository.
 
 # %% [markdown] tags=["instructor"]
