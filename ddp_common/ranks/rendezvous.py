@@ -388,6 +388,8 @@ def _form_group(backend, store, place, key, timeout):
         rank=place.rank,
         world_size=place.world_size,
         timeout=timeout,
+        # NCCL would bind the group to GPU LOCAL_RANK, which under dask-cuda is another rank's.
+        device_id=device() if backend == "nccl" else None,
     )
     if backend == "gloo":
         _prove_to_each_other(place, key)
