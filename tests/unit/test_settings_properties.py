@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 
 from ddp_common import Error, settings
 from ddp_common.clusters.connect import describe
-from ddp_common.clusters.profiles import number_of_workers, read_profile
-from ddp_common.commands.scaling import numbers_of_ranks
+from ddp_common.clusters.profiles import number_of_workers
 
 DEFAULTS = dict(
     epochs=3, seed=0, learning_rate=1e-3, held_out=0.15, layers=2, shuffle=True, name="small"
 )
 LIMITS = {"held_out": (0.01, 0.45), "layers": (None, 16)}
 few = how(
-    max_examples=int(os.environ.get("EXAMPLES", 60)),
+    max_examples=int(os.environ.get("EXAMPLES", 40)),
     deadline=None,
     derandomize="EXAMPLES" not in os.environ,
     suppress_health_check=list(HealthCheck),
@@ -33,64 +32,11 @@ typed = st.text(
     ),
     max_size=40,
 )
-numbers = st.one_of(
-    st.integers().map(str),
-    st.floats().map(str),
-    st.sampled_from(
-        [
-            "",
-            "0",
-            "-1",
-            "1e9",
-            "1_0",
-            "nan",
-            "inf",
-            "-inf",
-            "1e400",
-            "9" * 400,
-            "9" * 5000,
-            "0x10",
-            "०",
-            "1.5",
-            " 1",
-            "null",
-            "true",
-            "[1]",
-            ".inf",
-            ".nan",
-        ]
-    ),
-)
-yaml_like = st.one_of(
-    numbers,
-    typed,
-    st.sampled_from(
-        [
-            "[1",
-            "{a: 1",
-            "!!python/object/apply:os.system [true]",
-            "!!timestamp x",
-            "!!int x",
-            "!!bool x",
-            "!!binary x",
-            "!!float x",
-            "&a [*a]",
-            "*a",
-            "{[1]: 2}",
-            "2026-99-99",
-            "[" * 3000,
-            "12:00:00",
-            "!!set {1}",
-            "? x",
-            "a: b: c",
-            "\t",
-            "%",
-            "<<: 1",
-            "{<<: 1}",
-            "02:00:00",
-        ]
-    ),
-)
+NUMBERS = ["", "0", "-1", "1e9", "1_0", "nan", "-inf", "1e400", "9" * 5000, "०", " 1", ".inf"]
+numbers = st.one_of(st.integers().map(str), st.floats().map(str), st.sampled_from(NUMBERS))
+YAML = ["[1", "{a: 1", "!!python/object/apply:os.system [true]", "!!int x", "&a [*a]", "{[1]: 2}"]
+YAML += ["2026-99-99", "[" * 3000, "12:00:00", "? x", "a: b: c", "\t", "{<<: 1}"]
+yaml_like = st.one_of(numbers, typed, st.sampled_from(YAML))
 
 
 @contextmanager
@@ -144,49 +90,8 @@ def test_any_text_in_set_gives_settings_within_their_limits_or_an_error(text):
         )
 
 
-@few
-@given(
-    st.sampled_from(["PRESET", "RESTARTS", "RESUME", "CHECKPOINT"]),
-    st.one_of(typed.filter(lambda text: "://" not in text), numbers),
-)
-def test_any_text_in_the_other_variables_gives_settings_or_an_error(variable, text):
-    with environment(**{variable: text}):
-        value_or_error(lambda: settings("demo", **DEFAULTS))
-
-
-PROFILE_NAMES = ["local", "slurm", "pbs", "saturn", "tcp://127.0.0.1:1"]
-OPTION_NAMES = [
-    "workers",
-    "timeout",
-    "warning",
-    "gpu_cluster",
-    "cores",
-    "processes",
-    "memory",
-    "walltime",
-    "queue",
-    "cores.x",
-    "scheduler_options.interface",
-    ".",
-    "a..b",
-    "threads_per_worker",
-    "job_script_prologue",
-    "worker_extra_args",
-    "scheduler_options",
-]
-
-
-@few
-@given(st.sampled_from(PROFILE_NAMES), pairs(OPTION_NAMES, yaml_like))
-@example("slurm", "processes=two")
-@example("slurm", "cores.x=3")
-@example("local", "x=[1")
-@example("local", "workers=.inf")
-def test_any_text_in_options_gives_a_profile_or_an_error(name, text):
-    profile = value_or_error(read_profile, name, text)
-    if profile is not None:
-        value_or_error(number_of_workers, profile["workers"])
-        assert isinstance(profile["options"], dict) and profile["timeout"] >= 0
+OPTION_NAMES = ["workers", "timeout", "cores", "memory", "walltime", "cores.x", ".", "a..b"]
+OPTION_NAMES += ["scheduler_options.interface", "job_script_prologue", "worker_extra_args"]
 
 
 @few
@@ -200,32 +105,7 @@ def test_any_text_in_options_and_workers_can_be_shown_or_is_refused(name, text, 
 
 
 @few
-@given(
-    st.one_of(
-        typed,
-        typed.map("{}.yaml".format),
-        st.sampled_from(
-            [
-                "~nobody.yaml",
-                "a" * 300,
-                "a" * 300 + ".yaml",
-                "/",
-                ".",
-                "..",
-                "://",
-                "/dev/null.yaml",
-                "clusters",
-            ]
-        ),
-    )
-)
-def test_any_text_in_cluster_gives_a_profile_or_an_error(name):
-    value_or_error(read_profile, name, "")
-
-
-@few
 @given(st.one_of(typed, numbers))
 def test_any_text_in_workers_gives_a_number_or_an_error(text):
     count = value_or_error(number_of_workers, text)
     assert count is None or 1 <= count <= 10_000
-    value_or_error(numbers_of_ranks, text)
