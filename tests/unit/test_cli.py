@@ -3,53 +3,16 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 from unittest import mock
 
-import psutil
 import pytest
 from click.testing import CliRunner
+from command_line import command, finish, own_tutorial
 
 from ddp_common.commands import cli
 
-ROOT = Path(__file__).parents[2]
 QUICK = "epochs=1 hidden=16 batch_size=4096"
-
-
-def command(*words, runs, **variables):
-    return subprocess.Popen(
-        [sys.executable, "-m", "ddp_common", *words],
-        cwd=ROOT,
-        env=os.environ | {"RUNS": str(runs)} | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def finish(process):
-    """Exit code and outputs of `process`; fails the test if anything it started outlives it."""
-    out, error = process.communicate(timeout=180)
-    deadline = time.monotonic() + 60
-    while left := session_of(process.pid):
-        assert time.monotonic() < deadline, f"left behind: {left}"
-        time.sleep(0.1)
-    return process.returncode, out, error
-
-
-def session_of(leader):
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and os.getsid(process.pid) == leader:
-                found.append(process)
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -161,20 +124,3 @@ def test_a_rank_that_fails_ends_the_command_with_its_traceback(tmp_path):
     code, _, error = finish(own_tutorial(tmp_path, FAILS))
     assert code == 1
     assert "Rank " in error and "ValueError: on purpose" in error and "/log.txt" in error
-
-
-def own_tutorial(folder, source):
-    """`run` of a tutorial with this job."""
-    (folder / "mine.py").write_text("# ---\n# jupyter:\n# ---\n\n# %%" + source)
-    program = (
-        "import pathlib, ddp_common.commands.cli as cli; "
-        f"cli.TUTORIALS = pathlib.Path({str(folder)!r}); cli.main()"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", program, "run", "mine"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"RUNS": str(folder / "runs"), "WORKERS": "1"},
-    )
