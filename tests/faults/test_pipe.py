@@ -39,21 +39,6 @@ def test_messages_arrive_whole_and_in_order(ends):
     assert received == sent and reader.is_open
 
 
-def test_messages_of_two_threads_do_not_mix(ends):
-    reading, writing = ends
-    senders = [Thread(target=pipe.write, args=(writing, LARGE)) for _ in range(2)]
-    for sender in senders:
-        sender.start()
-    reader = pipe.Reader(reading)
-    received = []
-    while len(received) < len(senders):
-        assert reading.poll(60)
-        received += reader.read()
-    for sender in senders:
-        sender.join()
-    assert received == [LARGE, LARGE]
-
-
 def test_a_message_that_is_not_whole_yet_is_waited_for_by_nobody(ends):
     reading, writing = ends
     reader = pipe.Reader(reading)
@@ -77,10 +62,3 @@ def test_the_end_is_noticed_also_within_a_message(ends):
     reader = pipe.Reader(reading)
     assert reader.read() == [SMALL]
     assert not reader.is_open
-
-
-def test_a_writer_whom_nobody_reads_is_told(ends):
-    reading, writing = ends
-    reading.close()
-    with pytest.raises(OSError):
-        pipe.write(writing, SMALL)

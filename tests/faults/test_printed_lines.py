@@ -36,14 +36,9 @@ class Printed:
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
-        ("one\ntwo\n", ["one", "two"]),
         ("one\n\ntwo", ["one", "", "two"]),
         ("from DOS\r\n", ["from DOS"]),
-        (" 1%\r 2%\r 3%\n", [" 3%"]),
-        ("\r 1%\r 2%", [" 2%"]),
-        (" 1%\r 2%\r", [" 2%"]),
         ("\r 1%\r 2%\nnext\n", [" 2%", "next"]),
-        ("", []),
         ("\n", [""]),
     ],
 )
@@ -53,7 +48,7 @@ def test_lines_are_what_a_terminal_would_show(text, lines):
     assert printed.close() == lines
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("size", [3])
 def test_it_does_not_matter_in_which_pieces_a_line_arrives(size):
     text, printed = " 1%\r 2%\r\n\nüber\r\nlast\r", Printed()
     content = text.encode()
@@ -61,14 +56,6 @@ def test_it_does_not_matter_in_which_pieces_a_line_arrives(size):
         os.write(printed.write_end, content[begin : begin + size])
         printed.reader.read(printed)
     assert printed.close() == [" 2%", "", "über", "last"]
-
-
-def test_a_progress_bar_of_100_000_states_is_one_line():
-    printed = Printed()
-    printed.write("".join(f"\r{step}/100000 [{'#' * 80}]" for step in range(100_000)))
-    lines = printed.close()
-    assert lines[-1] == f"99999/100000 [{'#' * 80}]"
-    assert len(lines) < 20  # one every few seconds on a busy machine
 
 
 def test_a_progress_bar_shows_where_it_is_every_few_seconds(monkeypatch):
