@@ -1,5 +1,6 @@
 """What all tests share: a clean environment, one Dask cluster of four workers, one S3 server."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -91,10 +92,15 @@ SHARED_WORKERS = 4
 def client(tmp_path_factory):
     """A client of four workers here, which have launched once and so are quick from now on."""
     directory = tmp_path_factory.mktemp("first-launch") / "run"
-    with ddp.connect("local", workers=SHARED_WORKERS) as client:
+    client = ddp.connect("local", workers=SHARED_WORKERS)
+    try:
         client.is_shared = True
         ddp.launch(client, ddp.rank, directory=directory)
         yield client
+    finally:
+        # Dask gives a worker that it has killed five seconds to end, and a busy machine may not
+        with contextlib.suppress(TimeoutError):
+            client.close()
 
 
 @pytest.fixture(autouse=True)

@@ -25,11 +25,16 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    """That of a scheduler with two workers."""
-    with separate_cluster(tmp_path_factory.mktemp("cluster")) as (_, address):
+def cluster(tmp_path_factory):
+    """(process, address) of a scheduler with two workers."""
+    with separate_cluster(tmp_path_factory.mktemp("cluster")) as (scheduler, address):
         wait_until(lambda: workers_at(address) == 2)
-        yield address
+        yield scheduler, address
+
+
+@pytest.fixture
+def address(cluster):
+    return cluster[1]
 
 
 def workers_at(address):
@@ -81,11 +86,13 @@ def test_an_address_without_a_scheduler_is_one_error_that_says_why(where, reason
 
 
 def test_a_scheduler_that_is_killed_during_a_launch_is_called_lost_and_the_run_goes_on_elsewhere(
-    client, tmp_path
+    client, cluster, tmp_path
 ):
+    """The last test of this file: the others need that scheduler."""
     undisturbed = ddp.launch(client, faults.train, workers=2).result
     directory = tmp_path / "run"
-    with separate_cluster(tmp_path) as (scheduler, address), ddp.connect(address) as other:
+    scheduler, address = cluster
+    with ddp.connect(address) as other:
         with held_back(faults.train, tmp_path / "gate") as train:
             running = Background(ddp.launch, other, train, workers=2, directory=directory)
             wait_until(lambda: 6 in saved_steps(directory))

@@ -105,7 +105,7 @@ def change_everything():
 @pytest.mark.parametrize(
     "act", [close_output, print_for_ever, change_everything], ids=lambda act: act.__name__
 )
-def test_a_training_function_that(client, act):
+def test_what_a_training_function_does_last_reaches_no_other_launch(client, act):
     assert ddp.launch(client, act, workers=2).result == 7
     # nothing of it reaches the next one
     assert ddp.launch(client, ddp.world_size, workers=4).result == 4

@@ -4,15 +4,12 @@ import json
 import os
 import signal
 import sys
-import time
 
 import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from patience import PATIENCE
 from processes import assert_nothing_left, saved_steps, wait_until
-from torch.utils.data import DataLoader
 
 import ddp_common as ddp
 from ddp_common.teaching import faults
@@ -74,24 +71,3 @@ def test_sigterm_before_the_first_step_ends_the_run_at_once(client):
     early = faults.inject(faults.train, "SIGTERM", rank=0, when="start")
     with pytest.raises(ddp.RunStopped, match="before the first step"):
         ddp.launch(client, early, workers=2)
-
-
-def train_with_loader_workers():
-    """Rank 1 gets SIGTERM in its second step, and so do its loader's workers."""
-    sampler = ddp.ElasticSampler(400, 10)
-    model = torch.nn.Linear(1, 1)
-    ddp.Checkpoint(model=model, sampler=sampler, every_steps=1000)
-    for _ in DataLoader(range(400), batch_sampler=sampler, num_workers=1):
-        if sampler.steps_done == 2 and ddp.rank() == 1:
-            os.killpg(os.getpgid(0), signal.SIGTERM)
-        dist.all_reduce(torch.ones(1))
-        time.sleep(0.05)
-    time.sleep(10 * PATIENCE)
-
-
-def test_sigterm_that_loader_workers_get_too_ends_the_run_in_the_same_way(client, tmp_path):
-    """As Slurm and torchrun send it."""
-    with pytest.raises(ddp.RunStopped) as stopped:
-        ddp.launch(client, train_with_loader_workers, workers=2, directory=tmp_path / "run")
-    assert saved_steps(tmp_path / "run") == [stopped.value.step]
-    assert_nothing_left(tmp_path / "run", ranks=2)
