@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 import ddp_common as ddp
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
 SAMPLES, BATCH, EPOCHS = 103, 16, 3  # 7 steps an epoch, the last one ragged
 SAVED, DIES = 10, 12  # steps, of 21: both in the middle of the second epoch
 
@@ -99,39 +98,29 @@ def uninterrupted(client, tmp_path_factory):
     return ddp.launch(client, train, workers=1, directory=tmp_path_factory.mktemp("run")).result
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_the_final_loss_and_weights_are_those_of_a_single_rank(client, uninterrupted, ranks):
-    several = ddp.launch(client, train, workers=ranks).result
+def test_the_final_loss_and_weights_are_those_of_a_single_rank(client, uninterrupted):
+    several = ddp.launch(client, train, workers=3).result
+    assert uninterrupted["resumed"] is None
     assert several["steps"] == uninterrupted["steps"] == 7 * EPOCHS
     assert_equal_up_to_rounding(several, uninterrupted)
 
 
-def test_two_runs_are_equal_to_the_last_bit(client):
-    one, other = (ddp.launch(client, train, workers=2, dropout=0.5).result for _ in range(2))
-    assert torch.equal(one["weights"], other["weights"])
-
-
-@pytest.mark.parametrize("dying_rank", [0, 1], ids=["rank_0_killed", "rank_1_killed"])
-def test_a_resumed_run_ends_with_bit_identical_weights_dropout_included(client, dying_rank):
+def test_a_resumed_run_ends_with_bit_identical_weights_dropout_included(client):
     never_interrupted = ddp.launch(client, train, workers=2, dropout=0.5).result
-    directory = interrupted(client, ranks=2, dropout=0.5, dying_rank=dying_rank)
+    directory = interrupted(client, ranks=2, dropout=0.5, dying_rank=0)
     run = resumed(client, directory, ranks=2, dropout=0.5)
     assert torch.equal(run.result["weights"], never_interrupted["weights"])
     assert torch.equal(run.result["loss"], never_interrupted["loss"])
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (3, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
 def test_a_run_resumed_on_another_number_of_ranks_ends_with_the_same_weights(
     client, uninterrupted, before, after
 ):
     directory = interrupted(client, ranks=before, dying_rank=1)
-    assert_equal_up_to_rounding(resumed(client, directory, ranks=after).result, uninterrupted)
-
-
-def test_a_resumed_run_keeps_the_records_of_its_attempts(client):
-    directory = interrupted(client, ranks=2, dying_rank=1)
-    steps = set(resumed(client, directory, ranks=2).metrics["step"])
-    assert steps == set(range(1, 7 * EPOCHS + 1))
+    run = resumed(client, directory, ranks=after)
+    assert_equal_up_to_rounding(run.result, uninterrupted)
+    assert set(run.metrics["step"]) == set(range(1, 7 * EPOCHS + 1))  # of both attempts
 
 
 def test_a_checkpoint_of_a_ddp_model_loads_into_the_plain_model(client):
@@ -140,10 +129,6 @@ def test_a_checkpoint_of_a_ddp_model_loads_into_the_plain_model(client):
     state = torch.load(path, weights_only=True)["model"]
     assert list(state) == run.result["keys"]
     assert not any(key.startswith("module.") for key in state)
-
-
-def test_the_ranks_of_a_run_see_no_checkpoint_on_a_first_attempt(uninterrupted):
-    assert uninterrupted["resumed"] is None
 
 
 def how_many_classes(images):

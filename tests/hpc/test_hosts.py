@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fault_lab import members
 from hosts_here import running_hosts, why_not
+from processes import members
 
 from ddp_common.ranks.checkpoint_files import checkpoints, newest
 

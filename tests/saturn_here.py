@@ -11,29 +11,19 @@ home and temporary directories, and, where mount namespaces may be made, somethi
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from fault_lab import is_alive
+from processes import can_hide, hiding, is_alive, wait_until
 
 SIZES = {"tiny": "1 core", "small": "2 cores"}
 TOKEN = "a-token-of-saturn"
-START_TIMEOUT = 120  # seconds
-
-
-def can_hide():
-    return (
-        bool(shutil.which("unshare"))
-        and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
-    )
 
 
 @contextlib.contextmanager
@@ -186,11 +176,8 @@ class Cluster:
             "scheduler.json",
         )
         file = self._place("scheduler") / "scheduler.json"
-        deadline = time.monotonic() + START_TIMEOUT
-        while not (file.exists() and file.read_text().endswith("}")):  # it is not written at once
-            is_starting = time.monotonic() < deadline and self.scheduler.poll() is None
-            assert is_starting, self.log("scheduler")
-            time.sleep(0.05)
+        # it is not written at once
+        wait_until(lambda: file.exists() and file.read_text().endswith("}"))
         self.address = json.loads(file.read_text())["address"]
         self.scale(wanted.get("n_workers") or 0)
 
@@ -254,8 +241,7 @@ class Cluster:
     def _elsewhere(self):
         if self.saturn.hidden is None or not can_hide():
             return []
-        hide = f'mount -t tmpfs -o ro,size=4k tmpfs {self.saturn.hidden} && exec "$@"'
-        return ["unshare", "--mount", "sh", "-c", hide, "sh"]
+        return hiding(self.saturn.hidden)
 
 
 def _end(process):
