@@ -53,5 +53,8 @@ def pytest_configure(config):
         if name in SETTINGS or name.startswith("DDP_"):
             del os.environ[name]
     os.environ.update(ANOTHER_PROCESSOR, WORKERS="2", RUNS=runs.name)
+    # Threads of OpenMP that spin while they wait take the cores from other programs and from each
+    # other: on a busy machine a fit of scikit-learn takes minutes in place of seconds.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     # where matplotlib is new it makes a list of fonts, and says so in whatever cell is first
     subprocess.run([sys.executable, "-c", "import matplotlib.font_manager"], check=True)
