@@ -15,14 +15,12 @@ import socket
 import subprocess
 from pathlib import Path
 
-from patience import PATIENCE
 from ports import free_port
 from runs_here import ROOT, wait_until
 
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sinfo", "srun", "sbatch")
 CPUS = 16  # more than the machine may have: Slurm is told not to look
 MEMORY = 64_000  # MiB; the same
-START_TIMEOUT = 2 * PATIENCE
 
 CONFIGURATION = """
 ClusterName=here
@@ -119,9 +117,8 @@ def running_slurm(folder):
                     subprocess.Popen(command, env=everything, stdout=output, stderr=output)
                 )
             if name == "munged":
-                wait_until((folder / "munge.socket").exists, START_TIMEOUT)
-        sinfo = ["sinfo", "-h", "-o", "%t"]
-        wait_until(lambda: "idle" in said_by(everything, *sinfo), START_TIMEOUT)
+                wait_until_ready((folder / "munge.socket").exists, folder)
+        wait_until_ready(lambda: a_node_is_idle(everything), folder)
         yield environment
     finally:
         subprocess.run(["scancel", "--user=root"], env=everything, capture_output=True)
@@ -134,14 +131,36 @@ def running_slurm(folder):
             daemon.wait()
 
 
+def wait_until_ready(condition, folder):
+    """Wait for the daemons. What they have printed is shown if that is in vain."""
+    try:
+        wait_until(condition)
+    except AssertionError:
+        for path in (*folder.glob("*.out"), *folder.glob("*.log")):
+            print(f"{path}:\n{path.read_text()[-1500:]}")
+        raise
+
+
+def a_node_is_idle(environment):
+    sinfo = ["sinfo", "-h", "-o", "%t"]
+    return b"idle" in subprocess.run(sinfo, env=environment, capture_output=True).stdout
+
+
 def said_by(environment, *command):
-    """What a command prints."""
-    return subprocess.run(command, env=environment, capture_output=True, text=True).stdout
+    """What a command prints. Raises `CalledProcessError` if it fails."""
+    return subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
 
 
-def jobs(environment):
-    """The numbers of the jobs that wait or run."""
-    return said_by(environment, "squeue", "--noheader", "--format=%i").split()
+def jobs(environment, *options):
+    """The numbers of the jobs that wait, run or are about to end; `options` are for squeue."""
+    return said_by(environment, "squeue", "--noheader", "--format=%i", *options).split()
+
+
+def running_jobs(environment):
+    """The same of those that run. Jobs of an earlier test may take a while to end."""
+    return jobs(environment, "--states=RUNNING")
 
 
 def state(environment, job):

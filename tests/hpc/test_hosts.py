@@ -108,7 +108,7 @@ def test_two_hosts_train_by_their_own_addresses_and_a_rank_that_dies_is_named_wi
         assert peers_of(rank.pid, host) == {host.address for host in hosts}
     ranks[1][0].send_signal(signal.SIGKILL)
     said = finish(process, tmp_path)
-    why = rf"Why: Rank 1 of 2 on {hosts[1].name} failed: .*SIGKILL"
+    why = rf"Why: Rank 1 of 2 on {ranks[1][1].name} failed: .*SIGKILL"
     assert re.search(rf"Restart 1 on 2 rank\(s\) from step [1-9]\d*\. {why}", said), said
     assert same_weights(tmp_path, undisturbed)
 

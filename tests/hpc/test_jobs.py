@@ -27,7 +27,7 @@ from runs_here import (
     wait_until,
     wait_until_saved,
 )
-from slurm_here import jobs, partition_down, said_by, state, submit, why_not
+from slurm_here import jobs, partition_down, running_jobs, said_by, state, submit, why_not
 
 import ddp_common as ddp
 from ddp_common import Error
@@ -73,7 +73,7 @@ def test_a_job_that_qdel_ends_in_mid_run_is_replaced_and_the_weights_are_the_sam
         pytest.skip("no qsub here (Debian: apt install slurm-wlm-torque)")
     process = in_jobs("pbs", RESTARTS="2")
     wait_until_saved(tmp_path)
-    subprocess.run(["qdel", min(jobs(slurm))], env=slurm, check=True)
+    subprocess.run(["qdel", min(running_jobs(slurm))], env=slurm, check=True)
     said = finish(process, tmp_path)
     assert re.search(r"Job \d+ makes room for a new one: ", said), said
     assert re.search(r"Restart 1 on 2 rank\(s\) from step [1-9]", said), said
@@ -118,7 +118,7 @@ def test_where_no_new_job_starts_in_time_the_run_goes_on_with_those_there_are(
     process = in_jobs(options=f"timeout={PATIENCE:.0f}", RESTARTS="1")
     wait_until_saved(tmp_path)
     with partition_down(slurm):
-        subprocess.run(["scancel", min(jobs(slurm))], env=slurm, check=True)
+        subprocess.run(["scancel", min(running_jobs(slurm))], env=slurm, check=True)
         said = finish(process, tmp_path)
     assert "Going on with 1 of 2 workers: the others did not come within" in said
     assert re.search(r"Restart 1 on 1 rank\(s\) from step [1-9]", said), said
@@ -272,10 +272,10 @@ def test_another_user_reads_no_page_of_scheduler_or_workers_and_finds_no_file(cl
 def test_a_second_launch_finds_the_same_jobs_and_a_cancelled_one_is_replaced_before_it(
     slurm, client
 ):
-    before = set(jobs(slurm))
+    before = set(running_jobs(slurm))
     assert ddp.launch(client, ddp.world_size).result == 2
-    assert set(jobs(slurm)) == before
+    assert set(running_jobs(slurm)) == before
     subprocess.run(["scancel", min(before)], env=slurm, check=True)
     wait_until(lambda: len(client.workers()) == 1)
     assert ddp.launch(client, ddp.world_size).result == 2
-    assert set(jobs(slurm)) != before
+    assert set(running_jobs(slurm)) != before

@@ -18,7 +18,7 @@ from runs_here import (
     wait_until,
     wait_until_saved,
 )
-from slurm_here import jobs, state, submit, why_not
+from slurm_here import jobs, running_jobs, state, submit, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")
 
@@ -56,7 +56,7 @@ def test_a_job_that_is_cancelled_in_mid_run_is_replaced_and_the_weights_are_the_
     again = {"CLUSTER": "slurm", "RESTARTS": "2", "SET": "pause=1"}
     process = train(slurm, tmp_path, "in_no_hurry", repository, **again)
     wait_until_saved(tmp_path)
-    subprocess.run(["scancel", min(jobs(slurm))], env=slurm, check=True)
+    subprocess.run(["scancel", min(running_jobs(slurm))], env=slurm, check=True)
     said = finish(process, tmp_path)
     assert re.search(r"Job \d+ makes room for a new one: ", said), said
     assert re.search(r"Restart 1 on 2 rank\(s\) from step [1-9]", said), said
