@@ -89,7 +89,7 @@ lab: $(STAMP)
 
 # Notebooks first and alone: each uses all cores. Every cell is a test.
 test: $(STAMP)
-	@$(PYTHON) -m pytest --nbval --nbval-current-env tutorials/*.ipynb
+	@$(PYTHON) -m pytest -p tests.kernels --nbval --nbval-current-env --nbval-cell-timeout=800 --timeout=900 tutorials/*.ipynb
 	@$(PYTHON) -m pytest tests/unit tests/distributed --numprocesses 2 --dist loadgroup
 
 test-slurm: $(STAMP)

@@ -69,10 +69,14 @@ def pytest_sessionstart(session):
 
 
 def pytest_collection_modifyitems(items):
-    """All of tests/distributed runs in one process, and so shares one cluster."""
+    """All of a folder runs in one process, and so shares a cluster or a Slurm; not tests/unit.
+
+    There a file's tests stay together.
+    """
     for item in items:
-        if "distributed" in item.path.relative_to(ROOT).parts:
-            item.add_marker(pytest.mark.xdist_group("distributed"))
+        folder = item.path.parent.name
+        group = item.path.stem if folder == "unit" else folder
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)
