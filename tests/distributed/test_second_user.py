@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become 
 # Imports first, as root: the folder of this repository may be closed to others. Then it is another
 # user for good.
 STRANGER = f"""
-import asyncio, json, os, sys, urllib.error, urllib.request
+import asyncio, http.client, json, os, sys, urllib.error, urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from distributed.comm import connect
 from distributed.security import Security
@@ -48,7 +48,7 @@ def page(url):
             return answer.read().decode()
     except urllib.error.HTTPError as error:
         return "" if error.code == 404 else "status %d" % error.code
-    except OSError:
+    except (OSError, http.client.HTTPException):  # the latter of what speaks, but not HTTP
         return ""
 
 

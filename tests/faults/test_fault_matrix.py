@@ -3,7 +3,6 @@
 The caller knows what happened, nothing is left, nothing is lost.
 """
 
-import multiprocessing.util
 import os
 import re
 import signal
@@ -136,15 +135,6 @@ def test_more_than_one_sigterm_before_the_first_step_is_as_good_as_one(client):
 
     with pytest.raises(ddp.RunStopped, match="All ranks left before the first step"):
         ddp.launch(client, train, workers=1)
-
-
-def test_a_rank_that_is_told_to_stop_when_it_has_returned_is_done(client):
-    def train():
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        multiprocessing.util.Finalize(None, os.kill, (os.getpid(), signal.SIGTERM), exitpriority=0)
-        return 7
-
-    assert ddp.launch(client, train, workers=2).result == 7
 
 
 NOTEBOOK = """

@@ -70,13 +70,6 @@ def test_a_folder_that_somebody_else_has_made_is_no_place_for_temporary_files_an
     assert not [file for trap in traps for file in trap.iterdir()]
 
 
-def test_plain_tcp_is_there_for_who_asks_for_it(monkeypatch):
-    monkeypatch.setenv("OPTIONS", "security=false")
-    with ddp.connect("local", workers=1) as client:
-        assert client.scheduler.address.startswith("tcp://")
-        assert ddp.launch(client, ddp.world_size).result == 1
-
-
 def test_dasks_own_settings_of_tls_do_not_reach_a_local_cluster():
     """They are for clusters of somebody else's, with ciphers and files that would not fit ours."""
     theirs = {
