@@ -40,7 +40,6 @@ PATIENCE = 60.0  # seconds after which the lab says that something hangs
 MOMENTS = ("start", "step", "save")
 SAVED_STEP = 6  # of `faults.train`'s 14: there is a save at every third
 GROWING_EPOCHS = 20  # of 7 steps, a tenth of a second each: longer than it takes to grow
-MEMORY_LIMIT = 3 * 2**28  # bytes
 RANK_FAULTS = (
     "raise",
     "KeyboardInterrupt",
@@ -52,7 +51,6 @@ RANK_FAULTS = (
     "SIGSTOP",
     "worker killed",
 )
-MEMORY_FAULTS = ("memory limit exceeded", "memory limit exceeded by children")
 LEAVES = "leaves the loop one batch early"
 RANK_MARK = b"DDP_RANK_PROCESS="  # every rank has its own number there, and hands it down
 CONDITION = "collective under a condition"
@@ -89,7 +87,7 @@ def cases():
     yield from (
         (fault, when, rank) for fault in RANK_FAULTS for when in MOMENTS for rank in (0, 1)
     )
-    between_steps = ("deadlock", CONDITION, OTHER_SIZE, LOADER_WORKER, *MEMORY_FAULTS)
+    between_steps = ("deadlock", CONDITION, OTHER_SIZE, LOADER_WORKER)
     yield from ((fault, "step", rank) for fault in between_steps for rank in (0, 1))
     yield from ((LEAVES, "end", rank) for rank in (0, 1))
     yield from ((faults.RESULT, "end", 0), (DISK_FULL, "save", 0))
@@ -116,8 +114,6 @@ def run_case(client, fault, when, rank, undisturbed, folder, stall_timeout=STALL
         function = faults.inject(
             faults.train, fault, rank=rank, when=when, step=SAVED_STEP, mark=mark
         )
-    if fault in MEMORY_FAULTS:
-        client.run(_limit_memory, MEMORY_LIMIT)
     try:
         launch(client, function, **options, **arguments)
     except Error as error:
@@ -125,7 +121,6 @@ def run_case(client, fault, when, rank, undisturbed, folder, stall_timeout=STALL
     caught = time.time()
     outcome.told = caught - _struck_at(mark, outcome)
     _wait_until_gone(outcome, options["directory"], mark)
-    client.run(_limit_memory, None)
     _resume(client, outcome, options["directory"], undisturbed)
     return outcome
 
@@ -135,10 +130,6 @@ def _struck_at(mark, outcome):
         instead = outcome.error or outcome.said
         raise Error(f"The fault {outcome.fault!r} did not strike. What happened: {instead}")
     return struck
-
-
-def _limit_memory(limit, dask_worker):
-    dask_worker.memory_manager.memory_limit = limit
 
 
 def _resume(client, outcome, directory, undisturbed):

@@ -159,7 +159,9 @@ def _connection() -> Connection:
     with _choosing:
         for path in (_shared_path, _own.path if _own is not None else None):
             if path is not None:
-                with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):  # it has ended
+                with contextlib.suppress(
+                    FileNotFoundError, ConnectionRefusedError
+                ):  # it has ended
                     return Client(path, "AF_UNIX")
         if _own is not None:
             _own.close()

@@ -39,13 +39,6 @@ SAYS = {  # fault: type, exit code, signal, words of the first line
     "deadlock": (ddp.RankStalled, None, None, "It is not in a collective at step 6"),
     fault_lab.CONDITION: (ddp.RankStalled, None, None, "It has called barrier #"),
     fault_lab.LOADER_WORKER: (ddp.RankFailed, 1, None, "DataLoader worker (pid"),
-    "memory limit exceeded": (ddp.RankFailed, None, None, "its worker's limit is 0.75 GiB"),
-    "memory limit exceeded by children": (
-        ddp.RankFailed,
-        None,
-        None,
-        "that it has started, and its worker's limit is 0.75 GiB",
-    ),
     "worker killed": (ddp.RankFailed, None, None, "its worker died"),
     fault_lab.NANNY_KILLED: (ddp.RankFailed, None, None, "its worker died"),
     faults.RESULT: (ddp.RankFailed, 1, None, "cannot be pickled"),

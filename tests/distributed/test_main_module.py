@@ -152,19 +152,19 @@ def test_what_cannot_be_imported_in_a_rank_reaches_the_caller_with_its_traceback
         env=environment_for(client, tmp_path),
     )
     assert "failed: ModuleNotFoundError: No module named 'gone'" in done.stdout, done.stderr
-    assert "pickle.loads(payload)" in done.stdout
+    assert "main_module.loads(payload)" in done.stdout
     assert "exit code" not in done.stdout.partition("\n")[0]
 
 
 def test_a_torch_that_cannot_be_imported_is_named_by_the_rank(tmp_path):
-    """The forkserver survives it, and what the rank says reaches the caller."""
+    """The fork server survives it, and what the rank says reaches the caller."""
     (tmp_path / "sitecustomize.py").write_text(
         textwrap.dedent("""
         import sys
 
         class Broken:
             def find_spec(self, name, path=None, target=None):
-                if name == "torch" and "zygote import main" in " ".join(sys.orig_argv):
+                if name == "torch" and "nursery import main" in " ".join(sys.orig_argv):
                     raise OSError("libcublas.so.12: cannot open shared object file")
 
         sys.meta_path.insert(0, Broken())

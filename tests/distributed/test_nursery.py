@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -37,7 +36,7 @@ from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-only_linux = pytest.mark.skipif(sys.platform != "linux", reason="needs child subreapers")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has child subreapers")
 
 
 def ancestors():
@@ -111,20 +110,17 @@ def test_unseeded_random_numbers_differ_between_ranks_and_launches(client):
         assert len(set(numbers)) == 4, drawn
 
 
-def test_two_launches_at_once_end_only_what_is_theirs(client, tmp_path):
+def test_a_launch_that_ends_leaves_what_another_has_started(client, tmp_path):
     def train(gate):
         subprocess.Popen(["setsid", "sleep", "1000"])
         wait_until(Path(gate).exists)
         return sum(child.is_running() for child in psutil.Process().children())
 
-    first, second = (
-        Background(ddp.launch, client, train, workers=2, gate=str(tmp_path / name))
-        for name in ("first", "second")
-    )
-    (tmp_path / "first").touch()
-    assert first.outcome().result == 1
-    (tmp_path / "second").touch()
-    assert second.outcome().result == 1
+    gates = [tmp_path / "first", tmp_path / "second"]
+    both = [Background(ddp.launch, client, train, workers=2, gate=str(gate)) for gate in gates]
+    for gate, launch in zip(gates, both):
+        gate.touch()
+        assert launch.outcome().result == 1
 
 
 def test_forty_sigusr1_do_not_block_a_rank(client):
@@ -204,55 +200,45 @@ def left_behind(file):
     return [pid for pid in map(int, Path(file).read_text().split()) if is_alive(pid)]
 
 
-def starts_others(file, end):
-    if ddp.rank() == 1:
-        leave_behind(file)
-        if end is kill_worker:  # which takes along what has not been told yet
-            wait_until(lambda: "rank 1 started" in log_of(Path(file).parent / "run"))
-        end()
-    elif end is not no_end:
-        time.sleep(600)
-
-
-def no_end():
-    return None
-
-
 def raise_error():
     raise ValueError("after having started others")
 
 
-def kill_itself():
-    os.kill(os.getpid(), signal.SIGKILL)
+ENDS = {
+    "returns": lambda: None,
+    "raises": raise_error,
+    "is_killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "loses_its_worker": lambda: (faults.worker_of_this_rank().kill(), time.sleep(600)),
+    "stays": lambda: time.sleep(600),
+}
 
 
-def kill_worker():
-    faults.worker_of_this_rank().kill()
-    time.sleep(600)
+def starts_others(file, end):
+    if ddp.rank() == 1:
+        leave_behind(file)
+        wait_until(lambda: "rank 1 started" in log_of(Path(file).parent / "run"))
+        ENDS[end]()
+    elif end != "returns":
+        time.sleep(600)
 
 
-@only_linux
-@pytest.mark.parametrize(
-    "end", [no_end, raise_error, kill_itself, kill_worker], ids=lambda end: end.__name__
-)
+@pytest.mark.parametrize("end", ["returns", "raises", "is_killed", "loses_its_worker"])
 def test_nothing_outlives_a_rank_that(client, tmp_path, end):
     file, run = tmp_path / "pids", tmp_path / "run"
-    bystander = client.run(lambda: subprocess.Popen(["sleep", "1002"]).pid)
-    expected = contextlib.nullcontext() if end is no_end else pytest.raises(ddp.RankFailed)
+    bystanders = client.run(lambda: subprocess.Popen(["sleep", "1002"]).pid).values()
+    expected = contextlib.nullcontext() if end == "returns" else pytest.raises(ddp.RankFailed)
     with expected:
         ddp.launch(client, starts_others, workers=2, directory=run, file=str(file), end=end)
-    if end is kill_worker:
+    if end == "loses_its_worker":
         assert_gone(lambda: left_behind(file))
     else:
         assert not left_behind(file)  # at once: the launch has waited for it
-        assert all(map(is_alive, bystander.values()))
     assert_nothing_left(run, ranks=2)
-    for pid in bystander.values():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    assert all(map(is_alive, bystanders))
+    for pid in bystanders:
+        os.kill(pid, signal.SIGKILL)
 
 
-@only_linux
 def test_what_has_left_a_rank_and_ended_is_no_zombie_while_the_rank_goes_on(client):
     def train():
         nursery = psutil.Process().parent()
@@ -266,7 +252,7 @@ def test_what_has_left_a_rank_and_ended_is_no_zombie_while_the_rank_goes_on(clie
 
 RUNNER = """
 import os, sys, time
-for hop in range(3000):
+while True:
     time.sleep(0.2)
     if os.fork():
         os._exit(0)
@@ -276,7 +262,6 @@ for hop in range(3000):
 """
 
 
-@only_linux
 def test_processes_that_run_away_from_one_session_to_the_next_are_caught(client, tmp_path):
     def let_them_run(file):
         for _ in range(3):
@@ -300,13 +285,11 @@ if __name__ == "__main__":
     with ddp.connect("local", workers=2) as client:
         print(client.fork_server.pid, client.fork_server.path, flush=True)
         if file:
-            end = lambda: time.sleep(600)
-            ddp.launch(client, starts_others, directory=run, file=file, end=end)
+            ddp.launch(client, starts_others, directory=run, file=file, end="stays")
         time.sleep(600)
 """
 
 
-@only_linux
 @pytest.mark.parametrize("in_a_launch", [False, True])
 def test_nothing_outlives_a_client_that_is_killed_with_its_cluster(tmp_path, in_a_launch):
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -330,7 +313,6 @@ def test_nothing_outlives_a_client_that_is_killed_with_its_cluster(tmp_path, in_
     assert not Path(path).exists()
 
 
-@only_linux
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_workers_and_nannies_that_are_ended(tmp_path, number):
     file, run = tmp_path / "pids", tmp_path / "run"
@@ -353,30 +335,41 @@ def test_nothing_outlives_workers_and_nannies_that_are_ended(tmp_path, number):
 
 
 PLAIN = """
-import sys, time
+import multiprocessing, os, socket, subprocess
 from ddp_common.worker import nursery
 
-nursery.prctl = lambda option, value: False  # as on macOS
-nursery._children = lambda group: [group] if group is not None else []
-nursery.NEEDED = ()
-if sys.argv[1:]:
-    nursery.main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+def start_others(report):
+    os.setsid()
+    first = subprocess.Popen(["sleep", "1003"])
+    second = subprocess.run(["sh", "-c", "sleep 1004 >&- & echo $!"], stdout=-1).stdout
+    os.write(report, b"%d %d %d" % (os.getpid(), first.pid, int(second)))
+    first.wait()
+
+if __name__ == "__main__":
+    nursery.prctl = lambda option, value: False
+    nursery._children = lambda group: [group]
+    worker, theirs = multiprocessing.Pipe()
+    lifeline, its = socket.socketpair()
+    if os.fork() == 0:
+        worker.close()
+        nursery._be_nursery(theirs, its)
+    theirs.close()
+    assert worker.recv() is None
+    place = nursery.Nursery(worker)
+    read, write = os.pipe()
+    place.start("plain", "start_others", descriptors={"report": write})
+    print(os.read(read, 1000).decode(), place.end())
 """
 
 
-def test_without_a_subreaper_a_ranks_process_group_ends_with_it(tmp_path):
-    program = textwrap.dedent("""
-        import os, subprocess, sys
-        from ddp_common.worker import nursery
-
-        def main():
-            os.setsid()
-            sleeper = subprocess.Popen(["sleep", "1003"])
-            print(os.getpid(), sleeper.pid, flush=True)
-            sleeper.wait()
-    """)
-    (tmp_path / "program.py").write_text(program)
-    pytest.skip("written below")
+def test_without_a_subreaper_a_ranks_process_group_is_ended(tmp_path):
+    """As on macOS: neither prctl(2) nor a list of children, but the group is there."""
+    (tmp_path / "plain.py").write_text(PLAIN)
+    program = [sys.executable, tmp_path / "plain.py"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    *pids, left = done.stdout.split()
+    assert left == "[]" and len(pids) == 3, done.stderr
+    assert_gone(lambda: [pid for pid in map(int, pids) if is_alive(pid)])
 
 
 STRANGER = """

@@ -391,13 +391,13 @@ def test_web_pages_of_scheduler_and_workers_listen_on_loopback_only(slurm, here)
 
 def test_workers_of_jobs_import_torch_as_soon_as_they_are_made(slurm, here):
     def preloaded(dask_worker):
-        from ddp_common.worker import forkserver
+        from ddp_common.worker import nursery
 
-        (early,) = dask_worker.preloads
-        return early.module.dask_teardown.__module__, forkserver.guard() is not None
+        (preload,) = dask_worker.preloads
+        return preload.module.dask_setup.__module__, nursery._own is not None
 
     with ddp.connect("slurm", workers=1) as client:
-        assert list(client.run(preloaded).values()) == [("ddp_common.worker.early", True)]
+        assert list(client.run(preloaded).values()) == [("ddp_common.worker.preload", True)]
         assert ddp.launch(client, ddp.world_size).result == 1
 
 
