@@ -115,12 +115,14 @@ class ClusterClient(Client):
         cluster, self.cluster = self.cluster, None
         fork_server, self.fork_server = self.fork_server, None
         # Connections to workers end in the middle of what Dask wanted to tell them.
-        with quiet(), no_garbage_collection():
-            closed = super().close(*args, **kwargs)
-            if self.jobs is not None:
-                self.jobs.close()
-            elif cluster is not None and _is_ours_to_stop(cluster):
-                cluster.close()
+        try:
+            with quiet(), no_garbage_collection():
+                closed = super().close(*args, **kwargs)
+                if self.jobs is not None:
+                    self.jobs.close()
+                elif cluster is not None and _is_ours_to_stop(cluster):
+                    cluster.close()
+        finally:
             if fork_server is not None:
                 fork_server.close()
         return closed

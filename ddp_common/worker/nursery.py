@@ -21,6 +21,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import multiprocessing.util
 import os
 import select
 import shutil
@@ -227,6 +228,8 @@ def main(listener_fd: int, lifeline_fd: int, folder: str) -> None:
     # What everybody is sent at once: these processes leave last. Ranks have handlers of their own.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    # Where multiprocessing makes sockets, in ranks and their loader workers, that are killed often
+    multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
     import_ahead(NEEDED)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nurseries that have ended are no zombies
     listener = socket.socket(fileno=listener_fd)
@@ -396,6 +399,8 @@ def _be_rank(
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with its nursery, however that ended
         if os.getppid() != nursery:  # that has ended before
             os._exit(1)
+        atexit._clear()  # what the fork server has imported need not be taken apart
+        atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
@@ -416,10 +421,7 @@ def _be_rank(
 
 
 def _leave(code: int) -> NoReturn:
-    """End as Python does: after all threads, and what was registered for the end.
-
-    But nothing is taken apart: most of it is the fork server's, and that would take a while.
-    """
+    """End as a process of multiprocessing does: all threads first, then what waits for the end."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # what Python calls at its own end
         atexit._run_exitfuncs()
