@@ -134,10 +134,6 @@ def _struck_at(mark, outcome):
     return struck
 
 
-def _limit_memory(limit, dask_worker):
-    dask_worker.memory_manager.memory_limit = limit
-
-
 def _resume(client, outcome, directory, undisturbed):
     resumed = launch(client, faults.train, workers=2, directory=directory)
     outcome.resumed_equal = torch.equal(resumed.result, undisturbed)

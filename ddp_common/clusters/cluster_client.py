@@ -16,8 +16,8 @@ from ddp_common.clusters.jobs import Jobs
 from ddp_common.clusters.notebooks import Cell
 from ddp_common.clusters.quiet import quiet
 from ddp_common.clusters.waiting import ended, wait_for_workers
+from ddp_common.worker.nursery import ForkServer
 from ddp_common.worker.time_limit import time_left
-from ddp_common.worker.zygote import Zygote
 
 GONE_TIMEOUT = 15  # seconds that the workers of cancelled jobs have to leave
 
@@ -27,7 +27,7 @@ class ClusterClient(Client):
 
     cluster: Any = None  # that is closed with the client; None if somebody else has started it
     jobs: Jobs | None = None  # of the cluster where workers are jobs
-    zygote: Zygote | None = None  # has torch imported, for the workers of a local cluster
+    fork_server: ForkServer | None = None  # has torch imported, for a local cluster's workers
     expected = 1  # number of workers
     least: int | None = None  # number of workers to begin with, where that is not all of them
     most: int | None = None  # number of ranks that were asked for, where there are more workers
@@ -113,16 +113,18 @@ class ClusterClient(Client):
 
     def close(self, *args, **kwargs):
         cluster, self.cluster = self.cluster, None
-        zygote, self.zygote = self.zygote, None
-        if zygote is not None:
-            zygote.close()
+        fork_server, self.fork_server = self.fork_server, None
         # Connections to workers end in the middle of what Dask wanted to tell them.
-        with quiet(), no_garbage_collection():
-            closed = super().close(*args, **kwargs)
-            if self.jobs is not None:
-                self.jobs.close()
-            elif cluster is not None and _is_ours_to_stop(cluster):
-                cluster.close()
+        try:
+            with quiet(), no_garbage_collection():
+                closed = super().close(*args, **kwargs)
+                if self.jobs is not None:
+                    self.jobs.close()
+                elif cluster is not None and _is_ours_to_stop(cluster):
+                    cluster.close()
+        finally:
+            if fork_server is not None:
+                fork_server.close()
         return closed
 
 

@@ -31,14 +31,14 @@ from ddp_common.clusters.job_script import (
     unknown_option,
 )
 from ddp_common.clusters.jobs import Jobs
-from ddp_common.clusters.local_cluster import keeping_nannies
+from ddp_common.clusters.local_cluster import environment_of_workers, keeping_nannies
 from ddp_common.clusters.profiles import gpus, number_of_workers, read_profile
 from ddp_common.clusters.quiet import interrupts_held
 from ddp_common.clusters.waiting import wait_for_workers
-from ddp_common.clusters.warm_start import start_zygote
 from ddp_common.errors import Error
 from ddp_common.values import switch, whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS, command, started_by
+from ddp_common.worker.nursery import ForkServer
 from ddp_common.worker.preload import Preload
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def connect(
         wait_for_workers(client, min(min_workers or client.expected, client.expected))
         if name != "local":
             shipping.provide(client)
-        client.register_plugin(Preload(client.zygote.address if client.zygote else None))
+        client.register_plugin(Preload(client.fork_server.path if client.fork_server else None))
         if wanted and (min_workers or len(client.workers()) > client.expected):
             client.most = client.expected
     except BaseException:
@@ -139,7 +139,7 @@ def _configure_dask():
 def _start(profile, wanted):
     """A client of the cluster that a profile describes, whose workers may be yet to come."""
     count = number_of_workers(wanted if wanted is not None else profile["workers"])
-    jobs = cluster = client = zygote = None
+    jobs = cluster = client = fork_server = None
     try:
         with interrupts_held(), no_garbage_collection():
             if is_batch(profile):
@@ -147,12 +147,12 @@ def _start(profile, wanted):
                 cluster = jobs.cluster
             else:
                 if _starts_processes_here(profile):
-                    zygote = start_zygote()
+                    fork_server = ForkServer(environment_of_workers(profile["options"]))
                 cluster = _make_cluster(profile, count)
             client = ClusterClient(cluster.scheduler_address, security=cluster.security)
             client.cluster = cluster
             client.jobs = jobs
-            client.zygote = zygote
+            client.fork_server = fork_server
             client.timeout = profile["timeout"]
             client.expected = count
         if jobs is not None:
@@ -171,8 +171,8 @@ def _start(profile, wanted):
             jobs.close()
         elif cluster is not None:
             cluster.close()
-        if client is None and zygote is not None:
-            zygote.close()
+        if client is None and fork_server is not None:
+            fork_server.close()
         if isinstance(error, Error) or not isinstance(error, Exception):
             raise
         raise _explained(profile, error) from error

@@ -1,4 +1,4 @@
-"""Local clusters that keep a worker which dies twice.
+"""Local clusters: the environment of their workers, and that one which dies twice is kept.
 
 Dask's nannies bring a worker back within a second. Its `SpecCluster` looks 15 s after a loss
 (`distributed.deploy.lost-worker-timeout`) whether the worker is there, and closes the nanny if
@@ -8,6 +8,7 @@ once it has given up itself.
 """
 
 import asyncio
+import os
 from typing import Any
 
 import dask
@@ -17,6 +18,19 @@ from distributed.core import Status
 from distributed.deploy.cluster import Cluster
 
 GIVEN_UP = (Status.failed, Status.closing, Status.closed)
+HASH_SEED = "6640"  # what Dask's nanny gives its workers, so that they hash alike
+
+
+def environment_of_workers(options: dict[str, Any]) -> dict[str, str]:
+    """What Dask's nanny makes of this process's environment; `options` are the cluster's."""
+    environment = {**os.environ, **(options.get("env") or {})}
+    for key in ("pre-spawn-environ", "environ"):
+        for name, value in dask.config.get(f"distributed.nanny.{key}").items():
+            if value is not None:
+                environment.setdefault(name, str(value))
+    if environment.get("PYTHONHASHSEED", "0") == "0":
+        environment["PYTHONHASHSEED"] = HASH_SEED
+    return environment
 
 
 class KeepsNannies:

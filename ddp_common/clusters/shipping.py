@@ -129,7 +129,7 @@ def install(archive: bytes, digest: str) -> None:
     folders = [str(path)]
     if os.environ.get("PYTHONPATH"):
         folders.append(os.environ["PYTHONPATH"])
-    os.environ["PYTHONPATH"] = os.pathsep.join(folders)  # for the forkserver
+    os.environ["PYTHONPATH"] = os.pathsep.join(folders)  # for the fork server
     importlib.invalidate_caches()
 
 

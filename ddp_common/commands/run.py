@@ -27,7 +27,7 @@ from ddp_common.run.config import current
 from ddp_common.run.places import local, new_directory, shown
 from ddp_common.values import whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS, started_by
-from ddp_common.worker.imports import import_ahead
+from ddp_common.worker.nursery import import_ahead
 
 
 def run_tutorial(tutorial: str, path: Path, choices: dict, dry: bool):

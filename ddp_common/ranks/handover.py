@@ -11,7 +11,6 @@ unpickled: in their place stands a call of `given`.
 """
 
 import mmap
-import pickle
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any, BinaryIO
 
 from ddp_common.errors import Error
+from ddp_common.ranks import main_module
 
 ALIGNMENT = 64  # bytes
 TRAILER = struct.Struct("!qq")  # where the list of buffers begins, and how many there are
@@ -73,10 +73,11 @@ def receive(connection: Connection) -> None:
     with connection:
         mapped = memoryview(mmap.mmap(connection.fileno(), 0, access=mmap.ACCESS_COPY))
     begins, count = TRAILER.unpack(mapped[-TRAILER.size :])
-    entries = ENTRY.iter_unpack(mapped[begins : begins + count * ENTRY.size])
+    entries = list(ENTRY.iter_unpack(mapped[begins : begins + count * ENTRY.size]))
     buffers = [mapped[start : start + length] for start, length in entries]
+    head = mapped[: min([begins, *(start for start, _ in entries)])]
     try:
-        _tables[:] = pickle.loads(mapped, buffers=buffers)
+        _tables[:] = main_module.loads(head, buffers)
     except Exception as error:
         raise Error(
             "The tables cannot be unpickled in the rank: "

@@ -1,10 +1,10 @@
 """The rank's own process: what happens in it before and after the training function.
 
-Started by a worker's agent as a fork of the worker's forkserver. Promises: the last message
+Forked by a nursery of its worker, which ends it (`worker.nursery`). Promises: the last message
 through the pipe is a `Done`, `Raised` or `Stopped`, whatever the training function has done,
-unless it has ended the process; everything that was reported and printed was sent before; the
-process ends with its worker, whatever state either is in; on SIGUSR1 it writes its Python stack,
-whatever it waits for; when asked, it names its latest collectives.
+unless it has ended the process; everything that was reported and printed was sent before; nobody
+else draws its random numbers; on SIGUSR1 it writes its Python stack, whatever it waits for; when
+asked, it names its latest collectives.
 """
 
 import base64
@@ -17,18 +17,17 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import sys
-import threading
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
 from ddp_common.errors import Error
 from ddp_common.messages import Done, Message, Raised, Returned, Stopped
-from ddp_common.ranks import handover, pipe, recorder
-from ddp_common.ranks.parent import die_with_parent
+from ddp_common.ranks import handover, main_module, pipe, recorder
 
 LONGEST_MESSAGE = 10_000  # characters of an exception's own message
 LONGEST_TRACEBACK = 100_000  # characters
@@ -40,63 +39,56 @@ def main(
     environment: dict[str, str],
     threads: int,
     payload: bytes,
-    tables: Connection | None,
-    store_socket: Any,
-    result_file: Connection | None,
-    messages: Connection,
-    output: Connection,
-    stacks: Connection,
-    questions: Connection,
+    *,
+    messages: int,
+    output: int,
+    stacks: int,
+    questions: int,
+    tables: int | None = None,
+    store_socket: int | None = None,
+    result_file: int | None = None,
 ) -> None:
     """Be a rank: from the fork to its last word.
 
     `environment`: variables to set; `threads`: of torch; `payload`: pickled (function, keyword
-    arguments, sources of notebook cells); `tables`: a connection around the file with the Dask
-    collections among the arguments, else None; `store_socket`: rank 0's store socket, else None;
-    `result_file`: a connection around the file for rank 0's result, else None; `messages`,
-    `output`, `stacks`: the write ends of three pipes to the agent; `questions`: an end of one that
-    goes both ways.
+    arguments, sources of notebook cells). The others are file descriptors: `messages`, `output`
+    and `stacks` the write ends of three pipes to the agent, `questions` an end of one that goes
+    both ways; `tables` the file with the Dask collections among the arguments, if there are any;
+    of rank 0 `store_socket`, where its store listens, and `result_file` for its result.
     """
-    os.setsid()  # a terminal's Ctrl-C is for the client; and the agent can end all of this at once
-    _die_with_the_worker()
+    os.setsid()  # a terminal's Ctrl-C is for the client
     _attach_output(output)
     faulthandler.enable(open(2, "w", closefd=False))
-    faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
-    recorder.answer_questions(questions)
+    # The pipe is read only when somebody asks: whoever else sends the signal must not block us.
+    os.set_blocking(stacks, False)
+    faulthandler.register(signal.SIGUSR1, file=stacks)
+    recorder.answer_questions(Connection(questions))
     # Ctrl-C works again as it does elsewhere: the worker ignores it, and children would too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    to_agent = Connection(messages)
     last_word: Message
     try:
         last_word = _train(
-            environment, threads, payload, tables, store_socket, result_file, messages
+            environment,
+            threads,
+            payload,
+            Connection(tables) if tables is not None else None,
+            socket.socket(fileno=store_socket) if store_socket is not None else None,
+            result_file,
+            to_agent,
         )
     except BaseException as error:  # whatever it is: the client must know
         last_word = _raised(error)
-    pipe.write(messages, last_word)
+    pipe.write(to_agent, last_word)
     if isinstance(last_word, Raised):
         sys.exit(last_word.exitcode)
 
 
-def _die_with_the_worker() -> None:
-    """When the worker dies its forkserver dies, and with that this rank, even if it is stopped.
-
-    Where the kernel does not do that, a thread does.
-    """
-    die_with_parent()
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def wait_for_its_end() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=wait_for_its_end, daemon=True).start()
-
-
-def _attach_output(output: Connection) -> None:
+def _attach_output(output: int) -> None:
     """From now on, what this process and its children print goes to the agent."""
     for stream in (1, 2):
-        os.dup2(output.fileno(), stream)
+        os.dup2(output, stream)
+    os.close(output)
     sys.stdout = open(1, "w", buffering=1, closefd=False)
     sys.stderr = open(2, "w", buffering=1, closefd=False)
 
@@ -106,8 +98,8 @@ def _train(
     threads: int,
     payload: bytes,
     tables: Connection | None,
-    store_socket: Any,
-    result_file: Connection | None,
+    store_socket: socket.socket | None,
+    result_file: int | None,
     messages: Connection,
 ) -> Message:
     """Call the training function; returns the rank's last word."""
@@ -122,6 +114,7 @@ def _train(
     from ddp_common.ranks import checkpoint, pace, rendezvous, reporting, stopping, trace
 
     torch.set_num_threads(threads)
+    _draw_a_random_state()
     # By fork, the workers of a DataLoader know a notebook's classes, as they would in the
     # notebook itself.
     multiprocessing.set_start_method("fork", force=True)
@@ -133,9 +126,8 @@ def _train(
         os.register_at_fork(after_in_child=functools.partial(_be_no_rank, handler))
         if tables is not None:
             handover.receive(tables)
-        function, arguments, sources = pickle.loads(payload)
+        function, arguments, sources = main_module.loads(payload)
         linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
-        _publish_main(function)
         recorder.keep_the_latest()
         with rendezvous.process_group(store_socket):
             pace.watch()
@@ -177,21 +169,35 @@ def _call(function: Callable, arguments: dict) -> Any:
             os._exit(_exit_code(error))
 
 
-def _write_result(result: Any, result_file: Connection) -> bytes | None:
+def _draw_a_random_state() -> None:
+    """Have NumPy and torch begin with numbers of the system's, as a new process does.
+
+    What this process was forked from has one state for all ranks. `random` does so by itself.
+    """
+    import numpy
+    import torch
+
+    numpy.random.seed()
+    torch.seed()
+
+
+def _write_result(result: Any, result_file: int) -> bytes | None:
     """Pickle the result into its file; returns it as bytes if that fails, else None.
 
     It fails with a limit on the size of files, for example. torch.save keeps tensors out of the
-    pickle and lets the client load a GPU's tensors without one.
+    pickle and lets the client load a GPU's tensors without one. What pickle refuses, such as a
+    function made in a function, cloudpickle may take.
     """
+    import cloudpickle
     import torch
 
-    with contextlib.suppress(Exception), open(result_file.fileno(), "wb", closefd=False) as file:
+    with contextlib.suppress(Exception), open(result_file, "wb", closefd=False) as file:
         torch.save(result, file)
         file.flush()
         return None
     buffer = io.BytesIO()
     try:
-        torch.save(result, buffer)
+        torch.save(result, buffer, pickle_module=cloudpickle)
     except Exception as error:
         raise TypeError(
             f"The training function returned something that cannot be pickled ({error}). Return "
@@ -211,24 +217,6 @@ def _be_no_rank(handler: Any) -> None:
     reporting.stop()
     if signal.getsignal(signal.SIGTERM) is handler:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _publish_main(function: Any) -> None:
-    """Let the classes of the user's script or notebook be found in `__main__`.
-
-    Pickle looks for them there, between a DataLoader and its workers for example. They came
-    with the function, by value.
-    """
-    while function is not None:
-        namespace = getattr(function, "__globals__", {})
-        if namespace.get("__name__") == "__main__":
-            own = {
-                name: value
-                for name, value in namespace.items()
-                if getattr(value, "__module__", None) == "__main__"
-            }
-            vars(sys.modules["__main__"]).update(own)
-        function = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
 
 
 # How an exception travels

@@ -19,8 +19,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ddp_common.ranks.parent import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
-from ddp_common.worker import descendants
+from ddp_common.worker.nursery import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    end_children,
+    prctl,
+)
 
 TIMED_OUT = 124  # as timeout(1) says it
 LARGEST_FILE = 2**30  # bytes
@@ -36,7 +40,7 @@ def main(seconds: float, command: list[str]) -> int:
         try:
             code = run_for(seconds, command, {**os.environ, "TMPDIR": temporary})
         finally:
-            descendants.end(_all_below)
+            end_children()
         if has_full_file(Path(temporary)):
             print(
                 f"A rank has printed {LARGEST_FILE / 2**30:g} GiB, and may print no more: its "
@@ -72,11 +76,6 @@ def limit_files(size: int) -> None:
 def _leave(*_):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it would interrupt the tidying up
     sys.exit(128 + signal.SIGTERM)
-
-
-def _all_below() -> list[int]:
-    me = os.getpid()
-    return [pid for pid in descendants.trees([me], descendants.processes()) if pid != me]
 
 
 if __name__ == "__main__":

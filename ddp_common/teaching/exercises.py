@@ -19,11 +19,11 @@ import psutil
 from ddp_common.clusters.protection import DASK_WORKER
 from ddp_common.errors import RankFailed, first_line
 from ddp_common.teaching.shown import HeadAndTail
-from ddp_common.worker import descendants
 
 SHOWN_LINES = 5  # of a rank's traceback
 SHOWN_CHARACTERS = 4_000  # of what an answer prints
 TIMEOUT = 60.0  # seconds that a check may take
+END_TIMEOUT = 5.0  # seconds that processes may take to be gone once they are killed
 AGAIN = 10.0  # seconds after which an answer is ended again that has caught the first time
 
 
@@ -125,13 +125,17 @@ def _end_what_was_left(before: set[psutil.Process]) -> None:
         if process.name.startswith(DASK_WORKER)
     }
     left = [
-        child.pid
+        child
         for child in psutil.Process().children()
         if child not in before and child.pid not in of_dask and _is_started_by_the_answer(child)
     ]
     if not left:
         return
-    descendants.end(lambda: descendants.trees(left, descendants.processes()))
+    for child in left:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            for process in (*child.children(recursive=True), child):
+                process.kill()
+    psutil.wait_procs(left, timeout=END_TIMEOUT)
     print(f"{len(left)} process(es) that were left behind have been ended", file=sys.stderr)
 
 

@@ -10,7 +10,7 @@ be private to the user.
 
 Promises: a script finds what it would find under torchrun, and its end is told to torchrun as it
 was. What differs: torch has been imported before the script sets variables that torch reads then
-(`OMP_NUM_THREADS`), and strings have the same hashes on all ranks. Relies on `guard.has_pidfds`.
+(`OMP_NUM_THREADS`), and strings have the same hashes on all ranks. Relies on pidfd_open(2).
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from ddp_common.teaching import whole_lines
 from ddp_common.teaching.forked_rank import EXIT_CODE, FOLDER, LENGTH, NAME, TERMINATE, inside
-from ddp_common.worker.imports import import_ahead
+from ddp_common.worker.nursery import import_ahead
 
 NEEDED = [
     "torch",

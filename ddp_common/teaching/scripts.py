@@ -19,7 +19,6 @@ from ddp_common.ranks.place import PORT_FOLDER
 from ddp_common.teaching.contained import TIMED_OUT
 from ddp_common.teaching.shown import HeadAndTail
 from ddp_common.without_dask.starting import meet_in
-from ddp_common.worker.guard import has_pidfds
 
 GRACE = 30.0  # seconds beyond the time-out that ending everything may take
 
@@ -60,7 +59,7 @@ def run_script(
         script.write_text(source, encoding="utf-8")
     # In place of --standalone, whose port every user of this host reaches
     options = [*meet_in(folder), f"--nproc-per-node={ranks}", "--role=rank", "--tee=3"]
-    if has_pidfds():
+    if hasattr(os, "pidfd_open"):
         torchrun = ["ddp_common.teaching.forked_torchrun", str(folder), *options]
         torchrun += ["--module", "ddp_common.teaching.forked_rank"]
     else:

@@ -1,18 +1,15 @@
 """The worker's side of a run: a Dask task that starts one rank, watches it, and ends it.
 
-The rank is a process of its own, and ended when the client says so. It is forked from a
-`multiprocessing` forkserver that has torch imported (`forkserver`), so it starts in a fraction of
-a second, can be killed at any moment, and leaves nothing behind in the worker. Relies on Dask:
-when the client cancels the task, or dies, the task's state becomes 'cancelled' while it runs.
-Promises: one rank at a time; when the task ends, its rank is gone, and so is all that the rank has
-started, in whatever session (`descendants`); before that, the client was sent what the rank
-reported and printed, and how it ended. Of a rank that was cancelled, what it printed last may be
-missing; one that was cancelled while its process was being started is killed as soon as that is
-there.
+The rank is a process of its own, and ended when the client says so. It is forked from a process
+that has torch imported (`nursery`), so it starts in a fraction of a second, can be killed at any
+moment, and leaves nothing behind in the worker. Relies on Dask: when the client cancels the task,
+or dies, the task's state becomes 'cancelled' while it runs. Promises: one rank at a time; when the
+task ends, its rank is gone, and so is all that the rank has started, in whatever session; before
+that, the client was sent what the rank reported and printed, and how it ended. Of a rank that was
+cancelled, what it printed last may be missing.
 """
 
 import contextlib
-import importlib
 import json
 import os
 import re
@@ -24,8 +21,8 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from typing import BinaryIO
 
 import psutil
@@ -48,11 +45,10 @@ from ddp_common.messages import (
     Whereabouts,
 )
 from ddp_common.ranks import pipe, secret
-from ddp_common.ranks import process as rank_process
-from ddp_common.worker import descendants, forkserver
+from ddp_common.worker import nursery
 from ddp_common.worker.handover import Handover
 from ddp_common.worker.lines import Lines
-from ddp_common.worker.memory import MemoryLimit
+from ddp_common.worker.nursery import Nursery
 from ddp_common.worker.result import open_result_file, take_result
 from ddp_common.worker.sender import Sender
 
@@ -120,6 +116,7 @@ def where_is_it(wake: bool) -> Whereabouts | None:
             state = psutil.Process(child.pid).status()
             if state in SUSPENDED and not wake:
                 return Whereabouts(state, None)
+            _drop(stacks)
             os.kill(child.pid, signal.SIGUSR1)
             os.kill(child.pid, signal.SIGCONT)
             stack = _read_stack(stacks).decode(errors="replace")
@@ -128,6 +125,13 @@ def where_is_it(wake: bool) -> Whereabouts | None:
             return Whereabouts(state, stack, _ask_for_collectives(questions))
     except (psutil.NoSuchProcess, OSError):  # it has ended meanwhile
         return None
+
+
+def _drop(stacks: Connection) -> None:
+    """Drop the stacks that somebody else's SIGUSR1 has left in the pipe."""
+    while stacks.poll():
+        if not os.read(stacks.fileno(), 65536):
+            break
 
 
 def _read_stack(connection: Connection) -> bytes:
@@ -176,20 +180,20 @@ def _ask_for_collectives(questions: Connection) -> list[Collective] | None:
 
 
 def warm_up() -> None:
-    """Wait until this worker can start a rank at once: its forkserver has imported torch.
+    """Wait until this worker can start a rank at once: its fork server has imported torch.
 
     Raises RuntimeError if a process from there cannot import it, or does not end in time.
     """
-    process = forkserver.start_forkserver().Process(
-        target=importlib.import_module, args=("torch.distributed",)
-    )
-    process.start()
-    process.join(WARM_UP_TIMEOUT)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
-    if process.exitcode != 0:
-        raise RuntimeError(f"this worker cannot start ranks (exit code {process.exitcode})")
+    trial = nursery.connect()
+    assert trial is not None, "it is wanted"
+    try:
+        trial.start("importlib", "import_module", "torch.distributed", descriptors={})
+        if trial.connection.poll(WARM_UP_TIMEOUT):
+            trial.take_note()
+    finally:
+        trial.end()
+    if trial.exitcode != 0:
+        raise RuntimeError(f"this worker cannot start ranks (exit code {trial.exitcode})")
 
 
 def run_rank(
@@ -210,16 +214,15 @@ def run_rank(
     with _one_rank:
         send = Sender(worker, spec.attempt, spec.rank)
         try:
-            child = _make_rank(worker, spec, payload, tables)
-            has_started = _start(child, is_wanted)
+            child = _start_rank(worker, spec, payload, tables, is_wanted)
         except Exception:  # of any kind: the client, which waits for this rank, must learn of it
             message = "The rank could not be started."
             send(Ended("raised", message=message, traceback=traceback.format_exc()))
             return None
-        if not has_started:
+        if child is None:
             send(Ended("cancelled"))
             return None
-        return _follow(child, worker, send, is_wanted)
+        return _follow(child, send, is_wanted)
 
 
 def _is_wanted(worker: Worker, key: Key) -> bool:
@@ -238,20 +241,16 @@ def _is_wanted(worker: Worker, key: Key) -> bool:
 class RankProcess:
     """A rank's process and our ends of what connects us with it."""
 
-    process: BaseProcess
+    nursery: Nursery  # which has forked it, and ends it
     messages: Connection  # from the rank: objects of `ddp_common.messages`
     output: Connection  # from the rank: what it prints, and all that it starts
     stacks: Connection  # from the rank: its Python stack, on SIGUSR1
     questions: Connection  # to the rank and back: which collectives it is in
     result_file: BinaryIO | None  # for rank 0's result
-    child_ends: list  # the other ends; we close our copies of them once the process has its own
 
     @property
     def pid(self) -> int:
-        """The number of the process, once it has been started."""
-        pid = self.process.pid
-        assert pid is not None
-        return pid
+        return self.nursery.pid
 
     def close(self) -> None:
         with _closing:
@@ -259,45 +258,53 @@ class RankProcess:
                 end.close()
 
 
-def _make_rank(
-    worker: Worker, spec: RankSpec, payload: bytes, tables: Handover | None
-) -> RankProcess:
-    """A rank whose process is not started yet."""
+def _start_rank(
+    worker: Worker,
+    spec: RankSpec,
+    payload: bytes,
+    tables: Handover | None,
+    is_wanted: Callable[[], bool],
+) -> RankProcess | None:
+    """Have a rank's process forked; None if it was no longer wanted before it was there.
+
+    The first start waits while the fork server imports torch.
+    """
     global _store_socket
-    store_socket = result_file = result_end = None
-    if spec.rank == 0:
-        assert _store_socket is not None, "the client calls `listen` first"
-        attempt_id, store_socket = _store_socket
-        assert attempt_id == spec.attempt, "the socket is that of another attempt"
-        _store_socket = None
-        result_file = open_result_file(spec.attempt)
-        result_end = Connection(os.dup(result_file.fileno()))  # as a connection it can be sent
-    tables_end = tables.take() if tables is not None else None
-    context = forkserver.start_forkserver()
-    messages, their_messages = context.Pipe(duplex=False)
-    output, their_output = context.Pipe(duplex=False)
-    stacks, their_stacks = context.Pipe(duplex=False)
-    questions, their_questions = context.Pipe(duplex=True)
-    process = context.Process(
-        target=rank_process.main,
-        name=f"{descendants.RANK}{spec.rank}",
-        args=(
-            _environment(spec),
-            worker.state.nthreads,
-            payload,
-            tables_end,
-            store_socket,
-            result_end,
-            their_messages,
-            their_output,
-            their_stacks,
-            their_questions,
-        ),
-    )
-    always = [their_messages, their_output, their_stacks, their_questions]
-    sometimes = [end for end in (tables_end, store_socket, result_end) if end is not None]
-    child_ends = always + sometimes
-    return RankProcess(process, messages, output, stacks, questions, result_file, child_ends)
+    with contextlib.ExitStack() as ours:  # what is the rank's alone, once it has its own copies
+        descriptors: dict[str, int] = {}
+        result_file = None
+        if spec.rank == 0:
+            assert _store_socket is not None, "the client calls `listen` first"
+            attempt_id, store_socket = _store_socket
+            assert attempt_id == spec.attempt, "the socket is that of another attempt"
+            _store_socket = None
+            descriptors["store_socket"] = ours.enter_context(store_socket).fileno()
+            result_file = open_result_file(spec.attempt)
+            descriptors["result_file"] = result_file.fileno()
+        if tables is not None:
+            descriptors["tables"] = ours.enter_context(tables.take()).fileno()
+        place = nursery.connect(is_wanted)
+        if place is None:
+            return None
+        connections = {}
+        for name in ("messages", "output", "stacks", "questions"):
+            connections[name], theirs = Pipe(duplex=name == "questions")
+            descriptors[name] = ours.enter_context(theirs).fileno()
+        child = RankProcess(place, result_file=result_file, **connections)
+        try:
+            place.start(
+                "ddp_common.ranks.process",
+                "main",
+                _environment(spec),
+                worker.state.nthreads,
+                payload,
+                descriptors=descriptors,
+            )
+        except BaseException:
+            place.end()
+            child.close()
+            raise
+    return child
 
 
 def _environment(spec: RankSpec) -> dict[str, str]:
@@ -319,53 +326,18 @@ def _environment(spec: RankSpec) -> dict[str, str]:
     return {name: str(value) for name, value in variables.items()}
 
 
-def _start(child: RankProcess, is_wanted: Callable[[], bool]) -> bool:
-    """Start the process; False if it was no longer wanted before it ran.
-
-    A thread does it, because the first start waits while the forkserver imports torch. If the
-    rank is not wanted any more meanwhile, this returns, and the thread kills what it has started.
-    """
-    errors: list[Exception] = []
-    deciding = threading.Lock()  # either the thread has started the rank, or it is abandoned
-    has_started = threading.Event()
-    abandoned = threading.Event()
-
-    def start() -> None:
-        try:
-            forkserver.start_process(child.process)
-        except Exception as error:  # raised again below, in the agent's thread
-            errors.append(error)
-        for end in child.child_ends:
-            end.close()
-        with deciding:
-            has_started.set()
-        if abandoned.is_set() and not errors:
-            # If it has started processes, the agent of the next rank ends them.
-            _kill_group(child)
-
-    threading.Thread(target=start, daemon=True).start()
-    while not has_started.wait(POLL):
-        with deciding:
-            if not has_started.is_set() and not is_wanted():
-                abandoned.set()
-                return False
-    if errors:
-        raise errors[0]
-    return True
-
-
 def _follow(
-    child: RankProcess, worker: Worker, send: Sender, is_wanted: Callable[[], bool]
+    child: RankProcess, send: Sender, is_wanted: Callable[[], bool]
 ) -> bytes | memoryview | None:
     """From the start of a rank's process to its last message; returns what `run_rank` does."""
     global _running
     _running = child
     send(Started(child.pid, socket.gethostname()))
     try:
-        ending, as_bytes = _watch(child, send, is_wanted, MemoryLimit(worker, child.pid))
+        ending, as_bytes = _watch(child, send, is_wanted)
     finally:
         _running = None
-        left = _kill(child)
+        left = child.nursery.end()
         child.close()
     for pid in left:
         text = (
@@ -386,20 +358,19 @@ def _follow(
 
 
 def _watch(
-    child: RankProcess, send: Sender, is_wanted: Callable[[], bool], memory: MemoryLimit
+    child: RankProcess, send: Sender, is_wanted: Callable[[], bool]
 ) -> tuple[Ended, bytes | None]:
     """Pass on what the rank says until it ends or is no longer wanted.
 
     Returns how it ended, and its result if that came through the pipe.
     """
-    process = child.process
     lines = Lines(send)
     messages = pipe.Reader(child.messages)
-    open_ends = [child.messages, child.output]
+    open_ends = [child.messages, child.output, child.nursery.connection]
     last_word: Message | None = None
     deadline = float("inf")  # for the end of the process
     while True:
-        ready = wait([*open_ends, process.sentinel], timeout=POLL)
+        ready = wait(open_ends, timeout=POLL)
         if child.output in ready and not lines.read(child.output):
             open_ends.remove(child.output)
         if child.messages in ready:
@@ -414,7 +385,10 @@ def _watch(
         lines.flush_if_due()
         send.flush_if_due()
 
-        has_ended = process.sentinel in ready
+        if child.nursery.connection in ready:
+            child.nursery.take_note()
+            open_ends.remove(child.nursery.connection)
+        has_ended = child.nursery.has_ended
         if has_ended:
             deadline = min(deadline, time.monotonic() + EXIT_TIMEOUT)
         is_late = time.monotonic() > deadline
@@ -424,15 +398,10 @@ def _watch(
         # Over: it has ended, and all is read; or it has said its last word, and does not end.
         is_over = all_is_read if has_ended else is_late
         if is_over:
-            process.join(0)
-            ending = _ending(last_word, process.exitcode)
+            ending = _ending(last_word, child.nursery.exitcode)
             break
         if not is_wanted():
             ending = Ended("cancelled"), None
-            break
-        too_much = memory.exceeded()
-        if too_much is not None:
-            ending = Ended("raised", message=too_much), None
             break
     lines.close()
     return ending
@@ -450,21 +419,3 @@ def _ending(last_word: Message | None, exitcode: int | None) -> tuple[Ended, byt
     if isinstance(last_word, Stopped):
         return Ended("stopped", exitcode, **vars(last_word)), None
     return Ended("exited", exitcode), None
-
-
-def _kill(child: RankProcess) -> list[int]:
-    """End the rank and all that it has started, and wait until it is gone.
-
-    First its process group at one blow, which is most of it; then what has a session or group of
-    its own, or lost its parent. Returns the numbers of processes that are not gone.
-    """
-    guard = forkserver.guard()  # the process that adopts what a rank has left behind
-    _kill_group(child)
-    return descendants.end(lambda: descendants.of_rank(child.pid, guard))
-
-
-def _kill_group(child: RankProcess) -> None:
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError):
-            kill(child.pid, signal.SIGKILL)
-    child.process.join()

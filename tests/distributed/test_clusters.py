@@ -25,7 +25,7 @@ def test_the_number_of_workers_comes_from_the_environment_and_closing_leaves_no_
         started = children() - before
         assert f"Dask's dashboard: {client.dashboard_link}" in capfd.readouterr().err
     assert (run.result, run.world_size) == (2, 2)
-    assert len(started) >= 4  # each worker, and what its ranks are forked from
+    assert len(started) >= 3  # each worker, and the process that has torch imported
     assert_gone(lambda: [pid for pid in started if is_alive(pid)])
 
 

@@ -1,0 +1,439 @@
+"""Ranks are forked from a process that has torch imported, and ended with all that they leave.
+
+That process, the fork server, imports torch once for a host and listens at a socket in a folder
+that only its user may enter (`ForkServer`). A worker connects to it for each rank (`connect`), and
+the server forks a nursery for that connection. The nursery forks the rank (`Nursery.start`), and
+at the end it kills its children until there are none (`Nursery.end`). It is a child subreaper
+(Linux, prctl(2)): whatever a rank has started and left behind becomes the nursery's child.
+
+Promises: a nursery ends everything also when its worker or the owner of the fork server ends,
+however that ended; and a rank ends with its nursery. The rank has the environment, the folder,
+the cores and the `sys.path` that its worker has at that moment. Where the fork server has ended,
+the worker starts one of its own.
+
+Relies on the fork server and the nurseries having one thread each: others would not survive a
+fork, and the kernel takes the end of the thread that forked a process for the end of its parent.
+Without prctl (macOS) the rank's process group is ended, and what has left that group stays.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import multiprocessing.util
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Client, Connection, wait
+from multiprocessing.reduction import recv_handle, send_handle
+from pathlib import Path
+from typing import Any, NoReturn
+
+PR_SET_PDEATHSIG = 1  # options of prctl(2)
+PR_SET_CHILD_SUBREAPER = 36
+
+BACKLOG = 1024  # workers that may connect while torch is being imported
+LONGEST_FOLDER = 70  # characters, for temporary files: a socket's path below it has 108 at most
+POLL = 0.03  # seconds between looks at whether a rank is still wanted
+END_TIMEOUT = 5.0  # seconds that processes may take to be gone once they are killed
+
+# Dask's nanny sets it for its workers. A malloc that returns every 64 KB to the system makes each
+# training step fault its memory in again.
+NOT_FOR_RANKS = "MALLOC_TRIM_THRESHOLD_"
+
+NEEDED = (
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",  # by the first DistributedDataParallel
+    "torch.nn.parallel",
+    "ddp_common.ranks.process",
+    "ddp_common.ranks.rendezvous",
+    "ddp_common.ranks.sampling",
+    "ddp_common.ranks.checkpoint",
+    "ddp_common.ranks.stopping",
+    "ddp_common.ranks.trace",
+)
+
+
+# In the process that owns a fork server: a worker, or the client of a local cluster
+
+
+class ForkServer:
+    """The owner's handle: starts the process, and ends it. `path` is that of its socket."""
+
+    def __init__(self, environment: dict[str, str]):
+        """Start it; `environment` is that of the workers. They may connect at once."""
+        environment = {**environment}
+        environment.pop(NOT_FOR_RANKS, None)
+        in_short_folder = "/tmp" if len(tempfile.gettempdir()) > LONGEST_FOLDER else None
+        self._folder = tempfile.mkdtemp(prefix="ddp-", dir=in_short_folder)
+        self.path = os.path.join(self._folder, "fork-server")
+        self._lifeline, theirs = socket.socketpair()
+        with socket.socket(socket.AF_UNIX) as listener, theirs:
+            listener.bind(self.path)
+            os.chmod(self.path, 0o600)
+            listener.listen(BACKLOG)
+            descriptors = (listener.fileno(), theirs.fileno())
+            program = (
+                f"import sys; sys.path[:] = {sys.path!r}; "
+                f"from ddp_common.worker.nursery import main; main{(*descriptors, self._folder)!r}"
+            )
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                pass_fds=descriptors,
+                start_new_session=True,  # a terminal's Ctrl-C is not for it
+            )
+        self.pid = self._process.pid
+
+    def close(self) -> None:
+        """End it; its nurseries end, too, with all that is in them."""
+        self._lifeline.close()
+        self._process.kill()  # it may still import torch
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+# In a worker
+
+_shared_path: str | None = None  # of the fork server of a local cluster
+_own: ForkServer | None = None  # this worker's
+_choosing = threading.Lock()
+
+
+def prepare(shared_path: str | None = None) -> None:
+    """Use the fork server whose socket is at `shared_path`; None: have one of our own."""
+    global _shared_path, _own
+    with _choosing:
+        if shared_path is not None:
+            _shared_path = shared_path
+        elif _own is None:
+            _own = ForkServer(dict(os.environ))
+
+
+def close() -> None:
+    """End this worker's own fork server, if there is one."""
+    global _own
+    with _choosing:
+        if _own is not None:
+            _own.close()
+            _own = None
+
+
+def connect(is_wanted: Callable[[], bool] = lambda: True) -> "Nursery | None":
+    """A nursery; waits while the fork server imports torch.
+
+    None if it is not wanted any more before it is there. Raises OSError if no process can be
+    forked, and RuntimeError if the fork server ends meanwhile.
+    """
+    connection = _connection()
+    while not connection.poll(POLL):
+        if not is_wanted():
+            connection.close()
+            return None
+    try:
+        error = connection.recv()
+    except (EOFError, ConnectionError) as ended:
+        raise RuntimeError(
+            "the process that imports torch, and from which ranks are forked, has ended. Was it "
+            "killed, or was memory short? The next launch starts another."
+        ) from ended
+    if error is not None:
+        raise error
+    return Nursery(connection)
+
+
+def _connection() -> Connection:
+    """A connection to a fork server, which is started if there is none."""
+    global _own
+    with _choosing:
+        for path in (_shared_path, _own.path if _own is not None else None):
+            if path is not None:
+                with contextlib.suppress(
+                    FileNotFoundError, ConnectionRefusedError
+                ):  # it has ended
+                    return Client(path, "AF_UNIX")
+        if _own is not None:
+            _own.close()
+        _own = ForkServer(dict(os.environ))
+        return Client(_own.path, "AF_UNIX")
+
+
+class Nursery:
+    """A worker's connection to a nursery, and what is known of the process in it."""
+
+    def __init__(self, connection: Connection):
+        self.connection = connection  # when it is readable, call `take_note`
+        self.pid = 0  # of the process that was started
+        self.has_ended = False  # that process
+        self.exitcode: int | None = None  # minus a signal's number; None while it is not known
+
+    def start(
+        self, module: str, function: str, *arguments: Any, descriptors: dict[str, int]
+    ) -> None:
+        """Fork a process that calls `function` of `module`, and then ends.
+
+        The function gets `arguments` and, by their names, the file descriptors. Raises OSError if
+        no process can be forked, and EOFError if the nursery has ended.
+        """
+        environment = {**os.environ}
+        environment.pop(NOT_FOR_RANKS, None)
+        cores = os.sched_getaffinity(0) if sys.platform == "linux" else None
+        surroundings = environment, os.getcwd(), cores, sys.path, sys.argv
+        self.connection.send((surroundings, module, function, arguments, [*descriptors]))
+        for descriptor in descriptors.values():
+            send_handle(self.connection, descriptor, None)
+        answer = self.connection.recv()
+        if isinstance(answer, OSError):
+            raise answer
+        self.pid = answer
+
+    def take_note(self) -> None:
+        """Receive the exit code, or learn that the nursery has ended, and so the process."""
+        with contextlib.suppress(EOFError, OSError):
+            self.exitcode = self.connection.recv()
+        self.has_ended = True
+
+    def end(self) -> list[int]:
+        """Have the process gone, and all that it has started.
+
+        Returns the numbers of processes that are not gone although they were killed.
+        """
+        with self.connection, contextlib.suppress(EOFError, OSError):
+            self.connection.send("end")
+            while self.connection.poll(2 * END_TIMEOUT):
+                answer = self.connection.recv()
+                if isinstance(answer, list):
+                    return answer
+            return [self.pid]
+        return []
+
+
+# In the fork server
+
+
+def main(listener_fd: int, lifeline_fd: int, folder: str) -> None:
+    """Import torch, then fork a nursery for every connection, until the owner has ended."""
+    # What everybody is sent at once: these processes leave last. Ranks have handlers of their own.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # Where multiprocessing makes sockets, in ranks and their loader workers, that are killed often
+    multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
+    import_ahead(NEEDED)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nurseries that have ended are no zombies
+    listener = socket.socket(fileno=listener_fd)
+    lifeline = socket.socket(fileno=lifeline_fd)
+    while True:
+        ready, _, _ = select.select([listener, lifeline], [], [])
+        if lifeline in ready:
+            break
+        accepted, _ = listener.accept()
+        with Connection(accepted.detach()) as worker:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                worker.send(error)
+                continue
+            if pid == 0:
+                listener.close()
+                _be_nursery(worker, lifeline)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def import_ahead(names: Iterable[str]) -> None:
+    """Import modules ahead of those who need them; what fails is left to these, who tell why.
+
+    No garbage is collected meanwhile: imports leave hardly any, and looking for it takes a quarter
+    of their time. What they have made is then left out of all later collections (`gc.freeze`): a
+    forked process does not go through it, and goes on sharing its memory.
+    """
+    gc.disable()
+    for name in names:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+
+
+# In a nursery
+
+
+def _be_nursery(worker: Connection, lifeline: socket.socket) -> NoReturn:
+    rank = None
+    try:
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        woken, wakes = _wake_when_a_child_ends()
+        worker.send(None)  # it is there
+        *request, names = worker.recv()
+        descriptors = {name: recv_handle(worker) for name in names}
+        for descriptor in descriptors.values():
+            os.set_inheritable(descriptor, False)  # what a rank starts does not hold them open
+        nursery = os.getpid()
+        rank = os.fork()
+        if rank == 0:
+            for inherited in (worker, lifeline, woken, wakes):
+                inherited.close()
+            _be_rank(nursery, *request, descriptors)
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+        worker.send(rank)
+        _look_after(rank, worker, lifeline, woken)
+    except (EOFError, ConnectionError):  # the worker has ended
+        pass
+    except OSError as error:  # the rank cannot be forked
+        _tell(worker, error)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _tell(worker, end_children(rank))
+        os._exit(0)
+
+
+def _wake_when_a_child_ends() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a connection: the first becomes readable when a child has ended."""
+    woken, wakes = socket.socketpair()
+    for end in (woken, wakes):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes.fileno())
+    return woken, wakes
+
+
+def _look_after(
+    rank: int, worker: Connection, lifeline: socket.socket, woken: socket.socket
+) -> None:
+    """Tell how the rank ends; return when the worker asks for the end, or has ended."""
+    while True:
+        ready = wait([worker, lifeline, woken])
+        if worker in ready or lifeline in ready:
+            return
+        woken.recv(2**16)
+        for pid, code in _reap():
+            if pid == rank:
+                worker.send(code)
+
+
+def _reap() -> list[tuple[int, int]]:
+    """Take note of children that have ended, adopted ones too: (number, exit code) of each."""
+    ended = []
+    with contextlib.suppress(ChildProcessError):  # there are none any more
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:  # those that are left live
+                break
+            ended.append((pid, os.waitstatus_to_exitcode(status)))
+    return ended
+
+
+def end_children(group: int | None = None) -> list[int]:
+    """Kill this process's children until there are none; of a subreaper, all that is below it.
+
+    The children of one that has ended become ours, and come next. `group` is a child that leads a
+    process group, which is killed at one blow. Returns what is still there after `END_TIMEOUT`.
+    """
+    deadline = time.monotonic() + END_TIMEOUT
+    pause = 0.001
+    while True:
+        if group is not None:
+            _kill(os.killpg, group)
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:  # there are none any more
+            return []
+        if pid != 0:
+            continue
+        children = _children(group)
+        for child in children:
+            _kill(os.kill, child)
+        if time.monotonic() > deadline:
+            return children
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
+
+
+def _children(group: int | None) -> list[int]:
+    """This process's children; it has one thread. Where the kernel does not say, only `group`."""
+    pid = os.getpid()
+    try:
+        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return [group] if group is not None else []
+    return [int(each) for each in listed]
+
+
+def _kill(kill: Callable[[int, int], None], pid: int) -> None:
+    # It has ended; or it runs as another user (sudo).
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        kill(pid, signal.SIGKILL)
+
+
+def _tell(worker: Connection, message: Any) -> None:
+    with contextlib.suppress(OSError):  # the worker has ended
+        worker.send(message)
+
+
+# In the rank's process
+
+
+def _be_rank(
+    nursery: int,
+    surroundings: tuple,
+    module: str,
+    function: str,
+    arguments: tuple,
+    descriptors: dict[str, int],
+) -> NoReturn:
+    code = 1
+    try:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with its nursery, however that ended
+        if os.getppid() != nursery:  # that has ended before
+            os._exit(1)
+        atexit._clear()  # what the fork server has imported need not be taken apart
+        atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        environment, folder, cores, sys.path[:], sys.argv[:] = surroundings
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
+        getattr(importlib.import_module(module), function)(*arguments, **descriptors)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End as a process of multiprocessing does: all threads first, then what waits for the end."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # what Python calls at its own end
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # the rank has closed it
+                stream.flush()
+    finally:
+        os._exit(code)
+
+
+def prctl(option: int, value: int) -> bool:
+    """Set an option of prctl(2). False if the kernel refused, or is not Linux."""
+    with contextlib.suppress(OSError, AttributeError):
+        return ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0
+    return False

@@ -1,0 +1,392 @@
+"""Ranks are forked from one process with torch, and nothing that they start outlives them.
+
+However rank, launch, worker, client or cluster end.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cloudpickle
+import fault_lab
+import numpy as np
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from distributed import Client
+from processes import (
+    Background,
+    assert_gone,
+    assert_nothing_left,
+    is_alive,
+    log_of,
+    members,
+    rank_pids,
+    wait_until,
+)
+
+import ddp_common as ddp
+from ddp_common.teaching import faults
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has child subreapers")
+
+
+def ancestors():
+    """Of this rank: the numbers of its nursery, and of the process that this was forked from."""
+    nursery, fork_server = psutil.Process().parents()[:2]
+    return nursery.pid, fork_server.pid
+
+
+def of_all_ranks(value):
+    values = [None] * ddp.world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def launched(client, function, **options):
+    """What `function` returns on each of two ranks."""
+    options.setdefault("workers", 2)
+    return ddp.launch(client, lambda: of_all_ranks(function()), **options).result
+
+
+# What ranks are forked from
+
+
+def test_each_rank_has_a_nursery_of_its_own_and_all_of_them_stem_from_one_process(client):
+    nurseries, servers = zip(*launched(client, ancestors))
+    assert len(set(nurseries)) == 2
+    assert set(servers) == {client.fork_server.pid}
+    assert_gone(lambda: [pid for pid in nurseries if is_alive(pid)])
+
+
+def test_without_that_process_workers_start_their_own():
+    with ddp.connect("local", workers=2) as client:
+        os.kill(client.fork_server.pid, signal.SIGKILL)
+        wait_until(lambda: not is_alive(client.fork_server.pid))
+        _, servers = zip(*launched(client, ancestors))
+        workers = client.run(os.getpid).values()
+        assert {psutil.Process(pid).ppid() for pid in servers} == set(workers)
+        assert {server for _, server in launched(client, ancestors)} == set(servers)
+    assert_gone(lambda: [pid for pid in servers if is_alive(pid)])
+
+
+def test_a_rank_has_the_environment_folder_cores_and_path_of_its_worker_at_that_moment(
+    client, tmp_path
+):
+    def change(name, folder):
+        os.environ[name] = "1"
+        os.chdir(folder)
+        sys.path.append(folder)
+
+    def look():
+        cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else None
+        return os.environ.get("BY_RUN"), os.getcwd(), cores, sys.path
+
+    before, cwd, *_ = client.run(look, workers=list(client.workers())[:1]).popitem()[1]
+    assert before is None
+    client.run(change, "BY_RUN", str(tmp_path))
+    try:
+        ranks = launched(client, look, workers=4)
+        assert ranks == list(client.run(look).values())
+        assert ranks[0][:2] == ("1", str(tmp_path))
+    finally:
+        client.run(lambda: (os.environ.pop("BY_RUN"), os.chdir(cwd), sys.path.pop()))
+
+
+def test_unseeded_random_numbers_differ_between_ranks_and_launches(client):
+    def draw():
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    drawn = launched(client, draw) + launched(client, draw)
+    for numbers in zip(*drawn):
+        assert len(set(numbers)) == 4, drawn
+
+
+def test_a_launch_that_ends_leaves_what_another_has_started(client, tmp_path):
+    def train(gate):
+        subprocess.Popen(["setsid", "sleep", "1000"])
+        wait_until(Path(gate).exists)
+        return sum(child.is_running() for child in psutil.Process().children())
+
+    gates = [tmp_path / "first", tmp_path / "second"]
+    both = [Background(ddp.launch, client, train, workers=2, gate=str(gate)) for gate in gates]
+    for gate, launch in zip(gates, both):
+        gate.touch()
+        assert launch.outcome().result == 1
+
+
+def test_forty_sigusr1_do_not_block_a_rank(client):
+    def train():
+        for _ in range(100):
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return "went on"
+
+    assert ddp.launch(client, train, workers=1).result == "went on"
+
+
+SCRIPT = """
+import sys
+import torch
+from torch.utils.data import DataLoader
+import ddp_common as ddp
+from distributed import Client
+
+class Sample:
+    def __init__(self, number):
+        self.number = number
+
+def keep(batch):
+    return batch
+
+def count(samples):
+    loader = DataLoader(samples, batch_size=8, num_workers=2, collate_fn=keep)
+    return sum(sample.number for batch in loader for sample in batch)
+
+def first(samples):
+    return samples[0], lambda: samples[0].number
+
+if __name__ == "__main__":
+    samples = [Sample(number) for number in range(1, 33)]
+    with Client(sys.argv[1]) as client:
+        print(ddp.launch(client, count, workers=2, stall_timeout=60, samples=samples).result)
+        sample, number = ddp.launch(client, first, workers=2, samples=samples).result
+        print(type(sample) is Sample, number())
+"""
+
+
+def test_classes_of_the_script_come_through_loader_workers_and_as_a_result(client, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py", client.scheduler.address],
+        env=fault_lab.environment_for(client, tmp_path),
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines() == ["528", "True 1"], done.stderr
+
+
+# What is left of them
+
+
+def leave_behind(file):
+    """Start three processes that the rank's process group does not hold; write their numbers.
+
+    One in a session of its own, a daemon (its parent has ended, its session is its own), and one
+    that ignores what can be ignored. `file` appears whole.
+    """
+    deaf = "trap '' TERM INT HUP; while true; do sleep 1; done"
+    own_session = subprocess.Popen(["setsid", "sleep", "1000"]).pid
+    daemon = (
+        "import os, sys; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); "
+        "print(os.getpid(), flush=True); os.close(1); os.execlp('sleep', 'sleep', '1001')"
+    )
+    command = [sys.executable, "-S", "-c", daemon]
+    daemon_pid = int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    deaf_pid = subprocess.Popen(["setsid", "sh", "-c", deaf]).pid
+    with open(f"{file}.tmp", "w") as opened:
+        opened.write(f"{own_session} {daemon_pid} {deaf_pid}")
+    os.rename(f"{file}.tmp", file)
+
+
+def left_behind(file):
+    return [pid for pid in map(int, Path(file).read_text().split()) if is_alive(pid)]
+
+
+def raise_error():
+    raise ValueError("after having started others")
+
+
+ENDS = {
+    "returns": lambda: None,
+    "raises": raise_error,
+    "is_killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "loses_its_worker": lambda: (faults.worker_of_this_rank().kill(), time.sleep(600)),
+    "stays": lambda: time.sleep(600),
+}
+
+
+def starts_others(file, end):
+    if ddp.rank() == 1:
+        leave_behind(file)
+        wait_until(lambda: "rank 1 started" in log_of(Path(file).parent / "run"))
+        ENDS[end]()
+    elif end != "returns":
+        time.sleep(600)
+
+
+@pytest.mark.parametrize("end", ["returns", "raises", "is_killed", "loses_its_worker"])
+def test_nothing_outlives_a_rank_that(client, tmp_path, end):
+    file, run = tmp_path / "pids", tmp_path / "run"
+    bystanders = client.run(lambda: subprocess.Popen(["sleep", "1002"]).pid).values()
+    expected = contextlib.nullcontext() if end == "returns" else pytest.raises(ddp.RankFailed)
+    with expected:
+        ddp.launch(client, starts_others, workers=2, directory=run, file=str(file), end=end)
+    if end == "loses_its_worker":
+        assert_gone(lambda: left_behind(file))
+    else:
+        assert not left_behind(file)  # at once: the launch has waited for it
+    assert_nothing_left(run, ranks=2)
+    assert all(map(is_alive, bystanders))
+    for pid in bystanders:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_what_has_left_a_rank_and_ended_is_no_zombie_while_the_rank_goes_on(client):
+    def train():
+        nursery = psutil.Process().parent()
+        subprocess.run(["sh", "-c", "for i in 1 2 3; do (sleep 0.1 &) ; done"], check=True)
+        wait_until(lambda: len(nursery.children()) > 1)
+        wait_until(lambda: len(nursery.children()) == 1)
+        return True
+
+    assert ddp.launch(client, train, workers=1).result
+
+
+RUNNER = """
+import os, sys, time
+while True:
+    time.sleep(0.2)
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{os.getpid()}\\n")
+"""
+
+
+def test_processes_that_run_away_from_one_session_to_the_next_are_caught(client, tmp_path):
+    def let_them_run(file):
+        for _ in range(3):
+            subprocess.Popen([sys.executable, "-S", "-c", RUNNER, file])
+        wait_until(lambda: os.path.exists(file) and len(open(file).read().split()) > 9)
+        raise_error()
+
+    with pytest.raises(ddp.RankFailed, match="after having started others"):
+        ddp.launch(client, let_them_run, workers=1, file=str(tmp_path / "pids"))
+    assert not left_behind(tmp_path / "pids")
+
+
+PROGRAM = f"""
+import sys, time
+sys.path[:0] = {[os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]!r}
+import ddp_common as ddp
+from test_nursery import starts_others
+
+if __name__ == "__main__":
+    file, run = sys.argv[1:]
+    with ddp.connect("local", workers=2) as client:
+        print(client.fork_server.pid, client.fork_server.path, flush=True)
+        if file:
+            ddp.launch(client, starts_others, directory=run, file=file, end="stays")
+        time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("in_a_launch", [False, True])
+def test_nothing_outlives_a_client_that_is_killed_with_its_cluster(tmp_path, in_a_launch):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    file, run = tmp_path / "pids", tmp_path / "run"
+    program = subprocess.Popen(
+        [sys.executable, tmp_path / "program.py", file if in_a_launch else "", run],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        pid, path = program.stdout.readline().split()
+        if in_a_launch:
+            wait_until(file.exists)
+        started = {int(pid), *(each.pid for each in psutil.Process(program.pid).children(True))}
+    finally:
+        program.kill()
+        program.communicate()
+    assert_gone(lambda: [each for each in started if is_alive(each)])
+    if in_a_launch:
+        assert_gone(lambda: left_behind(file) + members(rank_pids(run)))
+    assert not Path(path).exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_workers_and_nannies_that_are_ended(tmp_path, number):
+    file, run = tmp_path / "pids", tmp_path / "run"
+    cluster = fault_lab.separate_cluster(tmp_path, workers=1)
+    with cluster as (_, address), Client(address) as client:
+        client.wait_for_workers(1, timeout=120)
+        (worker,) = map(psutil.Process, client.run(os.getpid).values())
+        launch = Background(
+            ddp.launch, client, lambda: (leave_behind(str(file)), time.sleep(600)), directory=run
+        )
+        wait_until(file.exists)
+        started = worker.children(recursive=True)
+        assert len(started) >= 3  # the process with torch, the nursery, the rank
+        for process in (worker.parent(), worker):
+            with contextlib.suppress(psutil.NoSuchProcess):  # a worker ends when its nanny does
+                process.send_signal(number)
+        with pytest.raises(ddp.Error):
+            launch.outcome()
+        assert_gone(lambda: [*filter(is_alive, [*left_behind(file), *(p.pid for p in started)])])
+
+
+PLAIN = """
+import multiprocessing, os, socket, subprocess
+from ddp_common.worker import nursery
+
+def start_others(report):
+    os.setsid()
+    first = subprocess.Popen(["sleep", "1003"])
+    second = subprocess.run(["sh", "-c", "sleep 1004 >&- & echo $!"], stdout=-1).stdout
+    os.write(report, b"%d %d %d" % (os.getpid(), first.pid, int(second)))
+    first.wait()
+
+if __name__ == "__main__":
+    nursery.prctl = lambda option, value: False
+    nursery._children = lambda group: [group]
+    worker, theirs = multiprocessing.Pipe()
+    lifeline, its = socket.socketpair()
+    if os.fork() == 0:
+        worker.close()
+        nursery._be_nursery(theirs, its)
+    theirs.close()
+    assert worker.recv() is None
+    place = nursery.Nursery(worker)
+    read, write = os.pipe()
+    place.start("plain", "start_others", descriptors={"report": write})
+    print(os.read(read, 1000).decode(), place.end())
+"""
+
+
+def test_without_a_subreaper_a_ranks_process_group_is_ended(tmp_path):
+    """As on macOS: neither prctl(2) nor a list of children, but the group is there."""
+    (tmp_path / "plain.py").write_text(PLAIN)
+    program = [sys.executable, tmp_path / "plain.py"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    *pids, left = done.stdout.split()
+    assert left == "[]" and len(pids) == 3, done.stderr
+    assert_gone(lambda: [pid for pid in map(int, pids) if is_alive(pid)])
+
+
+STRANGER = """
+import os, socket, sys
+
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+try:
+    socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+except PermissionError:
+    print("refused")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_another_user_cannot_reach_the_process_that_forks_ranks(client):
+    command = [sys.executable, "-c", STRANGER, client.fork_server.path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == "refused\n", done.stderr
