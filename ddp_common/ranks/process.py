@@ -137,7 +137,7 @@ def _train(
         linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
         _publish_main(function)
         recorder.keep_the_latest()
-        with rendezvous.process_group(store_socket):
+        with rendezvous.process_group(store_socket), stopping.in_agreement():
             pace.watch()
             trace.trace_if_asked()
             result = _call(function, arguments)

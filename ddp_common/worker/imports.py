@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib
 import multiprocessing
+import os
 from collections.abc import Callable
 from multiprocessing import spawn
 from typing import Any
@@ -39,6 +40,8 @@ def import_ahead(names: list[str]) -> None:
     of their time. What they have made is then left out of all later collections (`gc.freeze`): a
     forked process does not go through it, and goes on sharing its memory.
     """
+    # Else torch prints a stack of C++ for each connection to a store that ends.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     gc.disable()
     for name in names:
         with contextlib.suppress(Exception):
