@@ -84,7 +84,6 @@ STARTS_MUCH = {
     "test_two_processes_that_draw_at_once_leave_one_whole_folder",
     "test_options_of_the_wrong_kind_are_one_error_and_leave_no_process",
     "test_so_does_a_loader_with_workers_that_ask_ahead",
-    "test_a_torch_client_of_a_stranger_gets_nowhere",
     "test_make_data_brings_archives_of_the_real_shape_and_they_are_image_folders",
     "test_a_requeued_batch_job_waits_for_its_predecessor",
     "test_a_run_that_was_told_to_end_is_waited_for",

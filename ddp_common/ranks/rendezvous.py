@@ -189,7 +189,8 @@ def _explain_lost_store(place):
     except dist.DistNetworkError:
         raise Error(
             f"Rank {place.rank} lost the store while it waited for other ranks (Connection closed "
-            "by peer): rank 0, which holds it, has given up or died. Its own message says why."
+            "by peer): who holds it, rank 0 or torchrun, has given up or died. Its own message "
+            "says why."
         ) from None
 
 

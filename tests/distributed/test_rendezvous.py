@@ -1,6 +1,5 @@
 """The process group that ranks form, started by the agent, by torchrun or by srun."""
 
-import json
 import os
 import re
 import shutil
@@ -85,23 +84,6 @@ def test_every_rank_has_the_values_of_all_in_their_order(client, workers):
 
 # torchrun
 
-SCRIPT = """
-import json
-import torch
-import torch.distributed as dist
-import ddp_common as ddp
-
-for turn in (1, 2):  # a program may join again
-    with ddp.process_group() as device:
-        total = torch.tensor([ddp.rank() + 1.0], device=device)
-        dist.all_reduce(total)
-        sampler = ddp.ElasticSampler(11, 4)
-        share = [index for _ in sampler.epochs(1) for batch in sampler for index in batch]
-        ddp.report(loss=1.0)  # nobody listens
-        said = {"rank": ddp.rank(), "total": total.item(), "share": share}
-        print(json.dumps(said) + "\\n", end="", flush=True)
-"""
-
 
 def torchrun(script, tmp_path, *options, before=()):
     (tmp_path / "script.py").write_text(script)
@@ -115,42 +97,34 @@ def torchrun(script, tmp_path, *options, before=()):
     )
 
 
-@pytest.mark.parametrize(
-    "options", [["--standalone"], ["--rdzv-backend=static", f"--master-port={free_port()}"]]
-)
-def test_torchrun_starts_the_same_process_group(tmp_path, options):
-    done = torchrun(SCRIPT, tmp_path, *options)
-    assert done.returncode == 0, done.stderr
-    assert "c10d" not in done.stderr
-    said = sorted(map(json.loads, done.stdout.splitlines()), key=lambda line: line["rank"])
-    assert [(line["rank"], line["total"]) for line in said] == [(0, 3.0)] * 2 + [(1, 3.0)] * 2
-    assert sorted(index for line in said for index in line["share"]) == sorted([*range(11)] * 2)
-
-
 RETURNS = """
 import sys
 import torch
+import torch.distributed as dist
 import ddp_common as ddp
 
 class Answer:
-    def __init__(self, size):
-        self.weights = torch.ones(size)
+    def __init__(self, total):
+        self.weights = torch.full([6_000_000], total.item())
 
-def train(size):
+def train():
+    dist.all_reduce(total := torch.ones(1))
     ddp.report(loss=0.5)
-    return Answer(size)
+    return Answer(total)
 
-with ddp.connect() as client:
-    run = ddp.launch(client, train, directory="run", size=6_000_000)
-    print("has", run.result.weights.numel(), len(run.metrics), file=sys.stderr)
+for turn in ("one", "two"):
+    with ddp.connect() as client:
+        run = ddp.launch(client, train, directory=turn)
+        print(turn, run.result.weights.sum().item(), len(run.metrics), file=sys.stderr)
 """
 
 
-def test_a_result_of_any_class_and_size_is_on_every_rank(tmp_path):
-    """24 MB are more than torch's store takes."""
+def test_torchrun_starts_the_same_ranks_and_a_result_of_any_class_and_size_is_on_each(tmp_path):
+    """24 MB are more than torch's store takes. A program may connect again."""
     done = torchrun(RETURNS, tmp_path, "--standalone")
-    assert done.stderr.count("has 6000000 2") == 2, done.stderr
-    assert not list((tmp_path / "run").glob("exchange-*"))
+    for turn in ("one", "two"):
+        assert done.stderr.count(f"{turn} 12000000.0 2") == 2, done.stderr
+        assert not list((tmp_path / turn).glob("exchange-*"))
 
 
 HANGS = """
@@ -227,6 +201,12 @@ def test_a_port_that_another_program_holds_is_an_error_in_words(tmp_path):
         port = other.getsockname()[1]
         error = Rank(JOIN, tmp_path, torchrun_variables(0, 1, port)).complaint()
     assert "could not open the store of rank 0" in error and "choose another MASTER_PORT" in error
+
+
+def test_a_program_may_join_again(tmp_path):
+    port = free_port()
+    ranks = [Rank(JOIN + "\n" + JOIN, tmp_path, torchrun_variables(r, 2, port)) for r in (0, 1)]
+    assert [rank.said() for rank in ranks] == ["in 0\n" * 2, "in 1\n" * 2]
 
 
 # How it ends.

@@ -91,20 +91,20 @@ def test_a_run_told_to_stop_goes_on_where_restarts_allow(client, tmp_path):
 
 
 def add_up_over_four_steps(told):
-    """Ranks meet in every fourth step only; `told` gets SIGTERM in the second.
+    """Ranks meet in every fourth step only. Rank 1 waits in the first for rank 0 to be there.
 
-    Rank 1 stays in the first until rank 0 is three steps ahead, and waits there.
+    Then `told` gets SIGTERM.
     """
     store = rendezvous.current_store()
     sampler = ddp.ElasticSampler(400, 10)
     for _ in sampler.epochs(1):
         for number, _ in enumerate(sampler, start=1):
-            if number == 2 and ddp.rank() == told:
-                os.kill(os.getpid(), signal.SIGTERM)
             if number == 1 and ddp.rank() == 1:
                 store.wait(["ahead"])
             if number == 4 and ddp.rank() == 0:
                 store.set("ahead", "")
+            if ddp.rank() == told and number == (4 if told == 0 else 2):
+                os.kill(os.getpid(), signal.SIGTERM)
             if number % 4 == 0:
                 dist.all_reduce(torch.ones(1))
             ddp.report(number=number)

@@ -1,6 +1,5 @@
 """Without Dask on a real Slurm: sbatch, srun, scancel; files and weights are as everywhere."""
 
-import contextlib
 import os
 import re
 import signal
@@ -9,12 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
-from children import command_line
 from slurm_here import why_not
-from strangers import ATTACK, IMPORTS, as_nobody, ports_of
 
 from ddp_common.ranks.checkpoint_files import checkpoints, newest
 
@@ -251,43 +247,6 @@ def test_two_jobs_on_one_node_do_not_meet(
     assert [finish(slurm, job) for job in jobs] == ["COMPLETED"] * 2
     for name in ("one", "two"):
         assert equal(weights(tmp_path / name), weights(undisturbed_in_a_hurry))
-
-
-def ranks_of(job):
-    """The processes that srun has started for a job."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            variables = process.environ()
-            if variables.get("SLURM_JOB_ID") == str(job) and "SLURM_PROCID" in variables:
-                found.append(process.pid)
-    return found
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-def test_another_user_stops_no_job_of_srun_and_has_nothing_run_in_it(
-    slurm, submit_in_no_hurry, tmp_path
-):
-    run, marker = tmp_path / "run", Path("/tmp") / f"ddp-stranger-srun-{os.getpid()}"
-    job = submit_in_no_hurry(run)
-    try:
-        wait_until(lambda: list((run / "checkpoints").glob("*.pt")))
-        ranks = ranks_of(job)
-        command_lines = " ".join(" ".join(command_line(psutil.Process(pid))) for pid in ranks)
-        assert not re.search(r"[0-9a-f]{64}", command_lines)
-        ports = ports_of(ranks)
-        said = as_nobody(ATTACK, marker, *ports, imports=IMPORTS)
-        assert ports and said.count("\n") == len(ports), said
-        answers = [bytes.fromhex(word) for line in said.splitlines() for word in line.split()[2:]]
-        # Our store's own random number and its proof; nothing from gloo
-        assert max(map(len, answers), default=0) <= 64
-        metrics = run / "metrics.jsonl"
-        steps = len(metrics.read_text().splitlines())
-        wait_until(lambda: len(metrics.read_text().splitlines()) > steps + 20)
-        assert state(slurm, job) == "RUNNING" and not marker.exists()
-    finally:
-        subprocess.run(["scancel", str(job)], env=slurm, check=True)
-        finish(slurm, job)
 
 
 def test_torchrun_and_dask_end_with_the_same_weights_as_srun(slurm, undisturbed, tmp_path):
