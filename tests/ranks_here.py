@@ -1,5 +1,6 @@
 """Ranks without Dask, as torchrun or srun would start them: forked where torch is imported."""
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -22,6 +23,7 @@ class Rank:
             target=_be_rank, args=(code, variables, join_timeout, str(self.output))
         )
         self.process.start()
+        atexit.register(self.process.kill)  # where a test has failed
 
     def said(self, within=120):
         """All that it has printed, once it has ended."""
