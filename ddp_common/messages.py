@@ -24,7 +24,7 @@ class RankSpec:
     world_size: int
     local_rank: int  # among the ranks of its host
     local_world_size: int
-    store: tuple[str, int, str]  # host, port, and the secret that only its ranks know
+    store: tuple[str, int]  # host and port
     environment: dict[str, str]  # further variables of the rank
 
 

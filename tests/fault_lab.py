@@ -37,7 +37,6 @@ STALL_TIMEOUT = 2.0  # seconds, for the faults below that only it notices; see `
 MOMENTS = ("start", "step", "save")
 SAVED_STEP = 6  # of `faults.train`'s 14: there is a save at every third
 GROWING_EPOCHS = 20  # of 7 steps, a tenth of a second each: longer than it takes to grow
-MEMORY_LIMIT = 3 * 2**28  # bytes
 LEAVES = "leaves the loop one batch early"
 CONDITION = "collective under a condition"
 OTHER_SIZE = "collective of another size"

@@ -246,7 +246,7 @@ class Attempt:
         self.directory.log(text)
         self.progress.note(text)
 
-    def _specs(self, store: tuple[str, int, str]) -> list[RankSpec]:
+    def _specs(self, store: tuple[str, int]) -> list[RankSpec]:
         hosts = [get_address_host(address) for address in self.addresses]
         trace = os.environ.get("DDP_TRACE", "")
         return [

@@ -129,7 +129,7 @@ def _train(
         function, arguments, sources = main_module.loads(payload)
         linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
         recorder.keep_the_latest()
-        with rendezvous.process_group(store_socket):
+        with rendezvous.process_group(store_socket), stopping.in_agreement():
             pace.watch()
             trace.trace_if_asked()
             result = _call(function, arguments)
