@@ -169,7 +169,7 @@ def test_a_worker_that_dies_ends_the_run(client, tmp_path):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: open(os.devnull), lambda: threading.Lock()],
+    [lambda: open(os.devnull, "w"), lambda: threading.Lock()],
     ids=["open_file", "lock"],
 )
 def test_a_result_that_cannot_travel_is_reported_in_words(client, make):
