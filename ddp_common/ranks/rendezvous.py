@@ -130,7 +130,7 @@ def _join(place, store_socket, timeout):
     global _place, _device, _store, _group, _joins
     _joins += 1
     store = dist.PrefixStore(f"{place.attempt}/{_joins}", _open_store(place, store_socket))
-    with _explain_lost_store(place):
+    with explain_lost_store(place.rank):
         address, gpus = _meet(store, place)
         interface = interface_towards(address)
         os.environ["GLOO_SOCKET_IFNAME"] = interface
@@ -147,7 +147,7 @@ def _join(place, store_socket, timeout):
 def _leave(place, store, timeout):
     """Leave the process group, the store last, and rank 0 as the last rank."""
     global _place, _device, _store
-    with _explain_lost_store(place):
+    with explain_lost_store(place.rank):
         store.wait([f"joined/{peer}" for peer in range(place.world_size)], timeout)
         if place.rank == 0 and place.world_size > 1:
             store.wait([f"left/{peer}" for peer in range(1, place.world_size)], FOREVER)
@@ -183,12 +183,13 @@ def _explain_second_group():
 
 
 @contextlib.contextmanager
-def _explain_lost_store(place):
+def explain_lost_store(rank: int) -> Iterator[None]:
+    """In this block `rank` waits in the store for others."""
     try:
         yield
     except dist.DistNetworkError:
         raise Error(
-            f"Rank {place.rank} lost the store while it waited for other ranks (Connection closed "
+            f"Rank {rank} lost the store while it waited for other ranks (Connection closed "
             "by peer): who holds it, rank 0 or torchrun, has given up or died. Its own message "
             "says why."
         ) from None

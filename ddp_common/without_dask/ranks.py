@@ -291,20 +291,21 @@ def _tell_all(what, content):
     if store is None:
         return [content]
     prefix = f"launch-{_launches}/{what}"
-    store.set(f"{prefix}/{rendezvous.rank()}", content)
     everybody = range(rendezvous.world_size())
     keys = [f"{prefix}/{peer}" for peer in everybody]
-    while True:
-        gone = [peer for peer in everybody if rendezvous.has_left(peer)]
-        with contextlib.suppress(dist.DistStoreError):  # time is up: look again
-            store.wait(keys, LOOK_INTERVAL)
-            return store.multi_get(keys)
-        silent = [str(peer) for peer in gone if not store.check([keys[peer]])]
-        if silent:
-            raise Error(
-                f"Rank {', '.join(silent)} ended before it had told the other ranks what it has "
-                "reported. Its own output says why."
-            )
+    with rendezvous.explain_lost_store(rendezvous.rank()):
+        store.set(keys[rendezvous.rank()], content)
+        while True:
+            gone = [peer for peer in everybody if rendezvous.has_left(peer)]
+            with contextlib.suppress(dist.DistStoreError):  # time is up: look again
+                store.wait(keys, LOOK_INTERVAL)
+                return store.multi_get(keys)
+            silent = [str(peer) for peer in gone if not store.check([keys[peer]])]
+            if silent:
+                raise Error(
+                    f"Rank {', '.join(silent)} ended before it had told the other ranks what it "
+                    "has reported. Its own output says why."
+                )
 
 
 def _stopped(step, path):
