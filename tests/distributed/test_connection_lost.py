@@ -16,7 +16,7 @@ from fault_lab import processes_of, separate_cluster
 from processes import PATIENCE, Background, assert_nothing_left, held_back, log_of, wait_until
 
 import ddp_common as ddp
-from ddp_common.ranks.checkpoint_files import checkpoints
+from ddp_common.ranks.checkpoint_files import checkpoints, step_of
 from ddp_common.teaching import faults
 
 ROOT = Path(__file__).parents[2]
@@ -101,5 +101,5 @@ def test_make_run_that_gets_sigterm_has_its_ranks_save_and_leave(tmp_path):
     assert "The run was told to stop" in error and "make run TUTORIAL=pets RESUME=" in error
     assert "Traceback" not in error
     step = int(error.split("All ranks left after step ")[1].split(";")[0])
-    assert checkpoints(tmp_path / "run" / "checkpoints")[-1].name == f"step-{step:08d}.pt"
+    assert step_of(checkpoints(tmp_path / "run" / "checkpoints")[-1]) == step
     assert "Restart" not in log_of(tmp_path / "run") and not processes_of(tmp_path / "run")

@@ -39,7 +39,7 @@ def test_a_killed_rank_is_answered_with_a_restart_from_the_newest_checkpoint(cli
     assert event in map(json.loads, lines)
     log = log_of(run.directory)
     assert f"Restart 1 on 2 rank(s) from step {event['step']}. Why: Rank 1 of 2" in log
-    assert f"[rank 0] Resumed from step-{event['step']:08d}.pt" in log
+    assert f"[rank 0] Resumed from step-{event['step']:08d}." in log
     assert_nothing_left(run.directory, ranks=4)
 
 

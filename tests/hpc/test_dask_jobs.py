@@ -247,7 +247,7 @@ def test_without_restarts_the_time_limit_ends_the_run_with_the_command_to_go_on(
     process = in_no_hurry(slurm, tmp_path, command=command, cwd=repository, OPTIONS=options)
     code, said = finish(process, tmp_path)
     assert code == 143, said
-    newest_is_named = re.search(r"the newest checkpoint is step-\d+\.pt", said)
+    newest_is_named = re.search(r"the newest checkpoint is step-\d+\.\w+\.pt", said)
     assert "make run TUTORIAL=in_no_hurry RESUME=" in said or newest_is_named, said
 
 

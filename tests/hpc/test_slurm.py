@@ -16,7 +16,7 @@ from children import command_line
 from slurm_here import why_not
 from strangers import ATTACK, IMPORTS, as_nobody, ports_of
 
-from ddp_common.ranks.checkpoint_files import checkpoints, newest
+from ddp_common.ranks.checkpoint_files import checkpoints, newest, step_of
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 180  # seconds for a job on a busy machine
@@ -112,7 +112,7 @@ def test_sbatch_trains_on_two_tasks_and_leaves_what_every_run_leaves(undisturbed
     of_every_run = {"config.json", "metrics.jsonl", "log.txt", "checkpoints"}
     assert of_every_run | {"loss.png", "names.txt"} <= names
     assert '"rank": 1' in (undisturbed / "metrics.jsonl").read_text()
-    assert checkpoints(undisturbed / "checkpoints")[-1].name == "step-00000068.pt"
+    assert step_of(checkpoints(undisturbed / "checkpoints")[-1]) == 68
 
 
 def test_only_rank_0_is_heard(slurm, undisturbed):
@@ -128,11 +128,11 @@ def test_scancel_and_sbatch_again_ends_with_the_weights_of_an_undisturbed_run(
     wait_until(lambda: checkpoints(run / "checkpoints"))
     subprocess.run(["scancel", str(first)], env=slurm, check=True)
     assert finish(slurm, first) == "CANCELLED"
-    saved = int(checkpoints(run / "checkpoints")[-1].stem.removeprefix("step-"))
+    saved = step_of(checkpoints(run / "checkpoints")[-1])
     assert saved < 200
     second = submit_in_no_hurry(run)
     assert finish(slurm, second) == "COMPLETED", (tmp_path / f"{second}.log").read_text()
-    assert f"Resumed from step-{saved:08d}.pt" in (tmp_path / f"{second}.log").read_text()
+    assert f"Resumed from step-{saved:08d}." in (tmp_path / f"{second}.log").read_text()
     assert equal(weights(run), weights(undisturbed_in_a_hurry))
 
 
@@ -170,7 +170,7 @@ def test_the_warning_before_the_time_limit_lets_all_ranks_save_and_leave(
     step = re.search(
         r"told to stop \(SIGTERM\). They left after step (\d+); the newest checkpoint is", log
     )
-    assert step and checkpoints(run / "checkpoints")[-1].name == f"step-{int(step[1]):08d}.pt", log
+    assert step and step_of(checkpoints(run / "checkpoints")[-1]) == int(step[1]), log
 
 
 def test_so_do_ranks_with_loader_workers_which_get_the_signal_too(slurm, tmp_path):
@@ -192,7 +192,7 @@ def test_so_do_ranks_with_loader_workers_which_get_the_signal_too(slurm, tmp_pat
     assert finish(slurm, job) == "FAILED"
     log = (tmp_path / f"{job}.log").read_text()
     step = re.search(r"told to stop \(SIGTERM\). They left after step (\d+)", log)
-    assert step and checkpoints(run / "checkpoints")[-1].name == f"step-{int(step[1]):08d}.pt", log
+    assert step and step_of(checkpoints(run / "checkpoints")[-1]) == int(step[1]), log
     assert "DataLoader worker" not in log
 
 

@@ -112,6 +112,12 @@ def test_a_name_that_would_leave_the_run_directory_is_refused(tmp_path, name):
             attempt()
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/step-00000099.pt"])
+def test_a_name_that_the_run_itself_uses_is_refused(name):
+    with pytest.raises(Error, match=f"{name}.* would overwrite what the run itself keeps"):
+        save_file(name, b"x")
+
+
 def test_a_file_through_a_link_out_of_the_run_directory_is_refused(tmp_path):
     directory = RunDirectory(tmp_path / "run")
     (tmp_path / "outside").mkdir()
