@@ -25,7 +25,7 @@ class Replicas:
         """Take in what a rank tells; returns a sentence if the ranks have drifted apart."""
         save = message.checkpoint, message.step
         told = self.told.setdefault(save, {})
-        told[rank] = message
+        told.setdefault(rank, message)  # the first, where one step is saved twice
         if len(told) == self.world_size:
             return _apart(self.told.pop(save))
         if len(self.told) > KEPT:  # where not all ranks save

@@ -33,6 +33,11 @@ from ddp_common.ranks.checkpoint_files import (
 )
 from ddp_common.ranks.rendezvous import device, rank, world_size
 
+GROUPS = (
+    " If the run called add_param_group on its way, make all groups from the beginning: "
+    "parameters that are frozen (requires_grad=False) stay as they are in a group. To go on with "
+    "this file, call add_param_group before restore()."
+)
 RUN_FOLDER = "DDP_CHECKPOINTS"  # the variable that says where the run's checkpoints are
 
 # Of this process's run: which checkpoint saves in which folder
@@ -272,15 +277,14 @@ class Checkpoint:
     def _restore_part(self, name, state, path):
         part = self.parts[name]
         before = states.settings(part)
-        if isinstance(part, torch.optim.Optimizer):
-            _check_groups(name, part, state, path)
         try:
             part.load_state_dict(state)
         except (RuntimeError, ValueError, KeyError) as error:
             said = str(error).rstrip(".")
+            advice = GROUPS if isinstance(part, torch.optim.Optimizer) else ""
             raise Error(
                 f"{path} was written by another {name}: {said}. Resume with the settings in "
-                "its run's config.json."
+                f"its run's config.json.{advice}"
             ) from None
         after = states.settings(part)
         if not states.are_of_one_kind(before, after):
@@ -302,19 +306,6 @@ class Checkpoint:
                     file=sys.stderr,
                     flush=True,
                 )
-
-
-def _check_groups(name, optimizer, state, path):
-    """Raise `Error` if an optimizer's groups of parameters are not those of a saved state."""
-    there = [len(group["params"]) for group in state.get("param_groups", [])]
-    here = [len(group["params"]) for group in optimizer.param_groups]
-    if there != here:
-        raise Error(
-            f"{path} was written by another {name}: its groups hold {there} parameters, those "
-            f"here {here}. If the run called add_param_group on its way, make all groups from the "
-            "beginning instead: parameters that are frozen (requires_grad=False) stay as they "
-            "are in a group. To go on with this file, call add_param_group before restore()."
-        )
 
 
 def finish_writing() -> None:

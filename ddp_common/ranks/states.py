@@ -14,19 +14,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ddp_common.errors import Error
 
-# What loads without executing code, beside tensors and containers.
-PLAIN = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    torch.Size,
-    torch.dtype,
-    torch.device,
-)
+# What loads without executing code, beside tensors and containers
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
 
 # Options of an optimizer that schedules change, and those that they add. `initial_lr` they add as
 # well, and never change.

@@ -87,24 +87,31 @@ def test_nothing_stays_on_the_workers(apart):
     assert list(client.run(spools).values()) == [[], []]
 
 
-def test_a_large_checkpoint_arrives_whole(apart):
+def test_a_large_checkpoint_arrives_whole_and_so_do_those_of_a_second_folder(apart):
     def train():
         sampler = ddp.ElasticSampler(8, 4)
         model = torch.nn.Linear(2500, 2500)  # 25 MB: several pieces
         checkpoint = ddp.Checkpoint(model=model, sampler=sampler)
-        checkpoint.restore()
+        best = ddp.Checkpoint(directory="best", sampler=sampler)
+        restored = [each.restore() is not None for each in (best, checkpoint)]
         for _ in sampler.epochs(1):
             for _ in sampler:
                 torch.nn.init.constant_(model.weight, sampler.steps_done)
             checkpoint.save()
-        return model.weight[0, 0].item()
+            best.save()
+        return model.weight[0, 0].item(), restored
 
     client, hidden = apart
     run = ddp.launch(client, train, workers=2, directory=hidden / "large")
     (path,) = checkpoints(run.directory / "checkpoints")
-    assert fault(path) is None and (torch.load(path)["model"]["weight"] == 2).all()
+    (best,) = checkpoints(run.directory / "checkpoints" / "best")
+    assert (
+        fault(best) is None
+        and fault(path) is None
+        and (torch.load(path)["model"]["weight"] == 2).all()
+    )
     again = ddp.launch(client, train, workers=2, directory=hidden / "large")
-    assert again.result == 2  # both ranks got it back, and had nothing to do
+    assert again.result == (2, [True, True])  # the ranks got them back, and had nothing to do
 
 
 def test_files_of_ranks_reach_the_client(apart):

@@ -305,7 +305,7 @@ def test_another_kind_of_optimizer_and_other_groups_are_refused_and_say_what_dif
         State(tmp_path, optimizer=torch.optim.SGD).checkpoint.restore()
     grown = State(tmp_path)
     grown.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
-    with pytest.raises(Error, match=r"hold \[2\] parameters, those here \[2, 1\].*from the begin"):
+    with pytest.raises(Error, match="another optimizer: .*parameter groups.*from the begin"):
         grown.checkpoint.restore()
 
 
