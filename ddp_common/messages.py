@@ -125,8 +125,18 @@ class File(Message):
 class CheckpointSaved(Message):
     """A checkpoint is on the rank's disk; of those up to this one the newest `keep` stay."""
 
-    name: str
+    name: str  # relative to the folder of the run's checkpoints; absolute if it lies elsewhere
     keep: int
+
+
+@dataclass
+class ParameterNorms(Message):
+    """The norm of each parameter of a rank's models, at a save: the client compares the ranks."""
+
+    checkpoint: str  # its folder: a run may have more than one
+    step: int
+    norms: list[float]
+    names: list[str]  # of the parameters; from rank 0 alone
 
 
 @dataclass
@@ -249,6 +259,7 @@ _TYPES = {
         Pace,
         CheckpointSaved,
         CheckpointFailed,
+        ParameterNorms,
         Returned,
         Started,
         Line,

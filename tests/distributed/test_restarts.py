@@ -29,7 +29,7 @@ def test_a_killed_rank_is_answered_with_a_restart_from_the_newest_checkpoint(cli
     assert "killed by SIGKILL" in event["reason"]
     log = log_of(run.directory)
     assert f"Restart 1 on 2 rank(s) from step {event['step']}. Why: Rank 1 of 2" in log
-    assert f"[rank 0] Resumed from step-{event['step']:08d}.pt" in log
+    assert f"[rank 0] Resumed from step-{event['step']:08d}." in log
     assert_nothing_left(run.directory, ranks=4)
 
 

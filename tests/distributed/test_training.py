@@ -12,6 +12,7 @@ from processes import assert_nothing_left
 from torch.nn.parallel import DistributedDataParallel
 
 import ddp_common as ddp
+from ddp_common.ranks.checkpoint_files import step_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SAMPLES, BATCH, EPOCHS = 103, 16, 3  # 7 steps an epoch, the last one ragged
@@ -56,7 +57,7 @@ def train(dropout=0.0, dying_rank=None):
         final = torch.nn.functional.mse_loss(model.module(data), targets)
     return {
         "steps": steps,
-        "resumed": resumed and resumed.name,
+        "resumed": resumed and step_of(resumed),
         "loss": final,
         "keys": list(model.module.state_dict()),
         "weights": torch.cat([parameter.detach().flatten() for parameter in model.parameters()]),
@@ -76,10 +77,7 @@ def resumed(client, directory, ranks, **arguments):
     """The result of going on in `directory`."""
     run = ddp.launch(client, train, workers=ranks, directory=directory, **arguments)
     assert run.directory == directory
-    assert (run.result["resumed"], run.result["steps"]) == (
-        f"step-{SAVED:08d}.pt",
-        7 * EPOCHS - SAVED,
-    )
+    assert (run.result["resumed"], run.result["steps"]) == (SAVED, 7 * EPOCHS - SAVED)
     return run
 
 

@@ -113,3 +113,9 @@ def test_alone_reports_and_files_are_checked_and_dropped(tmp_path, monkeypatch):
     assert report(loss=1.0) is None
     assert save_file("samples/one.txt", "text") is None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/step-00000099.pt"])
+def test_a_name_that_the_run_itself_uses_is_refused(name):
+    with pytest.raises(Error, match=f"{name}.* would overwrite what the run itself keeps"):
+        save_file(name, b"x")
