@@ -28,6 +28,7 @@ from runs_here import (
     wait_until_saved,
 )
 from slurm_here import jobs, partition_down, running_jobs, said_by, state, submit, why_not
+from torch.utils.data import DataLoader
 
 import ddp_common as ddp
 from ddp_common import Error
@@ -217,13 +218,16 @@ def client(slurm, tmp_path_factory):
     wait_until(lambda: not jobs(slurm))
 
 
-def test_a_table_in_jobs_is_trained_where_it_lies(client):
+def test_ranks_in_jobs_read_the_partitions_of_a_table_where_they_lie(client):
     def partition(number):
         return pd.DataFrame({"x": [float(number)] * 100})
 
-    def rows(table):
+    def values_seen(table):
         data = table.tensors(["x"], ["x"])
-        return sorted({data[index][0].item() for index in range(len(data))})
+        sampler = ddp.ElasticSampler(data, 40, seed=1)
+        loader = DataLoader(data, batch_sampler=sampler)
+        batches = [x for _ in sampler.epochs(1) for x, _ in loader]
+        return sorted({value.item() for x in batches for value in x})
 
     def fetched(dask_worker):
         return sum(each["total"] for each in dask_worker.transfer_incoming_log)
@@ -232,7 +236,7 @@ def test_a_table_in_jobs_is_trained_where_it_lies(client):
     table = [client.submit(partition, n, workers=[workers[n % 2]]) for n in range(4)]
     wait(table)
     before = client.run(fetched)
-    run = ddp.launch(client, rows, workers=2, table=table)
+    run = ddp.launch(client, values_seen, workers=2, table=table)
     assert client.run(fetched) == before
     assert run.result in ([0, 2], [1, 3])
 
