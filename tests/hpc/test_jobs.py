@@ -74,7 +74,7 @@ def test_a_job_that_qdel_ends_in_mid_run_is_replaced_and_the_weights_are_the_sam
         pytest.skip("no qsub here (Debian: apt install slurm-wlm-torque)")
     process = in_jobs("pbs", RESTARTS="2")
     wait_until_saved(tmp_path)
-    subprocess.run(["qdel", min(running_jobs(slurm))], env=slurm, check=True)
+    said_by(slurm, "qdel", min(running_jobs(slurm)))
     said = finish(process, tmp_path)
     assert re.search(r"Job \d+ makes room for a new one: ", said), said
     assert re.search(r"Restart 1 on 2 rank\(s\) from step [1-9]", said), said
@@ -119,7 +119,7 @@ def test_where_no_new_job_starts_in_time_the_run_goes_on_with_those_there_are(
     process = in_jobs(options=f"timeout={PATIENCE:.0f}", RESTARTS="1")
     wait_until_saved(tmp_path)
     with partition_down(slurm):
-        subprocess.run(["scancel", min(running_jobs(slurm))], env=slurm, check=True)
+        said_by(slurm, "scancel", min(running_jobs(slurm)))
         said = finish(process, tmp_path)
     assert "Going on with 1 of 2 workers: the others did not come within" in said
     assert re.search(r"Restart 1 on 1 rank\(s\) from step [1-9]", said), said
@@ -279,7 +279,7 @@ def test_a_second_launch_finds_the_same_jobs_and_a_cancelled_one_is_replaced_bef
     before = set(running_jobs(slurm))
     assert ddp.launch(client, ddp.world_size).result == 2
     assert set(running_jobs(slurm)) == before
-    subprocess.run(["scancel", min(before)], env=slurm, check=True)
+    said_by(slurm, "scancel", min(before))
     wait_until(lambda: len(client.workers()) == 1)
     assert ddp.launch(client, ddp.world_size).result == 2
     assert set(running_jobs(slurm)) != before
