@@ -2,16 +2,19 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from patience import PATIENCE
 from slurm_here import running_slurm, why_not
 
+FOLDER = Path(__file__).parent
+
 
 def pytest_collection_modifyitems(items):
     """A test's own time-outs come first: they say what was waited for."""
     for item in items:
-        if "hpc" in item.path.parts:
+        if FOLDER in item.path.parents:
             item.add_marker(pytest.mark.timeout(15 * PATIENCE))
 
 

@@ -147,10 +147,13 @@ def a_node_is_idle(environment):
 
 
 def said_by(environment, *command):
-    """What a command prints. Raises `CalledProcessError` if it fails."""
-    return subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout
+    """What a command prints. It is asked again where a busy controller has not answered."""
+
+    def answer():
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+        return done if done.returncode == 0 else None
+
+    return wait_until(answer).stdout
 
 
 def jobs(environment, *options):
@@ -182,8 +185,8 @@ def submit(environment, folder, script, cwd=ROOT, **variables):
 def partition_down(environment):
     """Meanwhile no job starts."""
     update = ["scontrol", "update", "PartitionName=main"]
-    subprocess.run([*update, "State=DOWN"], env=environment, check=True)
+    said_by(environment, *update, "State=DOWN")
     try:
         yield
     finally:
-        subprocess.run([*update, "State=UP"], env=environment, check=True)
+        said_by(environment, *update, "State=UP")

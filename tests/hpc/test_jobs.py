@@ -28,6 +28,7 @@ from runs_here import (
     wait_until_saved,
 )
 from slurm_here import jobs, partition_down, running_jobs, said_by, state, submit, why_not
+from torch.utils.data import DataLoader
 
 import ddp_common as ddp
 from ddp_common import Error
@@ -73,7 +74,7 @@ def test_a_job_that_qdel_ends_in_mid_run_is_replaced_and_the_weights_are_the_sam
         pytest.skip("no qsub here (Debian: apt install slurm-wlm-torque)")
     process = in_jobs("pbs", RESTARTS="2")
     wait_until_saved(tmp_path)
-    subprocess.run(["qdel", min(running_jobs(slurm))], env=slurm, check=True)
+    said_by(slurm, "qdel", min(running_jobs(slurm)))
     said = finish(process, tmp_path)
     assert re.search(r"Job \d+ makes room for a new one: ", said), said
     assert re.search(r"Restart 1 on 2 rank\(s\) from step [1-9]", said), said
@@ -118,7 +119,7 @@ def test_where_no_new_job_starts_in_time_the_run_goes_on_with_those_there_are(
     process = in_jobs(options=f"timeout={PATIENCE:.0f}", RESTARTS="1")
     wait_until_saved(tmp_path)
     with partition_down(slurm):
-        subprocess.run(["scancel", min(running_jobs(slurm))], env=slurm, check=True)
+        said_by(slurm, "scancel", min(running_jobs(slurm)))
         said = finish(process, tmp_path)
     assert "Going on with 1 of 2 workers: the others did not come within" in said
     assert re.search(r"Restart 1 on 1 rank\(s\) from step [1-9]", said), said
@@ -217,13 +218,16 @@ def client(slurm, tmp_path_factory):
     wait_until(lambda: not jobs(slurm))
 
 
-def test_a_table_in_jobs_is_trained_where_it_lies(client):
+def test_ranks_in_jobs_read_the_partitions_of_a_table_where_they_lie(client):
     def partition(number):
         return pd.DataFrame({"x": [float(number)] * 100})
 
-    def rows(table):
+    def values_seen(table):
         data = table.tensors(["x"], ["x"])
-        return sorted({data[index][0].item() for index in range(len(data))})
+        sampler = ddp.ElasticSampler(data, 40, seed=1)
+        loader = DataLoader(data, batch_sampler=sampler)
+        batches = [x for _ in sampler.epochs(1) for x, _ in loader]
+        return sorted({value.item() for x in batches for value in x})
 
     def fetched(dask_worker):
         return sum(each["total"] for each in dask_worker.transfer_incoming_log)
@@ -232,7 +236,7 @@ def test_a_table_in_jobs_is_trained_where_it_lies(client):
     table = [client.submit(partition, n, workers=[workers[n % 2]]) for n in range(4)]
     wait(table)
     before = client.run(fetched)
-    run = ddp.launch(client, rows, workers=2, table=table)
+    run = ddp.launch(client, values_seen, workers=2, table=table)
     assert client.run(fetched) == before
     assert run.result in ([0, 2], [1, 3])
 
@@ -275,7 +279,7 @@ def test_a_second_launch_finds_the_same_jobs_and_a_cancelled_one_is_replaced_bef
     before = set(running_jobs(slurm))
     assert ddp.launch(client, ddp.world_size).result == 2
     assert set(running_jobs(slurm)) == before
-    subprocess.run(["scancel", min(before)], env=slurm, check=True)
+    said_by(slurm, "scancel", min(before))
     wait_until(lambda: len(client.workers()) == 1)
     assert ddp.launch(client, ddp.world_size).result == 2
     assert set(running_jobs(slurm)) != before

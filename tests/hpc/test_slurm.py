@@ -5,7 +5,6 @@
 
 import re
 import signal
-import subprocess
 
 import pytest
 from runs_here import (
@@ -18,7 +17,7 @@ from runs_here import (
     wait_until,
     wait_until_saved,
 )
-from slurm_here import jobs, running_jobs, state, submit, why_not
+from slurm_here import jobs, running_jobs, said_by, state, submit, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")
 
@@ -56,7 +55,7 @@ def test_a_job_that_is_cancelled_in_mid_run_is_replaced_and_the_weights_are_the_
     again = {"CLUSTER": "slurm", "RESTARTS": "2", "SET": "pause=1"}
     process = train(slurm, tmp_path, "in_no_hurry", repository, **again)
     wait_until_saved(tmp_path)
-    subprocess.run(["scancel", min(running_jobs(slurm))], env=slurm, check=True)
+    said_by(slurm, "scancel", min(running_jobs(slurm)))
     said = finish(process, tmp_path)
     assert re.search(r"Job \d+ makes room for a new one: ", said), said
     assert re.search(r"Restart 1 on 2 rank\(s\) from step [1-9]", said), said
@@ -88,7 +87,7 @@ def test_the_warning_before_the_time_limit_lets_ranks_save_and_sbatch_again_goes
     chosen = {"TUTORIAL": "in_no_hurry", "SET": "pause=1", "CHECKPOINT": str(tmp_path / "run")}
     first = submit(slurm, tmp_path, script, repository, **chosen)
     wait_until_saved(tmp_path)
-    subprocess.run(["scancel", "--signal=TERM", first], env=slurm, check=True)
+    said_by(slurm, "scancel", "--signal=TERM", first)
     wait_until(lambda: state(slurm, first) == "FAILED")  # exit code 143: there is more to do
     log = (tmp_path / f"{first}.log").read_text()
     left = re.search(r"told to stop \(SIGTERM\). They left after step (\d+)", log)
