@@ -30,7 +30,7 @@ LAST_STEP = 60  # seconds after which a worker ends that was left behind by its 
 
 
 class DataLoader(torch.utils.data.DataLoader):
-    """torch's `DataLoader`; with an `ElasticSampler` its workers load ahead, and steps count right.
+    """torch's `DataLoader`, whose workers may load ahead of an `ElasticSampler`.
 
     `options` are torch's. With an `ElasticSampler`, the random state of torch, NumPy and `random`
     in the data set follows from (seed, epoch, index of the sample); a generator that the data set
@@ -97,9 +97,12 @@ class SeededBySample(Dataset):
         epoch, indices = request
         whole_batch = getattr(self.data, "__getitems__", None)
         if whole_batch is not None and not self.draws:
-            _seed(0)
+            seed = _mixed(self.seed, epoch, indices[0])
+            _seed(seed)
+            undisturbed = _draw()
+            _seed(seed)
             batch = whole_batch(indices)
-            if _draw() == FIRST_OF_SEED_0:
+            if _draw() == undisturbed:
                 return batch
             self.draws = True
         samples = []
@@ -134,13 +137,6 @@ def _seed(number):
 
 def _draw():
     return torch.rand(()).item(), np.random.random(), random.random()
-
-
-FIRST_OF_SEED_0 = (
-    torch.rand((), generator=torch.Generator().manual_seed(0)).item(),
-    np.random.RandomState(0).random(),
-    random.Random(0).random(),
-)
 
 
 def _mixed(*numbers):

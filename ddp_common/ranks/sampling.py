@@ -99,9 +99,9 @@ class ElasticSampler:
             raise Error(
                 f"The seed of an ElasticSampler is a whole number from 0 on, not {seed!r}."
             )
-        self.length = length
-        self.batch_size = batch_size
-        self.seed = seed
+        self.length = int(length)
+        self.batch_size = int(batch_size)
+        self.seed = int(seed)
         self.shuffle = shuffle
         self.drop_last = drop_last
         if len(self) == 0:
@@ -165,14 +165,10 @@ class ElasticSampler:
         Each epoch has one pass over the samples. Raises `Error` for an `n` that is no number of
         epochs, and for a second loop within the first.
         """
-        count = _whole_number(n)
-        if count is None:
+        if _whole_number(n) is None:
             raise Error(
                 f"epochs takes the number of epochs of the whole run, 0 or more, not {n!r}."
             )
-        return self._run_epochs(count)
-
-    def _run_epochs(self, n):
         self._move_to(*self._next_start())
         self._loop = loop = object()
         self._number_of_epochs = n
@@ -212,9 +208,9 @@ class ElasticSampler:
         if self._is_running() and wanted == self.epoch:
             return
         next_epoch, next_step = self._next_start()
+        if wanted < next_epoch and self._is_restored:
+            raise Error(RESTORED.format(epoch=next_epoch, step=next_step))
         if wanted < next_epoch:
-            if self._is_restored:
-                raise Error(RESTORED.format(epoch=next_epoch, step=next_step))
             raise Error(
                 f"set_epoch({wanted}): epoch {wanted} of this sampler is over, the next one is "
                 f"{next_epoch}. A run's position goes forward only, or its checkpoints would "
@@ -276,7 +272,7 @@ class ElasticSampler:
             if self._last is current and current.step == len(self) > 1:
                 self._weight = None
 
-    def _begin_pass(self):
+    def _begin_pass(self) -> Pass:
         last = self._last
         if last is not None and not last.is_peek(len(self)):
             if self._is_running():
@@ -380,18 +376,15 @@ class ElasticSampler:
                 "itertools.cycle(loader)) each need their own weight: read it with the batch, or "
                 "iterate over the loader anew for each epoch."
             )
-        self._check_thread()
-        self._last.weight_was_read = True
-        return self._weight
-
-    def _check_thread(self):
-        if self._thread not in (None, threading.get_ident()):
+        if self._thread != threading.get_ident():
             raise Error(
                 "Another thread takes this sampler's batches, ahead of training: weight and "
                 "position are not those of the batch that is trained on. Iterate over the loader "
                 "in the thread that trains; num_workers of a ddp.DataLoader loads ahead without "
                 "harm."
             )
+        self._last.weight_was_read = True
+        return self._weight
 
     @property
     def steps_done(self) -> int:
@@ -421,7 +414,6 @@ class ElasticSampler:
     def _is_in_the_middle(self, last):
         """Whether a run that is resumed goes on within the last pass."""
         if self._is_running():
-            self._check_thread()
             return True
         is_unfinished = last.first_step < last.step < len(self) and not last.is_peek(len(self))
         return is_unfinished and _handled_exception() not in (None, last.handled)

@@ -36,7 +36,14 @@ def on_ranks(client, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["train_with_average", "train_with_loader_workers"], ids=lambda name: name
+    "name",
+    [
+        "train_with_average",
+        "train_with_loader_workers",
+        "train_with_class_weights",
+        "train_on_drawn_rows",
+        "train_on_a_stream",
+    ],
 )
 def test_two_ranks_end_with_the_weights_of_one(recipes, on_ranks, name):
     one, two = (on_ranks(recipes[name], ranks, epochs=3).result for ranks in (1, 2))

@@ -40,7 +40,7 @@ def table(dogs):
     torch.manual_seed(0)
     labels = torch.arange(1_000) % 10
     features = torch.randn(10, 64)[labels] + 3 * torch.randn(1_000, 64)
-    training, held_out = ddp.stratified_split(labels.tolist(), [0.2])
+    training, held_out = ddp.split(len(labels), [0.2], by=labels)
     return {"features": features, "labels": labels, "training": training, "held_out": held_out}
 
 
@@ -299,7 +299,7 @@ def test_a_warm_up_and_its_control_have_the_same_mean_rate(dogs, warm_up):
 
 
 def test_heads_that_train_side_by_side_do_not_touch_each_other(dogs, table):
-    parts = ddp.stratified_split(table["labels"].tolist(), [0.2])
+    parts = ddp.split(len(table["labels"]), [0.2], by=table["labels"])
     rates = torch.tensor([[0.003, 0.03]]).expand(12, -1)
 
     def accuracy(columns):
@@ -313,7 +313,7 @@ def test_heads_that_train_side_by_side_do_not_touch_each_other(dogs, table):
 
 def test_a_head_of_the_study_trains_as_torchs_own_optimizer_does(dogs, table):
     features, labels = table["features"], table["labels"]
-    parts = ddp.stratified_split(labels.tolist(), [0.2])
+    parts = ddp.split(len(labels), [0.2], by=labels)
     (judged,), _ = dogs["train_heads"](
         features, labels, parts, 200, torch.full((8, 1), 0.003), seed=3
     )
