@@ -103,14 +103,6 @@ def a_plain_range(training):
 
 
 @right
-def torchs_loader_without_workers(training):
-    data = torch.utils.data.TensorDataset(training.data.inputs, training.data.inputs[:, :1])
-    for epoch in range(EPOCHS):
-        for batch in DataLoader(data, batch_sampler=training.sampler):
-            training.step(batch)
-
-
-@right
 def workers(training):
     loader = training.loader(num_workers=2, prefetch_factor=3)
     for epoch in training.sampler.epochs(EPOCHS):
@@ -189,15 +181,6 @@ def set_epoch_as_for_a_distributed_sampler(training):
 
 
 @right
-def two_loaders_one_after_the_other(training):
-    one, other = training.loader(), training.loader(num_workers=1)
-    for epoch in range(EPOCHS):
-        for loader in (one, other):
-            for batch in loader:
-                training.step(batch)
-
-
-@right
 def two_samplers_in_turns(training):
     other = ddp.ElasticSampler(50, 9, seed=2)
     loader = ddp.DataLoader(training.data, batch_sampler=other, num_workers=1)
@@ -251,7 +234,8 @@ def something_between_loader_and_sampler(training):
 @refused("Stream is an IterableDataset")
 def a_data_set_without_indices(training):
     class Stream(IterableDataset):
-        pass
+        def __iter__(self):
+            yield from range(SAMPLES)
 
     ddp.DataLoader(Stream(), batch_sampler=training.sampler)
 

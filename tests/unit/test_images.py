@@ -20,10 +20,9 @@ import torch
 from PIL import Image
 from s3_here import s3_server
 from s3fs import S3FileSystem
-from torch.utils.data import DataLoader, Subset
-from torchvision.transforms import v2
+from torch.utils.data import DataLoader
 
-from ddp_common import Augmented, ElasticSampler, Error, ImageFolder
+from ddp_common import Error, ImageFolder
 from ddp_common.data import images
 from ddp_common.data.bucket import SignedReader
 
@@ -551,84 +550,6 @@ def test_without_a_network_the_first_object_says_so_for_all(bucket, monkeypatch)
     reader = SignedReader(S3FileSystem(skip_instance_cache=True))
     assert not any(isinstance(each, bytes) for each in reader.read(["photos/set/a"] * 100))
     assert reader.works is not False  # it may come back
-
-
-TRANSFORM = v2.Compose(
-    [
-        v2.RandomResizedCrop(SIZE, antialias=True),
-        v2.RandomHorizontalFlip(),
-        v2.ColorJitter(0.5, 0.5, 0.5),
-    ]
-)
-
-
-def augmented(folder, epoch, seed=0, indices=range(12), **options):
-    """index -> the augmented image."""
-    position = ElasticSampler(12, 4)
-    position.epoch = epoch
-    dataset = Augmented(ImageFolder(folder, SIZE), TRANSFORM, position, seed=seed)
-    loader = DataLoader(Subset(dataset, indices), batch_size=5, **options)
-    return dict(zip(indices, torch.cat([pixels for pixels, _ in loader])))
-
-
-def same(one, other):
-    return [torch.equal(one[index], other[index]) for index in one]
-
-
-def test_workers_that_would_keep_the_first_epoch_s_images_are_refused(folder):
-    sampler = ElasticSampler(12, 4)
-    dataset = Subset(Augmented(ImageFolder(folder, SIZE), TRANSFORM, sampler), range(12))
-    options = {"batch_sampler": sampler, "num_workers": 1}
-    with pytest.raises(Error, match="images of Augmented are others in each epoch"):
-        next(iter(DataLoader(dataset, **options, persistent_workers=True)))
-    assert len(list(DataLoader(dataset, **options))) == 3
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"indices": [11, 3, 7, 0, 1, 2]}, {"num_workers": 2}],
-    ids=["another order", "workers"],
-)
-def test_an_augmentation_depends_on_nothing_but_seed_epoch_and_index(folder, options):
-    torch.manual_seed(1)
-    first = augmented(folder, epoch=3)
-    torch.manual_seed(2)
-    assert all(same(augmented(folder, epoch=3, **options), first))
-
-
-def test_each_epoch_and_each_seed_augments_otherwise(folder):
-    first = augmented(folder, epoch=0)
-    assert not any(same(augmented(folder, epoch=1), first)) and not any(
-        same(augmented(folder, epoch=0, seed=1), first)
-    )
-
-
-def test_two_images_alike_are_not_augmented_alike():
-    image = torch.from_numpy(noise(1)).permute(2, 0, 1)
-    (one, _), (other, _) = Augmented(
-        [(image, 0)] * 2, TRANSFORM, ElasticSampler(2, 1)
-    ).__getitems__([0, 1])
-    assert not torch.equal(one, other)
-
-
-def test_augmenting_leaves_the_random_state_of_training_alone(folder):
-    torch.manual_seed(5)
-    before = torch.random.get_rng_state()
-    augmented(folder, epoch=0, num_workers=0)
-    drawn = Augmented(ImageFolder(folder, SIZE), TRANSFORM, ElasticSampler(12, 4))
-    torch.random.set_rng_state(before)
-    drawn.__getitems__([1, 2, 3])
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_any_data_set_of_pairs_can_be_augmented():
-    pairs = [(torch.from_numpy(noise(number)).permute(2, 0, 1), number) for number in range(3)]
-    dataset = Augmented(pairs, v2.RandomCrop(8), ElasticSampler(3, 1))
-    assert (
-        len(dataset) == 3
-        and dataset[2][1] == 2
-        and torch.equal(dataset[1][0], dataset.__getitems__([0, 1])[1][0])
-    )
 
 
 def test_a_size_that_no_memory_holds_is_refused(folder):

@@ -1,7 +1,6 @@
 """What one rank is dealt, and where its position is; several ranks are in tests/distributed."""
 
 import collections
-import itertools
 import threading
 import tracemalloc
 
@@ -33,12 +32,6 @@ def restored(epoch, step):
 
 
 # The order
-
-
-def test_every_sample_is_dealt_once_per_epoch_and_the_last_batch_is_ragged():
-    dealt = steps(ElasticSampler(103, 16), epochs=1)
-    assert [len(batch) for batch in dealt] == [16] * 6 + [7]
-    assert sorted(index for batch in dealt for index in batch) == list(range(103))
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -129,22 +122,6 @@ def test_a_thread_that_takes_batches_ahead_is_refused():
 # Position
 
 
-@pytest.mark.parametrize("stop", [1, 5, 7, 8, 14], ids=lambda stop: f"after_step_{stop}")
-def test_a_restored_position_goes_on_with_exactly_the_next_step(stop):
-    whole = steps(ElasticSampler(103, 16, seed=3), epochs=3)
-    first = ElasticSampler(103, 16, seed=3)
-    endless = (batch for _ in first.epochs(3) for batch in first)
-    begun = [next(endless) for _ in range(stop)]
-    assert begun + steps(resumed(first), epochs=3) == whole
-
-
-def test_a_position_saved_after_an_epoch_goes_on_with_the_next_one():
-    sampler = ElasticSampler(10, 4)
-    steps(sampler, epochs=2)
-    assert list(resumed(sampler).epochs(4)) == [2, 3]
-    assert list(resumed(sampler).epochs(2)) == []
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -175,12 +152,6 @@ def test_the_position_of_an_old_checkpoint_is_understood():
 def test_a_number_of_epochs_that_is_none_is_refused_before_the_loop(n):
     with pytest.raises(Error, match="number of epochs of the whole run, 0 or more"):
         next(ElasticSampler(10, 4).epochs(n))
-
-
-def test_a_plain_loop_after_a_restored_first_epoch_goes_on():
-    sampler = restored(0, 1)
-    seen = [(sampler.epoch, sampler.step) for _ in range(2) for _ in sampler]
-    assert seen == [(0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
 
 
 @pytest.mark.parametrize("position", [(1, 0), (1, 2), (0, 3)], ids=str)
@@ -294,39 +265,6 @@ def test_two_samplers_in_turns_count_their_steps_together(monkeypatch):
 # Loaders
 
 
-def taken(batches, sampler):
-    """Of each batch: its samples, the position, the weight, and a number that training draws."""
-    return [
-        (batch.tolist(), sampler.state_dict(), sampler.weight, torch.rand(()).item())
-        for batch in batches
-    ]
-
-
-def test_whatever_loads_ahead_position_weight_and_random_state_are_those_of_training():
-    seen = []
-    for options in (None, {}, {"num_workers": 2}, {"num_workers": 1, "prefetch_factor": 5}):
-        sampler = ElasticSampler(103, 16, seed=3)
-        loader = TorchLoader(range(103), batch_sampler=sampler)
-        if options is not None:
-            loader = DataLoader(range(103), batch_sampler=sampler, **options)
-        before = [batch for _ in sampler.epochs(2) for batch in taken(loader, sampler)]
-        seen.append(before)
-    assert seen[0] == seen[1] == seen[2] == seen[3]
-
-
-def test_the_random_state_of_a_step_does_not_depend_on_what_was_drawn_before():
-    def draws(before):
-        sampler = ElasticSampler(10, 5)
-        drawn = []
-        for _ in itertools.chain.from_iterable(sampler for _ in sampler.epochs(2)):
-            drawn.append((torch.rand(()).item(), np.random.random()))
-            torch.rand(before), np.random.random(before)
-        return drawn
-
-    assert draws(before=0) == draws(before=7)
-    assert len(set(draws(before=0))) == 4
-
-
 def test_data_that_draw_nothing_are_fetched_whole_and_others_by_sample():
     class Fetched(torch.utils.data.Dataset):
         def __init__(self, draws):
@@ -375,12 +313,6 @@ def test_a_split_is_disjoint_complete_and_equal_on_every_call():
     again = split(103, [0.1, 0.2], seed=4)
     assert all(np.array_equal(one, other) for one, other in zip(parts, again))
     assert not np.array_equal(parts[0], split(103, [0.1, 0.2], seed=5)[0])
-
-
-def test_a_split_of_few_samples_is_complete_and_has_no_empty_part():
-    for length in range(5, 16):
-        parts = split(length, [0.3, 0.3, 0.3])
-        assert sorted(np.concatenate(parts)) == list(range(length)) and all(map(len, parts))
 
 
 @pytest.mark.parametrize("length, fractions", [(4, [0.9]), (4, [0.1]), (1, [0.3]), (0, [0.3])])
