@@ -12,6 +12,7 @@ Promises: all ranks leave before the same step, having saved. The threads never 
 
 import contextlib
 import datetime
+import mmap
 import signal
 import threading
 from collections.abc import Iterator
@@ -20,13 +21,15 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from ddp_common.ranks import loader_workers, rendezvous
+from ddp_common.ranks import rendezvous
 
 PEERS_TIMEOUT = datetime.timedelta(minutes=10)  # for all to answer, and to come to the step
 
 _told = False  # this rank has got SIGTERM
 _in_loop = False  # training has come to its first step
 _is_done = False  # there is nothing left to stop
+# A byte that this process shares with what it forks: told to stop, and still in its last step
+_is_leaving = mmap.mmap(-1, 1)
 
 
 class Stopped(BaseException):
@@ -138,6 +141,7 @@ def training_has_ended() -> None:
     """From now on SIGTERM changes nothing: the training function has come to its end."""
     global _is_done
     _is_done = True
+    _is_leaving[0] = False
 
 
 def _on_sigterm(number, frame):
@@ -146,7 +150,7 @@ def _on_sigterm(number, frame):
     # one has this rank do.
     is_to_leave = not (_told or _in_loop or _is_done)
     _told = True
-    loader_workers.note_that_rank_was_told()
+    _is_leaving[0] = not (is_to_leave or _is_done)
     if is_to_leave:
         raise Stopped("before the first step")
 
@@ -154,6 +158,11 @@ def _on_sigterm(number, frame):
 def was_told() -> bool:
     """Whether it was this rank that got SIGTERM."""
     return _told
+
+
+def is_rank_leaving() -> bool:
+    """Whether this process, or the one that has forked it, finishes its last step."""
+    return bool(_is_leaving[0])
 
 
 def is_in_loop() -> bool:
@@ -188,4 +197,5 @@ def leave() -> NoReturn:
             # Others' last step may need what this rank's GPU has not done yet.
             torch.cuda.synchronize()
         _agreement.leave()
+    _is_leaving[0] = False
     raise Stopped

@@ -44,7 +44,6 @@ from ddp_common.messages import (
 from ddp_common.ranks import (
     checkpoint,
     checkpoint_files,
-    loader_workers,
     recorder,
     rendezvous,
     reporting,
@@ -185,7 +184,6 @@ def _run_here(function, arguments, directory, on_report, stall_timeout, at_the_e
     was_stopped = False
     try:
         stopping.listen_to_sigterm()
-        loader_workers.outlive_a_sigterm_to_all()
         trace.trace_if_asked()
         with stopping.in_agreement():
             result = function(**arguments)

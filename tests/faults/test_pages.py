@@ -45,7 +45,16 @@ def test_the_study_of_the_page_on_watching_prunes_and_its_workers_are_free_again
     assert ddp.launch(client, ddp.world_size, workers=4).result == 4
 
 
-@pytest.mark.parametrize("recipe", ["train_with_average", "train_with_loader_workers"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "train_with_average",
+        "train_with_loader_workers",
+        "train_with_class_weights",
+        "train_on_drawn_rows",
+        "train_on_a_stream",
+    ],
+)
 def test_recipes_end_with_the_same_weights_on_two_ranks_as_on_one(names, client, recipe):
     run_blocks("recipes.md", names)
     one, two = (ddp.launch(client, names[recipe], workers=n, epochs=3).result for n in (1, 2))

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Subset
-from torchvision.transforms import v2
+from torch.utils.data import DataLoader
 
-from ddp_common import Augmented, ElasticSampler, Error, ImageFolder
+from ddp_common import Error, ImageFolder
 
 SIZE = 16
 LABELS = ["cat", "dog", "emu"]
@@ -169,31 +168,3 @@ def test_without_credentials_only_what_is_public_can_be_read_anonymously(
     for path in s3.find("photos/set"):
         s3.chmod(path, "public-read")
     assert torch.equal(everything(dataset)[0], expected(folder))
-
-
-def augmented(folder, epoch, seed=0, indices=range(12), **options):
-    """index -> the augmented image."""
-    changes = [v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip()]
-    position = ElasticSampler(12, 4)
-    position.epoch = epoch
-    dataset = Augmented(ImageFolder(folder, SIZE), v2.Compose(changes), position, seed=seed)
-    loader = DataLoader(Subset(dataset, indices), batch_size=5, **options)
-    return dict(zip(indices, torch.cat([pixels for pixels, _ in loader])))
-
-
-def same(one, other):
-    return [torch.equal(one[index], other[index]) for index in one]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"indices": [11, 3, 7, 0, 1, 2]}, {"num_workers": 2}],
-    ids=["another order", "workers"],
-)
-def test_an_augmentation_depends_on_nothing_but_seed_epoch_and_index(folder, options):
-    torch.manual_seed(1)
-    first = augmented(folder, epoch=3)
-    torch.manual_seed(2)
-    assert all(same(augmented(folder, epoch=3, **options), first))
-    assert not any(same(augmented(folder, epoch=4), first))
-    assert not any(same(augmented(folder, epoch=3, seed=1), first))

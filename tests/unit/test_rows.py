@@ -7,9 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
-from ddp_common import ElasticSampler, Error, EvalSampler, Rows
+from ddp_common import DataLoader, ElasticSampler, Error, EvalSampler, Rows
 from ddp_common.ranks import handover
 from ddp_common.ranks.dealing import Placement
 from ddp_common.worker.handover import _Pickler
