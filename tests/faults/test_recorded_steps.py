@@ -1,4 +1,4 @@
-"""`ddp.trace` and `run.pace`: where the time of a step goes, and which rank the others wait for."""
+"""`ddp.trace` and `run.pace`: where the time of a step goes, and whom the others wait for."""
 
 import sys
 import time
