@@ -28,8 +28,9 @@ MOVING = ("last_epoch", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "
 def unwrapped(part: Any) -> Any:
     """A module without the wrappers of DDP and torch.compile; anything else as it is."""
     dynamo = sys.modules.get("torch._dynamo")  # to import it takes a second; torch.compile does
-    compiled = (dynamo.OptimizedModule,) if dynamo is not None else ()
-    while isinstance(part, (DistributedDataParallel, *compiled)):
+    compiled: tuple[Any, ...] = (dynamo.OptimizedModule,) if dynamo is not None else ()
+    wrappers: tuple[Any, ...] = (DistributedDataParallel, *compiled)
+    while isinstance(part, wrappers):
         part = part._orig_mod if isinstance(part, compiled) else part.module
     return part
 
