@@ -308,7 +308,9 @@ def _tell_all(what, content):
 
 def _stopped(step, path):
     last = checkpoint_files.newest_good(path / "checkpoints")
-    newest = f"the newest checkpoint is {last.name}" if last else "there is no checkpoint"
+    newest = "there is no checkpoint"
+    if last is not None:
+        newest = f"the newest checkpoint is that of step {checkpoint_files.step_of(last)}"
     return RunStopped(
         f"The ranks were told to stop (SIGTERM). They left after step {step}; {newest}.",
         step=step,

@@ -161,5 +161,5 @@ def test_the_end_after_sigterm_names_who_was_told_the_step_and_the_checkpoint():
     stopped = wording.run_stopped(known, Path("checkpoints/step-00000008.pt"), DIRECTORY)
     assert stopped.step == 8
     assert "rank 1 on n01 got SIGTERM. All ranks left after step 8" in str(stopped)
-    assert "the newest checkpoint is step-00000008.pt" in str(stopped)
+    assert "the newest checkpoint is that of step 8" in str(stopped)
     assert "there is no checkpoint" in str(wording.run_stopped(known, None, DIRECTORY))
