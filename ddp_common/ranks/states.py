@@ -31,7 +31,7 @@ def unwrapped(part: Any) -> Any:
     compiled: tuple[Any, ...] = (dynamo.OptimizedModule,) if dynamo is not None else ()
     wrappers: tuple[Any, ...] = (DistributedDataParallel, *compiled)
     while isinstance(part, wrappers):
-        part = part._orig_mod if isinstance(part, compiled) else part.module
+        part = getattr(part, "_orig_mod" if isinstance(part, compiled) else "module")
     return part
 
 
