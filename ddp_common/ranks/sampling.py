@@ -260,12 +260,12 @@ class ElasticSampler:
         try:
             batches = load(Shares(self, current, deal))
             for _ in range(current.first_step, len(self)):
-                self._check_is_last(current)
+                if self._last is not current:
+                    raise Error(MOVED)
                 self._finish_previous_step()
                 batch = next(batches)
                 self._start_step(current, deal)
                 yield batch
-            self._check_is_last(current)
         finally:
             current.is_open = False
             # The batch of an epoch of one step may be kept: its weight stays right.
@@ -285,11 +285,9 @@ class ElasticSampler:
             if self._loop is not None:
                 raise Error(
                     f"A second pass within epoch {last.epoch} of epochs(), of which {last.step} "
-                    f"of {len(self)} steps are taken. epochs() counts one pass for each epoch, "
-                    "and a resume could not tell two apart. To train longer, ask for more "
-                    "epochs; to take fewer steps per epoch, leave the pass and let epochs() go "
-                    "on; to look at the data, or to evaluate, use another sampler (EvalSampler, "
-                    "or a second ElasticSampler)."
+                    f"of {len(self)} steps are taken: a resume could not tell the two apart. To "
+                    "train longer, ask for more epochs; to look at the data, or to evaluate, use "
+                    "another sampler (EvalSampler, or a second ElasticSampler)."
                 )
         epoch, step = self._next_start()
         if self._is_restored and self._loop is None:
@@ -313,15 +311,6 @@ class ElasticSampler:
     def _is_running(self):
         last = self._last
         return last is not None and last.is_open and last.step < len(self)
-
-    def _check_is_last(self, current):
-        if self._last is not current:
-            raise Error(
-                "This pass over the sampler can't go on: since it took its last batch, the "
-                "sampler's position was set anew, by another pass, load_state_dict, set_epoch or "
-                "epochs(). Make a new iterator, iter(loader), after that; two loaders that take "
-                "turns need an ElasticSampler each."
-            )
 
     # A step
 
@@ -415,7 +404,7 @@ class ElasticSampler:
         """Whether a run that is resumed goes on within the last pass."""
         if self._is_running():
             return True
-        is_unfinished = last.first_step < last.step < len(self) and not last.is_peek(len(self))
+        is_unfinished = last.step < len(self) and not last.is_peek(len(self))
         return is_unfinished and _handled_exception() not in (None, last.handled)
 
     def _settings(self):
@@ -455,6 +444,11 @@ class ElasticSampler:
         self._is_restored = self.epoch > 0
 
 
+MOVED = (
+    "This pass over the sampler can't go on: since it took its last batch, the sampler's position "
+    "was set anew, by another pass, load_state_dict, set_epoch or epochs(). Make a new iterator, "
+    "iter(loader), after that; two loaders that take turns need an ElasticSampler each."
+)
 RESTORED = (
     "A checkpoint was restored (epoch {epoch}, step {step}), and a loop of your own begins: "
     "whether it counts from 0, and would train all epochs once more, cannot be seen from here. "
@@ -493,7 +487,7 @@ def _seed_step(entropy):
     else:
         # torch.manual_seed formats the stack three times: longer than a small step takes.
         torch.default_generator.manual_seed(for_torch)
-    np.random.seed(third)
+    np.random.seed(int(third))
     random.seed(int(fourth))
 
 
