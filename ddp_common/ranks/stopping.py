@@ -83,6 +83,8 @@ class Agreement:
 
     def _agree(self) -> None:
         """In a thread of its own, with a connection of its own: it waits most of the time."""
+        # A signal is for the main thread, which it is to interrupt.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         store = self.store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
         store.set_timeout(rendezvous.FOREVER)
         said = [f"begun/{peer}" for peer in self.peers]
