@@ -127,8 +127,9 @@ def norms(parameters: list[torch.nn.Parameter]) -> torch.Tensor:
     if not parameters or any(hasattr(parameter, "full_tensor") for parameter in parameters):
         return torch.zeros(0)
     first = parameters[0].device
-    each = [
-        torch.linalg.vector_norm(parameter.detach(), dtype=torch.float32).to(first)
-        for parameter in parameters
-    ]
+    each = []
+    for parameter in parameters:
+        summed_in = torch.promote_types(parameter.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(parameter.detach(), dtype=summed_in)
+        each.append(norm.to(device=first, dtype=torch.float32))
     return torch.stack(each)
