@@ -304,7 +304,7 @@ def _be_nursery(worker: Connection, lifeline: socket.socket) -> NoReturn:
         worker.send(None)  # it is there
         if lifeline in wait([worker, lifeline]):
             raise EOFError
-        *request, names = worker.recv()
+        surroundings, module, function, arguments, names = worker.recv()
         descriptors = {name: recv_handle(worker) for name in names}
         for descriptor in descriptors.values():
             os.set_inheritable(descriptor, False)  # what a rank starts does not hold them open
@@ -313,7 +313,7 @@ def _be_nursery(worker: Connection, lifeline: socket.socket) -> NoReturn:
         if rank == 0:
             for inherited in (worker, lifeline, woken, wakes):
                 inherited.close()
-            _be_rank(nursery, *request, descriptors)
+            _be_rank(nursery, surroundings, module, function, arguments, descriptors)
         for descriptor in descriptors.values():
             os.close(descriptor)
         worker.send(rank)
