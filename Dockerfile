@@ -9,7 +9,6 @@
 # The base is taken by its digest; dependabot proposes newer ones.
 FROM python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d AS base
 # Versions of Debian's packages are those of the base's release.
-# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends git less make openssh-client procps \
     && rm -rf /var/lib/apt/lists/* \
@@ -22,7 +21,7 @@ WORKDIR /home/student/tutorials
 
 FROM base AS tutorials
 # What set-up needs comes first: a change of a notebook does not install everything anew.
-COPY --chown=1000:1000 pyproject.toml constraints.txt install.py Makefile README.md LICENSE ./
+COPY --chown=1000:1000 pyproject.toml constraints.txt Makefile README.md LICENSE ./
 COPY --chown=1000:1000 ddp_common ddp_common
 RUN make setup
 COPY --chown=1000:1000 . .

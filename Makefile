@@ -1,6 +1,7 @@
 # The only commands a person has to know. `make help` lists them.
 
-VENV ?= .venv
+VENV        ?= .venv
+PYTHON_BASE ?= python3
 
 # What may be given on the command line. All of it reaches programs by the environment, as it was typed: no shell and no make looks into it.
 VARIABLES := TUTORIAL CLUSTER WORKERS PRESET SET RESUME RESTARTS GROW TRACE CHECKPOINT OPTIONS DRY RUNS TORCH PYTHON_BASE VENV
@@ -26,12 +27,14 @@ endif
 
 STAMP  := $(VENV)/installed
 PYTHON := "$$VENV/bin/python"
+PIP    := $(PYTHON) -m pip install --disable-pip-version-check --constraint constraints.txt
+UV     := "$$VENV/bin/uv" pip install --quiet --python $(PYTHON) --constraints constraints.txt
 
 # What `make lint` looks at: programs, and the tutorials, which are pages of a notebook. Their lines end where a page cuts them off.
-PROGRAMS := ddp_common tests install.py tutorials/lab.py tutorials/sync.py docs data
+PROGRAMS := ddp_common tests tutorials/lab.py tutorials/sync.py docs data
 PAGES    := --line-length 88 tutorials/scripts $(filter-out $(PROGRAMS),$(wildcard tutorials/*.py))
 
-.PHONY: help setup run lab data test test-fast lint sync bench bench-peers scaling doctor check fault-lab docs clean
+.PHONY: help setup run lab data test test-slurm test-all lint sync bench bench-peers scaling doctor check fault-lab docs clean
 
 help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
@@ -47,8 +50,8 @@ help:
 	@echo 'make lab                    open the notebooks in JupyterLab'
 	@echo 'make check                  look whether this machine is ready for a class: under a minute, and once set up nothing is downloaded'
 	@echo 'make data TUTORIAL=pets     download the full data set (the tutorials work without)'
-	@echo 'make test                   run all tests, the notebooks included'
-	@echo 'make test-fast              run those that start no cluster: a minute'
+	@echo 'make test                   test all that a user relies on, the five notebooks included: MINUTES'
+	@echo 'make test-all               and the rest: a real Slurm, hosts, every fault at every moment, what students do: MINUTES_ALL more'
 	@echo 'make lint                   look at layout, mistakes, who imports whom, types, workflows; nothing is changed'
 	@echo 'make sync                   write the notebooks from the scripts (TUTORIAL=pets: only this one)'
 	@echo 'make bench                  measure launch, steps, data, faults, clusters, images, tables, looking inside, TLS, tutorials; print ratios, write runs/bench*.json'
@@ -63,15 +66,17 @@ help:
 
 setup: $(STAMP)
 
+# pip takes torch, of the build that TORCH names; uv the rest, in a tenth of pip's processor time. It knows none of
+# pip's settings (an index of your own, a folder of wheels): where it fails, pip says what is wrong.
 $(STAMP): pyproject.toml constraints.txt
-	@fits() { "$$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }; \
-	if [ -n "$$PYTHON_BASE" ]; then \
-	  if ! fits "$$PYTHON_BASE"; then echo "PYTHON_BASE=$$PYTHON_BASE is no Python of 3.11 or newer with the module venv."; exit 1; fi; \
-	  exec "$$PYTHON_BASE" install.py; fi; \
-	for python in python3 python3.14 python3.13 python3.12 python3.11 python; do if fits $$python; then exec $$python install.py; fi; done; \
-	echo 'No Python 3.11 or newer with the module venv was found (tried python3, python3.14 ... python3.11, python).'; \
-	echo 'Install one (Debian, Ubuntu: apt install python3 python3-venv; elsewhere: python.org or conda), or name it: make PYTHON_BASE=/path/to/python'; \
-	exit 1
+	@"$$PYTHON_BASE" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "$$PYTHON_BASE is no Python of 3.11 or newer with the module venv (Debian, Ubuntu: apt install python3-venv)."; \
+	  echo 'If there is another one, name it: make PYTHON_BASE=/path/to/python'; exit 1; }
+	"$$PYTHON_BASE" -m venv "$$VENV"
+	$(PIP) $$TORCH torch torchvision
+	$(PIP) uv
+	$(UV) --editable '.[dev]' || $(PIP) --editable '.[dev]'
+	@touch "$$VENV/installed"
 
 run: $(STAMP)
 	@$(PYTHON) -m ddp_common run
@@ -82,11 +87,16 @@ data: $(STAMP)
 lab: $(STAMP)
 	@$(PYTHON) tutorials/lab.py
 
+# Notebooks first and alone: each uses all cores. Every cell is a test.
 test: $(STAMP)
-	@$(PYTHON) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	@$(PYTHON) -m pytest -p tests.kernels --nbval --nbval-current-env --nbval-cell-timeout=800 --timeout=900 tutorials/*.ipynb
+	@$(PYTHON) -m pytest tests/unit tests/distributed --numprocesses 2 --dist loadgroup
 
-test-fast: $(STAMP)
-	@$(PYTHON) -m pytest tests/unit -m "not slow" --numprocesses auto --dist loadfile
+test-slurm: $(STAMP)
+	@$(PYTHON) -m pytest tests/hpc/test_slurm.py
+
+test-all: test
+	@$(PYTHON) -m pytest tests/notebooks tests/faults tests/hpc --numprocesses 2 --dist loadgroup
 
 lint: $(STAMP)
 	@$(PYTHON) -m ruff format --check $(PROGRAMS)
@@ -132,14 +142,13 @@ fault-lab: $(STAMP)
 bench-peers: $(VENV)/installed-peers
 	@$(PYTHON) tests/benchmarks/peers/measure.py
 
-$(VENV)/installed-peers: $(STAMP)
-	@$(PYTHON) install.py peers
-
 docs: $(VENV)/installed-docs
 	@$(PYTHON) docs/build_site.py
 
-$(VENV)/installed-docs: $(STAMP)
-	@$(PYTHON) install.py docs
+# The environment, and an extra of pyproject.toml
+$(VENV)/installed-%: $(STAMP)
+	$(PIP) --editable '.[$*]'
+	@touch "$$VENV/installed-$*"
 
 clean:
 	rm -rf "$$VENV" runs data/cache docs/_build

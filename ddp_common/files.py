@@ -84,6 +84,20 @@ def check_name(name: str):
         ) from None
 
 
+# What a run itself writes in its directory: files, and folders with all that is in them
+OF_THE_RUN = ("config.json", "metrics.jsonl", "log.txt", "pace.jsonl", "checkpoints", ".lock")
+
+
+def refuse_name_of_the_run(name: str):
+    """Raise `Error` for a relative path that a run itself writes to."""
+    first = re.split(r"[/\\]", name)[0]
+    if first in OF_THE_RUN:
+        raise Error(
+            f"save_file({name!r}, …) would overwrite what the run itself keeps there. Choose "
+            f"another name: all but {', '.join(OF_THE_RUN)} are free."
+        )
+
+
 def is_file(path: Path) -> bool:
     """Whether there is such a file; False also for what cannot be the name of one."""
     try:

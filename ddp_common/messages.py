@@ -24,7 +24,7 @@ class RankSpec:
     world_size: int
     local_rank: int  # among the ranks of its host
     local_world_size: int
-    store: tuple[str, int, str]  # host, port, and the secret that only its ranks know
+    store: tuple[str, int]  # host and port
     environment: dict[str, str]  # further variables of the rank
 
 
@@ -125,8 +125,18 @@ class File(Message):
 class CheckpointSaved(Message):
     """A checkpoint is on the rank's disk; of those up to this one the newest `keep` stay."""
 
-    name: str
+    name: str  # relative to the folder of the run's checkpoints; absolute if it lies elsewhere
     keep: int
+
+
+@dataclass
+class ParameterNorms(Message):
+    """The norm of each parameter of a rank's models, at a save: the client compares the ranks."""
+
+    checkpoint: str  # its folder: a run may have more than one
+    step: int
+    norms: list[float]
+    names: list[str]  # of the parameters; from rank 0 alone
 
 
 @dataclass
@@ -249,6 +259,7 @@ _TYPES = {
         Pace,
         CheckpointSaved,
         CheckpointFailed,
+        ParameterNorms,
         Returned,
         Started,
         Line,

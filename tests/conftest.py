@@ -1,5 +1,6 @@
 """What all tests share: a clean environment, one Dask cluster of four workers, one S3 server."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import fsspec
 import hypothesis
 import pytest
+from patience import PATIENCE
 from s3_here import s3_server
 
 import ddp_common as ddp
@@ -58,54 +60,6 @@ hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile("steady")
 
-LONGEST_FIRST = (
-    "hpc/test_dask_jobs.py",
-    "notebooks/test_notebooks.py",
-    "hpc",
-    "notebooks",
-    "distributed",
-    "unit",
-)
-
-
-# Fixtures and tests that `make test-fast` leaves out: they start clusters, servers, set-ups, or
-# draw for long.
-STARTS_MUCH = {
-    "client",
-    "short_run",
-    "endpoint",
-    "clone",
-    "site",
-    "test_the_example_trains",
-    "test_a_small_study_leaves_its_table_curves_picture_and_words",
-    "test_a_study_whose_run_fails_compares_those_before_it",
-    "test_after_ctrl_c_a_study_names_its_folder_and_lets_the_run_end",
-    "test_an_environment_whose_python_is_gone_is_made_anew",
-    "test_two_processes_that_draw_at_once_leave_one_whole_folder",
-    "test_options_of_the_wrong_kind_are_one_error_and_leave_no_process",
-    "test_so_does_a_loader_with_workers_that_ask_ahead",
-    "test_a_torch_client_of_a_stranger_gets_nowhere",
-    "test_make_data_brings_archives_of_the_real_shape_and_they_are_image_folders",
-    "test_a_requeued_batch_job_waits_for_its_predecessor",
-    "test_a_run_that_was_told_to_end_is_waited_for",
-    "test_full_data_that_were_never_downloaded_name_the_command",
-    "test_an_empty_data_file_is_refused",
-    "test_bad_input_gets_one_clear_message",
-    "test_without_progress_nothing_is_announced",
-    "test_a_torchvision_model_runs_whatever_is_imported_first",
-    "test_dry_says_what_starts_without_jobs",
-    "test_a_process_killed_while_saving_leaves_a_good_checkpoint_never_older_than_one_save",
-}
-
-
-def pytest_xdist_auto_num_workers(config):
-    """How many files `make test` runs at once.
-
-    One more than there are cores, since tests also wait: for jobs, time-outs, processes that end.
-    At least two, at most four, each with up to four ranks.
-    """
-    return min(4, max(2, os.cpu_count() + 1))
-
 
 def pytest_sessionstart(session):
     """Where matplotlib is new it makes a list of fonts, and says so in whatever cell is first."""
@@ -115,20 +69,14 @@ def pytest_sessionstart(session):
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the files that take longest, or they run alone at the end.
+    """All of a folder runs in one process, and so shares a cluster or a Slurm; not tests/unit.
 
-    A file's tests stay together: they share fixtures.
+    There a file's tests stay together.
     """
-
-    def place_in_order(item):
-        path = item.path.as_posix()
-        return next(n for n, part in enumerate(LONGEST_FIRST) if f"tests/{part}" in path)
-
-    items.sort(key=place_in_order)
     for item in items:
-        starts_s3 = "[s3" in item.name
-        if starts_s3 or STARTS_MUCH & {*getattr(item, "fixturenames", ()), item.originalname}:
-            item.add_marker("slow")
+        folder = item.path.parent.name
+        group = item.path.stem if folder == "unit" else folder
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)
@@ -148,10 +96,15 @@ SHARED_WORKERS = 4
 def client(tmp_path_factory):
     """A client of four workers here, which have launched once and so are quick from now on."""
     directory = tmp_path_factory.mktemp("first-launch") / "run"
-    with ddp.connect("local", workers=SHARED_WORKERS) as client:
+    client = ddp.connect("local", workers=SHARED_WORKERS)
+    try:
         client.is_shared = True
         ddp.launch(client, ddp.rank, directory=directory)
         yield client
+    finally:
+        # Dask gives a worker that it has killed five seconds to end, and a busy machine may not
+        with contextlib.suppress(TimeoutError):
+            client.close()
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +118,7 @@ def killed_workers_are_back(request):
     if not getattr(client, "is_shared", False):
         return
     nannies = client.cluster.workers
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 2 * PATIENCE
     while len(client.workers()) < SHARED_WORKERS or any(
         nanny.status.name != "running" for nanny in nannies.values()
     ):

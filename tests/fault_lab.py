@@ -10,11 +10,9 @@ of an undisturbed run, bit for bit.
 import contextlib
 import functools
 import itertools
-import json
 import logging
 import os
 import random
-import re
 import signal
 import statistics
 import subprocess
@@ -26,33 +24,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cloudpickle
-import psutil
 import torch
 from distributed import Client
+from patience import PATIENCE
+from processes import environment_for, processes_of, separate_cluster
 
 from ddp_common import connect, launch
-from ddp_common.clusters import protection
 from ddp_common.errors import Error, RankFailed
 from ddp_common.teaching import faults
 
 STALL_TIMEOUT = 2.0  # seconds, for the faults below that only it notices; see `run_case`
-PATIENCE = 60.0  # seconds after which the lab says that something hangs
 MOMENTS = ("start", "step", "save")
 SAVED_STEP = 6  # of `faults.train`'s 14: there is a save at every third
 GROWING_EPOCHS = 20  # of 7 steps, a tenth of a second each: longer than it takes to grow
-RANK_FAULTS = (
-    "raise",
-    "KeyboardInterrupt",
-    "child with a session of its own",
-    "sys.exit(3)",
-    "os._exit(0)",
-    "SIGKILL",
-    "SIGSEGV",
-    "SIGSTOP",
-    "worker killed",
-)
 LEAVES = "leaves the loop one batch early"
-RANK_MARK = b"DDP_RANK_PROCESS="  # every rank has its own number there, and hands it down
 CONDITION = "collective under a condition"
 OTHER_SIZE = "collective of another size"
 LOADER_WORKER = "loader worker killed"
@@ -82,15 +67,31 @@ class Outcome:
     resumed_equal: bool = None
 
 
+# At every moment, on rank 0 and on another
+MATRIX = ("raise", "SIGKILL", "worker killed")
+# At one moment: what happens then is the same at others
+ONCE = (
+    ("KeyboardInterrupt", "step", 1),
+    ("child with a session of its own", "step", 1),
+    ("sys.exit(3)", "start", 0),
+    ("os._exit(0)", "step", 0),
+    ("SIGSEGV", "save", 1),
+    ("SIGSTOP", "start", 1),
+    ("SIGSTOP", "step", 0),
+    ("deadlock", "step", 1),
+    (CONDITION, "step", 0),
+    (OTHER_SIZE, "step", 1),
+    (LOADER_WORKER, "step", 0),
+    (LEAVES, "end", 0),
+    (LEAVES, "end", 1),
+    (faults.RESULT, "end", 0),
+    (DISK_FULL, "save", 0),
+)
+
+
 def cases():
     """Every (fault, moment, rank) that happens to a rank on a cluster which stays."""
-    yield from (
-        (fault, when, rank) for fault in RANK_FAULTS for when in MOMENTS for rank in (0, 1)
-    )
-    between_steps = ("deadlock", CONDITION, OTHER_SIZE, LOADER_WORKER)
-    yield from ((fault, "step", rank) for fault in between_steps for rank in (0, 1))
-    yield from ((LEAVES, "end", rank) for rank in (0, 1))
-    yield from ((faults.RESULT, "end", 0), (DISK_FULL, "save", 0))
+    return [*itertools.product(MATRIX, MOMENTS, (0, 1)), *ONCE]
 
 
 def run_case(client, fault, when, rank, undisturbed, folder, stall_timeout=STALL_TIMEOUT):
@@ -137,51 +138,6 @@ def _resume(client, outcome, directory, undisturbed):
     outcome.resumed_equal = torch.equal(resumed.result, undisturbed)
 
 
-def processes_of(directory):
-    """Living processes (pids) of a run: its ranks and what they have started."""
-    return members(rank_pids(directory))
-
-
-def rank_pids(directory):
-    """The process numbers of all ranks that a run has started, in all its attempts, by its log."""
-    log = Path(directory) / "log.txt"
-    if not log.exists():
-        return []
-    started = re.findall(r"rank \d+ started: process (\d+) on", log.read_text())
-    return [int(pid) for pid in started]
-
-
-def members(pids):
-    """Living processes of the ranks `pids`.
-
-    Those of their sessions, and all that has inherited their environment, in any session.
-    """
-    leaders = set(pids)
-    return [
-        process.pid
-        for process in psutil.process_iter()
-        if _rank_of(process.pid) & leaders and is_alive(process.pid)
-    ]
-
-
-def _rank_of(pid):
-    """The ranks that a process may be of: its session's leader, and whom its environment names."""
-    ranks = set()
-    with contextlib.suppress(ProcessLookupError):
-        ranks.add(os.getsid(pid))
-    with contextlib.suppress(OSError):
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        marks = [entry for entry in entries if entry.startswith(RANK_MARK)]
-        ranks |= {int(mark.removeprefix(RANK_MARK)) for mark in marks}
-    return ranks
-
-
-def is_alive(pid):
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 def _wait_until_gone(outcome, directory, mark):
     deadline = time.time() + PATIENCE
     while (left := processes_of(directory)) and time.time() < deadline:
@@ -215,21 +171,6 @@ def run_client_case(client, fault, when, undisturbed, folder):
     return outcome
 
 
-def environment_for(client, folder):
-    """Environment variables for another program of this user that connects to this cluster.
-
-    They are Dask's own, for TLS.
-    """
-    if not client.scheduler.address.startswith("tls://"):
-        return dict(os.environ)
-    folder = Path(folder)
-    if not (folder / "key.pem").exists():
-        protection.write_credentials(client.security, folder)
-    prefix = "DASK_DISTRIBUTED__COMM__TLS__"
-    files = {"CA_FILE": "cert.pem", "CLIENT__CERT": "cert.pem", "CLIENT__KEY": "key.pem"}
-    return {**os.environ, **{prefix + name: str(folder / file) for name, file in files.items()}}
-
-
 def victim(address, fault, when, mark, directory):
     """A program that trains, and that one of its own ranks kills or interrupts."""
     number = signal.SIGINT if fault == CTRL_C else signal.SIGKILL
@@ -255,7 +196,7 @@ def run_cluster_case(client, fault, when, undisturbed, folder):
     outcome = Outcome(fault, when, "scheduler" if fault == SCHEDULER_KILLED else 1)
     mark, directory = Path(folder) / "mark", Path(folder) / "run"
     with separate_cluster(folder) as (scheduler, address), Client(address) as other:
-        other.wait_for_workers(2, timeout=120)
+        other.wait_for_workers(2, timeout=2 * PATIENCE)
         launch(other, faults.train, workers=2, directory=Path(folder) / "first")
         strike = fault
         if fault == SCHEDULER_KILLED:
@@ -271,68 +212,12 @@ def run_cluster_case(client, fault, when, undisturbed, folder):
     return outcome
 
 
-@contextlib.contextmanager
-def separate_cluster(folder, *prefix, workers=2):
-    """A scheduler and workers as processes of their own.
-
-    Yields (the scheduler's process, its address). `prefix` is a command to start the workers with.
-    """
-    file = Path(folder) / "scheduler.json"
-    dask = [sys.executable, "-m", "dask"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    scheduler = subprocess.Popen(
-        [
-            *dask,
-            "scheduler",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "0",
-            "--dashboard-address",
-            "127.0.0.1:0",
-            "--scheduler-file",
-            file,
-        ],
-        **quiet,
-    )
-    each = [
-        *prefix,
-        *dask,
-        "worker",
-        "--nthreads",
-        "1",
-        "--no-dashboard",
-        "--memory-limit",
-        "0",
-        "--local-directory",
-        folder,
-        "--scheduler-file",
-        file,
-    ]
-    processes = [scheduler, *(subprocess.Popen(each, **quiet) for _ in range(workers))]
-    try:
-        deadline = time.time() + PATIENCE
-        while not (file.exists() and file.read_text().endswith("}")):  # it is not written at once
-            if time.time() > deadline:
-                raise Error(f"dask scheduler did not start within {PATIENCE} s.")
-            time.sleep(0.05)
-        yield scheduler, json.loads(file.read_text())["address"]
-    finally:
-        for process in processes:
-            process.kill()  # what they have started ends with them
-        for process in processes:
-            process.wait()
-
-
 LINE = "{:<33} {:<6} {:<9} {:>7} {:>7} {:>5} {:>5}  {}"
 HEAD = ("fault", "when", "rank", "told s", "gone s", "left", "same", "what the caller gets")
 
 
 def main():
-    """Run every case, print the table, and write its figures."""
-    from benchmarks import measuring  # not at the top: only the program needs it
-
-    machine = measuring.describe_machine()
+    """Run every case and print the table."""
     outcomes = []
 
     def show(outcome):
@@ -363,8 +248,6 @@ def main():
         pause = growth(client, Path(root) / "growth")
         print(f"without a step while a run goes on with more workers, warm: {pause:.2f} s")
     print(_summary(outcomes), flush=True)
-    written = measuring.REPOSITORY / "runs" / "bench-fault-lab.json"
-    measuring.write(written, machine, _results(outcomes, seconds, pause))
 
 
 def _row(outcome):
@@ -414,37 +297,6 @@ def _summary(outcomes):
         f"processes left: {found['left']}; resumed with other weights: "
         f"{found['others']} of {len(outcomes)}"
     )
-
-
-def _results(outcomes, recovery_seconds, growth_seconds):
-    """The same for docs/evidence (see tests/benchmarks/measuring.py)."""
-    from benchmarks.measuring import single
-
-    found = _figures(outcomes)
-    told, gone = found["told"], found["gone"]
-    count = f"{len(outcomes)} faults, moments and ranks"
-    return [
-        single("fault-lab", f"{count}: processes left", found["left"], at_most=0),
-        single("fault-lab", f"{count}: resumed with other weights", found["others"], at_most=0),
-        single(
-            "fault-lab",
-            "stalls in which another rank is blamed",
-            found["blamed_wrongly"],
-            at_most=0,
-        ),
-        single(
-            "fault-lab",
-            "from a stall's time-out to the exception, longest, s",
-            max(found["after_timeout"]),
-            at_most=1,
-        ),
-        single("fault-lab", "until the caller knows, median, s", statistics.median(told)),
-        single("fault-lab", "until the caller knows, longest, s", max(told)),
-        single("fault-lab", "until all processes are gone, median, s", statistics.median(gone)),
-        single("fault-lab", "until all processes are gone, longest, s", max(gone)),
-        single("fault-lab", "from a kill to the first step after it, s", recovery_seconds),
-        single("fault-lab", "pause while a run grows, s", growth_seconds, at_most=1),
-    ]
 
 
 def _folder(root, name):

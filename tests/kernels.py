@@ -1,17 +1,30 @@
-"""Kernels of notebooks that listen at no port.
+"""Kernels of notebooks that listen at no port, and what nbval needs besides.
 
 Jupyter chooses five ports that are free, and the kernel opens them a second or two later: in
-between, another program may take one. Through files of its user there is no such race. As a plugin
-of pytest (`-p kernels`) this does the same for nbval.
+between, another program may take one. Through files of its user there is no such race.
+
+As a plugin of pytest (`python -m pytest -p tests.kernels --nbval …`) this has nbval start its
+kernels so, in a clean environment: what is set outside does not reach a notebook, and its runs go
+to a temporary folder.
 """
 
 import atexit
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 
 import jupyter_client.manager
 import nbval.kernel
 from traitlets.config import Config
+
+SETTINGS = {"TUTORIAL", "RESUME", "PRESET", "SET", "CLUSTER", "OPTIONS", "RESTARTS", "GROW"}
+
+# On another processor, floating-point sums come in another order: what a notebook compares must
+# not depend on it. The stored outputs come from one with AVX-512; the oldest instructions
+# (ATEN_CPU_CAPABILITY=default, ONEDNN_MAX_CPU_ISA=SSE41) make ResNet18 3.7 times slower.
+ANOTHER_PROCESSOR = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 
 
 def through_files():
@@ -31,6 +44,17 @@ def configuration():
     return Config(KernelManager=through_files())
 
 
-def pytest_configure():
-    """Have nbval start its kernels so."""
+def pytest_configure(config):
+    """Have nbval start its kernels so, in an environment in which nothing else is set."""
     nbval.kernel.KernelManager = kernel_manager
+    runs = tempfile.TemporaryDirectory(prefix="runs-")
+    config.add_cleanup(runs.cleanup)
+    for name in list(os.environ):
+        if name in SETTINGS or name.startswith("DDP_"):
+            del os.environ[name]
+    os.environ.update(ANOTHER_PROCESSOR, WORKERS="2", RUNS=runs.name)
+    # Threads of OpenMP that spin while they wait take the cores from other programs and from each
+    # other: on a busy machine a fit of scikit-learn takes minutes in place of seconds.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # where matplotlib is new it makes a list of fonts, and says so in whatever cell is first
+    subprocess.run([sys.executable, "-c", "import matplotlib.font_manager"], check=True)

@@ -1,7 +1,7 @@
 """Train a small model that waits for what is to happen to it: SET="pause=1".
 
 A script, and a tutorial for a repository of which it is the only one. The run directory is
-CHECKPOINT.
+CHECKPOINT or RESUME.
 
 Until the run has been resumed, or a file is there whose path is the setting `until`, each step is
 followed by a pause of so many seconds, in which other tests have the cores. The weights depend on
@@ -44,7 +44,7 @@ def train(pause, until):
 def main():
     settings = ddp.settings("in_no_hurry", pause=0.0, until="")
     with ddp.connect() as client:
-        ddp.launch(client, train, **vars(settings), directory=os.environ["CHECKPOINT"])
+        ddp.launch(client, train, **vars(settings), directory=os.environ.get("CHECKPOINT"))
     print("Trained in no hurry.")  # as a job's words after its launch: only rank 0 is heard
 
 

@@ -5,7 +5,7 @@ import time
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 import ddp_common as ddp
 
@@ -16,7 +16,7 @@ def train():
     data = TensorDataset(torch.randn(100_000, 8))
     sampler = ddp.ElasticSampler(len(data), 10)
     ddp.Checkpoint(model=model, optimizer=optimizer, sampler=sampler, every_steps=5)
-    for (batch,) in DataLoader(data, batch_sampler=sampler, num_workers=2):
+    for (batch,) in ddp.DataLoader(data, batch_sampler=sampler, num_workers=2):
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()

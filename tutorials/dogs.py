@@ -67,7 +67,7 @@ from efficientnet_lite_pytorch import EfficientNet
 from scipy.stats import t as student
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import ddp_common as ddp
 from ddp_common.teaching import step_time
@@ -147,7 +147,7 @@ def divide(targets, per_breed, seed):
 
     Of each breed at most `per_breed` images in all, unless that is 0.
     """
-    parts = ddp.stratified_split(targets, [0.2], seed=seed)
+    parts = ddp.split(len(targets), [0.2], by=targets, seed=seed)
     if not per_breed:
         return parts
     few = max(1, per_breed // 5)
@@ -186,7 +186,7 @@ def studied(targets, most=1_500):
     """The rows that the studies of this notebook take: all, or `most` of all breeds."""
     if len(targets) <= most:
         return np.arange(len(targets))
-    return ddp.stratified_split(targets, [most / len(targets)])[1]
+    return ddp.split(len(targets), [most / len(targets)], by=targets)[1]
 
 
 rows = studied(images.targets).tolist()
@@ -222,8 +222,8 @@ def parts_of(targets, seed):
     To choose by are the same rows for every seed, and no seed judges by them.
     """
     targets = np.asarray(targets)
-    others, choose = ddp.stratified_split(targets, [0.2])
-    learn, judge = ddp.stratified_split(targets[others], [0.25], seed=seed)
+    others, choose = ddp.split(len(targets), [0.2], by=targets)
+    learn, judge = ddp.split(len(others), [0.25], by=targets[others], seed=seed)
     return others[learn], choose, others[judge]
 
 
@@ -425,7 +425,7 @@ def plain_loop(inputs, learning_rate, epochs=4):
     return losses, head
 
 
-learn, judge = map(torch.from_numpy, ddp.stratified_split(labels.tolist(), [0.2]))
+learn, judge = map(torch.from_numpy, ddp.split(len(labels), [0.2], by=labels))
 pixels = pictures.flatten(1).float()
 loops = {"pixels": plain_loop(pixels, 0.001), "features": plain_loop(features, 0.005)}
 
@@ -861,6 +861,20 @@ def optimizer_and_ramp(groups, scale, steps):
     return optimizer, ramp
 
 
+class Flipped(Dataset):
+    """Images, each turned over or not: drawn by sample, with `ddp.DataLoader`."""
+
+    def __init__(self, images):
+        self.images = images
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        image, label = self.images[index]
+        return flip(image), label
+
+
 def flip(image):
     """Mirror every second image, at random."""
     return image.flip(2) if torch.rand(()) < 0.5 else image
@@ -925,11 +939,10 @@ def train(
                 part, to_train = net.head, Subset(samples, training)
             else:
                 part, samples = net, images
-                to_train = Subset(images, training)
-                to_train = ddp.Augmented(to_train, flip, sampler, seed=seed)
+                to_train = Flipped(Subset(images, training))
             model = DDP(part)
         net.train(weights is None)
-        for inputs, targets in DataLoader(to_train, batch_sampler=sampler):
+        for inputs, targets in ddp.DataLoader(to_train, batch_sampler=sampler):
             scores = model(inputs.to(device))
             loss = F.cross_entropy(scores, targets.to(device)) * sampler.weight
             optimizer.zero_grad()
@@ -2034,7 +2047,7 @@ def train_head(features, labels, training, held_out, judge_by, epochs=16):
     return everyones
 
 
-learn, judge = ddp.stratified_split(labels.tolist(), [0.2], seed=settings.seed)
+learn, judge = ddp.split(len(labels), [0.2], by=labels, seed=settings.seed)
 given = {"features": features, "labels": labels, "training": learn, "held_out": judge}
 drifted = ddp.launch(
     client, train_head, **given, judge_by=validation_loss, workers=2
@@ -2212,7 +2225,7 @@ else:
 def splits(targets, seeded):
     """The training and the held-out rows of every rank."""
     seed = 0 if seeded else int(np.random.default_rng().integers(2**31))
-    training, held_out = ddp.stratified_split(targets, [0.2], seed=seed)
+    training, held_out = ddp.split(len(targets), [0.2], by=targets, seed=seed)
     everyones = [None] * ddp.world_size()
     dist.all_gather_object(everyones, (training.tolist(), held_out.tolist()))
     return everyones

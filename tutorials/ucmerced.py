@@ -63,7 +63,7 @@ import torchvision
 from distributed import Event
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler, Subset, default_collate
+from torch.utils.data import Dataset, DistributedSampler, Subset, default_collate
 from torchvision.models.resnet import BasicBlock
 from torchvision.transforms import v2
 
@@ -180,7 +180,7 @@ def split_rows(images, held_out, seed):
             "image(s). Training, validation and test need one each: "
             "add images, or remove its folder."
         )
-    return ddp.stratified_split(images.targets, [held_out, held_out], seed=seed)
+    return ddp.split(len(images), [held_out, held_out], by=images.targets, seed=seed)
 
 
 split = {"held_out": settings.held_out, "seed": settings.split_seed}
@@ -401,9 +401,9 @@ print(f"{settings.network}: {count:,} weights, {classes} outputs")
 # ### The training function
 #
 # A view from above has no top. Flipped and transposed, a scene is as good as before
-# (but for its shadows): eight views. `ddp.Augmented` draws the view from (seed, epoch,
-# image) alone, so it does not depend on the number of ranks. Compared with the plain
-# loop:
+# (but for its shadows): eight views. `ddp.DataLoader` sets the random state from (seed,
+# epoch, image) before an image is read, so its view does not depend on the number of
+# ranks. Compared with the plain loop:
 #
 # | line | why |
 # |---|---|
@@ -446,6 +446,20 @@ mirror = [v2.RandomHorizontalFlip(), v2.RandomVerticalFlip()]
 eight_views = v2.Compose([*mirror, v2.RandomApply([v2.Lambda(lambda image: image.mT)])])
 
 
+class Views(Dataset):
+    """Scenes, each from a side drawn at random."""
+
+    def __init__(self, scenes):
+        self.scenes = scenes
+
+    def __len__(self):
+        return len(self.scenes)
+
+    def __getitem__(self, index):
+        scene, label = self.scenes[index]
+        return eight_views(scene), label
+
+
 # %%
 def train(images, split, network, views, epochs, batch_size, learning_rate, seed):
     """Train on this rank's share of each batch; returns what validation has chosen."""
@@ -455,8 +469,8 @@ def train(images, split, network, views, epochs, batch_size, learning_rate, seed
     sampler = ddp.ElasticSampler(len(training), batch_size, seed=seed)
     data = Subset(images, training)
     if views:
-        data = ddp.Augmented(data, eight_views, sampler, seed=seed)
-    loader = DataLoader(data, batch_sampler=sampler)
+        data = Views(data)
+    loader = ddp.DataLoader(data, batch_sampler=sampler)
     net = make_network(network, len(images.classes))
     model = DDP(net.to(device, memory_format=torch.channels_last))
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)

@@ -28,6 +28,7 @@ from ddp_common.client.listener import Listener
 from ddp_common.client.newcomers import Newcomers
 from ddp_common.client.pace import Paces
 from ddp_common.client.patience import Patience
+from ddp_common.client.replicas import Replicas
 from ddp_common.client.tables import Tables
 from ddp_common.client.verdict import (
     Failed,
@@ -49,6 +50,7 @@ from ddp_common.messages import (
     Line,
     Message,
     Pace,
+    ParameterNorms,
     Position,
     RankSpec,
     Report,
@@ -114,6 +116,7 @@ class Attempt:
         self.saved_step = 0  # of the newest checkpoint that this attempt has saved
         self.progress = Progress()
         self.paces = Paces(len(addresses))
+        self.replicas = Replicas(len(addresses))
         self.began = time.monotonic()
         self.looked = self.began  # when `_look_around` was last called
         self.turned = self.began  # when the loop over messages last came to its end
@@ -246,7 +249,7 @@ class Attempt:
         self.directory.log(text)
         self.progress.note(text)
 
-    def _specs(self, store: tuple[str, int, str]) -> list[RankSpec]:
+    def _specs(self, store: tuple[str, int]) -> list[RankSpec]:
         hosts = [get_address_host(address) for address in self.addresses]
         trace = os.environ.get("DDP_TRACE", "")
         return [
@@ -258,7 +261,7 @@ class Attempt:
                 local_world_size=hosts.count(host),
                 store=store,
                 environment={
-                    "DDP_CHECKPOINTS": self.checkpoints.place[address][0],
+                    "DDP_CHECKPOINTS": self.checkpoints.place[address],
                     "DDP_TRACE": trace,
                 },
             )
@@ -529,6 +532,10 @@ class Attempt:
                 self.saved_step = max(self.saved_step, step_of(Path(message.name)))
                 self.directory.saved()
                 self.checkpoints.announced(self.addresses[rank], message.name, message.keep)
+            case ParameterNorms():
+                problem = self.replicas.take(rank, message)
+                if problem is not None:
+                    self.directory.problem(problem, "drifted apart")
             case Started():
                 self.directory.log(f"rank {rank} started: process {message.pid} on {message.host}")
             case Ended():

@@ -11,6 +11,7 @@ from ddp_common.client.known import RESTARTED, Known
 from ddp_common.client.verdict import is_consequence, waited_in_collective
 from ddp_common.errors import Error, RankFailed, RankStalled, RunStopped, SchedulerLost
 from ddp_common.messages import Ended
+from ddp_common.ranks.checkpoint_files import step_of
 from ddp_common.ranks.process import unpickle_exception
 
 OTHER_SIZE = "op.preamble.length <= op.nbytes"  # gloo's words for it
@@ -154,7 +155,9 @@ def run_stopped(known: Known, newest: Path | None, directory: Path) -> RunStoppe
     step = last_step(known)
     left = "before the first step"
     if step:
-        saved = f"the newest checkpoint is {newest.name}" if newest else "there is no checkpoint"
+        saved = "there is no checkpoint"
+        if newest is not None:
+            saved = f"the newest checkpoint is that of step {step_of(newest)}"
         left = f"after step {step}; {saved}"
     return RunStopped(
         f"The run was told to stop: {_who_got_sigterm(known)}. All ranks left {left}.",

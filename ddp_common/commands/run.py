@@ -264,13 +264,13 @@ def resume_hint(tutorial: str, directory: Path | str | None) -> str:
 
 
 def closing_words(run) -> str:
-    """Where a run (a `Run`) lies, and what of it could not be written.
+    """Where a run (a `Run`) lies, and what went wrong beside training.
 
     Training has finished, so that is no failure, but a person must know.
     """
     words = listing(run.directory)
     if run.problems:
-        words += "\n\nTraining finished, but not everything was written:"
+        words += "\n\nTraining finished, but not without problems:"
         for problem in run.problems:
             words += f"\n  - {problem}"
     return words

@@ -1,10 +1,10 @@
 """Save where training is, and continue from there.
 
-A checkpoint is one file `step-00000120.pt` with its SHA-256 beside it. The digest is written
-first, then the file under a temporary name, synced and renamed: whatever happens, a name that ends
-in `.pt` is a whole file, and one that verifies is a good one. One rank writes, in a thread of its
-own while training goes on: training only waits for the copy. Every rank reads. Loading executes no
-code (`weights_only=True`).
+A checkpoint is one file, whose name says the digest of its content (`checkpoint_files`). It is
+written under a temporary name, synced and renamed: a file that verifies is a good one, whatever
+happened. The first one of a process is read back before it gets its name. One rank writes, in a
+thread of its own while training goes on: training only waits for the copy. Every rank reads.
+Loading executes no code (`weights_only=True`).
 """
 
 import contextlib
@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.swa_utils import AveragedModel
 
 from ddp_common.errors import Error, first_line
 from ddp_common.files import make_private
-from ddp_common.messages import CheckpointFailed, CheckpointSaved
-from ddp_common.ranks import reporting
+from ddp_common.messages import CheckpointFailed, CheckpointSaved, ParameterNorms
+from ddp_common.ranks import reporting, states
 from ddp_common.ranks.checkpoint_files import (
     checkpoints,
     install,
@@ -30,37 +31,36 @@ from ddp_common.ranks.checkpoint_files import (
     remove_all_but,
     step_of,
 )
-from ddp_common.ranks.rendezvous import device, rank
+from ddp_common.ranks.rendezvous import device, rank, world_size
 
-# What loads without executing code, beside tensors and containers.
-PLAIN = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    torch.Size,
-    torch.dtype,
-    torch.device,
+GROUPS = (
+    " If the run called add_param_group on its way, make all groups from the beginning: "
+    "parameters that are frozen (requires_grad=False) stay as they are in a group. To go on with "
+    "this file, call add_param_group before restore()."
 )
+RUN_FOLDER = "DDP_CHECKPOINTS"  # the variable that says where the run's checkpoints are
 
-_unfinished: set["Checkpoint"] = set()  # checkpoints of this process that are being written
+# Of this process's run: which checkpoint saves in which folder
+_saving: dict[Path, "Checkpoint"] = {}
 
 
 class Checkpoint:
     """Saves and restores anything that has `state_dict` and `load_state_dict`.
 
     `Checkpoint(model=…, optimizer=…, sampler=…)`: `save()` writes when it is called; with
-    `every_steps` or `every_seconds` the sampler also has it write between two steps. The weights
-    of a DDP model are stored without the wrapper's `module.` prefix, so that they load into the
-    plain model too. Random states are not stored: the sampler derives them from its position.
+    `every_steps` or `every_seconds` the sampler also has it write between two steps. A model is
+    saved without the wrappers of DDP and `torch.compile`, so that it loads into the plain one too.
+    Random states are not stored: the sampler derives them from its position.
 
-    `directory` defaults to the run's `checkpoints/`; without a run there is none, and nothing is
+    `directory` defaults to the run's `checkpoints/`. A second Checkpoint of a run, for the best
+    model so far, say, needs a folder of its own: `directory="best"` is `checkpoints/best/`.
+    Without a run, `directory` is relative to the working directory; if there is none, nothing is
     saved. `keep` is how many of the newest files stay. If a file cannot be written (disk full, no
     permission), the last good one stays and `on_error` decides: with 'warn' a message is printed
     and training goes on, with 'stop' an `Error` is raised.
+
+    At a save each rank also tells the client the norms of its model's parameters: ranks whose
+    models have drifted apart are named in `run.problems`.
     """
 
     def __init__(
@@ -73,18 +73,20 @@ class Checkpoint:
         on_error: str = "warn",
         **parts,
     ):
-        directory = directory or os.environ.get("DDP_CHECKPOINTS")
-        self.directory = Path(directory).absolute() if directory else None
+        run_folder = os.environ.get(RUN_FOLDER)
+        self._run_folder = Path(run_folder).absolute() if run_folder else None
+        self.directory = self._run_folder
+        if directory is not None:
+            self.directory = Path(run_folder or "", directory).absolute()
         self.keep = keep
         self.on_error = on_error
         self.every_steps = every_steps
         self.every_seconds = every_seconds
-        self.parts = dict(parts)
-        if "model" in parts:
-            self.parts["model"] = getattr(parts["model"], "module", parts["model"])
+        self.parts = {name: states.unwrapped(part) for name, part in parts.items()}
         self._writer: threading.Thread | None = None  # the thread that writes
         self._problem: Error | None = None  # the `Error` of the last save
         self._copies: dict[str, Any] = {}  # of the parts' states at the last save
+        self._was_read_back = False  # the first file, which shows that such files can be loaded
         self._saved_step: int | None = None
         self._saved_at = time.monotonic()
         self._check_options()
@@ -113,26 +115,63 @@ class Checkpoint:
                 "Checkpoint(sampler=…, model=…, …)."
             )
 
+    # Saving
+
     def save(self) -> None:
         """Copy the current state, then write it in the background.
 
         Call it after `optimizer.step()`, on every rank alike: rank 0 saves, the others return at
         once. Waits for the previous write if that is still going on. Raises `Error` for a state
-        that could not be loaded again, and for an earlier failure if `on_error` is 'stop'.
+        that could not be loaded again, for a second Checkpoint in one folder, and for an earlier
+        failure if `on_error` is 'stop'.
         """
-        if self.directory is None or rank() != 0:
+        if self.directory is None:
             return
+        self._take_folder()
+        self._tell_norms()
         self.wait()
-        self._copies = {
-            name: copy_of(part.state_dict(), self._copies.get(name), name)
-            for name, part in self.parts.items()
-        }
         self._saved_step = self._step()
         self._saved_at = time.monotonic()
-        path = self.directory / f"step-{self._saved_step:08d}.pt"
-        _unfinished.add(self)
-        self._writer = threading.Thread(target=self._write, args=(path,), name="ddp-checkpoint")
+        if rank() != 0:
+            return
+        self._copies = {
+            name: states.copy_of(part.state_dict(), self._copies.get(name), name)
+            for name, part in self.parts.items()
+        }
+        self._writer = threading.Thread(
+            target=self._write, args=(self._saved_step,), name="ddp-checkpoint"
+        )
         self._writer.start()
+
+    def _take_folder(self):
+        """From now on nothing else of this run may save in this folder."""
+        if self._run_folder is not None and _saving.setdefault(self.directory, self) is not self:
+            raise Error(
+                f"Two Checkpoints of this run save in {self.directory}: each would remove the "
+                "other's files, and a resume would find those of either. Give one of them a "
+                "folder of its own in the run: Checkpoint(directory='best', …)."
+            )
+
+    def _tell_norms(self):
+        """Tell the client the norms of the models' parameters, if there are ranks to compare."""
+        step = reporting.position().get("step")
+        if step is None or world_size() == 1:
+            return
+        # An averaged model may be kept up to date by rank 0 alone.
+        parameters = {
+            f"{part_name}.{name}": parameter
+            for part_name, part in self.parts.items()
+            if isinstance(part, torch.nn.Module) and not isinstance(part, AveragedModel)
+            for name, parameter in part.named_parameters()
+        }
+        norms = states.norms(list(parameters.values()))
+        names = list(parameters) if rank() == 0 else []
+        folder = str(self.directory)
+
+        def message() -> ParameterNorms:
+            return ParameterNorms(folder, step, norms.tolist(), names)
+
+        reporting.post(message)  # the thread that delivers waits for a GPU
 
     def wait(self) -> None:
         """Return when the last save is on disk.
@@ -142,7 +181,6 @@ class Checkpoint:
         if self._writer is not None:
             self._writer.join()
             self._writer = None
-        _unfinished.discard(self)
         problem = self._problem
         self._problem = None
         if problem is not None and self.on_error == "stop":
@@ -153,13 +191,11 @@ class Checkpoint:
         self.wait()
 
     def _save_if_due(self):
-        if self.directory is None or rank() != 0:
-            return
         step = self._step()
-        if step in (0, self._saved_step):
+        if self.directory is None or step in (0, self._saved_step):
             return
         is_late = False
-        if self.every_seconds is not None:
+        if self.every_seconds is not None and rank() == 0:
             is_late = time.monotonic() - self._saved_at >= self.every_seconds
         if is_late or (self.every_steps and step % self.every_steps == 0):
             self.save()
@@ -171,26 +207,32 @@ class Checkpoint:
         earlier = checkpoints(self.directory)
         return step_of(earlier[-1]) + 1 if earlier else 0
 
-    def _write(self, path):
+    def _write(self, step):
         """The background thread: write the file, then remove old ones.
 
         Whatever fails here leaves the earlier files as they are.
         """
         try:
-            if not self.directory.is_dir():
-                make_private(self.directory.absolute())
-            write(self._copies, path)
+            make_private(self.directory)
+            path = write(self._copies, self.directory, step, read_back=not self._was_read_back)
+            self._was_read_back = True
             remove_all_but(self.keep, path)
-            reporting.post(CheckpointSaved(path.name, self.keep))
+            reporting.post(CheckpointSaved(self._name_in_run(path), self.keep))
         except BaseException as error:  # of any kind: this thread has nobody to raise it to
-            self._note_failure(error, path)
+            self._note_failure(error, step)
         reporting.made_progress()
 
-    def _note_failure(self, error, path):
+    def _name_in_run(self, path):
+        """A file's name for the client: relative to the run's checkpoints, if it is there."""
+        is_in_run = self._run_folder is not None and path.is_relative_to(self._run_folder)
+        return str(path.relative_to(self._run_folder) if is_in_run else path)
+
+    def _note_failure(self, error, step):
         """Keep it for `wait`, and report it to the client, which shows it to the user."""
         self._problem = Error(
-            f"The checkpoint {path} was not saved: {_cause_of(error)}. The last good one is "
-            f"{self._name_of_last_good()}. Make room, or choose another directory."
+            f"The checkpoint of step {step} in {self.directory} was not saved: "
+            f"{_cause_of(error)}. The last good one is {self._name_of_last_good()}. Make room, or "
+            "choose another directory."
         )
         reporting.post(CheckpointFailed(str(self._problem)))
         consequence = " Training goes on." if self.on_error == "warn" else ""
@@ -203,11 +245,15 @@ class Checkpoint:
                 return last.name
         return "none"
 
+    # Restoring
+
     def restore(self) -> Path | None:
         """Load the newest checkpoint that verifies; returns its path, None if there is none.
 
-        Damaged ones are named on stderr and skipped. Raises `Error` if there are checkpoints but
-        none is good, and if the checkpoint was written by another model or with other data.
+        Damaged ones are named on stderr and skipped. So is what the program has set otherwise
+        than the run that saved: the saved learning rate is gone on with. Raises `Error` if there
+        are checkpoints but none is good, and if the checkpoint was written by another model, by
+        another kind of optimizer or schedule, or with other data.
         """
         self.wait()
         if self.directory is None:
@@ -215,97 +261,80 @@ class Checkpoint:
         path = newest(self.directory, quiet=rank() != 0)
         if path is None:
             return None
-        state = load(path)
+        state = load(path, device())
         if set(state) != set(self.parts):
             raise Error(
                 f"{path} holds {', '.join(state)}; this run saves {', '.join(self.parts)}. Resume "
                 "with the code that wrote it."
             )
-        for name, part in self.parts.items():
-            try:
-                part.load_state_dict(state[name])
-            except (RuntimeError, ValueError, KeyError) as error:
-                said = str(error).rstrip(".")
-                raise Error(
-                    f"{path} was written by another {name}: {said}. Resume with the settings in "
-                    "its run's config.json."
-                ) from None
+        for name in self.parts:
+            self._restore_part(name, state[name], path)
         self._saved_step = step_of(path)
         if rank() == 0:
             print(f"Resumed from {path.name}", flush=True)
         return path
 
+    def _restore_part(self, name, state, path):
+        part = self.parts[name]
+        before = states.settings(part)
+        try:
+            part.load_state_dict(state)
+        except (RuntimeError, ValueError, KeyError) as error:
+            said = str(error).rstrip(".")
+            advice = GROUPS if isinstance(part, torch.optim.Optimizer) else ""
+            raise Error(
+                f"{path} was written by another {name}: {said}. Resume with the settings in "
+                f"its run's config.json.{advice}"
+            ) from None
+        after = states.settings(part)
+        if not states.are_of_one_kind(before, after):
+            there = ", ".join(sorted(after.keys() - before.keys())) or "nothing"
+            here = ", ".join(sorted(before.keys() - after.keys())) or "nothing"
+            raise Error(
+                f"{path} was written by another kind of {name} than {type(part).__name__}: only "
+                f"there is {there}, only here {here}. Resume with the {name} that wrote it."
+            )
+        has_schedule = any(
+            getattr(other, "optimizer", None) is part for other in self.parts.values()
+        )
+        for setting in states.differences(before, after, has_schedule):
+            if rank() == 0:
+                print(
+                    f"Resumed with {name}.{setting} = {after[setting]!r}, as it was saved; this "
+                    f"program has made it with {before[setting]!r}. To change it on purpose, set "
+                    "it after restore().",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
 
 def finish_writing() -> None:
-    """Wait for every checkpoint of this process that is still being written."""
-    for checkpoint in list(_unfinished):
+    """Wait for every checkpoint of this process's run that is still being written."""
+    saving = list(_saving.values())
+    _saving.clear()
+    for checkpoint in saving:
         checkpoint.wait()
 
 
 def _cause_of(error):
+    if isinstance(error, Error):
+        return str(error).rstrip(".")
     # torch raises an error of its own in the context of what the disk says.
     while not isinstance(error, OSError) and error.__context__ is not None:
         error = error.__context__
     return getattr(error, "strerror", None) or first_line(error)
 
 
-def copy_of(value, earlier, where: str):
-    """A copy of a state on the CPU.
-
-    Uses the tensors of an `earlier` copy where they fit: new memory costs more than copying.
-    Raises `Error` for anything that `torch.load(weights_only=True)` would refuse, and for a
-    tensor of which a rank has only a part; `where` names its place in the state.
-    """
-    if isinstance(value, torch.Tensor):
-        if hasattr(value, "full_tensor"):  # a DTensor; to import its class takes time
-            raise Error(
-                f"The state {where} is a DTensor (fully_shard makes them): each rank has only a "
-                "part of it, and rank 0 would save its own. Gather the whole first, on all ranks, "
-                "as docs/when-ddp-is-not-enough.md shows, or use torch.distributed.checkpoint."
-            )
-        return _copy_of_tensor(value, earlier)
-    if isinstance(value, dict):
-        known = earlier if isinstance(earlier, dict) else {}
-        return {
-            copy_of(key, None, where): copy_of(each, known.get(key), f"{where}[{key!r}]")
-            for key, each in value.items()
-        }
-    if type(value) in (list, tuple):
-        fits = isinstance(earlier, type(value)) and len(earlier) == len(value)
-        old = earlier if fits else [None] * len(value)
-        return type(value)(
-            copy_of(each, before, f"{where}[{number}]")
-            for number, (each, before) in enumerate(zip(value, old))
-        )
-    if type(value) in PLAIN:
-        return value
-    raise Error(
-        f"The state {where} is a {type(value).__module__}.{type(value).__name__}, which cannot be "
-        "loaded again without executing code. Keep states to tensors and plain Python values (a "
-        "NumPy number becomes one with .item())."
-    )
+# Files
 
 
-def _copy_of_tensor(value, earlier):
-    fits = (
-        isinstance(earlier, torch.Tensor)
-        and earlier.shape == value.shape
-        and earlier.dtype == value.dtype
-    )
-    if fits:
-        copy = earlier
-    else:
-        copy = torch.empty_like(value, device="cpu", requires_grad=False)
-    return copy.copy_(value.detach())
-
-
-def load(path: Path):
-    """The state in a checkpoint file, on this rank's device.
+def load(path: Path, device: torch.device | str):
+    """The state in a checkpoint file, its tensors on `device`.
 
     Raises `Error` rather than execute anything that is no plain state.
     """
     try:
-        return torch.load(path, map_location=device(), weights_only=True)
+        return torch.load(path, map_location=device, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
         lines = str(error).splitlines()
         reasons = [line.strip() for line in lines if "Unpickler error" in line]
@@ -317,19 +346,21 @@ def load(path: Path):
         ) from None
 
 
-def write(state, path: Path) -> None:
-    """Save `state` to `path`; at any moment the old or the new content is whole and verifies.
+def write(state, directory: Path, step: int, read_back: bool) -> Path:
+    """Save `state` in `directory`: a file that is whole or not there at all; returns its path.
 
-    The digest comes first. If the file exists already, the digest of its present content stays
-    valid beside the new one. Nothing half-written stays. Raises whatever the disk does.
+    With `read_back`, it is loaded before it gets its name. Nothing half-written stays. Raises
+    whatever the disk does, and `Error` for a file that cannot be loaded.
     """
-    temporary = path.with_suffix(".tmp")
+    temporary = directory / f"step-{step:08d}.tmp"
     try:
         with open(temporary, "wb") as file:
             torch.save(state, file)
             file.flush()
             sync(file.fileno())
-        install(temporary, path)
+        if read_back:
+            load(temporary, "cpu")
+        return install(temporary, step)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -1,112 +1,115 @@
-"""The files of a folder of checkpoints: names, digests, which are good, which may go.
+"""The files of a folder of checkpoints: their names, which are good, which may go.
 
-`step-00000120.pt` has its SHA-256 beside it, which was there first. Imports no torch: client and
-worker look at these files too.
+A checkpoint is one file, `step-00000120.9f2c41d07b3e5a68.pt`: the steps that were done, then the
+first 16 digits of the SHA-256 of its content (64 bits). It gets this name by a single rename when
+it is whole and on the disk. So whatever happens, a file is good if its content has the digest that
+its name says. Imports no torch: client and worker look at these files too.
 """
 
 import errno
 import hashlib
 import os
+import re
 import sys
 from pathlib import Path
 
 from ddp_common.errors import Error
 
-
-def remove_all_but(keep: int, newest: Path) -> None:
-    """Retention: of the files up to `newest`, the one just written, keep the last `keep`.
-
-    Later ones can only be damaged, and go. Raises FileNotFoundError if `newest` has gone.
-    """
-    known = checkpoints(newest.parent)
-    if newest not in known:
-        raise FileNotFoundError(
-            errno.ENOENT, "something else has removed it. Is another run writing in that folder?"
-        )
-    after_newest = known.index(newest) + 1
-    first_kept = max(0, after_newest - keep)
-    for old in [*known[:first_kept], *known[after_newest:]]:
-        old.unlink(missing_ok=True)
-        digest_file(old).unlink(missing_ok=True)
+DIGITS = 16  # of the SHA-256, in hexadecimal
 
 
 def checkpoints(directory: str | Path) -> list[Path]:
-    """The checkpoint files of a directory, oldest first."""
-    return sorted(Path(directory).glob("step-*.pt"))
+    """The checkpoint files of a directory, good or not, those of fewer steps first."""
+    return sorted(Path(directory).glob("step-[0-9]*.pt"), key=lambda path: (step_of(path), path))
 
 
-def step_of(path: Path) -> int:
-    return int(path.stem.removeprefix("step-"))
+def step_of(path: str | Path) -> int:
+    """The number of steps in the name of a checkpoint file."""
+    match = re.match(r"step-(\d+)", Path(path).name)
+    assert match is not None, "it is the name of a checkpoint"
+    return int(match[1])
 
 
-def digest_file(path: Path) -> Path:
-    return path.with_suffix(".sha256")
+def stated_digest(path: Path) -> str | None:
+    """The digest in the name of a checkpoint file; None if there is none."""
+    match = re.fullmatch(rf"step-\d+\.([0-9a-f]{{{DIGITS}}})\.pt", path.name)
+    return match[1] if match else None
 
 
-def install(temporary: Path, path: Path) -> None:
-    """Give a whole, synced file its name, its digest first.
+def digest(path: Path) -> str:
+    """The digest of what is in a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
 
-    Where there is a file of that name, its digest stays valid until the new file has replaced it.
-    """
-    digests = [sha256(temporary)]
-    if path.exists():
-        digests += stated_digests(path)[:1]
-    temporary_digest = digest_file(path).with_suffix(".sha256.tmp")
-    temporary_digest.write_text("".join(f"{digest}  {path.name}\n" for digest in digests))
-    os.replace(temporary_digest, digest_file(path))
+
+def install(temporary: Path, step: int) -> Path:
+    """Give a whole file, which is on the disk, its name; returns that."""
+    path = temporary.with_name(f"step-{step:08d}.{digest(temporary)}.pt")
     os.replace(temporary, path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(path):
-    """The names, too, are to survive a power cut."""
-    folder = os.open(path, os.O_RDONLY)
+    folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(folder)  # the name, too, is to survive a power cut
     finally:
         os.close(folder)
+    return path
 
 
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def remove_all_but(keep: int, newest: Path) -> None:
+    """Retention: `newest`, which was just written, and the last of those with fewer steps stay.
 
-
-def stated_digests(path: Path) -> list[str]:
-    """The digests written beside a checkpoint file; empty if there are none to be read."""
-    try:
-        lines = digest_file(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []
-    return [line.split()[0] for line in lines if line.split()]
+    `keep` is how many stay together. Others of its step are replaced by it, and later ones can
+    only be damaged. Raises FileNotFoundError if `newest` has gone.
+    """
+    found = checkpoints(newest.parent)
+    if newest not in found:
+        raise FileNotFoundError(
+            errno.ENOENT, "something else has removed it. Is another run writing in that folder?"
+        )
+    earlier = [path for path in found if step_of(path) < step_of(newest)]
+    first_kept = max(0, len(earlier) - (keep - 1))
+    kept = [*earlier[first_kept:], newest]
+    for path in found:
+        if path not in kept:
+            path.unlink(missing_ok=True)
 
 
 def fault(path: Path) -> str | None:
-    """What is wrong with a checkpoint file, in words; None if it is good."""
-    stated = stated_digests(path)
-    if not stated:
-        return f"its digest {digest_file(path).name} is missing or none"
+    """What is wrong with a checkpoint file, in words; None if it is good.
+
+    Raises FileNotFoundError if it has been removed.
+    """
+    stated = stated_digest(path)
+    if stated is None:
+        return (
+            "its name has no digest. It was renamed, or version 0.2 or older wrote it, which put "
+            "the digest into a file beside it: go on with that version"
+        )
     try:
-        digest = sha256(path)
-    except FileNotFoundError:
-        return "it has been removed"
-    if digest not in stated:
-        return "its SHA-256 is not the one it was written with"
+        actual = digest(path)
+    except OSError as error:
+        if not os.path.lexists(path):
+            raise
+        return f"it cannot be read ({error.strerror})"
+    if actual != stated:
+        return "its SHA-256 is not the one that it was written with"
     return None
 
 
-def newest_good(directory: str | Path) -> Path | None:
-    """The newest good checkpoint in `directory`, None if there is none; says nothing of others."""
-    found = checkpoints(directory)
-    for path in reversed(found):
-        if fault(path) is None:
+def newest_good(directory: str | Path, faults: dict[Path, str] | None = None) -> Path | None:
+    """The newest good checkpoint in `directory`, None if there is none.
+
+    What is wrong with later ones is added to `faults`.
+    """
+    for path in reversed(checkpoints(directory)):
+        try:
+            problem = fault(path)
+        except FileNotFoundError:  # a run has just written a newer one, and removed this
+            return newest_good(directory, faults)
+        if problem is None:
             return path
-    return newest_good(directory) if _some_are_gone(found) else None
-
-
-def _some_are_gone(found):
-    """Whether some of the files have been removed: then a run has just written a newer one."""
-    return not all(os.path.lexists(path) for path in found)
+        if faults is not None:
+            faults[path] = problem
+    return None
 
 
 def newest(directory: str | Path, quiet: bool = False) -> Path | None:
@@ -114,22 +117,19 @@ def newest(directory: str | Path, quiet: bool = False) -> Path | None:
 
     Damaged ones are named on stderr, unless `quiet`. Raises `Error` if all are damaged.
     """
-    found = checkpoints(directory)
-    for path in reversed(found):
-        problem = fault(path)
-        if problem is None:
-            return path
-        if not quiet and os.path.lexists(path):
+    faults: dict[Path, str] = {}
+    good = newest_good(directory, faults)
+    for path, problem in faults.items():
+        if not quiet:
             print(
                 f"Checkpoint {path} is damaged: {problem}. Trying the one before it.",
                 file=sys.stderr,
                 flush=True,
             )
-    if _some_are_gone(found):
-        return newest(directory, quiet)
-    if found:
+    if good is None and faults:
+        last_problem = list(faults.values())[-1]
         raise Error(
-            f"No checkpoint in {directory} is good: all {len(found)} are damaged. Start a new run "
-            "without RESUME."
+            f"No checkpoint in {directory} is good: all {len(faults)} are damaged "
+            f"({last_problem}). Start a new run without RESUME."
         )
-    return None
+    return good

@@ -1,102 +1,173 @@
-"""Which `DataLoader` asks a sampler for batches, and how far ahead of training it asks.
+"""`ddp.DataLoader`: torch's own, whose workers may load ahead of an `ElasticSampler`.
 
-A loader does not tell its sampler who it is, and torch offers no other way: so this looks at who
-calls (Python's frames), and at attributes of torch's loader iterators that are private to torch.
-Whatever is not as expected is refused with an `Error`, before a batch could be counted wrongly.
+Promises: a step counts when training takes its batch. In `__getitem__` and `__getitems__` the
+random state of torch, NumPy and `random` follows from (seed, epoch, index of the sample): an
+augmentation is the same with any number of loader workers and ranks, and after a resume. Loader
+workers stay for the last step of a rank that is told to stop (torchrun and Slurm tell them too).
+Relies on the epoch travelling with the indices of a batch, to workers that may outlive it.
 """
 
-from types import FrameType
-from typing import Any, NoReturn
+import functools
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
 
+import cloudpickle
+import numpy as np
 import torch
+from torch.utils.data import Dataset, IterableDataset
 
 from ddp_common.errors import Error
+from ddp_common.ranks import stopping
+from ddp_common.ranks.sampling import ElasticSampler, Shares
 
-UNORDERED = (
-    "A DataLoader with in_order=False hands out batches in any order: sampler.weight and the "
-    "position would not be those of the batch that is trained on. Leave in_order out."
-)
-UNKNOWN_LOADER = (
-    "This DataLoader ({kind}, torch {version}) asks for batches in a way that this version of "
-    "ddp_common does not know: {what}. Position and weight could be those of another batch. Write "
-    "`for batch in sampler.follow(loader)`, or use num_workers=0."
-)
-STAYS_IN_ITS_EPOCH = (
-    "The images of {kind} are others in each epoch, and workers with persistent_workers=True keep "
-    "the copy of it that they got in the first: every epoch would have the same. Leave "
-    "persistent_workers out."
-)
-DEEPEST = 10  # data sets within data sets, such as a Subset
+ALL_64_BITS = 2**64 - 1
+SAME_SIGNAL = 1.0  # seconds between a signal's arrival at a rank and at its workers
+LAST_STEP = 60  # seconds after which a worker ends that was left behind by its rank
 
 
-def find_loader(caller: FrameType) -> tuple[Any, int]:
-    """Who asks for batches, from the frame that asks for the first.
+class DataLoader(torch.utils.data.DataLoader):
+    """torch's `DataLoader`, whose workers may load ahead of an `ElasticSampler`.
 
-    Returns (iterator of the DataLoader, how many batches its workers are ahead of training);
-    (None, 0) if something else asks. Raises `Error` for a loader whose batches cannot be counted.
+    `options` are torch's. With an `ElasticSampler`, the random state of torch, NumPy and `random`
+    in the data set follows from (seed, epoch, index of the sample); a generator that the data set
+    makes itself is its own affair. Where `__getitems__` draws, it gets one sample at a time.
+
+    Raises `Error` for an `IterableDataset`, which no sampler deals, and for `in_order=False`.
     """
-    if _module_of(caller) == "torch.utils.data.sampler":
-        raise Error(
-            "An ElasticSampler deals whole batches: DataLoader(data, batch_sampler=sampler), "
-            "without batch_size and shuffle, not sampler=."
-        )
-    if not _belongs_to_a_loader(caller):
-        _check_no_loader_behind(caller)
-        return None, 0
-    loader_iterator = caller.f_locals.get("self")
-    workers = getattr(loader_iterator, "_num_workers", None)
-    prefetch_factor = getattr(loader_iterator, "_prefetch_factor", None)
-    if workers == 0:
-        return loader_iterator, 0
-    if not isinstance(workers, int) or not isinstance(prefetch_factor, int):
-        _refuse(loader_iterator, "it does not say how far its workers are ahead")
-    if not getattr(loader_iterator, "_in_order", True):
-        raise Error(UNORDERED)
-    _check_workers_follow_the_epoch(loader_iterator)
-    return loader_iterator, workers * prefetch_factor
+
+    def __init__(self, dataset: Dataset, *, batch_sampler: Any, **options: Any):
+        if isinstance(dataset, IterableDataset):
+            raise Error(
+                f"{type(dataset).__name__} is an IterableDataset: it has no indices that a "
+                "sampler could deal, and every rank would read all of it. Give a data set with "
+                "__getitem__, or let each rank read its own part, with torch's DataLoader and "
+                "without a sampler (docs/recipes.md has an example)."
+            )
+        if options.get("num_workers"):
+            begin = options.get("worker_init_fn")
+            begin = None if begin is None else ByValue(begin)
+            options["worker_init_fn"] = functools.partial(_begin_worker, begin)
+        if isinstance(batch_sampler, ElasticSampler):
+            if not options.get("in_order", True):
+                raise Error(
+                    "A DataLoader with in_order=False hands out batches in any order: "
+                    "sampler.weight and the position would not be those of the batch that is "
+                    "trained on. Leave in_order out."
+                )
+            if options.get("collate_fn") is not None:
+                options["collate_fn"] = ByValue(options["collate_fn"])
+            dataset = SeededBySample(dataset, batch_sampler.seed)
+            batch_sampler = Shares(batch_sampler)
+        super().__init__(dataset, batch_sampler=batch_sampler, **options)
+
+    def __iter__(self) -> Iterator:  # type: ignore[override]
+        begin = super().__iter__
+        shares = self.batch_sampler
+        if not isinstance(shares, Shares):
+            return begin()
+
+        def load(of_this_pass: Shares) -> Iterator:
+            shares.current = of_this_pass.current
+            shares.deal = of_this_pass.deal
+            return begin()
+
+        return shares.sampler._steps(load)
 
 
-def _check_workers_follow_the_epoch(loader_iterator):
-    """Raises `Error` if workers stay for all epochs, with data that change in each of them."""
-    if not getattr(loader_iterator, "_persistent_workers", False):
-        return
-    dataset = getattr(loader_iterator, "_dataset", None)
-    for _ in range(DEEPEST):
-        if getattr(dataset, "changes_with_epoch", False) is True:
-            raise Error(STAYS_IN_ITS_EPOCH.format(kind=type(dataset).__name__))
-        dataset = getattr(dataset, "dataset", None)
+class SeededBySample(Dataset):
+    """`data`, with a random state of its own for each sample of an epoch."""
+
+    def __init__(self, data: Any, seed: int):
+        self.data = data
+        self.seed = seed
+        self.draws = False  # its `__getitems__` has drawn random numbers
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index]
+
+    def __getitems__(self, request: tuple[int, list[int]]) -> list:
+        """The samples of (epoch, indices), as a loader's fetcher asks for them."""
+        epoch, indices = request
+        whole_batch = getattr(self.data, "__getitems__", None)
+        if whole_batch is not None and not self.draws:
+            seed = _mixed(self.seed, epoch, indices[0])
+            _seed(seed)
+            undisturbed = _draw()
+            _seed(seed)
+            batch = whole_batch(indices)
+            if _draw() == undisturbed:
+                return batch
+            self.draws = True
+        samples = []
+        for index in indices:
+            _seed(_mixed(self.seed, epoch, index))
+            samples.append(self.data[index] if whole_batch is None else whole_batch([index])[0])
+        return samples
+
+    def __reduce__(self):
+        return SeededBySample, (ByValue(self.data), self.seed)
 
 
-def check_batches_taken(loader_iterator: Any, taken: int) -> None:
-    """Raises `Error` unless the loader, too, counts that training has taken so many batches."""
-    handed_out = getattr(loader_iterator, "_rcvd_idx", None)
-    if handed_out != taken:
-        _refuse(
-            loader_iterator,
-            f"by its own count it hands out batch {handed_out}, by its questions batch {taken}",
-        )
+class ByValue:
+    """Goes to a spawned worker by value: it may be of the script, which is not there."""
+
+    def __init__(self, thing: Any):
+        self.thing = thing
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.thing(*arguments)
+
+    def __reduce__(self):
+        return cloudpickle.loads, (cloudpickle.dumps(self.thing),)
 
 
-def _check_no_loader_behind(caller):
-    """Raises `Error` if a loader with workers asks through something in between."""
-    frame = caller.f_back
-    while frame is not None:
-        if _belongs_to_a_loader(frame):
-            loader_iterator = frame.f_locals.get("self")
-            if getattr(loader_iterator, "_num_workers", 0):
-                _refuse(loader_iterator, "something stands between the loader and the sampler")
-        frame = frame.f_back
+def _seed(number):
+    """Seed torch's generator of the CPU, NumPy's and Python's with different parts of 64 bits."""
+    torch.default_generator.manual_seed(number & 0xFFFFFFFF)
+    np.random.seed(number >> 32)
+    random.seed(number)
 
 
-def _refuse(loader_iterator: Any, what: str) -> NoReturn:
-    kind = type(loader_iterator).__name__
-    raise Error(UNKNOWN_LOADER.format(kind=kind, version=torch.__version__, what=what))
+def _draw():
+    return torch.rand(()).item(), np.random.random(), random.random()
 
 
-def _belongs_to_a_loader(frame):
-    module = _module_of(frame)
-    return module == "torch.utils.data.dataloader" or module.startswith("torchdata.")
+def _mixed(*numbers):
+    """64 bits in which each of the numbers has a part: splitmix64's steps, 20 times quicker than
+    NumPy's SeedSequence.
+    """
+    bits = 0
+    for number in numbers:
+        bits = ((bits ^ number) + 0x9E3779B97F4A7C15) & ALL_64_BITS
+        bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & ALL_64_BITS
+        bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & ALL_64_BITS
+        bits ^= bits >> 31
+    return bits
 
 
-def _module_of(frame):
-    return frame.f_globals.get("__name__") or ""
+# Workers
+
+
+def _begin_worker(worker_init_fn, worker):
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    if worker_init_fn is not None:
+        worker_init_fn(worker)
+
+
+def _on_sigterm(number, frame):
+    """Stay while the rank, told to stop too, finishes its step and saves; else end, as ever."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the next one ends it
+    deadline = time.monotonic() + SAME_SIGNAL
+    while time.monotonic() < deadline:
+        if stopping.is_rank_leaving():
+            signal.alarm(LAST_STEP)
+            return
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)

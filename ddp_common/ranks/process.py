@@ -33,6 +33,16 @@ LONGEST_MESSAGE = 10_000  # characters of an exception's own message
 LONGEST_TRACEBACK = 100_000  # characters
 # Bytes of a pickled exception; a larger one does not travel, its message does
 LARGEST_EXCEPTION = 2**20
+HINTS = {  # what to do about an error of torch or Python, by a part of its text
+    "Expected more than 1 value per channel when training": (
+        "Batch normalisation got one sample: this rank's share of a small last batch. Leave that "
+        "batch out, with ddp.ElasticSampler(…, drop_last=True)."
+    ),
+    "context has already been set": (
+        "A rank has set its start method already. Say the one of a loader's workers there: "
+        "ddp.DataLoader(…, multiprocessing_context='spawn')."
+    ),
+}
 
 
 def main(
@@ -129,7 +139,7 @@ def _train(
         function, arguments, sources = main_module.loads(payload)
         linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
         recorder.keep_the_latest()
-        with rendezvous.process_group(store_socket):
+        with rendezvous.process_group(store_socket), stopping.in_agreement():
             pace.watch()
             trace.trace_if_asked()
             result = _call(function, arguments)
@@ -232,6 +242,9 @@ def _raised(error: BaseException) -> Raised:
     else:
         headline = "".join(traceback.format_exception_only(error)).strip()
     headline = shortened(headline, LONGEST_MESSAGE)
+    for part, hint in HINTS.items():
+        if part in headline:
+            headline = f"{headline}. {hint}"
     code = _exit_code(error)
     if isinstance(error, SystemExit):
         headline = f"it left with exit code {code} before its function returned: {headline}"

@@ -19,7 +19,7 @@ from typing import Any
 import numpy
 
 from ddp_common.errors import Error
-from ddp_common.files import check_name
+from ddp_common.files import check_name, refuse_name_of_the_run
 from ddp_common.messages import File, Message, Position, Report
 
 SUMMED = ("step", "samples", "total_samples")  # over all samplers of this rank
@@ -53,9 +53,10 @@ def report(**values: Any) -> None:
 def save_file(name: str, content: bytes | str) -> None:
     """Send a small file to the run directory under the relative path `name`.
 
-    Raises `Error` for a name that would leave the run directory.
+    Raises `Error` for a name that would leave the run directory, or that the run itself uses.
     """
     check_name(name)
+    refuse_name_of_the_run(name)
     as_bytes = content.encode() if isinstance(content, str) else bytes(content)
     post(File(name, as_bytes))
 

@@ -1,22 +1,20 @@
-"""Ranks that `srun` has started: what the variables of a Slurm step say.
+"""Ranks that `srun` has started: the variables of a Slurm step, put as torchrun would put them.
 
-Slurm hands out no port. All ranks of a step derive the same few from its number. Rank 0 opens its
-store on the first of these that is free, and the store proves that it belongs to the step
-(`store`). So two steps on one node do not meet, and a port that another program holds is skipped.
+Slurm hands out no port, so all ranks of a step derive one from its number. Two steps on one node
+rarely get the same; where they do, or where another program holds it, rank 0 says so, and
+MASTER_PORT chooses another one.
 """
 
 import os
 import re
 import shutil
-import socket
 import subprocess
 
 from ddp_common.errors import Error
-from ddp_common.ranks.place import LOOPBACK, Place
 
+LOOPBACK = "127.0.0.1"  # where ranks meet that are all on one host
 FIRST_PORT = 15_000
 PORTS = 17_000  # so many: they end below the range that systems use for outgoing connections
-CANDIDATES = 4
 NEEDED = (
     "SLURM_PROCID",
     "SLURM_LOCALID",
@@ -32,13 +30,12 @@ def in_step() -> bool:
     return "SLURM_STEP_ID" in os.environ and "SLURM_PROCID" in os.environ
 
 
-def place() -> Place | None:
-    """This process's place in its step, None outside of one.
+def variables() -> dict[str, str]:
+    """What torchrun would set for this process of a step.
 
-    Raises `Error` if variables are missing.
+    MASTER_ADDR and MASTER_PORT are as the user has set them, if so. Raises `Error` if variables of
+    Slurm are missing.
     """
-    if not in_step():
-        return None
     missing = [name for name in NEEDED if name not in os.environ]
     if missing:
         raise Error(
@@ -46,49 +43,24 @@ def place() -> Place | None:
             "(sudo, env -i, a container) may have dropped it: hand on all SLURM_ variables, or "
             "start the ranks with torchrun."
         )
+    job, step = os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"]
     if os.environ.get("SLURM_STEP_NUM_NODES") == "1":
         address = LOOPBACK
     else:
         address = first_host(os.environ["SLURM_STEP_NODELIST"])
-    return Place(
-        rank=int(os.environ["SLURM_PROCID"]),
-        world_size=int(os.environ["SLURM_STEP_NUM_TASKS"]),
-        local_rank=int(os.environ["SLURM_LOCALID"]),
-        address=address,
-    )
+    return {
+        "RANK": os.environ["SLURM_PROCID"],
+        "WORLD_SIZE": os.environ["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": os.environ["SLURM_LOCALID"],
+        "MASTER_ADDR": os.environ.get("MASTER_ADDR", address),
+        "MASTER_PORT": os.environ.get("MASTER_PORT", str(port(int(job), int(step)))),
+        "TORCHELASTIC_RUN_ID": f"slurm-{job}.{step}",
+    }
 
 
-def token() -> str:
-    """The name of this step, which no other step of the cluster has."""
-    return f"slurm-{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
-
-
-def candidates() -> list[int]:
-    """The ports on which the store of this step may be, in the order rank 0 tries them."""
-    job = int(os.environ["SLURM_JOB_ID"])
-    step = int(os.environ["SLURM_STEP_ID"])
-    return [
-        FIRST_PORT + (job * 101 + step * 7 + candidate * 4_001) % PORTS
-        for candidate in range(CANDIDATES)
-    ]
-
-
-def open_port(address: str) -> socket.socket:
-    """A socket that listens on the first candidate that is free.
-
-    It listens on loopback only if that is the `address`. Raises OSError if no candidate is free.
-    """
-    host = LOOPBACK if address == LOOPBACK else ""
-    listener = socket.socket()
-    for port in candidates():
-        try:
-            listener.bind((host, port))
-            listener.listen(1024)
-            return listener
-        except OSError:
-            continue
-    listener.close()
-    raise OSError(f"the ports {candidates()} are all taken on this host")
+def port(job: int, step: int) -> int:
+    """The port of a step's store."""
+    return FIRST_PORT + (job * 101 + step * 7) % PORTS
 
 
 def first_host(nodes: str) -> str:

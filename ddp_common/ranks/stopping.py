@@ -3,33 +3,33 @@
 Batch systems send SIGTERM before they kill. Ranks may be some steps apart: where NCCL works
 through what was asked of it, or where gradients are added up over several steps
 (`model.no_sync()`). Whoever leaves while another rank has begun a later step leaves that one
-waiting. So ranks agree, through the store, on a step that none of them has begun. The store
-notifies the ranks of a request; until then no step asks it.
+waiting. So ranks agree on a step that none of them has begun: freeze, compare, release. When one
+has asked, a thread of each rank lets it begin no further step, and says in the store which one it
+has begun last; when all have said so, they know the furthest, and leave before the step after it.
 
-Promises: all ranks leave before the same step, having saved. Nobody else can stop them, since the
-store answers to the run's own ranks only.
+Promises: all ranks leave before the same step, having saved. The threads never wait for training.
 """
 
 import contextlib
 import datetime
+import mmap
 import signal
 import threading
+from collections.abc import Iterator
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
-from ddp_common.ranks import loader_workers, rendezvous
+from ddp_common.ranks import rendezvous
 
-PEERS_TIMEOUT = datetime.timedelta(minutes=10)  # for all to come to the step that was agreed
-LEAVE_BEFORE = "leave before "  # in the store; the number of a step follows
+PEERS_TIMEOUT = datetime.timedelta(minutes=10)  # for all to answer, and to come to the step
 
 _told = False  # this rank has got SIGTERM
 _in_loop = False  # training has come to its first step
 _is_done = False  # there is nothing left to stop
-_watched_store = None  # the store that sets `_requested`
-_requested = threading.Event()  # some rank has got SIGTERM
-_acknowledged_store = None  # the store in which this rank has said that it knows
+# A byte that this process shares with what it forks: told to stop, and still in its last step
+_is_leaving = mmap.mmap(-1, 1)
 
 
 class Stopped(BaseException):
@@ -39,18 +39,111 @@ class Stopped(BaseException):
     """
 
 
+class Agreement:
+    """A rank's part in the agreement on a last step, from before its first step on."""
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int):
+        """`store` has no other keys."""
+        self.store = store
+        self.rank = rank
+        self.peers = range(world_size)
+        self.lock = threading.Lock()  # for the next two
+        self.begun = 0  # the step that this rank has begun last
+        self.is_frozen = False
+        self.leave_before = 0  # the step, once it is agreed
+        self.is_agreed = threading.Event()
+        threading.Thread(target=self._agree, daemon=True, name="ddp-stopping").start()
+
+    def request(self) -> None:
+        """Ask all ranks to leave."""
+        with contextlib.suppress(dist.DistError):  # rank 0 has failed, and reports that itself
+            for peer in self.peers:
+                self.store.set(f"wake/{peer}", "leave")
+
+    def end(self) -> None:
+        """This rank begins no more steps: say so to whoever asks from now on."""
+        with contextlib.suppress(dist.DistError):
+            self._freeze(self.store)
+            self.store.set(f"wake/{self.rank}", "over")
+
+    def is_time_to_leave(self, step: int) -> bool:
+        with self.lock:
+            if not self.is_frozen:
+                self.begun = step
+                return False
+        self.is_agreed.wait()
+        return step >= self.leave_before
+
+    def leave(self) -> None:
+        """Say that this rank leaves; rank 0, which holds the store, waits for the others."""
+        with contextlib.suppress(dist.DistError):  # all is saved: leave anyway
+            self.store.set(f"left/{self.rank}", "")
+            if self.rank == 0:
+                self.store.wait([f"left/{peer}" for peer in self.peers], PEERS_TIMEOUT)
+
+    def _agree(self) -> None:
+        """In a thread of its own, with a connection of its own: it waits most of the time."""
+        # A signal is for the main thread, which it is to interrupt.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        store = self.store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+        store.set_timeout(rendezvous.FOREVER)
+        said = [f"begun/{peer}" for peer in self.peers]
+        # Without the store a rank is not held up: it leaves before its next step.
+        with contextlib.suppress(dist.DistError):
+            if store.get(f"wake/{self.rank}") == b"over":
+                return
+            self._freeze(store)
+            store.wait(said, PEERS_TIMEOUT)
+            self.leave_before = 1 + max(int(step) for step in store.multi_get(said))
+        self.is_agreed.set()
+
+    def _freeze(self, store: dist.Store) -> None:
+        with self.lock:
+            self.is_frozen = True
+            store.set(f"begun/{self.rank}", str(self.begun))
+
+
+_agreement: Agreement | None = None  # with the other ranks
+_agreements = 0  # so many this process has had: each has keys of its own in the store
+
+
 def listen_to_sigterm() -> None:
     """From now on SIGTERM ends this process between two steps; before the first step, at once.
 
     Call it in the main thread.
     """
+    global _in_loop, _is_done
+    _in_loop = _is_done = False
     signal.signal(signal.SIGTERM, _on_sigterm)
+
+
+@contextlib.contextmanager
+def in_agreement() -> Iterator[None]:
+    """Ranks leave together in this block; each of them has it around its training function.
+
+    It belongs inside of the process group.
+    """
+    global _agreement, _agreements
+    store = rendezvous.current_store()
+    if store is None:
+        yield
+        return
+    _agreements += 1
+    own_keys = dist.PrefixStore(f"stop/{_agreements}", store)
+    _agreement = Agreement(own_keys, rendezvous.rank(), rendezvous.world_size())
+    try:
+        yield
+        # Not after an exception: this rank's launcher ends the others then.
+        _agreement.end()
+    finally:
+        _agreement = None
 
 
 def training_has_ended() -> None:
     """From now on SIGTERM changes nothing: the training function has come to its end."""
     global _is_done
     _is_done = True
+    _is_leaving[0] = False
 
 
 def _on_sigterm(number, frame):
@@ -59,7 +152,7 @@ def _on_sigterm(number, frame):
     # one has this rank do.
     is_to_leave = not (_told or _in_loop or _is_done)
     _told = True
-    loader_workers.note_that_rank_was_told()
+    _is_leaving[0] = not (is_to_leave or _is_done)
     if is_to_leave:
         raise Stopped("before the first step")
 
@@ -67,6 +160,11 @@ def _on_sigterm(number, frame):
 def was_told() -> bool:
     """Whether it was this rank that got SIGTERM."""
     return _told
+
+
+def is_rank_leaving() -> bool:
+    """Whether this process, or the one that has forked it, finishes its last step."""
+    return bool(_is_leaving[0])
 
 
 def is_in_loop() -> bool:
@@ -82,66 +180,24 @@ def is_time_to_stop(step: int) -> bool:
 
     Every rank asks before every step.
     """
-    global _in_loop, _watched_store, _acknowledged_store
+    global _in_loop
     _in_loop = True
-    store = rendezvous.current_store()
-    if store is None:
+    if _agreement is None:
         return _told
-    if _watched_store is not store:
-        _watched_store = store
-        _requested.clear()
-        store.call_when_set("stop/wanted", _requested.set)
-    if not _told and not _requested.is_set():
-        return False
-    is_last_to_know = False
-    if _acknowledged_store is not store:
-        _acknowledged_store = store
-        if _told:
-            store.set("stop/wanted", "")
-        # Before it says that it knows: whoever then decides must have seen this rank's step.
-        _is_agreed(store, step, is_last_to_know=False)
-        ranks_that_know = store.add("stop/aware", 1)
-        is_last_to_know = ranks_that_know == rendezvous.world_size()
-    return _is_agreed(store, step, is_last_to_know)
-
-
-def _is_agreed(store, step: int, is_last_to_know: bool) -> bool:
-    """Whether it is agreed to leave before `step`; if not, this rank goes on with it.
-
-    One value of the store says which step has been begun by the rank that is furthest, as far as
-    ranks know of the request; once all know, it says before which step they leave. A rank changes
-    it only if it is what the rank has read: so no rank goes on while another one decides.
-    """
-    said = ""
-    while not said.startswith(LEAVE_BEFORE):
-        furthest = max(step, int(said or 0))
-        if is_last_to_know:
-            wanted = f"{LEAVE_BEFORE}{furthest + 1}"
-        else:
-            wanted = str(furthest)
-        is_said_already = wanted == said
-        if is_said_already:
-            return False
-        held = store.compare_set("stop/before", said, wanted).decode()
-        if held == wanted:
-            return False
-        said = held
-    return step >= int(said.removeprefix(LEAVE_BEFORE))
+    if _told:
+        _agreement.request()
+    return _agreement.is_time_to_leave(step)
 
 
 def leave() -> NoReturn:
     """Raise `Stopped`. Rank 0, which holds the store, is the last: others may still ask it.
 
-    It waits for `PEERS_TIMEOUT` at most, and not for a rank that has died.
+    It waits for `PEERS_TIMEOUT` at most.
     """
-    store = rendezvous.current_store()
-    if store is not None:
+    if _agreement is not None:
         if rendezvous.device().type == "cuda":
             # Others' last step may need what this rank's GPU has not done yet.
             torch.cuda.synchronize()
-        everybody = [f"stop/left/{peer}" for peer in range(rendezvous.world_size())]
-        with contextlib.suppress(dist.DistError):  # all is saved: leave anyway
-            store.set(everybody[rendezvous.rank()], "")
-            if rendezvous.rank() == 0:
-                store.wait(everybody, PEERS_TIMEOUT)
+        _agreement.leave()
+    _is_leaving[0] = False
     raise Stopped

@@ -25,7 +25,7 @@ def is_temporary(path: Path) -> bool:
         return True
     if path.suffix != ".tmp":
         return False
-    return path.name.startswith(".") or path.parent.name == "checkpoints"
+    return path.name.startswith(".") or "checkpoints" in path.parts
 
 
 @contextlib.contextmanager
@@ -49,9 +49,8 @@ def _explain_unreachable(url):
 class Mirror:
     """A local folder, `path`, whose files a thread keeps uploading to a URL.
 
-    It is filled from the URL first; uploads go on until this program ends. A checkpoint is
-    uploaded after its digest. Raises `Error` if the URL cannot be reached, or a package for it is
-    missing.
+    It is filled from the URL first; uploads go on until this program ends. Raises `Error` if the
+    URL cannot be reached, or a package for it is missing.
     """
 
     def __init__(self, url: str):
@@ -114,16 +113,16 @@ class Mirror:
         }
 
     def _upload(self, present):
-        checkpoints_last = sorted(present, key=lambda name: (name.suffix == ".pt", name))
-        for name in checkpoints_last:
+        for name in present:
             self._send(name, present[name])
 
     def _delete_checkpoints_not_in(self, present):
-        removed = {
-            name for name in self.sent if name not in present and name.match("checkpoints/step-*")
-        }
-        checkpoints_first = sorted(removed, key=lambda name: (name.suffix != ".pt", name))
-        for name in checkpoints_first:
+        removed = [
+            name
+            for name in self.sent
+            if name not in present and name.parts[0] == "checkpoints" and name.match("step-*.pt")
+        ]
+        for name in removed:
             self.filesystem.rm_file(f"{self.root}/{name.as_posix()}")
             del self.sent[name]
 

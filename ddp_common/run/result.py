@@ -27,8 +27,8 @@ class Run:
     `result` is what rank 0's function returned, `directory` the run directory, `world_size` the
     number of ranks, `seconds` how long the launch took. `records` is a sequence of dicts, every
     report; they are kept compactly, and each is made when it is asked for. `failures` are the
-    exceptions that restarts have answered, in order. `problems` says what could not be written,
-    such as checkpoints on a full disk; training went on.
+    exceptions that restarts have answered, in order. `problems` says what a person must know
+    although training went on: checkpoints that a full disk did not take, ranks that drifted apart.
     """
 
     result: Any

@@ -15,7 +15,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_common.ranks.place import PORT_FOLDER
 from ddp_common.teaching.contained import TIMED_OUT
 from ddp_common.teaching.shown import HeadAndTail
 from ddp_common.without_dask.starting import meet_in
@@ -71,7 +70,7 @@ def run_script(
     with subprocess.Popen(
         [*contained, sys.executable, "-m", *torchrun, str(script), *arguments],
         cwd=folder,
-        env=_environment(folder),
+        env=_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -97,18 +96,12 @@ def run_script(
     )
 
 
-def _environment(folder):
-    """This process's own, with this package importable from any folder, one thread for a rank.
-
-    A script's own `init_process_group` uses the store that torchrun holds open from before the
-    ranks start until they have ended. Ranks that use this package have a store of their own, whose
-    port is in `folder`.
-    """
+def _environment():
+    """This process's own, with this package importable from any folder, one thread for a rank."""
     here = str(Path(__file__).parents[2])
     path = os.environ.get("PYTHONPATH")
     return {
         **os.environ,
-        PORT_FOLDER: str(folder),
         "PYTHONPATH": here if not path else os.pathsep.join([here, path]),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",

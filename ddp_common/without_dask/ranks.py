@@ -3,19 +3,17 @@
 There every rank executes the whole program. `connect` joins the process group and gives a `Ranks`
 instead of a client; `launch` calls the function in this very process. Rank 0 is the one that a
 person hears and that keeps the run directory; what the others print goes nowhere, what they report
-reaches rank 0 when the function has returned. Relies on a file system that all ranks see.
-Promises: what ranks tell each other here goes through the run's store, which admits nobody else,
-as JSON; only rank 0's result may be more than that.
+reaches rank 0 when the function has returned. Relies on a file system that all ranks see: records
+and the result go from rank to rank through the run directory, which only their user can read. What
+goes through the ranks' store is JSON, since others may reach it.
 """
 
 import atexit
 import contextlib
 import datetime
-import io
 import itertools
 import json
 import os
-import pickle
 import shutil
 import signal
 import socket
@@ -28,6 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ddp_common.errors import Error, RunStopped
@@ -45,11 +44,9 @@ from ddp_common.messages import (
 from ddp_common.ranks import (
     checkpoint,
     checkpoint_files,
-    loader_workers,
     recorder,
     rendezvous,
     reporting,
-    secret,
     stopping,
     trace,
 )
@@ -58,7 +55,6 @@ from ddp_common.run.places import new_directory
 from ddp_common.run.progress import Progress
 from ddp_common.run.result import Run
 from ddp_common.run.run_directory import RunDirectory
-from ddp_common.without_dask import stalls
 from ddp_common.without_dask.launchers import started_by
 
 # Between two looks whether a rank has ended that others wait for.
@@ -118,9 +114,10 @@ def run_here(
     """Call the function in this rank, and do for it what agent and client do elsewhere.
 
     Returns what `launch` returns, on every rank. `on_report` is called on rank 0 at the end, with
-    the records of all ranks: until then those of the others are not there. After `stall_timeout`
-    seconds without progress (None: never) all ranks end, see `stalls`. Raises `RunStopped`
-    after SIGTERM, `Error` if the run directory cannot be used, and whatever the function raises.
+    the records of all ranks: until then those of the others are not there. A rank that waits in a
+    collective for more than `stall_timeout` seconds (None: for ever) raises torch's RuntimeError.
+    Raises `RunStopped` after SIGTERM, `Error` if the run directory cannot be used, and whatever
+    the function raises.
     """
     with contextlib.ExitStack() as at_the_end:
         return _run_here(function, arguments, directory, on_report, stall_timeout, at_the_end)
@@ -143,7 +140,6 @@ def _run_here(function, arguments, directory, on_report, stall_timeout, at_the_e
     config = []  # what is to be written into config.json; of a resumed run once it has begun
 
     def receive(message: Message) -> None:
-        watch.hear(message)
         if config and shows_training(message):
             run_directory.write_json("config.json", config.pop())
         match message:
@@ -178,19 +174,19 @@ def _run_here(function, arguments, directory, on_report, stall_timeout, at_the_e
             f"{rendezvous.world_size()} ranks of {started_by()}; "
             f"rank 0 is process {os.getpid()} on {socket.gethostname()}"
         )
-    watch = stalls.Watch(f"launch-{_launches}/stall", stall_timeout or 0, run_directory)
-    at_the_end.callback(watch.end)
+    if dist.is_initialized():
+        limit = datetime.timedelta(seconds=stall_timeout) if stall_timeout else rendezvous.FOREVER
+        _set_pg_timeout(limit)
     finish_reports = reporting.start(receive)
     at_the_end.callback(register_optimizer_step_post_hook(reporting.made_progress).remove)
-    watch.start()
     earlier_handler = signal.getsignal(signal.SIGTERM)
     result = None
     was_stopped = False
     try:
         stopping.listen_to_sigterm()
-        loader_workers.outlive_a_sigterm_to_all()
         trace.trace_if_asked()
-        result = function(**arguments)
+        with stopping.in_agreement():
+            result = function(**arguments)
         trace.finish()
     except stopping.Stopped:
         was_stopped = True
@@ -204,13 +200,12 @@ def _run_here(function, arguments, directory, on_report, stall_timeout, at_the_e
         reporting.stop()
         if progress is not None:
             progress.close()
-    watch.returned()
     step = reporting.position().get("step", 0)
     if was_stopped and not step:
         raise _stopped(step, path)
 
     # Nobody leaves before rank 0 has saved.
-    result, everybodys_records = _exchange(result, records)
+    result, everybodys_records = _exchange(path, result, records)
     if rank == 0:
         _write_records_of_others(run_directory, everybodys_records)
         run_directory.log(
@@ -259,17 +254,27 @@ def _write_records_of_others(run_directory, everybodys_records):
             run_directory.record(rank, without_rank)
 
 
-def _exchange(result, records):
+def _exchange(path, result, records):
     """Rank 0's result, and the records of every rank, on every rank."""
-    said = _tell_all("records", json.dumps(records).encode())
-    if rendezvous.world_size() == 1:
+    ranks = rendezvous.world_size()
+    if ranks == 1:
         return _on_cpu(result), [records]
-    everybodys_records = [json.loads(each) for each in said]
+    folder = path / f"exchange-{_launches}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    mine = folder / f"records-{rendezvous.rank()}.json"
+    mine.write_text(json.dumps(records), encoding="utf-8")
     if rendezvous.rank() == 0:
         result = _on_cpu(result)
-        _tell_all("result", _packed(result))
-    else:
-        result = _unpacked(_tell_all("result", b"")[0])
+        torch.save(result, folder / "result.pt")
+    _tell_all("written", b"")
+    files = [folder / f"records-{rank}.json" for rank in range(ranks)]
+    everybodys_records = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    if rendezvous.rank() != 0:
+        # What rank 0 has returned, of whatever class: nobody else can have written the file.
+        result = torch.load(folder / "result.pt", map_location="cpu", weights_only=False)
+    _tell_all("read", b"")
+    if rendezvous.rank() == 0:
+        shutil.rmtree(folder, ignore_errors=True)
     return result, everybodys_records
 
 
@@ -284,50 +289,28 @@ def _tell_all(what, content):
     if store is None:
         return [content]
     prefix = f"launch-{_launches}/{what}"
-    store.set(f"{prefix}/{rendezvous.rank()}", content)
     everybody = range(rendezvous.world_size())
     keys = [f"{prefix}/{peer}" for peer in everybody]
-    while True:
-        gone = [peer for peer in everybody if rendezvous.has_left(peer)]
-        with contextlib.suppress(dist.DistStoreError):  # time is up: look again
-            return store.multi_get(keys, LOOK_INTERVAL)
-        silent = [str(peer) for peer in gone if not store.check([keys[peer]])]
-        if silent:
-            raise Error(
-                f"Rank {', '.join(silent)} ended before it had told the other ranks what it has "
-                "reported. Its own output says why."
-            )
-
-
-def _packed(result):
-    buffer = io.BytesIO()
-    torch.save(result, buffer)
-    return buffer.getvalue()
-
-
-def _unpacked(content):
-    """Rank 0's result.
-
-    Plain values and tensors need no pickle; anything else is unpickled only if nobody else can
-    have sent it. Raises `Error` where somebody else can.
-    """
-    is_only_ours = rendezvous.current_store().private
-    try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=not is_only_ours)
-    except pickle.UnpicklingError:
-        if is_only_ours:
-            raise
-        raise Error(
-            "What rank 0 returned is more than tensors and plain values. The ranks have no secret "
-            "by which they know each other, so somebody else may have sent it, and it is not "
-            f"unpickled. Set {secret.VARIABLE} to the same random text for every rank, or return "
-            "tensors, numbers, text, lists and dicts."
-        ) from None
+    with rendezvous.explain_lost_store(rendezvous.rank()):
+        store.set(keys[rendezvous.rank()], content)
+        while True:
+            gone = [peer for peer in everybody if rendezvous.has_left(peer)]
+            with contextlib.suppress(dist.DistStoreError):  # time is up: look again
+                store.wait(keys, LOOK_INTERVAL)
+                return store.multi_get(keys)
+            silent = [str(peer) for peer in gone if not store.check([keys[peer]])]
+            if silent:
+                raise Error(
+                    f"Rank {', '.join(silent)} ended before it had told the other ranks what it "
+                    "has reported. Its own output says why."
+                )
 
 
 def _stopped(step, path):
     last = checkpoint_files.newest_good(path / "checkpoints")
-    newest = f"the newest checkpoint is {last.name}" if last else "there is no checkpoint"
+    newest = "there is no checkpoint"
+    if last is not None:
+        newest = f"the newest checkpoint is that of step {checkpoint_files.step_of(last)}"
     return RunStopped(
         f"The ranks were told to stop (SIGTERM). They left after step {step}; {newest}.",
         step=step,

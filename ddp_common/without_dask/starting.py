@@ -13,8 +13,6 @@ import tempfile
 from pathlib import Path
 
 from ddp_common.errors import Error, RankFailed
-from ddp_common.ranks import secret
-from ddp_common.ranks.place import PORT_FOLDER
 from ddp_common.without_dask.launchers import command
 
 
@@ -25,7 +23,8 @@ def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> No
     the ranks have said the rest themselves. Raises `SystemExit` after SIGTERM.
     """
     words = command(launcher, tutorial, workers, restarts)
-    os.environ.setdefault(secret.VARIABLE, secret.new())
+    # Else torch prints a stack of C++ for each connection to a store that ends.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // workers)))
     if launcher == "srun":
         os.environ["DDP_LAUNCHER"] = "srun"
@@ -40,7 +39,6 @@ def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> No
         return
     with tempfile.TemporaryDirectory(prefix="ddp-torchrun-") as folder:
         after_standalone = words[2:]
-        os.environ.update(own_store_for_ranks(folder))
         # it keeps some files of the ranks there; without the option it would leave them in /tmp
         _run_torchrun([*meet_in(folder), f"--log-dir={folder}", *after_standalone])
 
@@ -56,23 +54,17 @@ def meet_in(folder: str | Path) -> list[str]:
     """Options of torchrun in place of --standalone.
 
     Its processes meet in a file that only their user can read, instead of at a port that everybody
-    reaches: torchrun unpickles what it finds there.
+    reaches: torchrun unpickles what it finds there. They need no name of this host, which may not
+    resolve.
     """
     return [
         "--nnodes=1",
+        "--local-addr=127.0.0.1",
         "--rdzv-backend=c10d",
         "--rdzv-conf=store_type=file",
         f"--rdzv-endpoint={folder}/rendezvous",
         f"--rdzv-id={Path(folder).name}",
     ]
-
-
-def own_store_for_ranks(folder: str | Path) -> dict[str, str]:
-    """Variables with which rank 0 opens the ranks' store itself, instead of torchrun.
-
-    torchrun's store would admit everybody. Rank 0 writes its port to `folder`.
-    """
-    return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", PORT_FOLDER: str(folder)}
 
 
 def _run_srun(words):

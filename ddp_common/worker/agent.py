@@ -44,7 +44,7 @@ from ddp_common.messages import (
     Stopped,
     Whereabouts,
 )
-from ddp_common.ranks import pipe, secret
+from ddp_common.ranks import pipe
 from ddp_common.worker import nursery
 from ddp_common.worker.handover import Handover
 from ddp_common.worker.lines import Lines
@@ -70,11 +70,10 @@ _questions = 0  # how often a rank was asked for its collectives
 # Called by the client, with `client.run`
 
 
-def listen(attempt_id: str, dask_worker: Worker) -> tuple[str, int, str]:
+def listen(attempt_id: str, dask_worker: Worker) -> tuple[str, int]:
     """Bind a port for rank 0's store, on the address by which Dask reaches this worker.
 
-    The port is any that is free. Returns (host, port, secret). Whoever knows the secret counts as
-    one of the attempt's ranks; it travels as Dask's own messages do.
+    The port is any that is free. Returns (host, port).
     """
     global _store_socket
     if _store_socket is not None:  # left by a launch that came no further
@@ -87,7 +86,7 @@ def listen(attempt_id: str, dask_worker: Worker) -> tuple[str, int, str]:
     bound.listen(1024)
     _store_socket = attempt_id, bound
     port = bound.getsockname()[1]
-    return host, port, secret.new()
+    return host, port
 
 
 def tell_to_stop() -> None:
@@ -309,7 +308,7 @@ def _start_rank(
 
 def _environment(spec: RankSpec) -> dict[str, str]:
     """The variables that torchrun would set, and ours."""
-    host, port, run_secret = spec.store
+    host, port = spec.store
     variables = {
         "RANK": spec.rank,
         "WORLD_SIZE": spec.world_size,
@@ -317,7 +316,6 @@ def _environment(spec: RankSpec) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": spec.local_world_size,
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
-        secret.VARIABLE: run_secret,
         "DDP_WORKER_PROCESS": os.getpid(),
     }
     if "dask_cuda" in sys.modules:  # it has put this worker's own GPU first

@@ -257,6 +257,8 @@ def main(listener_fd: int, lifeline_fd: int, folder: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     # Where multiprocessing makes sockets, in ranks and their loader workers, that are killed often
     multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
+    # Read when torch is imported: it would print a stack of C++ for each connection that ends
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import_ahead(NEEDED)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nurseries that have ended are no zombies
     listener = socket.socket(fileno=listener_fd)

@@ -2,8 +2,8 @@
 
 Whether it sees the directory is found out, not configured: the client leaves a marker there,
 and the worker looks for it. A worker that does not see it keeps a spool, a folder of its own,
-for the checkpoints of its rank; the client fetches each as it is announced, and puts the
-newest one there before a restart (`client.checkpoints`). Everything goes through Dask's own
+for the checkpoints of its rank; the client reads each that is announced, and writes the newest
+ones there before a restart (`client.checkpoints`). Everything goes through Dask's own
 connections, in pieces. All functions here but `keep_file` are called by the client, with
 `client.run`.
 """
@@ -25,14 +25,11 @@ PIECE = 8 * 2**20
 _files: dict[str, bytes] = {}
 
 
-def find_checkpoints(attempt_id: str, directory: str, dask_worker: Worker) -> tuple[str, bool]:
-    """Where a rank on this worker finds and leaves checkpoints.
-
-    Also whether that is the run directory's own folder.
-    """
+def find_checkpoints(attempt_id: str, directory: str, dask_worker: Worker) -> str:
+    """Where a rank on this worker finds and leaves checkpoints: `directory`, or a spool."""
     _keep_few_messages(dask_worker)
     if (Path(directory) / f".seen-{attempt_id}").exists():
-        return directory, True
+        return directory
     spool = _spool(dask_worker, attempt_id)
     try:
         spool.mkdir(mode=0o700, parents=True)
@@ -42,7 +39,7 @@ def find_checkpoints(attempt_id: str, directory: str, dask_worker: Worker) -> tu
             f"its rank's checkpoints in {spool}: {error.strerror}. Make room there, or give its "
             "cluster another local_directory."
         ) from None
-    return str(spool), False
+    return str(spool)
 
 
 def _keep_few_messages(worker: Worker) -> None:
@@ -68,16 +65,19 @@ def take_file(token: str) -> bytes:
     return _files.pop(token)
 
 
-def read_piece(path: str, offset: int) -> bytes:
-    with open(path, "rb") as file:
+def read_piece(attempt_id: str, name: str, offset: int, dask_worker: Worker) -> bytes:
+    """The next piece of a file in this worker's spool; empty at its end."""
+    with open(_spool(dask_worker, attempt_id) / name, "rb") as file:
         file.seek(offset)
         return file.read(PIECE)
 
 
-def write_piece(path: str, offset: int, content: bytes) -> None:
-    with open(path, "r+b" if offset else "wb") as file:
-        file.seek(offset)
-        file.write(content)
+def append_piece(attempt_id: str, name: str, piece: bytes, dask_worker: Worker) -> None:
+    """Append to a file in this worker's spool; it is whole if its digest says so."""
+    path = _spool(dask_worker, attempt_id) / name
+    path.parent.mkdir(exist_ok=True)
+    with open(path, "ab") as file:
+        file.write(piece)
 
 
 def forget(attempt_id: str, dask_worker: Worker) -> None:

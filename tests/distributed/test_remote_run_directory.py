@@ -1,18 +1,15 @@
 """A run directory on object storage: a real server that speaks S3 (`endpoint`)."""
 
-import json
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import fsspec
 import pytest
 import torch
+from processes import environment_for
 
 import ddp_common as ddp
-from ddp_common.run import places
 from ddp_common.teaching import faults
 
 
@@ -33,22 +30,10 @@ def listing(url):
 def test_a_run_leaves_everything_on_s3(client, bucket):
     run = ddp.launch(client, faults.train, workers=2, directory=f"{bucket}/first")
     names = listing(f"{bucket}/first")
-    assert names == sorted(
-        [
-            "config.json",
-            "log.txt",
-            "metrics.jsonl",
-            *(
-                f"checkpoints/step-000000{step}.{end}"
-                for step in (12, 14)
-                for end in ("pt", "sha256")
-            ),
-        ]
-    )
+    assert {"config.json", "log.txt", "metrics.jsonl"} <= set(names)
+    assert any(re.match(r"checkpoints/step-0*14\.", name) for name in names)
     with fsspec.open(f"{bucket}/first/metrics.jsonl") as file:
         assert len(file.readlines()) == len(run.records) == 28
-    assert places.shown(run.directory) == f"{bucket}/first"
-    assert places.shown(run.directory / "trace" / "a.gz") == f"{bucket}/first/trace/a.gz"
 
 
 def test_a_run_is_resumed_from_s3_by_another_program(client, bucket, tmp_path):
@@ -63,64 +48,28 @@ def test_a_run_is_resumed_from_s3_by_another_program(client, bucket, tmp_path):
             directory=f"{bucket}/second",
             pause=0.1,
         )
-    forget(f"{bucket}/second")
-    run = ddp.launch(client, faults.train, workers=2, directory=f"{bucket}/second")
-    assert torch.equal(run.result, undisturbed)
-    assert re.search(r"Resumed from step-0000000[36].pt", (run.directory / "log.txt").read_text())
-    assert "checkpoints/step-00000003.pt" not in listing(
-        f"{bucket}/second"
-    )  # retention reaches there too
-
-
-def forget(url):
-    """Be a new program: what the old one had on this machine is gone."""
-    mirror = places.mirrors.pop(url)
-    mirror.finish()
-    assert not mirror.path.exists()
-    mirror.push()  # its thread may do so once more: the remote copy stays
-    assert "config.json" in listing(url)
-
-
-def test_make_run_trains_and_resumes_on_s3(bucket):
-    root = Path(__file__).parents[2]
-    environment = {
-        **os.environ,
-        "RUNS": f"{bucket}/mine",
-        "SET": "epochs=1 hidden=8 batch_size=4096",
-        "WORKERS": "2",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "ddp_common", "run", "pets"],
-        cwd=root,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    (url,) = [line.split()[-1] for line in done.stdout.splitlines() if "Run directory:" in line]
-    assert url.startswith(f"{bucket}/mine/pets/")
-    assert {"config.json", "loss.png", "names.txt"} <= set(
-        listing(url)
-    )  # what the tutorial wrote after the launch, too
-    again = subprocess.run(
-        [sys.executable, "-m", "ddp_common", "run", "pets", "--resume", url, "--set", "epochs=2"],
-        cwd=root,
-        env={**environment, "SET": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert again.returncode == 0, again.stderr
-    with fsspec.open(f"{url}/config.json") as file:
-        assert json.load(file)["settings"]["hidden"] == 8
-    with fsspec.open(f"{url}/log.txt", "r") as file:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    words = [client.scheduler.address, f"{bucket}/second", tmp_path / "weights.pt"]
+    environment = environment_for(client, tmp_path)
+    subprocess.run([sys.executable, tmp_path / "program.py", *words], env=environment, check=True)
+    assert torch.equal(torch.load(tmp_path / "weights.pt"), undisturbed)
+    with fsspec.open(f"{bucket}/second/log.txt", "r") as file:
         assert "Resumed from step-" in file.read()
+
+
+PROGRAM = """
+import sys
+import torch
+from distributed import Client
+import ddp_common as ddp
+from ddp_common.teaching import faults
+
+address, directory, weights = sys.argv[1:]
+with Client(address) as client:
+    torch.save(ddp.launch(client, faults.train, workers=2, directory=directory).result, weights)
+"""
 
 
 def test_a_bucket_that_does_not_exist_is_an_error_in_words(client, bucket):
     with pytest.raises(ddp.Error, match="s3://nobodys-bucket/run cannot be (reached|written).*"):
         ddp.launch(client, faults.train, workers=2, directory="s3://nobodys-bucket/run")
-
-
-def test_an_unknown_protocol_is_an_error_in_words(client):
-    with pytest.raises(ddp.Error, match="cannot be reached|one more package"):
-        ddp.launch(client, faults.train, workers=2, directory="nosuch://bucket/run")

@@ -1,9 +1,8 @@
-"""The process group that ranks form, started by the agent or by torchrun."""
+"""The process group that ranks form, started by the agent, by torchrun or by srun."""
 
-import contextlib
-import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,11 +13,13 @@ import torch
 import torch.distributed as dist
 from ports import free_port
 from processes import wait_until
+from ranks_here import Rank, slurm_variables, torchrun_variables
 
 import ddp_common as ddp
-from ddp_common.teaching.scripts import run_script
+from ddp_common.ranks import exchange, slurm
 
 ONE_GPU_PER_RANK = torch.cuda.device_count() >= 2
+JOIN = "with ddp.process_group():\n    print('in', ddp.rank())"
 
 
 def test_ranks_know_their_place_and_reach_each_other(client):
@@ -39,7 +40,20 @@ def test_without_a_gpu_for_each_rank_the_backend_is_gloo(client):
     assert ddp.launch(client, train, workers=2).result == ("gloo", "cpu")
 
 
-def test_everything_listens_only_on_the_address_of_the_worker(client):
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_rank_with_a_gpu_of_its_own_has_nccl_bound_to_it(tmp_path):
+    code = """
+import torch
+import torch.distributed as dist
+with ddp.process_group() as device:
+    dist.all_reduce(torch.ones(1, device=device))
+    print(dist.get_backend(), dist.group.WORLD.bound_device_id == device, device)
+"""
+    rank = Rank(code, tmp_path, torchrun_variables(0, 1, free_port()))
+    assert "nccl True cuda:0" in rank.said()
+
+
+def test_store_and_gloo_listen_only_on_the_address_of_the_worker(client):
     def train():
         dist.barrier()
         listening = [
@@ -48,277 +62,213 @@ def test_everything_listens_only_on_the_address_of_the_worker(client):
             if entry.status == psutil.CONN_LISTEN
         ]
         places = [(address.ip, address.port) for address in listening]
-        return places, int(os.environ["MASTER_PORT"])
+        interface = os.environ["GLOO_SOCKET_IFNAME"]
+        return places, int(os.environ["MASTER_PORT"]), interface
 
-    listening, store_port = ddp.launch(client, train, workers=2).result
+    listening, store_port, interface = ddp.launch(client, train, workers=2).result
     assert ("127.0.0.1", store_port) in listening
     assert {ip for ip, _ in listening} == {"127.0.0.1"}
+    assert "127.0.0.1" in [each.address for each in psutil.net_if_addrs()[interface]]
 
 
-def test_each_launch_has_a_port_of_its_own(client):
-    ports = []
-    with contextlib.ExitStack() as held:
-        for _ in range(3):
-            port = ddp.launch(client, lambda: os.environ["MASTER_PORT"], workers=1).result
-            assert port not in ports
-            ports.append(port)
-            # Else the system may choose it again by chance
-            held.enter_context(socket.create_server(("127.0.0.1", int(port))))
+@pytest.mark.parametrize("workers", [1, 3])
+def test_every_rank_has_the_values_of_all_in_their_order(client, workers):
+    values = [None, "ä🐱\udcff", [[3, "broken"], [70_000, "x" * 5000]], {"a": [1.5, True]}]
+
+    def train():
+        return [exchange.gather([ddp.rank(), value] * (ddp.rank() + 1)) for value in values]
+
+    result = ddp.launch(client, train, workers=workers).result
+    assert result == [[[rank, value] * (rank + 1) for rank in range(workers)] for value in values]
 
 
-SCRIPT = """
-import json
+# torchrun
+
+
+def torchrun(script, tmp_path, *options, before=()):
+    (tmp_path / "script.py").write_text(script)
+    return subprocess.run(
+        [*before, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *options]
+        + [tmp_path / "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+
+
+RETURNS = """
+import sys
 import torch
 import torch.distributed as dist
 import ddp_common as ddp
 
-with ddp.process_group() as device:
-    total = torch.tensor([ddp.rank() + 1.0], device=device)
-    dist.all_reduce(total)
-    sampler = ddp.ElasticSampler(11, 4)
-    share = [index for _ in sampler.epochs(1) for batch in sampler for index in batch]
-    ddp.report(loss=1.0)  # nobody listens
-    said = {"rank": ddp.rank(), "size": ddp.world_size(), "total": total.item(), "share": share}
-    print(json.dumps(said) + "\\n", end="", flush=True)
+class Answer:
+    def __init__(self, total):
+        self.weights = torch.full([6_000_000], total.item())
+
+def train():
+    dist.all_reduce(total := torch.ones(1))
+    ddp.report(loss=0.5)
+    return Answer(total)
+
+for turn in ("one", "two"):
+    with ddp.connect() as client:
+        run = ddp.launch(client, train, directory=turn)
+        print(turn, run.result.weights.sum().item(), len(run.metrics), file=sys.stderr)
 """
 
 
-def test_torchrun_starts_the_same_process_group(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+def test_torchrun_starts_the_same_ranks_and_a_result_of_any_class_and_size_is_on_each(tmp_path):
+    """24 MB are more than torch's store takes. A program may connect again."""
+    done = torchrun(RETURNS, tmp_path, "--standalone")
+    for turn in ("one", "two"):
+        assert done.stderr.count(f"{turn} 12000000.0 2") == 2, done.stderr
+        assert not list((tmp_path / turn).glob("exchange-*"))
+
+
+HANGS = """
+import time
+import torch.distributed as dist
+import ddp_common as ddp
+
+def train():
+    if ddp.rank() == 0:
+        dist.barrier()
+    else:
+        time.sleep(1000)
+
+with ddp.connect() as client:
+    ddp.launch(client, train, directory="run", stall_timeout=2)
+"""
+
+
+def test_a_stall_ends_by_the_time_out_of_the_process_group(tmp_path):
+    done = torchrun(HANGS, tmp_path, "--standalone")
+    assert done.returncode == 1
+    assert "Timed out waiting 2000ms" in done.stderr and "in train" in done.stderr
+
+
+def test_run_script_needs_no_name_of_the_host(tmp_path):
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("only root may rename a host")
+    code = (
+        "import socket; socket.sethostname('no-such-name')\n"
+        "import ddp_common as ddp\n"
+        "done = ddp.run_script('import torch.distributed as dist\\n"
+        'dist.init_process_group("gloo"); print("in", dist.get_rank())\', timeout=100)\n'
+        "print(done.ok, done.output)"
+    )
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node=2",
-            "--rdzv-backend=c10d",
-            "--rdzv-endpoint=localhost:0",
-            script,
-        ],
-        capture_output=True,
-        text=True,
+        ["unshare", "--uts", sys.executable, "-c", code], capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    said = sorted(map(json.loads, done.stdout.splitlines()), key=lambda line: line["rank"])
-    assert [(line["rank"], line["size"], line["total"]) for line in said] == [
-        (0, 2, 3.0),
-        (1, 2, 3.0),
-    ]
-    assert sorted(index for line in said for index in line["share"]) == list(range(11))
+    assert done.stdout.startswith("True"), done.stdout + done.stderr
 
 
-# What goes wrong before there is a process group. Every rank is a program of its own.
-
-JOIN_TIMEOUT = 20  # seconds that ranks wait for each other, all of which have imported torch
-JOIN = (
-    "import ddp_common as ddp\nwith ddp.process_group():\n    print('in', ddp.rank(), flush=True)"
-)
-STAY = f"{JOIN}\n    sys.stdin.read()"
-GATE = "import sys\nimport ddp_common as ddp\nddp.process_group\nprint(flush=True)\ninput()\n"
+# What goes wrong before there is a process group.
 
 
-def start(code=JOIN, cwd=None, **variables):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=cwd,
-        env={**kept, "DDP_JOIN_TIMEOUT": str(JOIN_TIMEOUT), **variables},
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+def test_a_rank_that_nobody_starts_is_named_and_a_lost_store_said_in_words(tmp_path):
+    port = free_port()
+    first, other = (
+        Rank(JOIN, tmp_path, torchrun_variables(rank, 4, port), join_timeout=timeout)
+        for rank, timeout in [(0, 6), (2, 60)]
     )
+    assert "waited 6 s for all 4 ranks; still missing: rank 1, 3" in first.complaint()
+    assert "Rank 2 lost the store while it waited for other ranks" in other.complaint()
 
 
-def start_together(*each_ones_variables, code=JOIN):
-    """Processes that begin at once: when all of them have imported torch."""
-    processes = [start(f"{GATE}{code}", **variables) for variables in each_ones_variables]
-    try:
-        for process in processes:
-            assert process.stdout.readline() == "\n", process.communicate()
-        for process in processes:
-            process.stdin.write("\n")
-            process.stdin.flush()
-    except BaseException:
-        for process in processes:
-            process.kill()
-        raise
-    return processes
-
-
-def errors(processes):
-    """What each of the processes complains of last."""
-    said = [process.communicate(timeout=200)[1] for process in processes]
-    return [error.strip().splitlines()[-1] for error in said]
-
-
-def torchrun_variables(rank, size, port):
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-
-
-def slurm_variables(rank, size, job):
-    return {
-        "SLURM_PROCID": str(rank),
-        "SLURM_LOCALID": str(rank),
-        "SLURM_STEP_NUM_TASKS": str(size),
-        "SLURM_STEP_ID": "0",
-        "SLURM_JOB_ID": str(job),
-        "SLURM_STEP_NODELIST": "localhost",
-    }
-
-
-def test_ranks_that_nobody_starts_are_named_after_a_deadline():
+def test_a_store_that_nobody_opens_is_an_error_with_its_address(tmp_path):
     port = free_port()
-    processes = start_together(*(torchrun_variables(rank, 4, port) for rank in (0, 2)))
-    first, other = errors(processes)
-    assert f"waited {JOIN_TIMEOUT}.0 s for all 4 ranks; still missing: rank 1, 3" in first
-    assert "still missing: rank 1, 3" in other or "rank 0 has given up" in other
+    rank = Rank(JOIN, tmp_path, torchrun_variables(1, 2, port), join_timeout=1)
+    where = f"could not reach the store of rank 0 at 127.0.0.1, port {port}, within 1 s"
+    assert where in rank.complaint()
 
 
-def test_a_store_that_nobody_opens_is_an_error_with_its_address():
+def test_a_second_process_that_claims_a_rank_is_told_who_has_it(tmp_path):
+    port, gate = free_port(), tmp_path / "gate"
+    waits = f"    import os, time\n    while not os.path.exists({str(gate)!r}): time.sleep(0.1)"
+    code = f"{JOIN}\n{waits}"
+    ranks = [Rank(code, tmp_path, torchrun_variables(rank, 2, port)) for rank in (0, 1, 1)]
+    wait_until(lambda: any(rank.process.exitcode is not None for rank in ranks))
+    gate.touch()
+    (said,) = [said for said in (rank.said() for rank in ranks) if "is taken" in said]
+    assert re.search(r"Rank 1 is taken: process \d+ on \S+ has it, and process \d+ on \S+ c", said)
+
+
+def test_a_port_that_another_program_holds_is_an_error_in_words(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        error = Rank(JOIN, tmp_path, torchrun_variables(0, 1, port)).complaint()
+    assert "could not open the store of rank 0" in error and "choose another MASTER_PORT" in error
+
+
+def test_a_program_may_join_again(tmp_path):
     port = free_port()
-    (error,) = errors([start(**torchrun_variables(1, 2, port))])
-    where = f"the store of rank 0 at 127.0.0.1, port {port}"
-    assert f"could not reach {where}, within {JOIN_TIMEOUT}.0 s: nothing answers" in error
+    ranks = [Rank(JOIN + "\n" + JOIN, tmp_path, torchrun_variables(r, 2, port)) for r in (0, 1)]
+    assert [rank.said() for rank in ranks] == ["in 0\n" * 2, "in 1\n" * 2]
 
 
-def test_a_second_process_that_claims_a_rank_is_told_who_has_it():
-    port = free_port()
-    variables = (torchrun_variables(rank, 2, port) for rank in (0, 1, 1))
-    processes = start_together(*variables, code=STAY)
-    wait_until(lambda: any(process.poll() is not None for process in processes))
-    for process in processes:  # the others may leave
-        process.stdin.close()
-        process.stdin = None
-    said = [process.communicate(timeout=200)[1] for process in processes]
-    taken = [error for error in said if "is taken" in error]
-    assert len(taken) == 1
-    assert re.search(
-        r"Rank 1 is taken: process \d+ on \S+ has it, and process \d+ on \S+ claims it too",
-        taken[0],
-    )
-
+# How it ends.
 
 WORKS_ON_ALONE = """
 import datetime
 import time
 
-with ddp.process_group(timeout=datetime.timedelta(seconds=30)):
-    time.sleep(40 * ddp.rank())
-print("left", flush=True)
-"""
-
-
-def test_rank_0_waits_for_a_rank_that_works_on_alone_longer_than_a_collective_may_take():
-    port = free_port()
-    variables = (torchrun_variables(rank, 2, port) for rank in (0, 1))
-    processes = start_together(*variables, code=WORKS_ON_ALONE)
-    assert [process.communicate(timeout=200)[0] for process in processes] == ["left\n"] * 2
-
-
-DIES = "import os\nwith ddp.process_group():\n    if ddp.rank() == 1: os._exit(3)\nprint('left')"
-
-
-def test_rank_0_does_not_wait_for_a_rank_that_has_died():
-    port = free_port()
-    variables = (torchrun_variables(rank, 2, port) for rank in (0, 1))
-    processes = start_together(*variables, code=DIES)
-    assert [process.communicate(timeout=200)[0] for process in processes] == ["left\n", ""]
-
-
-DIES_IN_A_LAUNCH = """
-import os
-import signal
-
-def train():
+with ddp.process_group(timeout=datetime.timedelta(seconds=1)):
+    time.sleep(4 * ddp.rank())
     if ddp.rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-ddp.launch(ddp.connect(), train, directory=os.environ["RUN"])
+        print("done")
+print("left")
 """
-
-
-def test_a_launch_without_dask_names_a_rank_that_has_died_where_nobody_else_ends_it(tmp_path):
-    """As with plain `srun`: it kills no other rank."""
-    run = str(tmp_path / "run")
-    job = os.getpid()
-    variables = ({**slurm_variables(rank, 2, job), "RUN": run} for rank in (0, 1))
-    first, _ = start_together(*variables, code=DIES_IN_A_LAUNCH)
-    said = first.communicate(timeout=200)[1]
-    assert first.returncode == 1
-    assert "Rank 1 ended before it had told the other ranks what it has reported" in said
-
-
-def test_a_port_that_another_program_holds_is_an_error_in_words():
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        (error,) = errors([start(**torchrun_variables(0, 1, other.getsockname()[1]))])
-    assert "could not open the store of rank 0" in error and "choose another MASTER_PORT" in error
-
-
-TAKEN = """
-import contextlib
-import os
-import socket
-import ddp_common as ddp
-
-with contextlib.suppress(OSError):  # somebody has it
-    other = socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+RAISES = """
 with ddp.process_group():
-    print(f"in {ddp.rank()}")
+    if ddp.rank() == 1:
+        raise ValueError("broken")
+print("left")
 """
 
 
-def test_ranks_of_torchrun_need_no_port_that_was_chosen_before_they_started():
-    """torchrun names a port that is free; once a rank has started, another program may have it."""
-    done = run_script(TAKEN, timeout=200)
-    assert done.ok, done.output
-    assert sorted(re.findall("in [01]", done.output)) == ["in 0", "in 1"]
+def test_rank_0_waits_for_a_rank_that_works_on_alone_longer_than_a_collective_may_take(tmp_path):
+    port = free_port()
+    ranks = [Rank(WORKS_ON_ALONE, tmp_path, torchrun_variables(rank, 2, port)) for rank in (0, 1)]
+    wait_until(lambda: ranks[0].process.exitcode is not None)
+    assert ranks[1].output.read_text().startswith("done\n")
+    assert [rank.said() for rank in ranks] == ["left\n", "done\nleft\n"]
 
 
-def test_ranks_that_rank_0_tells_no_port_say_where_they_look_for_it(tmp_path):
-    (error,) = errors([start(**torchrun_variables(1, 2, 1), DDP_PORT_FOLDER=str(tmp_path))])
-    where = f"at 127.0.0.1, at the port that {tmp_path}/port-0 says"
-    assert f"could not reach the store of rank 0 {where}, within" in error
+def test_rank_0_does_not_wait_for_a_rank_that_has_raised(tmp_path):
+    port = free_port()
+    ranks = [Rank(RAISES, tmp_path, torchrun_variables(rank, 2, port)) for rank in (0, 1)]
+    assert ranks[0].said() == "left\n"
+    assert ranks[1].complaint() == "ValueError: broken"
 
 
-@pytest.mark.parametrize(
-    "missing", ["SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"]
-)
-def test_half_the_variables_of_slurm_are_an_error_that_names_the_others(missing):
+# Slurm
+
+
+def test_ranks_of_a_slurm_step_meet_at_a_port_that_they_derive(tmp_path):
+    job = 1000 + os.getpid()
+    ranks = [Rank(JOIN, tmp_path, slurm_variables(rank, 2, job)) for rank in (1, 0)]
+    assert [rank.said() for rank in ranks] == ["in 1\n", "in 0\n"]
+
+
+def test_a_derived_port_that_is_taken_is_an_error_and_master_port_chooses_another(tmp_path):
+    variables = slurm_variables(0, 1, 1_000_000 + os.getpid())
+    port = slurm.port(int(variables["SLURM_JOB_ID"]), 0)
+    with socket.create_server(("", port)):
+        error = Rank(JOIN, tmp_path, variables).complaint()
+        assert f"port {port}," in error and "choose another MASTER_PORT" in error
+        elsewhere = {**variables, "MASTER_PORT": str(free_port())}
+        assert Rank(JOIN, tmp_path, elsewhere).said() == "in 0\n"
+
+
+@pytest.mark.parametrize("missing", ["SLURM_LOCALID", "SLURM_STEP_NODELIST"])
+def test_half_the_variables_of_slurm_are_an_error_that_names_the_others(tmp_path, missing):
     variables = slurm_variables(0, 2, job=1)
     del variables[missing]
-    (error,) = errors([start(**variables)])
+    error = Rank(JOIN, tmp_path, variables).complaint()
     assert f"srun has started this process, but {missing} is not set" in error
-
-
-def test_ranks_of_a_slurm_step_pass_over_a_derived_port_that_somebody_else_holds(monkeypatch):
-    """A stranger that says nothing holds the first, the store of another step the second."""
-    from ddp_common.ranks import slurm
-
-    job = 1000 + os.getpid()
-    for name, value in slurm_variables(0, 2, job).items():
-        monkeypatch.setenv(name, value)
-    ports = slurm.candidates()
-    with socket.socket() as stranger:
-        stranger.bind(("0.0.0.0", ports[0]))
-        stranger.listen()
-        foreign = dist.TCPStore(
-            "localhost", ports[1], None, is_master=True, wait_for_workers=False
-        )
-        assert foreign.port == ports[1]
-        processes = [
-            start(**slurm_variables(rank, 2, job), DDP_JOIN_TIMEOUT="150") for rank in (1, 0)
-        ]
-        said = [process.communicate(timeout=200) for process in processes]
-    assert [out for out, _ in said] == ["in 1\n", "in 0\n"], said
 
 
 @pytest.mark.parametrize(
@@ -326,8 +276,5 @@ def test_ranks_of_a_slurm_step_pass_over_a_derived_port_that_somebody_else_holds
     [("n07", "n07"), ("n[07-09,12]", "n07"), ("gpu-a,gpu-b", "gpu-a"), ("r1n[3,5]s2", "r1n3s2")],
 )
 def test_the_first_host_of_a_node_list(nodes, first, monkeypatch):
-    from ddp_common.ranks import slurm
-
-    # as where scontrol is not installed
-    monkeypatch.setattr(slurm.shutil, "which", lambda name: None)
+    monkeypatch.setenv("PATH", "/nowhere")  # as where scontrol is not installed
     assert slurm.first_host(nodes) == first

@@ -9,8 +9,7 @@ import sys
 import cloudpickle
 import pytest
 import torch
-import torch.distributed as dist
-from processes import assert_nothing_left, log_of
+from processes import log_of
 
 import ddp_common as ddp
 
@@ -23,14 +22,14 @@ def refuse(constant):
 
 def test_reports_of_all_ranks_arrive_with_rank_and_time_in_the_order_of_each_rank(client):
     def train():
-        for number in range(2000):
+        for number in range(500):
             ddp.report(number=number, tensor=torch.tensor([number / 2], requires_grad=True))
 
     metrics = ddp.launch(client, train, workers=3).metrics
-    assert len(metrics) == 6000
+    assert len(metrics) == 1500
     for rank in range(3):
         mine = metrics[metrics["rank"] == rank]
-        assert mine["number"].tolist() == list(range(2000))
+        assert mine["number"].tolist() == list(range(500))
         assert (mine["tensor"] == mine["number"] / 2).all()
         assert mine["time"].is_monotonic_increasing
 
@@ -112,27 +111,9 @@ def test_a_file_that_would_leave_the_run_directory_ends_the_run_and_is_not_writt
     assert not list(tmp_path.rglob("outside"))
 
 
-def test_files_through_a_link_are_refused_and_the_ranks_are_ended(client, tmp_path):
-    def train():
-        ddp.save_file("link/one", b"x")
-        ddp.save_file("link/two", b"x")
-        dist.barrier()
-        torch.futures.Future().wait()
-
-    directory, outside = tmp_path / "run", tmp_path / "outside"
-    directory.mkdir()
-    outside.mkdir()
-    (directory / "link").symlink_to(outside)
-    with pytest.raises(ddp.Error, match="'link/one' leads out of the run directory"):
-        ddp.launch(client, train, workers=2, directory=directory)
-    assert list(outside.iterdir()) == []
-    assert_nothing_left(directory, ranks=2)
-    assert ddp.launch(client, ddp.world_size, workers=4).result == 4
-
-
 def test_every_line_that_a_rank_prints_is_in_the_log_in_its_order(client):
     def train():
-        for number in range(3000):
+        for number in range(500):
             print(f"line {number}")
         print("an error", file=sys.stderr)
         print("without an end", end="")
@@ -145,7 +126,7 @@ def test_every_line_that_a_rank_prints_is_in_the_log_in_its_order(client):
             if f"[rank {rank}] " in line
         ]
         assert [line for line in said if line.startswith("line ")] == [
-            f"line {number}" for number in range(3000)
+            f"line {number}" for number in range(500)
         ]
         assert "an error" in said and "without an end" in said
 

@@ -1,7 +1,5 @@
 """RESUME in a program with several launches: it is for the function whose run it was."""
 
-import json
-
 import ddp_common as ddp
 
 
@@ -33,29 +31,3 @@ def test_resume_is_for_the_launch_of_the_function_that_the_run_was_one_of(client
     assert ddp.launch(client, train, workers=1, steps=3).directory != first.directory, (
         "RESUME is for one launch"
     )
-
-
-def test_a_run_of_an_older_version_that_names_no_function_is_resumed_by_the_first_launch(
-    client, monkeypatch
-):
-    ddp.settings("demo", steps=3)
-    first = ddp.launch(client, train, workers=1, steps=3)
-    config = json.loads((first.directory / "config.json").read_text())
-    del config["function"]
-    (first.directory / "config.json").write_text(json.dumps(config))
-    monkeypatch.setenv("RESUME", str(first.directory))
-    ddp.settings("demo", steps=3)
-    assert ddp.launch(client, train, workers=1, steps=3).directory == first.directory
-
-
-def test_config_json_keeps_what_earlier_attempts_said_if_they_were_others(client, monkeypatch):
-    ddp.settings("demo", steps=3, rate=1.0)
-    directory = ddp.launch(client, train, workers=1, steps=3).directory
-    monkeypatch.setenv("RESUME", str(directory))
-    for rate in ("1.0", "2.0", "2.0", "3.0"):
-        monkeypatch.setenv("SET", f"rate={rate}")
-        ddp.settings("demo", steps=3, rate=1.0)
-        ddp.launch(client, train, workers=1, steps=3)
-    config = json.loads((directory / "config.json").read_text())
-    assert config["settings"]["rate"] == 3.0
-    assert [earlier["settings"]["rate"] for earlier in config["earlier"]] == [1.0, 2.0]

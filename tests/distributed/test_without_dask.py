@@ -1,48 +1,131 @@
-"""A tutorial under torchrun: one command, the same files and weights as on Dask.
+"""The same program under torchrun: the same weights and files as on Dask, one message on failure.
 
-And one message when it fails.
+`program` is run by torchrun once for all tests; on Dask its function runs in this process.
 """
 
 import contextlib
-import json
+import importlib.util
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
+import cloudpickle
+import psutil
 import pytest
 import torch
-from processes import PATIENCE, log_of, wait_until
+from patience import PATIENCE
+from processes import log_of, saved_steps, wait_until
 
-from ddp_common.ranks.checkpoint_files import checkpoints, newest
+import ddp_common as ddp
 
-ROOT = Path(__file__).parents[2]
-QUICK = "epochs=1 hidden=16 batch_size=2048"
+PROGRAM = """
+import sys
+
+import torch
+import torch.distributed as dist
+
+import ddp_common as ddp
+from ddp_common.teaching import faults
 
 
-def command(cluster, checkpoint, *options, tutorial="pets", cwd=ROOT, settings=QUICK, **variables):
-    arguments = [
-        sys.executable,
-        "-m",
-        "ddp_common",
-        "run",
-        tutorial,
-        "--cluster",
-        cluster,
-        "--workers",
-        "2",
-        "--checkpoint",
-        checkpoint,
-        *options,
-    ]
+def train(epochs, ends_group=False):
+    weights = faults.train(epochs=epochs)
+    ddp.save_file(f"rank-{ddp.rank()}.txt", "here")
+    print("rank", ddp.rank(), "of", ddp.world_size())
+    if ends_group:  # as scripts for torchrun do
+        dist.destroy_process_group()
+    ddp.report(last=ddp.rank())
+    return weights
+
+
+if __name__ == "__main__":
+    heard = []
+    with ddp.connect() as client:
+        run = ddp.launch(
+            client, train, directory=sys.argv[1], on_report=heard.append, epochs=2, ends_group=True
+        )
+        if ddp.rank() == 0:
+            assert heard == list(run.records), heard
+            torch.save(run.result, sys.argv[2])
+        print("after the launch", run.world_size, sorted({each["rank"] for each in run.records}))
+"""
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """The function of the program."""
+    path = tmp_path_factory.mktemp("module") / "program_for_torchrun.py"
+    path.write_text(PROGRAM)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    cloudpickle.register_pickle_by_value(module)
+    yield module.train
+    del sys.modules[path.stem]
+
+
+@pytest.fixture(scope="module")
+def under_torchrun(tmp_path_factory):
+    """(the folder of the run, its weights, what was printed)."""
+    folder = tmp_path_factory.mktemp("torchrun")
+    (folder / "program.py").write_text(PROGRAM)
+    command = "-m torch.distributed.run --standalone --nproc-per-node 2 program.py run weights.pt"
+    done = subprocess.run(
+        [sys.executable, *command.split()],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "run", torch.load(folder / "weights.pt"), done.stdout
+
+
+def test_torchrun_trains_to_the_same_weights_and_leaves_the_same_files_as_dask(
+    client, train, under_torchrun
+):
+    directory, weights, _ = under_torchrun
+    run = ddp.launch(client, train, workers=2, epochs=2)
+    assert torch.equal(weights, run.result)
+    names = {path.name for path in run.directory.iterdir()}
+    assert {path.name for path in directory.iterdir()} == names
+    assert saved_steps(directory) == saved_steps(run.directory)
+    assert directory.stat().st_mode & 0o777 == 0o700, "for its owner alone"
+
+
+def test_under_torchrun_all_ranks_have_the_records_of_all_and_what_they_print_is_shown_once(
+    under_torchrun,
+):
+    _, _, said = under_torchrun
+    assert said.count("after the launch 2 [0, 1]") == 1
+
+
+def test_a_run_begun_under_torchrun_goes_on_with_dask(client, train, under_torchrun, tmp_path):
+    shutil.copytree(under_torchrun[0], tmp_path / "run")
+    run = ddp.launch(client, train, workers=2, directory=tmp_path / "run", epochs=3)
+    undisturbed = ddp.launch(client, train, workers=2, epochs=3)
+    assert torch.equal(run.result, undisturbed.result)
+    assert "Resumed from step-00000014" in log_of(run.directory)
+
+
+def test_a_process_that_no_launcher_has_started_says_so():
+    with pytest.raises(ddp.Error, match="was not started by torchrun"):
+        ddp.connect("torchrun")
+
+
+def in_no_hurry(repository, checkpoint, *options, **variables):
+    """The command of `make run` with a training under torchrun that waits until it is resumed.
+
+    It is the tutorial of `repository`.
+    """
+    command = "-m ddp_common run in_no_hurry --cluster torchrun --workers 2 --checkpoint"
     return subprocess.Popen(
-        arguments,
-        cwd=cwd,
-        env={**os.environ, "SET": settings, **variables},
+        [sys.executable, *command.split(), checkpoint, *options],
+        cwd=repository,
+        env={**os.environ, "SET": "pause=1", **variables},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -50,24 +133,8 @@ def command(cluster, checkpoint, *options, tutorial="pets", cwd=ROOT, settings=Q
     )
 
 
-def in_no_hurry(repository, checkpoint, *options, pause=1, **variables):
-    """The same of a training under torchrun that takes 200 s, unless it is resumed before.
-
-    Meanwhile the cores are free. It is the tutorial of `repository`.
-    """
-    chosen = {"tutorial": "in_no_hurry", "cwd": repository, "settings": f"pause={pause}"}
-    return command("torchrun", checkpoint, *options, **chosen, **variables)
-
-
-def finish(process):
-    out, error = process.communicate(timeout=200)
-    return process.returncode, out, error
-
-
 def ranks_of(process):
-    """The processes that torchrun has started, in rank order, once they train."""
-    import psutil
-
+    """The processes that torchrun has started, in rank order."""
     numbers = {}
     for child in psutil.Process(process.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
@@ -77,115 +144,16 @@ def ranks_of(process):
     return sorted(numbers, key=numbers.__getitem__)
 
 
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory):
-    """Trains with a launcher, once for all tests: returns the run directory and what was said."""
-    folder, said = tmp_path_factory.mktemp("quick"), {}
-
-    def train(cluster):
-        if cluster not in said:
-            code, said[cluster], error = finish(command(cluster, folder / cluster))
-            assert code == 0, error
-        return folder / cluster, said[cluster]
-
-    return train
-
-
-def test_torchrun_trains_to_the_same_loss_and_leaves_the_same_files_as_dask(quick):
-    losses, names = {}, {}
-    for cluster in ("torchrun", "local"):
-        directory, out = quick(cluster)
-        assert out.count("Invented:") == 1 and f"Run directory: {directory}" in out
-        assert directory.stat().st_mode & 0o777 == 0o700, "for its owner alone"
-        names[cluster] = {path.name for path in directory.iterdir()}
-        lines = (directory / "metrics.jsonl").read_text().splitlines()
-        records = [json.loads(line) for line in lines]
-        last_step = max(record["step"] for record in records)
-        last = [record for record in records if record["step"] == last_step]
-        assert sorted(record["rank"] for record in last) == [0, 1]
-        losses[cluster] = sum(record["loss"] for record in last) / 2
-    assert abs(losses["torchrun"] / losses["local"] - 1) < 1e-6
-    only_with_dask = {"pace.jsonl"}  # of runs with as many steps as a sample has
-    assert names["torchrun"] == names["local"] - only_with_dask
-
-
-@pytest.mark.parametrize(("first", "second"), [("torchrun", "local"), ("local", "torchrun")])
-def test_a_run_begun_with_one_launcher_goes_on_with_another(quick, tmp_path, first, second):
-    begun, _ = quick(first)
-    shutil.copytree(begun, tmp_path / "run")
-    code, out, error = finish(command(second, tmp_path / "run", "--set", "epochs=2"))
-    assert code == 0, error
-    assert "Resumed from step-00000049.pt" in out + log_of(tmp_path / "run")
-    assert checkpoints(tmp_path / "run" / "checkpoints")[-1].name == "step-00000098.pt"
-
-
-@pytest.fixture
-def temporary(tmp_path):
-    """A folder for temporary files, in which nothing may be left but torch's own cache."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    yield folder
-    left = [path.name for path in folder.iterdir()]
-    assert not [name for name in left if not name.startswith("torchinductor_")]
-
-
-def test_a_killed_rank_is_named_in_one_message(repository, tmp_path, temporary):
+def test_a_killed_rank_is_named_in_one_message_and_nothing_is_left(repository, tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     process = in_no_hurry(repository, tmp_path / "run", TMPDIR=str(temporary))
-    wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
+    wait_until(lambda: saved_steps(tmp_path / "run") or process.poll() is not None)
     ranks = ranks_of(process)
-    began = time.monotonic()
     ranks[1].kill()
-    code, _, error = finish(process)
-    assert code == 1 and time.monotonic() - began < PATIENCE
+    _, error = process.communicate(timeout=3 * PATIENCE)
+    assert process.returncode == 1
     assert re.search(r"Error: Rank [01] failed", error) and "ChildFailedError" not in error
     assert not any(rank.is_running() for rank in ranks)
-
-
-def test_restarts_go_on_from_the_newest_checkpoint(repository, tmp_path):
-    undisturbed = in_no_hurry(repository, tmp_path / "undisturbed", pause=0)
-    assert finish(undisturbed)[0] == 0
-    process = in_no_hurry(repository, tmp_path / "run", "--restarts", "1")
-    wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
-    ranks_of(process)[1].kill()
-    code, out, error = finish(process)
-    assert code == 0, error
-    assert "Resumed from step-" in out
-    states = [
-        torch.load(newest(tmp_path / name / "checkpoints"))["model"]
-        for name in ("run", "undisturbed")
-    ]
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-
-
-def test_ctrl_c_ends_all_ranks(repository, tmp_path, temporary):
-    process = in_no_hurry(repository, tmp_path / "run", TMPDIR=str(temporary))
-    wait_until(lambda: checkpoints(tmp_path / "run" / "checkpoints"))
-    ranks = ranks_of(process)
-    os.killpg(process.pid, signal.SIGINT)
-    assert finish(process)[0] != 0
-    assert not any(rank.is_running() for rank in ranks)
-
-
-def test_bad_input_is_one_message(tmp_path):
-    code, _, error = finish(command("torchrun", tmp_path / "run", settings="epoch=1"))
-    assert code == 1
-    assert "pets has no setting 'epoch'" in error and "Traceback" not in error
-
-
-def test_a_process_that_no_launcher_has_started_says_so(monkeypatch):
-    import ddp_common as ddp
-
-    with pytest.raises(ddp.Error, match="was not started by torchrun"):
-        ddp.connect("torchrun")
-
-
-def test_without_srun_the_message_says_so(tmp_path):
-    code, _, error = finish(command("srun", tmp_path / "run", PATH="/nowhere"))
-    assert code == 1 and "There is no srun here" in error
-
-
-@pytest.mark.parametrize("restarts", ["x", "-1"])
-def test_a_number_of_restarts_that_is_none_is_one_message(tmp_path, restarts):
-    code, _, error = finish(command("torchrun", tmp_path / "run", "--restarts", restarts))
-    assert code == 1
-    assert "RESTARTS is a whole number of at least 0" in error and "Traceback" not in error
+    left = [path.name for path in temporary.iterdir()]
+    assert not [name for name in left if not name.startswith("torchinductor_")]

@@ -5,33 +5,23 @@ run in a mount namespace of their own, where something else lies over the run di
 """
 
 import os
-import shutil
-import signal
-import subprocess
 import sys
 
 import cloudpickle
 import pytest
 import torch
 from distributed import Client
-from fault_lab import processes_of, separate_cluster
+from patience import PATIENCE
+from processes import can_hide, hiding, saved_steps, separate_cluster
 
 import ddp_common as ddp
-from ddp_common.ranks.checkpoint_files import checkpoints, fault
 from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def can_unshare():
-    return (
-        shutil.which("unshare")
-        and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
-    )
-
-
 pytestmark = pytest.mark.skipif(
-    not can_unshare(), reason="needs the right to make a mount namespace (root)"
+    not can_hide(), reason="needs the right to make a mount namespace (root)"
 )
 
 
@@ -39,94 +29,18 @@ pytestmark = pytest.mark.skipif(
 def apart(tmp_path_factory):
     """A client of two workers, and a folder of its own that they see empty and cannot write."""
     folder, hidden = tmp_path_factory.mktemp("cluster"), tmp_path_factory.mktemp("hidden")
-    mount = f'mount -t tmpfs -o ro,size=4k tmpfs {hidden} && exec "$@"'
-    hide = ["unshare", "--mount", "sh", "-c", mount, "sh"]
-    with separate_cluster(folder, *hide) as (_, address), Client(address) as client:
-        client.wait_for_workers(2, timeout=120)
+    with separate_cluster(folder, *hiding(hidden)) as (_, address), Client(address) as client:
+        client.wait_for_workers(2, timeout=2 * PATIENCE)
         yield client, hidden
-
-
-def test_a_rank_does_not_see_the_run_directory(apart):
-    client, hidden = apart
-    (hidden / "here").touch()
-    assert list(client.run(os.listdir, str(hidden)).values()) == [[], []]
 
 
 def test_checkpoints_reach_the_client_and_a_restart_goes_on_from_them(apart, tmp_path):
     client, hidden = apart
     undisturbed = ddp.launch(client, faults.train, workers=2, directory=hidden / "undisturbed")
-    names = [path.name for path in checkpoints(hidden / "undisturbed" / "checkpoints")]
-    # where they come faster than they can be fetched, the newest is taken
-    assert names[-1] == "step-00000014.pt" and len(names) <= 2
-    assert not any(map(fault, checkpoints(hidden / "undisturbed" / "checkpoints")))
-    for rank in (0, 1):
-        faulty = faults.inject(
-            faults.train, "SIGKILL", rank=rank, step=8, mark=tmp_path / f"mark{rank}"
-        )
-        run = ddp.launch(
-            client, faulty, workers=2, restarts=1, directory=hidden / f"run{rank}", pause=0.05
-        )
-        assert torch.equal(run.result, undisturbed.result)
-        (event,) = [record for record in run.records if record.get("event") == "restart"]
-        assert event["step"] in (0, 3, 6)  # the last save may still be on its way to the client
-
-
-def test_nothing_stays_on_the_workers(apart):
-    client, hidden = apart
-    ddp.launch(client, faults.train, workers=2, directory=hidden / "tidy")
-    with pytest.raises(ddp.RankFailed):
-        ddp.launch(
-            client, faults.inject(faults.train, "raise"), workers=2, directory=hidden / "tidy-too"
-        )
-
-    def spools(dask_worker):
-        return [
-            name for name in os.listdir(dask_worker.local_directory) if name.startswith("ddp-")
-        ]
-
-    assert list(client.run(spools).values()) == [[], []]
-
-
-def test_a_large_checkpoint_arrives_whole(apart):
-    def train():
-        sampler = ddp.ElasticSampler(8, 4)
-        model = torch.nn.Linear(2500, 2500)  # 25 MB: several pieces
-        checkpoint = ddp.Checkpoint(model=model, sampler=sampler)
-        checkpoint.restore()
-        for _ in sampler.epochs(1):
-            for _ in sampler:
-                torch.nn.init.constant_(model.weight, sampler.steps_done)
-            checkpoint.save()
-        return model.weight[0, 0].item()
-
-    client, hidden = apart
-    run = ddp.launch(client, train, workers=2, directory=hidden / "large")
-    (path,) = checkpoints(run.directory / "checkpoints")
-    assert fault(path) is None and (torch.load(path)["model"]["weight"] == 2).all()
-    again = ddp.launch(client, train, workers=2, directory=hidden / "large")
-    assert again.result == 2  # both ranks got it back, and had nothing to do
-
-
-def test_files_of_ranks_reach_the_client(apart):
-    def train():
-        ddp.save_file(f"notes/{ddp.rank()}.txt", "hello")
-
-    client, hidden = apart
-    run = ddp.launch(client, train, workers=2, directory=hidden / "files")
-    notes = sorted((run.directory / "notes").iterdir())
-    assert [path.read_text() for path in notes] == ["hello", "hello"]
-
-
-def test_sigterm_saves_for_the_client_too(apart):
-    client, hidden = apart
-    with pytest.raises(ddp.RunStopped) as caught:
-        ddp.launch(
-            client,
-            faults.inject(faults.train, "SIGTERM", step=4),
-            workers=2,
-            directory=hidden / "stopped",
-            pause=0.2,
-        )
-    assert f"step-{caught.value.step:08d}.pt" in os.listdir(hidden / "stopped" / "checkpoints")
-    assert not processes_of(hidden / "stopped")
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # the client's own is untouched
+    assert saved_steps(hidden / "undisturbed")[-1] == 14
+    dies = faults.inject(faults.train, "SIGKILL", rank=0, step=8, mark=tmp_path / "mark")
+    run = ddp.launch(client, dies, workers=2, restarts=1, directory=hidden / "run", pause=0.05)
+    assert torch.equal(run.result, undisturbed.result)
+    (event,) = [record for record in run.records if record.get("event") == "restart"]
+    assert event["step"] in (0, 3, 6)  # the last save may still be on its way to the client
+    assert list(client.run(os.listdir, str(hidden)).values()) == [[], []]

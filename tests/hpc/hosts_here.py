@@ -6,7 +6,7 @@ Needs root and iproute2 (Debian, Ubuntu). A host is a network namespace. The hos
 processors and memory; they reach each other through the switch, and nothing else. A host's own
 name leads to 127.0.1.1 there, as Debian has it. The switch is a namespace too: this machine's own
 network sees none of it, so that addresses cannot clash. Promises: at the end namespaces, links and
-every process in them are gone; what a program left that was killed itself, the next one removes.
+every process in them are gone.
 """
 
 import contextlib
@@ -20,11 +20,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from patience import PATIENCE
+
 PROGRAMS = ("ip", "bridge", "unshare", "sh")
 INTERFACE = "link0"
 NAMESPACES = Path("/run/netns")
 NAMES_OF_HOSTS = Path("/etc/netns")  # where `ip netns exec` looks for a namespace's own /etc/hosts
-GONE_TIMEOUT = 60  # seconds
 
 _numbers = itertools.count()
 
@@ -39,9 +40,8 @@ def why_not():
         return f"{', '.join(missing)} not installed (Debian: apt install iproute2 util-linux)"
     try:
         with running_hosts(count=1) as (host,):
-            assert host.run("hostname").stdout.strip() == host.name
-            host.cut(silently=True)
-            host.mend()
+            assert host.run("hostname").strip() == host.name
+            host.cut()
     except (subprocess.CalledProcessError, OSError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip()
         return f"network namespaces cannot be made here: {said}"
@@ -59,7 +59,7 @@ class Host:
     port: str  # of the switch: the other end of the host's cable
     processes: list = field(default_factory=list)
 
-    def start(self, *command, **options):
+    def start(self, command, **options):
         """`subprocess.Popen` of a command on this host. Its process number is the command's."""
         inside = ["ip", "netns", "exec", self.namespace, "unshare", "--uts"]
         named = ["sh", "-c", 'hostname "$0" && exec "$@"', self.name]
@@ -67,35 +67,17 @@ class Host:
         self.processes.append(process)
         return process
 
-    def run(self, *command, timeout=120):
-        """Run a command to its end and return it, with stdout and stderr as text.
-
-        Raises `CalledProcessError` if it fails.
-        """
-        process = self.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        try:
-            out, error = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
+    def run(self, *command):
+        """What a command prints. Raises `CalledProcessError` if it fails."""
+        process = self.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        out, error = process.communicate(timeout=PATIENCE)
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command, out, error)
-        return subprocess.CompletedProcess(command, 0, out, error)
+        return out
 
-    def cut(self, silently=False):
-        """Pull the host's cable.
-
-        `silently`: the switch drops what the host sends and gets, and the link still looks sound.
-        """
-        if silently:
-            _ip(*f"netns exec {self.switch} bridge link set dev {self.port} state 0".split())
-        else:
-            _ip("-n", self.switch, "link", "set", self.port, "down")
-
-    def mend(self):
-        """Undo `cut`."""
-        _ip("-n", self.switch, "link", "set", self.port, "up")
-        _ip(*f"netns exec {self.switch} bridge link set dev {self.port} state 3".split())
+    def cut(self):
+        """Have the switch drop what the host sends and gets. The link still looks sound."""
+        _ip(*f"netns exec {self.switch} bridge link set dev {self.port} state 0".split())
 
 
 @contextlib.contextmanager
@@ -109,7 +91,6 @@ def running_hosts(count=3):
         address = f"10.77.0.{number}"
         namespace = f"{common}-{name}"
         hosts.append(Host(name, address, INTERFACE, namespace, switch, f"port{number}"))
-    _remove_what_killed_programs_left()
     try:
         _ip("netns", "add", switch)
         _ip("-n", switch, "link", "add", "switch", "type", "bridge")
@@ -122,7 +103,7 @@ def running_hosts(count=3):
         _remove([*(host.namespace for host in hosts), switch])
         for host in hosts:
             for process in host.processes:
-                process.wait(GONE_TIMEOUT)
+                process.wait(PATIENCE)
 
 
 def _connect(host):
@@ -142,9 +123,7 @@ def _name(host, hosts):
         *(f"{other.address} {other.name}" for other in hosts if other is not host),
     ]
     folder = NAMES_OF_HOSTS / host.namespace
-    while not folder.exists():
-        with contextlib.suppress(FileNotFoundError):  # others have just removed the one above it
-            folder.mkdir(parents=True)
+    folder.mkdir(parents=True)
     (folder / "hosts").write_text("\n".join(lines) + "\n")
 
 
@@ -154,7 +133,7 @@ def _remove(namespaces):
     Also the processes whose parent has left.
     """
     there = [namespace for namespace in namespaces if (NAMESPACES / namespace).exists()]
-    deadline = time.monotonic() + GONE_TIMEOUT
+    deadline = time.monotonic() + PATIENCE
     pids = _pids_in(there)
     while pids and time.monotonic() < deadline:
         for pid in pids:
@@ -166,20 +145,6 @@ def _remove(namespaces):
         # its links go with it
         subprocess.run(["ip", "netns", "delete", namespace], capture_output=True)
         shutil.rmtree(NAMES_OF_HOSTS / namespace, ignore_errors=True)
-    with contextlib.suppress(OSError):  # others have something there
-        NAMES_OF_HOSTS.rmdir()
-
-
-def _remove_what_killed_programs_left():
-    names = {
-        path.name
-        for folder in (NAMESPACES, NAMES_OF_HOSTS)
-        if folder.is_dir()
-        for path in folder.glob("ddp-*-*-*")
-    }
-    left = [name for name in names if not Path("/proc", name.split("-")[1]).exists()]
-    if left:
-        _remove(sorted(left))
 
 
 def _pids_in(namespaces):

@@ -13,15 +13,14 @@ import re
 import shutil
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 from ports import free_port
+from runs_here import ROOT, wait_until
 
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sinfo", "srun", "sbatch")
 CPUS = 16  # more than the machine may have: Slurm is told not to look
 MEMORY = 64_000  # MiB; the same
-START_TIMEOUT = 120  # seconds
 
 CONFIGURATION = """
 ClusterName=here
@@ -118,14 +117,8 @@ def running_slurm(folder):
                     subprocess.Popen(command, env=everything, stdout=output, stderr=output)
                 )
             if name == "munged":
-                wait_until(lambda: (folder / "munge.socket").exists(), "munged", folder)
-
-        def a_node_is_idle():
-            sinfo = ["sinfo", "-h", "-o", "%t"]
-            done = subprocess.run(sinfo, env=everything, capture_output=True, text=True)
-            return "idle" in done.stdout
-
-        wait_until(a_node_is_idle, "slurmd", folder)
+                wait_until_ready((folder / "munge.socket").exists, folder)
+        wait_until_ready(lambda: a_node_is_idle(everything), folder)
         yield environment
     finally:
         subprocess.run(["scancel", "--user=root"], env=everything, capture_output=True)
@@ -138,21 +131,62 @@ def running_slurm(folder):
             daemon.wait()
 
 
-def without_controller(environment, folder):
-    """The variables of a Slurm whose controller does not answer: nobody listens at its port."""
-    right = Path(environment["SLURM_CONF"]).read_text()
-    wrong = re.sub(r"SlurmctldPort=\d+", f"SlurmctldPort={free_port()}", right)
-    wrong = re.sub(r"MessageTimeout=\d+", "MessageTimeout=2", wrong)
-    path = Path(folder, "without_controller.conf")
-    path.write_text(wrong)
-    return {**environment, "SLURM_CONF": str(path)}
+def wait_until_ready(condition, folder):
+    """Wait for the daemons. What they have printed is shown if that is in vain."""
+    try:
+        wait_until(condition)
+    except AssertionError:
+        for path in (*folder.glob("*.out"), *folder.glob("*.log")):
+            print(f"{path}:\n{path.read_text()[-1500:]}")
+        raise
 
 
-def wait_until(condition, name, folder):
-    deadline = time.monotonic() + START_TIMEOUT
-    while not condition():
-        if time.monotonic() > deadline:
-            files = sorted(folder.glob("*.out")) + sorted(folder.glob("*.log"))
-            logs = "\n".join(f"{path.name}:\n{path.read_text()[-1500:]}" for path in files)
-            raise RuntimeError(f"{name} was not ready within {START_TIMEOUT} s.\n{logs}")
-        time.sleep(0.1)
+def a_node_is_idle(environment):
+    sinfo = ["sinfo", "-h", "-o", "%t"]
+    return b"idle" in subprocess.run(sinfo, env=environment, capture_output=True).stdout
+
+
+def said_by(environment, *command):
+    """What a command prints. It is asked again where a busy controller has not answered."""
+
+    def answer():
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+        return done if done.returncode == 0 else None
+
+    return wait_until(answer).stdout
+
+
+def jobs(environment, *options):
+    """The numbers of the jobs that wait, run or are about to end; `options` are for squeue."""
+    return said_by(environment, "squeue", "--noheader", "--format=%i", *options).split()
+
+
+def running_jobs(environment):
+    """The same of those that run. Jobs of an earlier test may take a while to end."""
+    return jobs(environment, "--states=RUNNING")
+
+
+def state(environment, job):
+    """Slurm's word for the state of a job: RUNNING, COMPLETED, FAILED …"""
+    return re.search(r"JobState=(\w+)", said_by(environment, "scontrol", "show", "job", job))[1]
+
+
+def submit(environment, folder, script, cwd=ROOT, **variables):
+    """Submit a batch script; returns the job's number. Its log is `folder`/`number`.log."""
+    command = ["sbatch", "--parsable", f"--output={folder}/%j.log", str(script)]
+    done = subprocess.run(
+        command, cwd=cwd, env={**environment, **variables}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@contextlib.contextmanager
+def partition_down(environment):
+    """Meanwhile no job starts."""
+    update = ["scontrol", "update", "PartitionName=main"]
+    said_by(environment, *update, "State=DOWN")
+    try:
+        yield
+    finally:
+        said_by(environment, *update, "State=UP")

@@ -1,26 +1,19 @@
-"""What the tests of the exercises share."""
+"""What the tests of the notebooks share."""
 
-import functools
+import sys
 import tempfile
 
+import cloudpickle
 import pytest
 
-import ddp_common as ddp
 
-
-@pytest.fixture
-def script_runs(monkeypatch):
-    """What `ddp.run_script` has returned in this test: a list that grows."""
-    original = ddp.run_script
-    runs = []
-
-    @functools.wraps(original)
-    def run_script(*arguments, **named):
-        runs.append(original(*arguments, **named))
-        return runs[-1]
-
-    monkeypatch.setattr(ddp, "run_script", run_script)
-    return runs
+@pytest.fixture(autouse=True, scope="module")
+def functions_travel_by_value(request):
+    """Functions of a test's file reach the ranks as if they were defined in a notebook."""
+    module = sys.modules[request.module.__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
 
 
 @pytest.fixture(scope="module")

@@ -1,54 +1,35 @@
-"""What the tests of the notebooks share: their cells, and the names that a tutorial defines."""
+"""What the tests of the notebooks share: the names that a tutorial defines, and how one is run."""
 
 import ast
 import contextlib
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import jupytext
-import nbformat
 import pytest
 import torch
 
+import ddp_common as ddp
 from ddp_common.commands.cli import LESSON_TAGS
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tutorials"))
+DATA = Path(os.environ.get("DDP_DATA", "/nonexistent"))
+
+# Less to train than a notebook has by itself
+QUICK = {
+    "mnist": "epochs=1",
+    "pets": "epochs=1",
+    "ucmerced": "epochs=1 size=33",
+    "dogs": "head_epochs=1 epochs=1 size=32 images_per_breed=50 trials=4",
+    "flights": "epochs=1 share=0.1",
+}
 
 
-def script(name):
-    return jupytext.read(ROOT / "tutorials" / f"{name}.py")
-
-
-def alt_texts(name):
-    """What is said of each picture of an executed notebook to those who cannot see it."""
-    notebook = nbformat.read(ROOT / "tutorials" / f"{name}.ipynb", 4)
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    return [
-        output.metadata["image/png"]["alt"]
-        for output in outputs
-        if "image/png" in output.get("data", {})
-    ]
-
-
-def lines_cut_off(name):
-    """The lines of a tutorial that are too long for a page: code over 88, text over 86."""
-    return [
-        line
-        for cell in script(name).cells
-        for line in cell.source.splitlines()
-        if len(line) > (88 if cell.cell_type == "code" else 86)
-    ]
-
-
-def clean_environment(runs):
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in ("CLUSTER", "PRESET", "SET", "RESUME")
-    }
-    return kept | {"WORKERS": "2", "RUNS": str(runs), "DDP_PROGRESS": "off"}
+def environment(runs, **variables):
+    """The variables for a tutorial on two ranks, whose run directories go to `runs`."""
+    return {**os.environ, "WORKERS": "2", "RUNS": str(runs), "DDP_PROGRESS": "off", **variables}
 
 
 @contextlib.contextmanager
@@ -64,31 +45,53 @@ def settings_of_torch_put_back():
 
 @contextlib.contextmanager
 def names_of(name, runs):
-    """The names that a tutorial's job defines before section 5, and those of the cells after it.
+    """The names that a tutorial's job defines before section 5, with little training.
 
-    Of these all functions and classes: exercises, solutions, checks.
+    And those of the cells after it: of these all functions and classes (exercises, solutions,
+    checks).
     """
     with pytest.MonkeyPatch.context() as patch, settings_of_torch_put_back():
-        for key, value in clean_environment(runs).items():
+        for key, value in environment(runs, SET=QUICK[name]).items():
             patch.setenv(key, value)
         names = {"__name__": "__main__"}
-        cells = script(name).cells
-        start = next(
-            number for number, cell in enumerate(cells) if cell.source.startswith("## 5.")
-        )
-        for cell in cells[:start]:
-            if cell.cell_type == "code" and not LESSON_TAGS & set(cell.metadata.get("tags", [])):
-                exec(cell.source, names)
-        for cell in cells[start:]:
-            if cell.cell_type == "code":
-                functions = [
-                    node
-                    for node in ast.parse(cell.source).body
-                    if isinstance(node, (ast.FunctionDef, ast.ClassDef))
-                ]
-                exec(compile(ast.Module(functions, []), "<cell>", "exec"), names)
-        exec(
-            "def crashes(*given, **named):\n    return 1 / 0", names
-        )  # an answer that a student may give to any exercise
+        cells = jupytext.read(ROOT / "tutorials" / f"{name}.py").cells
+        start = next(n for n, cell in enumerate(cells) if cell.source.startswith("## 5."))
+        for number, cell in enumerate(cells):
+            if cell.cell_type != "code":
+                continue
+            tree = ast.parse(cell.source)
+            is_lesson = LESSON_TAGS & set(cell.metadata.get("tags", []))
+            if number > start or is_lesson:
+                definitions = (ast.FunctionDef, ast.ClassDef)
+                tree.body = [node for node in tree.body if isinstance(node, definitions)]
+            exec(compile(tree, "<cell>", "exec"), names)
         yield names
         names["client"].close()
+
+
+def judged(names, check, answer, capsys):
+    """What a check says of an answer."""
+    capsys.readouterr()
+    ddp.judge(names[check], answer, timeout=240)
+    return capsys.readouterr().out
+
+
+def assert_judged(names, capsys, check, right, wrong, question):
+    """One answer is accepted. Another gets one `not yet`, and a question that leads on."""
+    said = judged(names, check, right, capsys)
+    assert "right:" in said and "not yet" not in said, said
+    said = judged(names, check, wrong, capsys)
+    assert said.count("not yet") == 1 and "right:" not in said, said
+    assert question in said, said
+
+
+def make_run(tutorial, runs, values, **variables):
+    """What `make run` does with these settings."""
+    command = [sys.executable, "-m", "ddp_common", "run", tutorial, "--set", values]
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment(runs, **variables),
+        capture_output=True,
+        text=True,
+    )

@@ -1,30 +1,59 @@
-"""Profiles and numbers of workers that are wrong; clusters that start are in tests/distributed."""
-
-import textwrap
+"""Profiles of clusters and their options: extended, overridden, and refused with what is wrong."""
 
 import pytest
-import torch
 from children import children
 
 from ddp_common import Error, connect
+from ddp_common.clusters.connect import describe
+from ddp_common.clusters.job_script import seconds_of
 from ddp_common.clusters.profiles import PROFILES, number_of_workers, read_profile
 
 
 @pytest.fixture
-def profile(tmp_path):
+def write(tmp_path):
     """Write a profile; returns its path."""
 
-    def write(text):
-        path = tmp_path / "mine.yaml"
-        path.write_text(textwrap.dedent(text))
-        return str(path)
+    def write(text, name="mine.yaml"):
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
 
     return write
 
 
-def refusal(*args, **kwargs):
+def test_a_profile_may_extend_one_beside_it(write):
+    write("cluster: a.Cluster\ntimeout: 5\noptions: {cores: 3, memory: 1GiB}", "base.yaml")
+    profile = read_profile(write("extends: base.yaml\noptions: {memory: 2GiB}"), "")
+    assert profile["timeout"] == 5 and profile["options"] == {"cores": 3, "memory": "2GiB"}
+
+
+def test_options_reach_the_profile_and_into_its_mappings():
+    profile = read_profile(
+        "slurm",
+        "timeout=5 workers=7 cores=12 walltime=12:00:00 scheduler_options.interface=eth1 "
+        "job_extra_directives='[--exclusive, -C x]'",
+    )
+    assert (profile["timeout"], profile["workers"]) == (5, 7)
+    assert profile["options"]["walltime"] == "12:00:00" and profile["options"]["cores"] == 12
+    assert profile["options"]["scheduler_options"] == {"interface": "eth1"}
+    assert profile["options"]["job_extra_directives"] == ["--exclusive", "-C x"]
+
+
+@pytest.mark.parametrize(
+    ("walltime", "seconds"), [("00:01:00", 60), ("1-00:00:00", 86400), ("30:00", 1800)]
+)
+def test_walltimes_are_understood_as_the_batch_systems_do(walltime, seconds):
+    assert seconds_of(walltime) == seconds
+
+
+# What is refused
+
+
+def refusal(*arguments):
+    """What `connect` says; it has started no process."""
+    before = children()
     with pytest.raises(Error) as caught:
-        connect(*args, **kwargs).close()
+        connect(*arguments).close()
+    assert children() <= before
     return str(caught.value)
 
 
@@ -34,108 +63,54 @@ def test_an_unknown_profile_lists_the_known_ones():
     assert all(path.stem in message for path in PROFILES.glob("*.yaml"))
 
 
-def test_an_unknown_profile_from_the_environment_is_named(monkeypatch):
-    monkeypatch.setenv("CLUSTER", "elsewhere")
-    assert "'elsewhere'" in refusal()
+FAULTS = {
+    "yaml": ("cluster: [unclosed", "valid YAML"),
+    "no_cluster": ("workers: 2", "no cluster class"),
+    "unknown_module": ("cluster: no_such_package.Cluster", "no_such_package"),
+    "unknown_key": ("cluster: a.B\nwalltime: 5", "unknown keys: walltime"),
+    "extends_nothing": ("extends: no-such-profile", "no cluster profile 'no-such-profile'"),
+    "extends_itself": ("extends: mine.yaml", "extends itself"),
+    "walltime": ("extends: slurm\noptions: {walltime: two hours}", "hours:minutes:seconds"),
+}
 
 
-def test_the_path_of_a_profile_that_is_not_there_is_named(tmp_path):
-    assert "absent.yaml" in refusal(str(tmp_path / "absent.yaml"))
+@pytest.mark.parametrize("text, reason", FAULTS.values(), ids=FAULTS)
+def test_a_faulty_profile_is_refused_with_the_reason(write, text, reason):
+    assert reason in refusal(write(text))
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    {
-        "invalid_yaml": ("cluster: [unclosed", "valid YAML"),
-        "no_cluster_key": ("workers: 2", "no cluster class"),
-        "empty": ("", "no cluster class"),
-        "list": ("- cluster", "no cluster class"),
-        "unknown_module": ("cluster: no_such_package.Cluster", "no_such_package"),
-        "unknown_class": ("cluster: distributed.NoSuchCluster", "NoSuchCluster"),
-        "class_without_module": ("cluster: LocalCluster", "LocalCluster"),
-        "cluster_is_a_number": ("cluster: 5", "5"),
-        "options_are_a_list": ("cluster: distributed.LocalCluster\noptions: [1, 2]", "options"),
-        "unknown_option": (
-            "cluster: distributed.LocalCluster\n"
-            "options: {no_such_option: 1, dashboard_address: '127.0.0.1:0'}",
-            "no_such_option",
-        ),
-        "workers_left_blank": ("cluster: distributed.LocalCluster\nworkers:", "workers"),
-        "workers_is_a_list": ("cluster: distributed.LocalCluster\nworkers: [1]", "workers"),
-    }.values(),
-    ids=[
-        "invalid_yaml",
-        "no_cluster_key",
-        "empty",
-        "list",
-        "unknown_module",
-        "unknown_class",
-        "class_without_module",
-        "cluster_is_a_number",
-        "options_are_a_list",
-        "unknown_option",
-        "workers_left_blank",
-        "workers_is_a_list",
-    ],
-)
-def test_a_faulty_profile_is_refused_with_the_reason(profile, text, reason):
-    before = children()
-    assert reason in refusal(profile(text))
-    assert children() <= before
+WRONG = {
+    "processes=two": "whole number of at least 1",
+    "memory=lots": "it is a number of bytes, such as 4GiB",
+    "job_extra_directives=--exclusive": "it is a list of texts",
+    "scheduler_options=eth0": "it is a mapping, such as {interface: eth0}",
+    "quue=gpu": "there is no option 'quue'. Did you mean queue? It stands in OPTIONS",
+}
 
 
-def test_the_packaged_profiles_can_be_read():
-    for path in PROFILES.glob("*.yaml"):
-        assert "." in read_profile(path.stem)["cluster"]
-
-
-@pytest.mark.parametrize("number", ["0", "abc", "-1", "1.5", ""])
-def test_a_number_of_workers_that_is_none_is_refused(number):
-    with pytest.raises(Error, match="whole number of at least 1"):
-        number_of_workers(number)
-
-
-@pytest.mark.parametrize("number", ["0", "abc"])
-def test_workers_from_the_environment_is_checked_before_a_cluster_starts(monkeypatch, number):
-    monkeypatch.setenv("WORKERS", number)
-    before = children()
-    assert f"WORKERS={number}" in refusal()
-    assert children() <= before
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="with GPUs it is their number")
-def test_by_default_there_are_two_to_four_workers():
-    assert 2 <= number_of_workers("auto") <= 4
-    assert number_of_workers("3") == 3
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        "threads_per_worker=two",
-        "memory_limit=lots",
-        "host=5",
-        "n_workers=3",
-        "security=5",
-        "protocol=5",
-        "scheduler_port=x",
-        "worker_class=x",
-        "preload=5",
-    ],
-)
-def test_options_of_the_wrong_kind_are_one_error_and_leave_no_process(monkeypatch, options):
+@pytest.mark.parametrize("options", WRONG)
+def test_a_wrong_option_is_one_error_before_anything_starts(monkeypatch, options):
     monkeypatch.setenv("OPTIONS", options)
-    before = children()
-    said = refusal()
-    assert (
-        "LocalCluster could not be started with the profile's options: " in said
-        or "The profile local has the option" in said
-    )
-    assert children() <= before
+    with pytest.raises(Error) as refused:
+        describe("slurm")
+    assert WRONG[options] in str(refused.value)
 
 
-def test_a_profile_is_read_without_running_what_is_in_it(profile, tmp_path):
+def test_an_option_that_a_local_cluster_refuses_leaves_no_process(monkeypatch):
+    monkeypatch.setenv("OPTIONS", "protocol=5")
+    assert "LocalCluster could not be started with the profile's options: " in refusal()
+
+
+def test_a_profile_is_read_without_running_what_is_in_it(write, tmp_path):
     trap = tmp_path / "it-ran"
     with pytest.raises(Error, match="valid YAML"):
-        read_profile(profile(f"cluster: !!python/object/apply:os.mkdir ['{trap}']"), "")
+        read_profile(write(f"cluster: !!python/object/apply:os.mkdir ['{trap}']"), "")
     assert not trap.exists()
+
+
+@pytest.mark.parametrize("number", ["0", "abc", "1.5"])
+def test_a_number_of_workers_that_is_none_is_refused(monkeypatch, number):
+    with pytest.raises(Error, match="whole number of at least 1"):
+        number_of_workers(number)
+    monkeypatch.setenv("WORKERS", number)
+    assert f"WORKERS={number}" in refusal()

@@ -1,10 +1,20 @@
+"""Settings: defaults, preset, earlier run and SET; whatever is typed is a value or one `Error`."""
+
 import json
+import math
 import os
+from unittest import mock
 
 import pytest
+from hypothesis import HealthCheck, example, given
+from hypothesis import settings as how
+from hypothesis import strategies as st
 
 from ddp_common import Error, settings
-from ddp_common.run.config import current, describe
+from ddp_common.clusters.connect import describe
+from ddp_common.clusters.profiles import number_of_workers
+from ddp_common.run.config import current
+from ddp_common.run.config import describe as describe_run
 
 DEFAULTS = dict(epochs=3, learning_rate=1e-3, shuffle=True, name="small")
 PRESETS = {"full": dict(epochs=25, name="large")}
@@ -27,35 +37,11 @@ def refusal(monkeypatch, **environment):
     return str(caught.value)
 
 
-def test_the_defaults_hold_when_nothing_is_set(monkeypatch):
-    assert outcome(monkeypatch) == DEFAULTS
-
-
 def test_set_overrides_single_values_in_the_type_of_the_default(monkeypatch):
+    assert outcome(monkeypatch) == DEFAULTS
     values = outcome(monkeypatch, SET="epochs=1_000 learning_rate=2 shuffle=no name='two words'")
     assert values == dict(epochs=1000, learning_rate=2.0, shuffle=False, name="two words")
     assert [type(value) for value in values.values()] == [int, float, bool, str]
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("true", True), ("1", True), ("YES", True), ("False", False), ("0", False)]
-)
-def test_set_knows_the_usual_words_for_true_and_false(monkeypatch, text, value):
-    assert outcome(monkeypatch, SET=f"shuffle={text}")["shuffle"] is value
-
-
-def test_a_value_may_contain_an_equals_sign(monkeypatch):
-    assert outcome(monkeypatch, SET="name=a=b")["name"] == "a=b"
-
-
-def test_a_preset_replaces_what_it_names_and_keeps_the_rest(monkeypatch):
-    assert outcome(monkeypatch, PRESET="full") == {**DEFAULTS, "epochs": 25, "name": "large"}
-    assert outcome(monkeypatch, PRESET="laptop") == DEFAULTS
-
-
-def test_resume_takes_the_values_of_the_earlier_run(monkeypatch, tmp_path):
-    run = run_with(tmp_path, json.dumps({"settings": {"epochs": 7, "of_an_older_version": 1}}))
-    assert outcome(monkeypatch, RESUME=run) == {**DEFAULTS, "epochs": 7}
 
 
 def test_what_differs_from_the_run_that_goes_on_is_known(monkeypatch, tmp_path):
@@ -67,20 +53,6 @@ def test_what_differs_from_the_run_that_goes_on_is_known(monkeypatch, tmp_path):
     assert current.changed == {}
 
 
-def test_a_run_is_described_where_there_is_no_git(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert describe([])["git"] is None
-
-
-def test_of_a_folder_of_runs_the_newest_is_named(monkeypatch, tmp_path):
-    for number, name in enumerate(("b", "a")):
-        (tmp_path / name).mkdir()
-        run_with(tmp_path / name, "{}")
-        os.utime(tmp_path / name / "config.json", (number, number))
-    said = refusal(monkeypatch, RESUME=tmp_path)
-    assert said.endswith(f"name one of them. The newest is {tmp_path / 'a'}.")
-
-
 def test_set_wins_over_preset_and_preset_over_resume(monkeypatch, tmp_path):
     run = run_with(
         tmp_path, json.dumps({"settings": {"epochs": 7, "name": "saved", "shuffle": False}})
@@ -89,29 +61,19 @@ def test_set_wins_over_preset_and_preset_over_resume(monkeypatch, tmp_path):
     assert values == dict(epochs=1, learning_rate=1e-3, shuffle=False, name="large")
 
 
-def test_an_unknown_setting_lists_those_that_exist(monkeypatch):
-    message = refusal(monkeypatch, SET="epoch=1")
-    assert "'epoch'" in message
-    assert all(name in message for name in DEFAULTS)
-
-
-def test_an_unknown_preset_lists_those_that_exist(monkeypatch):
-    message = refusal(monkeypatch, PRESET="huge")
-    assert "'huge'" in message and "laptop" in message and "full" in message
-
-
-def test_a_misspelled_name_in_a_preset_is_refused_whichever_preset_is_chosen():
-    presets = {"full": {"epochs": 25}, "huge": {"epoch": 100}}
-    with pytest.raises(Error, match="preset 'huge' of demo sets 'epoch'.*epochs, learning_rate"):
-        settings("demo", presets=presets, **DEFAULTS)
+@pytest.mark.parametrize(
+    ("variable", "text", "known"), [("SET", "epoch=1", DEFAULTS), ("PRESET", "huge", PRESETS)]
+)
+def test_an_unknown_name_lists_those_that_exist(monkeypatch, variable, text, known):
+    message = refusal(monkeypatch, **{variable: text})
+    assert text.partition("=")[0] in message
+    assert all(name in message for name in known)
 
 
 @pytest.mark.parametrize(
     ("word", "wanted"),
     [
         ("epochs=1.5", "whole number"),
-        ("epochs=many", "whole number"),
-        ("epochs=", "whole number"),
         ("learning_rate=fast", "a number"),
         ("shuffle=perhaps", "true or false"),
     ],
@@ -123,25 +85,95 @@ def test_a_value_of_the_wrong_type_is_refused_with_the_type_that_is_wanted(
     assert wanted in message and word.partition("=")[0] in message
 
 
-def test_a_word_without_equals_sign_is_refused_with_an_example(monkeypatch):
-    message = refusal(monkeypatch, SET="epochs 5")
-    assert "'epochs'" in message and "epochs=3" in message
-
-
-def test_an_open_quotation_mark_is_refused(monkeypatch):
-    assert "SET" in refusal(monkeypatch, SET="name='two words")
-
-
-def test_resume_of_a_folder_without_a_run_says_what_is_missing(monkeypatch, tmp_path):
-    message = refusal(monkeypatch, RESUME=tmp_path / "nowhere")
-    assert "nowhere" in message and "config.json" in message
-
-
-@pytest.mark.parametrize("text", ['{"settings": {"epochs"', "", "[]", '{"settings": 3}', '"text"'])
+@pytest.mark.parametrize("text", ['{"settings": {"epochs"', '{"settings": 3}'])
 def test_resume_with_a_damaged_config_names_the_file(monkeypatch, tmp_path, text):
     assert "config.json" in refusal(monkeypatch, RESUME=run_with(tmp_path, text))
 
 
-def test_resume_with_a_config_of_other_bytes_names_the_file(monkeypatch, tmp_path):
-    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
-    assert "config.json" in refusal(monkeypatch, RESUME=tmp_path)
+def test_a_run_is_described_where_there_is_no_git(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert describe_run([])["git"] is None
+
+
+# Whatever is typed
+
+# What the environment can hold, with a liking for what means something to a shell, to YAML, or to
+# a number.
+typed = st.text(
+    st.one_of(
+        st.characters(exclude_categories=["Cs"], exclude_characters="\0"),
+        st.sampled_from("=.'\"\\ []{}:-#&*!|>%@`$,~/?0123456789eE+_\n"),
+    ),
+    max_size=40,
+)
+NUMBERS = ["", "0", "-1", "1e9", "1_0", "nan", "-inf", "1e400", "9" * 5000, "०", " 1", ".inf"]
+numbers = st.one_of(st.integers().map(str), st.floats().map(str), st.sampled_from(NUMBERS))
+YAML = ["[1", "{a: 1", "!!python/object/apply:os.system [true]", "!!int x", "&a [*a]", "{[1]: 2}"]
+YAML += ["2026-99-99", "[" * 3000, "12:00:00", "? x", "a: b: c", "\t", "{<<: 1}"]
+yaml_like = st.one_of(numbers, typed, st.sampled_from(YAML))
+
+
+FEW = how(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+ALL_KINDS = dict(DEFAULTS, seed=0, held_out=0.15, layers=2)
+LIMITS = {"held_out": (0.01, 0.45), "layers": (None, 16)}
+
+
+def pairs(names, values):
+    """Text such as 'epochs=3 name=x', of these names and others."""
+    word = st.one_of(
+        typed, st.tuples(st.one_of(st.sampled_from(names), typed), values).map("=".join)
+    )
+    return st.lists(word, max_size=3).map(" ".join)
+
+
+def value_or_error(ask, *arguments):
+    try:
+        return ask(*arguments)
+    except Error as error:
+        said = str(error)
+        assert said and "Traceback" not in said
+        return None
+
+
+@FEW
+@given(pairs(sorted(ALL_KINDS), numbers))
+@example("seed=99999999999999999999")
+@example("learning_rate=1e-400")
+def test_any_text_in_set_gives_settings_within_their_limits_or_an_error(text):
+    with mock.patch.dict(os.environ, SET=text):
+        values = value_or_error(lambda: settings("demo", limits=LIMITS, **ALL_KINDS))
+    if values is not None:
+        assert {name: type(value) for name, value in vars(values).items()} == {
+            name: type(value) for name, value in ALL_KINDS.items()
+        }
+        assert (
+            1 <= values.epochs <= 10**12
+            and 0 <= values.seed <= 10**12
+            and 1 <= values.layers <= 16
+        )
+        assert (
+            math.isfinite(values.learning_rate)
+            and values.learning_rate > 0
+            and 0.01 <= values.held_out <= 0.45
+        )
+
+
+OPTION_NAMES = ["workers", "timeout", "cores", "memory", "walltime", "cores.x", ".", "a..b"]
+OPTION_NAMES += ["scheduler_options.interface", "job_script_prologue", "worker_extra_args"]
+
+
+@FEW
+@given(st.sampled_from(["local", "slurm", "pbs"]), pairs(OPTION_NAMES, yaml_like), numbers)
+@example("slurm", "scheduler_options=3", "1")
+@example("slurm", "job_script_prologue=3", "1")
+@example("pbs", "worker_extra_args=3", "1")
+def test_any_text_in_options_and_workers_can_be_shown_or_is_refused(name, text, workers):
+    with mock.patch.dict(os.environ, OPTIONS=text):
+        value_or_error(describe, name, workers)
+
+
+@FEW
+@given(st.one_of(typed, numbers))
+def test_any_text_in_workers_gives_a_number_or_an_error(text):
+    count = value_or_error(number_of_workers, text)
+    assert count is None or 1 <= count <= 10_000

@@ -1,114 +1,121 @@
-"""Ranks agree when to leave, in whatever order their requests reach the store."""
+"""Ranks agree when to leave, however many steps they are apart, and whoever is told."""
 
-import contextlib
-import importlib.util
-import itertools
-import socket
-import threading
-from types import SimpleNamespace
+import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from ports import free_port
+from ranks_here import Rank, torchrun_variables
 
-from ddp_common.ranks import stopping, store
+TRAINS = """
+import os
+import random
+import signal
+import time
+import torch
+import torch.distributed as dist
+from ddp_common.ranks import stopping
 
-KEY = b"k" * 32
-LAST = 50  # steps of a run
+def train(told, at, every, signals, last=1_000_000):
+    chance = random.Random(os.getpid())
+    for step in range(1, last + 1):
+        if stopping.is_time_to_stop(step):
+            print("left before", step)
+            stopping.leave()
+        if ddp.rank() in told and step == at:
+            for _ in range(signals):
+                os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(chance.random() * 0.002)
+        if step % every == 0:
+            dist.all_reduce(torch.ones(1))
+    print("all done")
 
-
-class InTurns:
-    """Lets one request to the store through at a time, from the rank whose turn it is.
-
-    After the given turns, one rank after the other.
-    """
-
-    def __init__(self, turns, ranks):
-        self.turns = [*turns, *itertools.islice(itertools.cycle(range(ranks)), 8 * LAST)]
-        self.left = set(range(ranks))  # the ranks that will still ask
-        self.changed = threading.Condition()
-
-    @contextlib.contextmanager
-    def turn(self, rank):
-        with self.changed:
-            self.changed.wait_for(lambda: self.turns[0] == rank)
-        yield
-        with self.changed:
-            self._go_on(1)
-
-    def has_ended(self, rank):
-        with self.changed:
-            self.left.discard(rank)
-            self._go_on(0)
-
-    def _go_on(self, turns):
-        del self.turns[:turns]
-        while self.left and self.turns[0] not in self.left:
-            del self.turns[0]
-        self.changed.notify_all()
+stopping.listen_to_sigterm()
+try:
+    with ddp.process_group(), stopping.in_agreement():
+        train(**KEYWORDS)
+        stopping.training_has_ended()
+except stopping.Stopped:
+    print("stopped")
+"""
 
 
-def one_rank(rank, ranks, member, in_turns):
-    """A copy of the module, as a rank's own process has it: told, with its store."""
-    spec = importlib.util.spec_from_file_location(f"stopping_of_{rank}", stopping.__file__)
-    copy = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(copy)
-    for name in ("set", "add", "compare_set"):
-        setattr(member, name, taking_turns(getattr(member, name), rank, in_turns))
-    copy.rendezvous = SimpleNamespace(current_store=lambda: member, world_size=lambda: ranks)
-    copy._told = True
-    return copy
+def leave(folder, world_size, **keywords):
+    """What each rank says."""
+    port = free_port()
+    code = TRAINS.replace("KEYWORDS", repr(keywords))
+    variables = [torchrun_variables(rank, world_size, port) for rank in range(world_size)]
+    ranks = [Rank(code, folder, each) for each in variables]
+    said = [rank.said() for rank in ranks]
+    assert [rank.process.exitcode for rank in ranks] == [0] * world_size, said
+    return said
 
 
-def taking_turns(request, rank, in_turns):
-    def ask(*arguments):
-        with in_turns.turn(rank):
-            return request(*arguments)
-
-    return ask
-
-
-def steps_left_before(begun, turns):
-    """The step before which each rank leaves; rank i is told when it has done `begun[i]`."""
-    ranks = len(begun)
-    in_turns = InTurns(turns, ranks)
-    server = store.Server(socket.create_server(("127.0.0.1", 0)), KEY)
-    left_before = {}
-
-    def train(rank):
-        with contextlib.closing(store.connect(*server.address, KEY, timeout=10)) as member:
-            me = one_rank(rank, ranks, member, in_turns)
-            try:
-                for step in range(begun[rank], LAST):
-                    if me.is_time_to_stop(step):
-                        left_before[rank] = step
-                        break
-            finally:
-                in_turns.has_ended(rank)
-
-    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    server.close()
-    return [left_before.get(rank) for rank in range(ranks)]
+@pytest.mark.parametrize("trial", range(20))
+def test_all_ranks_leave_before_the_same_step_that_none_had_begun(tmp_path, trial):
+    chance = random.Random(trial)
+    world_size = chance.choice([2, 3, 4])
+    at = chance.randint(1, 40)
+    said = leave(
+        tmp_path,
+        world_size,
+        told=chance.sample(range(world_size), chance.choice([1, 1, 2])),
+        at=at,
+        every=chance.choice([1, 3, 8]),  # steps between two collectives: how far apart ranks get
+        signals=chance.choice([1, 3]),
+    )
+    first, *others = said
+    assert others == [first] * (world_size - 1)
+    step = int(first.split()[2])
+    assert first == f"left before {step}\nstopped\n" and step > at
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    begun=st.lists(st.integers(0, 9), min_size=2, max_size=3),
-    turns=st.lists(st.integers(0, 2), min_size=4, max_size=12),
-)
-def test_all_ranks_leave_before_the_same_step_that_none_had_begun(begun, turns):
-    turns = [turn for turn in turns if turn < len(begun)]
-    first, *others = steps_left_before(begun, turns)
-    assert others == [first] * len(others)
-    assert first >= max(begun)
+def test_a_request_that_comes_when_others_have_begun_their_last_step_changes_nothing(tmp_path):
+    said = leave(tmp_path, 3, told=[1], at=100, every=1, signals=1, last=100)
+    assert said == ["all done\n"] * 3
 
 
-@pytest.mark.parametrize("turns", [[0, 0, 1, 1, 1, 0], [0, 0, 1, 1, 0, 1], [0, 1, 0, 1, 1, 0]])
-def test_whoever_decides_has_seen_how_far_the_others_are(turns):
-    """A rank had said that it knows, and not yet where it is, when another one decided."""
-    first, second = steps_left_before((8, 3), turns)
-    assert first == second > 8
+SIGNALLED = """
+import os, signal
+from ddp_common.ranks import stopping
+
+stopping.listen_to_sigterm()
+try:
+    if WHEN == "done":
+        stopping.training_has_ended()
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("goes on")
+except stopping.Stopped:
+    print("stopped")
+"""
+
+
+@pytest.mark.parametrize(("when", "said"), [("before", "stopped\n"), ("done", "goes on\n")])
+def test_before_the_first_step_a_rank_ends_at_once_and_after_the_last_it_is_done(
+    tmp_path, when, said
+):
+    rank = Rank(SIGNALLED.replace("WHEN", repr(when)), tmp_path, {})
+    assert rank.said() == said
+
+
+IS_LAST = """
+import os, signal, time
+from ddp_common.ranks import rendezvous, stopping
+
+stopping.listen_to_sigterm()
+with ddp.process_group(), stopping.in_agreement():
+    stopping.is_time_to_stop(1)
+    if ddp.rank() == 0:
+        while not rendezvous.has_left(1):
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        step = 2
+        while not stopping.is_time_to_stop(step):
+            step += 1
+print("left")
+"""
+
+
+def test_a_rank_that_is_told_when_the_others_have_gone_waits_for_none_of_them(tmp_path):
+    port = free_port()
+    ranks = [Rank(IS_LAST, tmp_path, torchrun_variables(rank, 2, port)) for rank in (0, 1)]
+    assert [rank.said() for rank in ranks] == ["left\n"] * 2

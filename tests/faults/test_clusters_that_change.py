@@ -1,0 +1,89 @@
+"""Clients and clusters that are not what `launch` expects, or change under it: one message."""
+
+import sys
+
+import cloudpickle
+import dask
+import pytest
+from distributed import Client, LocalCluster
+from patience import PATIENCE
+from processes import Background, assert_nothing_left, held_back, saved_steps, wait_until
+
+import ddp_common as ddp
+from ddp_common.teaching import faults
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+SMALL = {"dashboard_address": ":0", "threads_per_worker": 1, "memory_limit": 0}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def a_lost_worker_has_time_to_come_back():
+    """A plain `LocalCluster` gives up one that a busy machine does not bring back in 15 s."""
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": f"{2 * PATIENCE} s"}):
+        yield
+
+
+def test_a_restart_of_the_cluster_during_a_launch_is_called_so(tmp_path):
+    with LocalCluster(n_workers=2, **SMALL) as cluster, Client(cluster) as client:
+        with held_back(faults.train, tmp_path / "gate") as train:
+            running = Background(ddp.launch, client, train, workers=2, directory=tmp_path / "run")
+            wait_until(lambda: saved_steps(tmp_path / "run"))
+            client.restart()
+            words = r"The cluster was restarted \(client.restart\)"
+            with pytest.raises(ddp.Error, match=words) as caught:
+                running.outcome()
+            assert not isinstance(caught.value, ddp.SchedulerLost)
+            assert caught.value.directory == tmp_path / "run"
+            assert_nothing_left(tmp_path / "run", ranks=2)
+        again = ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run")
+        assert again.world_size == 2
+
+
+def test_tasks_that_somebody_cancels_are_called_so(client, tmp_path):
+    from distributed import Future
+
+    with held_back(faults.train, tmp_path / "gate") as train:
+        running = Background(ddp.launch, client, train, workers=2, directory=tmp_path / "run")
+        wait_until(lambda: saved_steps(tmp_path / "run"))
+        futures = [key for key in client.futures if str(key).startswith("ddp-rank-")]
+        client.cancel([Future(key, client) for key in futures], force=True)
+        with pytest.raises(ddp.Error, match="were cancelled from outside"):
+            running.outcome()
+        assert_nothing_left(tmp_path / "run", ranks=2)
+
+
+def test_a_cluster_that_adapts_from_zero_grows_for_a_launch_and_shrinks_afterwards(tmp_path):
+    with LocalCluster(n_workers=0, **SMALL) as cluster, Client(cluster) as client:
+        adaptive = cluster.adapt(minimum=0, maximum=2, interval="200ms")
+        run = ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run", pause=0.2)
+        assert run.world_size == 2 and adaptive.minimum == 0
+        wait_until(lambda: not client.scheduler_info(n_workers=-1)["workers"])
+        with pytest.raises(
+            ddp.Error, match=r"adapts to 2 at most. Raise that: cluster.adapt\(maximum=3\)"
+        ):
+            ddp.launch(client, faults.train, workers=3, timeout=0.5)
+
+
+def return_what_only_ranks_know(folder):
+    sys.path.insert(0, folder)
+    import known_to_ranks
+
+    return known_to_ranks.Thing()
+
+
+def test_a_result_that_cannot_be_loaded_here_is_no_failure_of_a_rank(client, tmp_path):
+    (tmp_path / "known_to_ranks.py").write_text("class Thing:\n    pass\n")
+    words = (
+        "All ranks finished, but what rank 0 returned cannot be loaded in this process: "
+        ".*known_to_ranks"
+    )
+    with pytest.raises(ddp.Error, match=words) as caught:
+        ddp.launch(
+            client,
+            return_what_only_ranks_know,
+            workers=1,
+            directory=tmp_path / "run",
+            folder=str(tmp_path),
+        )
+    assert not isinstance(caught.value, ddp.RankFailed)
+    assert caught.value.directory == tmp_path / "run"

@@ -1,0 +1,74 @@
+"""The command line: interrupted early, a Ctrl-C that Python loses, training that diverges."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+from children import command_line
+from command_line import command, finish, own_tutorial
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.4, 1.0])
+def test_ctrl_c_while_the_cluster_starts_is_heard_when_it_stands(tmp_path, delay):
+    process = command("run", "pets", runs=tmp_path, SET="epochs=50", WORKERS="2")
+    while not any("spawn_main" in " ".join(words) for words in children_of(process).values()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    time.sleep(delay)
+    started = children_of(process)
+    os.killpg(process.pid, signal.SIGINT)
+    code, _, error = finish(process)
+    assert code == 130 and "Stopped." in error
+    assert not [each for each in started if command_line(each)]
+
+
+def children_of(process):
+    """Its living descendants, with the words of their commands."""
+    found = psutil.Process(process.pid).children(recursive=True)
+    return {each: words for each in found if (words := command_line(each))}
+
+
+DIVERGES = """
+import ddp_common as ddp
+
+def train():
+    for number in range(3):
+        ddp.report(loss=1.0 if number < 1 else float("nan"))
+
+client = ddp.connect()
+run = ddp.launch(client, train)
+raise RuntimeError("probability tensor contains nan")
+"""
+
+
+def test_what_fails_because_training_diverged_says_so(tmp_path):
+    code, _, error = finish(own_tutorial(tmp_path, DIVERGES))
+    assert code == 1 and "Training diverged: the loss is nan" in error
+    assert "RuntimeError: probability tensor" in error and "Traceback" not in error
+
+
+LOSES_AN_INTERRUPT = """
+import os, signal, time
+import ddp_common as ddp
+
+class Collected:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)  # the exception comes here, and is lost
+
+def train():
+    for epoch in (sampler := ddp.ElasticSampler(10_000, 1)).epochs(1):
+        for batch in sampler:
+            time.sleep(0.01)
+
+client = ddp.connect()
+Collected()
+ddp.launch(client, train)
+"""
+
+
+def test_ctrl_c_that_python_loses_is_heard_by_the_launch(tmp_path):
+    code, _, error = finish(own_tutorial(tmp_path, LOSES_AN_INTERRUPT))
+    assert code == 130 and "Exception ignored in" in error and "Stopped." in error

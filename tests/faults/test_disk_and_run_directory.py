@@ -1,0 +1,86 @@
+"""What happens to a run directory while ranks train: it is taken, full, moved away or removed."""
+
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import cloudpickle
+import torch
+from patience import PATIENCE
+from processes import Background, held_back, saved_steps, wait_until
+
+import ddp_common as ddp
+from ddp_common.teaching import faults
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+ROOT = Path(__file__).parents[2]
+
+
+def has_begun(directory):
+    metrics = directory / "metrics.jsonl"
+    return lambda: metrics.exists() and metrics.stat().st_size > 0
+
+
+def test_make_run_on_a_full_disk_says_in_its_closing_line_that_nothing_was_saved(small_disk):
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(470_000))  # the rest is enough for the numbers, not for the picture
+    settings = {
+        "WORKERS": "2",
+        "CHECKPOINT": str(small_disk / "run"),
+        "SET": "epochs=1 hidden=64 batch_size=4096",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "ddp_common", "run", "pets"],
+        env={**os.environ, **settings},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    closing = done.stdout.partition("Done in")[2]
+    assert "Training finished, but not everything was written:" in closing
+    assert "No checkpoint was saved" in closing and "No space left on device" in closing
+    assert "Traceback" not in done.stderr
+
+
+def remove_and_die(folder):
+    while os.path.exists(folder):  # a save that has begun may make a file meanwhile
+        shutil.rmtree(folder, ignore_errors=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_without_its_checkpoints_folder_a_killed_run_restarts(client, tmp_path):
+    undisturbed = ddp.launch(client, faults.train, workers=2).result
+    strike = functools.partial(remove_and_die, tmp_path / "run" / "checkpoints")
+    run = ddp.launch(
+        client,
+        faults.inject(faults.train, strike, mark=tmp_path / "mark"),
+        workers=2,
+        restarts=1,
+        directory=tmp_path / "run",
+        pause=0.1,
+    )
+    assert torch.equal(run.result, undisturbed)
+    assert [failure.signal for failure in run.failures] == ["SIGKILL"]
+
+
+def test_a_run_directory_that_vanishes_is_made_again_with_all_metrics_and_somebody_is_told(
+    client, tmp_path, capfd
+):
+    directory = tmp_path / "run"
+    with held_back(faults.train, tmp_path / "gate", step=4) as train:
+        running = Background(ddp.launch, client, train, workers=2, directory=directory, pause=0.5)
+        wait_until(has_begun(directory))
+        shutil.rmtree(directory)
+    run = running.outcome()
+    assert len((directory / "metrics.jsonl").read_text().splitlines()) == len(run.records) == 28
+    assert json.loads((directory / "config.json").read_text())["workers"]
+    assert saved_steps(directory)[-1] == 14
+    assert "was removed while the run was writing there" in run.problems[0]
+    assert "was removed while the run was writing there" in capfd.readouterr().err

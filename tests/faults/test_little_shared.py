@@ -1,0 +1,85 @@
+"""Workers that cannot see the run directory.
+
+They run in a mount namespace of their own, where something else lies over the run directory.
+"""
+
+import os
+import signal
+import sys
+
+import cloudpickle
+import pytest
+import torch
+from distributed import Client
+from patience import PATIENCE
+from processes import can_hide, hiding, processes_of, saved_steps, separate_cluster
+
+import ddp_common as ddp
+from ddp_common.teaching import faults
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+pytestmark = pytest.mark.skipif(
+    not can_hide(), reason="needs the right to make a mount namespace (root)"
+)
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory):
+    """A client of two workers, and a folder of its own that they see empty and cannot write."""
+    folder, hidden = tmp_path_factory.mktemp("cluster"), tmp_path_factory.mktemp("hidden")
+    with separate_cluster(folder, *hiding(hidden)) as (_, address), Client(address) as client:
+        client.wait_for_workers(2, timeout=2 * PATIENCE)
+        yield client, hidden
+
+
+def test_nothing_stays_on_the_workers(apart):
+    client, hidden = apart
+    ddp.launch(client, faults.train, workers=2, directory=hidden / "tidy")
+    with pytest.raises(ddp.RankFailed):
+        ddp.launch(
+            client, faults.inject(faults.train, "raise"), workers=2, directory=hidden / "tidy-too"
+        )
+
+    def spools(dask_worker):
+        return [
+            name for name in os.listdir(dask_worker.local_directory) if name.startswith("ddp-")
+        ]
+
+    assert list(client.run(spools).values()) == [[], []]
+
+
+def test_a_large_checkpoint_arrives_whole(apart):
+    def train():
+        sampler = ddp.ElasticSampler(8, 4)
+        model = torch.nn.Linear(2500, 2500)  # 25 MB: several pieces
+        checkpoint = ddp.Checkpoint(model=model, sampler=sampler)
+        checkpoint.restore()
+        for _ in sampler.epochs(1):
+            for _ in sampler:
+                torch.nn.init.constant_(model.weight, sampler.steps_done)
+            checkpoint.save()
+        return model.weight[0, 0].item()
+
+    client, hidden = apart
+    run = ddp.launch(client, train, workers=2, directory=hidden / "large")
+    (path,) = (run.directory / "checkpoints").glob("*.pt")
+    assert (torch.load(path)["model"]["weight"] == 2).all()
+    again = ddp.launch(client, train, workers=2, directory=hidden / "large")
+    assert again.result == 2  # both ranks got it back, and had nothing to do
+
+
+def test_sigterm_saves_for_the_client_too(apart):
+    client, hidden = apart
+    with pytest.raises(ddp.RunStopped) as caught:
+        ddp.launch(
+            client,
+            faults.inject(faults.train, "SIGTERM", step=4),
+            workers=2,
+            directory=hidden / "stopped",
+            pause=0.2,
+        )
+    assert saved_steps(hidden / "stopped")[-1] == caught.value.step
+    assert not processes_of(hidden / "stopped")
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # the client's own is untouched

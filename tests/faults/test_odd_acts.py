@@ -1,0 +1,101 @@
+"""What else a training function may do first or last: one rank stays one rank."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import cloudpickle
+import pytest
+import torch
+from patience import PATIENCE
+
+import ddp_common as ddp
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def forks(end):
+    pid = os.fork()
+    if pid == 0:
+        print("the child was here", flush=True)
+        if end == "raises":
+            raise ValueError("of the child")
+        return "child"
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+@pytest.mark.parametrize(("end", "code"), [("returns", 0), ("raises", 1)])
+def test_a_forked_child_that_comes_back_is_not_the_rank(client, end, code):
+    run = ddp.launch(client, forks, workers=2, end=end)
+    assert run.result == code
+    log = (run.directory / "log.txt").read_text()
+    assert "[rank 0] the child was here" in log and "[rank 1] the child was here" in log
+    assert ("ValueError: of the child" in log) == (end == "raises")
+
+
+def test_what_a_rank_has_forked_can_be_terminated_and_reports_nothing(client):
+    def report_and_wait(reported):
+        ddp.report(loss=1.0)
+        reported.set()
+        time.sleep(10 * PATIENCE)
+
+    def train():
+        sampler = ddp.ElasticSampler(20, 10, seed=0)
+        codes = []
+        for _ in sampler:
+            reported = multiprocessing.Event()
+            child = multiprocessing.Process(target=report_and_wait, args=(reported,))
+            child.start()
+            reported.wait(PATIENCE)
+            child.terminate()
+            child.join(PATIENCE)
+            codes.append(child.exitcode)
+        program = "import time; print('ready', flush=True); time.sleep(600)"
+        other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        other.stdout.readline()  # it hears SIGINT from now on
+        other.send_signal(signal.SIGINT)
+        return [*codes, other.wait(PATIENCE)]
+
+    run = ddp.launch(client, train, workers=1)
+    assert run.result == [-signal.SIGTERM, -signal.SIGTERM, -signal.SIGINT]
+    assert run.records == []
+
+
+def leave_a_child_that_prints_for_ever():
+    subprocess.Popen(["yes", "still here"])
+    return 7
+
+
+def own_session():
+    if os.getpgid(0) != os.getpid():
+        os.setpgid(0, 0)
+    torch.set_num_threads(1)
+    sys.excepthook = None
+    return 7
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        leave_a_child_that_prints_for_ever,
+        own_session,
+    ],
+    ids=lambda act: act.__name__,
+)
+def test_what_a_training_function_does_last_reaches_no_other_launch(client, act):
+    assert ddp.launch(client, act, workers=2).result == 7
+    # nothing of it reaches the next one
+    assert ddp.launch(client, ddp.world_size, workers=4).result == 4
+
+
+def test_a_rank_that_is_killed_while_its_child_goes_on_printing_is_noticed(client):
+    def train():
+        subprocess.Popen(["yes", "still here"])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(ddp.RankFailed, match="killed by SIGKILL"):
+        ddp.launch(client, train, workers=1)

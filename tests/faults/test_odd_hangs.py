@@ -1,0 +1,64 @@
+"""Ranks that wait for each other: which collective each waits in is said, and who is to blame."""
+
+import functools
+import sys
+import threading
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from patience import PATIENCE
+from torch.utils.data import DataLoader
+
+import ddp_common as ddp
+from ddp_common.teaching import faults
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+STALL_TIMEOUT = PATIENCE / 12  # a rank that a busy machine holds up is not one of these
+
+
+def stalled(client, tmp_path, function, *arguments, workers=2):
+    """The exception of a launch whose ranks wait for ever."""
+    with pytest.raises(ddp.RankStalled) as caught:
+        ddp.launch(
+            client,
+            functools.partial(function, *arguments),
+            workers=workers,
+            directory=tmp_path / "run",
+            stall_timeout=STALL_TIMEOUT,
+        )
+    return caught.value
+
+
+def sum_up(size=4, group=None):
+    dist.all_reduce(torch.ones(size), group=group)
+
+
+def test_a_rank_whose_main_thread_never_lets_go_of_python_is_named_without_its_answer(
+    client, tmp_path
+):
+
+    def busy_in_one_instruction():
+        if ddp.rank() == 1:
+            sum(range(10**12))  # one call of C: no other thread of the rank runs
+        sum_up()
+
+    error = stalled(client, tmp_path, busy_in_one_instruction)
+    assert error.rank == 1
+    assert set(error.collectives) == {0}
+    assert "busy_in_one_instruction" in error.stacks[1]
+    assert ddp.launch(client, faults.train, workers=2).world_size == 2
+
+
+def test_workers_of_a_loader_do_not_answer_in_the_place_of_their_rank(client, tmp_path):
+    def train():
+        for _ in DataLoader(list(range(8)), num_workers=2, persistent_workers=True):
+            sum_up()
+        if ddp.rank() == 0:
+            threading.Event().wait(PATIENCE * 10)
+        sum_up()
+
+    error = stalled(client, tmp_path, train)
+    assert error.rank == 0
+    assert error.collectives[0].startswith("is in no collective; the last it has finished is")

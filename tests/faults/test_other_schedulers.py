@@ -1,0 +1,98 @@
+"""CLUSTER=tcp://… and tls://…: a scheduler of somebody else's, which stays when we leave."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import cloudpickle
+import pytest
+from distributed.security import Security
+from patience import PATIENCE
+from processes import separate_cluster, wait_until
+
+import ddp_common as ddp
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+ROOT = Path(__file__).parents[2]
+
+
+def refusal(address):
+    """What `connect` says of an address."""
+    with pytest.raises(ddp.Error) as caught:
+        ddp.connect(address).close()
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def over_tls(tmp_path_factory):
+    """(address, Dask's own variables for a client) of a scheduler with TLS and one worker."""
+    folder = tmp_path_factory.mktemp("tls")
+    made = Security.temporary()
+    (folder / "cert.pem").write_text(made.tls_ca_file)
+    (folder / "key.pem").write_text(made.tls_worker_key)
+    words = "--tls-ca-file cert.pem --tls-cert cert.pem --tls-key key.pem"
+    credentials = [str(folder / word) if ".pem" in word else word for word in words.split()]
+    prefix = "DASK_DISTRIBUTED__COMM__TLS__"
+    variables = {
+        f"{prefix}CA_FILE": "cert.pem",
+        f"{prefix}CLIENT__CERT": "cert.pem",
+        f"{prefix}CLIENT__KEY": "key.pem",
+    }
+    dask = [sys.executable, "-m", "dask"]
+    file = folder / "scheduler.json"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    scheduler = [*dask, *"scheduler --host 127.0.0.1 --port 0 --protocol tls".split()]
+    scheduler += ["--no-dashboard", "--dashboard-address", "127.0.0.1:0", "--scheduler-file", file]
+    worker = [*dask, *"worker --nthreads 1 --no-dashboard --local-directory".split(), folder]
+    worker += ["--scheduler-file", file]
+    processes = [subprocess.Popen([*scheduler, *credentials], **quiet)]
+    try:
+        wait_until(lambda: file.exists() and file.read_text().endswith("}"))
+        processes.append(subprocess.Popen([*worker, *credentials], **quiet))
+        yield (
+            json.loads(file.read_text())["address"],
+            {name: str(folder / value) for name, value in variables.items()},
+        )
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_tls_without_credentials_names_the_variables_that_hold_them(over_tls):
+    address, _ = over_tls
+    assert "DASK_DISTRIBUTED__COMM__TLS__CA_FILE" in refusal(address)
+
+
+def test_tls_with_dasks_own_variables_trains(over_tls, tmp_path):
+    address, variables = over_tls
+    program = (
+        "import ddp_common as ddp\n"
+        "with ddp.connect() as client:\n"
+        "    print(ddp.launch(client, ddp.world_size).result, client.scheduler.address)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, **variables, "CLUSTER": address},
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+    )
+    assert (done.returncode, done.stdout) == (0, f"1 {address}\n"), done.stderr
+
+
+def test_a_worker_with_other_source_of_this_package_is_refused_by_name(tmp_path):
+    shutil.copytree(ROOT / "ddp_common", tmp_path / "changed" / "ddp_common")
+    with open(tmp_path / "changed" / "ddp_common" / "ranks" / "sampling.py", "a") as file:
+        file.write("\n# changed\n")
+    there = ["sh", "-c", f'cd {tmp_path} && PYTHONPATH={tmp_path / "changed"} exec "$@"', "sh"]
+    with separate_cluster(tmp_path, *there, workers=1) as (_, address):
+        message = refusal(address)
+    assert "The worker at tcp://127.0.0.1:" in message
+    assert "ddp_common" in message and "instead of" in message
+    assert "python" not in message.split(". ")[0]  # that one agrees
+    assert "use one environment for both" in message

@@ -1,0 +1,79 @@
+"""The notebooks are written from their scripts, executed, and without solutions for students.
+
+It relies on `tutorials/sync.py`, which writes them. That a notebook still prints what it shows is
+what `make test` looks at first, with nbval.
+"""
+
+import nbformat
+import pytest
+import sync  # in tutorials/
+
+TUTORIALS = [path.stem for path in sync.sources()]
+each_tutorial = pytest.mark.parametrize("name", TUTORIALS)
+
+
+def cells_of(notebook):
+    return [
+        (cell.cell_type, cell.source, cell.metadata.get("tags", [])) for cell in notebook.cells
+    ]
+
+
+def notebook(name):
+    return nbformat.read(sync.HERE / f"{name}.ipynb", 4)
+
+
+@each_tutorial
+def test_notebook_and_script_are_a_pair(name):
+    script = sync.from_script(sync.HERE / f"{name}.py")
+    assert cells_of(notebook(name)) == cells_of(script), (
+        f"{name}.ipynb is not what {name}.py says: run make sync"
+    )
+
+
+@each_tutorial
+def test_every_cell_was_executed_in_order_without_an_error_or_a_warning(name):
+    cells = [cell for cell in notebook(name).cells if cell.cell_type == "code"]
+    counts = [cell.execution_count for cell in cells]
+    assert counts == list(range(1, len(cells) + 1)), "run make sync"
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert not [
+        output
+        for output in outputs
+        if output.output_type == "error" or output.get("name") == "stderr"
+    ]
+
+
+@each_tutorial
+def test_student_notebook_is_generated_from_the_notebook_and_has_no_solution(name):
+    student = nbformat.read(sync.HERE / "student" / f"{name}.ipynb", 4)
+    assert cells_of(student) == cells_of(sync.student(notebook(name))), "run make sync"
+    assert not any(cell.get("outputs") for cell in student.cells)
+    assert not any("instructor" in cell.metadata.get("tags", []) for cell in student.cells)
+    solutions = [
+        cell.source for cell in notebook(name).cells if "solution" in cell.metadata.get("tags", [])
+    ]
+    assert solutions and not any(
+        solution in cell.source for solution in solutions for cell in student.cells
+    )
+
+
+def test_a_solution_without_marks_is_refused():
+    with pytest.raises(ValueError, match="end of your code"):
+        sync.stub("def f():\n    return 1")
+
+
+def test_a_notebook_that_was_changed_by_hand_is_set_aside_before_it_is_written_anew(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(sync, "SET_ASIDE", tmp_path / "my-work")
+    path = tmp_path / "pets.ipynb"
+    notebook = sync.from_script(sync.HERE / "pets.py")
+    nbformat.write(notebook, path)
+    sync.set_aside(path)
+    assert capsys.readouterr().out == "" and not (tmp_path / "my-work").exists()
+    notebook.cells[0].source += "\na thought of the instructor"
+    nbformat.write(notebook, path)
+    sync.set_aside(path)
+    (kept,) = (tmp_path / "my-work").iterdir()
+    assert kept.read_bytes() == path.read_bytes()
+    assert kept.name in capsys.readouterr().out
