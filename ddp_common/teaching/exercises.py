@@ -23,7 +23,6 @@ from ddp_common.teaching.shown import HeadAndTail
 SHOWN_LINES = 5  # of a rank's traceback
 SHOWN_CHARACTERS = 4_000  # of what an answer prints
 TIMEOUT = 60.0  # seconds that a check may take
-END_TIMEOUT = 5.0  # seconds that processes may take to be gone once they are killed
 AGAIN = 10.0  # seconds after which an answer is ended again that has caught the first time
 
 
@@ -135,7 +134,6 @@ def _end_what_was_left(before: set[psutil.Process]) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
             for process in (*child.children(recursive=True), child):
                 process.kill()
-    psutil.wait_procs(left, timeout=END_TIMEOUT)
     print(f"{len(left)} process(es) that were left behind have been ended", file=sys.stderr)
 
 

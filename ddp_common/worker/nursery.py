@@ -1,10 +1,11 @@
 """Ranks are forked from a process that has torch imported, and ended with all that they leave.
 
 That process, the fork server, imports torch once for a host and listens at a socket in a folder
-that only its user may enter (`ForkServer`). A worker connects to it for each rank (`connect`), and
-the server forks a nursery for that connection. The nursery forks the rank (`Nursery.start`), and
-at the end it kills its children until there are none (`Nursery.end`). It is a child subreaper
-(Linux, prctl(2)): whatever a rank has started and left behind becomes the nursery's child.
+that only its user may enter (`ForkServer`). A worker connects to it for each rank (`connect`), in
+advance if it can, and the server forks a nursery for that connection. The nursery forks the rank
+(`Nursery.start`), and at the end it kills its children until there are none (`Nursery.end`). It is
+a child subreaper (Linux, prctl(2)): whatever a rank has started and left behind becomes the
+nursery's child.
 
 Promises: a nursery ends everything also when its worker or the owner of the fork server ends,
 however that ended; and a rank ends with its nursery. The rank has the environment, the folder,
@@ -33,7 +34,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Client, Connection, wait
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
@@ -109,7 +110,8 @@ class ForkServer:
 
 _shared_path: str | None = None  # of the fork server of a local cluster
 _own: ForkServer | None = None  # this worker's
-_choosing = threading.Lock()
+_next: Connection | None = None  # to the nursery of the next rank, which is forked ahead
+_choosing = threading.RLock()
 
 
 def prepare(shared_path: str | None = None) -> None:
@@ -120,12 +122,16 @@ def prepare(shared_path: str | None = None) -> None:
             _shared_path = shared_path
         elif _own is None:
             _own = ForkServer(dict(os.environ))
+    _look_ahead()
 
 
 def close() -> None:
-    """End this worker's own fork server, if there is one."""
-    global _own
+    """End this worker's own fork server, if there is one, and the nursery that was made ahead."""
+    global _own, _next
     with _choosing:
+        if _next is not None:
+            _next.close()
+            _next = None
         if _own is not None:
             _own.close()
             _own = None
@@ -137,37 +143,57 @@ def connect(is_wanted: Callable[[], bool] = lambda: True) -> "Nursery | None":
     None if it is not wanted any more before it is there. Raises OSError if no process can be
     forked, and RuntimeError if the fork server ends meanwhile.
     """
-    connection = _connection()
-    while not connection.poll(POLL):
-        if not is_wanted():
+    for connection in _connections():
+        while not connection.poll(POLL):
+            if not is_wanted():
+                connection.close()
+                return None
+        try:
+            error = connection.recv()
+        except (EOFError, ConnectionError):  # the nursery or the fork server has ended
             connection.close()
-            return None
-    try:
-        error = connection.recv()
-    except (EOFError, ConnectionError) as ended:
-        raise RuntimeError(
-            "the process that imports torch, and from which ranks are forked, has ended. Was it "
-            "killed, or was memory short? The next launch starts another."
-        ) from ended
-    if error is not None:
-        raise error
-    return Nursery(connection)
+            continue
+        if error is not None:
+            raise error
+        return Nursery(connection)
+    raise RuntimeError(
+        "the process that imports torch, and from which ranks are forked, has ended. Was it "
+        "killed, or was memory short? The next launch starts another."
+    )
 
 
-def _connection() -> Connection:
-    """A connection to a fork server, which is started if there is none."""
-    global _own
+def _connections() -> Iterator[Connection]:
+    """First what was forked ahead, then, should it have ended, a new one."""
+    global _next, _own
     with _choosing:
-        for path in (_shared_path, _own.path if _own is not None else None):
-            if path is not None:
-                with contextlib.suppress(
-                    FileNotFoundError, ConnectionRefusedError
-                ):  # it has ended
-                    return Client(path, "AF_UNIX")
-        if _own is not None:
-            _own.close()
-        _own = ForkServer(dict(os.environ))
-        return Client(_own.path, "AF_UNIX")
+        ahead, _next = _next, None
+    if ahead is not None:
+        yield ahead
+    with _choosing:
+        connection = _reach_fork_server()
+        if connection is None:
+            if _own is not None:
+                _own.close()
+            _own = ForkServer(dict(os.environ))
+            connection = Client(_own.path, "AF_UNIX")
+    yield connection
+
+
+def _reach_fork_server() -> Connection | None:
+    """A connection to the fork server; None if there is none."""
+    for path in (_shared_path, _own.path if _own is not None else None):
+        if path is not None:
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):  # it has ended
+                return Client(path, "AF_UNIX")
+    return None
+
+
+def _look_ahead() -> None:
+    """Have a nursery forked for the next rank, which then need not wait for it."""
+    global _next
+    with _choosing, contextlib.suppress(OSError):  # the next rank will say why
+        if _next is None:
+            _next = _reach_fork_server()
 
 
 class Nursery:
@@ -210,14 +236,15 @@ class Nursery:
 
         Returns the numbers of processes that are not gone although they were killed.
         """
+        left: list[int] = []
         with self.connection, contextlib.suppress(EOFError, OSError):
             self.connection.send("end")
-            while self.connection.poll(2 * END_TIMEOUT):
+            answer = None
+            while not isinstance(answer, list) and self.connection.poll(2 * END_TIMEOUT):
                 answer = self.connection.recv()
-                if isinstance(answer, list):
-                    return answer
-            return [self.pid]
-        return []
+            left = answer if isinstance(answer, list) else [self.pid]
+        _look_ahead()
+        return left
 
 
 # In the fork server
@@ -277,6 +304,8 @@ def _be_nursery(worker: Connection, lifeline: socket.socket) -> NoReturn:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         woken, wakes = _wake_when_a_child_ends()
         worker.send(None)  # it is there
+        if lifeline in wait([worker, lifeline]):
+            raise EOFError
         surroundings, module, function, arguments, names = worker.recv()
         descriptors = {name: recv_handle(worker) for name in names}
         for descriptor in descriptors.values():
@@ -291,7 +320,7 @@ def _be_nursery(worker: Connection, lifeline: socket.socket) -> NoReturn:
             os.close(descriptor)
         worker.send(rank)
         _look_after(rank, worker, lifeline, woken)
-    except (EOFError, ConnectionError):  # the worker has ended
+    except (EOFError, ConnectionError):  # the worker has ended, or the owner of the fork server
         pass
     except OSError as error:  # the rank cannot be forked
         _tell(worker, error)

@@ -71,6 +71,7 @@ def test_without_that_process_workers_start_their_own():
     with ddp.connect("local", workers=2) as client:
         os.kill(client.fork_server.pid, signal.SIGKILL)
         wait_until(lambda: not is_alive(client.fork_server.pid))
+        ddp.launch(client, ddp.rank)  # in nurseries that were forked before
         _, servers = zip(*launched(client, ancestors))
         workers = client.run(os.getpid).values()
         assert {psutil.Process(pid).ppid() for pid in servers} == set(workers)
