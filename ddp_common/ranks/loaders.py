@@ -2,8 +2,9 @@
 
 Promises: a step counts when training takes its batch. In `__getitem__` and `__getitems__` the
 random state of torch, NumPy and `random` follows from (seed, epoch, index of the sample): an
-augmentation is the same with any number of loader workers and ranks, and after a resume. Loader
-workers stay for the last step of a rank that is told to stop (torchrun and Slurm tell them too).
+augmentation is the same with any number of loader workers and ranks, and after a resume. When a
+rank is told to stop, its loader workers stay until its last step is done (torchrun and Slurm tell
+them too).
 Relies on the epoch travelling with the indices of a batch, to workers that may outlive it.
 """
 
@@ -26,7 +27,6 @@ from ddp_common.ranks.sampling import ElasticSampler, Shares
 
 ALL_64_BITS = 2**64 - 1
 SAME_SIGNAL = 1.0  # seconds between a signal's arrival at a rank and at its workers
-LAST_STEP = 60  # seconds after which a worker ends that was left behind by its rank
 
 
 class DataLoader(torch.utils.data.DataLoader):
@@ -97,6 +97,7 @@ class SeededBySample(Dataset):
         epoch, indices = request
         whole_batch = getattr(self.data, "__getitems__", None)
         if whole_batch is not None and not self.draws:
+            # What a draw gives if the data set has drawn nothing, compared with what it gives then
             seed = _mixed(self.seed, epoch, indices[0])
             _seed(seed)
             undisturbed = _draw()
@@ -116,7 +117,10 @@ class SeededBySample(Dataset):
 
 
 class ByValue:
-    """Goes to a spawned worker by value: it may be of the script, which is not there."""
+    """Goes to a spawned worker by value, and is gone there: the thing itself arrives.
+
+    It may be defined in the user's script, which a spawned worker does not import.
+    """
 
     def __init__(self, thing: Any):
         self.thing = thing
@@ -167,7 +171,6 @@ def _on_sigterm(number, frame):
     deadline = time.monotonic() + SAME_SIGNAL
     while time.monotonic() < deadline:
         if stopping.is_rank_leaving():
-            signal.alarm(LAST_STEP)
-            return
+            return  # torch's worker ends by itself once its rank has ended
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -2,9 +2,9 @@
 
 Forked by a nursery of its worker, which ends it (`worker.nursery`). Promises: the last message
 through the pipe is a `Done`, `Raised` or `Stopped`, whatever the training function has done,
-unless it has ended the process; everything that was reported and printed was sent before; nobody
-else draws its random numbers; on SIGUSR1 it writes its Python stack, whatever it waits for; when
-asked, it names its latest collectives.
+unless it has ended the process; everything that was reported and printed was sent before; it has
+random numbers of its own, though all ranks are forked from one state; on SIGUSR1 it writes its
+Python stack, whatever it waits for; when asked, it names its latest collectives.
 """
 
 import base64
@@ -39,7 +39,7 @@ HINTS = {  # what to do about an error of torch or Python, by a part of its text
         "batch out, with ddp.ElasticSampler(…, drop_last=True)."
     ),
     "context has already been set": (
-        "A rank has set its start method already. Say the one of a loader's workers there: "
+        "A rank has set its start method already. Set that of loader workers in the loader: "
         "ddp.DataLoader(…, multiprocessing_context='spawn')."
     ),
 }
@@ -62,14 +62,17 @@ def main(
 
     `environment`: variables to set; `threads`: of torch; `payload`: pickled (function, keyword
     arguments, sources of notebook cells). The others are file descriptors: `messages`, `output`
-    and `stacks` the write ends of three pipes to the agent, `questions` an end of one that goes
-    both ways; `tables` the file with the Dask collections among the arguments, if there are any;
-    of rank 0 `store_socket`, where its store listens, and `result_file` for its result.
+    and `stacks` are the write ends of three pipes to the agent, `questions` is one end of a pipe
+    that goes both ways, `tables` is what hands over the Dask collections among the arguments.
+    Rank 0 alone has `store_socket`, on which the ranks' key-value store listens, and
+    `result_file`, for its result.
     """
+    # Until `listen_to_sigterm` the worker's disposition holds, which is to ignore it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     os.setsid()  # a terminal's Ctrl-C is for the client
     _attach_output(output)
     faulthandler.enable(open(2, "w", closefd=False))
-    # The pipe is read only when somebody asks: whoever else sends the signal must not block us.
+    # The pipe is read only when the agent asks: a signal from somebody else must not block here.
     os.set_blocking(stacks, False)
     faulthandler.register(signal.SIGUSR1, file=stacks)
     recorder.answer_questions(Connection(questions))
@@ -89,6 +92,7 @@ def main(
         )
     except BaseException as error:  # whatever it is: the client must know
         last_word = _raised(error)
+    _flush()
     pipe.write(to_agent, last_word)
     if isinstance(last_word, Raised):
         sys.exit(last_word.exitcode)
@@ -114,10 +118,10 @@ def _train(
 ) -> Message:
     """Call the training function; returns the rank's last word."""
     os.environ.update(environment)
-    # By this, what the rank starts can be found, whatever becomes of its parents.
+    # Every process that the rank starts has this mark.
     os.environ["DDP_RANK_PROCESS"] = str(os.getpid())
 
-    # Not at the top: the worker imports this module too, and torch takes a second.
+    # Not at the top: the client imports this module too, and torch takes a second.
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -132,6 +136,7 @@ def _train(
     finish_reports = reporting.start(functools.partial(pipe.write, messages))
     try:
         stopping.listen_to_sigterm()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         handler = signal.getsignal(signal.SIGTERM)
         os.register_at_fork(after_in_child=functools.partial(_be_no_rank, handler))
         if tables is not None:
@@ -172,15 +177,22 @@ def _call(function: Callable, arguments: dict) -> Any:
     finally:
         if os.getpid() != own_pid:
             error = sys.exception()
-            if error is not None and not isinstance(error, SystemExit):
-                traceback.print_exception(error)
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            os._exit(_exit_code(error))
+            try:
+                if error is not None and not isinstance(error, SystemExit):
+                    traceback.print_exception(error)
+                _flush()
+            finally:
+                os._exit(_exit_code(error))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # the training function has closed it
+            stream.flush()
 
 
 def _draw_a_random_state() -> None:
-    """Have NumPy and torch begin with numbers of the system's, as a new process does.
+    """Seed NumPy and torch from the operating system, as a new process does.
 
     What this process was forked from has one state for all ranks. `random` does so by itself.
     """
@@ -194,7 +206,8 @@ def _draw_a_random_state() -> None:
 def _write_result(result: Any, result_file: int) -> bytes | None:
     """Pickle the result into its file; returns it as bytes if that fails, else None.
 
-    It fails with a limit on the size of files, for example. torch.save keeps tensors out of the
+    Writing fails, for example, where the size of files is limited; what is in the file does not
+    count then. torch.save keeps tensors out of the
     pickle and lets the client load a GPU's tensors without one. What pickle refuses, such as a
     function made in a function, cloudpickle may take.
     """
@@ -254,7 +267,7 @@ def _raised(error: BaseException) -> Raised:
 
 
 def _from_the_function_on(frames: TracebackType | None) -> TracebackType | None:
-    """The traceback without what has called the training function; all if it was not called."""
+    """The traceback without the frames before the training function; all if it was not called."""
     each = frames
     while each is not None and each.tb_frame.f_code is not _call.__code__:
         each = each.tb_next
@@ -278,7 +291,7 @@ def _exit_code(error: BaseException | None) -> int:
     if not isinstance(error, SystemExit):
         return 1
     if isinstance(error.code, int):
-        return error.code
+        return error.code & 0xFF
     return 0 if error.code is None else 1
 
 

@@ -19,7 +19,8 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-# Before torch is imported: it would print a stack of C++ for each connection that ends.
+# Before torch is imported: it would print a stack of C++ for each connection that ends. (A rank of
+# Dask has torch already: its fork server has set this.)
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import psutil
@@ -29,7 +30,7 @@ import torch.distributed as dist
 from ddp_common.errors import Error, first_line
 from ddp_common.ranks import slurm
 
-JOIN_TIMEOUT = float(os.environ.get("DDP_JOIN_TIMEOUT", 60))  # seconds that ranks await each other
+JOIN_TIMEOUT = 60.0  # seconds that ranks await each other
 FOREVER = datetime.timedelta(days=24)  # torch's store counts milliseconds in 31 bits
 
 
@@ -42,14 +43,14 @@ class Place:
     local_rank: int
     address: str
     port: int
-    attempt: str  # what its ranks have in common, and those of another run or attempt have not
+    attempt: str  # the same for all ranks of this attempt, another for any other attempt
 
 
 # Of this rank while it is in a process group, even if its own code has destroyed the group.
 _place: Place | None = None
 _device: torch.device | None = None
 _store: dist.Store | None = None
-_joins = 0  # how often this process has joined a group: each time has keys of its own
+_joins = 0  # how often this process has joined a group, as often as its peers: each has own keys
 
 # torch 2.13 hangs where the last reference to a gloo group goes right after a `backward`: the
 # group waits for its threads, and these wait for Python's lock. A function that destroys the group
@@ -74,7 +75,7 @@ def world_size() -> int:
 def current_store() -> dist.Store | None:
     """The store of the process group that this rank is in, None when alone.
 
-    Whoever waits for a key holds the connection: a thread takes a `clone()`.
+    Waiting for a key blocks the connection for other threads: a thread takes a `clone()`.
     """
     return _store
 
@@ -148,7 +149,14 @@ def _leave(place, store, timeout):
     """Leave the process group, the store last, and rank 0 as the last rank."""
     global _place, _device, _store
     with explain_lost_store(place.rank):
-        store.wait([f"joined/{peer}" for peer in range(place.world_size)], timeout)
+        everybody = range(place.world_size)
+        store.wait([f"joined/{peer}" for peer in everybody], timeout)
+        store.set(f"returned/{place.rank}", "")
+        if dist.is_initialized() and dist.get_backend() == "nccl":
+            # To destroy an NCCL group is a collective: ranks of a host that do not do so at the
+            # same time wait for each other (NCCL's guide, ncclCommDestroy).
+            store.wait([f"returned/{peer}" for peer in everybody], FOREVER)
+            dist.destroy_process_group()
         if place.rank == 0 and place.world_size > 1:
             store.wait([f"left/{peer}" for peer in range(1, place.world_size)], FOREVER)
     # A script for torchrun destroys the group in its last line. After an exception nobody does:
@@ -164,6 +172,7 @@ def _leave(place, store, timeout):
 def _say_left(store, place):
     """The last message. If it does not arrive, rank 0 has failed, and reports that itself."""
     with contextlib.suppress(dist.DistError):
+        store.set(f"returned/{place.rank}", "")  # also after an exception: nobody waits for that
         store.set(f"left/{place.rank}", "")
 
 
@@ -190,7 +199,7 @@ def explain_lost_store(rank: int) -> Iterator[None]:
     except dist.DistNetworkError:
         raise Error(
             f"Rank {rank} lost the store while it waited for other ranks (Connection closed "
-            "by peer): who holds it, rank 0 or torchrun, has given up or died. Its own message "
+            "by peer): the process that holds it, rank 0 or torchrun, has ended. Its own message "
             "says why."
         ) from None
 
@@ -240,6 +249,7 @@ def _open_store(place, store_socket):
             is_master=opens,
             wait_for_workers=False,  # it would not say for whom
             multi_tenant=True,  # a process that joins again finds the port taken by itself
+            # the store owns it from now on; a process has it for the first time that it joins
             master_listen_fd=store_socket.detach() if store_socket is not None else None,
             timeout=datetime.timedelta(seconds=JOIN_TIMEOUT),
         )
@@ -295,7 +305,7 @@ def _meet(store, place):
     if place.rank == place.world_size - 1:
         found = socket.getaddrinfo(place.address, None, type=socket.SOCK_STREAM)
         *_, socket_address = found[0]
-        store.set("address", socket_address[0])
+        store.set("address", socket_address[0])  # before the key for which all wait
     store.set(f"gpus/{place.rank}", _take_gpu(place))
     keys = [f"gpus/{peer}" for peer in range(place.world_size)]
     try:
@@ -329,7 +339,7 @@ def _take_gpu(place):
 def interface_towards(address: str) -> str:
     """The name of the network interface through which this host reaches `address`.
 
-    gloo and NCCL would guess. Raises `Error` if no interface has the address used.
+    Otherwise gloo and NCCL would guess. Raises `Error` if no interface has the address used.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -113,7 +113,7 @@ class ElasticSampler:
         self.step = 0
         # Functions to call before each step, once the last one is done
         self.between_steps: list[Callable[[], None]] = []
-        # Functions to call before leaving, when told to leave
+        # Functions to call before this rank stops because it was told to
         self.before_stopping: list[Callable[[], None]] = []
         self._weight: float | None = None  # of the batch in training
         self._thread: int | None = None  # that took it
@@ -423,24 +423,18 @@ class ElasticSampler:
 
         Raises `Error` if it was saved with other data, another batch size, order or seed.
         """
-        # Old checkpoints have no 'shuffle', 'partitions' or 'drop_last', and some say 'ended'
-        saved = {"partitions": None, "drop_last": False, **state}
-        differing = []
-        for key, mine in self._settings().items():
-            theirs = saved.get(key, mine)
-            if theirs != mine:
-                differing.append(f"{key} {theirs} there, {mine} here")
+        differing = [
+            f"{key} {state[key]} there, {mine} here"
+            for key, mine in self._settings().items()
+            if state[key] != mine
+        ]
         if differing:
             raise Error(
                 f"The checkpoint was written by another run: {'; '.join(differing)}. Resume with "
                 "the settings in its config.json."
             )
         self._saved_at = None
-        epoch_is_over = state.get("ended", False) or state["step"] == len(self)
-        if epoch_is_over:
-            self._move_to(state["epoch"] + 1, 0)
-        else:
-            self._move_to(state["epoch"], state["step"])
+        self._move_to(state["epoch"], state["step"])
         self._is_restored = self.epoch > 0
 
 
@@ -460,7 +454,7 @@ RESTORED = (
 
 @dataclasses.dataclass
 class Shares:
-    """The batch sampler inside a `ddp.DataLoader`: asking it, also ahead, counts nothing.
+    """The batch sampler inside a `ddp.DataLoader`: asking it, even early, moves no position.
 
     Yields (epoch, this rank's indices) of each step that was left when the pass `current` began.
     """
@@ -511,7 +505,7 @@ def _whole_number(value):
 
 
 # Loaders that would count wrongly. A sampler is not told who asks it, so torch's `DataLoader`
-# checks its batch sampler when it is iterated over, in every process that has this module.
+# checks its batch sampler when it is iterated over, in every process that imports this module.
 
 
 def _check_loader(loader: torch.utils.data.DataLoader) -> None:

@@ -1,4 +1,4 @@
-"""Ranks are forked from a process that has torch imported, and ended with all that they leave.
+"""Ranks are forked from a process that has torch imported, and ended with all they have started.
 
 That process, the fork server, imports torch once for a host and listens at a socket in a folder
 that only its user may enter (`ForkServer`). A worker connects to it for each rank (`connect`), in
@@ -11,6 +11,15 @@ Promises: a nursery ends everything also when its worker or the owner of the for
 however that ended; and a rank ends with its nursery. The rank has the environment, the folder,
 the cores and the `sys.path` that its worker has at that moment. Where the fork server has ended,
 the worker starts one of its own.
+
+What a worker and a nursery tell each other, in this order (`Nursery` sends and receives it):
+
+    nursery: None, it is there; or the OSError for which it could not be forked
+    worker:  surroundings, module, function, arguments, names of descriptors; then these
+    nursery: the number of the rank's process; or the OSError for which that could not be forked
+    nursery: the exit code, when the rank has ended
+    worker:  "end", at any time after the first line
+    nursery: the numbers of processes that are still there although they were killed
 
 Relies on the fork server and the nurseries having one thread each: others would not survive a
 fork, and the kernel takes the end of the thread that forked a process for the end of its parent.
@@ -76,9 +85,10 @@ class ForkServer:
         """Start it; `environment` is that of the workers. They may connect at once."""
         environment = {**environment}
         environment.pop(NOT_FOR_RANKS, None)
-        in_short_folder = "/tmp" if len(tempfile.gettempdir()) > LONGEST_FOLDER else None
-        self._folder = tempfile.mkdtemp(prefix="ddp-", dir=in_short_folder)
+        parent_folder = "/tmp" if len(tempfile.gettempdir()) > LONGEST_FOLDER else None
+        self._folder = tempfile.mkdtemp(prefix="ddp-", dir=parent_folder)
         self.path = os.path.join(self._folder, "fork-server")
+        # Nothing is sent through it. Its end says that the owner has ended, or closes this.
         self._lifeline, theirs = socket.socketpair()
         with socket.socket(socket.AF_UNIX) as listener, theirs:
             listener.bind(self.path)
@@ -100,18 +110,21 @@ class ForkServer:
 
     def close(self) -> None:
         """End it; its nurseries end, too, with all that is in them."""
+        # Also where a process that the owner has forked holds a copy
+        with contextlib.suppress(OSError):  # the fork server has ended before
+            self._lifeline.shutdown(socket.SHUT_RDWR)
         self._lifeline.close()
         self._process.kill()  # it may still import torch
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-# In a worker
+# In a worker. It takes the shared fork server; where that has ended, one of its own.
 
 _shared_path: str | None = None  # of the fork server of a local cluster
 _own: ForkServer | None = None  # this worker's
 _next: Connection | None = None  # to the nursery of the next rank, which is forked ahead
-_choosing = threading.RLock()
+_choosing = threading.Lock()
 
 
 def prepare(shared_path: str | None = None) -> None:
@@ -143,6 +156,7 @@ def connect(is_wanted: Callable[[], bool] = lambda: True) -> "Nursery | None":
     None if it is not wanted any more before it is there. Raises OSError if no process can be
     forked, and RuntimeError if the fork server ends meanwhile.
     """
+    problem: Exception | None = None
     for connection in _connections():
         while not connection.poll(POLL):
             if not is_wanted():
@@ -151,19 +165,21 @@ def connect(is_wanted: Callable[[], bool] = lambda: True) -> "Nursery | None":
         try:
             error = connection.recv()
         except (EOFError, ConnectionError):  # the nursery or the fork server has ended
-            connection.close()
-            continue
-        if error is not None:
-            raise error
-        return Nursery(connection)
-    raise RuntimeError(
-        "the process that imports torch, and from which ranks are forked, has ended. Was it "
-        "killed, or was memory short? The next launch starts another."
-    )
+            error = RuntimeError(
+                "the process that imports torch, and from which ranks are forked, has ended. Was "
+                "it killed, or was memory short? The next launch starts another."
+            )
+        if error is None:
+            return Nursery(connection)
+        # What was forked ahead may have failed long ago.
+        connection.close()
+        problem = error
+    assert problem is not None, "there is at least one connection"
+    raise problem
 
 
 def _connections() -> Iterator[Connection]:
-    """First what was forked ahead, then, should it have ended, a new one."""
+    """First the one to the nursery forked ahead; only if that is of no use, a new one."""
     global _next, _own
     with _choosing:
         ahead, _next = _next, None
@@ -189,7 +205,7 @@ def _reach_fork_server() -> Connection | None:
 
 
 def _look_ahead() -> None:
-    """Have a nursery forked for the next rank, which then need not wait for it."""
+    """Have a nursery forked for the next rank, so that the rank need not wait for it."""
     global _next
     with _choosing, contextlib.suppress(OSError):  # the next rank will say why
         if _next is None:
@@ -197,7 +213,7 @@ def _look_ahead() -> None:
 
 
 class Nursery:
-    """A worker's connection to a nursery, and what is known of the process in it."""
+    """A worker's connection to a nursery, and the state of the process inside."""
 
     def __init__(self, connection: Connection):
         self.connection = connection  # when it is readable, call `take_note`
@@ -214,7 +230,7 @@ class Nursery:
         no process can be forked, and EOFError if the nursery has ended.
         """
         environment = {**os.environ}
-        environment.pop(NOT_FOR_RANKS, None)
+        environment.pop(NOT_FOR_RANKS, None)  # for what the rank executes; it is forked without
         cores = os.sched_getaffinity(0) if sys.platform == "linux" else None
         surroundings = environment, os.getcwd(), cores, sys.path, sys.argv
         self.connection.send((surroundings, module, function, arguments, [*descriptors]))
@@ -252,15 +268,18 @@ class Nursery:
 
 def main(listener_fd: int, lifeline_fd: int, folder: str) -> None:
     """Import torch, then fork a nursery for every connection, until the owner has ended."""
-    # What everybody is sent at once: these processes leave last. Ranks have handlers of their own.
+    # Signals that every process of a session or a job gets: the fork server and the nurseries
+    # ignore them, and end last. Ranks have handlers of their own.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # Where multiprocessing makes sockets, in ranks and their loader workers, that are killed often
+    # multiprocessing makes a folder for sockets in each rank, and a killed rank cannot remove it.
+    # Here it goes with the fork server.
     multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
     # Read when torch is imported: it would print a stack of C++ for each connection that ends
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import_ahead(NEEDED)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nurseries that have ended are no zombies
+    # So that ended nurseries do not become zombies; imports may wait for children of theirs.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener = socket.socket(fileno=listener_fd)
     lifeline = socket.socket(fileno=lifeline_fd)
     while True:
@@ -281,7 +300,7 @@ def main(listener_fd: int, lifeline_fd: int, folder: str) -> None:
 
 
 def import_ahead(names: Iterable[str]) -> None:
-    """Import modules ahead of those who need them; what fails is left to these, who tell why.
+    """Import modules ahead. An import that fails here fails again in the rank, with its message.
 
     No garbage is collected meanwhile: imports leave hardly any, and looking for it takes a quarter
     of their time. What they have made is then left out of all later collections (`gc.freeze`): a
@@ -299,27 +318,33 @@ def import_ahead(names: Iterable[str]) -> None:
 
 
 def _be_nursery(worker: Connection, lifeline: socket.socket) -> NoReturn:
-    rank = None
+    rank_pid = None
     try:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        woken, wakes = _wake_when_a_child_ends()
+        wakeup_reader, wakeup_writer = _wake_when_a_child_ends()
         worker.send(None)  # it is there
         if lifeline in wait([worker, lifeline]):
             raise EOFError
-        surroundings, module, function, arguments, names = worker.recv()
+        request = worker.recv()
+        if request == "end":
+            raise EOFError
+        surroundings, module, function, arguments, names = request
         descriptors = {name: recv_handle(worker) for name in names}
         for descriptor in descriptors.values():
             os.set_inheritable(descriptor, False)  # what a rank starts does not hold them open
         nursery = os.getpid()
-        rank = os.fork()
-        if rank == 0:
-            for inherited in (worker, lifeline, woken, wakes):
-                inherited.close()
-            _be_rank(nursery, surroundings, module, function, arguments, descriptors)
+        rank_pid = os.fork()
+        if rank_pid == 0:
+            try:
+                for inherited in (worker, lifeline, wakeup_reader, wakeup_writer):
+                    inherited.close()
+                _be_rank(nursery, surroundings, module, function, arguments, descriptors)
+            finally:  # whatever happens, the rank never goes on as its nursery
+                os._exit(1)
         for descriptor in descriptors.values():
             os.close(descriptor)
-        worker.send(rank)
-        _look_after(rank, worker, lifeline, woken)
+        worker.send(rank_pid)
+        _look_after(rank_pid, worker, lifeline, wakeup_reader)
     except (EOFError, ConnectionError):  # the worker has ended, or the owner of the fork server
         pass
     except OSError as error:  # the rank cannot be forked
@@ -327,31 +352,31 @@ def _be_nursery(worker: Connection, lifeline: socket.socket) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        _tell(worker, end_children(rank))
+        _tell(worker, end_children(rank_pid))
         os._exit(0)
 
 
 def _wake_when_a_child_ends() -> tuple[socket.socket, socket.socket]:
     """Two ends of a connection: the first becomes readable when a child has ended."""
-    woken, wakes = socket.socketpair()
-    for end in (woken, wakes):
+    reader, writer = socket.socketpair()
+    for end in (reader, writer):
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wakes.fileno())
-    return woken, wakes
+    signal.set_wakeup_fd(writer.fileno())
+    return reader, writer
 
 
 def _look_after(
-    rank: int, worker: Connection, lifeline: socket.socket, woken: socket.socket
+    rank_pid: int, worker: Connection, lifeline: socket.socket, wakeup_reader: socket.socket
 ) -> None:
     """Tell how the rank ends; return when the worker asks for the end, or has ended."""
     while True:
-        ready = wait([worker, lifeline, woken])
-        if worker in ready or lifeline in ready:
+        ready = wait([worker, lifeline, wakeup_reader])
+        if worker in ready or lifeline in ready:  # whatever the worker says now, it means the end
             return
-        woken.recv(2**16)
+        wakeup_reader.recv(2**16)
         for pid, code in _reap():
-            if pid == rank:
+            if pid == rank_pid:
                 worker.send(code)
 
 
@@ -368,10 +393,11 @@ def _reap() -> list[tuple[int, int]]:
 
 
 def end_children(group: int | None = None) -> list[int]:
-    """Kill this process's children until there are none; of a subreaper, all that is below it.
+    """Kill this process's children until there are none; a subreaper kills all its descendants.
 
     The children of one that has ended become ours, and come next. `group` is a child that leads a
-    process group, which is killed at one blow. Returns what is still there after `END_TIMEOUT`.
+    process group (a rank does from `process.main` on), which is killed all at once. Returns the
+    numbers of processes that are still there after `END_TIMEOUT`.
     """
     deadline = time.monotonic() + END_TIMEOUT
     pause = 0.001
@@ -430,7 +456,9 @@ def _be_rank(
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with its nursery, however that ended
         if os.getppid() != nursery:  # that has ended before
             os._exit(1)
-        atexit._clear()  # what the fork server has imported need not be taken apart
+        # What the fork server has imported needs no clean-up here. multiprocessing does: it ends
+        # the workers of a loader.
+        atexit._clear()
         atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGHUP):
@@ -444,7 +472,10 @@ def _be_rank(
         getattr(importlib.import_module(module), function)(*arguments, **descriptors)
         code = 0
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
+        if error.code is None:
+            code = 0
+        elif isinstance(error.code, int):
+            code = error.code & 0xFF  # as the system does with the exit code of any process
     except BaseException:
         traceback.print_exc()
     finally:
@@ -452,7 +483,7 @@ def _be_rank(
 
 
 def _leave(code: int) -> NoReturn:
-    """End as a process of multiprocessing does: all threads first, then what waits for the end."""
+    """End as a process of multiprocessing does: its threads first, then its exit functions."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # what Python calls at its own end
         atexit._run_exitfuncs()

@@ -41,6 +41,7 @@ def leave_with(kind, words):
     [
         (KeyboardInterrupt, (), 1, "failed: KeyboardInterrupt"),
         (SystemExit, ("no data",), 1, "left with exit code 1 before its function returned"),
+        (SystemExit, (2**40 + 5,), 5, "left with exit code 5 before its function returned"),
         (EarlyStop, ("plateau",), 1, "EarlyStop: plateau"),
     ],
 )
@@ -100,6 +101,15 @@ def change_everything():
     sys.setrecursionlimit(200)
     sys.stdout = io.StringIO()
     return 7
+
+
+def print_without_an_end_of_line():
+    print("the last word", end="")
+
+
+def test_what_is_printed_without_an_end_of_line_is_in_the_log(client):
+    run = ddp.launch(client, print_without_an_end_of_line, workers=1)
+    assert "the last word" in (run.directory / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(
