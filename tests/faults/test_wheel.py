@@ -12,7 +12,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.slow
 
 LAUNCH = """
 import ddp_common as ddp
