@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 AT_THE_TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
-FOLDERS = ("clusters", "data", "docs", "tutorials")
+FOLDERS = ("clusters", "data", "docs", "tests", "tutorials")
 FENCE = re.compile(r"^ *(`{3,}|~{3,}).*?^ *\1 *$", flags=re.M | re.S)
 SPAN = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", flags=re.S)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(<?([^()\s>]+)>?\)")
