@@ -1,4 +1,4 @@
-"""Whether the ranks' models are still alike: the norms that each rank tells at a save, compared.
+"""Whether the ranks' models are still alike: compares the norms that each rank sends at a save.
 
 Replicas start alike and get the same averaged gradients, so they stay alike; where they do not,
 rank 0's are saved and returned, and nothing else says that the others trained something else.
@@ -10,33 +10,33 @@ import math
 from ddp_common.messages import ParameterNorms
 
 TOLERANCE = 1e-5  # relative: float32 has 1e-7
-KEPT = 50  # saves of which some ranks have not told yet
+KEPT = 50  # saves of which the norms of some ranks have not arrived yet
 
 
 class Replicas:
-    """What the ranks have told, until all have told it."""
+    """The norms of each save, until those of all ranks have arrived."""
 
     def __init__(self, world_size: int):
         self.world_size = world_size
         # By checkpoint and step, then by rank
-        self.told: dict[tuple[str, int], dict[int, ParameterNorms]] = {}
+        self.pending: dict[tuple[str, int], dict[int, ParameterNorms]] = {}
 
     def take(self, rank: int, message: ParameterNorms) -> str | None:
-        """Take in what a rank tells; returns a sentence if the ranks have drifted apart."""
+        """Take in the norms of a rank; returns a sentence if the ranks have drifted apart."""
         save = message.checkpoint, message.step
-        told = self.told.setdefault(save, {})
-        told.setdefault(rank, message)  # the first, where one step is saved twice
-        if len(told) == self.world_size:
-            return _apart(self.told.pop(save))
-        if len(self.told) > KEPT:  # where not all ranks save
-            self.told.pop(next(iter(self.told)))
+        by_rank = self.pending.setdefault(save, {})
+        by_rank.setdefault(rank, message)  # the first, where one step is saved twice
+        if len(by_rank) == self.world_size:
+            return _apart(self.pending.pop(save))
+        if len(self.pending) > KEPT:  # where not all ranks save
+            self.pending.pop(next(iter(self.pending)))
         return None
 
 
-def _apart(told: dict[int, ParameterNorms]) -> str | None:
-    first = told[0]
-    for rank in sorted(told):
-        for name, here, there in zip(first.names, first.norms, told[rank].norms):
+def _apart(by_rank: dict[int, ParameterNorms]) -> str | None:
+    first = by_rank[0]
+    for rank in sorted(by_rank):
+        for name, here, there in zip(first.names, first.norms, by_rank[rank].norms):
             both_diverged = math.isnan(here) and math.isnan(there)
             if not both_diverged and not math.isclose(here, there, rel_tol=TOLERANCE):
                 return (
