@@ -97,33 +97,6 @@ def test_ranks_with_loader_workers_save_and_leave_after_the_same_step(tmp_path):
     wait_until(lambda: not any(is_alive(each.pid) for each in started))
 
 
-STALLS = f"""
-import os
-import torch
-import torch.distributed as dist
-import ddp_common as ddp
-
-def train():
-    for step in range(6):
-        dist.all_reduce(torch.ones(4))
-        if step == 3 and ddp.rank() == 1:
-            dist.barrier()
-
-with ddp.connect() as client:
-    ddp.launch(
-        client, train, stall_timeout={PATIENCE / 10}, directory=os.environ["RUN_DIRECTORY"]
-    )
-"""
-
-
-def test_a_stall_ends_the_ranks_and_says_where_they_wait(tmp_path):
-    (tmp_path / "script.py").write_text(STALLS)
-    process = torchrun(tmp_path, tmp_path / "script.py")
-    said, _ = process.communicate(timeout=3 * PATIENCE)
-    assert process.returncode != 0
-    assert re.search(r"It has called barrier #\d+ \(script.py:\d+\)", said), said
-
-
 TABLE = """
 import dask.array as da
 import ddp_common as ddp
