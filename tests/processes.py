@@ -14,8 +14,10 @@ from pathlib import Path
 
 import cloudpickle
 import psutil
+import pytest
 from patience import PATIENCE
 
+import ddp_common as ddp
 from ddp_common.clusters import protection
 from ddp_common.teaching import faults
 
@@ -223,6 +225,22 @@ def held_back(function, gate, *, rank=1, step=8):
 def _wait_for(gate):
     while not gate.exists():
         time.sleep(0.02)
+
+
+STALL_TIMEOUT = PATIENCE / 12  # a rank that a busy machine holds up is not one of these
+
+
+def stalled(client, tmp_path, function, *arguments, workers=2):
+    """The exception of a launch whose ranks wait for ever."""
+    with pytest.raises(ddp.RankStalled) as caught:
+        ddp.launch(
+            client,
+            functools.partial(function, *arguments),
+            workers=workers,
+            directory=tmp_path / "run",
+            stall_timeout=STALL_TIMEOUT,
+        )
+    return caught.value
 
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it

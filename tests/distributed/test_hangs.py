@@ -1,6 +1,5 @@
 """Ranks that wait for each other: which collective each waits in is said, and who is to blame."""
 
-import functools
 import re
 import sys
 import threading
@@ -10,25 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from patience import PATIENCE
+from processes import stalled
 from torch.nn.parallel import DistributedDataParallel
 
 import ddp_common as ddp
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-STALL_TIMEOUT = PATIENCE / 12  # a rank that a busy machine holds up is not one of these
-
-
-def stalled(client, tmp_path, function, *arguments, workers=2):
-    """The exception of a launch whose ranks wait for ever."""
-    with pytest.raises(ddp.RankStalled) as caught:
-        ddp.launch(
-            client,
-            functools.partial(function, *arguments),
-            workers=workers,
-            directory=tmp_path / "run",
-            stall_timeout=STALL_TIMEOUT,
-        )
-    return caught.value
 
 
 def headline(error):

@@ -1,34 +1,19 @@
 """Ranks that wait for each other: which collective each waits in is said, and who is to blame."""
 
-import functools
 import sys
 import threading
 
 import cloudpickle
-import pytest
 import torch
 import torch.distributed as dist
 from patience import PATIENCE
+from processes import stalled
 from torch.utils.data import DataLoader
 
 import ddp_common as ddp
 from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-STALL_TIMEOUT = PATIENCE / 12  # a rank that a busy machine holds up is not one of these
-
-
-def stalled(client, tmp_path, function, *arguments, workers=2):
-    """The exception of a launch whose ranks wait for ever."""
-    with pytest.raises(ddp.RankStalled) as caught:
-        ddp.launch(
-            client,
-            functools.partial(function, *arguments),
-            workers=workers,
-            directory=tmp_path / "run",
-            stall_timeout=STALL_TIMEOUT,
-        )
-    return caught.value
 
 
 def sum_up(size=4, group=None):
