@@ -115,7 +115,8 @@ def train():
 for turn in ("one", "two"):
     with ddp.connect() as client:
         run = ddp.launch(client, train, directory=turn)
-        print(turn, run.result.weights.sum().item(), len(run.metrics), file=sys.stderr)
+        # torchrun starts `python -u`: what print writes in pieces, two ranks write into each other
+        sys.stderr.write(f"{turn} {run.result.weights.sum().item()} {len(run.metrics)}\n")
 """
 
 
