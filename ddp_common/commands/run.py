@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from ddp_common.client import told
+from ddp_common.client import signals
 from ddp_common.commands.cells import job_source
 from ddp_common.commands.checks import check_choices, check_resumable
 from ddp_common.errors import Error
@@ -213,14 +213,14 @@ def where_the_time_went(run) -> str:
 
 
 def note_interrupt(number, frame):
-    told.interrupted = True
+    signals.interrupted = True
     raise KeyboardInterrupt
 
 
 def pass_on_sigterm(number, frame):
-    if told.stop_requested or not told.attempts_running:
+    if signals.stop_requested or not signals.attempts_running:
         sys.exit(128 + number)
-    told.stop_requested = True
+    signals.stop_requested = True
 
 
 def when_it_was(namespace: dict) -> str:

@@ -7,6 +7,7 @@ it has moved: that is how the client knows that a rank is alive. Without an agen
 process) nobody listens, and reports are dropped after the same checks.
 """
 
+import base64
 import collections
 import decimal
 import numbers
@@ -58,7 +59,7 @@ def save_file(name: str, content: bytes | str) -> None:
     check_name(name)
     refuse_name_of_the_run(name)
     as_bytes = content.encode() if isinstance(content, str) else bytes(content)
-    post(File(name, as_bytes))
+    post(File(name, base64.b64encode(as_bytes).decode()))
 
 
 def post(message: Message | Callable[[], Message | None]) -> None:
