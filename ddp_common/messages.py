@@ -99,18 +99,6 @@ class Report(Message):
 
 
 @dataclass
-class Pace(Message):
-    """A measurement of a rank's latest steps, for each of which its last collective is known."""
-
-    count: int  # steps of its optimizers: measurements of all ranks with one count belong together
-    step: int  # the sampler's own count, over the whole run; without a sampler the same as `count`
-    step_ms: float  # the median from step to step
-    collectives: list[int]  # of each measured step: the number of its last collective
-    waited_ms: list[float]  # and the time from the beginning of that to the optimizer's step
-    load: float  # of its host: processes that run or want to, over the last minute
-
-
-@dataclass
 class File(Message):
     """A small file for the run directory.
 
@@ -256,7 +244,6 @@ _TYPES = {
     for each in (
         Position,
         Report,
-        Pace,
         CheckpointSaved,
         CheckpointFailed,
         ParameterNorms,

@@ -13,7 +13,6 @@ import os
 import queue
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from distributed import CancelledError, Client, Future
@@ -25,9 +24,6 @@ from ddp_common.client.fetching import fetch_result, open_result_here
 from ddp_common.client.inbox import FromAgent, TaskEnded, WorkerLost
 from ddp_common.client.known import RESTARTED, Known, as_meant
 from ddp_common.client.listener import Listener
-from ddp_common.client.newcomers import Newcomers
-from ddp_common.client.pace import Paces
-from ddp_common.client.patience import Patience
 from ddp_common.client.replicas import Replicas
 from ddp_common.client.tables import Tables
 from ddp_common.client.verdict import (
@@ -40,7 +36,7 @@ from ddp_common.client.verdict import (
     stalled,
     verdict,
 )
-from ddp_common.errors import Error, RankFailed, RunStopped, first_line
+from ddp_common.errors import Error, first_line
 from ddp_common.hangs.blame import Standstill, blame, where_all_are
 from ddp_common.messages import (
     CheckpointFailed,
@@ -49,7 +45,6 @@ from ddp_common.messages import (
     FileKept,
     Line,
     Message,
-    Pace,
     ParameterNorms,
     Position,
     RankSpec,
@@ -74,13 +69,8 @@ CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was report
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
 STACKS_TIMEOUT = 45  # seconds that workers have to say where their ranks are
 LOOK_INTERVAL = 0.5  # seconds
-HELD_UP = 2.0  # seconds between two messages or looks: more, and this program itself stood still
 SHORT_LOOK = 0.02  # seconds, while a cause is waited for
 LARGE = 2**20  # bytes of function and arguments
-
-
-class MadeRoom(RunStopped):
-    """The ranks have left, after a step and having saved, to go on with more of them."""
 
 
 class Attempt:
@@ -96,7 +86,6 @@ class Attempt:
         stall_timeout: float | None,
         tables: Tables,
         listener: Listener,
-        grow: bool = False,
     ):
         self.client = client
         self.attempt_id = attempt_id
@@ -108,28 +97,21 @@ class Attempt:
         self.listener = listener
         self.handed: list[Future | None] = [None] * len(addresses)  # the tables of each rank
         self.known = Known(addresses)
-        self.without_worker: set[int] = set()  # ranks that had lost theirs when the attempt ended
         self.futures: list[Future] = []
         self._checkpoints: Checkpoints | None = None  # until the attempt has begun
-        self.newcomers = Newcomers(client, len(addresses)) if grow else None
-        self.makes_room = False  # the ranks are asked to leave, to go on with newcomers
-        self.saved_step = 0  # of the newest checkpoint that this attempt has saved
         self.progress = Progress()
-        self.paces = Paces(len(addresses))
         self.replicas = Replicas(len(addresses))
         self.began = time.monotonic()
         self.looked = self.began  # when `_look_around` was last called
-        self.turned = self.began  # when the loop over messages last came to its end
         # What is to be written into config.json; of a resumed run once it has begun
         self.config: dict | None = None
 
     def run(self, payload: bytes, previous: Exception | None = None, number: int = 1) -> Any:
         """Start the ranks, follow them, and have them gone; returns rank 0's result.
 
-        `payload` is the pickled training function with its arguments. `previous` is what ended the
-        attempt before this one: a failure, or `RunStopped` where that has made room for newcomers;
-        `number` counts the attempts. Raises `RankFailed`, `RankStalled`, `RunStopped`,
-        `SchedulerLost` or `Error`.
+        `payload` is the pickled training function with its arguments. `previous` is the failure
+        that ended the attempt before this one; `number` counts the attempts. Raises `RankFailed`,
+        `RankStalled`, `RunStopped`, `SchedulerLost` or `Error`.
         """
         told.attempts_running += 1
         try:
@@ -141,9 +123,6 @@ class Attempt:
                 raise
             raise failure from None
         finally:
-            self.without_worker = self.known.without_worker()  # before we cancel any
-            if self.newcomers is not None:
-                self.newcomers.let_go()
             try:
                 self._end()
             finally:
@@ -153,17 +132,6 @@ class Attempt:
     def checkpoints(self) -> Checkpoints:
         assert self._checkpoints is not None, "the attempt has begun"
         return self._checkpoints
-
-    def has_shrunk(self, failure: Exception) -> bool:
-        """Whether it has lost a worker, after it had come further than when it began."""
-        has_lost = bool(self.without_worker)
-        return isinstance(failure, RankFailed) and has_lost and self._came_further()
-
-    def _came_further(self) -> bool:
-        if self._checkpoints is None:
-            return False
-        resumed = self.checkpoints.resumed
-        return self.saved_step > (step_of(resumed) if resumed is not None else 0)
 
     # Starting
 
@@ -228,24 +196,20 @@ class Attempt:
         self.config = None
 
     def _note_restart(self, previous: Exception, number: int) -> None:
-        grows = isinstance(previous, MadeRoom)
         reason = first_line(previous)
         resumed = self.checkpoints.resumed
         step = step_of(resumed) if resumed is not None else 0
         ranks = len(self.addresses)
         event = {
             "time": time.time(),
-            "event": "grow" if grows else "restart",
+            "event": "restart",
             "attempt": number,
             "reason": reason,
             "step": step,
             "ranks": ranks,
         }
         self.directory.record(getattr(previous, "rank", 0), event)
-        if grows:
-            text = f"Going on with {ranks} rank(s) from step {step}: more workers have come"
-        else:
-            text = f"Restart {number - 1} on {ranks} rank(s) from step {step}. Why: {reason}"
+        text = f"Restart {number - 1} on {ranks} rank(s) from step {step}. Why: {reason}"
         self.directory.log(text)
         self.progress.note(text)
 
@@ -293,9 +257,11 @@ class Attempt:
 
         None if both are there.
         """
-        patience = Patience(CAUSE_TIMEOUT)
+        deadline = time.monotonic() + CAUSE_TIMEOUT
         while (
-            not self.known.failed() and self.client.status == "running" and not patience.is_over()
+            not self.known.failed()
+            and self.client.status == "running"
+            and time.monotonic() < deadline
         ):
             self._take_next(SHORT_LOOK)
         failed = self.known.failed()
@@ -316,7 +282,6 @@ class Attempt:
         while isinstance(decision, GoesOn):
             self._take_next(LOOK_INTERVAL)
             self._tell_listener()
-            self._forgive_a_standstill()
             if time.monotonic() - self.looked > LOOK_INTERVAL and self.inbox.empty():
                 self._look_around()
             decision = verdict(self.known)
@@ -325,13 +290,6 @@ class Attempt:
         if not isinstance(decision, Finished):
             raise self._explained(decision)
         return self._result()
-
-    def _forgive_a_standstill(self) -> None:
-        """Where this program stood still, what ranks have said meanwhile is not read yet."""
-        now = time.monotonic()
-        if now - self.turned > HELD_UP:
-            self.known.forgive(now - self.turned, now)
-        self.turned = now
 
     def _tell_listener(self) -> None:
         """Call `on_report` with the records that it does not have.
@@ -345,8 +303,8 @@ class Attempt:
     def _wait_for_the_cause(self) -> Verdict:
         """All who failed have lost a peer: wait a moment for the one who did not."""
         timeout = CAUSE_TIMEOUT_WHEN_RETURNED if self.known.returned else CAUSE_TIMEOUT
-        patience = Patience(timeout)
-        while _is_consequence(verdict(self.known)) and not patience.is_over():
+        deadline = time.monotonic() + timeout
+        while _is_consequence(verdict(self.known)) and time.monotonic() < deadline:
             self._take_next(SHORT_LOOK)
         # Where this program was held up, the cause may have come meanwhile.
         self._take_what_is_there()
@@ -359,10 +317,6 @@ class Attempt:
         if isinstance(decision, SchedulerGone):
             return self._scheduler_gone()
         assert isinstance(decision, Stopped)
-        who = wording.who_was_told(self.known)
-        step = wording.last_step(self.known)
-        if self.makes_room and who == [0] and not told.stop_requested:
-            return MadeRoom("More workers have come.", step=step, directory=self.directory.path)
         self.directory.log(wording.in_log_of_a_stop(self.known))
         return wording.run_stopped(self.known, self.checkpoints.newest(), self.directory.path)
 
@@ -399,27 +353,12 @@ class Attempt:
             raise KeyboardInterrupt
         if told.stop_requested:
             self.directory.say_ending()
-        if self._could_grow() and not self.makes_room:
-            self.makes_room = True
-            self.directory.log("more workers have come: the ranks save, and leave to go on there")
-        must_leave = told.stop_requested or self.makes_room
-        if must_leave and self.known.moved and not self.known.stopped():
+        if told.stop_requested and self.known.moved and not self.known.stopped():
             # Said again until it is heard: a rank may not listen yet.
             self.client.run(agent.tell_to_stop, workers=self.addresses[:1], on_error="ignore")
         stuck = stalled(self.known, self.stall_timeout, now)
         if stuck:
             raise self._stalled(stuck)
-
-    def _could_grow(self) -> bool:
-        """Whether newcomers are ready, and nothing is lost if the ranks leave now.
-
-        That is so once all of them are in a sampler's loop, from which they leave together and
-        saved, and a checkpoint has shown that they do save.
-        """
-        if self.newcomers is None or not self._came_further():
-            return False
-        all_are_in_a_loop = all(self.known.step_of(rank) for rank in range(len(self.addresses)))
-        return all_are_in_a_loop and self.newcomers.are_ready()
 
     def _stalled(self, stuck: list[int]) -> Exception:
         assert self.stall_timeout is not None, "without it no rank counts as stalled"
@@ -516,8 +455,6 @@ class Attempt:
             case Report():
                 self.directory.record(rank, message.values)
                 self.progress.record(message.values, rank)
-            case Pace():
-                self._take_pace(rank, message)
             case Returned():
                 pass  # `known` has taken note of it
             case Position():
@@ -529,7 +466,6 @@ class Attempt:
             case CheckpointFailed():
                 self.directory.not_saved(message.why)
             case CheckpointSaved():
-                self.saved_step = max(self.saved_step, step_of(Path(message.name)))
                 self.directory.saved()
                 self.checkpoints.announced(self.addresses[rank], message.name, message.keep)
             case ParameterNorms():
@@ -541,16 +477,6 @@ class Attempt:
             case Ended():
                 if message.how not in ("done", "cancelled"):
                     self.directory.log(f"rank {rank} {wording.in_log(message)}")
-
-    def _take_pace(self, rank: int, sample: Pace) -> None:
-        rows, slow = self.paces.take(rank, sample, time.monotonic())
-        for row in rows:
-            self.directory.add_line("pace.jsonl", {"time": time.time(), **row})
-        for slow_rank, sentence in slow:
-            text = f"rank {slow_rank} on {self.known.hosts.get(slow_rank, '?')} {sentence}"
-            self.directory.log(text)
-            if self.progress.mode == "bar":  # somebody looks on
-                self.progress.note(text)
 
     def _take_file(self, rank: int, message: FileKept) -> None:
         worker = [self.addresses[rank]]
@@ -631,14 +557,13 @@ class Attempt:
         running = [future for future in self.futures if not future.done()]
         if running:
             self.client.cancel(running, force=True)
-        until_gone = Patience(GONE_TIMEOUT)
-        until_nothing_starts = Patience(UNSTARTED_TIMEOUT)
-        while not until_gone.is_over():
+        began = time.monotonic()
+        while time.monotonic() - began < GONE_TIMEOUT:
             pending = set(range(len(self.futures))) - set(self.known.ended)
             if not pending:
                 return
             none_has_started = not pending & set(self.known.hosts)
-            if until_nothing_starts.is_over() and none_has_started:
+            if none_has_started and time.monotonic() - began > UNSTARTED_TIMEOUT:
                 return
             self._take_next(SHORT_LOOK)
 

@@ -65,16 +65,6 @@ class Known:
         else:
             self.ended[rank] = Ended("lost")
 
-    def forgive(self, seconds: float, now: float) -> None:
-        """Do not count some time in which this program stood still, and read no messages."""
-        self.last_started = min(now, self.last_started + seconds)
-        for rank, moved in self.moved.items():
-            self.moved[rank] = min(now, moved + seconds)
-
-    def without_worker(self) -> set[int]:
-        """Ranks that have lost their worker; 'cancelled' is said by one that is being closed."""
-        return {rank for rank, end in self.ended.items() if end.how in ("lost", "cancelled")}
-
     def tasks_cancelled(self, reason: str | None) -> None:
         """Take note that the tasks were cancelled, not by us; `reason` is Dask's word for why."""
         self.scheduler_lost = True

@@ -64,30 +64,13 @@ def latest() -> list[Collective]:
     members = _members()
     return [
         _collective(entry, now, members)
-        for entry in _entries(with_lines=True)[-KEPT:]
+        for entry in _entries()[-KEPT:]
         if not _is_launchers(entry)
     ]
 
 
-def beginnings(group: str) -> list[tuple[int, int, str]]:
-    """This process's latest collectives of a process group: number, ns since 1970, kind.
-
-    `group` is torch's name for it. Collectives of a group have the same numbers on all ranks.
-    Oldest first.
-    """
-    return [
-        (
-            entry["collective_seq_id"],
-            entry["time_created_ns"],
-            entry["profiling_name"].partition(":")[2],
-        )
-        for entry in _entries(with_lines=False)
-        if entry["process_group"][0] == group and not entry.get("is_p2p")
-    ]
-
-
-def _entries(with_lines: bool) -> list[dict[str, Any]]:
-    """What torch has recorded, oldest first. Lines of the program take most of the time."""
+def _entries() -> list[dict[str, Any]]:
+    """What torch has recorded, oldest first."""
     # Not at the top: the answering thread starts before torch is there.
     from torch._C import _distributed_c10d as c10d
 
@@ -96,7 +79,7 @@ def _entries(with_lines: bool) -> list[dict[str, Any]]:
         dump = getattr(c10d, name, None)
         if dump is not None:
             # collectives, their stacks, finished ones too
-            entries += pickle.loads(dump(True, with_lines, False)).get("entries", [])
+            entries += pickle.loads(dump(True, True, False)).get("entries", [])
     return sorted(entries, key=lambda entry: entry["time_created_ns"])
 
 

@@ -56,7 +56,6 @@ POLL = 0.03  # seconds between looks at whether the client still wants this rank
 EXIT_TIMEOUT = 1.0  # seconds that a rank has to end after its last word
 STACK_TIMEOUT = 10.0  # seconds that a rank has to write its stack, on a busy machine
 ANSWER_TIMEOUT = 8.0  # seconds that a rank has to say which collectives it is in
-WARM_UP_TIMEOUT = 300  # seconds that torch may take to be imported
 OUTER_FRAMES_TIMEOUT = 0.4  # seconds for the frames around the rank's own, which nobody reads
 OWN_OUTERMOST_FRAME = re.compile(rb'ranks/process\.py", line \d+ in main\b')
 
@@ -176,23 +175,6 @@ def _ask_for_collectives(questions: Connection) -> list[Collective] | None:
 
 
 # Dask tasks
-
-
-def warm_up() -> None:
-    """Wait until this worker can start a rank at once: its fork server has imported torch.
-
-    Raises RuntimeError if a process from there cannot import it, or does not end in time.
-    """
-    trial = nursery.connect()
-    assert trial is not None, "it is wanted"
-    try:
-        trial.start("importlib", "import_module", "torch.distributed", descriptors={})
-        if trial.connection.poll(WARM_UP_TIMEOUT):
-            trial.take_note()
-    finally:
-        trial.end()
-    if trial.exitcode != 0:
-        raise RuntimeError(f"this worker cannot start ranks (exit code {trial.exitcode})")
 
 
 def run_rank(
