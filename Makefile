@@ -4,7 +4,7 @@ VENV        ?= .venv
 PYTHON_BASE ?= python3
 
 # What may be given on the command line. All of it reaches programs by the environment, as it was typed: no shell and no make looks into it.
-VARIABLES := TUTORIAL CLUSTER WORKERS PRESET SET RESUME RESTARTS GROW TRACE CHECKPOINT OPTIONS DRY RUNS TORCH PYTHON_BASE VENV
+VARIABLES := TUTORIAL CLUSTER WORKERS PRESET SET RESUME RESTARTS TRACE CHECKPOINT OPTIONS DRY RUNS TORCH PYTHON_BASE VENV
 OTHERS    := SHELL DDP_% DASK_% PIP_% PYTHON% TORCH_% OMP_% MKL_% CUDA_% NCCL_% GLOO_% AWS_% SLURM_% MPL% TMPDIR %_PROXY %_proxy
 
 define as_typed
@@ -44,7 +44,6 @@ help:
 	@echo '     CLUSTER=slurm          a profile in clusters/, the path of a .yaml file, or tcp://host:port'
 	@echo '     OPTIONS="queue=gpu"    change options of the profile for this once; DRY=1: print the job script, submit nothing'
 	@echo '     RESTARTS=3             after a failure, go on from the newest checkpoint, so many times'
-	@echo '     GROW=1                 begin with the first worker that comes, and go on with more as they come'
 	@echo '     TRACE=5                record five steps of every rank, and draw where their time went'
 	@echo '     RESUME=runs/pets/...   go on from the newest checkpoint of a run'
 	@echo 'make lab                    open the notebooks in JupyterLab'

@@ -85,7 +85,7 @@ def check_name(name: str):
 
 
 # What a run itself writes in its directory: files, and folders with all that is in them
-OF_THE_RUN = ("config.json", "metrics.jsonl", "log.txt", "pace.jsonl", "checkpoints", ".lock")
+OF_THE_RUN = ("config.json", "metrics.jsonl", "log.txt", "checkpoints", ".lock")
 
 
 def refuse_name_of_the_run(name: str):

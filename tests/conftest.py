@@ -29,7 +29,6 @@ OUTSIDE_SETTINGS = (
     "WORKERS",
     "OPTIONS",
     "RESTARTS",
-    "GROW",
     "TRACE",
     "DDP_TRACE",
     "DRY",

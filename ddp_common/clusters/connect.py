@@ -36,7 +36,6 @@ from ddp_common.clusters.profiles import gpus, number_of_workers, read_profile
 from ddp_common.clusters.quiet import interrupts_held
 from ddp_common.clusters.waiting import wait_for_workers
 from ddp_common.errors import Error
-from ddp_common.values import switch, whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS, command, started_by
 from ddp_common.worker.nursery import ForkServer
 from ddp_common.worker.preload import Preload
@@ -57,7 +56,6 @@ LEAN = {
 def connect(
     profile: str | None = None,
     workers: int | str | None = None,
-    min_workers: int | None = None,
 ) -> "ClusterClient | Ranks":
     """Start the cluster of a profile and return a client to it.
 
@@ -66,8 +64,7 @@ def connect(
     `profile` is a name in `clusters/`, the path of a YAML file or an address (default: CLUSTER
     from the environment, else `local`). `workers` is their number (default: WORKERS from the
     environment, else the profile's, or all that are at the address). It returns when they are
-    there, or with `min_workers` when so many are (default: 1 if GROW=1 is in the environment, else
-    all): the others come as the queue lets them, for a launch that grows.
+    there.
 
     At the address of a scheduler (tcp://host:port, tls://host:port) it starts nothing, and leaves
     the cluster there when it is closed. Under torchrun or srun (CLUSTER unset or naming them) it
@@ -82,10 +79,6 @@ def connect(
 
     _configure_dask()
     wanted = workers if workers is not None else os.environ.get("WORKERS")
-    if min_workers is None and switch("GROW", os.environ.get("GROW")):
-        min_workers = 1
-    if min_workers is not None:
-        min_workers = whole_number("min_workers", min_workers, least=1)
     content = read_profile(name)
     earlier = notebooks.earlier_in_notebook(name, content, wanted)
     if earlier is not None:
@@ -97,13 +90,12 @@ def connect(
         client = _start(content, wanted)
     client.cell = notebooks.cell_that_runs()
     client.request = (name, content, wanted)
-    client.least = min_workers
     try:
-        wait_for_workers(client, min(min_workers or client.expected, client.expected))
+        wait_for_workers(client, client.expected)
         if name != "local":
             shipping.provide(client)
         client.register_plugin(Preload(client.fork_server.path if client.fork_server else None))
-        if wanted and (min_workers or len(client.workers()) > client.expected):
+        if wanted and len(client.workers()) > client.expected:
             client.most = client.expected
     except BaseException:
         client.close()

@@ -74,20 +74,14 @@ def main():
     help="how often to restart automatically after a failure  [default: 0]",
 )
 @click.option(
-    "--grow",
-    envvar="GROW",
-    is_flag=True,
-    help="begin with the workers that are there, and go on with more as they come",
-)
-@click.option(
     "--trace",
     envvar="TRACE",
     help="record so many steps of every rank, and draw them  [default: 0]",
 )
-def run(tutorial, dry, values, grow, trace, **choices):
+def run(tutorial, dry, values, trace, **choices):
     """Train TUTORIAL (such as pets) and leave a run directory."""
     path = tutorial_path(tutorial)
-    set_environment(SET=values, GROW="1" if grow else None, DDP_TRACE=trace, **choices)
+    set_environment(SET=values, DDP_TRACE=trace, **choices)
     run_tutorial(tutorial, path, choices, dry)
 
 

@@ -118,7 +118,7 @@ def _train(
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from ddp_common.ranks import checkpoint, pace, rendezvous, reporting, stopping, trace
+    from ddp_common.ranks import checkpoint, rendezvous, reporting, stopping, trace
 
     torch.set_num_threads(threads)
     _draw_a_random_state()
@@ -138,7 +138,6 @@ def _train(
         linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
         whereabouts.keep_collectives()
         with rendezvous.process_group(store_socket), stopping.in_agreement():
-            pace.watch()
             trace.trace_if_asked()
             result = _call(function, arguments)
             stopping.training_has_ended()

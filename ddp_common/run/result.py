@@ -1,9 +1,7 @@
 """What a launch returns, whichever launcher has started the ranks."""
 
-import contextlib
 import html
 import io
-import json
 import reprlib
 import sys
 from collections.abc import Sequence
@@ -16,8 +14,6 @@ from ddp_common.run.places import shown
 from ddp_common.run.records import Records
 
 SHOWN_ITEMS = 3  # of a result that is a dict or a list
-PACE_COLUMNS = ["time", "rank", "step", "step_ms", "own_ms", "waited_ms", "communicated_ms"]
-PACE_COLUMNS += ["last", "late_ms", "load"]
 
 
 @dataclass(repr=False)
@@ -47,26 +43,6 @@ class Run:
         """
         records = self.records if isinstance(self.records, Records) else Records(self.records)
         return records.frame()
-
-    @property
-    def pace(self):
-        """How the ranks kept pace, as a pandas DataFrame: a row for each sample of each rank.
-
-        A sample is 50 steps or fewer. The columns are time (s since 1970), rank, step; per step,
-        in ms: step_ms, own_ms (data and computing), waited_ms (for the last rank),
-        communicated_ms; the share of steps to which the rank came last, and by how much it did
-        then (late_ms); the load of its host. Empty for one rank, short runs, NCCL, and without
-        Dask.
-        """
-        import pandas  # takes its time, and not every run is asked for a table
-
-        path = Path(self.directory) / "pace.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        rows = []
-        for line in lines:
-            with contextlib.suppress(ValueError):  # cut off, when this program was killed
-                rows.append(json.loads(line))
-        return pandas.DataFrame(rows, columns=PACE_COLUMNS)
 
     def save_figure(self, figure, name: str):
         """Save a matplotlib figure in the run directory, whole or not at all.

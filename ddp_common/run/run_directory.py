@@ -27,12 +27,7 @@ from ddp_common.run.run_lock import NAME as LOCK_NAME
 from ddp_common.run.run_lock import Lock
 
 CHECK_INTERVAL = 2.0  # seconds between two looks at whether the folder is still there
-OWN_FILES = (
-    "metrics.jsonl",
-    "log.txt",
-    "config.json",
-    "pace.jsonl",
-)  # the others are saved by ranks
+OWN_FILES = ("metrics.jsonl", "log.txt", "config.json")  # the others are saved by ranks
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # numbers unknown to JSON
 
 
@@ -126,13 +121,6 @@ class RunDirectory:
         with self._tolerate_failure("metrics.jsonl"):
             if not self._metrics.closed:
                 self._metrics.write(_line(record))
-
-    def add_line(self, name: str, values: dict):
-        """Append a line of JSON to a file of ours that has a line now and then."""
-        with self._tolerate_failure(name):
-            self._check_now_and_then()
-            with self._open_to_append(name) as file:
-                file.write(_line(values))
 
     def log(self, text: str):
         """Append a line with the time to log.txt."""

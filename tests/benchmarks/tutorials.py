@@ -36,7 +36,7 @@ QUALITY = {
 }
 SCALED = ("pets", "ucmerced")
 RANKS = "1 2"
-DEFAULTS = ("CLUSTER", "PRESET", "SET", "RESUME", "CHECKPOINT", "RESTARTS", "GROW", "DDP_TRACE")
+DEFAULTS = ("CLUSTER", "PRESET", "SET", "RESUME", "CHECKPOINT", "RESTARTS", "DDP_TRACE")
 
 
 def ddp_common(folder, *words, **variables):
