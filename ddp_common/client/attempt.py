@@ -95,7 +95,8 @@ class Attempt:
         self.progress = Progress()
         self.replicas = Replicas(len(addresses))
         self.whereabouts: dict[int, Whereabouts] = {}
-        self.warnings: set[str] = set()  # that were shown
+        self.shown: set[str] = set()  # lines of rank 0
+        self.warnings: dict[str, int] = {}  # of other ranks, and the first that printed it
         self.lines_not_shown = 0
         self.began = time.monotonic()
         self.looked = self.began  # when `_look_around` was last called
@@ -478,17 +479,24 @@ class Attempt:
                     self.directory.log(f"rank {rank} {outcome.in_log(ended)}")
 
     def _take_line(self, rank: int, text: str) -> None:
-        """Write down a line that a rank has printed; show rank 0's, and each warning once."""
+        """Write down a line that a rank has printed, and show rank 0's."""
         self.directory.log(f"[rank {rank}] {text}")
-        is_new_warning = WARNING.search(text) is not None and text not in self.warnings
-        if is_new_warning:
-            self.warnings.add(text)
         if rank == 0:
+            self.shown.add(text)
             self.progress.print(text)
-        elif is_new_warning:
-            self.progress.print(f"[rank {rank}] {text}")
         else:
             self.lines_not_shown += 1
+            if WARNING.search(text):
+                self.warnings.setdefault(text, rank)
+
+    def _say_what_others_printed(self) -> None:
+        """Show warnings that rank 0 has not had, and say where the lines of other ranks are."""
+        for text, rank in self.warnings.items():
+            if text not in self.shown:
+                self.progress.print(f"[rank {rank}] {text}")
+        if self.lines_not_shown:
+            log = shown(self.directory.path / "log.txt")
+            self.progress.note(f"Other ranks printed {self.lines_not_shown} line(s): see {log}")
 
     def tell_records(self) -> None:
         """Call `on_report` with the records that it has not had, in order.
@@ -565,11 +573,7 @@ class Attempt:
             for future in filter(None, [*self.futures, *self.handed]):
                 future.release()
             self.progress.close()
-            if self.lines_not_shown:
-                self.progress.note(
-                    f"{self.lines_not_shown} lines that other ranks printed are in "
-                    f"{shown(self.directory.path / 'log.txt')}."
-                )
+            self._say_what_others_printed()
 
     def _end_ranks(self) -> None:
         """Cancel what still runs and wait until every rank says that it is gone."""

@@ -18,8 +18,8 @@ from typing import Any
 from ddp_common.client import signals, tables
 from ddp_common.client.attempt import Attempt
 from ddp_common.client.inbox import open_inbox
-from ddp_common.client.payload import pickled, refuse_unusable, refuse_wrong_arguments
-from ddp_common.client.placement import claimed_workers
+from ddp_common.client.payload import pickled, refuse_wrong_arguments
+from ddp_common.client.placement import claimed_workers, refuse_unusable
 from ddp_common.client.tables import Tables
 from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 from ddp_common.files import absolute
@@ -58,10 +58,13 @@ def launch(
     tuple or dict, belong together: a rank gets the same partitions of each.
 
     After a failure it starts again from the newest good checkpoint, up to `restarts` times
-    (default: RESTARTS from the environment, else 0), on as many workers as there are then; with
-    `workers`, on exactly that many. A rank that makes no progress for `stall_timeout` seconds is a
-    failure (None: never); progress is a step of a sampler or an optimizer, a batch of an
-    evaluation, a report, a saved file or checkpoint. `directory` continues in an earlier run's
+    (default: RESTARTS from the environment, else 0), on as many workers as there are then. With
+    `workers`, it is exactly that many: where fewer are left it waits for others to come, up to
+    `timeout` seconds, and raises `Error` then, which also says why it was to restart.
+
+    A rank that makes no progress for `stall_timeout` seconds is a failure (None: never); progress
+    is a step of a sampler or an optimizer, a batch of an evaluation, a report, a saved file or
+    checkpoint. `directory` continues in an earlier run's
     directory, whose newest checkpoint `Checkpoint.restore` then finds; default: a new one, or what
     RESUME names for the first launch of a tutorial.
 

@@ -5,21 +5,20 @@ worker, also with several launches and several clients at once; the claims of a 
 died are void.
 """
 
-import collections
 import contextlib
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from distributed import Client, Scheduler
 
-from ddp_common.client.connection import no_answer
 from ddp_common.errors import Error
 from ddp_common.values import whole_number
 
-KEPT_MESSAGES = 10  # events that the scheduler keeps of those which have reached the client
 LOOK_INTERVAL = 0.05  # seconds
+RECONNECT_TIMEOUT = 5  # seconds
 
 _adapting = threading.Lock()
 _over: dict[str, set[str]] = {}  # address of a scheduler -> `_attempts_over`
@@ -50,6 +49,13 @@ def claimed_workers(
 
     try:
         answer = claim()
+        if wanted is None and answer["paused"]:
+            paused = ", ".join(answer["paused"])
+            warnings.warn(
+                f"The worker at {paused} is paused, as its memory is nearly full, and gets no "
+                "rank. Free memory there, or give workers more (memory_limit).",
+                stacklevel=4,
+            )
         while not answer["claimed"]:
             if time.monotonic() > deadline:
                 raise Error(_too_few(client, answer, wanted, timeout))
@@ -123,6 +129,58 @@ def _too_few(client: Client, answer: dict[str, Any], wanted: int | None, timeout
     )
 
 
+# Whether ranks can be started through a client
+
+
+def refuse_unusable(client: Any) -> None:
+    """Raise `Error` for what is no client, or one through which no ranks can be started."""
+    if not isinstance(client, Client):
+        how = "Make one with ddp_common.connect()."
+        if hasattr(client, "scheduler_address"):
+            how = "Make a client of it: Client(cluster)."
+        kind = type(client).__name__
+        raise Error(f"launch takes a distributed.Client first, not {kind}. {how}")
+    if client.asynchronous:
+        raise Error(
+            "This client is asynchronous, and launch waits until training has ended. Make it "
+            "without asynchronous=True, or call launch in a thread: run = await "
+            "asyncio.to_thread(ddp.launch, client, train, …)."
+        )
+    try:
+        _wait_until_connected(client)
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+    except OSError as error:
+        raise no_answer(client, error) from None
+    if any(address.startswith("inproc://") for address in workers):
+        raise Error(
+            "The workers of this cluster are threads of one process (processes=False). Ranks need "
+            "processes: use LocalCluster(processes=True), which is the default."
+        )
+
+
+def no_answer(client: Client, error: OSError) -> Error:
+    """The `Error` for a scheduler that does not answer."""
+    address = getattr(client.scheduler, "address", None) or "an address that it has forgotten"
+    return Error(
+        f"Dask's scheduler at {address} does not answer ({error}). Connect again, and launch with "
+        "the new client."
+    )
+
+
+def _wait_until_connected(client: Client) -> None:
+    """A client that has just lost its connection may have it back in a moment.
+
+    Raises OSError if it does not, or if it is closed.
+    """
+    deadline = time.monotonic() + RECONNECT_TIMEOUT
+    while client.status == "connecting" and time.monotonic() < deadline:
+        time.sleep(LOOK_INTERVAL)
+    if client.status == "connecting":
+        raise ConnectionError("the connection was lost")
+    if client.status != "running":
+        raise ConnectionError("this client is closed")
+
+
 # Clusters that adapt
 
 
@@ -176,12 +234,12 @@ def _claim(
     free.sort(key=lambda address: (-rows_held.get(address, 0), workers[address].host))
     count = wanted or min(most or len(known), len(known))
     if count == 0 or len(free) < count:
-        return {"claimed": [], "known": len(known), "busy": len(claims)}
+        return {"claimed": [], "paused": [], "known": len(known), "busy": len(claims)}
     chosen = sorted(free[:count], key=lambda address: workers[address].host)
     for address in chosen:
         claims[address] = client_id, attempt_id
-    _keep_few_messages(dask_scheduler, client_id)
-    return {"claimed": chosen}
+    paused = [address for address, worker in workers.items() if worker.status.name == "paused"]
+    return {"claimed": chosen, "paused": paused}
 
 
 def _running(scheduler: Scheduler) -> list[str]:
@@ -203,22 +261,6 @@ def _drop_void(claims: dict, over: list[str], scheduler: Scheduler) -> None:
         is_dead = owner not in scheduler.clients or address not in scheduler.workers
         if is_dead or attempt in over:
             del claims[address]
-
-
-def _keep_few_messages(scheduler: Scheduler, client_id: str) -> None:
-    """Have the scheduler keep few messages of a run.
-
-    For debugging, Dask keeps a thousand events of a topic and a thousand messages of a connection:
-    hundreds of MB. These are parts of Dask that it does not document; where they are not what they
-    were, nothing happens.
-    """
-    broker = getattr(scheduler, "_broker", None)
-    topic = broker._topics["ddp_common"] if broker is not None else None
-    connection = scheduler.client_comms.get(client_id)
-    for holder, name in ((topic, "events"), (connection, "recent_message_log")):
-        kept = getattr(holder, name, None)
-        if isinstance(kept, collections.deque) and kept.maxlen != KEPT_MESSAGES:
-            setattr(holder, name, collections.deque(maxlen=KEPT_MESSAGES))
 
 
 def _release(attempts: list[str], dask_scheduler: Scheduler) -> None:

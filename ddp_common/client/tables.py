@@ -19,7 +19,7 @@ from distributed import Client, Future, Scheduler
 from distributed.comm import get_address_host
 
 from ddp_common.client.balance import assign, is_balanced
-from ddp_common.client.connection import no_answer
+from ddp_common.client.placement import no_answer
 from ddp_common.errors import Error, first_line
 from ddp_common.ranks.handover import StandIn, Table
 from ddp_common.worker import handover

@@ -47,9 +47,15 @@ if TYPE_CHECKING:
 SILENCE_TIMEOUT = "11s"
 
 # Cores are for ranks, and a worker's web server has nothing to tell that the scheduler's does not.
+# Of each topic and connection Dask keeps the last thousand messages: with many reports, hundreds of
+# MB.
 LEAN = {
     "worker": {"profile": {"enabled": False}, "http": {"routes": []}},
-    "admin": {"tick": {"interval": "500ms"}, "system-monitor": {"interval": "2s"}},
+    "admin": {
+        "tick": {"interval": "500ms"},
+        "system-monitor": {"interval": "2s"},
+        "low-level-log-length": 10,
+    },
 }
 
 
