@@ -38,7 +38,7 @@ from ddp_common.clusters.waiting import wait_for_workers
 from ddp_common.errors import Error
 from ddp_common.without_dask.launchers import LAUNCHERS, command, started_by
 from ddp_common.worker.nursery import ForkServer
-from ddp_common.worker.preload import Preload
+from ddp_common.worker.plugin import Preload
 
 if TYPE_CHECKING:
     from ddp_common.without_dask.ranks import Ranks

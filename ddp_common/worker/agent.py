@@ -56,6 +56,7 @@ PIECE = 2**16  # bytes of output read at once
 _one_rank = threading.Lock()
 _store_socket: tuple[str, socket.socket] | None = None  # of an attempt, until rank 0 takes it
 _running: Nursery | None = None  # of the rank on this worker, while there is one
+_afterwards: list[Callable[[], None]] = []  # what is to be done when that rank is gone
 
 
 # Called by the client, with `client.run`
@@ -102,6 +103,14 @@ def ask_where() -> str | None:
     return state
 
 
+def after_the_rank(do: Callable[[], None]) -> None:
+    """Call `do` in the worker's event loop when its rank is gone; at once if there is none."""
+    if _running is None:
+        do()
+    else:
+        _afterwards.append(do)
+
+
 def _signal_rank(number: signal.Signals) -> None:
     place = _running
     if place is not None:
@@ -139,7 +148,11 @@ def run_rank(spec: RankSpec, payload: bytes, tables: Handover | None = None) -> 
         if child is None:
             send([Ended("cancelled")])
             return None
-        return _follow(child, send, is_wanted)
+        try:
+            return _follow(child, send, is_wanted)
+        finally:
+            while _afterwards:
+                worker.loop.add_callback(_afterwards.pop())
 
 
 def _is_wanted(worker: Worker, key: Key) -> bool:
