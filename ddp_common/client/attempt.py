@@ -6,7 +6,6 @@ is lost. Promises: the first failure ends the attempt; a rank that makes no prog
 afterwards the ranks are gone, and the last checkpoints are here.
 """
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -198,29 +197,14 @@ class Attempt:
         Raises `RankFailed` if a worker is lost meanwhile, and `Error` for tables that cannot be
         handed over.
         """
-        tables = self.tables
-        assigned = tables.assign(self.addresses)
-        tables.check_memory(self.addresses, assigned)
-        for line in tables.remarks(assigned, len(self.addresses)):
-            self.directory.log(line)
-            self.progress.note(line)
-        futures = tables.hand_over(self.addresses, assigned, self.attempt_id)
+        futures = self.tables.hand_over(self.addresses, self.attempt_id)
         self.handed[:] = futures
         while not all(future.done() for future in futures):
             self._take_next(SHORT_LOOK)
             if self.known.failed():
                 rank = min(self.known.failed())
                 raise self._failure_of(rank)
-        # Dask says that a future is done just before it says of which type its result is.
-        self.client.sync(asyncio.sleep, 0)
-        for rank, future in enumerate(futures):
-            if future.status == "cancelled":  # as by a scheduler that is lost
-                raise CancelledError(future.key)
-            if future.status == "error":
-                raise wording.not_handed_over(rank, future.exception())
-            if future.type is Error:
-                raise future.result()
-        tables.handed_over(self.addresses, assigned, self.attempt_id)
+        self.tables.handed_over(futures)
 
     def _write_config(self) -> None:
         assert self.config is not None, "it is to be written yet"

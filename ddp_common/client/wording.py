@@ -227,13 +227,3 @@ def in_log(end: Ended) -> str:
     if killed_by:
         return f"was killed by {killed_by}"
     return f"left with exit code {end.exitcode} before its function returned"
-
-
-def not_handed_over(rank: int, error: BaseException | None) -> Error:
-    """For tables of which a rank could not be given its partitions."""
-    kind = type(error).__name__
-    return Error(
-        f"The partitions of rank {rank} could not be handed over to it: {kind}: {error}. No rank "
-        "was started. Partitions must be picklable, and those that Dask has lost must be possible "
-        "to compute again."
-    )

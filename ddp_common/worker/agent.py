@@ -46,7 +46,6 @@ from ddp_common.messages import (
 )
 from ddp_common.ranks import pipe
 from ddp_common.worker import nursery
-from ddp_common.worker.handover import Handover
 from ddp_common.worker.lines import Lines
 from ddp_common.worker.nursery import Nursery
 from ddp_common.worker.result import open_result_file, take_result
@@ -196,13 +195,13 @@ def warm_up() -> None:
 
 
 def run_rank(
-    spec: RankSpec, payload: bytes, tables: Handover | None = None
+    spec: RankSpec, payload: bytes, tables: BinaryIO | None = None
 ) -> bytes | memoryview | None:
     """Run one rank from start to end.
 
-    `payload` is the pickled training function with its arguments, `tables` what they need of
-    Dask's collections. Returns rank 0's pickled result; None for other ranks, and for a rank that
-    failed. Raises nothing: how the rank ended is a message.
+    `payload` is the pickled training function with its arguments, `tables` a file with what they
+    need of Dask's collections. Returns rank 0's pickled result; None for other ranks, and for a
+    rank that failed. Raises nothing: how the rank ended is a message.
     """
     worker = get_worker()
     key = worker.get_current_task()
@@ -261,7 +260,7 @@ def _start_rank(
     worker: Worker,
     spec: RankSpec,
     payload: bytes,
-    tables: Handover | None,
+    tables: BinaryIO | None,
     is_wanted: Callable[[], bool],
 ) -> RankProcess | None:
     """Have a rank's process forked; None if it was no longer wanted before it was there.
@@ -281,7 +280,7 @@ def _start_rank(
             result_file = open_result_file(spec.attempt)
             descriptors["result_file"] = result_file.fileno()
         if tables is not None:
-            descriptors["tables"] = ours.enter_context(tables.take()).fileno()
+            descriptors["tables"] = ours.enter_context(tables).fileno()
         place = nursery.connect(is_wanted)
         if place is None:
             return None
