@@ -26,6 +26,7 @@ from ddp_common.ranks.handover import Look, StandIn, Table
 
 KINDS = {"DataFrame", "Series", "Array", "Bag"}  # of collections that have rows
 LOOK_INTERVAL = 0.2  # seconds
+NEARLY = 1.1  # times the mean: so many rows on a rank are still its share
 NAMED = 5  # columns or partitions in a message
 
 
@@ -327,22 +328,26 @@ class Tables:
 
 
 def assign(lengths: Sequence[int], lies_on: Sequence[int | None], ranks: int) -> list[int]:
-    """The rank that gets each partition: where it lies, unless that one has its share already.
+    """The rank that gets each partition: where it lies, if that one gets no more than its share.
 
-    Then, and if it lies elsewhere, it is the rank that has fewest rows so far. `lengths` are rows,
-    `lies_on` the rank on whose worker a partition lies (None: elsewhere). The longest partitions
-    come first, and those that lie elsewhere last.
+    The others, and those that lie elsewhere, go to the rank with fewest rows. `lengths` are rows,
+    `lies_on` the rank on whose worker a partition lies (None: elsewhere).
     """
+    share = NEARLY * sum(lengths) / ranks
     rows = [0] * ranks
-    goes_to = [0] * len(lengths)
-    share = sum(lengths) / ranks
-    order = sorted(range(len(lengths)), key=lambda i: (lies_on[i] is None, -lengths[i]))
-    for number in order:
+    goes_to = [-1] * len(lengths)
+    longest_first = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    for number in longest_first:
         rank = lies_on[number]
-        if rank is None or rows[rank] >= share:
-            rank = rows.index(min(rows))
-        goes_to[number] = rank
-        rows[rank] += lengths[number]
+        if rank is not None and (rows[rank] == 0 or rows[rank] + lengths[number] <= share):
+            goes_to[number] = rank
+            rows[rank] += lengths[number]
+    for number in longest_first:
+        if goes_to[number] == -1:
+            # Among those with equally few, the one where it lies
+            rank = min(range(ranks), key=lambda rank: (rows[rank], rank != lies_on[number]))
+            goes_to[number] = rank
+            rows[rank] += lengths[number]
     return goes_to
 
 

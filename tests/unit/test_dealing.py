@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ddp_common import ElasticSampler, Error
+from ddp_common.client.tables import assign
 from ddp_common.ranks.dealing import PlacedDeal, Placement
 from ddp_common.ranks.rows import Rows
 
@@ -115,3 +116,18 @@ def test_a_position_in_other_partitions_is_refused(other):
     sampler = ElasticSampler(table(other) if other else sum(UNEVEN), 256)
     with pytest.raises(Error, match="partitions"):
         sampler.load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "lies_on", "goes_to"),
+    [
+        ([5] * 6, [0, 1, 0, 1, 0, 1], [0, 1, 0, 1, 0, 1]),
+        ([5, 5, 5], [1, 1, 0], [1, 1, 0]),  # another one would be as full
+        ([5] * 4, [0] * 4, [0, 0, 1, 1]),
+        ([10, 9, 1, 2, 2, 2], [0, 0, 0, 1, 1, 1], [0, 1, 0, 1, 1, 1]),
+        ([90, 5, 5], [0, 0, 1], [0, 1, 1]),
+        ([9, 8, 7, 0], [None] * 4, [0, 1, 1, 0]),
+    ],
+)
+def test_partitions_stay_where_they_lie_until_that_rank_has_its_share(lengths, lies_on, goes_to):
+    assert assign(lengths, lies_on, 2) == goes_to
