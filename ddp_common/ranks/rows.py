@@ -170,9 +170,9 @@ class Rows(Partitioned):
         shape = (len(names),) if is_matrix else by_name[names[0]][0].shape[1:]
         whole = np.empty((len(self.rows), *shape), dtype=dtype)
         wrong = {}
-        for column, (name, pieces) in enumerate(by_name.items()):
+        for column, name in enumerate(names):
             target = whole[:, column] if is_matrix else whole
-            what = _fill(target, pieces)
+            what = _fill(target, by_name[name])
             if what:
                 wrong[name] = what
         if wrong:

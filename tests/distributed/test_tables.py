@@ -4,6 +4,7 @@ import functools
 import gc
 import os
 import sys
+import threading
 import time
 
 import cloudpickle
@@ -284,12 +285,20 @@ BAD = {
         lambda: {"x": [ddp_client().submit(np.ones, 4, kind) for kind in ("f4", "i4")]},
         "Partition 1 of 'x' has other types.*: values int32, not float32.*astype",
     ),
+    "not to be pickled": (
+        lambda: {"x": ddp_client().map(locks, range(2), pure=False)},
+        "partitions of rank [01] could not be handed over.*TypeError",
+    ),
     "no partitions": (lambda: {"x": [ddp_client().submit(dict)]}, "of 'x' is of type dict"),
     "other lengths": (
         lambda: {"data": (frame(20, 4), frame(24, 4))},
         r"'data\[0\]' and 'data\[1\]' belong together.*5 and 6 rows in partition 0",
     ),
 }
+
+
+def locks(number):
+    return [threading.Lock()]
 
 
 def ddp_client():

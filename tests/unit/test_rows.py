@@ -92,6 +92,7 @@ def test_tensors_have_the_types_that_losses_want():
     assert (y.dtype, y.tolist()) == (torch.int64, list(range(18)))
     assert (kind.dtype, kind.tolist()) == (torch.int64, [0, 1, 2] * 6)
     assert flag.dtype == torch.float32
+    assert table(FRAME).tensors(["number", "number"]).take([5]).tolist() == [[5, 5]]
     assert table(np.ones((18, 2, 2))).tensors().take([3, 1]).shape == (2, 2, 2)
 
 
