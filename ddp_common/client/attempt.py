@@ -208,32 +208,15 @@ class Attempt:
         Raises `RankFailed` if a worker is lost meanwhile, and `Error` for tables that cannot be
         handed over.
         """
-        tables = self.tables
-        assigned = tables.assign(self.addresses)
-        tables.check_memory(self.addresses, assigned)
-        for line in tables.remarks(assigned, len(self.addresses)):
-            self.directory.log(line)
-            self.progress.note(line)
-        futures = tables.hand_over(self.addresses, assigned, self.attempt_id)
+        futures = self.tables.hand_over(self.addresses, self.attempt_id)
         self.handed[:] = futures
         while not all(future.done() for future in futures):
             self._take_next(SHORT_LOOK)
             self._raise_if_lost()
-        # Dask says that a future is done just before it says of which type its result is.
-        self.client.sync(asyncio.sleep, 0)
-        for rank, future in enumerate(futures):
-            if future.status == "cancelled":  # as by a scheduler that is lost
-                raise self._cancelled()
-            if future.status == "error":
-                error = future.exception()
-                raise Error(
-                    f"The partitions of rank {rank} could not be handed over to it: "
-                    f"{type(error).__name__}: {error}. No rank was started. Partitions must be "
-                    "picklable, and those that Dask has lost must be possible to compute again."
-                )
-            if future.type is Error:
-                raise future.result()
-        tables.handed_over(self.addresses, assigned, self.attempt_id)
+        try:
+            self.tables.handed_over(futures)
+        except CancelledError:  # as by a scheduler that is lost
+            raise self._cancelled() from None
 
     def _write_config(self) -> None:
         assert self.config is not None, "it is to be written yet"

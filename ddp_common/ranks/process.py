@@ -79,7 +79,7 @@ def main(
             environment,
             threads,
             payload,
-            Connection(tables) if tables is not None else None,
+            tables,
             socket.socket(fileno=store_socket) if store_socket is not None else None,
             to_agent,
         )
@@ -104,7 +104,7 @@ def _train(
     environment: dict[str, str],
     threads: int,
     payload: bytes,
-    tables: Connection | None,
+    tables: int | None,
     store_socket: socket.socket | None,
     messages: Connection,
 ) -> Message:

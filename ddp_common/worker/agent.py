@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from typing import BinaryIO
 
 import psutil
 from dask.typing import Key
@@ -45,7 +46,6 @@ from ddp_common.messages import (
 )
 from ddp_common.ranks import pipe
 from ddp_common.worker import nursery
-from ddp_common.worker.handover import Handover
 from ddp_common.worker.nursery import Nursery
 from ddp_common.worker.output import Output
 
@@ -121,10 +121,11 @@ def _signal_rank(number: signal.Signals) -> None:
 # The Dask task
 
 
-def run_rank(spec: RankSpec, payload: bytes, tables: Handover | None = None) -> bytes | None:
+def run_rank(spec: RankSpec, payload: bytes, tables: BinaryIO | None = None) -> bytes | None:
     """Run one rank from start to end.
 
-    `payload` is the pickled training function with its arguments, `tables` what they need of
+    `payload` is the pickled training function with its arguments, `tables` a file with what they
+    need of
     Dask's collections. Returns rank 0's pickled result; None for other ranks, and for a rank that
     failed. Raises nothing: how the rank ended is a message.
     """
@@ -187,7 +188,7 @@ def _start(
     worker: Worker,
     spec: RankSpec,
     payload: bytes,
-    tables: Handover | None,
+    tables: BinaryIO | None,
     is_wanted: Callable[[], bool],
 ) -> Child | None:
     """Have a rank's process forked; None if it was no longer wanted before it was there.
@@ -204,7 +205,7 @@ def _start(
             _store_socket = None
             descriptors["store_socket"] = ours.enter_context(store_socket).fileno()
         if tables is not None:
-            descriptors["tables"] = ours.enter_context(tables.take()).fileno()
+            descriptors["tables"] = ours.enter_context(tables).fileno()
         place = nursery.connect(is_wanted)
         if place is None:
             return None
