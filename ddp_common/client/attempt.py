@@ -28,7 +28,6 @@ from ddp_common.client.listener import Listener
 from ddp_common.client.newcomers import Newcomers
 from ddp_common.client.pace import Paces
 from ddp_common.client.patience import Patience
-from ddp_common.client.replicas import Replicas
 from ddp_common.client.tables import Tables
 from ddp_common.client.verdict import (
     Failed,
@@ -63,6 +62,7 @@ from ddp_common.ranks.checkpoint_files import step_of
 from ddp_common.ranks.process import training_stack
 from ddp_common.run.config import describe, may_be_written
 from ddp_common.run.progress import Progress
+from ddp_common.run.replicas import Replicas
 from ddp_common.run.run_directory import RunDirectory
 from ddp_common.worker import agent
 from ddp_common.worker.result import LARGE_RESULT
