@@ -121,7 +121,7 @@ for turn in ("one", "two"):
     with ddp.connect() as client:
         run = ddp.launch(client, train, directory=turn)
         # torchrun starts `python -u`: what print writes in pieces, two ranks write into each other
-        sys.stderr.write(f"{turn} {run.result.weights.sum().item()} {len(run.metrics)}\n")
+        sys.stderr.write(f"{turn} {run.result.weights.sum().item()} {len(run.metrics)}\\n")
 """
 
 
