@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ddp_common.errors import Error, RunStopped
-from ddp_common.files import RESULT, absolute, metrics_of, save_whole
+from ddp_common.files import RESULT, metrics_of, save_whole
 from ddp_common.messages import (
     CheckpointFailed,
     CheckpointSaved,
@@ -164,7 +164,7 @@ def _choose_directory(name, directory):
             f"{chosen}: ranks of {started_by()} need a run directory in a file system that all "
             "of them see. Object storage works where Dask starts the ranks."
         )
-    return absolute(chosen)
+    return chosen
 
 
 def _call(function, arguments, reports):
