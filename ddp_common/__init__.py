@@ -20,7 +20,6 @@ _HOME = {
     "Run": "run.result",
     "settings": "run.settings",
     "connect": "clusters.connect",
-    "process_group": "ranks.rendezvous",
     "device": "ranks.rendezvous",
     "rank": "ranks.rendezvous",
     "world_size": "ranks.rendezvous",

@@ -8,6 +8,7 @@ last is `Ended`, and those are the agent's own. A rank's last word is a `Done`, 
 or a field that is not known here is an error and never passed over.
 """
 
+import base64
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +84,10 @@ class File(Message):
     """A small file for the run directory."""
 
     name: str
-    content: str  # base64
+    base64: str
+
+    def content(self) -> bytes:
+        return base64.b64decode(self.base64)
 
 
 @dataclass

@@ -7,7 +7,6 @@ the ranks are gone, and the last checkpoints are here.
 """
 
 import asyncio
-import base64
 import concurrent.futures
 import contextlib
 import io
@@ -27,7 +26,6 @@ from ddp_common.client import hangs, outcome, signals
 from ddp_common.client.checkpoints import Checkpoints
 from ddp_common.client.inbox import Event, FromAgent, Inbox, TaskEnded, WorkerLost
 from ddp_common.client.outcome import AttemptState, Failed, Outcome
-from ddp_common.client.replicas import Replicas
 from ddp_common.client.tables import Tables
 from ddp_common.errors import Error, first_line
 from ddp_common.messages import (
@@ -49,6 +47,7 @@ from ddp_common.ranks.checkpoint_files import step_of
 from ddp_common.run.config import describe, may_be_written
 from ddp_common.run.places import shown
 from ddp_common.run.progress import Progress
+from ddp_common.run.replicas import Replicas
 from ddp_common.run.run_directory import RunDirectory
 from ddp_common.worker import agent
 
@@ -443,7 +442,7 @@ class Attempt:
             case Line():
                 self._take_line(rank, message.text)
             case File():
-                self.directory.save(message.name, base64.b64decode(message.content))
+                self.directory.save(message.name, message.content())
             case CheckpointSaved():
                 assert self.checkpoints is not None, "the attempt has begun"
                 self.directory.saved()

@@ -73,14 +73,16 @@ def connect(
     there.
 
     At the address of a scheduler (tcp://host:port, tls://host:port) it starts nothing, and leaves
-    the cluster there when it is closed. Under torchrun or srun (CLUSTER unset or naming them) it
-    joins their ranks instead and returns a `without_dask.ranks.Ranks`.
+    the cluster there when it is closed. Where torchrun, srun, mpiexec or another launcher has
+    started this process as one of several ranks (CLUSTER unset or naming them) it joins these
+    instead and returns a `without_dask.ranks.Ranks`.
 
-    Raises `Error` for an unknown or faulty profile, a number that is none, and workers that do
-    not appear in time, with the reason.
+    Raises `Error` for an unknown or faulty profile, a number that is none, workers that do not
+    appear in time, and a launcher that does not say where rank 0 is.
     """
-    name = profile or os.environ.get("CLUSTER") or started_by() or "local"
-    if name in LAUNCHERS:
+    launcher = started_by()
+    name = profile or os.environ.get("CLUSTER") or launcher or "local"
+    if name in LAUNCHERS or name == launcher:
         return _join_ranks(name)
 
     _configure_dask()

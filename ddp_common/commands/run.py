@@ -58,11 +58,9 @@ def run_tutorial(tutorial: str, path: Path, choices: dict, dry: bool):
 
 
 def _is_rank(cluster):
-    """Whether this process is a rank that torchrun or srun has started."""
+    """Whether this process is a rank that torchrun, srun or the like has started."""
     launcher = started_by()
-    if cluster is None:
-        return launcher is not None
-    return cluster in LAUNCHERS and cluster == launcher
+    return launcher is not None and cluster in (None, launcher)
 
 
 def announce(tutorial: str, choices: dict, count: int | None):
