@@ -1,11 +1,11 @@
 """The protocol: what client, agent and rank tell each other, one small type for each message.
 
-The client sends each agent one `RankSpec`, and may call the few functions that `agent`, `spool` and
-`handover` have for it. Messages come back rank -> agent -> client: a rank sends them through a pipe
-(`ranks.pipe`), and its agent passes them on as events of Dask (`pack`). The first is `Started`, the
-last is `Ended`, and those are the agent's own. A rank's last word is a `Done`, `Raised` or
-`Stopped`, of which the agent makes the `Ended`. Promises: `unpack` gives what was packed; a message
-or a field that is not known here is an error and never passed over.
+The client sends each agent one `RankSpec`, and may call the few functions that `agent`, `spool`
+and `handover` have for it. Messages come back rank -> agent -> client: a rank sends them through a
+pipe (`ranks.pipe`), and its agent passes them on as events of Dask (`pack`). The first is
+`Started`, the last is `Ended`, and those are the agent's own. A rank's last word is a `Done`,
+`Raised` or `Stopped`, of which the agent makes the `Ended`. Promises: `unpack` gives what was
+packed; a message or a field that is not known here is an error and never passed over.
 """
 
 import base64

@@ -372,9 +372,7 @@ class Attempt:
         rank, why = hangs.name_culprit(standstill)
         waits = hangs.where_ranks_wait(standstill)
         stacks = {each: answer.stack for each, answer in sorted(self.whereabouts.items())}
-        self.directory.log(
-            f"rank {rank} stalled: {why}\n{outcome.where_all_are(waits, stacks)}"
-        )
+        self.directory.log(f"rank {rank} stalled: {why}\n{outcome.where_all_are(waits, stacks)}")
         return outcome.rank_stalled(self.state, rank, why, self.stall_timeout, waits, stacks)
 
     def _ask_where_ranks_are(self) -> dict[int, str | None]:
@@ -521,7 +519,8 @@ class Attempt:
         """What a rank's task has returned. Dask would wait for a dead worker for ever."""
         gathering = self.client.gather(future, asynchronous=True)
         fetching = asyncio.run_coroutine_threadsafe(
-            gathering, self.client.loop.asyncio_loop  # type: ignore[attr-defined]  # tornado's
+            gathering,
+            self.client.loop.asyncio_loop,  # type: ignore[union-attr]
         )
         while True:
             with contextlib.suppress(concurrent.futures.TimeoutError):

@@ -1,8 +1,8 @@
 """What became of an attempt: from what is known of its ranks to an exception in words.
 
-Plain functions of an `AttemptState`, which takes in events. The headline is the rank that failed on
-its own, not the peer that noticed: a peer whose connection broke is heard of first as often as not,
-and is known by its words (`CONSEQUENCE`).
+Plain functions of an `AttemptState`, which takes in events. The headline is the rank that failed
+on its own, not the peer that noticed: a peer whose connection broke is heard of first as often as
+not, and is known by its words (`CONSEQUENCE`).
 """
 
 import re
@@ -262,7 +262,7 @@ def _signal_name(end: Ended) -> str | None:
 
 
 def _returned_early(state: AttemptState, waiting: int) -> RankFailed:
-    """For a rank that went on alone: its peer is to blame, whose function has returned too soon."""
+    """For a rank that went on alone: its peer is to blame, whose function returned too soon."""
     rank = min(state.returned)
     what = (
         f"failed: its function returned at step {state.step_of(rank)}, while rank {waiting} went "

@@ -53,7 +53,9 @@ def refuse_wrong_arguments(
         ) from None
 
 
-def _meant(signature: inspect.Signature, arguments: dict[str, Any], options: Collection[str]) -> str:
+def _meant(
+    signature: inspect.Signature, arguments: dict[str, Any], options: Collection[str]
+) -> str:
     """A sentence on the first argument that may be a misspelt option of `launch`, or ''."""
     for name in arguments:
         if name in signature.parameters:

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 SILENCE_TIMEOUT = "11s"
 
 # Cores are for ranks, and a worker's web server has nothing to tell that the scheduler's does not.
-# Of each topic and connection Dask keeps the last thousand messages: with many reports, hundreds of
-# MB.
+# Of each topic and connection Dask keeps the last thousand messages: with many reports, hundreds
+# of MB.
 LEAN = {
     "worker": {"profile": {"enabled": False}, "http": {"routes": []}},
     "admin": {

@@ -225,7 +225,7 @@ def _deliver(outbox: queue.SimpleQueue, send: Callable[[Message], None]) -> None
         if is_due and moves_told != _moves:
             moves_told = _moves
             told = time.monotonic()
-            send(Position(**_position))
+            send(Position(**_position))  # type: ignore[arg-type]  # it holds numbers alone
 
 
 def _read_tensors(message: Message) -> Message:

@@ -42,7 +42,6 @@ from ddp_common.messages import (
 from ddp_common.ranks import (
     checkpoint,
     checkpoint_files,
-    recorder,
     rendezvous,
     reporting,
     stopping,
@@ -70,7 +69,6 @@ class Ranks:
     """
 
     def __init__(self):
-        recorder.keep_the_latest()
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(rendezvous.process_group())
         self.ranks = rendezvous.world_size()

@@ -60,7 +60,9 @@ class Output:
 
     def _release(self, passed: list[str]) -> None:
         if self._left_out:
-            passed.append(f"… [{self._left_out:,} lines left out: they came too fast to be kept] …")
+            passed.append(
+                f"… [{self._left_out:,} lines left out: they came too fast to be kept] …"
+            )
         passed.extend(self._held)
         self._held.clear()
         self._left_out = 0

@@ -145,7 +145,7 @@ def standstill(states=("sleeping", "sleeping"), stacks=(), records=(), stuck=(0,
         addresses=[f"tcp://10.0.0.{rank}:5000" for rank in range(max(2, len(records)))],
         stuck=list(stuck),
         steps={0: 3, 1: 2},
-        returned={rank: 5 for rank in returned},
+        returned=dict.fromkeys(returned, 5),
         states=dict(enumerate(states)),
         answers=answers,
     )
