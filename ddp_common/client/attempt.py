@@ -51,7 +51,6 @@ from ddp_common.run.replicas import Replicas
 from ddp_common.run.run_directory import RunDirectory
 from ddp_common.worker import agent
 
-ANSWER_TIMEOUT = 60  # seconds that a worker has to answer before any rank is started
 GONE_TIMEOUT = 5  # seconds to wait for ranks to be gone once they were told
 UNSTARTED_TIMEOUT = 1  # the same for ranks that never started, which say nothing
 CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was reported first
@@ -75,6 +74,7 @@ class Attempt:
         inbox: Inbox,
         directory: RunDirectory,
         tables: Tables,
+        timeout: float,
         stall_timeout: float | None,
         on_report: Callable[[dict], Any] | None,
     ):
@@ -84,6 +84,7 @@ class Attempt:
         self.inbox = inbox
         self.directory = directory
         self.tables = tables
+        self.timeout = timeout
         self.stall_timeout = stall_timeout
         self.on_report = on_report
         self.told = len(directory.records)  # so many records `on_report` has had, or is not to
@@ -154,7 +155,7 @@ class Attempt:
 
         Dask would wait for a worker that is suspended for ever, and for one that is dead half a
         minute. Raises `RankFailed` if a worker is lost meanwhile, and `Error` for workers that do
-        not answer within `ANSWER_TIMEOUT`.
+        not answer within the launch's `timeout`, or that have no `ddp_common`.
         """
         answer: concurrent.futures.Future = concurrent.futures.Future()
 
@@ -165,7 +166,7 @@ class Attempt:
                 answer.set_exception(error)
 
         threading.Thread(target=fill, daemon=True, name="ddp-asking").start()
-        deadline = time.monotonic() + ANSWER_TIMEOUT
+        deadline = time.monotonic() + self.timeout
         while not answer.done():
             concurrent.futures.wait([answer], SHORT_LOOK)
             self._take_what_is_there()
@@ -183,6 +184,13 @@ class Attempt:
             raise Error(
                 f"A worker cannot be reached: {error}. No rank was started; launch again."
             ) from None
+        except Exception as error:
+            if "No module named 'ddp_common'" not in str(error):
+                raise
+            raise Error(
+                "The workers have no ddp_common. Connect with ddp_common.connect(address), which "
+                "sends it to them, or install it in their environment."
+            ) from None
 
     def _raise_if_lost(self) -> None:
         if self.state.failed():
@@ -196,7 +204,7 @@ class Attempt:
         silent = [each for each in self.addresses if max(seen.values()) - seen[each] > SILENT]
         who = ", ".join(silent or self.addresses)
         return Error(
-            f"The worker at {who} did not answer for {ANSWER_TIMEOUT} s. Is its process suspended "
+            f"The worker at {who} did not answer for {self.timeout:g} s. Is its process suspended "
             "(SIGSTOP, a suspended job), or its host overloaded? Let it go on, or end it and "
             "launch again: no rank was started."
         )

@@ -51,7 +51,7 @@ def launch(
     `client` is a `distributed.Client`, or what `connect` gives under torchrun and srun: there the
     ranks are running already, and only `directory`, `stall_timeout`, `on_report` and `arguments`
     matter. `workers` is the number of ranks (default: as many as the cluster has workers);
-    launches that find too few free ones wait up to `timeout` seconds.
+    launches that find too few free ones, or some that do not answer, wait up to `timeout` seconds.
 
     A Dask DataFrame, Series, Array or Bag, or a list of futures, among `arguments` arrives in each
     rank as the partitions that lie on its worker (`Rows`). Those of one length, or in one list,
@@ -117,6 +117,7 @@ def launch(
                     inbox,
                     run_directory,
                     own_tables,
+                    timeout,
                     stall_timeout,
                     on_report,
                 )
