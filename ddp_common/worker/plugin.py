@@ -36,7 +36,10 @@ class Preload(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self.handlers[number] = signal.signal(number, _handler(signal.getsignal(number)))
+                if worker.nanny:  # it ends the worker itself
+                    signal.signal(number, signal.SIG_IGN)
+                else:
+                    self.handlers[number] = signal.signal(number, _handler(number))
         logging.getLogger("distributed.worker").addFilter(_is_no_lost_connection)
         nursery.prepare(self.fork_server)
         watch_time_limit(tell_to_stop)
@@ -47,12 +50,10 @@ class Preload(WorkerPlugin):
         nursery.close()
 
 
-def _handler(previous: Any) -> Any:
-    """The handler of a signal: what was there before, once there is no rank.
-
-    A worker under a nanny ignores the signal: its nanny ends it.
-    """
-    if not callable(previous) or previous is signal.default_int_handler:
+def _handler(number: signal.Signals) -> Any:
+    """A handler that has the rank save and leave, and then does what the present one does."""
+    previous = signal.getsignal(number)
+    if not callable(previous):
         return signal.SIG_IGN
 
     def tell_the_rank_first(number: int, frame: FrameType | None) -> None:
