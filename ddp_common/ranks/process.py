@@ -35,19 +35,21 @@ LONGEST_TRACEBACK = 100_000  # characters
 LARGEST_EXCEPTION = 2**20
 HINTS = {  # what to do about an error of torch or Python, by a part of its text
     "No module named": (
-        "A rank can import what its worker can. For a module beside your script: start the workers "
-        "in its folder, put that on their PYTHONPATH, or send it with client.upload_file."
+        "A rank can import what its worker can. For a module beside your script: start the "
+        "workers in its folder, put that on their PYTHONPATH, or send it with client.upload_file."
     ),
     "received 0 items of ancdata": (
         "The rank has too many open files, as its loader workers send many tensors: raise `ulimit "
         "-n`, or call torch.multiprocessing.set_sharing_strategy('file_system') in the function."
     ),
     "unable to allocate shared memory": (
-        "/dev/shm is full: give the container more (docker run --shm-size=2g), or use fewer loader "
-        "workers."
+        "/dev/shm is full: give the container more (docker run --shm-size=2g), or use fewer "
+        "loader workers."
     ),
-    "BdbQuit": "A rank has no keyboard: breakpoint() and pdb cannot ask there. Print, or run under "
-    "torchrun with one rank.",
+    "BdbQuit": (
+        "A rank has no keyboard, so breakpoint() and pdb cannot ask. Print instead, or run the "
+        "program under torchrun with one rank."
+    ),
     "Expected more than 1 value per channel when training": (
         "Batch normalisation got one sample: this rank's share of a small last batch. Leave that "
         "batch out, with ddp.ElasticSampler(…, drop_last=True)."
