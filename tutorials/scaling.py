@@ -95,7 +95,7 @@ def curve(directory: Path) -> pandas.DataFrame:
 
     Raises `Error` for a run that reported no loss with a position of a sampler.
     """
-    metrics = pandas.read_json(directory / "metrics.jsonl", lines=True, convert_dates=False)
+    metrics = pandas.read_json(directory / "metrics.jsonl", lines=True)
     if not {"loss", "samples", "step"} <= set(metrics):
         raise Error(
             f"{shown(directory)} has no curve: its ranks reported no `loss` "
@@ -168,7 +168,7 @@ def in_words(tutorial: str, table: pandas.DataFrame, cores: int | None) -> str:
     """What the numbers say, in sentences; `cores` are those of this machine if it has trained."""
     first, *others = table.index
     samples = table["samples"].iloc[0]
-    listed = " and ".join(map(str, table.index))
+    listed = ", ".join(map(str, table.index))
     sentences = [f"{tutorial} on {listed} ranks, compared after {samples:,} samples."]
     speed = table["samples/s"]
     if speed.isna().any():
