@@ -31,7 +31,6 @@ _HOME = {
     "Checkpoint": "ranks.checkpoint",
     "report": "ranks.reporting",
     "save_file": "ranks.reporting",
-    "trace": "ranks.trace",
     "fetch": "data.datasets",
     "ImageFolder": "data.images",
     "inject": "teaching.faults",

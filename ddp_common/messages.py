@@ -193,11 +193,6 @@ class Stopped(Message):
 
 LAST_WORDS = (Done, Raised, Stopped)
 
-# The file of a rank's recorded steps: its folder in the run directory, and what is said in it of
-# the steps, of those before them that do not count, of its host and of the attempt
-RECORDINGS = "trace"
-STEPS, LEAD, HOST, ATTEMPT = "ddp_steps", "ddp_lead", "ddp_host", "ddp_attempt"
-
 # Messages which show that a rank makes progress
 PROGRESS = (Started, Position, Report, File, CheckpointSaved)
 

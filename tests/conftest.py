@@ -29,8 +29,6 @@ OUTSIDE_SETTINGS = (
     "WORKERS",
     "OPTIONS",
     "RESTARTS",
-    "TRACE",
-    "DDP_TRACE",
     "DRY",
     "DDP_PROGRESS",
     "DDP_CHECKPOINTS",

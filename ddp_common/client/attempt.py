@@ -11,7 +11,6 @@ import concurrent.futures
 import contextlib
 import io
 import logging
-import os
 import queue
 import re
 import threading
@@ -252,7 +251,6 @@ class Attempt:
     def _specs(self, store: tuple[str, int]) -> list[RankSpec]:
         assert self.checkpoints is not None, "the attempt has begun"
         hosts = [get_address_host(address) for address in self.addresses]
-        trace = os.environ.get("DDP_TRACE", "")
         return [
             RankSpec(
                 attempt=self.attempt_id,
@@ -261,10 +259,7 @@ class Attempt:
                 local_rank=hosts[:rank].count(host),
                 local_world_size=hosts.count(host),
                 store=store,
-                environment={
-                    "DDP_CHECKPOINTS": self.checkpoints.place[address],
-                    "DDP_TRACE": trace,
-                },
+                environment={"DDP_CHECKPOINTS": self.checkpoints.place[address]},
             )
             for rank, (address, host) in enumerate(zip(self.addresses, hosts))
         ]

@@ -188,26 +188,8 @@ def execute(tutorial: str, path: Path):
         if client is not None:
             client.__exit__(*sys.exc_info())
     seconds = time.monotonic() - began
-    if "run" in namespace and (os.environ.get("DDP_TRACE") or "0") != "0":
-        click.echo(where_the_time_went(namespace["run"]))
     words = closing_words(namespace["run"]) if "run" in namespace else ""
     click.echo(f"\nDone in {seconds:.0f} s. {words}")
-
-
-def where_the_time_went(run) -> str:
-    """What the recorded steps of a run (a `Run`) show, as a table; or why there is none."""
-    try:
-        drawn = run.timeline()
-    except Error as error:
-        return f"\nTRACE: {error}"
-    places = [f"drawn in {shown(drawn.picture)}"] if drawn.picture.exists() else []
-    if drawn.file.exists():
-        places.append(f"{shown(drawn.file)} opens in https://ui.perfetto.dev")
-    where = f" ({'; '.join(places)})" if places else ""
-    return (
-        f"\nWhere the time of a step went, ms on each rank{where}:\n"
-        f"{drawn.frame.round(2).to_string()}"
-    )
 
 
 def note_interrupt(number, frame):

@@ -134,7 +134,7 @@ def _train(
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from ddp_common.ranks import checkpoint, rendezvous, reporting, stopping, trace
+    from ddp_common.ranks import checkpoint, rendezvous, reporting, stopping
 
     torch.set_num_threads(threads)
     _draw_a_random_state()
@@ -154,10 +154,8 @@ def _train(
         linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
         whereabouts.keep_collectives()
         with rendezvous.process_group(store_socket), stopping.in_agreement():
-            trace.trace_if_asked()
             result = _call(function, arguments)
             stopping.training_has_ended()
-            trace.finish()
             checkpoint.finish_writing()
             reporting.post(Position(**reporting.position(), has_returned=True))
         return Done(_pickled_result(result) if is_rank_0 else None)
@@ -166,7 +164,6 @@ def _train(
         return Stopped(told=stopping.was_told(), in_loop=stopping.is_in_loop(), step=step)
     finally:
         stopping.training_has_ended()
-        trace.end()
         finish_reports()
 
 

@@ -62,11 +62,10 @@ def save_file(name: str, content: bytes | str) -> None:
     post(File(name, base64.b64encode(as_bytes).decode()))
 
 
-def post(message: Message | Callable[[], Message | None]) -> None:
+def post(message: Message | Callable[[], Message]) -> None:
     """Queue a message for the client, if there is one.
 
-    It may be a function that makes the message, or finds that there is nothing to say: the thread
-    that delivers calls it.
+    It may be a function that makes the message: the thread that delivers calls it.
     """
     if _outbox is not None:
         _outbox.put(message)
@@ -219,8 +218,7 @@ def _deliver(outbox: queue.SimpleQueue, send: Callable[[Message], None]) -> None
                 is_over = True
             else:
                 message = message() if callable(message) else message
-                if message is not None:
-                    send(_read_tensors(message))
+                send(_read_tensors(message))
         is_due = is_over or time.monotonic() - told > POSITION_INTERVAL
         if is_due and moves_told != _moves:
             moves_told = _moves

@@ -51,23 +51,11 @@ class Run:
         since the training is done and its numbers are worth more than a picture: `problems` says
         it, and the terminal. Raises `Error` for a name that leads out of the directory.
         """
-        self._save(name, as_picture(figure, Path(name).suffix.lstrip(".") or "png"))
-
-    def timeline(self):
-        """Where the time of the recorded steps went, on each rank: a `Timeline`.
-
-        It has a figure, a pandas frame of ms per step, and the paths of `timeline.png` and of a
-        file that Perfetto opens; a notebook shows the figure. `ddp.trace` or TRACE=5 records.
-        On a full disk the figure and the frame are there, and `problems` says what was not
-        written. Raises `Error` if nothing was recorded.
-        """
-        from ddp_common.run.timeline import timeline  # only who asks for it needs it
-
-        return timeline(Path(self.directory), self._save)
-
-    def _save(self, name, content):
+        picture = io.BytesIO()
+        kind = Path(name).suffix.lstrip(".") or "png"
+        figure.savefig(picture, format=kind, dpi=120, bbox_inches="tight")
         try:
-            save_whole(Path(self.directory), name, content)
+            save_whole(Path(self.directory), name, picture.getvalue())
         except OSError as error:
             why = error.strerror or error
             problem = f"The file {name} was not saved in {shown(self.directory)}: {why}."
@@ -94,13 +82,6 @@ class Run:
             for name, value in self._in_words().items()
         ]
         return f"<table>{''.join(rows)}</table>"
-
-
-def as_picture(figure: Any, kind: str) -> bytes:
-    """A matplotlib figure as the content of a file; `kind` is 'png', 'svg' or 'pdf'."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format=kind, dpi=120, bbox_inches="tight")
-    return picture.getvalue()
 
 
 def in_short(value: Any) -> str:

@@ -39,14 +39,7 @@ from ddp_common.messages import (
     Report,
     shows_training,
 )
-from ddp_common.ranks import (
-    checkpoint,
-    checkpoint_files,
-    rendezvous,
-    reporting,
-    stopping,
-    trace,
-)
+from ddp_common.ranks import checkpoint, checkpoint_files, rendezvous, reporting, stopping
 from ddp_common.run.config import current, describe, may_be_written, run_to_resume
 from ddp_common.run.places import new_directory
 from ddp_common.run.progress import Progress
@@ -174,16 +167,13 @@ def _call(function, arguments, reports):
     was_stopped = False
     try:
         stopping.listen_to_sigterm()
-        trace.trace_if_asked()
         with stopping.in_agreement():
             result = function(**arguments)
-        trace.finish()
     except stopping.Stopped:
         was_stopped = True
         reports.files.say_ending()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN if was_stopped else earlier_handler)
-        trace.end()
         checkpoint.finish_writing()
         finish_reports()
         reporting.stop()
