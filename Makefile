@@ -132,7 +132,7 @@ doctor: $(STAMP)
 	@$(PYTHON) -m ddp_common doctor
 
 check: $(STAMP)
-	@$(PYTHON) -m ddp_common check
+	@$(PYTHON) -m ddp_common doctor --cluster local
 
 fault-lab: $(STAMP)
 	@$(PYTHON) tests/fault_lab.py

@@ -109,15 +109,6 @@ def doctor(cluster, workers):
         sys.exit(1)
 
 
-@main.command()
-def check():
-    """Look whether this machine is ready for a class."""
-    from ddp_common.commands.laptop import check as check_this_machine
-
-    if not check_this_machine(click.echo):
-        sys.exit(1)
-
-
 def tutorial_path(name: str) -> Path:
     """The file of a tutorial. Raises `Error` if there is none of this name."""
     known = {
