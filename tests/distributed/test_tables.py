@@ -176,7 +176,8 @@ def test_ranks_start_where_the_partitions_lie_and_nothing_moves(client):
     addresses = addresses_of(client)
     by_worker = dict(zip(workers_of(run.directory), run.result))
     assert by_worker == {addresses[3]: [0, 1500], addresses[1]: [500, 1000]}
-    assert sent() == before
+    moved = {address: count - before[address] for address, count in sent().items()}
+    assert max(moved.values()) < 500 * 6 * 8, "less than a partition: rank 0's result alone"
 
 
 def test_partitions_move_where_a_rank_would_have_none(client):
