@@ -4,7 +4,7 @@ VENV        ?= .venv
 PYTHON_BASE ?= python3
 
 # What may be given on the command line. All of it reaches programs by the environment, as it was typed: no shell and no make looks into it.
-VARIABLES := TUTORIAL CLUSTER WORKERS PRESET SET RESUME RESTARTS GROW TRACE CHECKPOINT OPTIONS DRY RUNS TORCH PYTHON_BASE VENV
+VARIABLES := TUTORIAL CLUSTER WORKERS PRESET SET RESUME RESTARTS CHECKPOINT OPTIONS DRY RUNS TORCH PYTHON_BASE VENV
 OTHERS    := SHELL DDP_% DASK_% PIP_% PYTHON% TORCH_% OMP_% MKL_% CUDA_% NCCL_% GLOO_% AWS_% SLURM_% MPL% TMPDIR %_PROXY %_proxy
 
 define as_typed
@@ -31,7 +31,7 @@ PIP    := $(PYTHON) -m pip install --disable-pip-version-check --constraint cons
 UV     := "$$VENV/bin/uv" pip install --quiet --python $(PYTHON) --constraints constraints.txt
 
 # What `make lint` looks at: programs, and the tutorials, which are pages of a notebook. Their lines end where a page cuts them off.
-PROGRAMS := ddp_common tests tutorials/lab.py tutorials/sync.py docs data
+PROGRAMS := ddp_common tests tutorials/lab.py tutorials/scaling.py tutorials/sync.py docs data
 PAGES    := --line-length 88 tutorials/scripts $(filter-out $(PROGRAMS),$(wildcard tutorials/*.py))
 
 .PHONY: help setup run lab data test test-slurm test-all lint sync bench bench-peers scaling doctor check fault-lab docs clean
@@ -44,8 +44,6 @@ help:
 	@echo '     CLUSTER=slurm          a profile in clusters/, the path of a .yaml file, or tcp://host:port'
 	@echo '     OPTIONS="queue=gpu"    change options of the profile for this once; DRY=1: print the job script, submit nothing'
 	@echo '     RESTARTS=3             after a failure, go on from the newest checkpoint, so many times'
-	@echo '     GROW=1                 begin with the first worker that comes, and go on with more as they come'
-	@echo '     TRACE=5                record five steps of every rank, and draw where their time went'
 	@echo '     RESUME=runs/pets/...   go on from the newest checkpoint of a run'
 	@echo 'make lab                    open the notebooks in JupyterLab'
 	@echo 'make check                  look whether this machine is ready for a class: under a minute, and once set up nothing is downloaded'
@@ -128,13 +126,13 @@ bench: $(STAMP)
 	@$(PYTHON) tests/benchmarks/tutorials.py
 
 scaling: $(STAMP)
-	@$(PYTHON) -m ddp_common scaling
+	@$(PYTHON) tutorials/scaling.py
 
 doctor: $(STAMP)
 	@$(PYTHON) -m ddp_common doctor
 
 check: $(STAMP)
-	@$(PYTHON) -m ddp_common check
+	@$(PYTHON) -m ddp_common doctor --cluster local
 
 fault-lab: $(STAMP)
 	@$(PYTHON) tests/fault_lab.py

@@ -5,6 +5,7 @@ folder.
 """
 
 import re
+import uuid
 from pathlib import Path
 
 from ddp_common.errors import Error
@@ -57,7 +58,8 @@ def save_whole(directory: Path, name: str, content: bytes):
             "Choose another name."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
+    # Of its own for each writer: under torchrun every rank may save the same file
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         temporary.write_bytes(content)
         temporary.replace(path)
@@ -85,16 +87,24 @@ def check_name(name: str):
 
 
 # What a run itself writes in its directory: files, and folders with all that is in them
-OF_THE_RUN = ("config.json", "metrics.jsonl", "log.txt", "pace.jsonl", "checkpoints", ".lock")
+OF_THE_RUN = ("config.json", "metrics.jsonl", "log.txt", "checkpoints", ".lock")
+RESULT = ".result.pt"  # under torchrun: rank 0's result, until all ranks have read it
+METRICS_OF_A_RANK = re.compile(r"metrics-(\d+)\.jsonl")  # under torchrun: until the run has ended
+
+
+def metrics_of(directory: Path, rank: int) -> Path:
+    """The file of a rank's own reports, where torchrun or srun has started the ranks."""
+    return directory / f"metrics-{rank}.jsonl"
 
 
 def refuse_name_of_the_run(name: str):
     """Raise `Error` for a relative path that a run itself writes to."""
     first = re.split(r"[/\\]", name)[0]
-    if first in OF_THE_RUN:
+    if first in OF_THE_RUN or first == RESULT or METRICS_OF_A_RANK.fullmatch(first):
         raise Error(
             f"save_file({name!r}, …) would overwrite what the run itself keeps there. Choose "
-            f"another name: all but {', '.join(OF_THE_RUN)} are free."
+            f"another name: all but {', '.join(OF_THE_RUN)}, {RESULT} and metrics-0.jsonl, "
+            "metrics-1.jsonl … are free."
         )
 
 

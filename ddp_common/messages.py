@@ -1,16 +1,19 @@
-"""What rank, agent and client tell each other: one small type for each message.
+"""The protocol: what client, agent and rank tell each other, one small type for each message.
 
-Commands go client -> agent -> rank: the client sends each agent one `RankSpec`, and may call the
-few functions that `agent`, `spool` and `handover` have for it. Messages come back rank -> agent ->
-client. A rank sends them through a pipe (`ranks.pipe`), as pickled objects; the agent gathers what
-concerns the client, and sends it as an event of Dask. Promises: `unpack` gives what was packed; a
-message or a field that is not known here is an error and never passed over.
+The client sends each agent one `RankSpec`, and may call the few functions that `agent`, `spool`
+and `handover` have for it. Messages come back rank -> agent -> client: a rank sends them through a
+pipe (`ranks.pipe`), and its agent passes them on as events of Dask (`pack`). The first is
+`Started`, the last is `Ended`, and those are the agent's own. A rank's last word is a `Done`,
+`Raised` or `Stopped`, of which the agent makes the `Ended`. Promises: `unpack` gives what was
+packed; a message or a field that is not known here is an error and never passed over.
 """
 
+import base64
 import json
-import zlib
 from dataclasses import dataclass
 from typing import Any
+
+TOPIC = "ddp_common"  # of Dask's events
 
 # From the client to an agent
 
@@ -28,16 +31,88 @@ class RankSpec:
     environment: dict[str, str]  # further variables of the rank
 
 
+# From a rank, or its agent, to the client
+
+
 @dataclass
 class Message:
-    """What all messages have in common: plain fields.
-
-    Those that go on to the client (`_TYPES`) are written as JSON. Others, as `File` and a rank's
-    last word, only go as far as its agent.
-    """
+    """What all messages have in common: plain fields, which JSON can hold."""
 
 
-# The agent's answer when the client asks where a rank is
+@dataclass
+class Started(Message):
+    """The rank's process is there."""
+
+    pid: int
+    host: str
+
+
+@dataclass
+class Position(Message):
+    """Where training is: the rank is alive. All fields are None as long as no sampler counts."""
+
+    epoch: int | None = None  # the first is 0
+    step: int | None = None  # steps done since the run began
+    samples: int | None = None  # of all ranks, seen since the run began
+    epochs: int | None = None  # how many there will be
+    total_samples: int | None = None
+    has_returned: bool = False  # the training function has
+
+    def known(self) -> dict[str, int]:
+        """What is known of it, by name."""
+        numbers = {**vars(self)}
+        del numbers["has_returned"]
+        return {name: number for name, number in numbers.items() if number is not None}
+
+
+@dataclass
+class Report(Message):
+    """A record of metrics: what `ddp.report` was called with, when and where in training."""
+
+    values: dict[str, Any]
+
+
+@dataclass
+class Line(Message):
+    """A line that the rank has printed, or that its agent says about it."""
+
+    text: str
+
+
+@dataclass
+class File(Message):
+    """A small file for the run directory."""
+
+    name: str
+    base64: str
+
+    def content(self) -> bytes:
+        return base64.b64decode(self.base64)
+
+
+@dataclass
+class CheckpointSaved(Message):
+    """A checkpoint is on the rank's disk; of those up to this one the newest `keep` stay."""
+
+    name: str  # relative to the folder of the run's checkpoints; absolute if it lies elsewhere
+    keep: int
+
+
+@dataclass
+class CheckpointFailed(Message):
+    """A checkpoint could not be written. `why` is a sentence for the user."""
+
+    why: str
+
+
+@dataclass
+class ParameterNorms(Message):
+    """The norm of each parameter of a rank's models, at a save: the client compares the ranks."""
+
+    checkpoint: str  # its folder: a run may have more than one
+    step: int
+    norms: list[float]
+    names: list[str]  # of the parameters; from rank 0 alone
 
 
 @dataclass
@@ -57,109 +132,39 @@ class Collective:
     line: str  # of the user's program that called for it, as 'train.py:88'; '' if unknown
 
 
-# Of psutil's words for a process, those of one that is suspended: by SIGSTOP, by a debugger
-SUSPENDED = ("stopped", "tracing-stop")
+@dataclass
+class Whereabouts(Message):
+    """Where a rank is: its answer when the client asks."""
+
+    stack: str  # of the main thread, innermost call first
+    collectives: list[dict[str, Any]] | None  # fields of `Collective`, oldest first
 
 
 @dataclass
-class Whereabouts:
-    """Where a rank is."""
+class Ended(Message):
+    """The rank's process is gone, and so is all that it has started.
 
-    state: str  # of its process, in psutil's words
-    stack: str | None  # of Python, all threads; None if it is suspended and was not woken
-    collectives: list[Collective] | None = None  # the latest; None if it does not say
-
-
-# From the rank
-
-
-@dataclass
-class Position(Message):
-    """Where training is: the rank is alive. All fields are None as long as no sampler counts."""
-
-    epoch: int | None = None  # the first is 0
-    step: int | None = None  # steps done since the run began
-    samples: int | None = None  # of all ranks, seen since the run began
-    epochs: int | None = None  # how many there will be
-    total_samples: int | None = None
-
-    def known(self) -> dict[str, int]:
-        """What is known of it, by name."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-
-@dataclass
-class Report(Message):
-    """A record of metrics.
-
-    It has what `ddp.report` was called with, and when and where in training that was.
+    `how` is 'done', 'raised', 'stopped', 'exited' (without a last word), 'cancelled' (the client
+    did not want it any more), or 'lost', which the client notes itself when the rank's worker is
+    gone. The other fields are those of the last word.
     """
 
-    values: dict[str, Any]
+    how: str
+    exitcode: int | None = None  # negative: the signal that killed it
+    message: str = ""
+    traceback: str = ""
+    exception: str | None = None
+    told: bool = False
+    in_loop: bool = True
+    step: int = 0
 
 
-@dataclass
-class Pace(Message):
-    """A measurement of a rank's latest steps, for each of which its last collective is known."""
-
-    count: int  # steps of its optimizers: measurements of all ranks with one count belong together
-    step: int  # the sampler's own count, over the whole run; without a sampler the same as `count`
-    step_ms: float  # the median from step to step
-    collectives: list[int]  # of each measured step: the number of its last collective
-    waited_ms: list[float]  # and the time from the beginning of that to the optimizer's step
-    load: float  # of its host: processes that run or want to, over the last minute
-
-
-@dataclass
-class File(Message):
-    """A small file for the run directory.
-
-    It goes to the agent, which keeps the content and sends a `FileKept` instead.
-    """
-
-    name: str
-    content: bytes
-
-
-@dataclass
-class CheckpointSaved(Message):
-    """A checkpoint is on the rank's disk; of those up to this one the newest `keep` stay."""
-
-    name: str  # relative to the folder of the run's checkpoints; absolute if it lies elsewhere
-    keep: int
-
-
-@dataclass
-class ParameterNorms(Message):
-    """The norm of each parameter of a rank's models, at a save: the client compares the ranks."""
-
-    checkpoint: str  # its folder: a run may have more than one
-    step: int
-    norms: list[float]
-    names: list[str]  # of the parameters; from rank 0 alone
-
-
-@dataclass
-class CheckpointFailed(Message):
-    """A checkpoint could not be written. `why` is a sentence for the user."""
-
-    why: str
-
-
-@dataclass
-class Returned(Position):
-    """The training function has returned; the fields say where training was then."""
-
-
-# The rank's last word, to its agent
+# A rank's last word, to its agent
 
 
 @dataclass
 class Done(Message):
-    """All went well.
-
-    `result` is rank 0's pickled result if it could not be written into the file made for it.
-    """
+    """All went well. `result` is rank 0's pickled result: the agent's task returns it."""
 
     result: bytes | None = None
 
@@ -188,85 +193,22 @@ class Stopped(Message):
 
 LAST_WORDS = (Done, Raised, Stopped)
 
-# The file of a rank's recorded steps: its folder in the run directory, and what is said in it of
-# the steps, of those before them that do not count, of its host and of the attempt
-RECORDINGS = "trace"
-STEPS, LEAD, HOST, ATTEMPT = "ddp_steps", "ddp_lead", "ddp_host", "ddp_attempt"
-
-
-# From the agent
-
-
-@dataclass
-class Started(Message):
-    """The rank's process is there."""
-
-    pid: int
-    host: str
-
-
-@dataclass
-class Line(Message):
-    """A line that the rank has printed, or that its agent says about it."""
-
-    text: str
-
-
-@dataclass
-class FileKept(Message):
-    """A file for the run directory, on the rank's worker.
-
-    The client fetches it there by its `token`.
-    """
-
-    name: str
-    token: str
-
-
-@dataclass
-class Ended(Message):
-    """The rank's process is gone, and so is all that it has started.
-
-    This is the last message of a rank. `how` is 'done', 'raised', 'stopped', 'exited' (without a
-    last word), 'cancelled' (the client did not want it any more), or 'lost', which the client
-    notes itself when the rank's worker is gone. The other fields are those of the last word, and
-    where rank 0's result is.
-    """
-
-    how: str
-    exitcode: int | None = None  # negative: the signal that killed it
-    message: str = ""
-    traceback: str = ""
-    exception: str | None = None
-    told: bool = False
-    in_loop: bool = True
-    step: int = 0
-    result_size: int | None = None  # bytes of rank 0's pickled result
-    # Where a client on the same machine may open it, instead of asking Dask for it
-    result_path: str = ""
-    # Of that path, which is a link: tells the file from another one of that name
-    result_target: str | None = None
-
-
 # Messages which show that a rank makes progress
-PROGRESS = (Report, Position, FileKept, CheckpointSaved, Started)
+PROGRESS = (Started, Position, Report, File, CheckpointSaved)
 
-_TYPES = {
-    each.__name__: each
-    for each in (
-        Position,
-        Report,
-        Pace,
-        CheckpointSaved,
-        CheckpointFailed,
-        ParameterNorms,
-        Returned,
-        Started,
-        Line,
-        FileKept,
-        Ended,
-    )
-}
+_FOR_THE_CLIENT = (
+    Started,
+    Position,
+    Report,
+    Line,
+    File,
+    CheckpointSaved,
+    CheckpointFailed,
+    ParameterNorms,
+    Whereabouts,
+    Ended,
+)
+_TYPES = {each.__name__: each for each in _FOR_THE_CLIENT}
 
 
 def shows_training(message: Message) -> bool:
@@ -274,24 +216,19 @@ def shows_training(message: Message) -> bool:
 
     From then on the run goes on with its settings.
     """
-    if isinstance(message, Returned | Report):
-        return True
-    return isinstance(message, Position) and bool(message.known())
+    if isinstance(message, Position):
+        return message.has_returned or bool(message.known())
+    return isinstance(message, Report)
 
 
-def pack(messages: list[Message]) -> bytes:
-    """Messages as compressed JSON.
-
-    Worker, scheduler and client each keep some of the last events: these are to be small.
-    """
-    said = [(type(message).__name__, vars(message)) for message in messages]
-    return zlib.compress(json.dumps(said).encode(), level=1)
+def pack(messages: list[Message]) -> str:
+    """Messages as JSON, which any text goes through."""
+    return json.dumps([(type(message).__name__, vars(message)) for message in messages])
 
 
-def unpack(packed: bytes) -> list[Message]:
+def unpack(packed: str) -> list[Message]:
     """The messages that were packed.
 
     Raises KeyError for an unknown type, TypeError for an unknown or missing field.
     """
-    said = json.loads(zlib.decompress(packed))
-    return [_TYPES[name](**fields) for name, fields in said]
+    return [_TYPES[name](**fields) for name, fields in json.loads(packed)]

@@ -98,15 +98,6 @@ def wanted(name: str, value, default, limits: dict[str, tuple]) -> str:
     return words
 
 
-def switch(name: str, text: str | None) -> bool:
-    """Whether a variable of the environment is on: 1, or 0 or nothing. Raises `Error` else."""
-    if text in (None, "", "0"):
-        return False
-    if text == "1":
-        return True
-    raise Error(f"{name}={text!r}: {name} is 1 or 0.")
-
-
 def whole_number(name: str, value, least: int) -> int:
     """`value`, a number or a text, as an int.
 

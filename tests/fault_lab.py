@@ -36,7 +36,6 @@ from ddp_common.teaching import faults
 STALL_TIMEOUT = 2.0  # seconds, for the faults below that only it notices; see `run_case`
 MOMENTS = ("start", "step", "save")
 SAVED_STEP = 6  # of `faults.train`'s 14: there is a save at every third
-GROWING_EPOCHS = 20  # of 7 steps, a tenth of a second each: longer than it takes to grow
 LEAVES = "leaves the loop one batch early"
 CONDITION = "collective under a condition"
 OTHER_SIZE = "collective of another size"
@@ -245,8 +244,6 @@ def main():
             show(run_cluster_case(client, fault, when, undisturbed, folder))
         seconds = recovery(client, Path(root) / "recovery")
         print(f"\nfrom a kill to the first step after the restart, warm: {seconds:.2f} s")
-        pause = growth(client, Path(root) / "growth")
-        print(f"without a step while a run goes on with more workers, warm: {pause:.2f} s")
     print(_summary(outcomes), flush=True)
 
 
@@ -314,38 +311,6 @@ def recovery(client, directory):
     after = run.records[events.index("restart") + 1 :]
     first_step = next(record["time"] for record in after if "loss" in record)
     return first_step - faults.struck_at(mark)
-
-
-def growth(client, directory):
-    """Seconds without a step when a run on one worker goes on with three, all of them warm.
-
-    Another launch has two of the three workers, and ends.
-    """
-    taken, let_go = directory.with_suffix(".taken"), directory.with_suffix(".let-go")
-    other = threading.Thread(
-        target=launch,
-        args=(client, _hold),
-        kwargs={"workers": 2, "taken": str(taken), "let_go": str(let_go)},
-    )
-    other.start()
-    while not taken.exists():
-        time.sleep(0.05)
-    threading.Timer(3, let_go.touch).start()
-    run = launch(
-        client, faults.train, grow=True, directory=directory, epochs=GROWING_EPOCHS, pause=0.1
-    )
-    other.join()
-    events = [record.get("event") for record in run.records]
-    at = events.index("grow")
-    last = max(record["time"] for record in run.records[:at])
-    first = min(record["time"] for record in run.records[at + 1 :])
-    return first - last
-
-
-def _hold(taken, let_go):
-    Path(taken).touch()
-    while not Path(let_go).exists():
-        time.sleep(0.05)
 
 
 @dataclass

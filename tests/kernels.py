@@ -19,7 +19,7 @@ import jupyter_client.manager
 import nbval.kernel
 from traitlets.config import Config
 
-SETTINGS = {"TUTORIAL", "RESUME", "PRESET", "SET", "CLUSTER", "OPTIONS", "RESTARTS", "GROW"}
+SETTINGS = {"TUTORIAL", "RESUME", "PRESET", "SET", "CLUSTER", "OPTIONS", "RESTARTS"}
 
 # On another processor, floating-point sums come in another order: what a notebook compares must
 # not depend on it. The stored outputs come from one with AVX-512; the oldest instructions

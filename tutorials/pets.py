@@ -442,7 +442,6 @@ show_dashboard(
 
 # %% [markdown]
 # Every report of every rank is a row of `run.metrics` and a line of `metrics.jsonl`.
-# `pace.jsonl`, as a table `run.pace`, says which rank the others wait for.
 
 
 # %%

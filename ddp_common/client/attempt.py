@@ -1,86 +1,65 @@
 """One attempt, as the client sees it: start the ranks, follow what they say, end them.
 
-What is known of them is in `known`; what to make of it is in `verdict`; what a person is told
-is in `wording`. Relies on the agents' messages and on the scheduler, which says when a worker
-is lost. Promises: the first failure ends the attempt; a rank that makes no progress is found;
-afterwards the ranks are gone, and the last checkpoints are here.
+What is known of them is in an `AttemptState`; what it means, and what a person reads of it, is in
+`outcome`. Relies on the agents' messages and on the scheduler, which says when a worker is lost.
+Promises: the first failure ends the attempt; a rank that makes no progress is found; afterwards
+the ranks are gone, and the last checkpoints are here.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
+import io
 import logging
-import os
 import queue
+import re
 import threading
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from distributed import CancelledError, Client, Future
 from distributed.comm import get_address_host
 
-from ddp_common.client import told, wording
+from ddp_common.client import hangs, outcome, signals
 from ddp_common.client.checkpoints import Checkpoints
-from ddp_common.client.fetching import fetch_result, open_result_here
-from ddp_common.client.inbox import FromAgent, TaskEnded, WorkerLost
-from ddp_common.client.known import RESTARTED, Known, as_meant
-from ddp_common.client.listener import Listener
-from ddp_common.client.newcomers import Newcomers
-from ddp_common.client.pace import Paces
-from ddp_common.client.patience import Patience
-from ddp_common.client.replicas import Replicas
+from ddp_common.client.inbox import Event, FromAgent, Inbox, TaskEnded, WorkerLost
+from ddp_common.client.outcome import AttemptState, Failed, Outcome
 from ddp_common.client.tables import Tables
-from ddp_common.client.verdict import (
-    Failed,
-    Finished,
-    GoesOn,
-    SchedulerGone,
-    Stopped,
-    Verdict,
-    stalled,
-    verdict,
-)
-from ddp_common.errors import Error, RankFailed, RunStopped, first_line
-from ddp_common.hangs.blame import Standstill, blame, where_all_are
+from ddp_common.errors import Error, first_line
 from ddp_common.messages import (
     CheckpointFailed,
     CheckpointSaved,
     Ended,
-    FileKept,
+    File,
     Line,
     Message,
-    Pace,
     ParameterNorms,
     Position,
     RankSpec,
     Report,
-    Returned,
     Started,
     Whereabouts,
     shows_training,
 )
 from ddp_common.ranks.checkpoint_files import step_of
-from ddp_common.ranks.process import training_stack
 from ddp_common.run.config import describe, may_be_written
+from ddp_common.run.places import shown
 from ddp_common.run.progress import Progress
+from ddp_common.run.replicas import Replicas
 from ddp_common.run.run_directory import RunDirectory
 from ddp_common.worker import agent
-from ddp_common.worker.result import LARGE_RESULT
-from ddp_common.worker.spool import take_file
 
 GONE_TIMEOUT = 5  # seconds to wait for ranks to be gone once they were told
 UNSTARTED_TIMEOUT = 1  # the same for ranks that never started, which say nothing
 CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was reported first
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
-STACKS_TIMEOUT = 45  # seconds that workers have to say where their ranks are
+WHEREABOUTS_TIMEOUT = 20  # seconds that ranks have to say where they are, on a busy machine
 LOOK_INTERVAL = 0.5  # seconds
-HELD_UP = 2.0  # seconds between two messages or looks: more, and this program itself stood still
-SHORT_LOOK = 0.02  # seconds, while a cause is waited for
+SHORT_LOOK = 0.02  # seconds, while something is expected at any moment
 LARGE = 2**20  # bytes of function and arguments
-
-
-class MadeRoom(RunStopped):
-    """The ranks have left, after a step and having saved, to go on with more of them."""
+SILENT = 5  # seconds after which a worker that sends no heartbeat counts as silent
+WARNING = re.compile(r"\w*Warning: ")
 
 
 class Attempt:
@@ -91,83 +70,58 @@ class Attempt:
         client: Client,
         attempt_id: str,
         addresses: list[str],
-        inbox: queue.SimpleQueue,
+        inbox: Inbox,
         directory: RunDirectory,
-        stall_timeout: float | None,
         tables: Tables,
-        listener: Listener,
-        grow: bool = False,
+        timeout: float,
+        stall_timeout: float | None,
+        on_report: Callable[[dict], Any] | None,
     ):
         self.client = client
         self.attempt_id = attempt_id
         self.addresses = addresses
         self.inbox = inbox
         self.directory = directory
-        self.stall_timeout = stall_timeout
         self.tables = tables
-        self.listener = listener
+        self.timeout = timeout
+        self.stall_timeout = stall_timeout
+        self.on_report = on_report
+        self.told = len(directory.records)  # so many records `on_report` has had, or is not to
+        self.state = AttemptState(addresses, directory.path)
         self.handed: list[Future | None] = [None] * len(addresses)  # the tables of each rank
-        self.known = Known(addresses)
-        self.without_worker: set[int] = set()  # ranks that had lost theirs when the attempt ended
         self.futures: list[Future] = []
-        self._checkpoints: Checkpoints | None = None  # until the attempt has begun
-        self.newcomers = Newcomers(client, len(addresses)) if grow else None
-        self.makes_room = False  # the ranks are asked to leave, to go on with newcomers
-        self.saved_step = 0  # of the newest checkpoint that this attempt has saved
+        self.checkpoints: Checkpoints | None = None  # until the attempt has begun
         self.progress = Progress()
-        self.paces = Paces(len(addresses))
         self.replicas = Replicas(len(addresses))
+        self.whereabouts: dict[int, Whereabouts] = {}
+        self.shown: set[str] = set()  # lines of rank 0
+        self.warnings: dict[str, int] = {}  # of other ranks, and the first that printed it
+        self.lines_not_shown = 0
         self.began = time.monotonic()
         self.looked = self.began  # when `_look_around` was last called
-        self.turned = self.began  # when the loop over messages last came to its end
         # What is to be written into config.json; of a resumed run once it has begun
         self.config: dict | None = None
 
-    def run(self, payload: bytes, previous: Exception | None = None, number: int = 1) -> Any:
+    def run(self, payload: bytes, previous: Exception | None, number: int) -> Any:
         """Start the ranks, follow them, and have them gone; returns rank 0's result.
 
         `payload` is the pickled training function with its arguments. `previous` is what ended the
-        attempt before this one: a failure, or `RunStopped` where that has made room for newcomers;
-        `number` counts the attempts. Raises `RankFailed`, `RankStalled`, `RunStopped`,
-        `SchedulerLost` or `Error`.
+        attempt before this one; `number` counts the attempts. Raises `RankFailed`, `RankStalled`,
+        `RunStopped`, `SchedulerLost`, `Error`, and what `on_report` raises.
         """
-        told.attempts_running += 1
+        signals.attempts_running += 1
         try:
             self._start(payload, previous, number)
             return self._follow()
-        except (OSError, CancelledError):  # a worker, or the scheduler, cannot be reached
-            failure = self._failure_at_start()
-            if failure is None:
-                raise
-            raise failure from None
         finally:
-            self.without_worker = self.known.without_worker()  # before we cancel any
-            if self.newcomers is not None:
-                self.newcomers.let_go()
             try:
                 self._end()
             finally:
-                told.attempts_running -= 1
-
-    @property
-    def checkpoints(self) -> Checkpoints:
-        assert self._checkpoints is not None, "the attempt has begun"
-        return self._checkpoints
-
-    def has_shrunk(self, failure: Exception) -> bool:
-        """Whether it has lost a worker, after it had come further than when it began."""
-        has_lost = bool(self.without_worker)
-        return isinstance(failure, RankFailed) and has_lost and self._came_further()
-
-    def _came_further(self) -> bool:
-        if self._checkpoints is None:
-            return False
-        resumed = self.checkpoints.resumed
-        return self.saved_step > (step_of(resumed) if resumed is not None else 0)
+                signals.attempts_running -= 1
 
     # Starting
 
-    def _start(self, payload: bytes, previous: Exception | None, number: int) -> None:
+    def _start(self, payload: Any, previous: Exception | None, number: int) -> None:
         """Begin the attempt, up to a submitted task for each rank.
 
         Describes it, settles where checkpoints are, and opens the socket of the store.
@@ -177,20 +131,82 @@ class Attempt:
         self.config = describe(self.addresses, self.directory.path, self.directory.function)
         if may_be_written(self.config, self.directory.path):
             self._write_config()
-        self._checkpoints = Checkpoints(
-            self.client, self.attempt_id, self.directory.path / "checkpoints", self.addresses
+        folder = self.directory.path / "checkpoints"
+        self.checkpoints = self._wait_for(
+            lambda: Checkpoints(self.client, self.attempt_id, folder, self.addresses)
         )
         if previous is not None:
             self._note_restart(previous, number)
         if self.tables.given:
             self._hand_over_tables()
         first = self.addresses[:1]
-        (store,) = self.client.run(agent.listen, self.attempt_id, workers=first).values()
+        answers = self._wait_for(
+            lambda: self.client.run(agent.listen, self.attempt_id, workers=first)
+        )
         if len(payload) > LARGE:
             # To one worker, from which the others take it: not through the scheduler
             payload = self.client.scatter(payload, workers=first, hash=False)
-        for spec in self._specs(store):
+        for spec in self._specs(answers[first[0]]):
             self._submit(spec, payload)
+
+    def _wait_for(self, ask: Callable[[], Any]) -> Any:
+        """What `ask` returns, which asks workers through Dask.
+
+        Dask would wait for a worker that is suspended for ever, and for one that is dead half a
+        minute. Raises `RankFailed` if a worker is lost meanwhile, and `Error` for workers that do
+        not answer within the launch's `timeout`, or that have no `ddp_common`.
+        """
+        answer: concurrent.futures.Future = concurrent.futures.Future()
+
+        def fill() -> None:
+            try:
+                answer.set_result(ask())
+            except BaseException as error:  # raised again in the thread of the caller
+                answer.set_exception(error)
+
+        threading.Thread(target=fill, daemon=True, name="ddp-asking").start()
+        deadline = time.monotonic() + self.timeout
+        while not answer.done():
+            concurrent.futures.wait([answer], SHORT_LOOK)
+            self._take_what_is_there()
+            self._raise_if_lost()
+            if time.monotonic() > deadline:
+                raise self._no_answer()
+        try:
+            return answer.result()
+        except (OSError, CancelledError) as error:
+            # A worker, or the scheduler, cannot be reached: wait until we hear which.
+            deadline = time.monotonic() + CAUSE_TIMEOUT
+            while time.monotonic() < deadline:
+                self._take_next(SHORT_LOOK)
+                self._raise_if_lost()
+            raise Error(
+                f"A worker cannot be reached: {error}. No rank was started; launch again."
+            ) from None
+        except Exception as error:
+            if "No module named 'ddp_common'" not in str(error):
+                raise
+            raise Error(
+                "The workers have no ddp_common. Connect with ddp_common.connect(address), which "
+                "sends it to them, or install it in their environment."
+            ) from None
+
+    def _raise_if_lost(self) -> None:
+        if self.state.failed():
+            raise self._failure_of(min(self.state.failed()))
+        if self.state.is_cancelled or self.client.status != "running":
+            raise self._cancelled()
+
+    def _no_answer(self) -> Error:
+        workers = self.client.scheduler_info(n_workers=-1)["workers"]
+        seen = {address: workers[address]["last_seen"] for address in self.addresses}
+        silent = [each for each in self.addresses if max(seen.values()) - seen[each] > SILENT]
+        who = ", ".join(silent or self.addresses)
+        return Error(
+            f"The worker at {who} did not answer for {self.timeout:g} s. Is its process suspended "
+            "(SIGSTOP, a suspended job), or its host overloaded? Let it go on, or end it and "
+            "launch again: no rank was started."
+        )
 
     def _hand_over_tables(self) -> None:
         """Have every worker lay ready what its rank gets.
@@ -198,29 +214,15 @@ class Attempt:
         Raises `RankFailed` if a worker is lost meanwhile, and `Error` for tables that cannot be
         handed over.
         """
-        tables = self.tables
-        assigned = tables.assign(self.addresses)
-        tables.check_memory(self.addresses, assigned)
-        for line in tables.remarks(assigned, len(self.addresses)):
-            self.directory.log(line)
-            self.progress.note(line)
-        futures = tables.hand_over(self.addresses, assigned, self.attempt_id)
+        futures = self.tables.hand_over(self.addresses, self.attempt_id)
         self.handed[:] = futures
         while not all(future.done() for future in futures):
             self._take_next(SHORT_LOOK)
-            if self.known.failed():
-                rank = min(self.known.failed())
-                raise self._failure_of(rank)
-        # Dask says that a future is done just before it says of which type its result is.
-        self.client.sync(asyncio.sleep, 0)
-        for rank, future in enumerate(futures):
-            if future.status == "cancelled":  # as by a scheduler that is lost
-                raise CancelledError(future.key)
-            if future.status == "error":
-                raise wording.not_handed_over(rank, future.exception())
-            if future.type is Error:
-                raise future.result()
-        tables.handed_over(self.addresses, assigned, self.attempt_id)
+            self._raise_if_lost()
+        try:
+            self.tables.handed_over(futures)
+        except CancelledError:  # as by a scheduler that is lost
+            raise self._cancelled() from None
 
     def _write_config(self) -> None:
         assert self.config is not None, "it is to be written yet"
@@ -228,30 +230,27 @@ class Attempt:
         self.config = None
 
     def _note_restart(self, previous: Exception, number: int) -> None:
-        grows = isinstance(previous, MadeRoom)
+        assert self.checkpoints is not None, "the attempt has begun"
         reason = first_line(previous)
         resumed = self.checkpoints.resumed
         step = step_of(resumed) if resumed is not None else 0
         ranks = len(self.addresses)
         event = {
             "time": time.time(),
-            "event": "grow" if grows else "restart",
+            "event": "restart",
             "attempt": number,
             "reason": reason,
             "step": step,
             "ranks": ranks,
         }
         self.directory.record(getattr(previous, "rank", 0), event)
-        if grows:
-            text = f"Going on with {ranks} rank(s) from step {step}: more workers have come"
-        else:
-            text = f"Restart {number - 1} on {ranks} rank(s) from step {step}. Why: {reason}"
+        text = f"Restart {number - 1} on {ranks} rank(s) from step {step}. Why: {reason}"
         self.directory.log(text)
         self.progress.note(text)
 
     def _specs(self, store: tuple[str, int]) -> list[RankSpec]:
+        assert self.checkpoints is not None, "the attempt has begun"
         hosts = [get_address_host(address) for address in self.addresses]
-        trace = os.environ.get("DDP_TRACE", "")
         return [
             RankSpec(
                 attempt=self.attempt_id,
@@ -260,10 +259,7 @@ class Attempt:
                 local_rank=hosts[:rank].count(host),
                 local_world_size=hosts.count(host),
                 store=store,
-                environment={
-                    "DDP_CHECKPOINTS": self.checkpoints.place[address],
-                    "DDP_TRACE": trace,
-                },
+                environment={"DDP_CHECKPOINTS": self.checkpoints.place[address]},
             )
             for rank, (address, host) in enumerate(zip(self.addresses, hosts))
         ]
@@ -288,23 +284,6 @@ class Attempt:
 
         future.add_done_callback(note_end)
 
-    def _failure_at_start(self) -> Exception | None:
-        """What became of a worker, or the scheduler, that was asked and did not answer.
-
-        None if both are there.
-        """
-        patience = Patience(CAUSE_TIMEOUT)
-        while (
-            not self.known.failed() and self.client.status == "running" and not patience.is_over()
-        ):
-            self._take_next(SHORT_LOOK)
-        failed = self.known.failed()
-        if failed:
-            return self._failure_of(min(failed))
-        if self.known.scheduler_lost or self.client.status != "running":
-            return self._scheduler_gone()
-        return None
-
     # Following
 
     def _follow(self) -> Any:
@@ -312,59 +291,36 @@ class Attempt:
 
         Raises at the first failure.
         """
-        decision = verdict(self.known)
-        while isinstance(decision, GoesOn):
+        decision = outcome.outcome(self.state)
+        while decision is Outcome.GOES_ON:
             self._take_next(LOOK_INTERVAL)
-            self._tell_listener()
-            self._forgive_a_standstill()
+            self.tell_records()
             if time.monotonic() - self.looked > LOOK_INTERVAL and self.inbox.empty():
                 self._look_around()
-            decision = verdict(self.known)
-            if isinstance(decision, Failed) and decision.is_consequence:
-                decision = self._wait_for_the_cause()
-        if not isinstance(decision, Finished):
-            raise self._explained(decision)
+            decision = outcome.outcome(self.state)
+        if isinstance(decision, Failed):
+            raise self._failure_of(self._wait_for_the_cause(decision.rank))
+        if decision is Outcome.CANCELLED:
+            raise self._cancelled()
+        if decision is Outcome.STOPPED:
+            assert self.checkpoints is not None, "the attempt has begun"
+            stopped = outcome.run_stopped(self.state, self.checkpoints.newest())
+            self.directory.log(str(stopped))
+            raise stopped
         return self._result()
 
-    def _forgive_a_standstill(self) -> None:
-        """Where this program stood still, what ranks have said meanwhile is not read yet."""
-        now = time.monotonic()
-        if now - self.turned > HELD_UP:
-            self.known.forgive(now - self.turned, now)
-        self.turned = now
-
-    def _tell_listener(self) -> None:
-        """Call `on_report` with the records that it does not have.
-
-        In between, what the ranks say is taken in; if one has failed, the rest is told later.
-        """
-        while self.listener.is_behind() and not self.known.failed():
-            self.listener.tell_next()
+    def _wait_for_the_cause(self, failed: int) -> int:
+        """The rank to blame: where all who failed have lost a peer, wait for who did not."""
+        timeout = CAUSE_TIMEOUT_WHEN_RETURNED if self.state.returned else CAUSE_TIMEOUT
+        deadline = time.monotonic() + timeout
+        while True:
             self._take_what_is_there()
-
-    def _wait_for_the_cause(self) -> Verdict:
-        """All who failed have lost a peer: wait a moment for the one who did not."""
-        timeout = CAUSE_TIMEOUT_WHEN_RETURNED if self.known.returned else CAUSE_TIMEOUT
-        patience = Patience(timeout)
-        while _is_consequence(verdict(self.known)) and not patience.is_over():
+            decision = outcome.outcome(self.state)
+            if not isinstance(decision, Failed):
+                return failed  # a peer has left meanwhile, as it was told
+            if not decision.is_consequence or time.monotonic() > deadline:
+                return decision.rank
             self._take_next(SHORT_LOOK)
-        # Where this program was held up, the cause may have come meanwhile.
-        self._take_what_is_there()
-        return verdict(self.known)
-
-    def _explained(self, decision: Verdict) -> Exception:
-        """The exception for an attempt that did not finish."""
-        if isinstance(decision, Failed):
-            return self._failure_of(decision.rank)
-        if isinstance(decision, SchedulerGone):
-            return self._scheduler_gone()
-        assert isinstance(decision, Stopped)
-        who = wording.who_was_told(self.known)
-        step = wording.last_step(self.known)
-        if self.makes_room and who == [0] and not told.stop_requested:
-            return MadeRoom("More workers have come.", step=step, directory=self.directory.path)
-        self.directory.log(wording.in_log_of_a_stop(self.known))
-        return wording.run_stopped(self.known, self.checkpoints.newest(), self.directory.path)
 
     def _failure_of(self, rank: int) -> Exception:
         """The exception for a rank that failed, or for the restart of the cluster that ended it.
@@ -372,21 +328,19 @@ class Attempt:
         A restart kills the workers, so it may be heard of last. Our futures know of it first.
         """
         tasks = [future for future in (*self.futures, *self.handed) if future is not None]
-        if any(_why_cancelled(task) == RESTARTED for task in tasks):
-            self.known.tasks_cancelled(RESTARTED)
-            return self._scheduler_gone()
-        return wording.rank_failed(self.known, rank, self.directory.path)
+        if any(_why_cancelled(task) == outcome.RESTARTED for task in tasks):
+            self.state.cancel(outcome.RESTARTED)
+            return self._cancelled()
+        return outcome.rank_failed(self.state, rank)
 
-    def _scheduler_gone(self) -> Exception:
-        by_loss = self.known.cancelled_by == "scheduler-connection-lost"
-        if self.client.status == "running" and not by_loss:
-            self.directory.log(f"{wording.what_was_cancelled(self.known)}; the ranks end")
-            return wording.cancelled(self.known, self.directory.path)
-        self.directory.log("the connection to the scheduler was lost")
-        # It would print how its attempts to reconnect end.
-        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
+    def _cancelled(self) -> Exception:
         address = getattr(self.client.scheduler, "address", "?")
-        return wording.scheduler_lost(address, self.directory.path)
+        error = outcome.cancelled(self.state, address, self.client.status == "running")
+        self.directory.log(str(error))
+        # It would print how its attempts to reconnect end.
+        if not isinstance(error, Error) or self.client.status != "running":
+            logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
+        return error
 
     def _look_around(self) -> None:
         """See to what no message tells.
@@ -395,96 +349,59 @@ class Attempt:
         """
         now = time.monotonic()
         self.looked = now
-        if told.interrupted:
+        if signals.interrupted:
             raise KeyboardInterrupt
-        if told.stop_requested:
+        if signals.stop_requested:
             self.directory.say_ending()
-        if self._could_grow() and not self.makes_room:
-            self.makes_room = True
-            self.directory.log("more workers have come: the ranks save, and leave to go on there")
-        must_leave = told.stop_requested or self.makes_room
-        if must_leave and self.known.moved and not self.known.stopped():
-            # Said again until it is heard: a rank may not listen yet.
-            self.client.run(agent.tell_to_stop, workers=self.addresses[:1], on_error="ignore")
-        stuck = stalled(self.known, self.stall_timeout, now)
+            if self.state.moved and not self.state.stopped():
+                # Said again until it is heard: a rank may not listen yet.
+                first = self.addresses[:1]
+                self.client.run(agent.tell_to_stop, workers=first, on_error="ignore")
+        stuck = self.state.stalled(self.stall_timeout, now)
         if stuck:
             raise self._stalled(stuck)
 
-    def _could_grow(self) -> bool:
-        """Whether newcomers are ready, and nothing is lost if the ranks leave now.
-
-        That is so once all of them are in a sampler's loop, from which they leave together and
-        saved, and a checkpoint has shown that they do save.
-        """
-        if self.newcomers is None or not self._came_further():
-            return False
-        all_are_in_a_loop = all(self.known.step_of(rank) for rank in range(len(self.addresses)))
-        return all_are_in_a_loop and self.newcomers.are_ready()
-
     def _stalled(self, stuck: list[int]) -> Exception:
         assert self.stall_timeout is not None, "without it no rank counts as stalled"
-        found = self._where_ranks_are()
-        states = {rank: answer.state if answer else None for rank, answer in found.items()}
-        stacks = {
-            rank: training_stack(answer.stack)
-            if answer and answer.stack is not None
-            else "(no answer from its worker)"
-            for rank, answer in found.items()
-        }
-        records = {
-            rank: answer.collectives
-            for rank, answer in found.items()
-            if answer and answer.collectives is not None
-        }
-        standstill = Standstill(
-            places=[f"worker at {address}" for address in self.addresses],
+        states = self._ask_where_ranks_are()
+        standstill = hangs.Standstill(
+            addresses=self.addresses,
             stuck=stuck,
-            steps={rank: self.known.step_of(rank) for rank in found},
-            moved=self.known.moved,
-            returned={rank: at.get("step", 0) for rank, at in self.known.returned.items()},
+            steps={rank: self.state.step_of(rank) for rank in range(len(self.addresses))},
+            returned={rank: self.state.step_of(rank) for rank in self.state.returned},
             states=states,
-            stacks=stacks,
-            records=records,
+            answers=self.whereabouts,
         )
-        rank, why = blame(standstill)
-        waits, details = where_all_are(records, stacks)
-        self.directory.log(f"rank {rank} stalled: {why}\n{details}")
-        return wording.rank_stalled(
-            self.known, rank, why, details, waits, stacks, self.stall_timeout, self.directory.path
-        )
+        rank, why = hangs.name_culprit(standstill)
+        waits = hangs.where_ranks_wait(standstill)
+        stacks = {each: answer.stack for each, answer in sorted(self.whereabouts.items())}
+        self.directory.log(f"rank {rank} stalled: {why}\n{outcome.where_all_are(waits, stacks)}")
+        return outcome.rank_stalled(self.state, rank, why, self.stall_timeout, waits, stacks)
 
-    def _where_ranks_are(self) -> dict[int, Whereabouts | None]:
-        """Where each rank that lives is.
+    def _ask_where_ranks_are(self) -> dict[int, str | None]:
+        """Have all ranks that live say where they are, into `whereabouts`.
 
-        None where its worker does not answer in time. A rank that is suspended is asked last: it
-        goes on then, and so would the others before they have said where they waited.
+        Returns the states of their processes; None where the worker does not answer in time.
         """
-        alive = {
-            rank: address
-            for rank, address in enumerate(self.addresses)
-            if rank not in self.known.ended
-        }
-        answers: dict[str, Whereabouts | None] = {}
+        alive = [rank for rank in range(len(self.addresses)) if rank not in self.state.ended]
+        answers: dict[str, str | None] = {}
 
-        def ask(addresses: list[str], wake: bool) -> None:
-            answers.update(
-                self.client.run(agent.where_is_it, wake=wake, workers=addresses, on_error="ignore")
-            )
+        def ask() -> None:
+            workers = [self.addresses[rank] for rank in alive]
+            answers.update(self.client.run(agent.ask_where, workers=workers, on_error="ignore"))
 
-        def ask_all() -> None:
-            ask(list(alive.values()), wake=False)
-            asleep = [
-                place for place, answer in answers.items() if answer and answer.stack is None
-            ]
-            if asleep:
-                ask(asleep, wake=True)
+        threading.Thread(target=ask, daemon=True, name="ddp-asking").start()
+        deadline = time.monotonic() + WHEREABOUTS_TIMEOUT
+        expected = set(alive)
+        while expected - set(self.whereabouts) and time.monotonic() < deadline:
+            self._take_next(SHORT_LOOK)
+            suspended = {
+                rank for rank in alive if answers.get(self.addresses[rank]) in hangs.SUSPENDED
+            }
+            expected = set(alive) - set(self.state.ended) - suspended
+        return {rank: answers.get(self.addresses[rank]) for rank in alive}
 
-        asking = threading.Thread(target=ask_all, daemon=True)  # a worker may not answer at all
-        asking.start()
-        asking.join(STACKS_TIMEOUT)
-        return {rank: answers.get(address) for rank, address in alive.items()}
-
-    # Taking in what is said
+    # Taking in what is heard
 
     def _take_next(self, timeout: float) -> None:
         with contextlib.suppress(queue.Empty):
@@ -495,117 +412,129 @@ class Attempt:
             while True:
                 self._take(self.inbox.get_nowait())
 
-    def _take(self, event: FromAgent | WorkerLost | TaskEnded) -> None:
-        if isinstance(event, FromAgent):
-            for message in event.messages():
-                self._take_message(event.rank, as_meant(message))
-        elif isinstance(event, WorkerLost):
-            self.known.lose_worker(event.address)
-        elif event.status == "error" and event.rank not in self.known.ended:
-            error = self.futures[event.rank].exception()
-            self.known.ended[event.rank] = Ended("raised", message=f"Its agent failed: {error!r}")
-        elif event.status == "cancelled":
-            # Not by us: a client cancels its futures when it loses the scheduler or is closed.
-            self.known.tasks_cancelled(event.reason)
+    def _take(self, event: Event) -> None:
+        match event:
+            case FromAgent():
+                for message in event.messages:
+                    self._take_message(event.rank, message)
+            case WorkerLost():
+                self.state.lose_worker(event.address)
+            case TaskEnded(status="error") if event.rank not in self.state.ended:
+                error = self.futures[event.rank].exception()
+                self.state.ended[event.rank] = Ended(
+                    "raised", message=f"Its agent failed: {error!r}"
+                )
+            case TaskEnded(status="cancelled"):
+                # Not by us: a client cancels its futures when it loses the scheduler or is closed.
+                self.state.cancel(event.reason)
 
     def _take_message(self, rank: int, message: Message) -> None:
-        self.known.take(rank, message, time.monotonic())
+        self.state.take(rank, message, time.monotonic())
         if self.config is not None and shows_training(message):
             self._write_config()
         match message:
+            case Started():
+                self.directory.log(f"rank {rank} started: process {message.pid} on {message.host}")
+            case Position():
+                self.progress.position(message.known())
             case Report():
                 self.directory.record(rank, message.values)
                 self.progress.record(message.values, rank)
-            case Pace():
-                self._take_pace(rank, message)
-            case Returned():
-                pass  # `known` has taken note of it
-            case Position():
-                self.progress.position(message.known())
             case Line():
-                self.directory.log(f"[rank {rank}] {message.text}")
-            case FileKept():
-                self._take_file(rank, message)
-            case CheckpointFailed():
-                self.directory.not_saved(message.why)
+                self._take_line(rank, message.text)
+            case File():
+                self.directory.save(message.name, message.content())
             case CheckpointSaved():
-                self.saved_step = max(self.saved_step, step_of(Path(message.name)))
+                assert self.checkpoints is not None, "the attempt has begun"
                 self.directory.saved()
                 self.checkpoints.announced(self.addresses[rank], message.name, message.keep)
+            case CheckpointFailed():
+                self.directory.not_saved(message.why)
             case ParameterNorms():
                 problem = self.replicas.take(rank, message)
                 if problem is not None:
                     self.directory.problem(problem, "drifted apart")
-            case Started():
-                self.directory.log(f"rank {rank} started: process {message.pid} on {message.host}")
+            case Whereabouts():
+                self.whereabouts[rank] = message
             case Ended():
-                if message.how not in ("done", "cancelled"):
-                    self.directory.log(f"rank {rank} {wording.in_log(message)}")
+                ended = self.state.ended[rank]
+                if ended.how not in ("done", "cancelled"):
+                    self.directory.log(f"rank {rank} {outcome.in_log(ended)}")
 
-    def _take_pace(self, rank: int, sample: Pace) -> None:
-        rows, slow = self.paces.take(rank, sample, time.monotonic())
-        for row in rows:
-            self.directory.add_line("pace.jsonl", {"time": time.time(), **row})
-        for slow_rank, sentence in slow:
-            text = f"rank {slow_rank} on {self.known.hosts.get(slow_rank, '?')} {sentence}"
-            self.directory.log(text)
-            if self.progress.mode == "bar":  # somebody looks on
-                self.progress.note(text)
+    def _take_line(self, rank: int, text: str) -> None:
+        """Write down a line that a rank has printed, and show rank 0's."""
+        self.directory.log(f"[rank {rank}] {text}")
+        if rank == 0:
+            self.shown.add(text)
+            self.progress.print(text)
+        else:
+            self.lines_not_shown += 1
+            if WARNING.search(text):
+                self.warnings.setdefault(text, rank)
 
-    def _take_file(self, rank: int, message: FileKept) -> None:
-        worker = [self.addresses[rank]]
-        answers = self.client.run(take_file, message.token, workers=worker, on_error="ignore")
-        if not answers:  # its worker has died
-            self.directory.problem(
-                f"The file {message.name} of rank {rank} was lost with its worker.",
-                f"lost {message.name}",
-            )
-        for content in answers.values():
-            self.directory.save(message.name, content)
+    def _say_what_others_printed(self) -> None:
+        """Show warnings that rank 0 has not had, and say where the lines of other ranks are."""
+        for text, rank in self.warnings.items():
+            if text not in self.shown:
+                self.progress.print(f"[rank {rank}] {text}")
+        if self.lines_not_shown:
+            log = shown(self.directory.path / "log.txt")
+            self.progress.note(f"Other ranks printed {self.lines_not_shown} line(s): see {log}")
+
+    def tell_records(self) -> None:
+        """Call `on_report` with the records that it has not had, in order.
+
+        In the thread that called `launch`, between two looks at the ranks. What it raises is
+        raised.
+        """
+        while self.on_report is not None and self.told < len(self.directory.records):
+            record = self.directory.records[self.told]
+            self.told += 1
+            try:
+                self.on_report(record)
+            except Exception as error:
+                self.directory.log(f"on_report raised {error!r}: the ranks were ended")
+                error.add_note(
+                    "on_report raised this, and the ranks were ended. What was saved is in "
+                    f"{self.directory.path}; launch with directory= to go on."
+                )
+                raise
 
     # The result
 
     def _result(self) -> Any:
         import torch  # not at the top: it takes a second, and only a result needs it
 
-        place = self.known.ended[0]
-        assert place.result_size is not None, "rank 0 has finished"
-        if place.result_size > LARGE_RESULT:
-            size = f"{place.result_size / 2**20:,.0f} MiB"
-            self.directory.log(f"fetching the result of rank 0: {size}")
-            self.progress.note(f"Fetching the result of rank 0: {size}.")
-        pickled = open_result_here(place)
-        if pickled is None:
-            pickled = fetch_result(self.futures[0], self._look_while_fetching)
-        if pickled is None:
-            raise self._result_is_lost()
+        pickled = self._fetch(self.futures[0])
         try:
             # Our own ranks' pickle
-            result = torch.load(pickled, map_location="cpu", weights_only=False)
+            result = torch.load(io.BytesIO(pickled), map_location="cpu", weights_only=False)
         except Exception as error:  # whatever the classes in it do when they are made again
             self.directory.log(
                 f"all ranks finished; the result of rank 0 cannot be loaded here: {error!r}"
             )
-            raise wording.unreadable_result(error, self.directory.path) from None
+            raise outcome.unreadable_result(error, self.directory.path) from None
         seconds = time.monotonic() - self.began
         self.directory.log(f"finished: {len(self.addresses)} rank(s), {seconds:.1f} s")
         return result
 
-    def _look_while_fetching(self) -> bool:
-        """Whether it is still worth while to wait for the result.
-
-        Dask would wait for a dead worker for ever.
-        """
-        self._take_what_is_there()
-        self._look_around()
-        return 0 not in self.known.lost_late and not self.known.scheduler_lost
-
-    def _result_is_lost(self) -> Exception:
-        self._take_what_is_there()
-        if 0 in self.known.lost_late:
-            self.known.ended[0] = Ended("lost")
-            return self._failure_of(0)
-        return self._scheduler_gone()
+    def _fetch(self, future: Future) -> bytes:
+        """What a rank's task has returned. Dask would wait for a dead worker for ever."""
+        gathering = self.client.gather(future, asynchronous=True)
+        fetching = asyncio.run_coroutine_threadsafe(
+            gathering,
+            self.client.loop.asyncio_loop,  # type: ignore[union-attr]
+        )
+        while True:
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                return fetching.result(LOOK_INTERVAL)
+            self._take_what_is_there()
+            self._look_around()
+            if 0 in self.state.lost_late:
+                self.state.ended[0] = Ended("lost")
+                raise self._failure_of(0)
+            if self.state.is_cancelled:
+                raise self._cancelled()
 
     # Ending
 
@@ -615,7 +544,7 @@ class Attempt:
         It raises nothing but what a person does: how the run ended is known already.
         """
         # Asked before we cancel tasks ourselves, which looks like a loss.
-        connected = not self.known.scheduler_lost and self.client.status == "running"
+        connected = not self.state.is_cancelled and self.client.status == "running"
         try:
             if connected:
                 self._end_ranks()
@@ -623,52 +552,42 @@ class Attempt:
         except (OSError, CancelledError, Error) as error:
             self.directory.problem(f"After the run had ended: {error}", "end")
         finally:
-            self._forget_tasks()
+            # Let go of all tasks, and so of their results: one that hands over tables may still
+            # wait for a worker that is gone.
+            for future in filter(None, [*self.futures, *self.handed]):
+                future.release()
             self.progress.close()
+            self._say_what_others_printed()
 
     def _end_ranks(self) -> None:
         """Cancel what still runs and wait until every rank says that it is gone."""
         running = [future for future in self.futures if not future.done()]
         if running:
             self.client.cancel(running, force=True)
-        until_gone = Patience(GONE_TIMEOUT)
-        until_nothing_starts = Patience(UNSTARTED_TIMEOUT)
-        while not until_gone.is_over():
-            pending = set(range(len(self.futures))) - set(self.known.ended)
+        began = time.monotonic()
+        while time.monotonic() < began + GONE_TIMEOUT:
+            pending = set(range(len(self.futures))) - set(self.state.ended)
             if not pending:
                 return
-            none_has_started = not pending & set(self.known.hosts)
-            if until_nothing_starts.is_over() and none_has_started:
+            none_has_started = not pending & set(self.state.hosts)
+            if none_has_started and time.monotonic() > began + UNSTARTED_TIMEOUT:
                 return
             self._take_next(SHORT_LOOK)
-
-    def _forget_tasks(self) -> None:
-        """Let go of all tasks, and so of their results.
-
-        One that hands over tables may still wait for a worker that is gone.
-        """
-        for future in [*self.futures, *self.handed]:
-            if future is not None:
-                future.release()
 
     def _finish_fetching(self) -> None:
         """Get the last checkpoints of workers that do not see the run directory.
 
         They may still be on their way.
         """
-        if self._checkpoints is None:
+        if self.checkpoints is None:
             return
-        lost = {rank for rank, end in self.known.ended.items() if end.how == "lost"}
-        lost |= self.known.lost_late
-        problem = self._checkpoints.close({self.addresses[rank] for rank in lost})
+        lost = {rank for rank, end in self.state.ended.items() if end.how == "lost"}
+        lost |= self.state.lost_late
+        problem = self.checkpoints.close({self.addresses[rank] for rank in lost})
         if problem:
             self.directory.problem(
                 f"The newest checkpoint could not be fetched: {problem}", "fetch"
             )
-
-
-def _is_consequence(decision: Verdict) -> bool:
-    return isinstance(decision, Failed) and decision.is_consequence
 
 
 def _why_cancelled(future: Future) -> str | None:

@@ -17,7 +17,7 @@ from ddp_common.ranks.checkpoint_files import (
     remove_all_but,
     stated_digest,
 )
-from ddp_common.worker.spool import PIECE, append_piece, find_checkpoints, forget, read_piece
+from ddp_common.worker import spool
 
 FETCH_TIMEOUT = 600  # seconds that the last checkpoints have to arrive when a run ends
 
@@ -54,7 +54,7 @@ class Checkpoints:
             ) from None
         try:
             return self.client.run(
-                find_checkpoints, self.attempt_id, str(self.directory), workers=addresses
+                spool.find_checkpoints, self.attempt_id, str(self.directory), workers=addresses
             )
         finally:
             marker.unlink(missing_ok=True)
@@ -64,9 +64,8 @@ class Checkpoints:
         folders = filter(Path.is_dir, self.directory.iterdir())
         for path in filter(None, [self.resumed, *map(newest, folders)]):
             name = str(path.relative_to(self.directory))
-            with open(path, "rb") as file:
-                while piece := file.read(PIECE):
-                    self.client.run(append_piece, self.attempt_id, name, piece, workers=self.blind)
+            content = path.read_bytes()
+            self.client.run(spool.write, self.attempt_id, name, content, workers=self.blind)
 
     def newest(self) -> Path | None:
         """The newest good checkpoint on the client, None if there is none."""
@@ -84,22 +83,17 @@ class Checkpoints:
 
     def _fetch(self, address: str, path: Path, keep: int) -> None:
         name = str(path.relative_to(self.directory))
+        answers = self.client.run(spool.read, self.attempt_id, name, workers=[address])
         path.parent.mkdir(exist_ok=True)
         temporary = path.with_suffix(".tmp")
         try:
-            with open(temporary, "wb") as file:
-                while piece := self._read(address, name, file.tell()):
-                    file.write(piece)
+            temporary.write_bytes(answers[address])
             if digest(temporary) != stated_digest(path):
                 raise Error(f"{name} of {address} did not arrive whole.")
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
         remove_all_but(keep, path)
-
-    def _read(self, address: str, name: str, offset: int) -> bytes:
-        answers = self.client.run(read_piece, self.attempt_id, name, offset, workers=[address])
-        return answers[address]
 
     def _wait(self) -> str | None:
         """Wait until what was announced last is here; returns why it is not, or None."""
@@ -124,5 +118,5 @@ class Checkpoints:
             return problem
         alive = [address for address in self.blind if address not in lost]
         if alive:
-            self.client.run(forget, self.attempt_id, workers=alive, on_error="ignore")
+            self.client.run(spool.forget, self.attempt_id, workers=alive, on_error="ignore")
         return problem

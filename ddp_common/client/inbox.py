@@ -1,4 +1,4 @@
-"""Everything that a client is told of an attempt, in one queue.
+"""Everything that a client hears of an attempt, in one queue.
 
 It comes from agents, from Dask's scheduler and from Dask's futures.
 """
@@ -11,21 +11,17 @@ from dataclasses import dataclass
 
 from distributed import Client
 
-from ddp_common.messages import Message
-from ddp_common.worker.sender import TOPIC, messages_of
+from ddp_common.messages import TOPIC, Message, unpack
 
 _subscribing = threading.Lock()
 
 
 @dataclass
 class FromAgent:
-    """An event of the agent of one of the attempt's ranks."""
+    """What the agent of one of the attempt's ranks has sent."""
 
     rank: int
-    event: dict
-
-    def messages(self) -> list[Message]:
-        return messages_of(self.event)
+    messages: list[Message]
 
 
 @dataclass
@@ -44,20 +40,24 @@ class TaskEnded:
     reason: str | None  # why it was cancelled
 
 
+Event = FromAgent | WorkerLost | TaskEnded
+Inbox = queue.SimpleQueue[Event]
+
+
 @contextlib.contextmanager
-def open_inbox(client: Client, attempt_id: str) -> Iterator[queue.SimpleQueue]:
+def open_inbox(client: Client, attempt_id: str) -> Iterator[Inbox]:
     """A queue of everything that concerns this attempt.
 
     That is what its agents send, and workers that the scheduler has lost. A client has one handler
     for a topic, so the inboxes of its launches share one. Handlers run on the client's event loop.
     """
-    inboxes = client.__dict__.setdefault("ddp_inboxes", {})
+    inboxes: dict[str, Inbox] = client.__dict__.setdefault("ddp_inboxes", {})
 
     def on_message(stamped: tuple[float, dict]) -> None:
         _, event = stamped
-        mine = inboxes.get(event.get("attempt"))  # an older version's workers name none
+        mine = inboxes.get(event["attempt"])
         if mine is not None:
-            mine.put(FromAgent(event["rank"], event))
+            mine.put(FromAgent(event["rank"], unpack(event["messages"])))
 
     def on_cluster_change(stamped: tuple[float, dict]) -> None:
         _, event = stamped
@@ -66,7 +66,7 @@ def open_inbox(client: Client, attempt_id: str) -> Iterator[queue.SimpleQueue]:
                 each.put(WorkerLost(event["worker"]))
 
     with _subscribing:
-        inbox: queue.SimpleQueue = queue.SimpleQueue()
+        inbox: Inbox = queue.SimpleQueue()
         inboxes[attempt_id] = inbox
         client.subscribe_topic(TOPIC, on_message)
         client.subscribe_topic("all", on_cluster_change)

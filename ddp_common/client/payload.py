@@ -7,7 +7,7 @@ import inspect
 import linecache
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Any
 
@@ -21,12 +21,13 @@ ODD_MODULES = ("torch.classes", "torch.ops")
 
 
 def refuse_wrong_arguments(
-    function: Callable, arguments: dict[str, Any], options: Iterable[str]
+    function: Callable, arguments: dict[str, Any], options: Collection[str]
 ) -> None:
     """Raise `Error` if `function` cannot be called with `arguments`.
 
-    `options` are the names that `launch` takes for itself: an argument that the function does not
-    have may be one of them, misspelt. A function that does not tell its arguments is not judged.
+    `options` are the names that `launch` takes for itself: the function cannot have them, and an
+    argument that it does not have may be one of them, misspelt. A function that does not tell its
+    arguments is not judged.
     """
     if not callable(function):
         raise Error(f"launch runs a function on every rank, and {function!r} is none.")
@@ -35,10 +36,16 @@ def refuse_wrong_arguments(
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
         return
+    called = getattr(function, "__name__", repr(function))
+    taken = [name for name in signature.parameters if name in options]
+    if taken:
+        raise Error(
+            f"{called} has a parameter {taken[0]!r}, which launch takes for itself: the function "
+            "would never get it. Give the parameter another name."
+        )
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        called = getattr(function, "__name__", repr(function))
         parameters = ", ".join(signature.parameters)
         raise Error(
             f"{called}({parameters}) cannot be called with the arguments of this launch: {error}."
@@ -46,7 +53,9 @@ def refuse_wrong_arguments(
         ) from None
 
 
-def _meant(signature: inspect.Signature, arguments: dict[str, Any], options: Iterable[str]) -> str:
+def _meant(
+    signature: inspect.Signature, arguments: dict[str, Any], options: Collection[str]
+) -> str:
     """A sentence on the first argument that may be a misspelt option of `launch`, or ''."""
     for name in arguments:
         if name in signature.parameters:

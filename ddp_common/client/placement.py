@@ -5,21 +5,20 @@ worker, also with several launches and several clients at once; the claims of a 
 died are void.
 """
 
-import collections
 import contextlib
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from distributed import Client, Scheduler
 
-from ddp_common.client.connection import no_answer
 from ddp_common.errors import Error
 from ddp_common.values import whole_number
 
-KEPT_MESSAGES = 10  # events that the scheduler keeps of those which have reached the client
 LOOK_INTERVAL = 0.05  # seconds
+RECONNECT_TIMEOUT = 5  # seconds
 
 _adapting = threading.Lock()
 _over: dict[str, set[str]] = {}  # address of a scheduler -> `_attempts_over`
@@ -30,60 +29,56 @@ def claimed_workers(
     client: Client,
     attempt_id: str,
     wanted: int | None,
-    least: int | None,
     timeout: float,
     rows_held: dict[str, int],
-    kept: set[str],
 ) -> Iterator[list[str]]:
     """Claim workers, waiting for them if need be; yields their addresses in rank order.
 
-    Gives them back at the end. `wanted`: how many (None: all); `least`: with how many it may begin
-    where there are fewer (None: not). `rows_held`: rows of this launch's tables on each worker;
-    those with most are taken first. `kept`: earlier attempts of this run (their ids) whose workers
-    were not given back, so that nobody takes them in between: this one may have them; one whose
-    id is put in there keeps its own. Raises `Error` when there are too few within `timeout`
-    seconds.
+    Gives them back at the end. `wanted`: how many (None: all). `rows_held`: rows of this launch's
+    tables on each worker; those with most are taken first. Raises `Error` when there are too few
+    within `timeout` seconds.
     """
     if wanted is not None:
         wanted = whole_number("workers", wanted, least=1)
-    if least is not None:
-        least = whole_number("min_workers", least, least=1)
     most = getattr(client, "most", None)
     deadline = time.monotonic() + timeout
 
     def claim() -> dict[str, Any]:
-        not_used = [*_attempts_over(client), *kept]
-        return _ask_scheduler(
-            client, _claim, attempt_id, client.id, wanted, least, most, rows_held, not_used
-        )
+        over = list(_attempts_over(client))
+        return _ask_scheduler(client, _claim, attempt_id, client.id, wanted, most, rows_held, over)
 
     try:
         answer = claim()
+        if wanted is None and answer["paused"]:
+            paused = ", ".join(answer["paused"])
+            warnings.warn(
+                f"The worker at {paused} is paused, as its memory is nearly full, and gets no "
+                "rank. Free memory there, or give workers more (memory_limit).",
+                stacklevel=4,
+            )
         while not answer["claimed"]:
             if time.monotonic() > deadline:
-                raise Error(_too_few(client, answer, wanted, least, timeout))
-            _ask_for(client, attempt_id, wanted or least or 1)
+                raise Error(_too_few(client, answer, wanted, timeout))
+            _ask_for(client, attempt_id, wanted or 1)
             time.sleep(LOOK_INTERVAL)
             answer = claim()
-        kept.clear()
         _ask_for(client, attempt_id, len(answer["claimed"]))
         yield answer["claimed"]
     finally:
         _ask_for(client, attempt_id, 0)
-        if attempt_id not in kept:
-            give_back(client, {attempt_id, *kept})
+        _give_back(client, attempt_id)
 
 
-def give_back(client: Client, attempts: set[str]) -> None:
-    """Give back the workers of these attempts (ids), if they have any.
+def _give_back(client: Client, attempt_id: str) -> None:
+    """Give back the workers of an attempt, if it has any.
 
     Where the scheduler cannot be reached, the next launch of this program does it.
     """
     over = _attempts_over(client)
-    over |= attempts
+    over.add(attempt_id)
     told = list(over)
     with contextlib.suppress(OSError):  # the scheduler is gone, or out of reach for now
-        if told and client.status == "running":
+        if client.status == "running":
             client.run_on_scheduler(_release, told)
             over.difference_update(told)
 
@@ -113,23 +108,20 @@ def _ask_scheduler(client: Client, function: Callable, *arguments: Any) -> Any:
         raise no_answer(client, error) from None
 
 
-def _too_few(
-    client: Client, answer: dict[str, Any], wanted: int | None, least: int | None, timeout: float
-) -> str:
-    needed = least or wanted
+def _too_few(client: Client, answer: dict[str, Any], wanted: int | None, timeout: float) -> str:
     known, busy = answer["known"], answer["busy"]
-    what = f"No {needed or 'free'} worker(s) for this launch within {timeout} s: the cluster has"
+    what = f"No {wanted or 'free'} worker(s) for this launch within {timeout} s: the cluster has"
     adaptive = _adaptive(client)
-    if adaptive is not None and adaptive.maximum < (needed or 1):
+    if adaptive is not None and adaptive.maximum < (wanted or 1):
         return (
             f"{what} {known} and adapts to {adaptive.maximum:g} at most. Raise that: "
-            f"cluster.adapt(maximum={needed})."
+            f"cluster.adapt(maximum={wanted})."
         )
     if known == 0:
         return (
             f"{what} no workers. Start some: cluster.scale(2), or `dask worker` with the address "
             f"{client.scheduler.address}. Where it adapts by itself to what there is to do, set "
-            f"the least: cluster.adapt(minimum={needed or 2})."
+            f"the least: cluster.adapt(minimum={wanted or 2})."
         )
     return (
         f"{what} {known}, of which {busy} run other launches. Start more (WORKERS=…), ask for "
@@ -137,12 +129,56 @@ def _too_few(
     )
 
 
-def free_workers(client: Client) -> list[str]:
-    """The addresses of workers that no launch has claimed; none if the scheduler is silent."""
+# Whether ranks can be started through a client
+
+
+def refuse_unusable(client: Any) -> None:
+    """Raise `Error` for what is no client, or one through which no ranks can be started."""
+    if not isinstance(client, Client):
+        how = "Make one with ddp_common.connect()."
+        if hasattr(client, "scheduler_address"):
+            how = "Make a client of it: Client(cluster)."
+        kind = type(client).__name__
+        raise Error(f"launch takes a distributed.Client first, not {kind}. {how}")
+    if client.asynchronous:
+        raise Error(
+            "This client is asynchronous, and launch waits until training has ended. Make it "
+            "without asynchronous=True, or call launch in a thread: run = await "
+            "asyncio.to_thread(ddp.launch, client, train, …)."
+        )
     try:
-        return client.run_on_scheduler(_free)
-    except OSError:
-        return []
+        _wait_until_connected(client)
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+    except OSError as error:
+        raise no_answer(client, error) from None
+    if any(address.startswith("inproc://") for address in workers):
+        raise Error(
+            "The workers of this cluster are threads of one process (processes=False). Ranks need "
+            "processes: use LocalCluster(processes=True), which is the default."
+        )
+
+
+def no_answer(client: Client, error: OSError) -> Error:
+    """The `Error` for a scheduler that does not answer."""
+    address = getattr(client.scheduler, "address", None) or "an address that it has forgotten"
+    return Error(
+        f"Dask's scheduler at {address} does not answer ({error}). Connect again, and launch with "
+        "the new client."
+    )
+
+
+def _wait_until_connected(client: Client) -> None:
+    """A client that has just lost its connection may have it back in a moment.
+
+    Raises OSError if it does not, or if it is closed.
+    """
+    deadline = time.monotonic() + RECONNECT_TIMEOUT
+    while client.status == "connecting" and time.monotonic() < deadline:
+        time.sleep(LOOK_INTERVAL)
+    if client.status == "connecting":
+        raise ConnectionError("the connection was lost")
+    if client.status != "running":
+        raise ConnectionError("this client is closed")
 
 
 # Clusters that adapt
@@ -181,32 +217,29 @@ def _claim(
     attempt_id: str,
     client_id: str,
     wanted: int | None,
-    least: int | None,
     most: int | None,
     rows_held: dict[str, int],
-    not_used: list[str],
+    over: list[str],
     dask_scheduler: Scheduler,
 ) -> dict[str, Any]:
-    """Claim workers, also those of attempts (`not_used`) that do not need them any more.
+    """Claim workers, also those of attempts that are `over` (their ids).
 
     Runs on the scheduler, whose event loop makes it atomic: no two launches get one worker.
     """
     claims = _claims(dask_scheduler)
-    _drop_void(claims, not_used, dask_scheduler)
+    _drop_void(claims, over, dask_scheduler)
     workers = dask_scheduler.workers
     known = _running(dask_scheduler)
-    free = _free(dask_scheduler)
+    free = [address for address in known if address not in claims]
     free.sort(key=lambda address: (-rows_held.get(address, 0), workers[address].host))
     count = wanted or min(most or len(known), len(known))
-    if len(free) < count:
-        count = len(free) if least and len(free) >= least else 0
-    if count == 0 or count < (least or 0):
-        return {"claimed": [], "known": len(known), "busy": len(claims)}
+    if count == 0 or len(free) < count:
+        return {"claimed": [], "paused": [], "known": len(known), "busy": len(claims)}
     chosen = sorted(free[:count], key=lambda address: workers[address].host)
     for address in chosen:
         claims[address] = client_id, attempt_id
-    _keep_few_messages(dask_scheduler, client_id)
-    return {"claimed": chosen}
+    paused = [address for address, worker in workers.items() if worker.status.name == "paused"]
+    return {"claimed": chosen, "paused": paused}
 
 
 def _running(scheduler: Scheduler) -> list[str]:
@@ -214,41 +247,20 @@ def _running(scheduler: Scheduler) -> list[str]:
     return [address for address, worker in workers.items() if worker.status.name == "running"]
 
 
-def _free(dask_scheduler: Scheduler) -> list[str]:
-    claims = _claims(dask_scheduler)
-    return [address for address in _running(dask_scheduler) if address not in claims]
-
-
 def _claims(scheduler: Scheduler) -> dict[str, tuple[str, str]]:
     """Worker address -> (client id, attempt id)."""
     return scheduler.__dict__.setdefault("ddp_claims", {})
 
 
-def _drop_void(claims: dict, not_used: list[str], scheduler: Scheduler) -> None:
+def _drop_void(claims: dict, over: list[str], scheduler: Scheduler) -> None:
     """Drop the claims of dead clients, on dead workers, and of attempts that are over.
 
     The last are left where a client had lost its connection when the attempt ended.
     """
     for address, (owner, attempt) in list(claims.items()):
         is_dead = owner not in scheduler.clients or address not in scheduler.workers
-        if is_dead or attempt in not_used:
+        if is_dead or attempt in over:
             del claims[address]
-
-
-def _keep_few_messages(scheduler: Scheduler, client_id: str) -> None:
-    """Have the scheduler keep few messages of a run.
-
-    For debugging, Dask keeps a thousand events of a topic and a thousand messages of a connection:
-    hundreds of MB. These are parts of Dask that it does not document; where they are not what they
-    were, nothing happens.
-    """
-    broker = getattr(scheduler, "_broker", None)
-    topic = broker._topics["ddp_common"] if broker is not None else None
-    connection = scheduler.client_comms.get(client_id)
-    for holder, name in ((topic, "events"), (connection, "recent_message_log")):
-        kept = getattr(holder, name, None)
-        if isinstance(kept, collections.deque) and kept.maxlen != KEPT_MESSAGES:
-            setattr(holder, name, collections.deque(maxlen=KEPT_MESSAGES))
 
 
 def _release(attempts: list[str], dask_scheduler: Scheduler) -> None:

@@ -29,7 +29,6 @@ class ClusterClient(Client):
     jobs: Jobs | None = None  # of the cluster where workers are jobs
     fork_server: ForkServer | None = None  # has torch imported, for a local cluster's workers
     expected = 1  # number of workers
-    least: int | None = None  # number of workers to begin with, where that is not all of them
     most: int | None = None  # number of ranks that were asked for, where there are more workers
     timeout = 60  # seconds that workers have to appear
 
@@ -68,11 +67,10 @@ class ClusterClient(Client):
             return link
         return re.sub(r"//[^/]*(:\d+)", r"//127.0.0.1\1", link)
 
-    def make_ready(self, failed: bool, least: int | None = None) -> None:
+    def make_ready(self, failed: bool) -> None:
         """Before a launch: replace jobs that have ended, and wait for the workers of new ones.
 
-        After a failure (`failed`) also jobs whose time limit is near are replaced. With `least` it
-        waits for so many only. Raises `Error`
+        After a failure (`failed`) also jobs whose time limit is near are replaced. Raises `Error`
         if no worker comes in time.
         """
         if self.jobs is None:
@@ -83,8 +81,7 @@ class ClusterClient(Client):
         over |= ended(self.jobs.states())
         self.replace(over)
         self.jobs.submit(self.expected)
-        enough = least or self.least or self.expected
-        wait_for_workers(self, min(enough, self.expected), at_least=1)
+        wait_for_workers(self, self.expected, at_least=1)
 
     def _jobs_near_their_limit(self):
         jobs = {address: self.jobs.job_of(worker) for address, worker in self.workers().items()}

@@ -36,10 +36,9 @@ from ddp_common.clusters.profiles import gpus, number_of_workers, read_profile
 from ddp_common.clusters.quiet import interrupts_held
 from ddp_common.clusters.waiting import wait_for_workers
 from ddp_common.errors import Error
-from ddp_common.values import switch, whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS, command, started_by
 from ddp_common.worker.nursery import ForkServer
-from ddp_common.worker.preload import Preload
+from ddp_common.worker.plugin import Preload
 
 if TYPE_CHECKING:
     from ddp_common.without_dask.ranks import Ranks
@@ -48,16 +47,21 @@ if TYPE_CHECKING:
 SILENCE_TIMEOUT = "11s"
 
 # Cores are for ranks, and a worker's web server has nothing to tell that the scheduler's does not.
+# Of each topic and connection Dask keeps the last thousand messages: with many reports, hundreds
+# of MB.
 LEAN = {
     "worker": {"profile": {"enabled": False}, "http": {"routes": []}},
-    "admin": {"tick": {"interval": "500ms"}, "system-monitor": {"interval": "2s"}},
+    "admin": {
+        "tick": {"interval": "500ms"},
+        "system-monitor": {"interval": "2s"},
+        "low-level-log-length": 10,
+    },
 }
 
 
 def connect(
     profile: str | None = None,
     workers: int | str | None = None,
-    min_workers: int | None = None,
 ) -> "ClusterClient | Ranks":
     """Start the cluster of a profile and return a client to it.
 
@@ -66,26 +70,23 @@ def connect(
     `profile` is a name in `clusters/`, the path of a YAML file or an address (default: CLUSTER
     from the environment, else `local`). `workers` is their number (default: WORKERS from the
     environment, else the profile's, or all that are at the address). It returns when they are
-    there, or with `min_workers` when so many are (default: 1 if GROW=1 is in the environment, else
-    all): the others come as the queue lets them, for a launch that grows.
+    there.
 
     At the address of a scheduler (tcp://host:port, tls://host:port) it starts nothing, and leaves
-    the cluster there when it is closed. Under torchrun or srun (CLUSTER unset or naming them) it
-    joins their ranks instead and returns a `without_dask.ranks.Ranks`.
+    the cluster there when it is closed. Where torchrun, srun, mpiexec or another launcher has
+    started this process as one of several ranks (CLUSTER unset or naming them) it joins these
+    instead and returns a `without_dask.ranks.Ranks`.
 
-    Raises `Error` for an unknown or faulty profile, a number that is none, and workers that do
-    not appear in time, with the reason.
+    Raises `Error` for an unknown or faulty profile, a number that is none, workers that do not
+    appear in time, and a launcher that does not say where rank 0 is.
     """
-    name = profile or os.environ.get("CLUSTER") or started_by() or "local"
-    if name in LAUNCHERS:
+    launcher = started_by()
+    name = profile or os.environ.get("CLUSTER") or launcher or "local"
+    if name in LAUNCHERS or name == launcher:
         return _join_ranks(name)
 
     _configure_dask()
     wanted = workers if workers is not None else os.environ.get("WORKERS")
-    if min_workers is None and switch("GROW", os.environ.get("GROW")):
-        min_workers = 1
-    if min_workers is not None:
-        min_workers = whole_number("min_workers", min_workers, least=1)
     content = read_profile(name)
     earlier = notebooks.earlier_in_notebook(name, content, wanted)
     if earlier is not None:
@@ -97,13 +98,12 @@ def connect(
         client = _start(content, wanted)
     client.cell = notebooks.cell_that_runs()
     client.request = (name, content, wanted)
-    client.least = min_workers
     try:
-        wait_for_workers(client, min(min_workers or client.expected, client.expected))
+        wait_for_workers(client, client.expected)
         if name != "local":
             shipping.provide(client)
         client.register_plugin(Preload(client.fork_server.path if client.fork_server else None))
-        if wanted and (min_workers or len(client.workers()) > client.expected):
+        if wanted and len(client.workers()) > client.expected:
             client.most = client.expected
     except BaseException:
         client.close()

@@ -1,71 +1,78 @@
-"""What usually goes wrong on a cluster, from the bottom up: `python -m ddp_common doctor`.
+"""Ten checks of what usually goes wrong, from the packages up to a sum over all ranks.
 
-Profile, batch system, queue, cluster; then, in `checks`, its workers up to an all-reduce over one
-rank on each. Relies on `connect` for the cluster. Promises: every finding is told as soon as it
-is made; when a check fails, only those that need it are skipped, and these are named; the cluster
-is closed afterwards.
+`make doctor CLUSTER=slurm` looks at the cluster of a profile; `make check` at this machine, before
+a class. Relies on `connect` for the cluster. Promises: each check is a line as soon as it is made,
+with what to do unless all is well; none waits for ever; nothing is downloaded; no cluster and no
+file is left, but for pictures that the repository draws.
 """
 
+import contextlib
+import importlib.metadata
+import math
 import os
+import platform
 import re
 import shutil
+import socket
 import subprocess
 import sys
-import textwrap
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import cloudpickle
 import dask
-from distributed import Client
+import psutil
+from distributed.comm import get_address_host
 
-from ddp_common.clusters import checks
-from ddp_common.clusters.checks import FAILED, SKIPPED, WARNING, Finding
+from ddp_common.client.launch import launch
+from ddp_common.clusters import shipping
 from ddp_common.clusters.connect import connect
 from ddp_common.clusters.job_script import is_batch, system_of
 from ddp_common.clusters.profiles import read_profile
+from ddp_common.data.datasets import fetch, registry
 from ddp_common.errors import Error
+from ddp_common.run.places import new_directory
 from ddp_common.values import whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS
 
-QUERY_TIMEOUT = 30  # seconds for the batch system to answer
-WIDTH = 90  # characters of the table's middle column
-ROW = "{:<16} {:<90} {}"
+OK, WARNING, FAILED, NOT_TRIED = "ok", "warning", "FAILED", "not tried"
+ROW = "{:<10} {:<14} {}"
+ROOT = Path(__file__).parents[2]
+IS_CLONE = (ROOT / "tutorials").is_dir()  # not a wheel
 
-BETWEEN, DIRECTORY, TWO = "between workers", "run directory", "two workers"
-LOOK_AT_LOG = "Look at the worker's log."
-WORKER_LOST = "A worker has been lost meanwhile: look at its log."
+ANSWER_TIMEOUT = 30  # seconds for the batch system to answer
+KERNEL_TIMEOUT = 60  # seconds for a notebook's cell
+RANK_TIMEOUT = 60  # seconds for the ranks to find each other and to sum
+SHORT = 600  # seconds: jobs that end sooner are worth a warning
+GIB = 2**30
+MEMORY = 2 * GIB  # that should be free for each worker
+ROOM = 1 * GIB  # that must be free on the disk of the runs
+NUMBERS = 2**22  # float32 in a tensor of 16 MiB
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import all this
 
 
-class Check(NamedTuple):
-    """A check of workers, in `checks`."""
+class Finding(NamedTuple):
+    """What a check has found, and what to do about it unless all is well."""
 
-    run: Callable[[Client, list[dict]], Iterator[Finding]]
-    if_impossible: str  # what to do if it cannot even be made
-    needs: tuple[str, ...] = ()  # titles of other checks that must not fail, or TWO
+    found: str
+    state: str = OK  # or WARNING, FAILED
+    advice: str = ""
 
 
-CHECKS = {  # in this order
-    "versions": Check(checks.check_versions, LOOK_AT_LOG),
-    "cores": Check(checks.check_cores, LOOK_AT_LOG),
-    "time left": Check(
-        checks.check_time_left,
-        "DDP_JOB_END is the end of the job in seconds since 1970: put right what sets it.",
-    ),
-    "clocks": Check(checks.check_clocks, WORKER_LOST),
-    "addresses": Check(checks.check_addresses, LOOK_AT_LOG),
-    BETWEEN: Check(checks.check_between_workers, WORKER_LOST, needs=(TWO,)),
-    DIRECTORY: Check(
-        checks.check_run_directory,
-        "Choose a place where you may write: RUNS=/a/folder, or a URL such as s3://bucket/runs.",
-    ),
-    "ranks": Check(
-        checks.check_ranks,
-        "What the message names comes first. Ranks that stall: interface: in the profile, "
-        "and a firewall between hosts; ranks that cannot start: the worker's log.",
-        needs=(BETWEEN, DIRECTORY),
-    ),
-}
+@dataclass
+class Subject:
+    """What is looked at, and what earlier checks leave for later ones."""
+
+    name: str
+    count: int
+    profile: dict = field(default_factory=dict)
+    client: Any = None
+    workers: list[dict] = field(default_factory=list)  # what `facts` says of each
 
 
 def examine(
@@ -76,9 +83,8 @@ def examine(
     """Check the cluster of `profile` with `workers` workers.
 
     They default to CLUSTER from the environment, else local, and to WORKERS, else 2. `say` gets
-    the table line by line, as it is made, then the advice and a verdict. Returns whether nothing
-    has failed. Raises `Error` for a number of workers that is none, and for torchrun and srun,
-    which start no cluster.
+    each line as soon as it is known. Returns whether nothing has failed. Raises `Error` for a
+    number of workers that is none, and for torchrun and srun, which start no cluster.
     """
     name = profile or os.environ.get("CLUSTER") or "local"
     count = whole_number("WORKERS", workers or os.environ.get("WORKERS") or 2, least=1)
@@ -87,273 +93,348 @@ def examine(
             f"CLUSTER={name} starts ranks without Dask, so there is no cluster to look at. "
             "Name the profile of one: CLUSTER=slurm, pbs, local."
         )
-    say(
-        f"Looking at CLUSTER={name} with {_plural(count, 'worker')}. "
-        "A queue may keep them waiting.\n"
-    )
-    say(ROW.format("check", "what was found", "state"))
-    findings = []
-    for finding in _findings(name, count):
-        findings.append(finding)
-        tell(finding, say)
-    return conclude(findings, say)
-
-
-def _plural(number, word):
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
-def tell(finding: Finding, say: Callable[[str], None]) -> None:
-    """Say what one check has found, as a row of the table."""
-    first, *rest = textwrap.wrap(finding.found, WIDTH) or [""]
-    say(ROW.format(finding.check, first, finding.state))
-    for line in rest:
-        say(ROW.format("", line, "").rstrip())
-
-
-def conclude(
-    findings: list[Finding],
-    say: Callable[[str], None],
-    ready: str = "Fit to train",
-    not_ready: str = "Not fit to train",
-) -> bool:
-    """Say each piece of advice once, then the verdict. Returns whether nothing has failed."""
-    bad = [finding for finding in findings if finding.state in (WARNING, FAILED)]
-    for check, advice in dict.fromkeys((finding.check, finding.advice) for finding in bad):
-        say("\n" + textwrap.fill(f"{check}: {advice}", WIDTH + 26, subsequent_indent="  "))
-    failed = sum(finding.state == FAILED for finding in bad)
-    warnings = _plural(len(bad) - failed, "warning")
+    say(f"Looking at CLUSTER={name} with {count} worker(s).\n")
+    subject = Subject(name, count)
+    states: dict[str | None, str] = {}
+    try:
+        for title, check, advice, needs in CHECKS:
+            if needs == CLASS and not (name == "local" and IS_CLONE):
+                continue
+            if states.get(needs) in (FAILED, NOT_TRIED):
+                finding = Finding(f"it needs this first: {needs}", NOT_TRIED)
+            else:
+                finding = _finding(check, subject, advice)
+            states[title] = finding.state
+            _say(title, finding, say)
+    finally:
+        if subject.client is not None:
+            subject.client.close()
+    failed = [str(title) for title, state in states.items() if state == FAILED]
     if failed:
-        say(
-            f"\n{not_ready}: {failed} failed, {warnings}. "
-            "Put the first failure right, then look again."
-        )
-    elif bad:
-        say(f"\n{ready}, with {warnings}.")
+        say(f"\nNot ready to train: put {failed[0]} right first, then look again.")
     else:
-        say(f"\n{ready}.")
+        say("\nReady to train.")
     return not failed
 
 
-def _findings(name, count):
-    """Everything from the profile to the ranks, one finding after the other."""
-    is_broken = False
-    advice = "Put it right, or take one of those in clusters/."
-    for finding in guarded("profile", advice, _before_the_cluster, name):
-        is_broken = is_broken or finding.state == FAILED
-        yield finding
-    if is_broken:
-        yield from _skip(["cluster", *CHECKS], "the checks above come first")
-        return
-    began = time.monotonic()
+def _finding(check, subject, advice):
     try:
-        client = connect(name, count)
-    except Exception as error:  # whatever a cluster class raises: it is what was looked for
-        yield Finding("cluster", _headline(error), FAILED, _why_no_workers(name))
-        yield from _skip(CHECKS, "there is no cluster")
-        return
-    with client:
-        yield Finding(
-            "cluster",
-            f"{_plural(client.ranks, 'worker')} came within {time.monotonic() - began:.1f} s",
-        )
-        yield from check_workers(client)
-
-
-def check_workers(client: Client) -> Iterator[Finding]:
-    """The findings of a connected client: of its workers and what lies between them."""
-    try:
-        workers = list(client.run(checks.facts).values())
-    except Exception as error:  # whatever it was, it is what was looked for
-        addresses = ", ".join(client.scheduler_info(n_workers=-1)["workers"])
-        yield Finding(
-            "workers",
-            f"{_headline(error)} (workers say that they are at {addresses})",
-            FAILED,
-            f"The scheduler connects to workers at these addresses. {checks.LOOPBACK} "
-            "If they are right, a firewall may lie between, or a worker has died: "
-            "look at its log.",
-        )
-        yield from _skip(CHECKS, "the workers do not answer")
-        return
-    failed = set()
-    for title, check in CHECKS.items():
-        if TWO in check.needs and len(workers) < 2:
-            yield from _skip([title], f"needs {TWO}: WORKERS=2")
-            continue
-        missing = [need for need in check.needs if need in failed]
-        if missing:
-            yield from _skip([title], f"needs what has failed: {', '.join(missing)}")
-            continue
-        for finding in guarded(title, check.if_impossible, check.run, client, workers):
-            if finding.state == FAILED:
-                failed.add(title)
-            yield finding
-
-
-def guarded(title: str, advice: str, check: Callable, *arguments: Any) -> Iterator[Finding]:
-    """The findings of `check(*arguments)`; if it raises, that is one, with `advice`."""
-    try:
-        yield from check(*arguments)
+        return check(subject)
     except Exception as error:  # whatever it was, the other checks are still to be made
-        yield Finding(title, _headline(error), FAILED, advice)
+        words = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+        return Finding(words.strip(), FAILED, advice or _why_no_workers(subject))
 
 
-def _headline(error):
-    """The first line of an error, and of one that a rank has raised the last of its traceback."""
-    lines = str(error).strip().splitlines()
-    first = lines[0] if lines else type(error).__name__
-    traceback = getattr(error, "traceback", "").strip().splitlines()
-    return f"{first} {traceback[-1]}" if traceback else first
+def _say(title, finding, say):
+    first, *rest = finding.found.splitlines()
+    if finding.state in (WARNING, FAILED):
+        rest.append(f"-> {finding.advice}")
+    say(ROW.format(finding.state, title, first))
+    for line in rest:
+        say(ROW.format("", "", line))
 
 
-def _skip(titles, reason):
-    return [Finding(title, reason, SKIPPED) for title in titles]
-
-
-def slurm_partitions(said: str) -> dict[str, tuple[bool, bool]]:
-    """Partition -> (whether it is up, whether it is the default), from `sinfo -h -o "%P %a"`."""
-    partitions = {}
-    for line in said.splitlines():
-        name, state = line.split()
-        partitions[name.rstrip("*")] = (state == "up", name.endswith("*"))
-    return partitions
-
-
-def pbs_queues(said: str) -> dict[str, tuple[bool, bool]]:
-    """Queue -> (whether it is up, False), from `qstat -Q -f`.
-
-    Unlike `qstat -Q` this never shortens a name. The default is not in it.
-    """
-    queues = {}
-    for text in re.split(r"^Queue:", said, flags=re.M)[1:]:
-        settings = dict(re.findall(r"^\s+(enabled|started) = (\w+)", text, flags=re.M))
-        is_up = all(_is_true(settings.get(name, "")) for name in ("enabled", "started"))
-        queues[text.split()[0]] = (is_up, False)
-    return queues
-
-
-def _is_true(text):
-    return text.lower() in ("true", "yes")
-
-
-class Query(NamedTuple):
-    """How to ask a batch system for its queues."""
-
-    command: list[str]
-    read: Callable[[str], dict[str, tuple[bool, bool]]]  # what it prints
-    word: str  # what a queue is called there
-
-
-QUERIES = {
-    "Slurm": Query(["sinfo", "-a", "-h", "-o", "%P %a"], slurm_partitions, "partition"),
-    "PBS": Query(["qstat", "-Q", "-f"], pbs_queues, "queue"),
-}
-
-
-def _before_the_cluster(name):
-    if "://" in name:
-        yield Finding("profile", f"none: {name} is the address of a scheduler that runs already")
-        return
-    profile = read_profile(name)
-    yield Finding("profile", f"{name}: {profile['cluster']}")
-    if is_batch(profile) and system_of(profile).name in QUERIES:
-        yield from _batch_system(name, profile)
-
-
-def _batch_system(name, profile):
-    """Whether its commands are there, whether it answers, and whether the queue is up."""
-    system = system_of(profile).name
-    query = QUERIES[system]
-    commands = system_of(profile).commands
-    missing = [command for command in commands if shutil.which(command) is None]
+def check_packages(subject: Subject) -> Finding:
+    """Whether all packages are here, in the versions that were tested."""
+    tested = {}
+    if IS_CLONE:
+        lines = (ROOT / "constraints.txt").read_text().lower().splitlines()
+        tested = dict(line.split("==") for line in lines if "==" in line)
+    missing, others = [], []
+    for requirement in importlib.metadata.requires("ddp-common") or []:
+        name = re.split(r"[^\w.-]", requirement)[0]
+        is_for_developers = IS_CLONE and 'extra == "dev"' in requirement
+        if "extra ==" in requirement and not is_for_developers:
+            continue
+        try:
+            version = importlib.metadata.version(name).partition("+")[0]  # 2.13.0+cu130
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+            continue
+        if version != tested.get(name, version):
+            others.append(f"{name} {version} (tested: {tested[name]})")
     if missing:
-        yield Finding(
-            system,
-            f"not on PATH: {', '.join(missing)}",
-            FAILED,
-            f"Run this where {system} is: on a login node, perhaps after "
-            f"`module load {system.lower()}`. To train on this machine alone, take CLUSTER=local.",
-        )
-        return
+        return Finding(f"missing: {', '.join(missing)}", FAILED, "`make setup` installs them.")
+    if others:
+        advice = "Should something fail, `make setup` installs the tested versions."
+        return Finding(", ".join(others), WARNING, advice)
+    return Finding(f"all there, for Python {platform.python_version()}")
+
+
+def check_data(subject: Subject) -> Finding:
+    """The data of every tutorial; what is drawn is drawn now, so that a class need not wait."""
+    names = list(registry())
+    for name in names:
+        fetch(name)
+    return Finding(f"here for {', '.join(names)}")
+
+
+def check_notebook(subject: Subject) -> Finding:
+    """Whether a notebook's kernel starts, in this environment."""
+    import nbformat  # here: not needed on a cluster
+    from jupyter_client.manager import KernelManager
+    from nbclient import NotebookClient
+
+    cell = nbformat.v4.new_code_cell("import ddp_common, sys\nprint(sys.prefix)")
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    kernel = KernelManager(kernel_name="python3", transport="ipc")  # through no port
+    with tempfile.TemporaryDirectory() as folder:
+        kernel.connection_file = f"{folder}/kernel.json"
+        try:
+            NotebookClient(notebook, timeout=KERNEL_TIMEOUT, km=kernel).execute()
+        finally:
+            kernel.shutdown_kernel(now=True)
+    prefix = notebook.cells[0].outputs[0].text.strip()
+    if Path(prefix).resolve() != Path(sys.prefix).resolve():
+        advice = "Start notebooks with `make lab`, or choose the kernel of this environment."
+        return Finding(f"the kernel runs in {prefix}", FAILED, advice)
+    return Finding("a kernel answers")
+
+
+def check_profile(subject: Subject) -> Finding:
+    subject.profile = read_profile(subject.name)
+    return Finding(subject.profile["cluster"])
+
+
+def check_queue(subject: Subject) -> Finding:
+    """Whether the batch system's commands are here, it answers, and the queue is up."""
+    if not is_batch(subject.profile):
+        return Finding("none: these workers are no jobs")
+    system = system_of(subject.profile)
+    missing = [command for command in system.commands if shutil.which(command) is None]
+    if missing:
+        advice = f"Run this where {system.name} is: on a login node, perhaps after `module load`."
+        return Finding(f"not on PATH: {', '.join(missing)}", FAILED, advice)
+    if system.name not in ("Slurm", "PBS"):
+        return Finding(f"{system.name} is not asked for its queues")
     try:
-        done = subprocess.run(
-            query.command, capture_output=True, text=True, check=True, timeout=QUERY_TIMEOUT
-        )
-        queues = query.read(done.stdout)
-    except (subprocess.SubprocessError, OSError, ValueError, IndexError) as error:
+        queues, defaults = queues_of(system.name)
+    except (subprocess.SubprocessError, OSError, ValueError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        last_line = "".join(said.strip().splitlines()[-1:])
-        yield Finding(
-            system,
-            f"`{query.command[0]}` gave no answer: {last_line}",
+        return Finding(
+            f"{system.name} gave no answer: {said.strip()}",
             FAILED,
-            f"{system} is down or cannot be reached from here. "
-            f"Try `{' '.join(query.command[:2])}` by hand; "
-            "if it fails too, ask those who run the cluster.",
+            f"It is down or cannot be reached from here: try `{system.commands[1]}` by hand; "
+            "if that fails too, ask those who run the cluster.",
         )
-        return
-    yield Finding(system, f"it answers, and has {_plural(len(queues), query.word)}")
-    from_dask = dask.config.get(f"jobqueue.{system.lower()}.queue", None)
-    wanted = profile["options"].get("queue") or from_dask
-    yield _queue(query.word, wanted, queues, name)
-
-
-def _queue(word, wanted, queues, profile):
-    """The finding about the queue of the profile.
-
-    `wanted` may be None, or several with commas, of which one is enough.
-    """
-    asked = str(wanted).split(",") if wanted else _default_queues(queues)
-    states = [f"{name} ({'up' if is_up else 'down'})" for name, (is_up, _) in queues.items()]
-    listing = ", ".join(states) or "none"
+    from_dask = dask.config.get(f"jobqueue.{system.name.lower()}.queue", None)
+    wanted = subject.profile["options"].get("queue") or from_dask
+    asked = str(wanted).split(",") if wanted else defaults  # one of several is enough
+    listing = ", ".join(f"{name} ({'up' if is_up else 'down'})" for name, is_up in queues.items())
+    advice = "Change `queue:` in the profile to one that is up and that you may use."
     unknown = [name for name in asked if name not in queues]
     if unknown:
-        return Finding(
-            word,
-            f"{', '.join(unknown)} does not exist; there is: {listing}",
-            FAILED,
-            f"Change `queue:` in the profile {profile} to one that exists and that you may use.",
-        )
-    names = ", ".join(name for name in asked if queues[name][0])
-    if not names:
-        return Finding(
-            word,
-            f"{wanted or 'the default'} is not up: jobs wait in it for ever; there is: {listing}",
-            FAILED,
-            f"Change `queue:` in the profile {profile} to one that is up, "
-            "or wait until the cluster's staff opens it.",
-        )
-    if wanted:
-        return Finding(word, f"{names} is up")
-    return Finding(word, f"none in the profile; the default ({names}) is up")
+        found = f"{', '.join(unknown)} does not exist; there is: {listing}"
+        return Finding(found, FAILED, advice)
+    up = [name for name in asked if queues[name]]
+    if not up:
+        found = f"{', '.join(asked)} is not up: jobs wait in it for ever; there is: {listing}"
+        return Finding(found, FAILED, advice)
+    return Finding(f"{system.name} answers; {', '.join(up)} is up")
 
 
-def _default_queues(queues):
-    """The names of the default queues; all where the batch system does not say which they are."""
-    defaults = [name for name, (_, is_default) in queues.items() if is_default]
-    return defaults or list(queues)
+def queues_of(system: str) -> tuple[dict[str, bool], list[str]]:
+    """(queue or partition -> whether it is up, the default one) of a batch system.
+
+    All are the default where it does not say which is. Raises `OSError` or `SubprocessError` if
+    it does not answer.
+    """
+    queues, defaults = {}, []
+    if system == "Slurm":
+        for line in _ask("sinfo", "-a", "-h", "-o", "%P %a").splitlines():
+            name, state = line.split()
+            queues[name.rstrip("*")] = state == "up"
+            if name.endswith("*"):
+                defaults.append(name.rstrip("*"))
+    else:
+        for text in re.split(r"^Queue:", _ask("qstat", "-Q", "-f"), flags=re.M)[1:]:
+            name = text.split()[0]
+            queues[name] = not re.search(r"(?i)\b(enabled|started) = (false|no)\b", text)
+    return queues, defaults or list(queues)
 
 
-def _why_no_workers(name):
-    """What to do when a cluster did not start, or its workers did not come."""
-    if "://" in name:
-        return (
-            "Is the scheduler running, do its workers run, and does a firewall lie between here "
-            "and it? For tls:// the certificates must be the same."
-        )
-    profile = read_profile(name)
-    if not is_batch(profile):
-        return (
-            "The message names the cause. Close other clusters on this machine, "
-            "or ask for fewer workers: WORKERS=1."
-        )
-    python = profile["options"].get("python") or sys.executable
-    return (
-        "The message names the cause, and the job's log if there is one. "
-        f"A job starts {python}: this file must exist on the compute nodes, so the environment "
-        "belongs on a disk that they see, not into /tmp. "
-        "A job that runs without its worker coming cannot reach the scheduler here: "
-        "set `interface:` (and scheduler_options: interface) in the profile to the network that "
-        "login and compute nodes share."
+def _ask(*command):
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=ANSWER_TIMEOUT
     )
+    return done.stdout
+
+
+def facts(dask_worker) -> dict:
+    """What a worker knows of itself: free memory (bytes), seconds until its job ends."""
+    from ddp_common.worker.time_limit import time_left  # what travels by value must not hold it
+
+    return {
+        "address": dask_worker.address,
+        "host": socket.gethostname(),
+        "versions": shipping.installed(),
+        "memory": psutil.virtual_memory().available,
+        "left": time_left(),
+    }
+
+
+def check_workers(subject: Subject) -> Finding:
+    """Whether the cluster starts, and its workers come and answer, with memory and time."""
+    began = time.monotonic()
+    subject.client = connect(subject.name, subject.count)
+    subject.workers = list(subject.client.run(facts).values())
+    seconds = time.monotonic() - began
+    hosts = [worker["host"] for worker in subject.workers]
+    memory = min(worker["memory"] / hosts.count(worker["host"]) for worker in subject.workers)
+    left = min(worker["left"] for worker in subject.workers)
+    found = f"{len(hosts)} came within {seconds:.1f} s, {memory / GIB:.1f} GiB free for each"
+    if left < math.inf:
+        found += f", the first job ends in {left / 60:.0f} min"
+    if memory < MEMORY:
+        advice = "Close programs or ask for fewer workers: with little memory they are killed."
+        return Finding(found, WARNING, advice)
+    if left < SHORT:
+        advice = "For more time change `walltime` in the profile, or start the workers anew."
+        return Finding(found, WARNING, advice)
+    return Finding(found)
+
+
+def _why_no_workers(subject):
+    """What to do when a cluster did not start, or its workers did not come or answer."""
+    if "://" in subject.name:
+        return f"A firewall may lie between here and the workers. {LOOPBACK}"
+    if not is_batch(subject.profile):
+        return "Close other clusters on this machine, or ask for fewer workers: WORKERS=1."
+    python = subject.profile["options"].get("python") or sys.executable
+    return (
+        f"A job starts {python}: this file must exist on the compute nodes, on a disk that they "
+        "see; a job that runs without its worker coming cannot reach the scheduler here: name "
+        "the network that both share, `interface:` and scheduler_options: interface."
+    )
+
+
+def check_versions(subject: Subject) -> Finding:
+    here = shipping.installed()
+    for worker in subject.workers:
+        there = worker["versions"]
+        different = [name for name in here if there[name] != here[name]]
+        if different:
+            listing = ", ".join(f"{name} {there[name]} (here {here[name]})" for name in different)
+            return Finding(
+                f"the worker on {worker['host']} has {listing}",
+                WARNING if different == ["distributed"] else FAILED,
+                "Give client and workers one environment, on a disk that all see, or install "
+                "the versions of constraints.txt in both.",
+            )
+    return Finding("all have " + ", ".join(f"{name} {here[name]}" for name in here))
+
+
+def check_addresses(subject: Subject) -> Finding:
+    """Whether workers are where other hosts reach them."""
+    hosts = {worker["host"] for worker in subject.workers}
+    for worker in subject.workers:
+        address = get_address_host(worker["address"])
+        if address.startswith("127.") and hosts != {socket.gethostname()}:
+            found = f"the worker on {worker['host']} is at {worker['address']}"
+            return Finding(found, FAILED, LOOPBACK)
+    scheduler = subject.client.scheduler.address
+    return Finding(f"the scheduler at {scheduler}, workers on {', '.join(sorted(hosts))}")
+
+
+def check_run_directory(subject: Subject) -> Finding:
+    """Whether runs can be written, and whether workers see the same folder."""
+    runs = os.environ.get("RUNS", "")
+    if "://" in runs:
+        import fsspec  # here: it takes time, and only URLs need it
+
+        filesystem, root = fsspec.url_to_fs(runs)
+        filesystem.pipe_file(f"{root}/doctor", b"can this be written?")
+        filesystem.rm_file(f"{root}/doctor")
+        return Finding(f"{runs} can be written from here; workers need not reach it")
+    folder = Path(new_directory("doctor")).resolve()
+    try:
+        names = subject.client.run(leave_a_file, str(folder)).values()
+        is_shared = all(name is not None and (folder / name).exists() for name in names)
+        free = shutil.disk_usage(folder).free
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # others are looking, too
+            folder.parent.rmdir()
+    found = f"{folder.parents[1]}, {free / GIB:.0f} GiB free"
+    if free < ROOM:
+        return Finding(found, FAILED, "Make room on that disk, or choose another: RUNS=/a/folder.")
+    if not is_shared:
+        advice = "Training works, files travel through Dask; RUNS=/a/shared/folder saves that."
+        return Finding(f"{found}; not all workers see it", WARNING, advice)
+    return Finding(f"{found}; all workers see it")
+
+
+def leave_a_file(folder: str, dask_worker) -> str | None:
+    """On a worker: write a file in `folder`; returns its name, None if that is not possible."""
+    path = Path(folder, f"{dask_worker.id}.tmp")
+    try:
+        path.touch()
+        return path.rename(path.with_suffix("")).name  # as checkpoints are written
+    except OSError:
+        return None
+
+
+def check_ranks(subject: Subject) -> Finding:
+    """Whether ranks start, find each other, and sum without a fault."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = launch(subject.client, add_up, directory=folder, stall_timeout=RANK_TIMEOUT)
+    found = ", ".join(rank["place"] for rank in run.result)
+    if not all(rank["is_right"] for rank in run.result):
+        advice = "The network or a GPU changes what passes through it: take other hosts."
+        return Finding(f"the sum over all ranks is wrong: {found}", FAILED, advice)
+    if any(rank["has_idle_gpu"] for rank in run.result):
+        return Finding(
+            f"ranks train on the CPU though there is a GPU: {found}",
+            WARNING,
+            "Take as many workers as there are GPUs (WORKERS=), with dask-cuda "
+            "(worker_command: dask_cuda.cli), and a torch that has NCCL.",
+        )
+    return Finding(f"the sum over all ranks is right: {found}")
+
+
+def add_up() -> list[dict]:
+    """On every rank: sum a tensor of 16 MiB over all ranks. Returns a dict for each of them."""
+    import torch  # here: the command line starts without it
+    import torch.distributed as dist
+
+    from ddp_common.ranks import exchange, rendezvous
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    device = rendezvous.device()
+    numbers = (torch.arange(NUMBERS, device=device) % 1000).float()  # small: sums are exact
+    tensor = numbers * (rank + 1)
+    dist.all_reduce(tensor)
+    own = {
+        "place": f"rank {rank} on {socket.gethostname()} ({dist.get_backend()}, {device})",
+        "is_right": torch.equal(tensor, numbers * (world * (world + 1) // 2)),
+        "has_idle_gpu": torch.cuda.is_available() and device.type == "cpu",
+    }
+    return exchange.gather(own)
+
+
+CLASS = "a class on this machine"
+LOOPBACK = (
+    "Nobody on another host reaches an address 127.*: name the network that all hosts share, "
+    "`interface: ib0` in the profile's options or `dask worker --interface ib0`."
+)
+SETUP = "Run `make setup` again."
+# In this order: title, check, what to do if it raises (None: as for workers that do not come), and
+# the check without which it cannot be tried, or CLASS if it is none of a cluster.
+CHECKS = [
+    ("packages", check_packages, SETUP, None),
+    ("data", check_data, "Restore the repository's own files: `git checkout data`.", CLASS),
+    ("notebook", check_notebook, SETUP, CLASS),
+    ("profile", check_profile, "Put it right, or take one of those in clusters/.", None),
+    ("queue", check_queue, "Put the profile right.", "profile"),
+    ("workers", check_workers, None, "queue"),
+    ("versions", check_versions, None, "workers"),
+    ("addresses", check_addresses, None, "workers"),
+    ("run directory", check_run_directory, "Choose a place for runs: RUNS=/a/folder.", "workers"),
+    (
+        "ranks",
+        check_ranks,
+        "Ranks that start and do not find each other: see that TCP passes between the hosts on "
+        "all ports from 1024, or name another network, `interface:` in the profile.",
+        "addresses",
+    ),
+]

@@ -37,7 +37,7 @@ ROLES = ("client", "scheduler", "worker")
 # A program of Python in one line, for Dask's `--preload`: no harm where `ddp_common` is not there
 PRELOAD = (
     "with __import__('contextlib').suppress(ImportError): "
-    "from ddp_common.worker.preload import dask_setup, dask_teardown"
+    "from ddp_common.worker.plugin import dask_setup, dask_teardown"
 )
 
 

@@ -12,7 +12,7 @@ from ddp_common.errors import Error
 from ddp_common.ranks.checkpoint_files import newest
 from ddp_common.run.config import has_run, resumed_config
 from ddp_common.run.places import local
-from ddp_common.values import switch, whole_number
+from ddp_common.values import whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS
 
 
@@ -41,11 +41,6 @@ def check_launcher(cluster: str):
     """Raise `Error` for a choice that torchrun or srun would not follow."""
     if cluster not in LAUNCHERS:
         return
-    if switch("GROW", os.environ.get("GROW")):
-        raise Error(
-            f"GROW=1: {cluster} starts all ranks at once. Leave it out, or use CLUSTER=local or "
-            "slurm, whose workers may come one by one."
-        )
     restarts = whole_number("RESTARTS", os.environ.get("RESTARTS") or 0, least=0)
     if cluster == "srun" and restarts:
         raise Error(

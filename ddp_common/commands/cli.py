@@ -13,7 +13,6 @@ from pathlib import Path
 import click
 
 from ddp_common.commands.cells import LESSON_TAGS as LESSON_TAGS  # for those who read tutorials
-from ddp_common.commands.checks import check_choices
 from ddp_common.commands.run import run_tutorial
 from ddp_common.errors import Error, RunStopped
 from ddp_common.run.places import shown
@@ -73,21 +72,10 @@ def main():
     envvar="RESTARTS",
     help="how often to restart automatically after a failure  [default: 0]",
 )
-@click.option(
-    "--grow",
-    envvar="GROW",
-    is_flag=True,
-    help="begin with the workers that are there, and go on with more as they come",
-)
-@click.option(
-    "--trace",
-    envvar="TRACE",
-    help="record so many steps of every rank, and draw them  [default: 0]",
-)
-def run(tutorial, dry, values, grow, trace, **choices):
+def run(tutorial, dry, values, **choices):
     """Train TUTORIAL (such as pets) and leave a run directory."""
     path = tutorial_path(tutorial)
-    set_environment(SET=values, GROW="1" if grow else None, DDP_TRACE=trace, **choices)
+    set_environment(SET=values, **choices)
     run_tutorial(tutorial, path, choices, dry)
 
 
@@ -107,26 +95,6 @@ def data(tutorial):
 
 
 @main.command()
-@click.argument("tutorial", envvar="TUTORIAL", default="")
-@click.option(
-    "--ranks", envvar="WORKERS", default="1 2", help='numbers of ranks to compare, "1 2 4"'
-)
-@click.option("--cluster", envvar="CLUSTER", help="as for run")
-@click.option("--preset", envvar="PRESET", help="as for run")
-@click.option("--set", "values", envvar="SET", help="as for run")
-@click.option("--options", envvar="OPTIONS", help="as for run")
-def scaling(tutorial, ranks, values, **choices):
-    """Train TUTORIAL on several numbers of ranks, and compare speed and loss."""
-    from ddp_common.commands.scaling import numbers_of_ranks, study
-
-    path = tutorial_path(tutorial)
-    set_environment(SET=values, RESUME=None, CHECKPOINT=None, **choices)
-    numbers = numbers_of_ranks(ranks)
-    check_choices(path, max(numbers))
-    study(tutorial, numbers, click.echo)
-
-
-@main.command()
 @click.option(
     "--cluster",
     envvar="CLUSTER",
@@ -138,15 +106,6 @@ def doctor(cluster, workers):
     from ddp_common.clusters.doctor import examine
 
     if not examine(cluster, workers, click.echo):
-        sys.exit(1)
-
-
-@main.command()
-def check():
-    """Look whether this machine is ready for a class."""
-    from ddp_common.commands.laptop import check as check_this_machine
-
-    if not check_this_machine(click.echo):
         sys.exit(1)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from ddp_common.client import told
+from ddp_common.client import signals
 from ddp_common.commands.cells import job_source
 from ddp_common.commands.checks import check_choices, check_resumable
 from ddp_common.errors import Error
@@ -58,11 +58,9 @@ def run_tutorial(tutorial: str, path: Path, choices: dict, dry: bool):
 
 
 def _is_rank(cluster):
-    """Whether this process is a rank that torchrun or srun has started."""
+    """Whether this process is a rank that torchrun, srun or the like has started."""
     launcher = started_by()
-    if cluster is None:
-        return launcher is not None
-    return cluster in LAUNCHERS and cluster == launcher
+    return launcher is not None and cluster in (None, launcher)
 
 
 def announce(tutorial: str, choices: dict, count: int | None):
@@ -190,37 +188,19 @@ def execute(tutorial: str, path: Path):
         if client is not None:
             client.__exit__(*sys.exc_info())
     seconds = time.monotonic() - began
-    if "run" in namespace and (os.environ.get("DDP_TRACE") or "0") != "0":
-        click.echo(where_the_time_went(namespace["run"]))
     words = closing_words(namespace["run"]) if "run" in namespace else ""
     click.echo(f"\nDone in {seconds:.0f} s. {words}")
 
 
-def where_the_time_went(run) -> str:
-    """What the recorded steps of a run (a `Run`) show, as a table; or why there is none."""
-    try:
-        drawn = run.timeline()
-    except Error as error:
-        return f"\nTRACE: {error}"
-    places = [f"drawn in {shown(drawn.picture)}"] if drawn.picture.exists() else []
-    if drawn.file.exists():
-        places.append(f"{shown(drawn.file)} opens in https://ui.perfetto.dev")
-    where = f" ({'; '.join(places)})" if places else ""
-    return (
-        f"\nWhere the time of a step went, ms on each rank{where}:\n"
-        f"{drawn.frame.round(2).to_string()}"
-    )
-
-
 def note_interrupt(number, frame):
-    told.interrupted = True
+    signals.interrupted = True
     raise KeyboardInterrupt
 
 
 def pass_on_sigterm(number, frame):
-    if told.stop_requested or not told.attempts_running:
+    if signals.stop_requested or not signals.attempts_running:
         sys.exit(128 + number)
-    told.stop_requested = True
+    signals.stop_requested = True
 
 
 def when_it_was(namespace: dict) -> str:

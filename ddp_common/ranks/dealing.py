@@ -12,45 +12,31 @@ row; and a batch takes from a partition a run of consecutive k. So a rank needs 
 its own partitions only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ddp_common.ranks.rendezvous import rank, world_size
 
-WINDOW = 2**20  # rows that are sorted at once: it bounds the memory, 30 bytes for each
-
 
 class Placement:
     """How many rows each partition of a table has, and which of the partitions this rank holds."""
 
-    def __init__(self, lengths: ArrayLike, held: Sequence[int], borrowed: int | None = None):
-        """`borrowed`: a row of another rank, of which a rank without any has a copy."""
+    def __init__(self, lengths: ArrayLike, held: Iterable[int]):
         self.lengths = np.asarray(lengths, dtype=np.int64)
         self.held = sorted(int(number) for number in held)
         self.starts = np.cumsum(self.lengths) - self.lengths  # the first row of each partition
         self.total = int(self.lengths.sum())
-        self.borrowed = borrowed
 
     @property
     def rows(self) -> np.ndarray:
         """The rows that this rank holds, in order: int64."""
-        ranges = [self._range(number) for number in self.held]
-        return np.concatenate([np.empty(0, np.int64), *ranges])
-
-    def _range(self, number):
-        start = self.starts[number]
-        return np.arange(start, start + self.lengths[number])
-
-    @property
-    def idle_row(self) -> int:
-        """The row with which this rank takes part, with weight 0, in a batch without its rows."""
-        for number in self.held:
-            if self.lengths[number]:
-                return int(self.starts[number])
-        assert self.borrowed is not None, "the launch gives a rank without rows a copy of one"
-        return self.borrowed
+        ranges = [
+            np.arange(self.starts[number], self.starts[number] + self.lengths[number])
+            for number in self.held
+        ]
+        return np.concatenate(ranges)
 
 
 class EvenDeal:
@@ -59,9 +45,8 @@ class EvenDeal:
     def __init__(self, order: range | np.ndarray, batch_size: int):
         self.length = len(order)
         self.batch_size = batch_size
-        self.order: range | None = (
-            None  # of the epoch, if that is a range, which need not be kept as numbers
-        )
+        # Of the epoch, if that is a range, which need not be kept as numbers
+        self.order: range | None = None
         # Else: its share of each full batch, one row per step
         self.shares = np.empty((0, 0), np.int64)
         self.ragged_share = np.empty(0, np.int64)  # and of the ragged last batch
@@ -110,65 +95,38 @@ class PlacedDeal:
     def __init__(
         self, placement: Placement, batch_size: int, seed: int, epoch: int, shuffle: bool
     ):
-        self.placement = placement
-        steps = -(-placement.total // batch_size)
+        rows = placement.rows
+        self.idle_row = int(rows[0])  # with which it takes part, with weight 0, without its rows
         if shuffle:
-            self.rows, in_step = _at_random(placement, batch_size, steps, seed, epoch)
+            places, self.rows = _at_random(placement, seed, epoch)
         else:
-            self.rows = placement.rows
-            in_step = np.bincount(self.rows // batch_size, minlength=steps)
-        self.bounds = np.concatenate([[0], np.cumsum(in_step)])  # of each step's part of `rows`
+            places, self.rows = rows, rows
+        # Of each step's part of `rows`
+        self.bounds = np.searchsorted(places, range(0, placement.total + batch_size, batch_size))
 
     def share(self, step: int) -> list[int]:
         """This rank's rows of a step, sorted; one, to be given weight 0, if it holds none."""
         rows = np.sort(self.rows[self.bounds[step] : self.bounds[step + 1]])
-        return rows.tolist() or [self.placement.idle_row]
+        return rows.tolist() or [self.idle_row]
 
     def samples(self, step: int) -> int:
         """How many of a step's rows are this rank's, without one of weight 0."""
         return int(self.bounds[step + 1] - self.bounds[step])
 
 
-def _at_random(placement, batch_size, steps, seed, epoch):
-    """The rows that this rank holds, in the order of the epoch, and how many are in each step.
-
-    The keys of all rows are sorted, in windows, one after the other.
-    """
-    lengths = placement.lengths
+def _at_random(placement, seed, epoch):
+    """The places in the epoch of the rows that this rank holds, and these rows, in that order."""
+    lengths, starts = placement.lengths, placement.starts
     offsets = np.random.default_rng([seed, epoch]).random(len(lengths))
-    is_held = np.zeros(len(lengths), dtype=bool)
-    is_held[placement.held] = True
-    in_step = np.zeros(steps, dtype=np.int64)
-    mine = [np.empty(0, np.int32)]  # the partition of each row
-    begin = np.zeros_like(lengths)
-    done = 0  # rows
-    windows = -(-placement.total // WINDOW)
-    for number in range(1, windows + 1):
-        end = lengths
-        if number < windows:
-            below = np.ceil(number / windows * lengths - offsets).astype(np.int64)
-            end = np.clip(below, begin, lengths)
-        partitions = _sorted_by_key(begin, end, offsets, lengths)
-        places = np.flatnonzero(is_held[partitions])
-        mine.append(partitions[places])
-        in_step += np.bincount((done + places) // batch_size, minlength=steps)
-        done += len(partitions)
-        begin = end
-    by_partition = np.argsort(np.concatenate(mine), kind="stable")
-    rows = np.empty(len(by_partition), dtype=np.int64)
-    orders = [_order_of(placement, number, seed, epoch) for number in placement.held]
-    rows[by_partition] = np.concatenate([np.empty(0, np.int64), *orders])
-    return rows, in_step
-
-
-def _sorted_by_key(begin, end, offsets, lengths):
-    """The partition of each row whose k is at least `begin` and below `end`, sorted by key."""
-    counts = end - begin
-    partitions = np.repeat(np.arange(len(lengths), dtype=np.int32), counts)
-    first = np.cumsum(counts) - counts
-    k = np.arange(len(partitions)) - np.repeat(first - begin, counts)
+    partitions = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)  # of every row
+    k = np.arange(placement.total) - np.repeat(starts, lengths)
     keys = (k + offsets[partitions]) / lengths[partitions]
-    return partitions[np.argsort(keys, kind="stable")]
+    partitions = partitions[np.argsort(keys, kind="stable")]
+    places = np.flatnonzero(np.isin(partitions, placement.held))
+    rows = np.empty(len(places), dtype=np.int64)
+    orders = [_order_of(placement, number, seed, epoch) for number in placement.held]
+    rows[np.argsort(partitions[places], kind="stable")] = np.concatenate(orders)
+    return places, rows
 
 
 def _order_of(placement, number, seed, epoch):

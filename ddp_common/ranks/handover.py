@@ -3,27 +3,33 @@
 The worker pickles them into a file in memory (memfd_create(2)). What pickle can leave out of its
 stream, the buffers of arrays and frames (protocol 5), follows behind, each at an address that
 suits any type; the rank maps the file, and its arrays lie in it. So the data are copied once, in
-the worker. Promises: a rank may write into what it gets, and the memory is free again when nothing
-of the rank refers to it.
+the worker. Promises: a rank may write into what it gets, which nobody else sees, and the memory is
+free again with the rank; also where Dask forgets a file that no rank has got.
 
 In the rank, arguments that were tables are found while the training function's arguments are
 unpickled: in their place stands a call of `given`.
 """
 
 import mmap
+import os
+import pickle
 import struct
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+import tempfile
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
+
+import cloudpickle
+from dask.tokenize import tokenize
+from dask.typing import Key
 
 from ddp_common.errors import Error
 from ddp_common.ranks import main_module
 
 ALIGNMENT = 64  # bytes
-TRAILER = struct.Struct("!qq")  # where the list of buffers begins, and how many there are
-ENTRY = struct.Struct("!qq")  # of a buffer: where it begins, and how many bytes it has
-LONGEST_WRITE = 2**30  # bytes; the kernel takes no more than 2 GiB at once
+TRAILER = struct.Struct("!q")  # the size of the pickled contents before it
+
+# Of a partition: how many rows it has, and what its columns hold
+Look = tuple[int, dict[str, str]]
 
 _tables: list["Table"] = []  # those of this rank
 
@@ -35,49 +41,89 @@ class Table:
     name: str  # of the argument
     lengths: list[int]  # rows of all partitions
     parts: dict[int, Any]  # this rank's, by their number
-    group: int = 0  # tables with the same number belong together, row by row
-    uneven: dict[str, str] = field(default_factory=dict)  # columns that differ, and how
-    borrowed: tuple[int, Any] | None = None  # a row's number and the row, if the rank has none
 
 
 # In the worker
 
 
-def write(tables: Iterable[Table], file: BinaryIO, pickler: Callable) -> int:
-    """Write tables into a file; returns its size in bytes.
+def look_at(keys: list[Key], dask_worker: Any) -> dict[Key, Look | str]:
+    """Of each partition on this worker, its `Look`; of what is no partition, its type.
 
-    `pickler(file, protocol=…, buffer_callback=…)` makes what pickles them.
+    A column of categories holds these very ones, in this order.
     """
-    buffers: list[memoryview] = []
-    pickler(file, protocol=5, buffer_callback=lambda buffer: buffers.append(buffer.raw())).dump(
-        list(tables)
-    )
-    entries = []
+    return {key: _look(dask_worker.data[key]) for key in keys if key in dask_worker.data}
+
+
+def _look(part):
+    has_rows = hasattr(part, "__len__") and getattr(part, "shape", None) != ()
+    if not has_rows or isinstance(part, str | bytes | dict | set):
+        return type(part).__name__
+    if hasattr(part, "columns"):
+        names = map(str, part.columns)
+        return len(part), dict(zip(names, map(_kind, part.dtypes)))
+    if hasattr(part, "dtype"):
+        return len(part), {"": f"{_kind(part.dtype)} {part.shape[1:] or ''}".rstrip()}
+    return len(part), {}
+
+
+def _kind(dtype):
+    categories = getattr(dtype, "categories", None)
+    if categories is None:
+        return str(dtype)
+    return f"{len(categories)} categories ({tokenize(list(categories))[:8]})"
+
+
+def hand_over(tables: list[Table], partitions: list[list]) -> BinaryIO:
+    """Write what a rank gets into a file in memory, which the rank's agent closes.
+
+    A Dask task: Dask has seen to it that the partitions are on this worker. They are, for each of
+    `tables`, those whose numbers are the keys of its `parts`.
+    """
+    filled = [
+        replace(table, parts=dict(zip(table.parts, parts)))
+        for table, parts in zip(tables, partitions)
+    ]
+    file = _open_file()
+    try:
+        _write(filled, file)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _open_file() -> BinaryIO:
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("ddp-tables"), "w+b", buffering=2**20)
+    return tempfile.TemporaryFile()
+
+
+def _write(tables: list[Table], file: BinaryIO) -> None:
+    buffers: list[pickle.PickleBuffer] = []
+    cloudpickle.Pickler(file, protocol=5, buffer_callback=buffers.append).dump(tables)
+    contents = [(0, file.tell())]  # where the stream, and each buffer, begins and ends
     for buffer in buffers:
         file.write(bytes(-file.tell() % ALIGNMENT))
-        entries.append(ENTRY.pack(file.tell(), buffer.nbytes))
-        for start in range(0, buffer.nbytes, LONGEST_WRITE):
-            file.write(buffer[start : start + LONGEST_WRITE])
-    begins = file.tell()
-    file.write(b"".join(entries))
-    file.write(TRAILER.pack(begins, len(entries)))
+        begin = file.tell()
+        file.write(buffer.raw())
+        contents.append((begin, file.tell()))
+    pickled = pickle.dumps(contents)
+    file.write(pickled + TRAILER.pack(len(pickled)))
     file.flush()
-    return file.tell()
 
 
 # In the rank
 
 
-def receive(connection: Connection) -> None:
-    """Take the tables that the worker has written; `connection` stands for its file."""
-    with connection:
-        mapped = memoryview(mmap.mmap(connection.fileno(), 0, access=mmap.ACCESS_COPY))
-    begins, count = TRAILER.unpack(mapped[-TRAILER.size :])
-    entries = list(ENTRY.iter_unpack(mapped[begins : begins + count * ENTRY.size]))
-    buffers = [mapped[start : start + length] for start, length in entries]
-    head = mapped[: min([begins, *(start for start, _ in entries)])]
+def receive(descriptor: int) -> None:
+    """Take the tables that the worker has written into this file."""
+    mapped = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
+    os.close(descriptor)
+    (size,) = TRAILER.unpack(mapped[-TRAILER.size :])
+    contents = pickle.loads(mapped[-TRAILER.size - size : -TRAILER.size])
+    stream, *buffers = [mapped[begin:end] for begin, end in contents]
     try:
-        _tables[:] = main_module.loads(head, buffers)
+        _tables[:] = main_module.loads(stream, buffers)
     except Exception as error:
         raise Error(
             "The tables cannot be unpickled in the rank: "
@@ -93,9 +139,7 @@ def given(number: int) -> Any:
     from ddp_common.ranks.rows import Rows
 
     table = _tables[number]
-    row, piece = table.borrowed or (None, None)
-    placement = Placement(table.lengths, list(table.parts), row)
-    return Rows(table.name, placement, table.parts, piece, table.uneven)
+    return Rows(table.name, Placement(table.lengths, table.parts), table.parts)
 
 
 class StandIn:

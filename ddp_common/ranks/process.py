@@ -3,8 +3,8 @@
 Forked by a nursery of its worker, which ends it (`worker.nursery`). Promises: the last message
 through the pipe is a `Done`, `Raised` or `Stopped`, whatever the training function has done,
 unless it has ended the process; everything that was reported and printed was sent before; it has
-random numbers of its own, though all ranks are forked from one state; on SIGUSR1 it writes its
-Python stack, whatever it waits for; when asked, it names its latest collectives.
+random numbers of its own, though all ranks are forked from one state; on SIGUSR1 it says where it
+is, also while it waits in a collective.
 """
 
 import base64
@@ -26,14 +26,30 @@ from types import TracebackType
 from typing import Any
 
 from ddp_common.errors import Error
-from ddp_common.messages import Done, Message, Raised, Returned, Stopped
-from ddp_common.ranks import handover, main_module, pipe, recorder
+from ddp_common.messages import Done, Message, Position, Raised, Stopped
+from ddp_common.ranks import handover, main_module, pipe, whereabouts
 
 LONGEST_MESSAGE = 10_000  # characters of an exception's own message
 LONGEST_TRACEBACK = 100_000  # characters
 # Bytes of a pickled exception; a larger one does not travel, its message does
 LARGEST_EXCEPTION = 2**20
 HINTS = {  # what to do about an error of torch or Python, by a part of its text
+    "No module named": (
+        "A rank can import what its worker can. For a module beside your script: start the "
+        "workers in its folder, put that on their PYTHONPATH, or send it with client.upload_file."
+    ),
+    "received 0 items of ancdata": (
+        "The rank has too many open files, as its loader workers send many tensors: raise `ulimit "
+        "-n`, or call torch.multiprocessing.set_sharing_strategy('file_system') in the function."
+    ),
+    "unable to allocate shared memory": (
+        "/dev/shm is full: give the container more (docker run --shm-size=2g), or use fewer "
+        "loader workers."
+    ),
+    "BdbQuit": (
+        "A rank has no keyboard, so breakpoint() and pdb cannot ask. Print instead, or run the "
+        "program under torchrun with one rank."
+    ),
     "Expected more than 1 value per channel when training": (
         "Batch normalisation got one sample: this rank's share of a small last batch. Leave that "
         "batch out, with ddp.ElasticSampler(…, drop_last=True)."
@@ -52,42 +68,35 @@ def main(
     *,
     messages: int,
     output: int,
-    stacks: int,
-    questions: int,
     tables: int | None = None,
     store_socket: int | None = None,
-    result_file: int | None = None,
 ) -> None:
     """Be a rank: from the fork to its last word.
 
     `environment`: variables to set; `threads`: of torch; `payload`: pickled (function, keyword
-    arguments, sources of notebook cells). The others are file descriptors: `messages`, `output`
-    and `stacks` are the write ends of three pipes to the agent, `questions` is one end of a pipe
-    that goes both ways, `tables` is what hands over the Dask collections among the arguments.
-    Rank 0 alone has `store_socket`, on which the ranks' key-value store listens, and
-    `result_file`, for its result.
+    arguments, sources of notebook cells). The others are file descriptors: `messages` and `output`
+    are the write ends of two pipes to the agent, `tables` is what hands over the Dask collections
+    among the arguments. Rank 0 alone has `store_socket`, on which the ranks' key-value store
+    listens.
     """
     # Until `listen_to_sigterm` the worker's disposition holds, which is to ignore it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    whereabouts.block_signal()
     os.setsid()  # a terminal's Ctrl-C is for the client
     _attach_output(output)
     faulthandler.enable(open(2, "w", closefd=False))
-    # The pipe is read only when the agent asks: a signal from somebody else must not block here.
-    os.set_blocking(stacks, False)
-    faulthandler.register(signal.SIGUSR1, file=stacks)
-    recorder.answer_questions(Connection(questions))
     # Ctrl-C works again as it does elsewhere: the worker ignores it, and children would too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     to_agent = Connection(messages)
+    whereabouts.answer_questions(functools.partial(pipe.write, to_agent))
     last_word: Message
     try:
         last_word = _train(
             environment,
             threads,
             payload,
-            Connection(tables) if tables is not None else None,
+            tables,
             socket.socket(fileno=store_socket) if store_socket is not None else None,
-            result_file,
             to_agent,
         )
     except BaseException as error:  # whatever it is: the client must know
@@ -111,12 +120,12 @@ def _train(
     environment: dict[str, str],
     threads: int,
     payload: bytes,
-    tables: Connection | None,
+    tables: int | None,
     store_socket: socket.socket | None,
-    result_file: int | None,
     messages: Connection,
 ) -> Message:
     """Call the training function; returns the rank's last word."""
+    is_rank_0 = store_socket is not None
     os.environ.update(environment)
     # Every process that the rank starts has this mark.
     os.environ["DDP_RANK_PROCESS"] = str(os.getpid())
@@ -125,7 +134,7 @@ def _train(
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from ddp_common.ranks import checkpoint, pace, rendezvous, reporting, stopping, trace
+    from ddp_common.ranks import checkpoint, rendezvous, reporting, stopping
 
     torch.set_num_threads(threads)
     _draw_a_random_state()
@@ -143,25 +152,18 @@ def _train(
             handover.receive(tables)
         function, arguments, sources = main_module.loads(payload)
         linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
-        recorder.keep_the_latest()
+        whereabouts.keep_collectives()
         with rendezvous.process_group(store_socket), stopping.in_agreement():
-            pace.watch()
-            trace.trace_if_asked()
             result = _call(function, arguments)
             stopping.training_has_ended()
-            trace.finish()
             checkpoint.finish_writing()
-            reporting.post(Returned(**reporting.position()))
-        as_bytes = None
-        if result_file is not None:
-            as_bytes = _write_result(result, result_file)
-        return Done(as_bytes)
+            reporting.post(Position(**reporting.position(), has_returned=True))
+        return Done(_pickled_result(result) if is_rank_0 else None)
     except stopping.Stopped:
         step = reporting.position().get("step", 0)
         return Stopped(told=stopping.was_told(), in_loop=stopping.is_in_loop(), step=step)
     finally:
         stopping.training_has_ended()
-        trace.end()
         finish_reports()
 
 
@@ -203,21 +205,19 @@ def _draw_a_random_state() -> None:
     torch.seed()
 
 
-def _write_result(result: Any, result_file: int) -> bytes | None:
-    """Pickle the result into its file; returns it as bytes if that fails, else None.
+def _pickled_result(result: Any) -> bytes:
+    """The result as torch.save writes it, which lets the client load a GPU's tensors without one.
 
-    Writing fails, for example, where the size of files is limited; what is in the file does not
-    count then. torch.save keeps tensors out of the
-    pickle and lets the client load a GPU's tensors without one. What pickle refuses, such as a
-    function made in a function, cloudpickle may take.
+    What pickle refuses, such as a function made in a function, cloudpickle may take. Raises
+    TypeError for what cannot be pickled.
     """
     import cloudpickle
     import torch
 
-    with contextlib.suppress(Exception), open(result_file, "wb", closefd=False) as file:
-        torch.save(result, file)
-        file.flush()
-        return None
+    buffer = io.BytesIO()
+    with contextlib.suppress(Exception):
+        torch.save(result, buffer)
+        return buffer.getvalue()
     buffer = io.BytesIO()
     try:
         torch.save(result, buffer, pickle_module=cloudpickle)
@@ -238,6 +238,7 @@ def _be_no_rank(handler: Any) -> None:
     from ddp_common.ranks import reporting
 
     reporting.stop()
+    whereabouts.unblock_signal()
     if signal.getsignal(signal.SIGTERM) is handler:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -321,16 +322,3 @@ def unpickle_exception(text: str) -> BaseException | None:
     except Exception:
         # A class that the client cannot import, a tensor on a GPU that it does not have
         return None
-
-
-def training_stack(text: str) -> str:
-    """Of the stacks of all threads, the part that is the user's and torch's.
-
-    That is the main thread's, without the launcher.
-    """
-    for thread in text.split("\n\n"):
-        lines = thread.strip().splitlines()
-        for number, line in enumerate(lines):
-            if "ddp_common/ranks/process.py" in line and line.endswith((" in _call", " in main")):
-                return "\n".join(lines[1:number])
-    return text

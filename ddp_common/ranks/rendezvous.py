@@ -1,10 +1,10 @@
 """The rank's side of a run: find the store, form the process group, choose the device.
 
 Relies on the variables that torchrun sets, and our worker's agent likewise (RANK, WORLD_SIZE,
-LOCAL_RANK, MASTER_ADDR, MASTER_PORT), or on those of a Slurm step (`slurm`). Without them there is
-one rank, and everything works alone. The ranks meet in torch's `TCPStore`, keys and values that
-rank 0 holds, or torchrun. Relies on the launcher to end the other ranks when one is killed, as
-our agents do, torchrun, and `srun --kill-on-bad-exit=1`.
+LOCAL_RANK, MASTER_ADDR, MASTER_PORT), or on those of a Slurm step (`slurm`) or of mpiexec (`mpi`).
+Without them there is one rank, and everything works alone. The ranks meet in torch's `TCPStore`,
+keys and values that rank 0 holds, or torchrun. Relies on the launcher to end the other ranks when
+one is killed, as our agents do, torchrun, mpiexec, and `srun --kill-on-bad-exit=1`.
 
 Promises: the backend is NCCL if every rank has a GPU of its own, else gloo; both use the network
 interface through which the ranks reach each other; a rank that is missing or claimed twice is
@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_common.errors import Error, first_line
-from ddp_common.ranks import slurm
+from ddp_common.ranks import mpi, slurm
 
 JOIN_TIMEOUT = 60.0  # seconds that ranks await each other
 FOREVER = datetime.timedelta(days=24)  # torch's store counts milliseconds in 31 bits
@@ -214,22 +214,28 @@ def place_of_this_process() -> Place | None:
     """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     given: Mapping[str, str] = os.environ
-    if slurm.in_step() and "RANK" not in given:
-        given = slurm.variables()
+    if "RANK" not in given:
+        if mpi.variables():
+            given = {**given, **mpi.variables()}
+        elif slurm.in_step():
+            given = slurm.variables()
     missing = [name for name in names if name not in given]
     if len(missing) == len(names):
         return None
     if missing:
         raise Error(
             f"A launcher has set some of {', '.join(names)} but not {', '.join(missing)}. Start "
-            "the ranks with torchrun or `make run`, or unset the others to run alone."
+            "the ranks with torchrun or `make run`, or set these too, in every rank: MASTER_ADDR "
+            "is the host of rank 0, MASTER_PORT any free port there (`mpiexec -x MASTER_ADDR=… "
+            "-x MASTER_PORT=…` of Open MPI, `-genv` of others). Unset all of them to run alone."
         )
     run = given.get("TORCHELASTIC_RUN_ID", "")
     all_ranks_are_local = given.get("LOCAL_WORLD_SIZE") == given["WORLD_SIZE"]
     return Place(
         rank=int(given["RANK"]),
         world_size=int(given["WORLD_SIZE"]),
-        local_rank=int(given.get("LOCAL_RANK", 0)),
+        # Without it, ranks that follow each other on a host take its GPUs in turn
+        local_rank=int(given.get("LOCAL_RANK", given["RANK"])),
         address=slurm.LOOPBACK if run and all_ranks_are_local else given["MASTER_ADDR"],
         port=int(given["MASTER_PORT"]),
         attempt=f"{run}/{given.get('TORCHELASTIC_RESTART_COUNT', 0)}",

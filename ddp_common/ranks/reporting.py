@@ -7,6 +7,7 @@ it has moved: that is how the client knows that a rank is alive. Without an agen
 process) nobody listens, and reports are dropped after the same checks.
 """
 
+import base64
 import collections
 import decimal
 import numbers
@@ -58,14 +59,13 @@ def save_file(name: str, content: bytes | str) -> None:
     check_name(name)
     refuse_name_of_the_run(name)
     as_bytes = content.encode() if isinstance(content, str) else bytes(content)
-    post(File(name, as_bytes))
+    post(File(name, base64.b64encode(as_bytes).decode()))
 
 
-def post(message: Message | Callable[[], Message | None]) -> None:
+def post(message: Message | Callable[[], Message]) -> None:
     """Queue a message for the client, if there is one.
 
-    It may be a function that makes the message, or finds that there is nothing to say: the thread
-    that delivers calls it.
+    It may be a function that makes the message: the thread that delivers calls it.
     """
     if _outbox is not None:
         _outbox.put(message)
@@ -218,13 +218,12 @@ def _deliver(outbox: queue.SimpleQueue, send: Callable[[Message], None]) -> None
                 is_over = True
             else:
                 message = message() if callable(message) else message
-                if message is not None:
-                    send(_read_tensors(message))
+                send(_read_tensors(message))
         is_due = is_over or time.monotonic() - told > POSITION_INTERVAL
         if is_due and moves_told != _moves:
             moves_told = _moves
             told = time.monotonic()
-            send(Position(**_position))
+            send(Position(**_position))  # type: ignore[arg-type]  # it holds numbers alone
 
 
 def _read_tensors(message: Message) -> Message:

@@ -2,8 +2,9 @@
 
 A Dask DataFrame, Array or Bag, or a list of futures, that was an argument of `launch` arrives as
 `Rows`. Its rows have the numbers that they have in the whole table, on every rank: a sampler deals
-these numbers, and each rank is dealt those of its own partitions. Promises: the partitions lie in
-memory once, as the worker handed them over; `take` copies no more than the rows that it gives.
+these numbers, and each rank is dealt those of its own partitions. Promises: the partitions are in
+memory once, as the worker handed them over; `take` copies no more than the rows that it gives;
+numbers become tensors as they are, or not at all.
 """
 
 from collections.abc import Sequence
@@ -17,16 +18,18 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from ddp_common.errors import Error
 from ddp_common.ranks.dealing import Placement
 
-NOT_NUMBERS = "OSUMm"  # kinds of NumPy: objects, texts, bytes, dates, times
 NAMED = 5  # columns in a message, of those that are meant
+LARGEST = {np.int64: 2**63 - 1, np.float32: 2**24}  # whole number of which none is skipped
 
 
 class Partitioned(Dataset):
     """What a sampler can deal by where its rows lie."""
 
-    placement: Placement
-    name: str  # of the argument, for messages
-    _where: "_Pieces"
+    def __init__(self, name: str, placement: Placement):
+        """`name`: of the argument, for messages."""
+        self.name = name
+        self.placement = placement
+        self._filled = [number for number in placement.held if placement.lengths[number]]
 
     def __len__(self) -> int:
         """Rows of all ranks."""
@@ -40,87 +43,58 @@ class Partitioned(Dataset):
     def take(self, rows: Sequence[int]) -> Any:
         raise NotImplementedError
 
-    def __getitems__(self, rows: Sequence[int]) -> Sequence:
-        """For a `DataLoader`: what `take` gives, in a list, from which torch takes it out."""
+    def __getitems__(self, rows: Sequence[int]) -> list:
+        """For a `DataLoader`: what `take` gives, to be collated."""
         taken = self.take(rows)
-        return taken if isinstance(taken, list) else [_whole(taken)]
+        return taken if isinstance(taken, list) else [_Whole([taken])]
 
     def _find(self, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Of each row, in which of the pieces in this rank's memory it lies, and where there.
+        """Of each row, in which of the partitions that have rows it is, and where there.
 
         Raises `Error` for a row that is not on this rank, and for one that is none.
         """
         numbers = np.asarray(rows, dtype=np.int64)
         if numbers.ndim != 1:
             raise Error(f"take wants a list of row numbers, not {rows!r:.60}.")
-        pieces = self._where
-        place = np.searchsorted(pieces.starts, numbers, side="right") - 1
-        is_here = (place >= 0) & (numbers < pieces.ends[place])
+        starts = self.placement.starts[self._filled]
+        places = np.searchsorted(starts, numbers, side="right") - 1
+        indices = numbers - starts[places]
+        is_here = (places >= 0) & (indices < self.placement.lengths[self._filled][places])
         if not is_here.all():
             raise self._not_here(int(numbers[~is_here][0]))
-        return place, numbers - pieces.starts[place]
+        return places, indices
 
     def _not_here(self, row: int) -> Error:
         if not 0 <= row < len(self):
             return Error(f"{self.name!r} has rows 0 to {len(self) - 1}, and no row {row}.")
         number = int(np.searchsorted(self.placement.starts, row, side="right")) - 1
-        held = _some(self.placement.held)
         return Error(
             f"Row {row} of {self.name!r} is in partition {number}, which is not on this rank: it "
-            f"holds the partitions {held or '(none)'}. Take rows that a sampler over this very "
-            f"table deals, ElasticSampler({self.name}, …) or EvalSampler({self.name}, …). Tables "
-            "that are used together, row by row, need partitions of the same lengths."
+            f"holds the partitions {_some(self.placement.held)}. Take rows that a sampler over "
+            f"this very table deals, ElasticSampler({self.name}, …) or EvalSampler({self.name}, "
+            "…). Tables that are used together, row by row, need partitions of the same lengths."
         )
-
-
-class _Pieces:
-    """Where the rows begin and end that are in this rank's memory, piece by piece."""
-
-    def __init__(self, placement: Placement):
-        filled = [number for number in placement.held if placement.lengths[number]]
-        self.starts = placement.starts[filled]
-        self.ends = self.starts + placement.lengths[filled]
-        if not filled:
-            assert placement.borrowed is not None, "the launch gives such a rank a row"
-            self.starts = np.array([placement.borrowed])
-            self.ends = self.starts + 1
 
 
 class Rows(Partitioned):
     """This rank's partitions of a table that was an argument of `launch`.
 
     `len()` counts the rows of all ranks, `rows` are the numbers of those that are here, and
-    `parts` are this rank's partitions as they were: pandas, NumPy, lists of a Bag. A rank may have
-    none. `ElasticSampler(table, …)` and `EvalSampler(table, …)` deal each rank rows that it holds;
+    `parts` are this rank's partitions as they were: pandas, NumPy, lists of a Bag.
+    `ElasticSampler(table, …)` and `EvalSampler(table, …)` deal each rank rows that it holds;
     `take(rows)` gives them, and so does a `DataLoader(table, batch_sampler=sampler)`.
-
-    The memory of the partitions is given back when nobody refers to them any more.
     """
 
-    def __init__(
-        self,
-        name: str,
-        placement: Placement,
-        parts: dict[int, Any],
-        borrowed: Any = None,
-        uneven: dict[str, str] | None = None,
-    ):
-        """`parts`: partitions by their number; `borrowed`: a piece of one row, if it has no rows.
-
-        `uneven`: columns whose kind is not the same in all partitions of the table, and how.
-        """
-        self.name = name
-        self.placement = placement
+    def __init__(self, name: str, placement: Placement, parts: dict[int, Any]):
+        """`parts`: this rank's partitions by their number."""
+        super().__init__(name, placement)
         self.parts = [parts[number] for number in placement.held]
-        self._uneven = uneven or {}
-        self._where = _Pieces(placement)
-        filled = [part for part in self.parts if len(part)]
-        self._data = filled or [borrowed]
+        self._pieces = [parts[number] for number in self._filled]
 
     def __getitem__(self, row: int) -> Any:
         """One row: a Series of a DataFrame, an element of anything else."""
         (place,), (index,) = self._find([row])
-        piece = self._data[place]
+        piece = self._pieces[place]
         return piece.iloc[index] if _is_pandas(piece) else piece[index]
 
     def take(self, rows: Sequence[int]) -> Any:
@@ -129,24 +103,17 @@ class Rows(Partitioned):
         Raises `Error` for a row that is not on this rank.
         """
         places, indices = self._find(rows)
-        if isinstance(self._data[0], list):
-            return [self._data[place][index] for place, index in zip(places, indices)]
+        if isinstance(self._pieces[0], list):
+            return [self._pieces[place][index] for place, index in zip(places, indices)]
         if len(places) == 0:
-            return _taken(self._data[0], indices)
-        if (places == places[0]).all():
-            return _taken(self._data[places[0]], indices)
-        order = np.argsort(places, kind="stable")
-        bounds = np.flatnonzero(np.diff(places[order])) + 1
-        pieces = [
-            _taken(self._data[places[group[0]]], indices[group])
-            for group in np.split(order, bounds)
+            return _picked(self._pieces[0], indices)
+        picked = [
+            _picked(self._pieces[place], indices[places == place]) for place in np.unique(places)
         ]
-        together = _joined(pieces)
-        if (np.diff(order) > 0).all():  # they were in the order of partitions already
+        together = picked[0] if len(picked) == 1 else _joined(picked)
+        if (np.diff(places) >= 0).all():  # they were in the order of partitions already
             return together
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return _taken(together, back)
+        return _picked(together, np.argsort(np.argsort(places, kind="stable")))
 
     def tensors(self, *columns: str | Sequence[str]) -> "RowTensors":
         """This rank's rows as tensors, made once, to be indexed by the same row numbers.
@@ -160,10 +127,10 @@ class Rows(Partitioned):
             sampler = ddp.ElasticSampler(data, batch_size)
             for x, y in DataLoader(data, batch_sampler=sampler): …
 
-        Raises `Error` for what is no number, and where numbers are missing: how many, in which
-        columns.
+        Raises `Error`, with the columns' names, for what is no real number, what would not keep
+        its value, and where values are missing.
         """
-        first = self._data[0]
+        first = self._pieces[0]
         if isinstance(first, list):
             raise Error(
                 f"The partitions of {self.name!r} are lists. Make tensors of what take(rows) "
@@ -174,57 +141,60 @@ class Rows(Partitioned):
                 raise Error(f"{self.name!r} has no columns; write {self.name}.tensors().")
             return RowTensors(self, [self._tensor(None)])
         chosen = columns or (list(first.columns),)
-        self._check_columns(chosen)
+        self._check_names([name for each in chosen for name in _as_list(each)])
         return RowTensors(self, [self._tensor(each) for each in chosen])
 
-    def _check_columns(self, chosen):
-        names = [name for each in chosen for name in _as_list(each)]
-        known = list(self._data[0].columns)
-        missing = [name for name in names if name not in known]
+    def _check_names(self, names: list) -> None:
+        there = list(self._pieces[0].columns)
+        missing = [name for name in names if name not in there]
         if missing:
-            raise Error(f"{self.name!r} has no column {_some(missing)}; it has {_some(known)}.")
-        uneven = [name for name in names if name in self._uneven]
-        if uneven:
-            which = "; ".join(f"{name}: {self._uneven[name]}" for name in uneven[:NAMED])
+            raise Error(f"{self.name!r} has no column {_some(missing)}; it has {_some(there)}.")
+        repeated = [name for name in dict.fromkeys(names) if there.count(name) > 1]
+        if repeated:
             raise Error(
-                f"Partitions of {self.name!r} do not agree about their columns, so tensors of one "
-                f"rank would mean something else than those of another ({which}). Give the "
-                "column one type, with astype, or the same categories everywhere: "
-                f"{self.name}.categorize(), before launch."
+                f"{self.name!r} has several columns of one name: {_some(repeated)}. It cannot be "
+                "told which is meant. Rename them, or keep one, before launch."
             )
 
-    def _tensor(self, columns):
+    def _tensor(self, columns: str | Sequence[str] | None) -> torch.Tensor:
         """One tensor of this rank's rows. `columns`: a name, a list of names, or None for all."""
         names = [self.name] if columns is None else _as_list(columns)
-        pieces = []
-        wrong: dict[str, str] = {}  # column -> what it holds
-        missing: dict[str, int] = {}  # column -> how many rows
-        for piece in self._data:
-            numbers = {}
-            for name in names:
-                values = piece if columns is None else piece[name]
-                numbers[name], lacking = _numbers(values)
-                if numbers[name] is None:
-                    wrong[name] = str(values.dtype)
-                elif lacking:
-                    missing[name] = missing.get(name, 0) + lacking
-            if not wrong:
-                pieces.append(list(numbers.values()))
+        by_name = {
+            name: [piece if columns is None else piece[name] for piece in self._pieces]
+            for name in names
+        }
+        self._refuse_missing(by_name)
+        kinds = {_kind(values) for pieces in by_name.values() for values in pieces}
+        dtype = np.int64 if kinds <= {"i", "u"} else np.float32
+        is_matrix = isinstance(columns, list | tuple)
+        shape = (len(names),) if is_matrix else by_name[names[0]][0].shape[1:]
+        whole = np.empty((len(self.rows), *shape), dtype=dtype)
+        wrong = {}
+        for column, name in enumerate(names):
+            target = whole[:, column] if is_matrix else whole
+            what = _fill(target, by_name[name])
+            if what:
+                wrong[name] = what
         if wrong:
-            listed = _some([f"{name} ({kind})" for name, kind in wrong.items()])
+            listed = _some([f"{name} ({what})" for name, what in wrong.items()])
             raise Error(
-                f"{self.name!r} has columns that are no numbers: {listed}. Make categories of "
-                "texts, whose codes are numbers (astype('category'), then categorize()), numbers "
-                "of dates, or leave these columns out."
+                f"{self.name!r} has columns whose numbers would change in a tensor of "
+                f"{np.dtype(dtype)}, or are none: {listed}. Before launch, make categories of "
+                "texts and identifiers (astype('category'), then categorize()), numbers of dates, "
+                "two columns of complex numbers; scale what is too large. Whole numbers alone, "
+                "without floats in the same tensor, become int64."
             )
-        if missing:
-            listed = _some([f"{name} ({missing[name]:,})" for name in names if name in missing])
+        return torch.from_numpy(whole)
+
+    def _refuse_missing(self, by_name: dict[str, list]) -> None:
+        missing = {name: sum(map(_missing, pieces)) for name, pieces in by_name.items()}
+        listed = _some([f"{name} ({count:,})" for name, count in missing.items() if count])
+        if listed:
             raise Error(
                 f"{self.name!r} lacks values on this rank, NaN or the like, in {listed}, of "
                 f"{len(self.rows):,} rows. A loss of them is NaN. Fill them (fillna) or drop "
                 "their rows (dropna) before launch."
             )
-        return _tensor_of(pieces, is_matrix=isinstance(columns, list | tuple))
 
 
 class RowTensors(Partitioned):
@@ -234,11 +204,9 @@ class RowTensors(Partitioned):
     """
 
     def __init__(self, table: Rows, tensors: list[torch.Tensor]):
-        self.name = table.name
-        self.placement = table.placement
+        super().__init__(table.name, table.placement)
         self.tensors = tuple(tensors)
-        self._where = table._where
-        lengths = self._where.ends - self._where.starts
+        lengths = self.placement.lengths[self._filled]
         self._offsets = np.cumsum(lengths) - lengths
 
     def take(self, rows: Sequence[int]) -> Any:
@@ -259,42 +227,47 @@ class RowTensors(Partitioned):
 # Numbers
 
 
-def _numbers(values):
-    """A column, or an array, as numbers: (array or None, how many are missing)."""
-    dtype = values.dtype
-    if hasattr(values, "cat"):
-        codes = values.cat.codes.to_numpy()
-        return codes.astype(np.int64), int((codes < 0).sum())
-    if isinstance(dtype, np.dtype):
-        if dtype.kind in NOT_NUMBERS:
-            return None, 0
-        array = np.asarray(values)
-    else:  # pandas' own: nullable numbers, numbers of Arrow, texts, dates
-        kind = getattr(dtype, "numpy_dtype", np.dtype(object)).kind
-        if kind in NOT_NUMBERS:
-            return None, 0
-        lacking = int(values.isna().sum())
-        if lacking:
-            return np.empty(0), lacking
-        array = values.to_numpy(dtype=np.int64 if kind in "iu" else np.float32)
-    lacking = int(np.isnan(array).sum()) if array.dtype.kind in "fc" else 0
-    return array, lacking
+def _kind(values):
+    """NumPy's letter for what a column, or an array, holds; codes of categories are integers."""
+    return "i" if hasattr(values, "cat") else values.dtype.kind
 
 
-def _tensor_of(pieces, is_matrix):
-    """One tensor of the columns of all pieces; each is copied once, into its place."""
-    kinds = {array.dtype.kind for piece in pieces for array in piece}
-    dtype = np.int64 if kinds <= {"i", "u"} else np.float32
-    lengths = [len(piece[0]) for piece in pieces]
-    shape = (len(pieces[0]),) if is_matrix else pieces[0][0].shape[1:]
-    whole = np.empty((sum(lengths), *shape), dtype=dtype)
+def _missing(values):
+    if hasattr(values, "isna"):
+        return int(values.isna().sum())
+    return int(np.isnan(values).sum()) if values.dtype.kind == "f" else 0
+
+
+def _fill(target, pieces):
+    """Copy the pieces of a column into `target`, one after the other.
+
+    Returns what would not be the same there, a number or what is none; else None.
+    """
     start = 0
-    for piece, length in zip(pieces, lengths):
-        for column, array in enumerate(piece):
-            target = whole[start : start + length]
-            (target[:, column] if is_matrix else target)[...] = array
-        start += length
-    return torch.from_numpy(whole)
+    for piece in pieces:
+        if _kind(piece) not in "biuf":
+            return str(piece.dtype)
+        array = _array(piece)
+        if array.dtype.kind in "iu":
+            largest = max(int(array.max()), -int(array.min()))
+            if largest > LARGEST[target.dtype.type]:
+                return str(largest)
+        part = target[start : start + len(array)]
+        with np.errstate(over="ignore"):
+            part[...] = array
+        if array.dtype.kind == "f" and (np.isinf(part) != np.isinf(array)).any():
+            return f"{np.abs(array[np.isfinite(array)]).max():g}"
+        start += len(array)
+    return None
+
+
+def _array(piece):
+    """A column, or an array, as an array of NumPy."""
+    if hasattr(piece, "cat"):
+        return piece.cat.codes.to_numpy()
+    if hasattr(piece.dtype, "numpy_dtype"):  # pandas' own: nullable numbers, numbers of Arrow
+        return piece.to_numpy(dtype=piece.dtype.numpy_dtype)
+    return np.asarray(piece)
 
 
 # Pieces
@@ -304,7 +277,7 @@ def _is_pandas(piece):
     return hasattr(piece, "iloc")
 
 
-def _taken(piece, indices):
+def _picked(piece, indices):
     return piece.take(indices) if _is_pandas(piece) else piece[indices]
 
 
@@ -329,38 +302,13 @@ def _some(names):
 # it for one sample and put it into a batch of one.
 
 
-class _Tensors(tuple):
-    """A batch of several tensors."""
+class _Whole(tuple):
+    """One element: what `take` gave."""
 
 
-class _Array(np.ndarray):
-    """A batch of rows of an array."""
+def _unpacked(batch, *, collate_fn_map=None):
+    ((taken,),) = batch
+    return torch.from_numpy(taken) if isinstance(taken, np.ndarray) else taken
 
 
-def _whole(taken):
-    if isinstance(taken, tuple):
-        return _Tensors(taken)
-    if isinstance(taken, np.ndarray):
-        return taken.view(_Array)
-    if isinstance(taken, torch.Tensor):
-        return _Tensors([taken])
-    default_collate_fn_map.setdefault(type(taken), _the_frame)
-    return taken
-
-
-def _the_tensors(batch, *, collate_fn_map=None):
-    return tuple(batch[0]) if len(batch[0]) > 1 else batch[0][0]
-
-
-def _the_array(batch, *, collate_fn_map=None):
-    return torch.from_numpy(np.asarray(batch[0]))
-
-
-def _the_frame(batch, *, collate_fn_map=None):
-    if len(batch) > 1:
-        raise TypeError("a batch of several DataFrames: give your DataLoader a collate_fn")
-    return batch[0]
-
-
-default_collate_fn_map[_Tensors] = _the_tensors
-default_collate_fn_map[_Array] = _the_array
+default_collate_fn_map[_Whole] = _unpacked

@@ -117,6 +117,10 @@ class Progress:
             on_stderr = self.mode == "bar" and not self.in_notebook
             tqdm.write(text, file=sys.stderr if on_stderr else sys.stdout)
 
+    def print(self, text: str):
+        """Print what a rank has printed: above the bar, or under the cell of a notebook."""
+        tqdm.write(text, file=sys.stdout)
+
     def _loss(self):
         return sum(self.losses) / len(self.losses) if self.losses else None
 

@@ -1,9 +1,7 @@
 """What a launch returns, whichever launcher has started the ranks."""
 
-import contextlib
 import html
 import io
-import json
 import reprlib
 import sys
 from collections.abc import Sequence
@@ -16,8 +14,6 @@ from ddp_common.run.places import shown
 from ddp_common.run.records import Records
 
 SHOWN_ITEMS = 3  # of a result that is a dict or a list
-PACE_COLUMNS = ["time", "rank", "step", "step_ms", "own_ms", "waited_ms", "communicated_ms"]
-PACE_COLUMNS += ["last", "late_ms", "load"]
 
 
 @dataclass(repr=False)
@@ -48,26 +44,6 @@ class Run:
         records = self.records if isinstance(self.records, Records) else Records(self.records)
         return records.frame()
 
-    @property
-    def pace(self):
-        """How the ranks kept pace, as a pandas DataFrame: a row for each sample of each rank.
-
-        A sample is 50 steps or fewer. The columns are time (s since 1970), rank, step; per step,
-        in ms: step_ms, own_ms (data and computing), waited_ms (for the last rank),
-        communicated_ms; the share of steps to which the rank came last, and by how much it did
-        then (late_ms); the load of its host. Empty for one rank, short runs, NCCL, and without
-        Dask.
-        """
-        import pandas  # takes its time, and not every run is asked for a table
-
-        path = Path(self.directory) / "pace.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        rows = []
-        for line in lines:
-            with contextlib.suppress(ValueError):  # cut off, when this program was killed
-                rows.append(json.loads(line))
-        return pandas.DataFrame(rows, columns=PACE_COLUMNS)
-
     def save_figure(self, figure, name: str):
         """Save a matplotlib figure in the run directory, whole or not at all.
 
@@ -75,23 +51,11 @@ class Run:
         since the training is done and its numbers are worth more than a picture: `problems` says
         it, and the terminal. Raises `Error` for a name that leads out of the directory.
         """
-        self._save(name, as_picture(figure, Path(name).suffix.lstrip(".") or "png"))
-
-    def timeline(self):
-        """Where the time of the recorded steps went, on each rank: a `Timeline`.
-
-        It has a figure, a pandas frame of ms per step, and the paths of `timeline.png` and of a
-        file that Perfetto opens; a notebook shows the figure. `ddp.trace` or TRACE=5 records.
-        On a full disk the figure and the frame are there, and `problems` says what was not
-        written. Raises `Error` if nothing was recorded.
-        """
-        from ddp_common.run.timeline import timeline  # only who asks for it needs it
-
-        return timeline(Path(self.directory), self._save)
-
-    def _save(self, name, content):
+        picture = io.BytesIO()
+        kind = Path(name).suffix.lstrip(".") or "png"
+        figure.savefig(picture, format=kind, dpi=120, bbox_inches="tight")
         try:
-            save_whole(Path(self.directory), name, content)
+            save_whole(Path(self.directory), name, picture.getvalue())
         except OSError as error:
             why = error.strerror or error
             problem = f"The file {name} was not saved in {shown(self.directory)}: {why}."
@@ -118,13 +82,6 @@ class Run:
             for name, value in self._in_words().items()
         ]
         return f"<table>{''.join(rows)}</table>"
-
-
-def as_picture(figure: Any, kind: str) -> bytes:
-    """A matplotlib figure as the content of a file; `kind` is 'png', 'svg' or 'pdf'."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format=kind, dpi=120, bbox_inches="tight")
-    return picture.getvalue()
 
 
 def in_short(value: Any) -> str:

@@ -15,24 +15,20 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tqdm import tqdm
 
 from ddp_common.errors import Error
-from ddp_common.files import make_private, save_whole
+from ddp_common.files import METRICS_OF_A_RANK, make_private, save_whole
 from ddp_common.run.places import local, mirrors
 from ddp_common.run.records import Records
 from ddp_common.run.run_lock import NAME as LOCK_NAME
 from ddp_common.run.run_lock import Lock
 
 CHECK_INTERVAL = 2.0  # seconds between two looks at whether the folder is still there
-OWN_FILES = (
-    "metrics.jsonl",
-    "log.txt",
-    "config.json",
-    "pace.jsonl",
-)  # the others are saved by ranks
+OWN_FILES = ("metrics.jsonl", "log.txt", "config.json")  # the others are saved by ranks
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # numbers unknown to JSON
 
 
@@ -65,6 +61,10 @@ class RunDirectory:
             (self.path / "checkpoints").mkdir(exist_ok=True)
             self.records = self._earlier_records()
             self._open()
+            for path in self.path.iterdir():
+                is_of_rank = METRICS_OF_A_RANK.fullmatch(path.name)
+                if is_of_rank:  # of a run that was killed
+                    self.take_in(int(is_of_rank[1]), path)
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             if hasattr(self, "_lock"):
                 # In a notebook the traceback would keep this object, and with it the lock
@@ -117,6 +117,18 @@ class RunDirectory:
             self.save("metrics.jsonl", "".join(good_lines).encode())
         return records
 
+    def take_in(self, rank: int, path: Path):
+        """Put the records in a file of a rank's own into metrics.jsonl, and remove the file.
+
+        Ranks have such files where torchrun or srun has started them. It stays if the disk is
+        full.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            for record in read_records(path):
+                self.record(rank, record)
+        if "metrics.jsonl" not in self._problems:
+            path.unlink(missing_ok=True)
+
     def record(self, rank: int, values: dict):
         """Keep what a rank has reported, in memory and in metrics.jsonl."""
         with self._tolerate_failure("metrics.jsonl"):
@@ -125,14 +137,7 @@ class RunDirectory:
         self.records.append(record)
         with self._tolerate_failure("metrics.jsonl"):
             if not self._metrics.closed:
-                self._metrics.write(_line(record))
-
-    def add_line(self, name: str, values: dict):
-        """Append a line of JSON to a file of ours that has a line now and then."""
-        with self._tolerate_failure(name):
-            self._check_now_and_then()
-            with self._open_to_append(name) as file:
-                file.write(_line(values))
+                self._metrics.write(as_line(record))
 
     def log(self, text: str):
         """Append a line with the time to log.txt."""
@@ -237,7 +242,7 @@ class RunDirectory:
         log_gone = not (self.path / "log.txt").exists()
         self._open()
         if metrics_gone:
-            self._metrics.writelines(map(_line, self.records))
+            self._metrics.writelines(map(as_line, self.records))
         if self._config is not None and not (self.path / "config.json").exists():
             save_whole(self.path, "config.json", self._config)
         text = (
@@ -295,7 +300,7 @@ class RunDirectory:
 
     def _write_metrics_again(self):
         """After a disk was full: there may be room now, and everything is in memory."""
-        lines = "".join(map(_line, self.records))
+        lines = "".join(map(as_line, self.records))
         try:
             save_whole(self.path, "metrics.jsonl", lines.encode())
         except OSError as error:
@@ -307,7 +312,7 @@ class RunDirectory:
             del self._problems["metrics.jsonl"]
 
 
-def _line(record):
+def as_line(record: dict) -> str:
     """A record as a line of metrics.jsonl."""
     return json.dumps({key: _for_json(value) for key, value in record.items()}) + "\n"
 
@@ -318,6 +323,14 @@ def read_record(line: str) -> dict:
     Raises ValueError, AttributeError or RecursionError if there is none.
     """
     return {key: _from_json(value) for key, value in json.loads(line).items()}
+
+
+def read_records(path: Path) -> Iterator[dict]:
+    """The records in a file such as metrics.jsonl, without lines that hold none."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, AttributeError, RecursionError):
+                yield read_record(line)
 
 
 def _for_json(value):

@@ -1,7 +1,7 @@
 """Start the ranks of a tutorial with torchrun or srun, and wait for them.
 
-Promises: Ctrl-C and SIGTERM reach the ranks, which save and leave; how the launcher ended is said
-in one message.
+Promises: Ctrl-C and SIGTERM reach the ranks as SIGTERM, on which they save and leave; how the
+launcher ended is said in one message.
 """
 
 import logging
@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> No
     """Start `python -m ddp_common run TUTORIAL` on every rank with torchrun or srun, and wait.
 
     Settings are in the environment. Raises `RankFailed` or `Error` with what the launcher knows:
-    the ranks have said the rest themselves. Raises `SystemExit` after SIGTERM.
+    the ranks have said the rest themselves. Raises `SystemExit` after SIGTERM and Ctrl-C.
     """
     words = command(launcher, tutorial, workers, restarts)
     # Else torch prints a stack of C++ for each connection to a store that ends.
@@ -28,14 +29,7 @@ def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> No
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // workers)))
     if launcher == "srun":
         os.environ["DDP_LAUNCHER"] = "srun"
-        code = _run_srun(words)
-        if code in (143, 15):
-            raise SystemExit(143)
-        if code:
-            raise Error(
-                f"srun ended with exit code {code}. What the ranks said stands above; "
-                "srun names the task that failed first."
-            )
+        _run_srun(words)
         return
     with tempfile.TemporaryDirectory(prefix="ddp-torchrun-") as folder:
         after_standalone = words[2:]
@@ -68,10 +62,6 @@ def meet_in(folder: str | Path) -> list[str]:
 
 
 def _run_srun(words):
-    """Run the command and return its exit code.
-
-    Ctrl-C and SIGTERM become its SIGTERM: it hands that on to the ranks, which save and leave.
-    """
     try:
         # In a session of its own: a terminal's Ctrl-C would only have it print a question.
         process = subprocess.Popen(words, start_new_session=True)
@@ -80,12 +70,16 @@ def _run_srun(words):
             "There is no srun here. CLUSTER=srun needs Slurm's commands: "
             "log in to the cluster, or use CLUSTER=torchrun."
         ) from None
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            process.terminate()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: process.terminate())
+    code = process.wait()
+    if code in (128 + signal.SIGTERM, signal.SIGTERM):
+        raise SystemExit(128 + signal.SIGTERM)
+    if code:
+        raise Error(
+            f"srun ended with exit code {code}. What the ranks said stands above; "
+            "srun names the task that failed first."
+        )
 
 
 def _run_torchrun(arguments):
@@ -95,8 +89,12 @@ def _run_torchrun(arguments):
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    signal.signal(
+        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
+    )  # until torchrun begins
+    signal.signal(signal.SIGINT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     try:
-        torchrun.main(arguments)
+        torchrun.main(["--signals-to-handle=SIGTERM,SIGHUP,SIGQUIT", *arguments])
     except SignalException as error:
         raise SystemExit(128 + error.sigval) from None
     except ChildFailedError as error:

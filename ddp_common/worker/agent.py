@@ -1,18 +1,19 @@
-"""The worker's side of a run: a Dask task that starts one rank, watches it, and ends it.
+"""The worker's side of a run: a Dask task that starts one rank, follows it, and ends it.
 
-The rank is a process of its own, and ended when the client says so. It is forked from a process
-that has torch imported (`nursery`), so it starts in a fraction of a second, can be killed at any
-moment, and leaves nothing behind in the worker. Relies on Dask: when the client cancels the task,
-or dies, the task's state becomes 'cancelled' while it runs. Promises: one rank at a time; when the
-task ends, its rank is gone, and so is all that the rank has started, in whatever session; before
-that, the client was sent what the rank reported and printed, and how it ended. Of a rank that was
-cancelled, what it printed last may be missing.
+The rank is a process of its own, forked from a process that has torch imported (`nursery`). So it
+starts in a fraction of a second, can be killed at any moment, and leaves nothing behind in the
+worker. One loop looks at the rank's messages, at what it prints, and at its process, until one of
+three things happens: it has said its last word, its process is gone, or nobody wants it any more.
+
+Relies on Dask: when the client cancels the task, or dies, the task's state becomes 'cancelled'
+while it runs. Promises: one rank at a time; when the task ends, its rank is gone, and so is all
+that the rank has started, in whatever session; before that, the client was sent what the rank
+reported and printed, and how it ended. Of a rank that was cancelled, what it printed last may be
+missing.
 """
 
 import contextlib
-import json
 import os
-import re
 import signal
 import socket
 import sys
@@ -32,8 +33,7 @@ from distributed.comm import get_address_host
 
 from ddp_common.messages import (
     LAST_WORDS,
-    SUSPENDED,
-    Collective,
+    TOPIC,
     Done,
     Ended,
     Line,
@@ -42,29 +42,21 @@ from ddp_common.messages import (
     RankSpec,
     Started,
     Stopped,
-    Whereabouts,
+    pack,
 )
 from ddp_common.ranks import pipe
 from ddp_common.worker import nursery
-from ddp_common.worker.handover import Handover
-from ddp_common.worker.lines import Lines
 from ddp_common.worker.nursery import Nursery
-from ddp_common.worker.result import open_result_file, take_result
-from ddp_common.worker.sender import Sender
+from ddp_common.worker.output import Output
 
 POLL = 0.03  # seconds between looks at whether the client still wants this rank
 EXIT_TIMEOUT = 1.0  # seconds that a rank has to end after its last word
-STACK_TIMEOUT = 10.0  # seconds that a rank has to write its stack, on a busy machine
-ANSWER_TIMEOUT = 8.0  # seconds that a rank has to say which collectives it is in
-WARM_UP_TIMEOUT = 300  # seconds that torch may take to be imported
-OUTER_FRAMES_TIMEOUT = 0.4  # seconds for the frames around the rank's own, which nobody reads
-OWN_OUTERMOST_FRAME = re.compile(rb'ranks/process\.py", line \d+ in main\b')
+PIECE = 2**16  # bytes of output read at once
 
 _one_rank = threading.Lock()
-_store_socket = None  # (attempt id, socket) made by `listen`, until rank 0's agent takes it
-_running = None  # the `RankProcess` on this worker, while there is one
-_closing = threading.Lock()  # held while a pipe of `_running` is duplicated or closed
-_questions = 0  # how often a rank was asked for its collectives
+_store_socket: tuple[str, socket.socket] | None = None  # of an attempt, until rank 0 takes it
+_running: Nursery | None = None  # of the rank on this worker, while there is one
+_afterwards: list[Callable[[], None]] = []  # what is to be done when that rank is gone
 
 
 # Called by the client, with `client.run`
@@ -91,116 +83,49 @@ def listen(attempt_id: str, dask_worker: Worker) -> tuple[str, int]:
 
 def tell_to_stop() -> None:
     """Send SIGTERM to the rank on this worker, if there is one."""
-    child = _running  # read once: it may end at any moment
-    if child is not None:
+    _signal_rank(signal.SIGTERM)
+
+
+def ask_where() -> str | None:
+    """Ask the rank on this worker where it is; it answers with a `Whereabouts`.
+
+    Returns the state of its process, in psutil's words; None without a rank. One that is
+    suspended (by SIGSTOP, or a debugger) does not answer.
+    """
+    place = _running  # read once: it may end at any moment
+    if place is None:
+        return None
+    try:
+        state = psutil.Process(place.pid).status()
+    except psutil.NoSuchProcess:
+        return None
+    _signal_rank(signal.SIGUSR1)
+    return state
+
+
+def after_the_rank(do: Callable[[], None]) -> None:
+    """Call `do` in the worker's event loop when its rank is gone; at once if there is none."""
+    if _running is None:
+        do()
+    else:
+        _afterwards.append(do)
+
+
+def _signal_rank(number: signal.Signals) -> None:
+    place = _running
+    if place is not None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(child.pid, signal.SIGTERM)
+            os.kill(place.pid, number)
 
 
-def where_is_it(wake: bool) -> Whereabouts | None:
-    """Where the rank on this worker is.
-
-    None without a rank. A rank that is suspended (by SIGSTOP, or a debugger) cannot write its
-    stack: without `wake` that is None in the answer. With `wake` the rank is continued first, and
-    so its peers go on too: ask them before.
-    """
-    child = _running  # read once: it may end at any moment
-    if child is None:
-        return None
-    try:
-        with _closing:
-            stacks = Connection(os.dup(child.stacks.fileno()))
-            questions = Connection(os.dup(child.questions.fileno()))
-        with stacks, questions:
-            state = psutil.Process(child.pid).status()
-            if state in SUSPENDED and not wake:
-                return Whereabouts(state, None)
-            _drop(stacks)
-            os.kill(child.pid, signal.SIGUSR1)
-            os.kill(child.pid, signal.SIGCONT)
-            stack = _read_stack(stacks).decode(errors="replace")
-            if state in SUSPENDED:  # and goes on by now
-                return Whereabouts(state, stack)
-            return Whereabouts(state, stack, _ask_for_collectives(questions))
-    except (psutil.NoSuchProcess, OSError):  # it has ended meanwhile
-        return None
+# The Dask task
 
 
-def _drop(stacks: Connection) -> None:
-    """Drop the stacks that somebody else's SIGUSR1 has left in the pipe."""
-    while stacks.poll():
-        if not os.read(stacks.fileno(), 65536):
-            break
-
-
-def _read_stack(connection: Connection) -> bytes:
-    """All threads' stacks: the main thread's is the last of them."""
-    text = b""
-    timeout = STACK_TIMEOUT
-    while connection.poll(timeout):
-        piece = os.read(connection.fileno(), 65536)
-        if not piece:
-            break
-        text += piece
-        if OWN_OUTERMOST_FRAME.search(text):
-            timeout = OUTER_FRAMES_TIMEOUT
-    return text
-
-
-def _ask_for_collectives(questions: Connection) -> list[Collective] | None:
-    """A rank's latest collectives.
-
-    None if it does not answer in time: it has ended meanwhile, or a thread of it keeps Python.
-    """
-    global _questions
-    _questions += 1
-    deadline = time.monotonic() + ANSWER_TIMEOUT
-    text = b""
-    try:
-        os.write(questions.fileno(), b"%d\n" % _questions)
-        while questions.poll(max(0, deadline - time.monotonic())):
-            piece = os.read(questions.fileno(), 65536)
-            if not piece:
-                return None
-            text += piece
-            *answers, text = text.split(b"\n")
-            for answer in answers:  # some may have come too late for an earlier question
-                number, collectives = json.loads(answer)
-                if number == _questions and collectives is not None:
-                    return [Collective(**fields) for fields in collectives]
-                if number == _questions:
-                    return None
-    except (OSError, ValueError, TypeError):
-        return None
-    return None
-
-
-# Dask tasks
-
-
-def warm_up() -> None:
-    """Wait until this worker can start a rank at once: its fork server has imported torch.
-
-    Raises RuntimeError if a process from there cannot import it, or does not end in time.
-    """
-    trial = nursery.connect()
-    assert trial is not None, "it is wanted"
-    try:
-        trial.start("importlib", "import_module", "torch.distributed", descriptors={})
-        if trial.connection.poll(WARM_UP_TIMEOUT):
-            trial.take_note()
-    finally:
-        trial.end()
-    if trial.exitcode != 0:
-        raise RuntimeError(f"this worker cannot start ranks (exit code {trial.exitcode})")
-
-
-def run_rank(
-    spec: RankSpec, payload: bytes, tables: Handover | None = None
-) -> bytes | memoryview | None:
+def run_rank(spec: RankSpec, payload: bytes, tables: BinaryIO | None = None) -> bytes | None:
     """Run one rank from start to end.
 
-    `payload` is the pickled training function with its arguments, `tables` what they need of
+    `payload` is the pickled training function with its arguments, `tables` a file with what they
+    need of
     Dask's collections. Returns rank 0's pickled result; None for other ranks, and for a rank that
     failed. Raises nothing: how the rank ended is a message.
     """
@@ -210,18 +135,25 @@ def run_rank(
     def is_wanted() -> bool:
         return _is_wanted(worker, key)
 
+    def send(messages: list[Message]) -> None:
+        event = {"attempt": spec.attempt, "rank": spec.rank, "messages": pack(messages)}
+        worker.log_event(TOPIC, event)
+
     with _one_rank:
-        send = Sender(worker, spec.attempt, spec.rank)
         try:
-            child = _start_rank(worker, spec, payload, tables, is_wanted)
+            child = _start(worker, spec, payload, tables, is_wanted)
         except Exception:  # of any kind: the client, which waits for this rank, must learn of it
             message = "The rank could not be started."
-            send(Ended("raised", message=message, traceback=traceback.format_exc()))
+            send([Ended("raised", message=message, traceback=traceback.format_exc())])
             return None
         if child is None:
-            send(Ended("cancelled"))
+            send([Ended("cancelled")])
             return None
-        return _follow(child, send, is_wanted)
+        try:
+            return _follow(child, send, is_wanted)
+        finally:
+            while _afterwards:
+                worker.loop.add_callback(_afterwards.pop())
 
 
 def _is_wanted(worker: Worker, key: Key) -> bool:
@@ -237,33 +169,28 @@ def _is_wanted(worker: Worker, key: Key) -> bool:
 
 
 @dataclass
-class RankProcess:
+class Child:
     """A rank's process and our ends of what connects us with it."""
 
     nursery: Nursery  # which has forked it, and ends it
-    messages: Connection  # from the rank: objects of `ddp_common.messages`
-    output: Connection  # from the rank: what it prints, and all that it starts
-    stacks: Connection  # from the rank: its Python stack, on SIGUSR1
-    questions: Connection  # to the rank and back: which collectives it is in
-    result_file: BinaryIO | None  # for rank 0's result
+    messages: Connection  # of `ddp_common.messages`
+    output: Connection  # what it prints, and all that it starts
 
-    @property
-    def pid(self) -> int:
-        return self.nursery.pid
-
-    def close(self) -> None:
-        with _closing:
-            for end in (self.messages, self.output, self.stacks, self.questions):
-                end.close()
+    def end(self) -> list[int]:
+        """End the rank; returns the numbers of processes that stay although they were killed."""
+        left = self.nursery.end()
+        self.messages.close()
+        self.output.close()
+        return left
 
 
-def _start_rank(
+def _start(
     worker: Worker,
     spec: RankSpec,
     payload: bytes,
-    tables: Handover | None,
+    tables: BinaryIO | None,
     is_wanted: Callable[[], bool],
-) -> RankProcess | None:
+) -> Child | None:
     """Have a rank's process forked; None if it was no longer wanted before it was there.
 
     The first start waits while the fork server imports torch.
@@ -271,25 +198,22 @@ def _start_rank(
     global _store_socket
     with contextlib.ExitStack() as ours:  # what is the rank's alone, once it has its own copies
         descriptors: dict[str, int] = {}
-        result_file = None
         if spec.rank == 0:
             assert _store_socket is not None, "the client calls `listen` first"
             attempt_id, store_socket = _store_socket
             assert attempt_id == spec.attempt, "the socket is that of another attempt"
             _store_socket = None
             descriptors["store_socket"] = ours.enter_context(store_socket).fileno()
-            result_file = open_result_file(spec.attempt)
-            descriptors["result_file"] = result_file.fileno()
         if tables is not None:
-            descriptors["tables"] = ours.enter_context(tables.take()).fileno()
+            descriptors["tables"] = ours.enter_context(tables).fileno()
         place = nursery.connect(is_wanted)
         if place is None:
             return None
         connections = {}
-        for name in ("messages", "output", "stacks", "questions"):
-            connections[name], theirs = Pipe(duplex=name == "questions")
+        for name in ("messages", "output"):
+            connections[name], theirs = Pipe(duplex=False)
             descriptors[name] = ours.enter_context(theirs).fileno()
-        child = RankProcess(place, result_file=result_file, **connections)
+        child = Child(place, **connections)
         try:
             place.start(
                 "ddp_common.ranks.process",
@@ -300,8 +224,7 @@ def _start_rank(
                 descriptors=descriptors,
             )
         except BaseException:
-            place.end()
-            child.close()
+            child.end()
             raise
     return child
 
@@ -325,95 +248,87 @@ def _environment(spec: RankSpec) -> dict[str, str]:
 
 
 def _follow(
-    child: RankProcess, send: Sender, is_wanted: Callable[[], bool]
-) -> bytes | memoryview | None:
+    child: Child, send: Callable[[list[Message]], None], is_wanted: Callable[[], bool]
+) -> bytes | None:
     """From the start of a rank's process to its last message; returns what `run_rank` does."""
     global _running
-    _running = child
-    send(Started(child.pid, socket.gethostname()))
+    _running = child.nursery
+    send([Started(child.nursery.pid, socket.gethostname())])
+    output = Output()
     try:
-        ending, as_bytes = _watch(child, send, is_wanted)
+        was_wanted, last_word = _pass_on(child, output, send, is_wanted)
     finally:
         _running = None
-        left = child.nursery.end()
-        child.close()
+        left = child.end()
+    lines = output.rest()
     for pid in left:
-        text = (
+        lines.append(
             f"process {pid}, which this rank has started, does not end although it was killed "
             "(see its state with ps)"
         )
-        send(Line(text))
-    result: bytes | memoryview | None = None
-    if ending.how == "done" and child.result_file is not None:
-        if as_bytes is not None:
-            result = as_bytes
-            ending.result_size = len(as_bytes)
-        else:
-            result, where_it_is = take_result(child.result_file)
-            vars(ending).update(where_it_is)
-    send(ending)
-    return result
+    ended = _ended(last_word, child.nursery.exitcode) if was_wanted else Ended("cancelled")
+    send([*map(Line, lines), ended])
+    return last_word.result if isinstance(last_word, Done) and ended.how == "done" else None
 
 
-def _watch(
-    child: RankProcess, send: Sender, is_wanted: Callable[[], bool]
-) -> tuple[Ended, bytes | None]:
-    """Pass on what the rank says until it ends or is no longer wanted.
+def _pass_on(
+    child: Child,
+    output: Output,
+    send: Callable[[list[Message]], None],
+    is_wanted: Callable[[], bool],
+) -> tuple[bool, Message | None]:
+    """Pass on what the rank says until it ends, or is not wanted any more.
 
-    Returns how it ended, and its result if that came through the pipe.
+    Returns whether it was wanted to the end, and its last word.
     """
-    lines = Lines(send)
-    messages = pipe.Reader(child.messages)
+    reader = pipe.Reader(child.messages)
     open_ends = [child.messages, child.output, child.nursery.connection]
     last_word: Message | None = None
     deadline = float("inf")  # for the end of the process
     while True:
         ready = wait(open_ends, timeout=POLL)
-        if child.output in ready and not lines.read(child.output):
-            open_ends.remove(child.output)
+        said: list[Message] = []
+        if child.output in ready:
+            piece = os.read(child.output.fileno(), PIECE)
+            said += map(Line, output.lines(piece))
+            if not piece:
+                open_ends.remove(child.output)
         if child.messages in ready:
-            for message in messages.read():
+            for message in reader.read():
                 if isinstance(message, LAST_WORDS):
                     last_word = message
                     deadline = time.monotonic() + EXIT_TIMEOUT
                 else:
-                    send(message)
-            if not messages.is_open:
+                    said.append(message)
+            if not reader.is_open:
                 open_ends.remove(child.messages)
-        lines.flush_if_due()
-        send.flush_if_due()
-
+        if said:
+            send(said)
         if child.nursery.connection in ready:
             child.nursery.take_note()
             open_ends.remove(child.nursery.connection)
-        has_ended = child.nursery.has_ended
-        if has_ended:
             deadline = min(deadline, time.monotonic() + EXIT_TIMEOUT)
         is_late = time.monotonic() > deadline
         # A child of the rank may hold its output open, and print for ever.
         still_prints = child.output in ready and not is_late
         all_is_read = child.messages not in ready and not still_prints
         # Over: it has ended, and all is read; or it has said its last word, and does not end.
-        is_over = all_is_read if has_ended else is_late
+        is_over = all_is_read if child.nursery.has_ended else is_late
         if is_over:
-            ending = _ending(last_word, child.nursery.exitcode)
-            break
+            return True, last_word
         if not is_wanted():
-            ending = Ended("cancelled"), None
-            break
-    lines.close()
-    return ending
+            return False, last_word
 
 
-def _ending(last_word: Message | None, exitcode: int | None) -> tuple[Ended, bytes | None]:
-    """What a rank's last word and exit code say; and the result, if the last word brought it."""
+def _ended(last_word: Message | None, exitcode: int | None) -> Ended:
+    """What a rank's last word and exit code say of its end."""
     if isinstance(last_word, Done):
-        return Ended("done", exitcode), last_word.result
+        return Ended("done", exitcode)
     if isinstance(last_word, Raised):
         ended = Ended("raised", **vars(last_word))
         if exitcode is not None:  # None: it has not ended in time
             ended.exitcode = exitcode
-        return ended, None
+        return ended
     if isinstance(last_word, Stopped):
-        return Ended("stopped", exitcode, **vars(last_word)), None
-    return Ended("exited", exitcode), None
+        return Ended("stopped", exitcode, **vars(last_word))
+    return Ended("exited", exitcode)

@@ -71,7 +71,6 @@ NEEDED = (
     "ddp_common.ranks.sampling",
     "ddp_common.ranks.checkpoint",
     "ddp_common.ranks.stopping",
-    "ddp_common.ranks.trace",
 )
 
 

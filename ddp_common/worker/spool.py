@@ -4,30 +4,19 @@ Whether it sees the directory is found out, not configured: the client leaves a 
 and the worker looks for it. A worker that does not see it keeps a spool, a folder of its own,
 for the checkpoints of its rank; the client reads each that is announced, and writes the newest
 ones there before a restart (`client.checkpoints`). Everything goes through Dask's own
-connections, in pieces. All functions here but `keep_file` are called by the client, with
-`client.run`.
+connections. All functions here are called by the client, with `client.run`.
 """
 
-import collections
 import shutil
 from pathlib import Path
-from typing import Any
 
 from distributed import Worker
 
 from ddp_common.errors import Error
 
-KEPT_MESSAGES = 10
-# Bytes in one message: many, to be quick, and few enough for heartbeats in between
-PIECE = 8 * 2**20
-
-# What ranks have saved with `save_file`, until the client has fetched it
-_files: dict[str, bytes] = {}
-
 
 def find_checkpoints(attempt_id: str, directory: str, dask_worker: Worker) -> str:
     """Where a rank on this worker finds and leaves checkpoints: `directory`, or a spool."""
-    _keep_few_messages(dask_worker)
     if (Path(directory) / f".seen-{attempt_id}").exists():
         return directory
     spool = _spool(dask_worker, attempt_id)
@@ -42,42 +31,20 @@ def find_checkpoints(attempt_id: str, directory: str, dask_worker: Worker) -> st
     return str(spool)
 
 
-def _keep_few_messages(worker: Worker) -> None:
-    """Have this worker keep few of its messages to the scheduler.
-
-    Dask keeps the last thousand, for debugging: with many reports, hundreds of MB.
-    """
-    stream: Any = getattr(worker, "batched_stream", None)
-    if isinstance(getattr(stream, "recent_message_log", None), collections.deque):
-        stream.recent_message_log = collections.deque(maxlen=KEPT_MESSAGES)
-
-
 def _spool(worker: Worker, attempt_id: str) -> Path:
     return Path(worker.local_directory) / f"ddp-{attempt_id}"
 
 
-def keep_file(token: str, content: bytes) -> None:
-    _files[token] = content
+def read(attempt_id: str, name: str, dask_worker: Worker) -> bytes:
+    """A file in this worker's spool."""
+    return (_spool(dask_worker, attempt_id) / name).read_bytes()
 
 
-def take_file(token: str) -> bytes:
-    """The content of a saved file, which this worker then forgets."""
-    return _files.pop(token)
-
-
-def read_piece(attempt_id: str, name: str, offset: int, dask_worker: Worker) -> bytes:
-    """The next piece of a file in this worker's spool; empty at its end."""
-    with open(_spool(dask_worker, attempt_id) / name, "rb") as file:
-        file.seek(offset)
-        return file.read(PIECE)
-
-
-def append_piece(attempt_id: str, name: str, piece: bytes, dask_worker: Worker) -> None:
-    """Append to a file in this worker's spool; it is whole if its digest says so."""
+def write(attempt_id: str, name: str, content: bytes, dask_worker: Worker) -> None:
+    """Write a file into this worker's spool; it is whole if its digest says so."""
     path = _spool(dask_worker, attempt_id) / name
     path.parent.mkdir(exist_ok=True)
-    with open(path, "ab") as file:
-        file.write(piece)
+    path.write_bytes(content)
 
 
 def forget(attempt_id: str, dask_worker: Worker) -> None:

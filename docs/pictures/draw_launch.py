@@ -13,10 +13,10 @@ TITLE = "The course of a launch on two workers"
 DESCRIPTION = (
     "A sequence diagram with six columns: client, scheduler, agents 0 and 1, ranks 0 and 1. The "
     "client claims two workers from the scheduler, and sends each agent a RankSpec and the "
-    "function. Each agent forks a rank. The ranks meet at rank 0's store. While they train they "
-    "average gradients and report; reports go by the agents and the scheduler to the client. "
-    "Rank 0 sends its result; both processes end, the workers are free, and launch returns a "
-    "Run."
+    "function. Each agent has its nursery fork a rank. The ranks meet at rank 0's store. While "
+    "they train they average gradients and report; reports go by the agents and the scheduler to "
+    "the client. Rank 0 sends its result, which its agent's task returns; both processes end, the "
+    "workers are free, and launch returns a Run."
 )
 COLUMNS = {
     "client": 80,
@@ -44,19 +44,19 @@ STEPS = [
     (COMMAND, "client", "agent 0", "listen: a port for rank 0"),
     (COMMAND, "client", "agent 0", "RankSpec 0, train"),
     (COMMAND, "client", "agent 1", "RankSpec 1, train"),
-    (COMMAND, "agent 0", "rank 0", "forks"),
-    (COMMAND, "agent 1", "rank 1", "forks"),
+    (COMMAND, "agent 0", "rank 0", "its nursery forks it"),
+    (COMMAND, "agent 1", "rank 1", "its nursery forks it"),
     (GRADIENTS, "rank 1", "rank 0", "meet at the store"),
     (NOTE, "rank 0", "rank 0", "train()"),
     (NOTE, "rank 1", "rank 1", "train()"),
     (GRADIENTS, "rank 0", "rank 1", "gradients"),
     (REPORTS, "rank 0", "agent 0", "Report"),
     (REPORTS, "rank 1", "agent 1", "Report"),
-    (REPORTS, "agent 0", "client", "gathered, 10 times a second"),
-    (REPORTS, "agent 1", "client", "gathered, 10 times a second"),
+    (REPORTS, "agent 0", "client", "the same, as an event of Dask"),
+    (REPORTS, "agent 1", "client", "the same, as an event of Dask"),
     (REPORTS, "rank 0", "agent 0", "Done, with the result"),
     (REPORTS, "rank 1", "agent 1", "Done"),
-    (REPORTS, "agent 0", "client", "Ended"),
+    (REPORTS, "agent 0", "client", "Ended; its task returns the result"),
     (REPORTS, "agent 1", "client", "Ended"),
     (COMMAND, "client", "scheduler", "gives them back"),
     (NOTE, "client", "client", "launch returns a Run"),

@@ -32,6 +32,7 @@ import measuring
 from measuring import REPOSITORY, compared, single
 
 import ddp_common as ddp
+from ddp_common.ranks import rendezvous
 from ddp_common.teaching import faults
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
@@ -86,7 +87,7 @@ def under_torchrun(client, fault):
 
 
 def be_a_rank(fault, mark):
-    with ddp.process_group():
+    with rendezvous.process_group():
         faults.inject(faults.train, fault, mark=mark)()
 
 

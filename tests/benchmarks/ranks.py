@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import ddp_common as ddp
+from ddp_common.ranks import rendezvous
 
 LETTERS, WIDTH, GLOBAL_BATCH = 31, 8, 512
 WARM_UP = 20  # steps before the clock starts
@@ -117,5 +118,5 @@ if __name__ == "__main__":
             ddp.launch(client, globals()[name], folder=folder, directory=f"{folder}/run")
     else:
         name, folder, *numbers = sys.argv[1:]
-        with ddp.process_group():
+        with rendezvous.process_group():
             globals()[name](folder, *map(int, numbers))

@@ -36,14 +36,14 @@ QUALITY = {
 }
 SCALED = ("pets", "ucmerced")
 RANKS = "1 2"
-DEFAULTS = ("CLUSTER", "PRESET", "SET", "RESUME", "CHECKPOINT", "RESTARTS", "GROW", "DDP_TRACE")
+DEFAULTS = ("CLUSTER", "PRESET", "SET", "RESUME", "CHECKPOINT", "RESTARTS")
 
 
-def ddp_common(folder, *words, **variables):
-    """Run `python -m ddp_common …` with its runs in `folder`; returns what it prints."""
+def python(folder, *words, **variables):
+    """Run Python with its runs in `folder`; returns what it prints."""
     kept = {name: value for name, value in os.environ.items() if name not in DEFAULTS}
     return subprocess.run(
-        [sys.executable, "-m", "ddp_common", *words],
+        [sys.executable, *words],
         env={**kept, "RUNS": str(folder), "PYTHONPATH": str(REPOSITORY), **variables},
         check=True,
         stdout=subprocess.PIPE,
@@ -66,7 +66,9 @@ def measure_job():
         with tempfile.TemporaryDirectory() as folder:
             printed = []
             seconds = timed(
-                lambda: printed.append(ddp_common(folder, "run", tutorial, WORKERS="2"))
+                lambda: printed.append(
+                    python(folder, "-m", "ddp_common", "run", tutorial, WORKERS="2")
+                )
             )
         results += [
             single("job", f"{tutorial}: `make run`, s", seconds),
@@ -98,7 +100,7 @@ def measure_scaling():
 def study(tutorial):
     """The table of a study of this tutorial: a dict for each number of ranks."""
     with tempfile.TemporaryDirectory() as folder:
-        ddp_common(folder, "scaling", tutorial, WORKERS=RANKS)
+        python(folder, str(sync.HERE / "scaling.py"), TUTORIAL=tutorial, WORKERS=RANKS)
         (table,) = Path(folder).glob(f"scaling/{tutorial}/*/scaling.csv")
         with open(table) as file:
             return list(csv.DictReader(file))

@@ -1,17 +1,24 @@
-"""The doctor: a sound cluster is fit to train; what is wrong is named with what to do."""
+"""The doctor: a sound cluster is ready to train; what is wrong is named with what to do."""
 
 from ddp_common.clusters.doctor import examine
 
 
-def test_a_sound_cluster_is_fit_to_train_and_nothing_is_left(tmp_path):
+def test_this_machine_is_ready_and_nothing_is_left(tmp_path):
     lines = []
     assert examine("local", 2, lines.append)
     text = "\n".join(lines)
-    assert "Fit to train" in text and "the sum is right" in text
+    for check in ("packages", "data", "notebook", "queue", "workers", "versions", "addresses"):
+        assert f" {check} " in text
+    assert "all workers see it" in text and "the sum over all ranks is right" in text
+    assert "Ready to train" in text
     assert not any((tmp_path / "runs").iterdir())
 
 
-def test_a_profile_that_does_not_exist_is_the_finding():
+def test_what_needs_a_check_that_failed_is_not_tried():
     lines = []
     assert not examine("mars", 1, lines.append)
+    states = {line[11:25].strip(): line[:10].strip() for line in lines}
+    assert states["profile"] == "FAILED"
+    assert states["queue"] == states["workers"] == states["ranks"] == "not tried"
     assert "There is no cluster profile 'mars'" in "\n".join(lines)
+    assert "put profile right first" in lines[-1]

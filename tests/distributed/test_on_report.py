@@ -104,11 +104,3 @@ def test_restarts_are_told_too_and_the_records_of_an_earlier_run_are_not(client,
     again = []
     more = ddp.launch(client, faults.train, epochs=3, on_report=again.append, **options)
     assert again == list(more.records)[len(told) :] and len(again) == 14
-
-
-def test_a_launch_inside_is_refused(client):
-    def listen(record):
-        ddp.launch(client, report_some, workers=1, count=1)
-
-    with pytest.raises(ddp.Error, match="from on_report of another launch"):
-        ddp.launch(client, report_some, workers=1, on_report=listen, count=1)

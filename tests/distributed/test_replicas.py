@@ -9,8 +9,8 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import ddp_common as ddp
-from ddp_common.client.replicas import Replicas
 from ddp_common.messages import ParameterNorms
+from ddp_common.run.replicas import Replicas
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

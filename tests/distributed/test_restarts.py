@@ -4,7 +4,9 @@ import sys
 
 import cloudpickle
 import pytest
-from processes import assert_nothing_left, log_of, rank_pids
+from distributed import Client
+from patience import PATIENCE
+from processes import assert_nothing_left, log_of, rank_pids, separate_cluster
 
 import ddp_common as ddp
 from ddp_common.teaching import faults
@@ -31,6 +33,20 @@ def test_a_killed_rank_is_answered_with_a_restart_from_the_newest_checkpoint(cli
     assert f"Restart 1 on 2 rank(s) from step {event['step']}. Why: Rank 1 of 2" in log
     assert f"[rank 0] Resumed from step-{event['step']:08d}." in log
     assert_nothing_left(run.directory, ranks=4)
+
+
+def test_a_restart_goes_on_with_the_workers_left_unless_so_many_were_asked_for(tmp_path):
+    def loses_a_worker(name):
+        return faults.inject(faults.train, "worker and nanny killed", mark=tmp_path / name)
+
+    with separate_cluster(tmp_path, workers=3) as (_, address), Client(address) as client:
+        client.wait_for_workers(3, timeout=2 * PATIENCE)
+        with pytest.raises(ddp.Error, match="No 3 worker.*\n.*to restart because: Rank 1 of 3"):
+            ddp.launch(client, loses_a_worker("first"), workers=3, restarts=1, timeout=1)
+        run = ddp.launch(client, loses_a_worker("second"), restarts=1)
+    assert run.world_size == 1
+    (event,) = [record for record in run.records if record.get("event") == "restart"]
+    assert event["ranks"] == 1
 
 
 def test_restarts_that_the_environment_asks_for_come_to_an_end(client, monkeypatch):

@@ -1,22 +1,22 @@
-"""The same program under torchrun: the same weights and files as on Dask, one message on failure.
+"""The same program under torchrun and other launchers: the same weights and files as on Dask.
 
-`program` is run by torchrun once for all tests; on Dask its function runs in this process.
+`PROGRAM` is run by torchrun once for all tests; on Dask its function runs in this process.
 """
 
-import contextlib
 import importlib.util
 import os
-import re
 import shutil
+import socket
 import subprocess
 import sys
 
 import cloudpickle
-import psutil
 import pytest
 import torch
 from patience import PATIENCE
-from processes import log_of, saved_steps, wait_until
+from ports import free_port
+from processes import log_of, saved_steps
+from ranks_here import Rank, torchrun_variables
 
 import ddp_common as ddp
 
@@ -116,44 +116,114 @@ def test_a_process_that_no_launcher_has_started_says_so():
         ddp.connect("torchrun")
 
 
-def in_no_hurry(repository, checkpoint, *options, **variables):
-    """The command of `make run` with a training under torchrun that waits until it is resumed.
+# Ranks that a launcher of another kind has started
 
-    It is the tutorial of `repository`.
-    """
-    command = "-m ddp_common run in_no_hurry --cluster torchrun --workers 2 --checkpoint"
-    return subprocess.Popen(
-        [sys.executable, *command.split(), checkpoint, *options],
-        cwd=repository,
-        env={**os.environ, "SET": "pause=1", **variables},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+LAUNCHES = """
+import sys
+import torch
+import torch.distributed as dist
 
+def train():
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return total.item()
 
-def ranks_of(process):
-    """The processes that torchrun has started, in rank order."""
-    numbers = {}
-    for child in psutil.Process(process.pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-            variables = child.environ()
-            if "RANK" in variables:
-                numbers[child] = int(variables["RANK"])
-    return sorted(numbers, key=numbers.__getitem__)
+with ddp.connect() as client:
+    run = ddp.launch(client, train, directory="run")
+    print(ddp.rank(), run.result, file=sys.stderr)
+"""
+KUBEFLOW = {"RANK": "{rank}", "WORLD_SIZE": "2"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "{rank}", "OMPI_COMM_WORLD_SIZE": "2"}
+MPICH = {"PMI_RANK": "{rank}", "PMI_SIZE": "2"}
 
 
-def test_a_killed_rank_is_named_in_one_message_and_nothing_is_left(repository, tmp_path):
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    process = in_no_hurry(repository, tmp_path / "run", TMPDIR=str(temporary))
-    wait_until(lambda: saved_steps(tmp_path / "run") or process.poll() is not None)
-    ranks = ranks_of(process)
-    ranks[1].kill()
-    _, error = process.communicate(timeout=3 * PATIENCE)
-    assert process.returncode == 1
-    assert re.search(r"Error: Rank [01] failed", error) and "ChildFailedError" not in error
-    assert not any(rank.is_running() for rank in ranks)
-    left = [path.name for path in temporary.iterdir()]
-    assert not [name for name in left if not name.startswith("torchinductor_")]
+def start(code, folder, launcher=KUBEFLOW, where=True):
+    """Two ranks that execute `code`. Without `where`, nothing says where rank 0 is."""
+    port = free_port()
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if where else {}
+    code = f"import os; os.chdir({str(folder)!r})\n{code}"
+    ranks = []
+    for rank in range(2):
+        own = {name: value.format(rank=rank) for name, value in launcher.items()}
+        ranks.append(Rank(code, folder, {**own, **place}))
+    return ranks
+
+
+@pytest.mark.parametrize("launcher", [KUBEFLOW, OPEN_MPI, MPICH], ids=["env", "openmpi", "mpich"])
+def test_ranks_of_another_launcher_train_together(tmp_path, launcher):
+    ranks = start(LAUNCHES, tmp_path, launcher)
+    assert [rank.said() for rank in ranks] == ["0 2.0\n", "1 2.0\n"]
+
+
+@pytest.mark.parametrize("launcher", [KUBEFLOW, OPEN_MPI], ids=["env", "openmpi"])
+def test_a_launcher_that_does_not_say_where_rank_0_is_is_refused_with_what_to_do(
+    tmp_path, launcher
+):
+    for rank in start(LAUNCHES, tmp_path, launcher, where=False):
+        assert "but not MASTER_ADDR, MASTER_PORT. Start the ranks with" in rank.complaint()
+
+
+# What may go wrong with some of the ranks
+
+DRIFTS_APART = """
+from test_replicas import train
+with ddp.connect() as client:
+    print(ddp.launch(client, train, directory="run", mistake="unfrozen after DDP").problems)
+"""
+LEAVES = """
+import datetime
+import sys
+from ddp_common.without_dask import ranks
+
+ranks.LOOK_INTERVAL = datetime.timedelta(seconds=1)
+
+def train():
+    if ddp.rank() == 1:
+        sys.exit(0)
+
+with ddp.connect() as client:
+    ddp.launch(client, train, directory="run")
+"""
+
+
+def test_models_that_have_drifted_apart_are_named_in_the_problems_of_rank_0(tmp_path):
+    first, _ = start(DRIFTS_APART, tmp_path)
+    assert "the parameter model.0.weight has the norm" in first.said()
+
+
+def test_a_rank_that_leaves_in_the_function_is_named_and_not_waited_for(tmp_path):
+    first, other = start(LEAVES, tmp_path)
+    assert "Rank 1 ended before it had told" in first.complaint()
+    assert other.said() == "" and other.process.exitcode == 0
+
+
+def test_a_host_that_does_not_see_the_run_directory_is_named(tmp_path):
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("only root may hide a folder from a process")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    code = f"import ddp_common as ddp\n{LAUNCHES}".replace('"run"', repr(str(shared / "run")))
+    port = free_port()
+    ranks = []
+    for rank, hidden in enumerate(["true", f"mount -t tmpfs tmpfs {shared}"]):
+        variables = torchrun_variables(rank, 2, port)
+        ranks.append(
+            subprocess.Popen(
+                ["unshare", "--mount", "sh", "-c", f'{hidden} && exec "$@"', "sh"]
+                + [sys.executable, "-c", code],
+                env={**os.environ, **variables},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    for rank in ranks:
+        _, error = rank.communicate(timeout=3 * PATIENCE)
+        assert f"is not visible on {socket.gethostname()}" in error
+
+
+def test_a_collection_is_refused_with_what_to_do(tmp_path):
+    code = "import dask.array\nwith ddp.connect() as client:\n"
+    code += "    ddp.launch(client, lambda x: x, x=dask.array.ones(4))"
+    for rank in start(code, tmp_path):
+        complaint = rank.complaint()
+        assert "x is a Dask collection" in complaint and "to_parquet" in complaint

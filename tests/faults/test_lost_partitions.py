@@ -1,4 +1,4 @@
-"""Dask collections as arguments of `launch`: every rank gets the partitions on its worker."""
+"""Dask collections as arguments of `launch`, and workers that are lost, or take no tasks."""
 
 import functools
 import os
@@ -14,8 +14,9 @@ import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
-from distributed import Status, wait
+from distributed import Status
 from processes import Background, held_back, log_of, saved_steps, wait_until
+from tables_here import everyone, placed
 
 import ddp_common as ddp
 
@@ -24,12 +25,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 def part(number, length=6):
     return pd.DataFrame({"row": np.arange(length) + 6 * number})
-
-
-def everyone(mine):
-    found = [None] * ddp.world_size()
-    dist.all_gather_object(found, mine)
-    return found
 
 
 def train(table):
@@ -41,23 +36,6 @@ def train(table):
         for rows in sampler:
             table.take(rows)
             dist.all_reduce(torch.ones(1))
-
-
-def placed(client, places, function):
-    """The partitions as futures, each on the worker that `places` names by its number.
-
-    One after the other: of tasks that wait on a worker, idle ones would steal some. Others are
-    allowed, since the partitions of a worker that is lost are computed elsewhere.
-    """
-    addresses = list(client.workers())
-    futures = []
-    for number, place in enumerate(places):
-        future = client.submit(
-            function, number, workers=[addresses[place]], pure=False, allow_other_workers=True
-        )
-        wait(future)
-        futures.append(future)
-    return futures
 
 
 def describe(x):
@@ -158,10 +136,8 @@ def test_where_all_workers_are_paused_it_says_so_instead_of_waiting_for_ever(cli
     client.run(set_status, Status.paused)
     try:
         wait_until(lambda: client.run_on_scheduler(statuses) == {Status.paused})
-        with pytest.raises(
-            ddp.Error, match="memory of all 4 workers is full, and Dask has paused"
-        ):
-            ddp.launch(client, describe, workers=1, directory=tmp_path / "run", x=table)
+        with pytest.raises(ddp.Error, match="for 2 s none of the cluster's 4 workers.*paused"):
+            ddp.launch(client, describe, workers=1, directory=tmp_path / "run", timeout=2, x=table)
     finally:
         client.run(set_status, Status.running)
     wait_until(lambda: client.run_on_scheduler(statuses) == {Status.running})

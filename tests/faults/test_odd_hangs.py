@@ -32,7 +32,7 @@ def test_a_rank_whose_main_thread_never_lets_go_of_python_is_named_without_its_a
     error = stalled(client, tmp_path, busy_in_one_instruction)
     assert error.rank == 1
     assert set(error.collectives) == {0}
-    assert "busy_in_one_instruction" in error.stacks[1]
+    assert "does not answer: a call of C or C++ keeps Python's lock" in str(error)
     assert ddp.launch(client, faults.train, workers=2).world_size == 2
 
 
@@ -46,4 +46,4 @@ def test_workers_of_a_loader_do_not_answer_in_the_place_of_their_rank(client, tm
 
     error = stalled(client, tmp_path, train)
     assert error.rank == 0
-    assert error.collectives[0].startswith("is in no collective; the last it has finished is")
+    assert error.collectives[0].startswith("is in no collective; the last was")

@@ -1,5 +1,6 @@
 """Blocks of the pages that need a cluster, a server or several ranks run, and do what is said."""
 
+import gzip
 import importlib.util
 import json
 import os
@@ -49,6 +50,19 @@ def test_the_answers_to_questions_do_what_they_say(client):
     # the second launch added two epochs to the two of the first, and repeated none
     steps = names["again"].metrics.groupby("rank")["step"].apply(list)
     assert all(of_rank == [*range(1, 17)] for of_rank in steps)
+
+
+def test_every_rank_records_its_steps_as_the_page_on_slow_steps_shows(client):
+    names = {"client": client, "__name__": "slow_steps"}
+    (code,) = blocks_of("slow-steps.md")
+    exec(compile(code, "docs/slow-steps.md", "exec"), names)
+    for rank in range(2):
+        path = names["run"].directory / "trace" / f"rank-{rank}.json.gz"
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        seen = [event["name"] for event in events if event.get("ph") == "X"]
+        assert {f"ProfilerStep#{step}" for step in (2, 3, 4)} <= {*seen}
+        for what in ("gloo:all_reduce", "DistributedDataParallel.forward", "Optimizer.step"):
+            assert any(name.startswith(what) for name in seen), what
 
 
 def test_images_are_read_as_the_page_on_images_shows(tmp_path, s3, capsys):

@@ -10,7 +10,7 @@ from ddp_common.messages import Done, File, Report
 from ddp_common.ranks import pipe
 
 SMALL = Report({"loss": 1.0})
-LARGE = File("weights.bin", bytes(range(256)) * 40_000)  # far more than a pipe holds
+LARGE = File("weights.bin", "AAEC" * 2_500_000)  # far more than a pipe holds
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
-"""Under torchrun: restarts, Ctrl-C, SIGTERM to all processes, a stall, tables, bad input."""
+"""Under torchrun: a killed rank, restarts, Ctrl-C, SIGTERM to all processes, bad input."""
 
+import contextlib
 import os
 import re
 import signal
@@ -7,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas
 import psutil
 import pytest
 import torch
 from patience import PATIENCE
 from processes import is_alive, saved_steps, wait_until
+from train_in_no_hurry import STEPS
 
 TESTS = Path(__file__).parents[1]
 
@@ -30,29 +33,20 @@ def run(repository, checkpoint, *options, settings="pause=1", **variables):
     )
 
 
-def torchrun(tmp_path, script):
-    return subprocess.Popen(
-        [
-            sys.executable,
-            *"-m torch.distributed.run --standalone --nproc-per-node 2".split(),
-            script,
-        ],
-        env={**os.environ, "RUN_DIRECTORY": str(tmp_path / "run")},
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 def finish(process):
     out, error = process.communicate(timeout=3 * PATIENCE)
     return process.returncode, out, error
 
 
 def ranks_of(process):
-    children = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in children if "RANK" in child.environ()]
+    """The processes that torchrun has started, in rank order."""
+    numbers = {}
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            variables = child.environ()
+            if "RANK" in variables:
+                numbers[child] = int(variables["RANK"])
+    return sorted(numbers, key=numbers.__getitem__)
 
 
 def weights_of(directory):
@@ -61,7 +55,24 @@ def weights_of(directory):
     return torch.load(path)["model"]
 
 
-def test_restarts_go_on_from_the_newest_checkpoint(repository, tmp_path):
+def test_a_killed_rank_is_named_in_one_message_and_nothing_is_left(repository, tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = run(repository, tmp_path / "run", TMPDIR=str(temporary))
+    wait_until(lambda: saved_steps(tmp_path / "run") or process.poll() is not None)
+    ranks = ranks_of(process)
+    ranks[1].kill()
+    code, _, error = finish(process)
+    assert code == 1
+    assert re.search(r"Error: Rank [01] failed", error) and "ChildFailedError" not in error
+    assert not any(rank.is_running() for rank in ranks)
+    left = [path.name for path in temporary.iterdir()]
+    assert not [name for name in left if not name.startswith("torchinductor_")]
+
+
+def test_restarts_go_on_from_the_newest_checkpoint_and_keep_what_every_rank_had_reported(
+    repository, tmp_path
+):
     undisturbed = run(repository, tmp_path / "undisturbed", settings="pause=0")
     assert finish(undisturbed)[0] == 0
     process = run(repository, tmp_path / "run", "--restarts", "1")
@@ -72,46 +83,48 @@ def test_restarts_go_on_from_the_newest_checkpoint(repository, tmp_path):
     assert "Resumed from step-" in out
     one, other = weights_of(tmp_path / "run"), weights_of(tmp_path / "undisturbed")
     assert all(torch.equal(one[name], other[name]) for name in other)
+    metrics = pandas.read_json(tmp_path / "run" / "metrics.jsonl", lines=True)
+    steps_of_rank_1 = metrics[metrics["rank"] == 1]["step"].unique()
+    assert sorted(steps_of_rank_1) == list(range(1, STEPS + 1))
+    assert not list((tmp_path / "run").glob("metrics-*"))
 
 
-def test_ctrl_c_ends_all_ranks(repository, tmp_path):
-    process = run(repository, tmp_path / "run")
+def test_after_ctrl_c_ranks_save_and_leave_after_the_same_step(repository, tmp_path):
+    process = run(repository, tmp_path / "run", settings="pause=0.1")
     wait_until(lambda: saved_steps(tmp_path / "run"))
     ranks = ranks_of(process)
     os.killpg(process.pid, signal.SIGINT)
-    assert finish(process)[0] != 0
+    code, _, error = finish(process)
+    assert code == 128 + signal.SIGTERM
+    assert left_after(error) == saved_steps(tmp_path / "run")[-1]
     assert not any(rank.is_running() for rank in ranks)
 
 
+def left_after(said):
+    """The step after which ranks that were told to stop say that they have left."""
+    step = re.search(r"told to stop \(SIGTERM\). They left after step (\d+)", said)
+    assert step, said
+    return int(step[1])
+
+
 def test_ranks_with_loader_workers_save_and_leave_after_the_same_step(tmp_path):
-    process = torchrun(tmp_path, TESTS / "trains_with_loader_workers.py")
+    """Under torchrun itself, which tells all processes of a rank."""
+    torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
+    process = subprocess.Popen(
+        [sys.executable, *torchrun, TESTS / "trains_with_loader_workers.py"],
+        env={**os.environ, "RUN_DIRECTORY": str(tmp_path / "run")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     wait_until(lambda: saved_steps(tmp_path / "run") or process.poll() is not None)
     started = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=3 * PATIENCE)
-    assert process.returncode != 0
-    step = re.search(r"told to stop \(SIGTERM\). They left after step (\d+)", said)
-    assert step, said
-    assert saved_steps(tmp_path / "run")[-1] == int(step[1])
+    code, said, _ = finish(process)
+    assert code != 0
+    assert saved_steps(tmp_path / "run")[-1] == left_after(said)
     assert "DataLoader worker" not in said
     wait_until(lambda: not any(is_alive(each.pid) for each in started))
-
-
-TABLE = """
-import dask.array as da
-import ddp_common as ddp
-
-with ddp.connect() as client:
-    ddp.launch(client, lambda x: x, x=da.ones(4))
-"""
-
-
-def test_a_collection_is_refused_with_what_to_do(tmp_path):
-    (tmp_path / "script.py").write_text(TABLE)
-    process = torchrun(tmp_path, tmp_path / "script.py")
-    said, _ = process.communicate(timeout=3 * PATIENCE)
-    assert process.returncode != 0
-    assert "x is a Dask collection" in said and "to_parquet" in said
 
 
 @pytest.mark.parametrize(

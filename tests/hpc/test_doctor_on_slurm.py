@@ -42,14 +42,14 @@ def doctor(slurm, tmp_path):
 
 def test_a_sound_slurm_is_fit_to_train(doctor):
     code, said = doctor(JOB)
-    assert code == 0 and "Fit to train" in said, said
-    assert "the default (main) is up ok" in said and "cluster 2 workers came within" in said
+    assert code == 0 and "Ready to train" in said, said
+    assert "Slurm answers; main is up" in said and "ok workers 2 came within" in said
 
 
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("queue=gpu", "partition gpu does not exist; there is: main (up) FAILED"),
+        ("queue=gpu", "FAILED queue gpu does not exist; there is: main (up)"),
         (
             "python=/no/python",
             "A job starts /no/python: this file must exist on the compute nodes",

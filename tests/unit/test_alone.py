@@ -1,9 +1,11 @@
-"""The process group of a process that no launcher has started, or only half told."""
+"""A process that no launcher has started, or has only half told; which launcher it was."""
 
 import pytest
 import torch
 
-from ddp_common import Error, device, process_group, rank, world_size
+from ddp_common import Error, device, rank, world_size
+from ddp_common.ranks.rendezvous import process_group
+from ddp_common.without_dask.launchers import started_by
 
 VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
@@ -34,3 +36,33 @@ def test_half_of_a_launchers_variables_is_refused_and_the_missing_ones_are_named
         pass
     missing = str(caught.value).partition(" but not ")[2].partition(". ")[0]
     assert missing.split(", ") == [name for name in VARIABLES if name not in given]
+
+
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+MPICH = {"PMI_RANK": "0", "PMI_SIZE": "2"}
+STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher"),
+    [
+        ({}, None),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, None),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "env://"),
+        ({"TORCHELASTIC_RUN_ID": "1", **OPEN_MPI}, "torchrun"),
+        (OPEN_MPI, "mpiexec"),
+        (MPICH, "mpiexec"),
+        ({**MPICH, "PMI_SIZE": "1"}, None),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "2"}, "srun"),
+        ({**STEP, **MPICH, "SLURM_STEP_NUM_TASKS": "2"}, "srun"),  # as srun --mpi=pmi2
+        ({**STEP, **MPICH, "SLURM_STEP_NUM_TASKS": "1"}, "mpiexec"),  # started by srun itself
+    ],
+)
+def test_a_process_knows_which_launcher_has_started_it_as_one_of_several(
+    monkeypatch, variables, launcher
+):
+    for name in ("SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", *OPEN_MPI, *MPICH):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert started_by() == launcher

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ddp_common import ElasticSampler, Error
+from ddp_common.client.tables import assign
 from ddp_common.ranks.dealing import PlacedDeal, Placement
 from ddp_common.ranks.rows import Rows
 
@@ -13,13 +14,10 @@ UNEVEN = [1000, 1000, 400, 0, 37, 5000]
 
 
 def placements(lengths, ranks, seed):
-    """The placement of each rank when the partitions lie anywhere; a row for who has none."""
+    """The placement of each rank that has rows, when the partitions lie anywhere."""
     anywhere = np.random.default_rng(seed).integers(ranks, size=len(lengths))
-    starts = np.cumsum(lengths) - lengths
-    borrowed = int(starts[np.argmax(lengths)])
-    return [
-        Placement(lengths, np.flatnonzero(anywhere == rank), borrowed) for rank in range(ranks)
-    ]
+    held = [np.flatnonzero(anywhere == rank) for rank in range(ranks)]
+    return [Placement(lengths, each) for each in held if np.take(lengths, each).sum()]
 
 
 def batches(lengths, ranks, batch_size, *, where=0, seed=0, epoch=0, shuffle=True):
@@ -77,8 +75,6 @@ def test_a_rank_without_a_row_of_the_batch_takes_part_with_one_that_it_has():
     idle = [step for step in range(34) if not deal.samples(step)]
     assert idle
     assert {tuple(deal.share(step)) for step in idle} == {(90,)}
-    without_any = PlacedDeal(Placement([90, 0, 10], [1], borrowed=5), 3, 0, 0, True)
-    assert {tuple(without_any.share(step)) for step in range(34)} == {(5,)}
 
 
 def table(lengths):
@@ -120,3 +116,18 @@ def test_a_position_in_other_partitions_is_refused(other):
     sampler = ElasticSampler(table(other) if other else sum(UNEVEN), 256)
     with pytest.raises(Error, match="partitions"):
         sampler.load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "lies_on", "goes_to"),
+    [
+        ([5] * 6, [0, 1, 0, 1, 0, 1], [0, 1, 0, 1, 0, 1]),
+        ([5, 5, 5], [1, 1, 0], [1, 1, 0]),  # another one would be as full
+        ([5] * 4, [0] * 4, [0, 0, 1, 1]),
+        ([10, 9, 1, 2, 2, 2], [0, 0, 0, 1, 1, 1], [0, 1, 0, 1, 1, 1]),
+        ([90, 5, 5], [0, 0, 1], [0, 1, 1]),
+        ([9, 8, 7, 0], [None] * 4, [0, 1, 1, 0]),
+    ],
+)
+def test_partitions_stay_where_they_lie_until_that_rank_has_its_share(lengths, lies_on, goes_to):
+    assert assign(lengths, lies_on, 2) == goes_to

@@ -31,6 +31,14 @@ def test_arguments_that_the_function_does_not_take_are_told(arguments, said):
     assert str(refused.value).endswith(said)
 
 
+def test_a_parameter_that_launch_would_take_for_itself_is_refused():
+    def write_into(directory, epochs=1):
+        return directory
+
+    with pytest.raises(ddp.Error, match="write_into has a parameter 'directory', which launch"):
+        ddp.launch(None, write_into, directory="my-data")
+
+
 def test_what_is_no_function_is_refused():
     with pytest.raises(ddp.Error, match="runs a function on every rank, and 3 is none"):
         ddp.launch(None, 3)

@@ -115,7 +115,9 @@ def test_alone_reports_and_files_are_checked_and_dropped(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/step-00000099.pt"])
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "metrics-1.jsonl", "checkpoints/step-00000099.pt"]
+)
 def test_a_name_that_the_run_itself_uses_is_refused(name):
     with pytest.raises(Error, match=f"{name}.* would overwrite what the run itself keeps"):
         save_file(name, b"x")

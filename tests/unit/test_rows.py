@@ -1,7 +1,6 @@
 """A table as a rank sees it: rows by their number, tensors, and what is refused."""
 
 import os
-from multiprocessing.connection import Connection
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,6 @@ import torch
 from ddp_common import DataLoader, ElasticSampler, Error, EvalSampler, Rows
 from ddp_common.ranks import handover
 from ddp_common.ranks.dealing import Placement
-from ddp_common.worker.handover import _Pickler
 
 LENGTHS = [4, 3, 0, 5, 6]
 FRAME = pd.DataFrame(
@@ -31,10 +29,8 @@ def split(whole):
     return [whole[start:end] for start, end in zip(bounds, bounds[1:])]
 
 
-def table(whole, held=(0, 1, 2, 3, 4), **options):
-    parts = dict(enumerate(split(whole)))
-    placement = Placement(LENGTHS, held, options.pop("row", None))
-    return Rows("table", placement, {number: parts[number] for number in held}, **options)
+def table(whole, held=(0, 1, 2, 3, 4)):
+    return Rows("table", Placement(LENGTHS, held), dict(enumerate(split(whole))))
 
 
 @pytest.mark.parametrize("rows", [[17, 0, 9], [3, 4, 3], []], ids=str)
@@ -63,17 +59,6 @@ def test_a_rank_has_its_own_partitions_and_counts_the_rows_of_all():
     assert [len(part) for part in rows.parts] == [3, 0, 5]
     pd.testing.assert_frame_equal(rows.take(rows.rows), FRAME.iloc[4:12])
     assert rows[7].text == "row 7"
-
-
-def test_a_rank_without_rows_has_one_of_another_rank_to_take_part_with():
-    rows = table(FRAME, held=(2,), borrowed=FRAME.iloc[4:5], row=4)
-    assert (len(rows), rows.rows.tolist()) == (18, [])
-    assert rows.take([]).columns.tolist() == FRAME.columns.tolist()
-    batches = list(ElasticSampler(rows, 6))
-    assert batches == [[4]] * 3
-    assert rows.take(batches[0]).text.to_list() == ["row 4"]
-    assert rows.tensors("number").take([4]).tolist() == [4]
-    assert list(EvalSampler(rows, 5)) == []
 
 
 def test_evaluation_takes_every_row_once():
@@ -107,25 +92,48 @@ def test_tensors_have_the_types_that_losses_want():
     assert (y.dtype, y.tolist()) == (torch.int64, list(range(18)))
     assert (kind.dtype, kind.tolist()) == (torch.int64, [0, 1, 2] * 6)
     assert flag.dtype == torch.float32
+    assert table(FRAME).tensors(["number", "number"]).take([5]).tolist() == [[5, 5]]
     assert table(np.ones((18, 2, 2))).tensors().take([3, 1]).shape == (2, 2, 2)
 
 
 GAPS = FRAME.assign(share=FRAME.share.where(FRAME.share > 1), kind=FRAME.kind.where(FRAME.flag))
+IDS = FRAME.assign(id=2**24 + FRAME.number, huge=FRAME.share + 1e300)
+TWINS = pd.concat([FRAME.share, FRAME.number.rename("share")], axis=1)
 
 
 @pytest.mark.parametrize(
     ("whole", "columns", "words"),
     [
         (FRAME, ["shares"], "no column shares; it has number, share"),
+        (TWINS, ["share"], "several columns of one name: share"),
         (FRAME.text.to_list(), [], "are lists"),
-        (FRAME, [["text", "share"]], r"no numbers: text \(.*Make categories"),
+        (FRAME, [["text", "share"]], r"change .* or are none: text \(.*make categories"),
         (GAPS, [["share", "kind"]], r"share \(3\), kind \(9\), of 18 rows"),
+        (FRAME.assign(z=FRAME.share + 2j), ["z"], r"z \(complex128\)\. .*two columns of complex"),
+        (FRAME.number.to_numpy(np.uint64) + 2**63, [], r"int64.*: table \(\d{19}\)\. "),
+        (IDS.convert_dtypes(), [["share", "id"]], r"float32.*: id \(167772\d\d\)\. .*alone"),
+        (IDS, [["share", "huge"]], r"huge \(1e\+300\)\. .*scale"),
     ],
-    ids=["no column", "lists", "texts", "missing values"],
+    ids=[
+        "no column",
+        "a repeated column",
+        "lists",
+        "texts",
+        "missing values",
+        "complex numbers",
+        "unsigned numbers",
+        "identifiers beside floats",
+        "infinite as float32",
+    ],
 )
 def test_what_becomes_no_tensor_is_named(whole, columns, words):
     with pytest.raises(Error, match=words):
         table(whole).tensors(*columns)
+
+
+def test_whole_numbers_keep_their_values_by_themselves():
+    for frame in (IDS, IDS.convert_dtypes(), IDS.astype({"id": np.uint64})):
+        assert table(frame).tensors("id").tensors[0].tolist() == IDS.id.to_list()
 
 
 # Handing over
@@ -133,10 +141,10 @@ def test_what_becomes_no_tensor_is_named(whole, columns, words):
 
 def handed_over(*parts):
     """What arrives in a rank of tables with one partition each; and how large their file was."""
-    tables = [handover.Table("table", [len(part)], {0: part}) for part in parts]
-    with open(os.memfd_create("test"), "w+b") as file:
-        size = handover.write(tables, file, _Pickler)
-        handover.receive(Connection(os.dup(file.fileno())))
+    tables = [handover.Table("table", [len(part)], {0: None}) for part in parts]
+    with handover.hand_over(tables, [[part] for part in parts]) as file:
+        size = os.fstat(file.fileno()).st_size
+        handover.receive(os.dup(file.fileno()))
     return [handover.given(number).parts[0] for number in range(len(parts))], size
 
 

@@ -13,7 +13,7 @@ import signal
 import time
 import torch
 import torch.distributed as dist
-from ddp_common.ranks import stopping
+from ddp_common.ranks import rendezvous, stopping
 
 def train(told, at, every, signals, last=1_000_000):
     chance = random.Random(os.getpid())
@@ -31,7 +31,7 @@ def train(told, at, every, signals, last=1_000_000):
 
 stopping.listen_to_sigterm()
 try:
-    with ddp.process_group(), stopping.in_agreement():
+    with rendezvous.process_group(), stopping.in_agreement():
         train(**KEYWORDS)
         stopping.training_has_ended()
 except stopping.Stopped:
@@ -102,7 +102,7 @@ import os, signal, time
 from ddp_common.ranks import rendezvous, stopping
 
 stopping.listen_to_sigterm()
-with ddp.process_group(), stopping.in_agreement():
+with rendezvous.process_group(), stopping.in_agreement():
     stopping.is_time_to_stop(1)
     if ddp.rank() == 0:
         while not rendezvous.has_left(1):

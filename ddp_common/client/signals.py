@@ -1,4 +1,4 @@
-"""What a person or a batch system has told this program, for the launches that go on in it.
+"""What a person or a batch system has asked of this program by a signal.
 
 Flags, which a launch looks at twice a second: Python swallows an exception that a signal's handler
 raises in a callback of an import or of the garbage collector.

@@ -8,21 +8,22 @@ long to see that all workers are there, and torch is imported meanwhile.
 import logging
 import signal
 import threading
+from types import FrameType
+from typing import Any
 
 from distributed import Worker, WorkerPlugin
 
 from ddp_common.worker import nursery
-from ddp_common.worker.agent import tell_to_stop
+from ddp_common.worker.agent import after_the_rank, tell_to_stop
 from ddp_common.worker.time_limit import watch_time_limit
 
 
 class Preload(WorkerPlugin):
     """Worker plugin: has a fork server import torch, while the cluster is still being waited for.
 
-    It also makes the worker ignore Ctrl-C,
-    which a terminal sends to every process, and SIGTERM, which a batch system sends: the client
-    acts on the one, the ranks on the other, and they need their worker until they have saved. And
-    it is no error if the scheduler is closed first.
+    It also keeps the worker until its rank has saved when SIGTERM comes, which a batch system
+    sends to every process, or Ctrl-C, which a terminal does. And it is no error if the scheduler
+    is closed first.
     """
 
     name = "ddp-preload"
@@ -30,17 +31,36 @@ class Preload(WorkerPlugin):
 
     def __init__(self, fork_server: str | None = None):
         self.fork_server = fork_server  # the path of one for all workers, if they share its host
+        self.handlers: dict[signal.Signals, Any] = {}  # those before
 
     def setup(self, worker: Worker) -> None:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_IGN)
+                if worker.nanny:  # it ends the worker itself
+                    signal.signal(number, signal.SIG_IGN)
+                else:
+                    self.handlers[number] = signal.signal(number, _handler(number))
         logging.getLogger("distributed.worker").addFilter(_is_no_lost_connection)
         nursery.prepare(self.fork_server)
         watch_time_limit(tell_to_stop)
 
     def teardown(self, worker: Worker) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
         nursery.close()
+
+
+def _handler(number: signal.Signals) -> Any:
+    """A handler that has the rank save and leave, and then does what the present one does."""
+    previous = signal.getsignal(number)
+    if not callable(previous):
+        return signal.SIG_IGN
+
+    def tell_the_rank_first(number: int, frame: FrameType | None) -> None:
+        tell_to_stop()
+        after_the_rank(lambda: previous(number, None))
+
+    return tell_the_rank_first
 
 
 def dask_setup(worker: Worker) -> None:

@@ -1,92 +1,98 @@
-"""Which collectives a rank has begun and not finished, from torch's flight recorder.
+"""Where a rank is, told by a thread of it when the agent asks with SIGUSR1.
 
-torch records the latest collectives of a process. A thread of the rank answers the agent's
-question for them: it can while the rank's main thread waits in a collective, since torch lets
-other threads run meanwhile. The recorder is not a documented part of torch: where it is not as
-expected, the answer is that nothing is known.
+The answer is one `Whereabouts`: the stack of the main thread, and the latest collectives from
+torch's flight recorder. The thread can answer while the main thread waits in a collective, since
+torch lets other threads run meanwhile. A rank in a call of C that keeps Python's lock does not
+answer. The recorder is not a documented part of torch: where it is not as expected, the answer has
+no collectives.
 """
 
-import json
 import os
 import pickle
+import signal
+import sys
 import sysconfig
 import threading
 import time
-from multiprocessing.connection import Connection
+import traceback
+from collections.abc import Callable
 from typing import Any
 
-from ddp_common.messages import Collective
+from ddp_common.messages import Collective, Whereabouts
 
 # How many collectives torch keeps of a rank, unless TORCH_FR_BUFFER_SIZE is set: enough to see a
 # pattern that repeats with every step. Torch's own 2,000 take seconds to be told with their lines.
 KEPT = 500
+OURS = os.path.dirname(__file__)
 FROM_LAUNCHER = f"{os.sep}ranks{os.sep}rendezvous.py"  # its collectives are none of the user's
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
-def keep_the_latest() -> None:
+def keep_collectives() -> None:
     """Have torch keep `KEPT` collectives of this process; call it before there is a group."""
     if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # its older name
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(KEPT))
 
 
-def answer_questions(questions: Connection) -> None:
-    """From now on a thread answers each question, which is a number on a line.
+def block_signal() -> None:
+    """Keep SIGUSR1 for the thread that answers; call it before there are other threads."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
-    The answer is a line of JSON: the same number, and the latest collectives or null.
+
+def unblock_signal() -> None:
+    """Undo it, in a process that this rank has forked."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+
+
+def answer_questions(post: Callable[[Whereabouts], None]) -> None:
+    """From now on a thread passes a `Whereabouts` to `post` for each SIGUSR1.
+
+    Signals that come while it answers count as one.
     """
-    threading.Thread(target=_answer, args=(questions,), daemon=True).start()
+    threading.Thread(target=_answer, args=(post,), daemon=True, name="ddp-whereabouts").start()
 
 
-def _answer(questions: Connection) -> None:
-    with open(questions.fileno(), "rb", closefd=False) as asked:
-        for number in asked:  # until nobody can ask any more
-            answer = json.dumps([int(number), known()]).encode() + b"\n"
-            try:
-                while answer:
-                    answer = answer[os.write(questions.fileno(), answer) :]
-            except OSError:  # nobody listens any more
-                return
+def _answer(post: Callable[[Whereabouts], None]) -> None:
+    while True:
+        signal.sigwait({signal.SIGUSR1})
+        collectives = latest_collectives()
+        fields = None if collectives is None else [vars(each) for each in collectives]
+        try:
+            post(Whereabouts(_stack_of_main_thread(), fields))
+        except OSError:  # nobody reads the pipe any more
+            return
 
 
-def known() -> list[dict[str, Any]] | None:
-    """The fields of this process's latest collectives, oldest first; None if none are known."""
-    try:
-        collectives = latest()
-    except Exception:  # whatever another torch's recorder is like, training goes on
-        return None
-    return [vars(each) for each in collectives] if collectives else None
+def _stack_of_main_thread() -> str:
+    """As in a traceback, innermost call first, from the training function on."""
+    identifier = threading.main_thread().ident
+    assert identifier is not None, "it runs"
+    frames = traceback.extract_stack(sys._current_frames()[identifier])
+    own = [number for number, frame in enumerate(frames) if frame.filename.startswith(OURS)]
+    calls = [number for number in own if frames[number].name == "_call"]
+    first = calls[-1] + 1 if calls else 0
+    return "".join(reversed(traceback.format_list(frames[first:])))
 
 
-def latest() -> list[Collective]:
-    """This process's latest collectives, oldest first; without those of the launcher itself."""
+def latest_collectives() -> list[Collective] | None:
+    """This process's latest collectives, oldest first, without those of the launcher itself.
+
+    None if none are known.
+    """
     now = time.time()
-    members = _members()
-    return [
-        _collective(entry, now, members)
-        for entry in _entries(with_lines=True)[-KEPT:]
-        if not _is_launchers(entry)
-    ]
+    try:
+        members = _members()
+        collectives = [
+            _collective(entry, now, members)
+            for entry in recorded(with_lines=True)[-KEPT:]
+            if not _is_launchers(entry)
+        ]
+    except Exception:  # whatever another torch's recorder is like, the stack is still an answer
+        return None
+    return collectives or None
 
 
-def beginnings(group: str) -> list[tuple[int, int, str]]:
-    """This process's latest collectives of a process group: number, ns since 1970, kind.
-
-    `group` is torch's name for it. Collectives of a group have the same numbers on all ranks.
-    Oldest first.
-    """
-    return [
-        (
-            entry["collective_seq_id"],
-            entry["time_created_ns"],
-            entry["profiling_name"].partition(":")[2],
-        )
-        for entry in _entries(with_lines=False)
-        if entry["process_group"][0] == group and not entry.get("is_p2p")
-    ]
-
-
-def _entries(with_lines: bool) -> list[dict[str, Any]]:
+def recorded(with_lines: bool) -> list[dict[str, Any]]:
     """What torch has recorded, oldest first. Lines of the program take most of the time."""
     # Not at the top: the answering thread starts before torch is there.
     from torch._C import _distributed_c10d as c10d
@@ -140,11 +146,10 @@ def _line_of_user(frames: list[dict[str, Any]]) -> str:
     """
     import torch
 
-    ours = os.path.dirname(__file__)
-    libraries = (os.path.dirname(torch.__file__), ours, STANDARD_LIBRARY, "<")
+    libraries = (os.path.dirname(torch.__file__), OURS, STANDARD_LIBRARY, "<")
     for frame in frames:
         path = frame["filename"]
-        if path.startswith(ours) and frame["name"] == "_call":
+        if path.startswith(OURS) and frame["name"] == "_call":
             return ""  # of process.py: from here on, what started the rank
         if "/ipykernel_" in path:
             return f"line {frame['line']} of a notebook cell"

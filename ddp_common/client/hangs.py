@@ -1,0 +1,203 @@
+"""Of ranks that make no progress, the one that keeps the others waiting: a plain function.
+
+`name_culprit` compares what the ranks have answered. Ranks must call the same collectives of a
+process group in the same order. Where they have not, the first number at which they differ is
+looked for, and the rank with the rarer call is named.
+"""
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from ddp_common.messages import Collective, Whereabouts
+
+# Of psutil's words for a process, those of one that is suspended: by SIGSTOP, by a debugger
+SUSPENDED = ("stopped", "tracing-stop")
+IN_COLLECTIVE = re.compile(
+    r"_engine_run_backward|torch/distributed/|torch/nn/parallel/distributed"
+)
+INNERMOST_LINES = 12  # of a stack, two for each call, that say whether a rank is in a collective
+CONTEXT = 2  # calls before one that tell a call that is usual there from one that is not
+SAME_ON_ALL = ("all_reduce", "broadcast", "reduce", "allreduce_coalesced")  # sizes, that is
+
+
+@dataclass
+class Standstill:
+    """What is known of ranks that have stopped making progress, everything by rank."""
+
+    addresses: list[str]  # of the workers
+    stuck: list[int]  # ranks that live, have work to do and make no progress
+    steps: dict[int, int]  # the last step that is known
+    returned: dict[int, int]  # its function has returned, at this step
+    states: dict[int, str | None]  # of the process, in psutil's words; None: its worker is silent
+    answers: dict[int, Whereabouts]
+
+    def collectives(self) -> dict[int, list[Collective]]:
+        """The latest collectives of the ranks that have said them, oldest first."""
+        return {
+            rank: [Collective(**fields) for fields in answer.collectives]
+            for rank, answer in self.answers.items()
+            if answer.collectives is not None
+        }
+
+
+def name_culprit(standstill: Standstill) -> tuple[int, str]:
+    """The rank that keeps the others waiting, and why, in a sentence or two.
+
+    First come ranks that do not answer, then one whose function has returned, one that called
+    another collective than its peers, one that is not where the others wait, one that is behind.
+    """
+    silent = _silent(standstill)
+    if silent is not None:
+        return silent
+    collectives = standstill.collectives()
+    # Also ranks that are not stuck: the others may wait for one that does something of its own.
+    elsewhere = [
+        rank
+        for rank, answer in sorted(standstill.answers.items())
+        if rank not in standstill.returned and not is_in_collective(answer.stack)
+    ]
+    different = _different_calls(collectives)
+    if standstill.returned and not elsewhere:
+        rank, why = _returned_early(standstill)
+    elif different is not None:
+        return different  # it names the collectives itself
+    elif elsewhere and len(elsewhere) < len(standstill.addresses):
+        rank = elsewhere[0]
+        why = f"It is not in a collective at step {standstill.steps.get(rank, 0)}."
+    else:
+        rank = min(standstill.stuck, key=lambda each: standstill.steps.get(each, 0))
+        why = f"It is at step {standstill.steps.get(rank, 0)}."
+    return rank, why + _who_waits(rank, collectives)
+
+
+def _silent(standstill: Standstill) -> tuple[int, str] | None:
+    for rank in sorted(standstill.states):
+        state = standstill.states[rank]
+        if state is None and rank in standstill.stuck:
+            return rank, f"Its worker at {standstill.addresses[rank]} does not answer."
+        # Also one that is not stuck yet: its last progress may have come a moment after its peers'
+        if state in SUSPENDED and rank not in standstill.returned:
+            return rank, "Its process is stopped (SIGSTOP, or a debugger)."
+        if state is not None and rank in standstill.stuck and rank not in standstill.answers:
+            return rank, (
+                "Its process runs and does not answer: a call of C or C++ keeps Python's lock. "
+                "`py-spy dump --native` on its host says which."
+            )
+    return None
+
+
+def _returned_early(standstill: Standstill) -> tuple[int, str]:
+    rank = min(standstill.returned)
+    peers = ", ".join(map(str, standstill.stuck))
+    return rank, (
+        f"Its function returned at step {standstill.returned[rank]}, while rank {peers} went on "
+        "and waits for it. Every rank must run the same number of steps."
+    )
+
+
+def _different_calls(collectives: dict[int, list[Collective]]) -> tuple[int, str] | None:
+    """The rank that has called another collective than its peers; None if no call differs.
+
+    Of two, the one whose call has come less often after the same `CONTEXT` calls is named.
+    """
+    numbered, contexts = _by_number(collectives)
+    usual = Counter(contexts.values())
+    for key in sorted(numbered):
+        calls = numbered[key]
+        shapes = Counter(_shape(call) for call in calls.values())
+        if len(shapes) == 1:
+            continue
+        rarest_first = sorted(
+            calls, key=lambda rank: (shapes[_shape(calls[rank])], usual[contexts[rank, *key]])
+        )
+        rank, peer = rarest_first[0], rarest_first[-1]
+        peers = [each for each in calls if _shape(calls[each]) == _shape(calls[peer])]
+        return rank, (
+            f"It has called {in_words(calls[rank])}, while rank {', '.join(map(str, peers))} "
+            f"called {in_words(calls[peer])}. Every rank must call the same collectives in the "
+            "same order, with tensors of one size and dtype; look for a condition on the rank."
+        )
+    return None
+
+
+def _by_number(collectives: dict[int, list[Collective]]) -> tuple[dict, dict]:
+    """Collectives by (process group, number in it), then by rank.
+
+    And by (rank, process group, number) the shape of the call, after those of the calls before it.
+    """
+    numbered: dict[tuple, dict[int, Collective]] = {}
+    contexts: dict[tuple, tuple] = {}
+    for rank, record in collectives.items():
+        before: dict[tuple, tuple] = {}
+        for each in record:
+            if each.is_between_two:
+                continue
+            group = each.group, *each.members
+            shapes = (*before.get(group, ()), _shape(each))[-CONTEXT - 1 :]
+            before[group] = shapes
+            numbered.setdefault((group, each.number), {})[rank] = each
+            contexts[rank, group, each.number] = shapes
+    return numbered, contexts
+
+
+def _shape(collective: Collective) -> tuple:
+    """What must be the same on all ranks."""
+    if collective.kind not in SAME_ON_ALL:
+        return (collective.kind,)
+    return collective.kind, collective.dtype, _elements(collective)
+
+
+def _elements(collective: Collective) -> int:
+    return sum(math.prod(size) for size in collective.sizes)
+
+
+def _waits_in(record: list[Collective]) -> Collective | None:
+    """The first collective that a rank has begun and not finished."""
+    unfinished = (each for each in record if not each.is_finished and not each.is_between_two)
+    return next(unfinished, None)
+
+
+def _who_waits(culprit: int, collectives: dict[int, list[Collective]]) -> str:
+    """In which collective a peer waits for the culprit, as a sentence; '' if unknown."""
+    for rank, record in collectives.items():
+        current = _waits_in(record)
+        if rank != culprit and current is not None:
+            return f" Rank {rank} waits in {in_words(current)}."
+    return " The others wait for it."
+
+
+def is_in_collective(stack: str) -> bool:
+    """Whether a rank is in a call of torch.distributed or in a backward, by its stack."""
+    innermost = stack.splitlines()[:INNERMOST_LINES]
+    return bool(IN_COLLECTIVE.search("\n".join(innermost)))
+
+
+def in_words(collective: Collective) -> str:
+    """A collective in words, as 'all_reduce #41 of 4,096 floats (train.py:88)'."""
+    text = f"{collective.kind} #{collective.number}"
+    if collective.sizes:
+        kind = "halves" if collective.dtype == "Half" else f"{collective.dtype.lower()}s"
+        text += f" of {_elements(collective):,} {kind}"
+    if collective.description not in ("default_pg", "0", "undefined"):
+        text += f" of the group {collective.description}"
+    if collective.line:
+        text += f" ({collective.line})"
+    return text
+
+
+def where_ranks_wait(standstill: Standstill) -> dict[int, str]:
+    """Which collective each rank has begun and not finished, or has finished last, in words."""
+    waits = {}
+    for rank, record in standstill.collectives().items():
+        current = _waits_in(record)
+        if current is not None:
+            waits[rank] = f"has begun {in_words(current)} {current.seconds_ago:.0f} s ago"
+        elif is_in_collective(standstill.answers[rank].stack):
+            waits[rank] = "is in a call that torch does not record, such as send or recv"
+        else:
+            finished = [each for each in record if each.is_finished]
+            last = f"; the last was {in_words(finished[-1])}" if finished else ""
+            waits[rank] = f"is in no collective{last}"
+    return waits

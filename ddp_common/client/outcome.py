@@ -1,0 +1,391 @@
+"""What became of an attempt: from what is known of its ranks to an exception in words.
+
+Plain functions of an `AttemptState`, which takes in events. The headline is the rank that failed
+on its own, not the peer that noticed: a peer whose connection broke is heard of first as often as
+not, and is known by its words (`CONSEQUENCE`).
+"""
+
+import re
+import signal
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from ddp_common.client.hangs import IN_COLLECTIVE
+from ddp_common.errors import Error, RankFailed, RankStalled, RunStopped, SchedulerLost
+from ddp_common.messages import PROGRESS, Ended, Line, Message, Position, Started
+from ddp_common.ranks.checkpoint_files import step_of
+from ddp_common.ranks.process import unpickle_exception
+
+CONSEQUENCE = re.compile(
+    r"Connection (closed|reset) by peer|Connection was likely closed|Broken pipe"
+    r"|remote process exited|ncclRemoteError|Failed to recv|Socket closed|failed to connect"
+)
+RESTARTED = "scheduler-restart"  # Dask's words for why tasks were cancelled: client.restart(),
+CONNECTION_LOST = "scheduler-connection-lost"  # and a scheduler that is gone
+KEPT_LINES = 50  # of each rank's output, for the error message
+# What C++ prints of an exception that nobody catches, before it aborts
+UNCAUGHT = re.compile(r"\s*what\(\):\s*(.+)")
+OTHER_SIZE = "op.preamble.length <= op.nbytes"  # gloo's words for a tensor of another size
+# What faulthandler prints of a thread of a rank that a signal kills
+DUMP_OF_THREAD = re.compile(r"(Current thread|Thread) 0x\w+ .*\(most recent call first\):")
+OUTERMOST_OF_RANK = re.compile(r'ranks/process\.py", line \d+ in (_call|main)$')
+
+
+@dataclass
+class AttemptState:
+    """What is known of the ranks of an attempt, everything by rank (0, 1, …).
+
+    Times are those of `time.monotonic()` on the client.
+    """
+
+    addresses: list[str]  # of the workers, in rank order
+    directory: Path  # of the run
+    hosts: dict[int, str] = field(default_factory=dict)  # of the ranks that have started
+    last_started: float = 0.0  # when the last of them did
+    positions: dict[int, dict] = field(default_factory=dict)  # step, samples, …: the latest
+    moved: dict[int, float] = field(default_factory=dict)  # when it last made progress
+    returned: set[int] = field(default_factory=set)  # its function has
+    lines: dict[int, deque[str]] = field(default_factory=dict)  # the last ones that it printed
+    ended: dict[int, Ended] = field(default_factory=dict)
+    lost_late: set[int] = field(default_factory=set)  # its worker died after it had ended
+    is_cancelled: bool = False  # its tasks were, and not by us
+    why_cancelled: str | None = None  # Dask's word for it
+
+    def __post_init__(self) -> None:
+        for rank in range(len(self.addresses)):
+            self.lines[rank] = deque(maxlen=KEPT_LINES)
+
+    def take(self, rank: int, message: Message, now: float) -> None:
+        """Take note of a message."""
+        if isinstance(message, PROGRESS):
+            self.moved[rank] = now
+        match message:
+            case Position():
+                self.positions[rank] = message.known()
+                if message.has_returned:
+                    self.returned.add(rank)
+            case Line():
+                self.lines[rank].append(message.text)
+            case Started():
+                self.hosts[rank] = message.host
+                self.last_started = now
+            case Ended():
+                self.ended.setdefault(rank, _as_meant(message))
+
+    def lose_worker(self, address: str) -> None:
+        """Take note that the scheduler has lost a worker, whoever's it is."""
+        if address not in self.addresses:
+            return
+        rank = self.addresses.index(address)
+        if rank in self.ended:
+            self.lost_late.add(rank)
+        else:
+            self.ended[rank] = Ended("lost")
+
+    def cancel(self, reason: str | None) -> None:
+        """Take note that the tasks were cancelled, not by us; `reason` is Dask's word for why."""
+        self.is_cancelled = True
+        self.why_cancelled = reason
+
+    def failed(self) -> list[int]:
+        return [rank for rank, end in self.ended.items() if end.how not in ("done", "stopped")]
+
+    def stopped(self) -> list[int]:
+        return [rank for rank, end in self.ended.items() if end.how == "stopped"]
+
+    def step_of(self, rank: int) -> int:
+        """The last step that is known of a rank; 0 if none is."""
+        return self.positions.get(rank, {}).get("step", 0)
+
+    def host_of(self, rank: int) -> str:
+        return self.hosts.get(rank, self.addresses[rank])
+
+    def stalled(self, timeout: float | None, now: float) -> list[int]:
+        """Ranks that live, have work to do, and have made no progress for `timeout` seconds.
+
+        Without a timeout there are none. While one is yet to start, the others rightly wait.
+        """
+        if not timeout or len(self.hosts) < len(self.addresses):
+            return []
+        latest = now - timeout
+        if self.last_started > latest:
+            return []
+        at_work = set(self.moved) - set(self.ended) - self.returned
+        return sorted(rank for rank in at_work if self.moved[rank] < latest)
+
+
+def _as_meant(ended: Ended) -> Ended:
+    """The same; but a rank that SIGTERM has killed was told to stop. It did not listen yet."""
+    if ended.how == "exited" and ended.exitcode == -signal.SIGTERM:
+        return Ended("stopped", told=True, in_loop=False)
+    return ended
+
+
+class Outcome(Enum):
+    """What is to be said of an attempt that has not failed."""
+
+    GOES_ON = "nothing is decided yet"
+    FINISHED = "every rank has done its work"
+    STOPPED = "ranks have left because one was told to"
+    CANCELLED = "the scheduler is lost, or somebody else has cancelled the tasks"
+
+
+@dataclass
+class Failed:
+    """A rank has failed.
+
+    `is_consequence`: it has lost a peer, and why that one is gone is not known yet.
+    """
+
+    rank: int
+    is_consequence: bool
+
+
+def outcome(state: AttemptState) -> Outcome | Failed:
+    """What is to be said of an attempt now: a failure comes before everything else."""
+    failed = state.failed()
+    if failed:
+        rank = min(failed, key=lambda each: _is_consequence(state, each))
+        is_consequence = _is_consequence(state, rank)
+        has_only_seen_peers_leave = is_consequence and state.stopped()
+        if not has_only_seen_peers_leave:
+            return Failed(rank, is_consequence)
+    if state.is_cancelled:
+        return Outcome.CANCELLED
+    # Ranks that left when training had not begun: the others may wait for them for ever.
+    left_before_training = [rank for rank in state.stopped() if not state.ended[rank].in_loop]
+    if len(state.ended) < len(state.addresses) and not left_before_training:
+        return Outcome.GOES_ON
+    return Outcome.STOPPED if state.stopped() else Outcome.FINISHED
+
+
+def _is_consequence(state: AttemptState, rank: int) -> bool:
+    """Whether a rank that failed says no more than that it has lost a peer."""
+    said = f"{state.ended[rank].message} {_uncaught(state, rank) or ''}"
+    return bool(CONSEQUENCE.search(said))
+
+
+def _uncaught(state: AttemptState, rank: int) -> str | None:
+    """What a rank printed of an exception of C++ that nobody has caught."""
+    found = [match[1] for match in map(UNCAUGHT.match, state.lines[rank]) if match]
+    return found[-1] if found else None
+
+
+# In words
+
+
+def rank_failed(state: AttemptState, rank: int) -> RankFailed:
+    """The exception for a rank that failed, with the traceback and the last lines of all ranks."""
+    end = state.ended[rank]
+    waited_in_collective = IN_COLLECTIVE.search(end.traceback)
+    if state.returned and _is_consequence(state, rank) and waited_in_collective:
+        return _returned_early(state, rank)
+    what = f"failed: {_cause(end, _uncaught(state, rank))}"
+    # On a line of its own: how many of them are heard of in time differs.
+    consequences = [str(peer) for peer in sorted(state.failed()) if peer != rank]
+    if consequences:
+        what += f"\nAs a consequence, rank {', '.join(consequences)} lost the connection to it."
+    if state.step_of(rank):
+        what += f"\nIts last known step is {state.step_of(rank)}."
+    lines = {each: list(printed) for each, printed in state.lines.items()}
+    where = _traceback(end)
+    if end.exitcode is not None and end.exitcode < 0:
+        lines[rank], where = _without_dump(lines[rank])
+    failure = RankFailed(
+        _full_text(state, rank, what, where, lines),
+        exitcode=end.exitcode,
+        signal=_signal_name(end),
+        traceback=end.traceback,
+        **_attributes(state, rank),
+    )
+    if end.exception:
+        failure.__cause__ = unpickle_exception(end.exception)
+    return failure
+
+
+def _traceback(end: Ended) -> str:
+    """The traceback of a rank that has raised.
+
+    Python ends one with the message. That of an `Error` can be long, and is in the headline.
+    """
+    frames, repeated, after = end.traceback.rpartition(f"ddp_common.errors.Error: {end.message}")
+    if repeated and not after.strip():
+        return frames
+    return end.traceback
+
+
+def _without_dump(lines: list[str]) -> tuple[list[str], str]:
+    """What a rank printed before a signal killed it, and where it was: the frames of its own.
+
+    Of what faulthandler prints, the stacks of other threads and of the launcher are left out.
+    """
+    headers = [number for number, line in enumerate(lines) if DUMP_OF_THREAD.match(line)]
+    for header, following in zip(headers, [*headers[1:], len(lines)]):
+        stack = lines[header + 1 : following]
+        outermost = [number for number, line in enumerate(stack) if OUTERMOST_OF_RANK.search(line)]
+        if outermost:
+            frames = "\n".join(stack[: outermost[0]])
+            return lines[: headers[0]], f"Where it was, innermost call first:\n{frames}"
+    return lines, ""
+
+
+def _cause(end: Ended, uncaught: str | None) -> str:
+    if end.how == "lost":
+        return "its worker died or cannot be reached"
+    if end.how == "cancelled":
+        return "its worker was closed"
+    if end.how == "raised":
+        return end.message
+    killed_by = _signal_name(end)
+    if killed_by == "SIGKILL":
+        return "killed by SIGKILL, often because memory ran out"
+    if killed_by == "SIGABRT" and uncaught is not None:
+        if OTHER_SIZE in uncaught:
+            return (
+                "it got a tensor of another size than it waits for. Ranks have called different "
+                "collectives, or the same one with tensors of different sizes. (killed by "
+                f"SIGABRT: {uncaught})"
+            )
+        return f"killed by SIGABRT: {uncaught}"
+    if killed_by:
+        return f"killed by {killed_by}"
+    return f"it left with exit code {end.exitcode} before its function returned"
+
+
+def _signal_name(end: Ended) -> str | None:
+    if end.exitcode is None or end.exitcode >= 0:
+        return None
+    return signal.Signals(-end.exitcode).name
+
+
+def _returned_early(state: AttemptState, waiting: int) -> RankFailed:
+    """For a rank that went on alone: its peer is to blame, whose function returned too soon."""
+    rank = min(state.returned)
+    what = (
+        f"failed: its function returned at step {state.step_of(rank)}, while rank {waiting} went "
+        "on and lost the connection to it. Every rank must run the same number of steps."
+    )
+    where = f"Where rank {waiting} was:\n{state.ended[waiting].traceback}"
+    text = _full_text(state, rank, what, where, state.lines)
+    return RankFailed(text, **_attributes(state, rank))
+
+
+def rank_stalled(
+    state: AttemptState,
+    rank: int,
+    why: str,
+    timeout: float,
+    waits: dict[int, str],
+    stacks: dict[int, str],
+) -> RankStalled:
+    """The exception for a rank that makes no progress.
+
+    `waits` says in which collective each rank waits, `stacks` where it is.
+    """
+    what = f"stalled: no progress for {timeout:g} s. {why}"
+    return RankStalled(
+        _full_text(state, rank, what, where_all_are(waits, stacks), state.lines),
+        collectives=waits,
+        stacks=stacks,
+        **_attributes(state, rank),
+    )
+
+
+def where_all_are(waits: dict[int, str], stacks: dict[int, str]) -> str:
+    """The collectives and the stacks of all ranks that have answered."""
+    parts = []
+    if waits:
+        lines = "\n".join(f"  rank {rank} {what}" for rank, what in waits.items())
+        parts.append(f"Collectives:\n{lines}")
+    listed = "\n".join(f"[rank {rank}]\n{stack}" for rank, stack in stacks.items())
+    parts.append(f"Where each rank is, innermost call first:\n{listed}")
+    return "\n\n".join(parts)
+
+
+def _full_text(state: AttemptState, rank: int, what: str, where: str, lines: dict) -> str:
+    parts = [
+        f"Rank {rank} of {len(state.addresses)} on {state.host_of(rank)} {what}",
+        where.strip("\n"),
+    ]
+    said = [f"\n  [rank {peer}] {line}" for peer, printed in lines.items() for line in printed]
+    if said:
+        parts.append(f"Last lines of the ranks:{''.join(said)}")
+    parts.append(f"The whole log: {state.directory / 'log.txt'}")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _attributes(state: AttemptState, rank: int) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "host": state.host_of(rank),
+        "logs": {each: list(lines) for each, lines in state.lines.items()},
+        "directory": state.directory,
+    }
+
+
+def run_stopped(state: AttemptState, newest: Path | None) -> RunStopped:
+    """The exception for ranks that left because they were told to; `newest`: good checkpoint."""
+    step = max(state.ended[rank].step for rank in state.stopped())
+    left = "before the first step"
+    if step:
+        saved = "there is no checkpoint"
+        if newest is not None:
+            saved = f"the newest checkpoint is that of step {step_of(newest)}"
+        left = f"after step {step}; {saved}"
+    told = sorted(rank for rank in state.stopped() if state.ended[rank].told)
+    who = "no rank that has left says that it got SIGTERM itself"
+    if told:
+        who = f"rank {', '.join(map(str, told))} on {state.host_of(told[0])} got SIGTERM"
+    return RunStopped(
+        f"The run was told to stop: {who}. All ranks left {left}.",
+        step=step,
+        directory=state.directory,
+    )
+
+
+def cancelled(state: AttemptState, scheduler: str, is_connected: bool) -> Error:
+    """The exception for an attempt that lost its scheduler, or that somebody else has ended."""
+    if not is_connected or state.why_cancelled == CONNECTION_LOST:
+        return SchedulerLost(
+            f"The connection to Dask's scheduler at {scheduler} was lost or closed. The ranks end "
+            f"by themselves. What was saved is in {state.directory}; connect again and launch "
+            "with directory= to go on.",
+            directory=state.directory,
+        )
+    what = "The tasks of the ranks were cancelled from outside (client.cancel)"
+    if state.why_cancelled == RESTARTED:
+        what = "The cluster was restarted (client.restart)"
+    error = Error(
+        f"{what} while this launch was running, which ended its ranks. What was saved is in "
+        f"{state.directory}; launch with directory= to go on. To end a launch, interrupt it."
+    )
+    error.directory = state.directory
+    return error
+
+
+def unreadable_result(reason: Exception, directory: Path) -> Error:
+    """The exception for a result that cannot be loaded in this process."""
+    error = Error(
+        f"All ranks finished, but what rank 0 returned cannot be loaded in this process: "
+        f"{type(reason).__name__}: {reason}. A class in it must be importable here too; tensors, "
+        "numbers, a state_dict, lists and dicts of these always are. What was saved is in "
+        f"{directory}."
+    )
+    error.directory = directory
+    return error
+
+
+def in_log(end: Ended) -> str:
+    """How a rank ended, as a line of the log; with a traceback, lines."""
+    if end.how == "raised":
+        return f"failed: {end.message}\n{_traceback(end)}".rstrip()
+    if end.how == "stopped":
+        why = ": it got SIGTERM" if end.told else ", as the others did"
+        return f"left after step {end.step}{why}"
+    killed_by = _signal_name(end)
+    if killed_by:
+        return f"was killed by {killed_by}"
+    return f"left with exit code {end.exitcode} before its function returned"

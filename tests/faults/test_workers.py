@@ -1,0 +1,147 @@
+"""Workers that are suspended, killed, paused, without this package, or told to end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+from distributed import Client, LocalCluster
+from patience import PATIENCE
+from processes import Background, log_of, saved_steps, separate_cluster, wait_until
+
+import ddp_common as ddp
+from ddp_common.teaching import faults
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+SMALL = {"dashboard_address": "127.0.0.1:0", "threads_per_worker": 1, "memory_limit": 0}
+
+
+@pytest.fixture
+def two_workers():
+    with LocalCluster(n_workers=2, **SMALL) as cluster, Client(cluster) as client:
+        yield client
+
+
+def pid_of_one(client):
+    address = min(client.scheduler_info(n_workers=-1)["workers"])
+    return address, client.run(os.getpid, workers=[address])[address]
+
+
+def test_a_worker_that_is_suspended_before_a_launch_is_named_and_does_not_hold_it_for_ever(
+    two_workers,
+):
+    address, pid = pid_of_one(two_workers)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(ddp.Error, match="did not answer for 8 s.*suspended") as caught:
+            ddp.launch(two_workers, ddp.rank, workers=2, timeout=8)
+        assert address in str(caught.value)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert ddp.launch(two_workers, ddp.world_size, workers=2).result == 2
+
+
+def test_a_worker_that_is_killed_just_before_a_launch_does_not_keep_it_from_starting(two_workers):
+    _, pid = pid_of_one(two_workers)
+    os.kill(pid, signal.SIGKILL)
+    run = ddp.launch(two_workers, ddp.world_size, workers=2, restarts=1)
+    assert run.result == 2
+
+
+def test_a_paused_worker_gets_no_rank_and_a_warning_says_so(two_workers):
+    address, _ = pid_of_one(two_workers)
+    two_workers.run(pause, workers=[address])
+    wait_until(lambda: status_of(two_workers, address) == "paused")
+    with pytest.warns(UserWarning, match=f"{address} is paused.*memory_limit"):
+        run = ddp.launch(two_workers, ddp.world_size)
+    assert run.result == 1
+
+
+def pause(dask_worker):
+    dask_worker.memory_manager.memory_monitor = lambda: None  # it would let it go on at once
+    dask_worker.status = type(dask_worker.status).paused
+
+
+def status_of(client, address):
+    def look(dask_scheduler):
+        return dask_scheduler.workers[address].status.name
+
+    return client.run_on_scheduler(look)
+
+
+def test_workers_that_have_no_ddp_common_are_an_error_that_says_what_to_do(tmp_path):
+    """They run in the system's Python, with links to all of this environment but this package."""
+    for package in Path(torch.__file__).parents[1].iterdir():
+        if "ddp_common" not in package.name and package.suffix != ".pth":
+            (tmp_path / package.name).symlink_to(package)
+    program = "import sys; from distributed.cli.dask_worker import main; sys.exit(main())"
+    with LocalCluster(n_workers=0, **SMALL) as cluster, Client(cluster) as client:
+        words = f"{cluster.scheduler_address} --nthreads 1 --no-dashboard --no-nanny".split()
+        worker = subprocess.Popen(
+            [Path(sys.executable).resolve(), "-c", program, *words],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            cwd="/",
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            client.wait_for_workers(1, timeout=PATIENCE)
+            with pytest.raises(ddp.Error, match="have no ddp_common.*connect\\(address\\)"):
+                ddp.launch(client, ddp.rank)
+            with ddp.connect(cluster.scheduler_address, workers=1) as connected:
+                assert ddp.launch(connected, ddp.world_size).result == 1
+        finally:
+            worker.kill()
+            worker.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_without_a_nanny_ends_by_a_signal_once_its_rank_has_saved(tmp_path, number):
+    def train_in_no_hurry():
+        return faults.train(epochs=100, pause=0.1)
+
+    with separate_cluster(tmp_path, workers=0) as (_, address):
+        command = [sys.executable, "-m", "dask", "worker", address, "--nthreads", "1"]
+        worker = subprocess.Popen(
+            [*command, "--no-nanny", "--no-dashboard", "--local-directory", tmp_path],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        try:
+            with ddp.connect(address, workers=1) as client:
+                directory = tmp_path / "run"
+                running = Background(ddp.launch, client, train_in_no_hurry, directory=directory)
+                wait_until(lambda: saved_steps(directory))
+                worker.send_signal(number)
+                with pytest.raises(ddp.RunStopped) as stopped:
+                    running.outcome()
+                assert saved_steps(directory)[-1] == stopped.value.step
+                assert worker.wait(PATIENCE) == 0
+        finally:
+            worker.kill()
+            worker.wait()
+
+
+# What ranks print
+
+
+def speak():
+    print(f"rank {ddp.rank()} is here")
+    warnings.warn(f"careful on {'all' if ddp.rank() < 2 else 'the third'}", stacklevel=1)
+    time.sleep(0)
+
+
+def test_what_rank_0_prints_and_every_warning_is_shown_to_the_caller(client, capsys):
+    run = ddp.launch(client, speak, workers=3)
+    shown = capsys.readouterr().out
+    assert "rank 0 is here\n" in shown and "rank 1 is here" not in shown
+    assert shown.count("UserWarning: careful on all") == 1
+    assert "[rank 2]" in shown and "UserWarning: careful on the third" in shown
+    assert "[rank 1] rank 1 is here" in log_of(run.directory)

@@ -1,0 +1,35 @@
+"""Partitions on workers of one's choice, and what all ranks have to say of theirs."""
+
+import sys
+
+import cloudpickle
+import torch.distributed as dist
+from distributed import wait
+
+import ddp_common as ddp
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def placed(client, places, function):
+    """Partitions 0, 1, … as futures, each on the worker that `places` names by its number.
+
+    One after the other: of tasks that wait on a worker, idle ones would steal some. Others are
+    allowed, since the partitions of a worker that is lost are computed elsewhere.
+    """
+    addresses = list(client.scheduler_info(n_workers=-1)["workers"])
+    futures = []
+    for number, place in enumerate(places):
+        future = client.submit(
+            function, number, workers=[addresses[place]], pure=False, allow_other_workers=True
+        )
+        wait(future)
+        futures.append(future)
+    return futures
+
+
+def everyone(mine):
+    """On a rank: what each of the ranks has given, in a list."""
+    found = [None] * ddp.world_size()
+    dist.all_gather_object(found, mine)
+    return found

@@ -1,0 +1,213 @@
+"""What is made of what is known of the ranks: without a process or a cluster."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from ddp_common.client import hangs
+from ddp_common.client.outcome import (
+    AttemptState,
+    Failed,
+    Outcome,
+    outcome,
+    rank_failed,
+    run_stopped,
+)
+from ddp_common.messages import Collective, Ended, Line, Position, Started, Whereabouts
+
+LOST_PEER = "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:4711"
+IN_COLLECTIVE = '  File "…/torch/distributed/distributed_c10d.py", line 3, in all_reduce'
+ELSEWHERE = '  File "train.py", line 8, in augment'
+
+
+def state_of(ranks, **ended):
+    """So many ranks have started; `rank_1=Ended(…)` says how one of them has ended."""
+    addresses = [f"tcp://10.0.0.{rank}:5000" for rank in range(ranks)]
+    state = AttemptState(addresses, Path("runs/demo"))
+    for rank in range(ranks):
+        state.take(rank, Started(100 + rank, f"n{rank:02}"), now=0.0)
+    for name, end in ended.items():
+        state.take(int(name.removeprefix("rank_")), end, now=1.0)
+    return state
+
+
+def raised(message):
+    return Ended("raised", 1, message=message, traceback=f"Traceback …\n{message}")
+
+
+def test_the_rank_that_failed_on_its_own_is_named_and_not_the_peer_that_was_heard_of_first():
+    state = state_of(2, rank_0=raised(LOST_PEER))
+    assert outcome(state) == Failed(0, is_consequence=True)
+    state.take(1, Ended("exited", -signal.SIGKILL), now=2.0)
+    assert outcome(state) == Failed(1, is_consequence=False)
+
+
+def test_peers_that_lose_a_rank_which_left_have_not_failed():
+    left = Ended("stopped", told=True, step=3)
+    assert outcome(state_of(2, rank_0=raised(LOST_PEER), rank_1=left)) is Outcome.STOPPED
+
+
+def test_a_failure_comes_before_the_loss_of_the_scheduler():
+    state = state_of(2)
+    state.cancel("scheduler-connection-lost")
+    assert outcome(state) is Outcome.CANCELLED
+    state.take(0, raised("ValueError: no"), now=2.0)
+    assert outcome(state) == Failed(0, False)
+
+
+def test_a_lost_worker_is_a_failed_rank_unless_that_had_ended():
+    state = state_of(2, rank_0=Ended("done"))
+    state.lose_worker("tcp://10.0.0.0:5000")
+    state.lose_worker("tcp://10.9.9.9:5000")  # another run's
+    assert outcome(state) is Outcome.GOES_ON and state.lost_late == {0}
+    state.lose_worker("tcp://10.0.0.1:5000")
+    assert outcome(state) == Failed(1, False)
+
+
+def test_an_attempt_goes_on_until_all_are_done():
+    assert outcome(state_of(2)) is Outcome.GOES_ON
+    assert outcome(state_of(2, rank_0=Ended("done"))) is Outcome.GOES_ON
+    both = state_of(2, rank_0=Ended("done"), rank_1=Ended("done"))
+    assert outcome(both) is Outcome.FINISHED
+
+
+def test_a_failure_names_rank_host_cause_consequences_step_lines_and_log():
+    state = state_of(2, rank_0=raised(LOST_PEER), rank_1=Ended("exited", -signal.SIGKILL))
+    state.take(1, Position(step=12), now=1.0)
+    state.take(1, Line("loading"), now=1.0)
+    failure = rank_failed(state, 1)
+    assert str(failure) == (
+        "Rank 1 of 2 on n01 failed: killed by SIGKILL, often because memory ran out\n"
+        "As a consequence, rank 0 lost the connection to it.\n"
+        "Its last known step is 12.\n\n"
+        "Last lines of the ranks:\n  [rank 1] loading\n\n"
+        "The whole log: runs/demo/log.txt"
+    )
+    assert (failure.rank, failure.host, failure.exitcode) == (1, "n01", -9)
+    assert failure.signal == "SIGKILL" and failure.logs == {0: [], 1: ["loading"]}
+
+
+DUMP = """before
+Fatal Python error: Aborted
+
+Thread 0x00007f3e (most recent call first):
+  File "/lib/threading.py", line 331 in wait
+
+Thread 0x00007f3f (most recent call first):
+  File "/torch/distributed/distributed_c10d.py", line 2 in all_reduce
+  File "train.py", line 8 in train
+  File "/x/ddp_common/ranks/process.py", line 148 in _call
+  File "/x/ddp_common/ranks/process.py", line 69 in main
+"""
+
+
+def test_of_a_rank_that_a_signal_has_killed_the_line_of_the_program_is_shown_and_no_other_thread():
+    state = state_of(2, rank_0=Ended("exited", -signal.SIGABRT))
+    for line in DUMP.splitlines():
+        state.take(0, Line(line), now=1.0)
+    said = str(rank_failed(state, 0))
+    assert '  File "train.py", line 8 in train\n\nLast lines' in said
+    assert "[rank 0] before" in said
+    assert "threading.py" not in said and "process.py" not in said
+
+
+def test_the_end_after_sigterm_names_who_was_told_the_step_and_the_checkpoint():
+    told, other = Ended("stopped", told=True, step=8), Ended("stopped", told=False, step=8)
+    state = state_of(2, rank_0=other, rank_1=told)
+    stopped = run_stopped(state, Path("checkpoints/step-00000008.pt"))
+    assert stopped.step == 8
+    assert "rank 1 on n01 got SIGTERM. All ranks left after step 8" in str(stopped)
+    assert "the newest checkpoint is that of step 8" in str(stopped)
+
+
+# Stalls
+
+
+def test_a_rank_without_progress_is_stalled_once_all_have_started_and_only_then():
+    state = AttemptState(["tcp://a:1", "tcp://b:1"], Path("run"))
+    state.take(0, Started(1, "a"), now=0.0)
+    assert state.stalled(10, now=100.0) == []
+    state.take(1, Started(2, "b"), now=100.0)
+    assert state.stalled(10, now=105.0) == []
+    state.take(1, Position(step=1), now=108.0)
+    assert state.stalled(10, now=111.0) == [0]
+    assert state.stalled(None, now=10**6) == []
+
+
+def standstill(states=("sleeping", "sleeping"), stacks=(), records=(), stuck=(0, 1), returned=()):
+    """Of ranks whose states, stacks and collectives are in their order."""
+    answers = {rank: Whereabouts(stack, None) for rank, stack in enumerate(stacks)}
+    for rank, record in enumerate(records):
+        fields = [vars(each) for each in record]
+        answers[rank] = Whereabouts(IN_COLLECTIVE, fields)
+    return hangs.Standstill(
+        addresses=[f"tcp://10.0.0.{rank}:5000" for rank in range(max(2, len(records)))],
+        stuck=list(stuck),
+        steps={0: 3, 1: 2},
+        returned=dict.fromkeys(returned, 5),
+        states=dict(enumerate(states)),
+        answers=answers,
+    )
+
+
+@pytest.mark.parametrize(
+    ("known", "rank", "why"),
+    [
+        (standstill(states=[None, "sleeping"]), 0, "worker at tcp://10.0.0.0:5000 does not"),
+        (standstill(states=["sleeping", "stopped"], stacks=[IN_COLLECTIVE]), 1, "is stopped"),
+        (standstill(stacks=[IN_COLLECTIVE]), 1, "keeps Python's lock"),
+        (standstill(stacks=[IN_COLLECTIVE, ELSEWHERE]), 1, "not in a collective at step 2"),
+        (standstill(stacks=[IN_COLLECTIVE, IN_COLLECTIVE]), 1, "It is at step 2."),
+        (standstill(stacks=["", IN_COLLECTIVE], stuck=[1], returned=[0]), 0, "returned at step 5"),
+    ],
+    ids=["silent_worker", "stopped", "no_answer", "elsewhere", "behind", "returned"],
+)
+def test_of_stalled_ranks_the_one_that_keeps_the_others_waiting_is_named(known, rank, why):
+    named, sentence = hangs.name_culprit(known)
+    assert named == rank and why in sentence
+
+
+REDUCE = ("all_reduce", 36)
+OTHER = ("all_reduce", 4)
+BARRIER = ("barrier", 0)
+
+
+def record(*calls):
+    """Collectives (kind, size) in their order; the last of them is not finished."""
+    return [
+        Collective(
+            kind,
+            number,
+            group="0",
+            description="default_pg",
+            members=[0, 1],
+            sizes=[[size]] if size else [],
+            dtype="Float",
+            is_between_two=False,
+            is_finished=number < len(calls),
+            seconds_ago=3.0,
+            line="train.py:8",
+        )
+        for number, (kind, size) in enumerate(calls, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "calls", "odd"),
+    [
+        ([REDUCE] * 5, [BARRIER, REDUCE], 0),
+        ([REDUCE, REDUCE, BARRIER] * 3, [REDUCE, BARRIER], 1),
+        ([REDUCE] * 3, [REDUCE, REDUCE, OTHER], 2),
+        ([], [BARRIER, BARRIER, REDUCE, BARRIER], 2),
+    ],
+    ids=["extra", "left_out", "size", "majority"],
+)
+def test_the_rank_whose_call_breaks_the_pattern_is_named(before, calls, odd):
+    known = standstill(
+        states=["sleeping"] * len(calls), records=[record(*before, last) for last in calls]
+    )
+    rank, why = hangs.name_culprit(known)
+    assert rank == odd
+    assert f"It has called {calls[odd][0]} #{len(before) + 1}" in why
+    assert "(train.py:8), while rank" in why
