@@ -54,7 +54,7 @@ LEAN = {
     "admin": {
         "tick": {"interval": "500ms"},
         "system-monitor": {"interval": "2s"},
-        "low-level-log-length": 10,
+        "low-level-log-length": 100,
     },
 }
 
