@@ -357,7 +357,6 @@ class Attempt:
         if signals.interrupted:
             raise KeyboardInterrupt
         if signals.stop_requested:
-            self.directory.say_ending()
             if self.state.moved and not self.state.stopped():
                 # Said again until it is heard: a rank may not listen yet.
                 first = self.addresses[:1]
@@ -496,7 +495,7 @@ class Attempt:
             record = self.directory.records[self.told]
             self.told += 1
             try:
-                self.on_report(record)
+                self.on_report(dict(record))  # it may change it
             except Exception as error:
                 self.directory.log(f"on_report raised {error!r}: the ranks were ended")
                 error.add_note(

@@ -111,7 +111,7 @@ class Ranks:
             result, problems = _exchange(result, was_stopped, reports, began)
             if on_report is not None and rendezvous.rank() == 0:
                 for record in files.records[earlier:]:
-                    on_report(record)
+                    on_report(dict(record))
         if was_stopped:
             raise _run_stopped(step, files.path)
         seconds = time.monotonic() - began
@@ -180,7 +180,6 @@ def _call(function, arguments, reports):
         trace.finish()
     except stopping.Stopped:
         was_stopped = True
-        reports.files.say_ending()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN if was_stopped else earlier_handler)
         trace.end()
@@ -324,9 +323,6 @@ class FilesOfRank:
 
     def save(self, name: str, content: bytes):
         save_whole(self.path, name, content)
-
-    def say_ending(self):
-        """The ranks have been told to stop; rank 0 says it."""
 
     def close(self):
         if self._metrics is not None:
