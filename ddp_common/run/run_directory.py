@@ -87,31 +87,25 @@ class RunDirectory:
         again.
         """
         path = self.path / "metrics.jsonl"
-        records: list[dict] = []
         if not path.exists():
-            return records
-        good_lines = []
+            return []
+        text = path.read_text(encoding="utf-8", errors="replace")
+        records = []
         bad_lines = 0
-        last_line = ""
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                last_line = line
-                try:
-                    record = read_record(line)
-                except (ValueError, AttributeError, RecursionError):
-                    bad_lines += 1
-                else:
-                    records.append(record)
-                    good_lines.append(line.rstrip("\n") + "\n")
+        for line in text.splitlines():
+            try:
+                records.append(read_record(line))
+            except (ValueError, AttributeError, RecursionError):
+                bad_lines += 1
         if bad_lines > 1:
             self._say(
                 f"{bad_lines} lines of {path} cannot be read and were left out; "
                 f"the other {len(records)} records are there.",
                 "earlier",
             )
-        is_cut_off = last_line != "" and not last_line.endswith("\n")
+        is_cut_off = text != "" and not text.endswith("\n")
         if bad_lines or is_cut_off:
-            self.save("metrics.jsonl", "".join(good_lines).encode())
+            self.save("metrics.jsonl", "".join(map(as_line, records)).encode())
         return records
 
     def take_in(self, rank: int, path: Path):

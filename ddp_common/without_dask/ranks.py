@@ -47,12 +47,12 @@ from ddp_common.ranks import (
     stopping,
     trace,
 )
-from ddp_common.run.config import current, describe, may_be_written, run_to_resume
 from ddp_common.run.places import new_directory
 from ddp_common.run.progress import Progress
 from ddp_common.run.replicas import Replicas
 from ddp_common.run.result import Run
 from ddp_common.run.run_directory import RunDirectory, as_line, read_records
+from ddp_common.run.settings import current, describe, run_to_resume
 from ddp_common.without_dask.launchers import started_by
 
 # Between two looks whether a rank has ended that others wait for.
@@ -258,8 +258,9 @@ class Reports:
         self.progress = Progress()
         self.config = None  # what is to be written into config.json once training has begun
         if rendezvous.rank() == 0:
-            self.config = describe([], files.path, name)
-            if may_be_written(self.config, files.path):
+            self.config = describe([], name)
+            # While there are checkpoints, config.json says how they were made
+            if not checkpoint_files.checkpoints(files.path / "checkpoints"):
                 self._write_config()
         else:
             self.progress.mode = "off"
