@@ -82,5 +82,6 @@ class RunLock:
 
     def release(self):
         if self._holder() == self._ours and not self._is_the_file():
-            self.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # where the disk has become read-only it stays
+                self.path.unlink()
         self._lock.release()
