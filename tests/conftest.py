@@ -16,7 +16,7 @@ from patience import PATIENCE
 from s3_here import s3_server
 
 import ddp_common as ddp
-from ddp_common.run.config import current
+from ddp_common.run.settings import current
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE_SETTINGS = (
@@ -82,7 +82,8 @@ def clean_environment(monkeypatch, tmp_path):
     for name in OUTSIDE_SETTINGS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
-    for name, value in {"name": None, "values": {}, "resume": None, "changed": {}}.items():
+    nothing = {"name": None, "values": {}, "resume": None, "function": None, "changed": {}}
+    for name, value in nothing.items():
         monkeypatch.setattr(current, name, value)
 
 

@@ -42,12 +42,12 @@ from ddp_common.messages import (
     Whereabouts,
     shows_training,
 )
-from ddp_common.ranks.checkpoint_files import step_of
-from ddp_common.run.config import describe, may_be_written
+from ddp_common.ranks.checkpoint_files import checkpoints, step_of
 from ddp_common.run.places import shown
 from ddp_common.run.progress import Progress
 from ddp_common.run.replicas import Replicas
 from ddp_common.run.run_directory import RunDirectory
+from ddp_common.run.settings import describe
 from ddp_common.worker import agent
 
 GONE_TIMEOUT = 5  # seconds to wait for ranks to be gone once they were told
@@ -128,10 +128,11 @@ class Attempt:
         """
         with contextlib.suppress(OSError):  # it says so itself
             self.directory.check()
-        self.config = describe(self.addresses, self.directory.path, self.directory.function)
-        if may_be_written(self.config, self.directory.path):
-            self._write_config()
         folder = self.directory.path / "checkpoints"
+        self.config = describe(self.addresses, self.directory.function)
+        # While there are checkpoints, config.json says how they were made, until ranks train on
+        if not checkpoints(folder):
+            self._write_config()
         self.checkpoints = self._wait_for(
             lambda: Checkpoints(self.client, self.attempt_id, folder, self.addresses)
         )
@@ -352,7 +353,6 @@ class Attempt:
         if signals.interrupted:
             raise KeyboardInterrupt
         if signals.stop_requested:
-            self.directory.say_ending()
             if self.state.moved and not self.state.stopped():
                 # Said again until it is heard: a rank may not listen yet.
                 first = self.addresses[:1]
@@ -491,7 +491,7 @@ class Attempt:
             record = self.directory.records[self.told]
             self.told += 1
             try:
-                self.on_report(record)
+                self.on_report(dict(record))  # it may change it
             except Exception as error:
                 self.directory.log(f"on_report raised {error!r}: the ranks were ended")
                 error.add_note(

@@ -23,11 +23,11 @@ from ddp_common.client.placement import claimed_workers, refuse_unusable
 from ddp_common.client.tables import Tables
 from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 from ddp_common.files import absolute
-from ddp_common.run.config import current, run_to_resume
 from ddp_common.run.places import new_directory
 from ddp_common.run.progress import explain_interrupt, say_place
 from ddp_common.run.result import Run
 from ddp_common.run.run_directory import RunDirectory
+from ddp_common.run.settings import current, run_to_resume
 from ddp_common.values import whole_number
 
 PLACEMENT_TIMEOUT = 60  # seconds to wait for free workers

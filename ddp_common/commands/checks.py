@@ -10,8 +10,8 @@ import ddp_common
 from ddp_common.commands.cells import cells_with_tag
 from ddp_common.errors import Error
 from ddp_common.ranks.checkpoint_files import newest
-from ddp_common.run.config import has_run, resumed_config
 from ddp_common.run.places import local
+from ddp_common.run.settings import has_run, resumed_config
 from ddp_common.values import whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS
 

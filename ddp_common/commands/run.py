@@ -23,8 +23,8 @@ from ddp_common.commands.cells import job_source
 from ddp_common.commands.checks import check_choices, check_resumable
 from ddp_common.errors import Error
 from ddp_common.ranks.checkpoint_files import newest, step_of
-from ddp_common.run.config import current
 from ddp_common.run.places import local, new_directory, shown
+from ddp_common.run.settings import current
 from ddp_common.values import whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS, started_by
 from ddp_common.worker.nursery import import_ahead

@@ -1,7 +1,8 @@
-"""A run directory in object storage: a local folder, and a thread that uploads what is new in it.
+"""A run directory in object storage: a local folder, and a thread that copies it there.
 
-Relies on fsspec for every kind of storage. Promises: when `finish` returns, the remote directory
-has everything, or an error says where it is kept.
+It does so when a checkpoint was saved, and once a minute. Relies on fsspec for every kind of
+storage. Promises: when `push` returns, all is there, or an error says where it is kept. Another
+program that writes to the same URL is not kept out.
 """
 
 import atexit
@@ -10,22 +11,119 @@ import shutil
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 from ddp_common.errors import Error
 from ddp_common.run import run_lock
 
-PUSH_INTERVAL = 2.0  # seconds between two uploads of what is new
+INTERVAL = 60.0  # seconds: the log and the numbers of a run that saves nothing arrive, too
 
 
-def is_temporary(path: Path) -> bool:
-    """Whether this package is still writing a file, or needs it on this machine alone."""
-    if path.name.startswith((run_lock.NAME, ".seen-")):
+class Mirror:
+    """A local folder, `path`, which is copied to a URL until this program ends.
+
+    It is filled from the URL first. Raises `Error` if the URL cannot be reached, or a package for
+    it is missing.
+    """
+
+    def __init__(self, url: str):
+        import fsspec  # only for those who use a URL: it would slow down the command line
+
+        self.url = url
+        self._lock = threading.Lock()  # of the upload
+        self._something_new = threading.Event()
+        self._has_failed = False
+        with _explain_unreachable(url):
+            self.filesystem, self.root = fsspec.url_to_fs(url)
+            present = self.filesystem.find(self.root)
+        self.path = Path(tempfile.mkdtemp(prefix="ddp-run-"))
+        try:
+            with _explain_unreachable(url):
+                if present:
+                    there = f"{self.root.rstrip('/')}/"  # with it, what is inside is copied
+                    self.filesystem.get(there, f"{self.path}/", recursive=True)
+        except BaseException:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
+        self._sent = self._versions()
+        threading.Thread(target=self._keep_pushing, daemon=True, name="ddp-mirror").start()
+        atexit.register(self.finish)
+
+    def push_soon(self):
+        """Have the thread copy what is new."""
+        self._something_new.set()
+
+    def push(self):
+        """Copy what is new, and delete there the checkpoints that retention has removed here.
+
+        Raises `Error`, which names the local folder, if that fails.
+        """
+        with self._lock:
+            try:
+                self._push()
+            except Exception as error:  # each file system has its own
+                raise Error(
+                    f"The run directory {self.url} cannot be written: {error}. "
+                    f"Everything is kept in {self.path}."
+                ) from None
+
+    def _push(self):
+        versions = self._versions()
+        new = [name for name in versions if self._sent.get(name) != versions[name]]
+        # Object storage has no folders, but other file systems do
+        for folder in {self._there(name).rpartition("/")[0] for name in new}:
+            self.filesystem.makedirs(folder, exist_ok=True)
+        if new:
+            sources = [str(self.path / name) for name in new]
+            self.filesystem.put(sources, [self._there(name) for name in new])
+        for name in self._sent.keys() - versions.keys():
+            if any(_supersedes(present, name) for present in versions):
+                self.filesystem.rm_file(self._there(name))
+        self._sent = versions
+
+    def _there(self, name):
+        return f"{self.root}/{name.as_posix()}"
+
+    def _versions(self):
+        """The files here that belong to the run: relative path -> size and time."""
+        versions = {}
+        for path in self.path.rglob("*"):
+            name = path.relative_to(self.path)
+            with contextlib.suppress(FileNotFoundError):  # retention was quicker
+                if path.is_file() and not _is_for_here_alone(name):
+                    versions[name] = (path.stat().st_size, path.stat().st_mtime_ns)
+        return versions
+
+    def _keep_pushing(self):
+        while True:
+            self._something_new.wait(INTERVAL)
+            self._something_new.clear()
+            try:
+                self.push()
+                self._has_failed = False
+            except Error as error:  # the network may come back; `finish` has the last word
+                if not self._has_failed:
+                    print(f"{error} Trying again.", file=sys.stderr)
+                self._has_failed = True
+
+    def finish(self):
+        """Copy the rest and remove the local folder. Raises `Error` as `push` does."""
+        self.push()
+        shutil.rmtree(self.path, ignore_errors=True)
+        atexit.unregister(self.finish)
+
+
+def _supersedes(present: Path, gone: Path) -> bool:
+    """Whether retention may have removed the checkpoint `gone`: there is a newer one beside it."""
+    are_checkpoints = present.match("step-*.pt") and gone.match("step-*.pt")
+    return are_checkpoints and present.parent == gone.parent and present.name > gone.name
+
+
+def _is_for_here_alone(name: Path) -> bool:
+    """Whether a file is still being written, or is needed on this machine alone."""
+    if name.name.startswith((run_lock.NAME, ".seen-")):
         return True
-    if path.suffix != ".tmp":
-        return False
-    return path.name.startswith(".") or "checkpoints" in path.parts
+    return name.suffix == ".tmp" and (name.name.startswith(".") or "checkpoints" in name.parts)
 
 
 @contextlib.contextmanager
@@ -44,123 +142,3 @@ def _explain_unreachable(url):
             f"The run directory {url} cannot be reached: {error}. "
             "Check its name, the credentials and the network."
         ) from None
-
-
-class Mirror:
-    """A local folder, `path`, whose files a thread keeps uploading to a URL.
-
-    It is filled from the URL first; uploads go on until this program ends. Raises `Error` if the
-    URL cannot be reached, or a package for it is missing.
-    """
-
-    def __init__(self, url: str):
-        import fsspec  # only for those who use a URL: it would slow down the command line
-
-        self.url = url
-        self.sent: dict[Path, tuple[int, int]] = {}  # relative path -> version that was uploaded
-        self.lock = threading.Lock()
-        self.finished = False
-        with _explain_unreachable(url):
-            self.filesystem, self.root = fsspec.url_to_fs(url)
-            present = self.filesystem.find(self.root)
-        self.path = Path(tempfile.mkdtemp(prefix="ddp-run-"))
-        try:
-            with _explain_unreachable(url):
-                self._download(present)
-        except BaseException:
-            shutil.rmtree(self.path, ignore_errors=True)
-            raise
-        self.problem = None
-        threading.Thread(target=self._keep_pushing, daemon=True, name="ddp-mirror").start()
-        atexit.register(self.finish)
-
-    def _download(self, sources):
-        for source in sources:
-            target = self.path / source.removeprefix(self.root).lstrip("/")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self.filesystem.get_file(source, str(target))
-            self.sent[target.relative_to(self.path)] = self._version(target)
-
-    def push(self):
-        """Upload what is new, and delete remotely the checkpoints that retention has removed here.
-
-        Raises `Error`, which names the local copy, if that fails.
-        """
-        with self.lock:
-            if self.finished:
-                return
-            if not self.path.is_dir():
-                raise Error(
-                    f"The local copy {self.path} of {self.url} is gone. "
-                    "What was sent before is still there."
-                )
-            try:
-                present = self._files()
-                self._upload(present)
-                self._delete_checkpoints_not_in(present)
-            except Exception as error:  # as in __init__, of any kind
-                raise Error(
-                    f"The run directory {self.url} cannot be written: {error}. "
-                    f"Everything is kept in {self.path}."
-                ) from None
-
-    def _files(self):
-        """The files of the local folder that belong to the run: relative path -> path."""
-        return {
-            path.relative_to(self.path): path
-            for path in self.path.rglob("*")
-            if path.is_file() and not is_temporary(path)
-        }
-
-    def _upload(self, present):
-        for name in present:
-            self._send(name, present[name])
-
-    def _delete_checkpoints_not_in(self, present):
-        removed = [
-            name
-            for name in self.sent
-            if name not in present and name.parts[0] == "checkpoints" and name.match("step-*.pt")
-        ]
-        for name in removed:
-            self.filesystem.rm_file(f"{self.root}/{name.as_posix()}")
-            del self.sent[name]
-
-    def _send(self, name, path):
-        try:
-            version = self._version(path)
-            if self.sent.get(name) == version:
-                return
-            target = f"{self.root}/{name.as_posix()}"
-            folder = target.rpartition("/")[0]
-            # Object storage has no folders, but other file systems do.
-            self.filesystem.makedirs(folder, exist_ok=True)
-            self.filesystem.put_file(str(path), target)
-            self.sent[name] = version
-        except FileNotFoundError:
-            if path.exists():
-                raise  # the remote place is missing
-            # else retention has removed the local file in the meantime
-
-    @staticmethod
-    def _version(path):
-        return path.stat().st_size, path.stat().st_mtime_ns
-
-    def _keep_pushing(self):
-        while not self.finished:
-            time.sleep(PUSH_INTERVAL)
-            try:
-                self.push()
-                self.problem = None
-            except Error as error:  # the network may come back; `finish` has the last word
-                if self.problem is None:
-                    print(f"{error} Trying again.", file=sys.stderr)
-                self.problem = error
-
-    def finish(self):
-        """Upload the rest and remove the local copy. Raises `Error` as `push` does."""
-        self.push()
-        with self.lock:
-            self.finished = True
-            shutil.rmtree(self.path, ignore_errors=True)
-        atexit.unregister(self.finish)

@@ -4,14 +4,12 @@ import html
 import io
 import reprlib
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ddp_common.files import save_whole
 from ddp_common.run.places import shown
-from ddp_common.run.records import Records
 
 SHOWN_ITEMS = 3  # of a result that is a dict or a list
 
@@ -21,16 +19,16 @@ class Run:
     """What a launch leaves.
 
     `result` is what rank 0's function returned, `directory` the run directory, `world_size` the
-    number of ranks, `seconds` how long the launch took. `records` is a sequence of dicts, every
-    report; they are kept compactly, and each is made when it is asked for. `failures` are the
-    exceptions that restarts have answered, in order. `problems` says what a person must know
-    although training went on: checkpoints that a full disk did not take, ranks that drifted apart.
+    number of ranks, `seconds` how long the launch took. `records` are all reports, a dict for
+    each. `failures` are the exceptions that restarts have answered, in order. `problems` says what
+    a person must know although training went on: checkpoints that a full disk did not take, ranks
+    that drifted apart.
     """
 
     result: Any
     directory: Path
     world_size: int
-    records: Sequence  # of dict
+    records: list  # of dict
     seconds: float
     failures: list = field(default_factory=list)  # of exceptions
     problems: list = field(default_factory=list)  # of str
@@ -41,8 +39,9 @@ class Run:
 
         The columns are rank, time (s since 1970), epoch, step and what was reported.
         """
-        records = self.records if isinstance(self.records, Records) else Records(self.records)
-        return records.frame()
+        import pandas  # it takes its time, and not every run is asked for a table
+
+        return pandas.DataFrame(self.records)
 
     def save_figure(self, figure, name: str):
         """Save a matplotlib figure in the run directory, whole or not at all.

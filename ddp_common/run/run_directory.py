@@ -1,15 +1,14 @@
 """The run directory: what the client writes down of the things that ranks report.
 
 `runs/<tutorial>/<time>/` holds config.json, metrics.jsonl, log.txt, checkpoints/ and whatever
-ranks save. It may also be an fsspec URL such as s3://bucket/run: then there is a local mirror, and
-a thread that uploads what is new in it. Relies on `run_lock` to be the only run there. Promises: a
+ranks save. It may also be an fsspec URL such as s3://bucket/run: then it is a local folder that
+is copied there (`mirror`). Relies on `run_lock` to be the only run there. Promises: a
 file appears whole or not at all, and none lies outside; a disk that is full does not end the
 training; when `close` returns, the remote directory has everything, or an error says where it is
 kept.
 """
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -23,9 +22,7 @@ from tqdm import tqdm
 from ddp_common.errors import Error
 from ddp_common.files import METRICS_OF_A_RANK, make_private, save_whole
 from ddp_common.run.places import local, mirrors
-from ddp_common.run.records import Records
-from ddp_common.run.run_lock import NAME as LOCK_NAME
-from ddp_common.run.run_lock import Lock
+from ddp_common.run.run_lock import RunLock
 
 CHECK_INTERVAL = 2.0  # seconds between two looks at whether the folder is still there
 OWN_FILES = ("metrics.jsonl", "log.txt", "config.json")  # the others are saved by ranks
@@ -36,8 +33,8 @@ class RunDirectory:
     """Where a run leaves what it has to say.
 
     `location` is a path or an fsspec URL; `path` is where it lies on this machine. It belongs to
-    this run alone until `close`. `records` are all reports, those of a resumed run first;
-    `problems` (list of str) is what could not be written, for a person to read.
+    this run alone until `close`. `records` (list of dict) are all reports, those of a resumed run
+    first; `problems` (list of str) is what could not be written, for a person to read.
 
     Raises `Error` if there can be no such directory, or if another run holds it.
     """
@@ -57,7 +54,7 @@ class RunDirectory:
         self._last_failure: str | None = None
         try:
             make_private(self.path)
-            self._lock = Lock(self.path)
+            self._lock = RunLock(self.path)
             (self.path / "checkpoints").mkdir(exist_ok=True)
             self.records = self._earlier_records()
             self._open()
@@ -83,38 +80,32 @@ class RunDirectory:
         path = self.path / name
         return open(path, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
 
-    def _earlier_records(self):
+    def _earlier_records(self) -> list[dict]:
         """The records of a run that is resumed.
 
         Lines that hold none, such as one that was cut off, are left out; then the file is written
         again.
         """
         path = self.path / "metrics.jsonl"
-        records = Records()
         if not path.exists():
-            return records
-        good_lines = []
+            return []
+        text = path.read_text(encoding="utf-8", errors="replace")
+        records = []
         bad_lines = 0
-        last_line = ""
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                last_line = line
-                try:
-                    record = read_record(line)
-                except (ValueError, AttributeError, RecursionError):
-                    bad_lines += 1
-                else:
-                    records.append(record)
-                    good_lines.append(line.rstrip("\n") + "\n")
+        for line in text.splitlines():
+            try:
+                records.append(read_record(line))
+            except (ValueError, AttributeError, RecursionError):
+                bad_lines += 1
         if bad_lines > 1:
             self._say(
                 f"{bad_lines} lines of {path} cannot be read and were left out; "
                 f"the other {len(records)} records are there.",
                 "earlier",
             )
-        is_cut_off = last_line != "" and not last_line.endswith("\n")
+        is_cut_off = text != "" and not text.endswith("\n")
         if bad_lines or is_cut_off:
-            self.save("metrics.jsonl", "".join(good_lines).encode())
+            self.save("metrics.jsonl", "".join(map(as_line, records)).encode())
         return records
 
     def take_in(self, rank: int, path: Path):
@@ -133,7 +124,7 @@ class RunDirectory:
         """Keep what a rank has reported, in memory and in metrics.jsonl."""
         with self._tolerate_failure("metrics.jsonl"):
             self._check_now_and_then()
-        record = {"rank": rank, **values}
+        record = _with_names_kept_once({"rank": rank, **values})
         self.records.append(record)
         with self._tolerate_failure("metrics.jsonl"):
             if not self._metrics.closed:
@@ -171,6 +162,8 @@ class RunDirectory:
     def saved(self):
         """Take note that a rank has saved a checkpoint."""
         self._saved += 1
+        if self.mirror is not None:
+            self.mirror.push_soon()
 
     def not_saved(self, why: str):
         """Take note that a rank could not save a checkpoint; it trains on, and has logged it."""
@@ -223,18 +216,13 @@ class RunDirectory:
         self._checked = time.monotonic()
         has_metrics = _is_in_place(self._metrics, self.path / "metrics.jsonl")
         is_whole = has_metrics and _is_in_place(self._log, self.path / "log.txt")
-        if self.mirror is not None and not self.path.is_dir():
-            raise FileNotFoundError(
-                errno.ENOENT, "the local copy is gone; what was sent before is still there"
-            )
         make_private(self.path)
         (self.path / "checkpoints").mkdir(exist_ok=True)
         if not is_whole:
             self._make_again()
 
     def _make_again(self):
-        if not (self.path / LOCK_NAME).exists():
-            self._lock.renew()
+        self._lock.renew()
         for file in (self._metrics, self._log):
             with contextlib.suppress(OSError):  # what is left in its buffer has nowhere to go
                 file.close()
@@ -252,10 +240,6 @@ class RunDirectory:
         if log_gone:
             text += " The log until then and the checkpoints are lost."
         self.problem(text, "removed")
-
-    def say_ending(self):
-        """Let those who wait for this directory know that the run was told to stop."""
-        self._lock.say_ending()
 
     def write_json(self, name: str, values: dict):
         """Write `values` to `name`, as `save` does."""
@@ -322,7 +306,8 @@ def read_record(line: str) -> dict:
 
     Raises ValueError, AttributeError or RecursionError if there is none.
     """
-    return {key: _from_json(value) for key, value in json.loads(line).items()}
+    values = json.loads(line).items()
+    return _with_names_kept_once({name: _from_json(value) for name, value in values})
 
 
 def read_records(path: Path) -> Iterator[dict]:
@@ -331,6 +316,11 @@ def read_records(path: Path) -> Iterator[dict]:
         for line in file:
             with contextlib.suppress(ValueError, AttributeError, RecursionError):
                 yield read_record(line)
+
+
+def _with_names_kept_once(record: dict) -> dict:
+    """The same record, whose names all records share: it takes 0.4 kB instead of 0.7."""
+    return {sys.intern(name): value for name, value in record.items()}
 
 
 def _for_json(value):

@@ -40,12 +40,12 @@ from ddp_common.messages import (
     shows_training,
 )
 from ddp_common.ranks import checkpoint, checkpoint_files, rendezvous, reporting, stopping
-from ddp_common.run.config import current, describe, may_be_written, run_to_resume
 from ddp_common.run.places import new_directory
 from ddp_common.run.progress import Progress
 from ddp_common.run.replicas import Replicas
 from ddp_common.run.result import Run
 from ddp_common.run.run_directory import RunDirectory, as_line, read_records
+from ddp_common.run.settings import current, describe, run_to_resume
 from ddp_common.without_dask.launchers import started_by
 
 # Between two looks whether a rank has ended that others wait for.
@@ -104,7 +104,7 @@ class Ranks:
             result, problems = _exchange(result, was_stopped, reports, began)
             if on_report is not None and rendezvous.rank() == 0:
                 for record in files.records[earlier:]:
-                    on_report(record)
+                    on_report(dict(record))
         if was_stopped:
             raise _run_stopped(step, files.path)
         seconds = time.monotonic() - began
@@ -171,7 +171,6 @@ def _call(function, arguments, reports):
             result = function(**arguments)
     except stopping.Stopped:
         was_stopped = True
-        reports.files.say_ending()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN if was_stopped else earlier_handler)
         checkpoint.finish_writing()
@@ -249,8 +248,9 @@ class Reports:
         self.progress = Progress()
         self.config = None  # what is to be written into config.json once training has begun
         if rendezvous.rank() == 0:
-            self.config = describe([], files.path, name)
-            if may_be_written(self.config, files.path):
+            self.config = describe([], name)
+            # While there are checkpoints, config.json says how they were made
+            if not checkpoint_files.checkpoints(files.path / "checkpoints"):
                 self._write_config()
         else:
             self.progress.mode = "off"
@@ -314,9 +314,6 @@ class FilesOfRank:
 
     def save(self, name: str, content: bytes):
         save_whole(self.path, name, content)
-
-    def say_ending(self):
-        """The ranks have been told to stop; rank 0 says it."""
 
     def close(self):
         if self._metrics is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from processes import wait_until
 
 from ddp_common import Error, save_file
 from ddp_common.files import check_name, save_whole
@@ -162,16 +163,29 @@ def test_metrics_of_a_disk_that_was_full_for_a_while_are_whole_in_the_end(tmp_pa
     assert capsys.readouterr().err.count("cannot be written") == 1
 
 
-def test_a_run_elsewhere_gets_the_folders_it_needs_and_loses_only_checkpoints(tmp_path):
+def test_a_run_elsewhere_keeps_all_but_checkpoints_that_newer_ones_have_replaced(tmp_path):
     """file:// stands for file systems with folders; object storage has a real server elsewhere."""
     url = f"file://{tmp_path}/there/run"
     directory = RunDirectory(url)
+    directory.record(0, {"loss": 0.5})
     directory.save("notes/a.txt", b"1")
-    (directory.path / "checkpoints" / "step-00000001.pt").write_bytes(b"2")
+    first, second = (directory.path / "checkpoints" / f"step-0000000{n}.pt" for n in (1, 2))
+    first.write_bytes(b"2")
     directory.mirror.push()
-    (directory.path / "checkpoints" / "step-00000001.pt").unlink()
-    (directory.path / "notes" / "a.txt").unlink()  # by something that tidies /tmp
+    second.write_bytes(b"3")
+    first.unlink()  # by retention
+    directory.saved()
+    sent = tmp_path / "there" / "run" / "checkpoints"
+    wait_until(lambda: [path.name for path in sent.iterdir()] == [second.name])
+    second.unlink()  # by something that tidies /tmp
+    (directory.path / "notes" / "a.txt").unlink()
     directory.close()
     there = {path.name for path in (tmp_path / "there").rglob("*") if path.is_file()}
-    assert there == {"log.txt", "metrics.jsonl", "a.txt"}
+    assert there == {"log.txt", "metrics.jsonl", "a.txt", second.name}
+    places.mirrors.pop(url).finish()
+    assert not directory.path.exists()
+
+    again = RunDirectory(url)
+    assert again.records == directory.records and (again.path / "notes" / "a.txt").exists()
+    again.close()
     places.mirrors.pop(url).finish()

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ddp_common import Error, settings
 from ddp_common.clusters.connect import describe
 from ddp_common.clusters.profiles import number_of_workers
-from ddp_common.run.config import current
-from ddp_common.run.config import describe as describe_run
+from ddp_common.run.settings import current
+from ddp_common.run.settings import describe as describe_run
 
 DEFAULTS = dict(epochs=3, learning_rate=1e-3, shuffle=True, name="small")
 PRESETS = {"full": dict(epochs=25, name="large")}
