@@ -710,7 +710,7 @@ print(f"all on one worker: {share:.1f} of the table moved, so that both have wor
 # knows how they were made, and makes them again. `restarts=1` waits for that, and goes
 # on from the newest checkpoint.
 
-# %% tags=["lesson"]
+# %% tags=["lesson", "nbval-ignore-output"]
 longer = {**short, "epochs": 4}
 undisturbed = ddp.launch(client, train, table=few, **longer, workers=2)
 mark = run.directory / "struck"

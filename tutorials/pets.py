@@ -646,7 +646,7 @@ print("equal on 1, 2 and 3 ranks to a relative 1e-6, in each of the 8 steps")
 # both ranks once more, from the newest checkpoint. `ddp.inject` puts the fault into the
 # training function. It leaves a file when it strikes, so it strikes only once.
 
-# %% tags=["lesson"]
+# %% tags=["lesson", "nbval-ignore-output"]
 longer = {
     **few,
     "contexts": contexts[:10_000],

@@ -499,7 +499,6 @@ def train(images, split, network, views, epochs, batch_size, learning_rate, seed
         checkpoint.save()
         if ddp.rank() == 0:
             ddp.report(validation_accuracy=accuracy)
-            print(f"epoch {epoch + 1}: validation accuracy {accuracy:.1%}", flush=True)
     return best.state_dict()
 
 
@@ -1605,7 +1604,7 @@ except ddp.RunStopped as stopped:
 # same with SIGKILL, which nobody can prepare for. It is what comes *at* the limit.
 
 
-# %% tags=["lesson"]
+# %% tags=["lesson", "nbval-ignore-output"]
 def steps_done_twice(fault):
     """How many steps rank 0 trained twice, with a fault on rank 1 and one restart."""
     mark = run.directory / f"struck-{fault}"
