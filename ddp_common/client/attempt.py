@@ -50,6 +50,7 @@ from ddp_common.run.run_directory import RunDirectory
 from ddp_common.run.settings import describe
 from ddp_common.worker import agent
 
+ANSWER_TIMEOUT = 5  # seconds that a worker has to answer, or the launch's `timeout` if longer
 GONE_TIMEOUT = 5  # seconds to wait for ranks to be gone once they were told
 UNSTARTED_TIMEOUT = 1  # the same for ranks that never started, which say nothing
 CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was reported first
@@ -155,7 +156,7 @@ class Attempt:
 
         Dask would wait for a worker that is suspended for ever, and for one that is dead half a
         minute. Raises `RankFailed` if a worker is lost meanwhile, and `Error` for workers that do
-        not answer within the launch's `timeout`, or that have no `ddp_common`.
+        not answer in time, or that have no `ddp_common`.
         """
         answer: concurrent.futures.Future = concurrent.futures.Future()
 
@@ -166,13 +167,14 @@ class Attempt:
                 answer.set_exception(error)
 
         threading.Thread(target=fill, daemon=True, name="ddp-asking").start()
-        deadline = time.monotonic() + self.timeout
+        timeout = max(self.timeout, ANSWER_TIMEOUT)
+        deadline = time.monotonic() + timeout
         while not answer.done():
             concurrent.futures.wait([answer], SHORT_LOOK)
             self._take_what_is_there()
             self._raise_if_lost()
             if time.monotonic() > deadline:
-                raise self._no_answer()
+                raise self._no_answer(timeout)
         try:
             return answer.result()
         except (OSError, CancelledError) as error:
@@ -198,13 +200,14 @@ class Attempt:
         if self.state.is_cancelled or self.client.status != "running":
             raise self._cancelled()
 
-    def _no_answer(self) -> Error:
+    def _no_answer(self, timeout: float) -> Error:
         workers = self.client.scheduler_info(n_workers=-1)["workers"]
-        seen = {address: workers[address]["last_seen"] for address in self.addresses}
+        # By the scheduler's clock, as all of them are
+        seen = {each: workers.get(each, {}).get("last_seen", 0) for each in self.addresses}
         silent = [each for each in self.addresses if max(seen.values()) - seen[each] > SILENT]
         who = ", ".join(silent or self.addresses)
         return Error(
-            f"The worker at {who} did not answer for {self.timeout:g} s. Is its process suspended "
+            f"The worker at {who} did not answer for {timeout:g} s. Is its process suspended "
             "(SIGSTOP, a suspended job), or its host overloaded? Let it go on, or end it and "
             "launch again: no rank was started."
         )
@@ -299,8 +302,10 @@ class Attempt:
             if time.monotonic() - self.looked > LOOK_INTERVAL and self.inbox.empty():
                 self._look_around()
             decision = outcome.outcome(self.state)
+            if isinstance(decision, Failed) and decision.is_consequence:
+                decision = self._wait_for_the_cause()
         if isinstance(decision, Failed):
-            raise self._failure_of(self._wait_for_the_cause(decision.rank))
+            raise self._failure_of(decision.rank)
         if decision is Outcome.CANCELLED:
             raise self._cancelled()
         if decision is Outcome.STOPPED:
@@ -310,17 +315,16 @@ class Attempt:
             raise stopped
         return self._result()
 
-    def _wait_for_the_cause(self, failed: int) -> int:
-        """The rank to blame: where all who failed have lost a peer, wait for who did not."""
+    def _wait_for_the_cause(self) -> Failed | Outcome:
+        """All ranks that failed have lost a peer: wait a moment for the one that did not."""
         timeout = CAUSE_TIMEOUT_WHEN_RETURNED if self.state.returned else CAUSE_TIMEOUT
         deadline = time.monotonic() + timeout
         while True:
             self._take_what_is_there()
             decision = outcome.outcome(self.state)
-            if not isinstance(decision, Failed):
-                return failed  # a peer has left meanwhile, as it was told
-            if not decision.is_consequence or time.monotonic() > deadline:
-                return decision.rank
+            is_consequence = isinstance(decision, Failed) and decision.is_consequence
+            if not is_consequence or time.monotonic() > deadline:
+                return decision
             self._take_next(SHORT_LOOK)
 
     def _failure_of(self, rank: int) -> Exception:
