@@ -28,7 +28,7 @@ class RankSpec:
     local_rank: int  # among the ranks of its host
     local_world_size: int
     store: tuple[str, int]  # host and port
-    environment: dict[str, str]  # further variables of the rank
+    checkpoints: str  # the folder of its checkpoints, on its host
 
 
 # From a rank, or its agent, to the client
@@ -36,7 +36,7 @@ class RankSpec:
 
 @dataclass
 class Message:
-    """What all messages have in common: plain fields, which JSON can hold."""
+    """What all messages have in common: plain fields. JSON can hold those for the client."""
 
 
 @dataclass
@@ -154,7 +154,7 @@ class Ended(Message):
     message: str = ""
     traceback: str = ""
     exception: str | None = None
-    told: bool = False
+    got_sigterm: bool = False
     in_loop: bool = True
     step: int = 0
 
@@ -186,7 +186,7 @@ class Raised(Message):
 class Stopped(Message):
     """The rank has left because some rank got SIGTERM."""
 
-    told: bool  # whether it was this one
+    got_sigterm: bool  # whether it was this one
     in_loop: bool  # whether training had begun: from then on all ranks leave together
     step: int = 0  # the last step done
 

@@ -26,7 +26,7 @@ from ddp_common.client.checkpoints import Checkpoints
 from ddp_common.client.inbox import Event, FromAgent, Inbox, TaskEnded, WorkerLost
 from ddp_common.client.outcome import AttemptState, Failed, Outcome
 from ddp_common.client.tables import Tables
-from ddp_common.errors import Error, first_line
+from ddp_common.errors import Error, SchedulerLost, first_line
 from ddp_common.messages import (
     CheckpointFailed,
     CheckpointSaved,
@@ -41,6 +41,7 @@ from ddp_common.messages import (
     Started,
     Whereabouts,
     shows_training,
+    unpack,
 )
 from ddp_common.ranks.checkpoint_files import checkpoints, step_of
 from ddp_common.run.places import shown
@@ -51,7 +52,8 @@ from ddp_common.run.settings import describe
 from ddp_common.worker import agent
 
 ANSWER_TIMEOUT = 5  # seconds that a worker has to answer, or the launch's `timeout` if longer
-GONE_TIMEOUT = 5  # seconds to wait for ranks to be gone once they were told
+START_TIMEOUT = 600  # seconds that a rank may take to start once the others have
+GONE_TIMEOUT = 7  # seconds to wait for ranks to be gone: more than an agent takes at most
 UNSTARTED_TIMEOUT = 1  # the same for ranks that never started, which say nothing
 CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was reported first
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
@@ -87,7 +89,7 @@ class Attempt:
         self.timeout = timeout
         self.stall_timeout = stall_timeout
         self.on_report = on_report
-        self.told = len(directory.records)  # so many records `on_report` has had, or is not to
+        self.records_told = len(directory.records)  # so many `on_report` has had, or is not to
         self.state = AttemptState(addresses, directory.path)
         self.handed: list[Future | None] = [None] * len(addresses)  # the tables of each rank
         self.futures: list[Future] = []
@@ -263,7 +265,7 @@ class Attempt:
                 local_rank=hosts[:rank].count(host),
                 local_world_size=hosts.count(host),
                 store=store,
-                environment={"DDP_CHECKPOINTS": self.checkpoints.place[address]},
+                checkpoints=self.checkpoints.place[address],
             )
             for rank, (address, host) in enumerate(zip(self.addresses, hosts))
         ]
@@ -299,7 +301,8 @@ class Attempt:
         while decision is Outcome.GOES_ON:
             self._take_next(LOOK_INTERVAL)
             self.tell_records()
-            if time.monotonic() - self.looked > LOOK_INTERVAL and self.inbox.empty():
+            if time.monotonic() - self.looked > LOOK_INTERVAL:
+                self._take_what_is_there()
                 self._look_around()
             decision = outcome.outcome(self.state)
             if isinstance(decision, Failed) and decision.is_consequence:
@@ -342,16 +345,13 @@ class Attempt:
         address = getattr(self.client.scheduler, "address", "?")
         error = outcome.cancelled(self.state, address, self.client.status == "running")
         self.directory.log(str(error))
-        # It would print how its attempts to reconnect end.
-        if not isinstance(error, Error) or self.client.status != "running":
+        if isinstance(error, SchedulerLost):
+            # Dask would print how its attempts to reconnect end.
             logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
         return error
 
     def _look_around(self) -> None:
-        """See to what no message tells.
-
-        That is: this program shall stop, or a rank makes no progress.
-        """
+        """Act on what no message says: this program shall stop, or a rank makes no progress."""
         now = time.monotonic()
         self.looked = now
         if signals.interrupted:
@@ -359,15 +359,34 @@ class Attempt:
         if signals.stop_requested:
             if self.state.moved and not self.state.stopped():
                 # Said again until it is heard: a rank may not listen yet.
-                first = self.addresses[:1]
-                self.client.run(agent.tell_to_stop, workers=first, on_error="ignore")
+                self._ask_each(agent.tell_to_stop, self.addresses[:1])
+        unstarted = sorted(set(range(len(self.addresses))) - set(self.state.hosts))
+        if unstarted and now - max(self.began, self.state.last_started) > START_TIMEOUT:
+            why = "It has not started: is its host overloaded, or the disk slow that has torch?"
+            raise outcome.rank_stalled(self.state, unstarted[0], why, START_TIMEOUT, {}, {})
         stuck = self.state.stalled(self.stall_timeout, now)
         if stuck:
-            raise self._stalled(stuck)
+            states = self._ask_where_ranks_are()
+            # A rank that has failed meanwhile is the cause
+            if outcome.outcome(self.state) is Outcome.GOES_ON:
+                raise self._stalled(stuck, states)
 
-    def _stalled(self, stuck: list[int]) -> Exception:
+    def _ask_each(self, function: Callable, addresses: list[str]) -> dict[str, Any]:
+        """What a function returns on each worker: a dict that fills as they answer, if they do.
+
+        Each is asked by a thread of its own: Dask would wait for one that is suspended for ever.
+        """
+        answers: dict[str, Any] = {}
+
+        def ask(address: str) -> None:
+            answers.update(self.client.run(function, workers=[address], on_error="ignore"))
+
+        for address in addresses:
+            threading.Thread(target=ask, args=(address,), daemon=True, name="ddp-asking").start()
+        return answers
+
+    def _stalled(self, stuck: list[int], states: dict[int, str | None]) -> Exception:
         assert self.stall_timeout is not None, "without it no rank counts as stalled"
-        states = self._ask_where_ranks_are()
         standstill = hangs.Standstill(
             addresses=self.addresses,
             stuck=stuck,
@@ -388,13 +407,7 @@ class Attempt:
         Returns the states of their processes; None where the worker does not answer in time.
         """
         alive = [rank for rank in range(len(self.addresses)) if rank not in self.state.ended]
-        answers: dict[str, str | None] = {}
-
-        def ask() -> None:
-            workers = [self.addresses[rank] for rank in alive]
-            answers.update(self.client.run(agent.ask_where, workers=workers, on_error="ignore"))
-
-        threading.Thread(target=ask, daemon=True, name="ddp-asking").start()
+        answers = self._ask_each(agent.ask_where, [self.addresses[rank] for rank in alive])
         deadline = time.monotonic() + WHEREABOUTS_TIMEOUT
         expected = set(alive)
         while expected - set(self.whereabouts) and time.monotonic() < deadline:
@@ -419,17 +432,19 @@ class Attempt:
     def _take(self, event: Event) -> None:
         match event:
             case FromAgent():
-                for message in event.messages:
+                for message in unpack(event.packed):
                     self._take_message(event.rank, message)
             case WorkerLost():
-                self.state.lose_worker(event.address)
+                if event.address in self.addresses:
+                    self.state.lose_worker(event.address)
+                    self.directory.log(f"the worker at {event.address} was lost")
             case TaskEnded(status="error") if event.rank not in self.state.ended:
                 error = self.futures[event.rank].exception()
-                self.state.ended[event.rank] = Ended(
-                    "raised", message=f"Its agent failed: {error!r}"
-                )
+                ended = Ended("raised", message=f"Its agent failed: {error!r}")
+                self._take_message(event.rank, ended)
             case TaskEnded(status="cancelled"):
-                # Not by us: a client cancels its futures when it loses the scheduler or is closed.
+                # By somebody else, or by the client, which has lost the scheduler or is closed.
+                # What we cancel in the end is heard of when the outcome is known.
                 self.state.cancel(event.reason)
 
     def _take_message(self, rank: int, message: Message) -> None:
@@ -462,7 +477,7 @@ class Attempt:
                 self.whereabouts[rank] = message
             case Ended():
                 ended = self.state.ended[rank]
-                if ended.how not in ("done", "cancelled"):
+                if ended.how != "done":
                     self.directory.log(f"rank {rank} {outcome.in_log(ended)}")
 
     def _take_line(self, rank: int, text: str) -> None:
@@ -491,9 +506,9 @@ class Attempt:
         In the thread that called `launch`, between two looks at the ranks. What it raises is
         raised.
         """
-        while self.on_report is not None and self.told < len(self.directory.records):
-            record = self.directory.records[self.told]
-            self.told += 1
+        while self.on_report is not None and self.records_told < len(self.directory.records):
+            record = self.directory.records[self.records_told]
+            self.records_told += 1
             try:
                 self.on_report(dict(record))  # it may change it
             except Exception as error:

@@ -165,7 +165,7 @@ def _who_waits(culprit: int, collectives: dict[int, list[Collective]]) -> str:
         current = _waits_in(record)
         if rank != culprit and current is not None:
             return f" Rank {rank} waits in {in_words(current)}."
-    return " The others wait for it."
+    return ""
 
 
 def is_in_collective(stack: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from distributed import Client
 
-from ddp_common.messages import TOPIC, Message, unpack
+from ddp_common.messages import TOPIC
 
 _subscribing = threading.Lock()
 
@@ -21,7 +21,7 @@ class FromAgent:
     """What the agent of one of the attempt's ranks has sent."""
 
     rank: int
-    messages: list[Message]
+    packed: str  # `messages.unpack` reads it
 
 
 @dataclass
@@ -33,7 +33,7 @@ class WorkerLost:
 
 @dataclass
 class TaskEnded:
-    """The Dask task of a rank has ended: 'finished', 'error' or 'cancelled'."""
+    """The Dask task of a rank has ended: 'error' or 'cancelled'; all else is of no interest."""
 
     rank: int
     status: str | None  # None: Dask has forgotten it
@@ -57,7 +57,7 @@ def open_inbox(client: Client, attempt_id: str) -> Iterator[Inbox]:
         _, event = stamped
         mine = inboxes.get(event["attempt"])
         if mine is not None:
-            mine.put(FromAgent(event["rank"], unpack(event["messages"])))
+            mine.put(FromAgent(event["rank"], event["messages"]))
 
     def on_cluster_change(stamped: tuple[float, dict]) -> None:
         _, event = stamped

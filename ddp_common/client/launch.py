@@ -3,8 +3,8 @@
 One turn of its loop is one attempt; each goes on from the newest checkpoint. Commands go client ->
 agent -> rank, and messages come back the same way. Relies on the workers being processes that can
 import `ddp_common`. Promises: when `launch` returns or raises, every rank that it started is gone
-and the workers are free. (Where a worker or the scheduler does not answer within seconds, the
-agents end their ranks without being told.)
+and the workers are free. If a worker or the scheduler does not answer, that takes some seconds
+more: the agents notice that nobody wants their ranks, and end them.
 """
 
 import inspect

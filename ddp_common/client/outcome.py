@@ -73,12 +73,10 @@ class AttemptState:
                 self.hosts[rank] = message.host
                 self.last_started = now
             case Ended():
-                self.ended.setdefault(rank, _as_meant(message))
+                self.ended.setdefault(rank, message)
 
     def lose_worker(self, address: str) -> None:
-        """Take note that the scheduler has lost a worker, whoever's it is."""
-        if address not in self.addresses:
-            return
+        """Take note that the scheduler has lost one of the workers."""
         rank = self.addresses.index(address)
         if rank in self.ended:
             self.lost_late.add(rank)
@@ -115,13 +113,6 @@ class AttemptState:
             return []
         at_work = set(self.moved) - set(self.ended) - self.returned
         return sorted(rank for rank in at_work if self.moved[rank] < latest)
-
-
-def _as_meant(ended: Ended) -> Ended:
-    """The same; but a rank that SIGTERM has killed was told to stop. It did not listen yet."""
-    if ended.how == "exited" and ended.exitcode == -signal.SIGTERM:
-        return Ended("stopped", told=True, in_loop=False)
-    return ended
 
 
 class Outcome(Enum):
@@ -185,9 +176,13 @@ def rank_failed(state: AttemptState, rank: int) -> RankFailed:
         return _returned_early(state, rank)
     what = f"failed: {_cause(end, _uncaught(state, rank))}"
     # On a line of its own: how many of them are heard of in time differs.
-    consequences = [str(peer) for peer in sorted(state.failed()) if peer != rank]
+    peers = [peer for peer in sorted(state.failed()) if peer != rank]
+    consequences = [str(peer) for peer in peers if _is_consequence(state, peer)]
     if consequences:
         what += f"\nAs a consequence, rank {', '.join(consequences)} lost the connection to it."
+    others = [str(peer) for peer in peers if not _is_consequence(state, peer)]
+    if others:
+        what += f"\nRank {', '.join(others)} failed, too: see the log."
     if state.step_of(rank):
         what += f"\nIts last known step is {state.step_of(rank)}."
     lines = {each: list(printed) for each, printed in state.lines.items()}
@@ -335,10 +330,10 @@ def run_stopped(state: AttemptState, newest: Path | None) -> RunStopped:
         if newest is not None:
             saved = f"the newest checkpoint is that of step {step_of(newest)}"
         left = f"after step {step}; {saved}"
-    told = sorted(rank for rank in state.stopped() if state.ended[rank].told)
+    asked = sorted(rank for rank in state.stopped() if state.ended[rank].got_sigterm)
     who = "no rank that has left says that it got SIGTERM itself"
-    if told:
-        who = f"rank {', '.join(map(str, told))} on {state.host_of(told[0])} got SIGTERM"
+    if asked:
+        who = f"rank {', '.join(map(str, asked))} on {state.host_of(asked[0])} got SIGTERM"
     return RunStopped(
         f"The run was told to stop: {who}. All ranks left {left}.",
         step=step,
@@ -382,8 +377,10 @@ def in_log(end: Ended) -> str:
     """How a rank ended, as a line of the log; with a traceback, lines."""
     if end.how == "raised":
         return f"failed: {end.message}\n{_traceback(end)}".rstrip()
+    if end.how in ("lost", "cancelled"):
+        return f"ended: {_cause(end, None)}"
     if end.how == "stopped":
-        why = ": it got SIGTERM" if end.told else ", as the others did"
+        why = ": it got SIGTERM" if end.got_sigterm else ", as the others did"
         return f"left after step {end.step}{why}"
     killed_by = _signal_name(end)
     if killed_by:

@@ -76,11 +76,11 @@ def _give_back(client: Client, attempt_id: str) -> None:
     """
     over = _attempts_over(client)
     over.add(attempt_id)
-    told = list(over)
+    attempts = list(over)
     with contextlib.suppress(OSError):  # the scheduler is gone, or out of reach for now
         if client.status == "running":
-            client.run_on_scheduler(_release, told)
-            over.difference_update(told)
+            client.run_on_scheduler(_release, attempts)
+            over.difference_update(attempts)
 
 
 def _attempts_over(client: Client) -> set[str]:
@@ -230,15 +230,15 @@ def _claim(
     _drop_void(claims, over, dask_scheduler)
     workers = dask_scheduler.workers
     known = _running(dask_scheduler)
+    paused = [address for address, worker in workers.items() if worker.status.name == "paused"]
     free = [address for address in known if address not in claims]
     free.sort(key=lambda address: (-rows_held.get(address, 0), workers[address].host))
     count = wanted or min(most or len(known), len(known))
     if count == 0 or len(free) < count:
-        return {"claimed": [], "paused": [], "known": len(known), "busy": len(claims)}
+        return {"claimed": [], "paused": paused, "known": len(known), "busy": len(claims)}
     chosen = sorted(free[:count], key=lambda address: workers[address].host)
     for address in chosen:
         claims[address] = client_id, attempt_id
-    paused = [address for address, worker in workers.items() if worker.status.name == "paused"]
     return {"claimed": chosen, "paused": paused}
 
 

@@ -79,13 +79,13 @@ def main(
     among the arguments. Rank 0 alone has `store_socket`, on which the ranks' key-value store
     listens.
     """
-    # Until `listen_to_sigterm` the worker's disposition holds, which is to ignore it.
+    # One that comes before `listen_to_sigterm` waits until then.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     whereabouts.block_signal()
     os.setsid()  # a terminal's Ctrl-C is for the client
     _attach_output(output)
     faulthandler.enable(open(2, "w", closefd=False))
-    # Ctrl-C works again as it does elsewhere: the worker ignores it, and children would too.
+    # The fork server ignores Ctrl-C; what the rank starts is to hear it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     to_agent = Connection(messages)
     whereabouts.answer_questions(functools.partial(pipe.write, to_agent))
@@ -161,7 +161,7 @@ def _train(
         return Done(_pickled_result(result) if is_rank_0 else None)
     except stopping.Stopped:
         step = reporting.position().get("step", 0)
-        return Stopped(told=stopping.was_told(), in_loop=stopping.is_in_loop(), step=step)
+        return Stopped(stopping.was_told(), stopping.is_in_loop(), step)
     finally:
         stopping.training_has_ended()
         finish_reports()

@@ -365,7 +365,7 @@ def _form_group(store, place, gpus, timeout):
     nobody_shares = len(set(gpus)) == place.world_size
     if everybody_has_one and nobody_shares:
         backend = "nccl"
-        # Without it torch 2.15 takes GPU number LOCAL_RANK, which need not be this rank's own.
+        # Without it torch, from 2.15 on, takes GPU LOCAL_RANK, which need not be this rank's own.
         own_gpu = torch.device("cuda", torch.cuda.current_device())
         # Else a thread of NCCL's asks the store once a second, even while Python ends.
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")

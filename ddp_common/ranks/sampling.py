@@ -262,7 +262,7 @@ class ElasticSampler:
             for _ in range(current.first_step, len(self)):
                 if self._last is not current:
                     raise Error(MOVED)
-                self._finish_previous_step()
+                self._between_steps()
                 batch = next(batches)
                 self._start_step(current, deal)
                 yield batch
@@ -314,7 +314,7 @@ class ElasticSampler:
 
     # A step
 
-    def _finish_previous_step(self):
+    def _between_steps(self):
         """Between two steps model and position belong together: the moment to save or to leave."""
         for call in self.between_steps:
             call()

@@ -50,7 +50,8 @@ from ddp_common.worker.nursery import Nursery
 from ddp_common.worker.output import Output
 
 POLL = 0.03  # seconds between looks at whether the client still wants this rank
-EXIT_TIMEOUT = 1.0  # seconds that a rank has to end after its last word
+EXIT_TIMEOUT = 5.0  # seconds that a rank has to end after its last word
+DRAIN_TIMEOUT = 1.0  # seconds for what a rank that is gone has left in the pipes
 PIECE = 2**16  # bytes of output read at once
 
 _one_rank = threading.Lock()
@@ -125,9 +126,8 @@ def run_rank(spec: RankSpec, payload: bytes, tables: BinaryIO | None = None) -> 
     """Run one rank from start to end.
 
     `payload` is the pickled training function with its arguments, `tables` a file with what they
-    need of
-    Dask's collections. Returns rank 0's pickled result; None for other ranks, and for a rank that
-    failed. Raises nothing: how the rank ended is a message.
+    need of Dask's collections. Returns rank 0's pickled result; None for other ranks, and for a
+    rank that failed: how a rank ended is a message.
     """
     worker = get_worker()
     key = worker.get_current_task()
@@ -239,11 +239,11 @@ def _environment(spec: RankSpec) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": spec.local_world_size,
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
-        "DDP_WORKER_PROCESS": os.getpid(),
+        "DDP_CHECKPOINTS": spec.checkpoints,
+        "DDP_WORKER_PROCESS": os.getpid(),  # for who looks at the processes of a run from outside
     }
     if "dask_cuda" in sys.modules:  # it has put this worker's own GPU first
         variables["DDP_OWN_GPU_FIRST"] = 1
-    variables.update(spec.environment)
     return {name: str(value) for name, value in variables.items()}
 
 
@@ -265,6 +265,11 @@ def _follow(
         lines.append(
             f"process {pid}, which this rank has started, does not end although it was killed "
             "(see its state with ps)"
+        )
+    if was_wanted and child.nursery.exitcode is None:
+        lines.append(
+            f"this rank did not end within {EXIT_TIMEOUT:g} s of its last word, and was killed: a "
+            "thread that is no daemon, or a function of atexit, takes longer"
         )
     ended = _ended(last_word, child.nursery.exitcode) if was_wanted else Ended("cancelled")
     send([*map(Line, lines), ended])
@@ -307,7 +312,7 @@ def _pass_on(
         if child.nursery.connection in ready:
             child.nursery.take_note()
             open_ends.remove(child.nursery.connection)
-            deadline = min(deadline, time.monotonic() + EXIT_TIMEOUT)
+            deadline = min(deadline, time.monotonic() + DRAIN_TIMEOUT)
         is_late = time.monotonic() > deadline
         # A child of the rank may hold its output open, and print for ever.
         still_prints = child.output in ready and not is_late

@@ -146,6 +146,7 @@ def test_a_worker_that_dies_ends_the_run(client, tmp_path):
     with pytest.raises(ddp.RankFailed, match="its worker died") as caught:
         running.outcome()
     assert (caught.value.rank, caught.value.exitcode, caught.value.signal) == (1, None, None)
+    assert f"the worker at {workers_of(directory)[1]} was lost" in log_of(directory)
     # a DataLoader's worker looks for its parent every few seconds
     assert_nothing_left(directory, ranks=2)
     wait_until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 4)

@@ -129,6 +129,48 @@ def test_a_worker_without_a_nanny_ends_by_a_signal_once_its_rank_has_saved(tmp_p
             worker.wait()
 
 
+def test_a_worker_that_is_suspended_in_training_is_named_and_its_peers_are_asked(
+    two_workers, tmp_path
+):
+    addresses = sorted(two_workers.scheduler_info(n_workers=-1)["workers"])
+    pids = two_workers.run(os.getpid)
+    directory = tmp_path / "run"
+
+    def train():
+        print(f"ready {os.getpid()}", flush=True)
+        time.sleep(10 * PATIENCE)
+
+    running = Background(
+        ddp.launch, two_workers, train, workers=2, directory=directory, stall_timeout=5
+    )
+    wait_until(lambda: log_of(directory).count("ready") == 2)
+    os.kill(pids[addresses[1]], signal.SIGSTOP)
+    try:
+        with pytest.raises(ddp.RankStalled) as stalled:
+            running.outcome()
+    finally:
+        os.kill(pids[addresses[1]], signal.SIGCONT)
+    assert stalled.value.rank == 1
+    assert f"Its worker at {addresses[1]} does not answer" in str(stalled.value)
+    assert "in train" in stalled.value.stacks[0]
+
+
+def test_a_slow_on_report_does_not_keep_a_stall_from_being_found(two_workers):
+    def train():
+        for number in range(100):
+            ddp.report(number=number)
+        time.sleep(10 * PATIENCE)
+
+    with pytest.raises(ddp.RankStalled):
+        ddp.launch(
+            two_workers,
+            train,
+            workers=1,
+            stall_timeout=3,
+            on_report=lambda record: time.sleep(0.1),
+        )
+
+
 # What ranks print
 
 

@@ -44,7 +44,7 @@ def test_the_rank_that_failed_on_its_own_is_named_and_not_the_peer_that_was_hear
 
 
 def test_peers_that_lose_a_rank_which_left_have_not_failed():
-    left = Ended("stopped", told=True, step=3)
+    left = Ended("stopped", got_sigterm=True, step=3)
     assert outcome(state_of(2, rank_0=raised(LOST_PEER), rank_1=left)) is Outcome.STOPPED
 
 
@@ -59,7 +59,6 @@ def test_a_failure_comes_before_the_loss_of_the_scheduler():
 def test_a_lost_worker_is_a_failed_rank_unless_that_had_ended():
     state = state_of(2, rank_0=Ended("done"))
     state.lose_worker("tcp://10.0.0.0:5000")
-    state.lose_worker("tcp://10.9.9.9:5000")  # another run's
     assert outcome(state) is Outcome.GOES_ON and state.lost_late == {0}
     state.lose_worker("tcp://10.0.0.1:5000")
     assert outcome(state) == Failed(1, False)
@@ -88,6 +87,12 @@ def test_a_failure_names_rank_host_cause_consequences_step_lines_and_log():
     assert failure.signal == "SIGKILL" and failure.logs == {0: [], 1: ["loading"]}
 
 
+def test_ranks_that_fail_each_on_its_own_are_no_consequence_of_each_other():
+    state = state_of(2, rank_0=raised("ValueError: no"), rank_1=raised("ValueError: no"))
+    said = str(rank_failed(state, 0))
+    assert "Rank 1 failed, too" in said and "As a consequence" not in said
+
+
 DUMP = """before
 Fatal Python error: Aborted
 
@@ -113,7 +118,8 @@ def test_of_a_rank_that_a_signal_has_killed_the_line_of_the_program_is_shown_and
 
 
 def test_the_end_after_sigterm_names_who_was_told_the_step_and_the_checkpoint():
-    told, other = Ended("stopped", told=True, step=8), Ended("stopped", told=False, step=8)
+    told = Ended("stopped", got_sigterm=True, step=8)
+    other = Ended("stopped", got_sigterm=False, step=8)
     state = state_of(2, rank_0=other, rank_1=told)
     stopped = run_stopped(state, Path("checkpoints/step-00000008.pt"))
     assert stopped.step == 8
