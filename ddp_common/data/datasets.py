@@ -77,9 +77,9 @@ def fetch(name: str, data: str | Path = "shipped") -> SimpleNamespace:
         path = data if "://" in str(data) else Path(data).expanduser()
         origin = f"your own, {data}"
     if not isinstance(path, str):
-        _check_present(name, entry, path)
-        if name in CHECK and data not in ("shipped", "full"):
-            CHECK[name](path)
+        _check_present(name, path)
+        if data not in ("shipped", "full"):
+            _check_own(name, entry, path)
     return SimpleNamespace(path=path, origin=origin, licence=licence, title=entry["title"])
 
 
@@ -97,8 +97,8 @@ def _folder_of_full(name, entry):
     )
 
 
-def _check_present(name, entry, path):
-    """Raise `Error` unless `path` is there, not empty, and a file or folder as it should be."""
+def _check_present(name, path):
+    """Raise `Error` unless `path` is there, and not an empty file."""
     if not path.exists():
         raise Error(
             f"There is no file {path} to read {name} from. "
@@ -109,20 +109,23 @@ def _check_present(name, entry, path):
             f"{path} is empty. Restore it (git checkout for shipped data, "
             f"`make data TUTORIAL={name}` for the full set)."
         )
-    if "shipped" in entry:
-        is_one_file = Path(entry["shipped"]).suffix not in ("", ".py")
-    else:
-        is_one_file = path.is_file()
-    if is_one_file and path.is_dir():
+
+
+def _check_own(name, entry, path):
+    """Raise `Error` unless a reader's own file or folder is what the data set consists of."""
+    needs_file = Path(entry["shipped"]).suffix not in ("", ".py")
+    if needs_file and path.is_dir():
         raise Error(
             f"{path} is a folder. {entry['title']}: that is one file. "
             "Use data=shipped, data=full, or the path of your own file."
         )
-    if not is_one_file and not path.is_dir():
+    if not needs_file and not path.is_dir():
         raise Error(
             f"{path} is a file. {entry['title']}: that is a folder. "
             "Use data=shipped, data=full, or the path of your own folder."
         )
+    if name in CHECK:
+        CHECK[name](path)
 
 
 def cache(name: str) -> Path:
