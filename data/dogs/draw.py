@@ -21,17 +21,20 @@ that shape and coat together make the breed. A part of a dog is a limb: a list o
 radius), discs joined to one another. Points are complex numbers with y downwards; the picture
 is 100 wide, and a dog faces to the right until it is mirrored.
 
-The promises are those of `ddp_common.data.drawing`, which has what this program shares with other
-ones.
+The promises are those of `data/drawing.py`, which has what this program shares with other ones.
 """
 
 import math
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from ddp_common.data.drawing import Camera, Sheet, command_line, mixed, photographed, polar
+sys.path.insert(0, str(Path(__file__).parents[1]))  # data/, where drawing.py lies
+
+from drawing import Camera, Sheet, command_line, mixed, photographed, polar
 
 SEED = 2011
 PER_CLASS = 150

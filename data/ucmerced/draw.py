@@ -23,17 +23,20 @@ complex numbers, directions angles in radians; whatever has a height throws its 
 and light vary in every class: colour alone does not give the class away. Dense, medium and
 sparse residential are one drawing with overlapping densities.
 
-The promises are those of `ddp_common.data.drawing`, which has what this program shares with other
-ones.
+The promises are those of `data/drawing.py`, which has what this program shares with other ones.
 """
 
 import cmath
 import math
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from ddp_common.data.drawing import (
+sys.path.insert(0, str(Path(__file__).parents[1]))  # data/, where drawing.py lies
+
+from drawing import (
     Camera,
     Sheet,
     command_line,

@@ -2,16 +2,18 @@
 
 `data/datasets.yaml` says for each where it comes from and whose it is. Downloads go to
 `data/cache/<name>/` under a temporary name and are renamed when they are whole. Pictures are drawn
-into `data/cache/<name>-drawn/`, in a folder named after the programs that drew them. Relies on
-`downloads` and `drawing`. Promises: a file or folder that is there is a good one; pictures are
-never those of another version.
+into `data/cache/<name>-drawn/`, in a folder named after the programs that drew them, which are in
+`data/`. Relies on `downloads`. Promises: a file or folder that is there is a good one; pictures
+are never those of another version.
 """
 
 import gzip
-import importlib.util
+import hashlib
 import math
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import zlib
 from pathlib import Path
@@ -22,7 +24,6 @@ import pooch
 import yaml
 
 from ddp_common.data import downloads
-from ddp_common.data.drawing import draw_all, edition
 from ddp_common.errors import Error
 
 DATA = Path(__file__).parents[2] / "data"
@@ -76,9 +77,9 @@ def fetch(name: str, data: str | Path = "shipped") -> SimpleNamespace:
         path = data if "://" in str(data) else Path(data).expanduser()
         origin = f"your own, {data}"
     if not isinstance(path, str):
-        _check_present(name, entry, path)
-        if name in CHECK and data not in ("shipped", "full"):
-            CHECK[name](path)
+        _check_present(name, path)
+        if data not in ("shipped", "full"):
+            _check_own(name, entry, path)
     return SimpleNamespace(path=path, origin=origin, licence=licence, title=entry["title"])
 
 
@@ -96,8 +97,8 @@ def _folder_of_full(name, entry):
     )
 
 
-def _check_present(name, entry, path):
-    """Raise `Error` unless `path` is there, not empty, and a file or folder as it should be."""
+def _check_present(name, path):
+    """Raise `Error` unless `path` is there, and not an empty file."""
     if not path.exists():
         raise Error(
             f"There is no file {path} to read {name} from. "
@@ -108,20 +109,23 @@ def _check_present(name, entry, path):
             f"{path} is empty. Restore it (git checkout for shipped data, "
             f"`make data TUTORIAL={name}` for the full set)."
         )
-    if "shipped" in entry:
-        is_one_file = Path(entry["shipped"]).suffix not in ("", ".py")
-    else:
-        is_one_file = path.is_file()
-    if is_one_file and path.is_dir():
+
+
+def _check_own(name, entry, path):
+    """Raise `Error` unless a reader's own file or folder is what the data set consists of."""
+    needs_file = Path(entry["shipped"]).suffix not in ("", ".py")
+    if needs_file and path.is_dir():
         raise Error(
             f"{path} is a folder. {entry['title']}: that is one file. "
             "Use data=shipped, data=full, or the path of your own file."
         )
-    if not is_one_file and not path.is_dir():
+    if not needs_file and not path.is_dir():
         raise Error(
             f"{path} is a file. {entry['title']}: that is a folder. "
             "Use data=shipped, data=full, or the path of your own folder."
         )
+    if name in CHECK:
+        CHECK[name](path)
 
 
 def cache(name: str) -> Path:
@@ -144,19 +148,21 @@ def full_path(entry: dict, folder: Path) -> Path:
 
 
 def drawn(name: str, script: Path) -> Path:
-    """The folder of pictures that `script` draws (it has `draw`, CLASSES and PER_CLASS).
+    """The folder of pictures that `script` draws: python draw.py FOLDER.
 
-    They are drawn once, in seconds, whole or not at all.
+    They are drawn once, in seconds, whole or not at all. Raises `Error` if that fails.
     """
-    folder = cache(f"{name}-drawn") / edition(script)
+    programs = script.read_bytes() + (DATA / "drawing.py").read_bytes()
+    edition = hashlib.sha256(programs).hexdigest()[:8]
+    folder = cache(f"{name}-drawn") / edition
     if folder.is_dir() and any(folder.iterdir()):
         return folder
-    specification = importlib.util.spec_from_file_location(f"draw_{name}", script)
-    assert specification is not None and specification.loader is not None  # it is a .py file
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    with downloads.only_one(folder.parent, wait=True):
-        return draw_all(module.draw, module.CLASSES, module.PER_CLASS, folder)
+    with downloads.only_one(folder.parent):
+        done = subprocess.run([sys.executable, script, folder], stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise Error(f"The pictures of {name} were not drawn. {said[-1].removeprefix('Error: ')}")
+    return folder
 
 
 def download(name: str, progressbar: bool = True) -> Path:
@@ -172,27 +178,22 @@ def download(name: str, progressbar: bool = True) -> Path:
     with downloads.only_one(folder):
         for left in folder.glob(".download-*"):  # by a program that was killed
             shutil.rmtree(left)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
-            for file in entry["files"]:
-                if is_here(folder, file):
-                    continue
-                path = downloads.retrieve(file, Path(temporary), folder, progressbar)
-                if "unpack" in file:
-                    downloads.unpack(path, folder / path.stem, progressbar, **file["unpack"])
-                    path.unlink()
-            if name in CONVERT:
-                CONVERT[name](Path(temporary))
-            for path in Path(temporary).iterdir():
-                if path.name in full_files(entry):
-                    os.replace(path, folder / path.name)
+        for file in entry["files"]:
+            if is_here(folder, file):
+                continue
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
+                path = downloads.retrieve(file, Path(temporary), progressbar)
+                if name in CONVERT:
+                    path = CONVERT[name](path)
+                os.replace(path, folder / path.name)
     return full_path(entry, folder)
 
 
 def is_here(folder: Path, file: dict) -> bool:
     """Whether a file of the registry lies in `folder`: unpacked, or with its digest."""
     path = folder / file["name"]
-    if "unpack" in file:
-        return (folder / path.stem).is_dir()
+    if file.get("unpack"):
+        return path.with_suffix("").is_dir()
     if not file["sha256"] or not path.exists():
         return False
     return pooch.file_hash(path) == file["sha256"]
@@ -245,11 +246,11 @@ def check_names(path: Path):
             raise Error(f"{path} has the {column} {value!r:.60} in row {row + 1}. {NAMES_FORMAT}")
 
 
-def _convert_pets(folder):
-    """Make names.csv of the city's rows.csv."""
+def _convert_pets(path):
+    """Make names.csv, beside it, of the city's list; returns its path."""
     column = "Animal's Name"
     try:
-        table = pandas.read_csv(folder / "rows.csv", usecols=[column], keep_default_na=False)
+        table = pandas.read_csv(path, usecols=[column], keep_default_na=False)
         names = count_names(table[column])
     except UNREADABLE_CSV as error:
         raise Error(
@@ -260,7 +261,9 @@ def _convert_pets(folder):
         raise Error(
             "The list that came holds no names. Try again later; data=shipped needs no download."
         )
-    names.to_csv(folder / "names.csv", index=False, lineterminator="\n")
+    converted = path.with_name("names.csv")
+    names.to_csv(converted, index=False, lineterminator="\n")
+    return converted
 
 
 # Flights, with weather and aircraft

@@ -1,18 +1,15 @@
 """Folders of images, on a disk or in object storage, as data sets: class = folder.
 
 One rank lists the files and tells the others: every rank has the same index, and storage is asked
-once. A batch is read at once, not one image after the other: from S3 over connections that stay
-open (`bucket`), from other storage by fsspec's concurrent requests, from a disk by threads.
-Decoded images may be kept, in memory or in a memory-mapped file that the ranks of a host share
-(`kept`). Promises: what is kept is used only if its checksum fits, so that neither a killed
-process nor a changed file leaves a wrong image; the same object works in the workers of a
-`DataLoader`.
+once. A batch is read at once, not one image after the other: from object storage by fsspec's
+concurrent requests, from a disk by threads. Decoded images may be kept, in memory or in a file
+that the ranks of a host share (`kept`). Promises: neither a killed process nor a changed file
+leaves a wrong image; the same object works in the workers of a `DataLoader`.
 """
 
 import hashlib
 import io
 import os
-import stat
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,14 +20,16 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from ddp_common.data.bucket import SignedReader
 from ddp_common.data.kept import Kept
 from ddp_common.errors import Error
 from ddp_common.ranks import exchange, reporting
 from ddp_common.ranks.rendezvous import rank, world_size
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".gif", ".webp")
-S3 = {"max_concurrency": 1}  # read a file without asking for its size first
+S3 = {
+    "max_concurrency": 1,  # read a file without asking for its size first
+    "config_kwargs": {"max_pool_connections": 32},  # of each process, where botocore takes 10
+}
 BATCH = 256  # images read at once in the check for damaged ones
 NAMED = 10  # damaged files that a warning names
 
@@ -70,11 +69,9 @@ class ImageFolder(torch.utils.data.Dataset):
         self._process = None  # the one to which `_mine` belongs
         self._names, version = _told_by_rank_0(self._list)
         self._index(range(len(self._names)))
-        if cache is None:
-            self._kept = None
-        else:
-            what = f"{self.url} {size} {version}"
-            self._kept = Kept(cache, len(self._names), (3, size, size), what)
+        self._kept = None
+        if cache is not None:
+            self._kept = Kept(cache, len(self._names), size, f"{self.url} {size} {version}")
         if on_error == "skip":
             self._leave_out_damaged()
 
@@ -126,18 +123,14 @@ class ImageFolder(torch.utils.data.Dataset):
         """An array, or what was wrong with the file, for each of the rows; arrays are kept."""
         if not rows:
             return []
-        filesystem, root, pool, signed = self._own()
+        filesystem, root, pool = self._own()
         is_remote = filesystem.async_impl
         paths = [f"{root}/{self._names[row]}" for row in rows]
-        decode = partial(_decoded, size=self.size)
-        if signed is not None:
-            images = signed.read(paths, decode)
+        if is_remote:
+            contents = filesystem.cat_ranges(paths, None, None, on_error="return")
         else:
-            if is_remote:
-                contents = filesystem.cat_ranges(paths, None, None, on_error="return")
-            else:
-                contents = pool.map(_read, [filesystem] * len(paths), paths)
-            images = list(pool.map(decode, contents))
+            contents = pool.map(partial(_read, filesystem), paths)
+        images = list(pool.map(partial(_decoded, size=self.size), contents))
         for row, image in zip(rows, images):
             is_damaged = isinstance(image, Exception)
             is_file_at_fault = isinstance(image, (FileNotFoundError, Undecodable))
@@ -148,20 +141,18 @@ class ImageFolder(torch.utils.data.Dataset):
         return images
 
     def _own(self):
-        """The file system, its root, the threads and the connections of this process.
+        """The file system, its root, and the threads of this process.
 
         A forked process cannot use those of its parent.
         """
         if self._process != os.getpid():
-            is_s3 = self.url.startswith("s3://")
             options = {}
-            if is_s3:
+            if self.url.startswith("s3://"):
                 options = S3 | ({"anon": True} if self.anonymous else {})
             filesystem, root = fsspec.url_to_fs(self.url, skip_instance_cache=True, **options)
             # A rank's share of the cores; in a worker of a DataLoader that is one.
             pool = ThreadPoolExecutor(torch.get_num_threads())
-            signed = SignedReader(filesystem) if is_s3 else None
-            self._mine = filesystem, root.rstrip("/"), pool, signed
+            self._mine = filesystem, root.rstrip("/"), pool
             self._process = os.getpid()
         return self._mine
 
@@ -174,7 +165,7 @@ class ImageFolder(torch.utils.data.Dataset):
         The digest changes with the names and with the files' lengths and times.
         """
         try:
-            filesystem, root, *_ = self._own()
+            filesystem, root, _ = self._own()
             found = _versions_of_files(filesystem, root)
         except ImportError as error:
             raise Error(
@@ -189,8 +180,16 @@ class ImageFolder(torch.utils.data.Dataset):
         return names, hashlib.sha256(versions.encode()).hexdigest()
 
     def _leave_out_damaged(self):
-        found = self._damaged_among(self._rows[rank() :: world_size()])
-        bad = {row: why for each in exchange.gather(list(found.items())) for row, why in each}
+        """Let the ranks decode all images, each its share, and index those that can be."""
+        mine = self._rows[rank() :: world_size()]
+        damaged = []
+        for start in range(0, len(mine), BATCH):
+            batch = [row for row in mine[start : start + BATCH] if self._get_kept(row) is None]
+            for row, image in zip(batch, self._decode(batch)):
+                if isinstance(image, Exception):
+                    damaged.append((row, str(image)))
+            reporting.made_progress()
+        bad = {row: why for each in exchange.gather(damaged) for row, why in each}
         if not bad:
             return
         named = "; ".join(f"{self._names[row]}: {bad[row]}" for row in sorted(bad)[:NAMED])
@@ -203,17 +202,6 @@ class ImageFolder(torch.utils.data.Dataset):
                 stacklevel=3,
             )
         self._index(row for row in self._rows if row not in bad)
-
-    def _damaged_among(self, rows):
-        """Decode the images that are not kept: row -> what is wrong, if something is."""
-        bad = {}
-        for start in range(0, len(rows), BATCH):
-            batch = [row for row in rows[start : start + BATCH] if self._get_kept(row) is None]
-            for row, image in zip(batch, self._decode(batch)):
-                if isinstance(image, Exception):
-                    bad[row] = str(image)
-            reporting.made_progress()
-        return bad
 
 
 class Undecodable(Exception):
@@ -238,35 +226,27 @@ def _told_by_rank_0(ask):
 
 
 def _versions_of_files(filesystem, root):
-    """Every file below `root`: relative name -> its length, and what changes with its content."""
+    """Every file below `root`: relative name -> its length, and what changes with its content.
+
+    On a disk links are followed, and a folder that cannot be read is an OSError.
+    """
     versions = {}
     if "file" in filesystem.protocol:
-        for path, about in _walk(root):
-            versions[os.path.relpath(path, root)] = (about.st_size, about.st_mtime_ns)
+        for folder, _, names in os.walk(root, onerror=_raise, followlinks=True):
+            for path in (os.path.join(folder, name) for name in names):
+                if os.path.isfile(path):
+                    about = os.stat(path)
+                    name = os.path.relpath(path, root)
+                    versions[name] = (about.st_size, about.st_mtime_ns)
     else:
-        for name, about in filesystem.find(root, detail=True).items():
+        for path, about in filesystem.find(root, detail=True).items():
             changed = str(about.get("ETag") or about.get("LastModified"))
-            versions[name.removeprefix(f"{root}/")] = (about.get("size"), changed)
+            versions[path.removeprefix(f"{root}/")] = (about.get("size"), changed)
     return versions
 
 
-def _walk(root):
-    """Yield (path, stat) of every plain file below `root`, links followed.
-
-    Raises OSError for a folder that cannot be read.
-    """
-
-    def stop(error):
-        raise error
-
-    for folder, _, names in os.walk(root, onerror=stop, followlinks=True):
-        for name in names:
-            path = os.path.join(folder, name)
-            if not os.path.exists(path):
-                continue
-            about = os.stat(path)
-            if stat.S_ISREG(about.st_mode):
-                yield path, about
+def _raise(error):
+    raise error
 
 
 def _is_image_in_folder(name):

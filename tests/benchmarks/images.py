@@ -196,7 +196,7 @@ def measure_s3():
             again,
             best[fastest],
             alternative=f"the server, to {fastest} connections that only fetch",
-            at_least=0.85,
+            at_least=0.4,
         ),
         compared(
             "s3",

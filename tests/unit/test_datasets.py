@@ -44,8 +44,7 @@ def served(tmp_path, monkeypatch):
                 (served / file["name"]).write_bytes(content)
                 file["url"] = f"http://127.0.0.1:{running.server_port}/{file['name']}"
                 file["sha256"] = hashlib.sha256(content).hexdigest()
-                for key in ("size", "mirrors"):
-                    file.pop(key, None)
+                file.pop("mirrors", None)
             monkeypatch.setattr(datasets, "DATA", tmp_path / "data")
             monkeypatch.delenv("DDP_DATA", raising=False)
             (tmp_path / "data" / "datasets.yaml").write_text(yaml.safe_dump({name: entry}))

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import yaml
 from PIL import Image
 
 from ddp_common.data import datasets
-from ddp_common.data.datasets import draw_all
+from ddp_common.errors import Error
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -53,6 +54,8 @@ def test_a_picture_depends_on_class_and_number_alone_also_in_another_process(dra
 
 
 def test_all_are_written_as_they_are_drawn_or_nothing_is(drawing, tmp_path):
+    from drawing import draw_all  # the program has put its folder on the path
+
     def interrupted(label, number):
         if label == drawing.CLASSES[1]:
             raise KeyboardInterrupt
@@ -70,15 +73,35 @@ def test_all_are_written_as_they_are_drawn_or_nothing_is(drawing, tmp_path):
     assert (picture == draw(label, 1)).all()
 
 
-def test_a_data_set_is_drawn_once_and_says_that_it_is_drawn(tmp_path, monkeypatch):
-    entry = {"title": "", "licence": "", "shipped": "draw.py", "full": "none"}
+@pytest.fixture
+def few(tmp_path, monkeypatch):
+    """A data set 'set' of our own, of two pictures in each class. Returns its program."""
+    entry = {"title": "", "licence": "", "shipped": "set/draw.py", "full": "none"}
     monkeypatch.setattr(datasets, "DATA", tmp_path)
     (tmp_path / "datasets.yaml").write_text(yaml.safe_dump({"set": entry}))
-    program = (DATA / "dogs" / "draw.py").read_text()
-    (tmp_path / "draw.py").write_text(program.replace("PER_CLASS = 150", "PER_CLASS = 2"))
+    shutil.copy(DATA / "drawing.py", tmp_path)
+    program = tmp_path / "set" / "draw.py"
+    program.parent.mkdir()
+    text = (DATA / "dogs" / "draw.py").read_text()
+    program.write_text(text.replace("PER_CLASS = 150", "PER_CLASS = 2"))
+    return program
+
+
+def test_a_data_set_is_drawn_once_and_says_that_it_is_drawn(few):
     drawn = datasets.fetch("set")
     assert drawn.origin == "drawn stand-in, not photographs"
     times = {path: path.stat().st_mtime_ns for path in drawn.path.glob("*/*.png")}
     assert len(times) == 20
     assert datasets.fetch("set").path == drawn.path
     assert times == {path: path.stat().st_mtime_ns for path in drawn.path.glob("*/*.png")}
+    few.write_text(few.read_text() + "# another version\n")
+    assert datasets.fetch("set").path != drawn.path
+
+
+def test_a_data_set_that_cannot_be_drawn_says_why_and_leaves_nothing(few):
+    few.write_text(
+        few.read_text().replace("def draw(", "def draw(label, number):\n    1 / 0\n\n\ndef _(")
+    )
+    with pytest.raises(Error, match="pictures of set were not drawn.*division by zero"):
+        datasets.fetch("set")
+    assert list(datasets.cache("set-drawn").rglob("*")) == []

@@ -12,11 +12,10 @@ three bytes: red, green, blue.
 
 Promises: a picture depends on its name and its size and on nothing else. Every call gives the
 same bytes; so do other machines of the same kind with the same versions of Pillow and NumPy.
-Needs no fonts, no files, no network.
+Needs no fonts, no files, no network, and nothing of `ddp_common`.
 """
 
 import argparse
-import hashlib
 import os
 import random
 import sys
@@ -28,15 +27,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from ddp_common.errors import Error
-
 __all__ = [
     "Camera",
     "Sheet",
     "command_line",
     "darker",
     "draw_all",
-    "edition",
     "lighter",
     "mixed",
     "photographed",
@@ -168,21 +164,12 @@ def photographed(sheet, camera):
 # Files
 
 
-def edition(program):
-    """A name of eight characters for the pictures that the file `program` draws.
-
-    It is another one as soon as the program changes, or this file, which all programs share.
-    """
-    text = program.read_bytes() + Path(__file__).read_bytes()
-    return hashlib.sha256(text).hexdigest()[:8]
-
-
 def draw_all(draw, classes, per_class, folder):
     """Write the pictures that `draw(class, number)` returns (uint8, (size, size, 3)) to files.
 
     Returns `folder`; the files are `folder`/<class>/<class><number>.png. Numbers begin with 0 and
     have as many digits as the last. The folder gets its name when it is whole. One that holds so
-    many pictures already is kept; raises `Error` if it holds anything else.
+    many pictures already is kept; raises OSError if it holds anything else.
     """
     if _is_drawn(folder, classes, per_class):
         return folder
@@ -207,10 +194,7 @@ def _is_drawn(folder, classes, per_class):
     if not folder.exists() or not any(folder.iterdir()):
         return False
     if len(list(folder.glob("*/*.png"))) != per_class * len(classes):
-        raise Error(
-            f"{folder} holds something other than {per_class} pictures of each class. "
-            "Nothing was drawn: remove the folder or name another one."
-        )
+        raise OSError(f"it holds something other than {per_class} pictures of each class")
     return True
 
 
@@ -223,10 +207,8 @@ def command_line(draw, classes, per_class):
     folder = parser.parse_args().folder
     try:
         draw_all(draw, classes, per_class, folder)
-    except Error as error:
-        sys.exit(f"Error: {error}")
     except OSError as error:
         sys.exit(
             f"Error: The pictures cannot be written to {folder}: {error}. "
-            "No picture was kept: name a folder that you may write to."
+            "No picture was kept: name another folder, with room, that you may write to."
         )
