@@ -2,9 +2,11 @@
 
 import copyreg
 import difflib
+import functools
 import importlib
 import inspect
 import linecache
+import logging
 import os
 import sys
 from collections.abc import Callable, Collection
@@ -67,7 +69,7 @@ def _meant(
 
 
 def pickled(function: Callable, arguments: dict[str, Any]) -> bytes:
-    """Pickle (function, arguments, sources of notebook cells).
+    """Pickle (function, arguments, sources of notebook cells, calls that set what is set here).
 
     Raises `Error` for what cannot travel.
     """
@@ -75,17 +77,41 @@ def pickled(function: Callable, arguments: dict[str, Any]) -> bytes:
         if module in sys.modules:
             copyreg.pickle(type(sys.modules[module]), _by_name)
     try:
-        return cloudpickle.dumps((function, arguments, _sources_of_cells()))
+        return cloudpickle.dumps((function, arguments, _sources_of_cells(), _what_is_set()))
     except Exception as error:
         name = getattr(function, "__name__", function)
+        advice = (
+            "Open files, clients, locks and running processes cannot travel: make them inside "
+            "the function."
+        )
+        if "sqlite3.Connection" in str(error):  # of IPython's history
+            advice = "Take %magics and !commands out of the function: they hold all of IPython."
         raise Error(
-            f"{name!r} or its arguments cannot be sent to the workers: {error}. Open files, "
-            "clients, locks and running processes cannot travel: make them inside the function."
+            f"{name!r} or its arguments cannot be sent to the workers: {error}. {advice}"
         ) from None
 
 
 def _by_name(module: ModuleType) -> tuple:
     return importlib.import_module, (module.__name__,)
+
+
+def _what_is_set() -> list[Callable[[], Any]]:
+    """Calls that set in a rank what this program has set for logging and for torch."""
+    calls = [functools.partial(logging.basicConfig, level=logging.getLogger().level)]
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        calls += [
+            functools.partial(torch.set_default_dtype, torch.get_default_dtype()),
+            functools.partial(
+                torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()
+            ),
+            functools.partial(
+                torch.use_deterministic_algorithms,
+                torch.are_deterministic_algorithms_enabled(),
+                warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+            ),
+        ]
+    return calls
 
 
 def _sources_of_cells() -> dict[str, tuple]:

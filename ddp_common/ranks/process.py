@@ -74,10 +74,10 @@ def main(
     """Be a rank: from the fork to its last word.
 
     `environment`: variables to set; `threads`: of torch; `payload`: pickled (function, keyword
-    arguments, sources of notebook cells). The others are file descriptors: `messages` and `output`
-    are the write ends of two pipes to the agent, `tables` is what hands over the Dask collections
-    among the arguments. Rank 0 alone has `store_socket`, on which the ranks' key-value store
-    listens.
+    arguments, sources of notebook cells, calls that set what the program has set). The others are
+    file descriptors: `messages` and `output` are the write ends of two pipes to the agent,
+    `tables` is what hands over the Dask collections among the arguments. Rank 0 alone has
+    `store_socket`, on which the ranks' key-value store listens.
     """
     # One that comes before `listen_to_sigterm` waits until then.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -150,8 +150,10 @@ def _train(
         os.register_at_fork(after_in_child=functools.partial(_be_no_rank, handler))
         if tables is not None:
             handover.receive(tables)
-        function, arguments, sources = main_module.loads(payload)
+        function, arguments, sources, what_is_set = main_module.loads(payload)
         linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
+        for set_it in what_is_set:
+            set_it()
         whereabouts.keep_collectives()
         with rendezvous.process_group(store_socket), stopping.in_agreement():
             result = _call(function, arguments)

@@ -1,10 +1,14 @@
 """The user's script is not run again in the ranks; what it defines is known there all the same."""
 
+import logging
 import subprocess
 import sys
 
+import torch
 from patience import PATIENCE
 from processes import environment_for
+
+import ddp_common as ddp
 
 SCRIPT = """
 import multiprocessing
@@ -116,3 +120,18 @@ def test_a_script_without_a_guard_trains_and_its_top_level_runs_once(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["top level", "result 21", "task Answer(number=2)"]
     assert "Traceback" not in done.stderr
+
+
+def test_what_the_program_has_set_for_torch_and_logging_is_set_in_the_ranks(client):
+    def what_is_set():
+        return str(torch.get_default_dtype()), logging.getLogger().level
+
+    earlier = logging.getLogger().level
+    torch.set_default_dtype(torch.float64)
+    logging.getLogger().setLevel(logging.ERROR)
+    try:
+        run = ddp.launch(client, what_is_set, workers=1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        logging.getLogger().setLevel(earlier)
+    assert run.result == ("torch.float64", logging.ERROR)
