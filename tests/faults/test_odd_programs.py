@@ -38,6 +38,7 @@ def test_what_cannot_be_imported_in_a_rank_reaches_the_caller_with_its_traceback
         env=environment_for(client, tmp_path),
     )
     assert "failed: ModuleNotFoundError: No module named 'gone'" in done.stdout, done.stderr
+    assert "put that on their PYTHONPATH" in done.stdout
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal for an orphan")
