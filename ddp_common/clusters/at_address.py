@@ -10,10 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from distributed.comm import connect as connect_to
 from distributed.security import Security
 
-from ddp_common.clusters.cluster_client import ClusterClient
-from ddp_common.clusters.collector import no_garbage_collection
+from ddp_common.clusters.client import ClusterClient, dask_is_silent
 from ddp_common.clusters.profiles import number_of_workers
-from ddp_common.clusters.quiet import quiet
 from ddp_common.errors import Error
 
 ANSWER_TIMEOUT = 10  # seconds that a scheduler has to answer at an address
@@ -27,7 +25,7 @@ def at_address(profile: dict, wanted: int | str | None) -> ClusterClient:
     address = profile["cluster"]
     count = 1 if wanted is None else number_of_workers(wanted)
     try:
-        with quiet(), no_garbage_collection():
+        with dask_is_silent():
             _check_for_scheduler(address)
             client = ClusterClient(address, timeout=ANSWER_TIMEOUT)
     except Exception as error:  # what does not speak Dask's protocol may look like anything
