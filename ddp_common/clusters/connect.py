@@ -254,22 +254,11 @@ def _class_and_options(profile, count):
     defaults = {}
     if "LocalCluster" in name:
         defaults["threads_per_worker"] = max(1, CPU_COUNT // count)
-    if re.search(r"Local(CUDA)?Cluster$", name) and not _without_tls(profile["options"]):
+    options = profile["options"]
+    speaks_tls = str(options.get("protocol") or "tls").startswith("tls")
+    if re.search(r"Local(CUDA)?Cluster$", name) and speaks_tls and options.get("processes", True):
         defaults["security"] = True
-    return name, {**defaults, **profile["options"]}
-
-
-def _without_tls(options):
-    """Whether these options of a local cluster ask for threads, or for another protocol."""
-    if options.get("processes") is False:
-        return True
-    host = str(options.get("host") or "")
-    protocol = options.get("protocol")
-    if not protocol:
-        protocol = host if "://" in host else "tls"
-    if str(protocol).partition("://")[0] != "tls":
-        return True
-    return any(options.get(f"enable_{name}") for name in ("tcp_over_ucx", "infiniband", "nvlink"))
+    return name, {**defaults, **options}
 
 
 def _show_dashboard(client):

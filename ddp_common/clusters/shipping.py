@@ -1,19 +1,22 @@
 """Workers and a scheduler that cannot import `ddp_common` get it from the client, as a zip.
 
 Needed wherever the client's files are not theirs: Saturn Cloud, Kubernetes, hosts without a shared
-file system. `installed` travels there by value, so it must use nothing but the standard library.
+file system. What runs there (`install`, `installed`, `Package`) travels by value, so it must use
+nothing but the standard library and `distributed`. Dask's own `upload_file` would do but for a
+worker that comes later: it unpickles our other plugins while the file is still being written.
 Promises: afterwards every worker, also one that comes later or is restarted, imports the client's
 own source; a worker that cannot train (no torch, another Python, another `ddp_common`) is named.
 """
 
 import hashlib
+import importlib.util
+import io
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
 import cloudpickle
-from distributed import Client
+from distributed import Client, WorkerPlugin
 
 from ddp_common.errors import Error
 
@@ -25,21 +28,18 @@ def provide(client: Client) -> None:
 
     Raises `Error` if a worker has no torch, or another Python or `ddp_common`.
     """
+    here = installed()
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
-        everywhere = [client.run_on_scheduler(installed)]
-        workers = client.run(installed)
+        scheduler, workers = client.run_on_scheduler(installed), client.run(installed)
+        for address, there in workers.items():
+            _check_versions(address, there, here)
+        if None in (each["ddp_common"] for each in (scheduler, *workers.values())):
+            package = Package(pack(), f"{NAME}{here['ddp_common']}.zip")
+            client.run_on_scheduler(package.setup_on_scheduler)
+            client.register_plugin(package)
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    here = installed()
-    for address, there in workers.items():
-        _check_versions(address, there, here)
-        everywhere.append(there)
-    if any(there["ddp_common"] is None for there in everywhere):
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"{NAME}{here['ddp_common']}.zip"
-            pack(path)
-            client.upload_file(str(path))
 
 
 def _check_versions(address, there, here):
@@ -62,12 +62,42 @@ def _check_versions(address, there, here):
         )
 
 
-def pack(path: Path) -> None:
-    """Write a zip of this package's source."""
+def pack() -> bytes:
+    """A zip of this package's source."""
     source = Path(__file__).parents[1]
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for module in modules_of(source):
-            archive.write(module, module.relative_to(source.parent))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
+        for path in modules_of(source):
+            archive.write(path, path.relative_to(source.parent))
+    return buffer.getvalue()
+
+
+class Package(WorkerPlugin):
+    """Worker plugin: `install`, before any plugin that is of `ddp_common` itself."""
+
+    name = "ddp-package"
+
+    def __init__(self, archive: bytes, file_name: str):
+        self.archive = archive
+        self.file_name = file_name
+
+    def setup(self, worker):
+        install(Path(worker.local_directory, self.file_name), self.archive)
+
+    def setup_on_scheduler(self, dask_scheduler):
+        install(Path(dask_scheduler.local_directory, self.file_name), self.archive)
+
+
+def install(path: Path, archive: bytes) -> None:
+    """Put the zip, as the file `path`, where this process looks for modules.
+
+    Nothing happens where there is a `ddp_common` already.
+    """
+    if importlib.util.find_spec("ddp_common") is not None:
+        return
+    path.write_bytes(archive)
+    sys.path.insert(0, str(path))
+    importlib.invalidate_caches()
 
 
 def modules_of(source: Path) -> list[Path]:
