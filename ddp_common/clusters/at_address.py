@@ -12,7 +12,7 @@ from distributed.security import Security
 
 from ddp_common.clusters.client import ClusterClient, dask_is_silent
 from ddp_common.clusters.profiles import number_of_workers
-from ddp_common.errors import Error
+from ddp_common.errors import Error, first_line
 
 ANSWER_TIMEOUT = 10  # seconds that a scheduler has to answer at an address
 
@@ -61,13 +61,7 @@ def _why_not(error):
     """Why a connection failed, in a few words."""
     if isinstance(error, MemoryError):  # it took the first bytes for the length of a message
         return "what answers does not speak Dask's protocol"
-    said = []
-    for each in (error, error.__cause__):
-        if each is not None and str(each):
-            first_line = str(each).partition("\n")[0]
-            said.append(first_line.rpartition("Error: ")[2])
-    if not said:
+    cause = error.__cause__ or error
+    if not str(cause):
         return f"no answer within {ANSWER_TIMEOUT} s"
-    if len(said) == 1:
-        return said[0]
-    return f"{said[0]} ({said[1]})"
+    return first_line(cause).rpartition("Error: ")[2]

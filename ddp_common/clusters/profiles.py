@@ -154,44 +154,29 @@ def _override(profile, text):
 
     A dot leads into an option that is itself a mapping.
     """
+    example = 'Write OPTIONS="queue=gpu walltime=02:00:00", quotes around values with spaces.'
     try:
-        pairs = [each.split("=", 1) for each in shlex.split(text)]
+        words = shlex.split(text)
     except ValueError as error:
-        raise Error(
-            f'OPTIONS={text}: {error}. Write OPTIONS="queue=gpu account=abc", '
-            "quotes around values with spaces."
-        ) from None
-    for pair in pairs:
-        if len(pair) != 2 or not pair[0]:
-            raise Error(
-                f"OPTIONS={text}: {pair[0]!r} is no key=value. "
-                'Write OPTIONS="queue=gpu account=abc walltime=02:00:00".'
-            )
-        key = pair[0]
-        value = _parsed(*pair)
+        raise Error(f"OPTIONS={text}: {error}. {example}") from None
+    options = profile["options"]
+    for word in words:
+        key, is_pair, value = word.partition("=")
+        option, dot, inner = key.partition(".")
+        if not is_pair or not option.isidentifier() or bool(dot) != bool(inner):
+            raise Error(f"OPTIONS={text}: {word!r} is no key=value. {example}")
+        content = _parsed(key, value)
         if key in DEFAULTS:
-            profile[key] = value
+            profile[key] = content
+        elif not inner:
+            options[option] = content
+        elif isinstance(options.get(option) or {}, dict):
+            options[option] = {**(options.get(option) or {}), inner: content}
         else:
-            _override_option(profile["options"], key, value, text)
-
-
-def _override_option(options, key, value, text):
-    option, *inner = key.split(".")
-    if not option.isidentifier() or "" in inner:
-        raise Error(
-            f"OPTIONS={text}: {key!r} is no name of an option. "
-            'Write OPTIONS="queue=gpu account=abc walltime=02:00:00".'
-        )
-    if not inner:
-        options[option] = value
-        return
-    present = options.get(option) or {}
-    if not isinstance(present, dict):
-        raise Error(
-            f"OPTIONS={text}: {key} leads into {option}, which is {present!r} in this profile "
-            f"and has no parts. Write {option}=… to replace it."
-        )
-    options[option] = {**present, ".".join(inner): value}
+            raise Error(
+                f"OPTIONS={text}: {key} leads into {option}, which is {options[option]!r} in this "
+                f"profile and has no parts. Write {option}=… to replace it."
+            )
 
 
 def _parsed(key, text):
