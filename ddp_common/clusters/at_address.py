@@ -10,11 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from distributed.comm import connect as connect_to
 from distributed.security import Security
 
-from ddp_common.clusters.cluster_client import ClusterClient
-from ddp_common.clusters.collector import no_garbage_collection
+from ddp_common.clusters.client import ClusterClient, dask_is_silent
 from ddp_common.clusters.profiles import number_of_workers
-from ddp_common.clusters.quiet import quiet
-from ddp_common.errors import Error
+from ddp_common.errors import Error, first_line
 
 ANSWER_TIMEOUT = 10  # seconds that a scheduler has to answer at an address
 
@@ -27,7 +25,7 @@ def at_address(profile: dict, wanted: int | str | None) -> ClusterClient:
     address = profile["cluster"]
     count = 1 if wanted is None else number_of_workers(wanted)
     try:
-        with quiet(), no_garbage_collection():
+        with dask_is_silent():
             _check_for_scheduler(address)
             client = ClusterClient(address, timeout=ANSWER_TIMEOUT)
     except Exception as error:  # what does not speak Dask's protocol may look like anything
@@ -63,13 +61,7 @@ def _why_not(error):
     """Why a connection failed, in a few words."""
     if isinstance(error, MemoryError):  # it took the first bytes for the length of a message
         return "what answers does not speak Dask's protocol"
-    said = []
-    for each in (error, error.__cause__):
-        if each is not None and str(each):
-            first_line = str(each).partition("\n")[0]
-            said.append(first_line.rpartition("Error: ")[2])
-    if not said:
+    cause = error.__cause__ or error
+    if not str(cause):
         return f"no answer within {ANSWER_TIMEOUT} s"
-    if len(said) == 1:
-        return said[0]
-    return f"{said[0]} ({said[1]})"
+    return first_line(cause).rpartition("Error: ")[2]

@@ -7,12 +7,15 @@ of the first launch; when they do not come, it says why; when its client is clos
 cluster that it started.
 """
 
+import contextlib
 import importlib.util
 import math
 import os
 import re
+import signal
 import socket
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import dask
@@ -21,21 +24,17 @@ from distributed import LocalCluster
 
 from ddp_common.clusters import notebooks, protection, shipping
 from ddp_common.clusters.at_address import at_address
-from ddp_common.clusters.cluster_client import ClusterClient
-from ddp_common.clusters.collector import no_garbage_collection
-from ddp_common.clusters.job_script import (
+from ddp_common.clusters.client import ClusterClient, open_clients
+from ddp_common.clusters.jobs import Jobs, job_script, processes_in_a_job, refused
+from ddp_common.clusters.profiles import (
     cluster_class,
+    gpus,
     is_batch,
-    job_script,
-    processes_in_a_job,
-    unknown_option,
+    number_of_workers,
+    read_profile,
 )
-from ddp_common.clusters.jobs import Jobs
-from ddp_common.clusters.local_cluster import environment_of_workers, keeping_nannies
-from ddp_common.clusters.profiles import gpus, number_of_workers, read_profile
-from ddp_common.clusters.quiet import interrupts_held
-from ddp_common.clusters.waiting import wait_for_workers
 from ddp_common.errors import Error
+from ddp_common.values import YES
 from ddp_common.without_dask.launchers import LAUNCHERS, command, started_by
 from ddp_common.worker.nursery import ForkServer
 from ddp_common.worker.plugin import Preload
@@ -43,8 +42,15 @@ from ddp_common.worker.plugin import Preload
 if TYPE_CHECKING:
     from ddp_common.without_dask.ranks import Ranks
 
-# After this, a connection to a host that has vanished counts as closed; Dask takes no less.
-SILENCE_TIMEOUT = "11s"
+SETTINGS = {
+    "distributed.worker.daemon": False,  # ranks are children of workers
+    # After this, a connection to a host that has vanished counts as closed; Dask takes no less.
+    "distributed.comm.timeouts.tcp": "11s",
+    # After this, Dask would give up a worker for good, also one that its nanny has brought back
+    # and that has died again, and cancel its job. Nannies and `Jobs` know better.
+    "distributed.deploy.lost-worker-timeout": "10000 hours",
+}
+HASH_SEED = "6640"  # what Dask's nanny gives its workers, so that they hash alike
 
 # Cores are for ranks, and a worker's web server has nothing to tell that the scheduler's does not.
 # Of each topic and connection Dask keeps the last thousand messages: with many reports, hundreds
@@ -75,7 +81,8 @@ def connect(
     At the address of a scheduler (tcp://host:port, tls://host:port) it starts nothing, and leaves
     the cluster there when it is closed. Where torchrun, srun, mpiexec or another launcher has
     started this process as one of several ranks (CLUSTER unset or naming them) it joins these
-    instead and returns a `without_dask.ranks.Ranks`.
+    instead and returns a `without_dask.ranks.Ranks`. With DRY=1 it prints what would be started,
+    such as a job script, and ends the program.
 
     Raises `Error` for an unknown or faulty profile, a number that is none, workers that do not
     appear in time, and a launcher that does not say where rank 0 is.
@@ -85,8 +92,12 @@ def connect(
     if name in LAUNCHERS or name == launcher:
         return _join_ranks(name)
 
-    _configure_dask()
     wanted = workers if workers is not None else os.environ.get("WORKERS")
+    if os.environ.get("DRY", "").lower() in YES:
+        print(describe(name, wanted))
+        raise SystemExit
+    dask.config.set(SETTINGS)
+    dask.config.update_defaults({"distributed": LEAN})
     content = read_profile(name)
     earlier = notebooks.earlier_in_notebook(name, content, wanted)
     if earlier is not None:
@@ -99,7 +110,7 @@ def connect(
     client.cell = notebooks.cell_that_runs()
     client.request = (name, content, wanted)
     try:
-        wait_for_workers(client, client.expected)
+        client.wait_until_there()
         if name != "local":
             shipping.provide(client)
         client.register_plugin(Preload(client.fork_server.path if client.fork_server else None))
@@ -109,7 +120,7 @@ def connect(
         client.close()
         raise
 
-    notebooks.open_clients.add(client)
+    open_clients.add(client)
     _show_dashboard(client)
     return client
 
@@ -126,28 +137,18 @@ def _join_ranks(launcher):
     return Ranks()
 
 
-def _configure_dask():
-    dask.config.set(
-        {
-            "distributed.worker.daemon": False,  # ranks are children of workers
-            "distributed.comm.timeouts.tcp": SILENCE_TIMEOUT,
-        }
-    )
-    dask.config.update_defaults({"distributed": LEAN})
-
-
 def _start(profile, wanted):
     """A client of the cluster that a profile describes, whose workers may be yet to come."""
     count = number_of_workers(wanted if wanted is not None else profile["workers"])
     jobs = cluster = client = fork_server = None
     try:
-        with interrupts_held(), no_garbage_collection():
+        with interrupts_held():
             if is_batch(profile):
                 jobs = Jobs(profile)
                 cluster = jobs.cluster
             else:
                 if _starts_processes_here(profile):
-                    fork_server = ForkServer(environment_of_workers(profile["options"]))
+                    fork_server = ForkServer(_environment_of_workers(profile["options"]))
                 cluster = _make_cluster(profile, count)
             client = ClusterClient(cluster.scheduler_address, security=cluster.security)
             client.cluster = cluster
@@ -182,10 +183,8 @@ def _start(profile, wanted):
 def _explained(profile, error):
     """What a cluster class says of its options, as an `Error`."""
     cause = error.__cause__ or error
-    job_class = getattr(cluster_class(profile["cluster"]), "job_cls", None)
-    unknown = job_class and unknown_option(job_class, cause)
-    if unknown:
-        return Error(f"{profile['cluster']} refuses the profile's options: {unknown}")
+    if is_batch(profile):
+        return refused(profile, cause)
     if isinstance(cause, (TypeError, ValueError, RuntimeError, OSError)):
         said = str(cause)
     else:
@@ -194,6 +193,34 @@ def _explained(profile, error):
         f"{profile['cluster']} could not be started with the profile's options: "
         f"{said.rstrip('.')}."
     )
+
+
+@contextlib.contextmanager
+def interrupts_held():
+    """Ctrl-C waits until the cluster stands: Dask cannot close half of one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed = []
+    handler = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if pressed:  # whatever became of the cluster: its workers got the signal, too
+            raise KeyboardInterrupt from None
+
+
+def _environment_of_workers(options):
+    """What Dask's nanny makes of this process's environment; `options` are the cluster's."""
+    environment = {**os.environ, **(options.get("env") or {})}
+    for key in ("pre-spawn-environ", "environ"):
+        for name, value in dask.config.get(f"distributed.nanny.{key}").items():
+            if value is not None:
+                environment.setdefault(name, str(value))
+    if environment.get("PYTHONHASHSEED", "0") == "0":
+        environment["PYTHONHASHSEED"] = HASH_SEED
+    return environment
 
 
 def _starts_processes_here(profile):
@@ -208,7 +235,6 @@ def _make_cluster(profile, count):
     if isinstance(cls, type) and issubclass(cls, LocalCluster):
         protection.keep_scripts_out_of_workers()
         options = {**protection.scratch_option(), **options}
-        cls = keeping_nannies(cls)
     security = options.pop("security", None)
     if security is True:
         options["security"] = protection.credentials()
@@ -228,22 +254,11 @@ def _class_and_options(profile, count):
     defaults = {}
     if "LocalCluster" in name:
         defaults["threads_per_worker"] = max(1, CPU_COUNT // count)
-    if re.search(r"Local(CUDA)?Cluster$", name) and not _without_tls(profile["options"]):
+    options = profile["options"]
+    speaks_tls = str(options.get("protocol") or "tls").startswith("tls")
+    if re.search(r"Local(CUDA)?Cluster$", name) and speaks_tls and options.get("processes", True):
         defaults["security"] = True
-    return name, {**defaults, **profile["options"]}
-
-
-def _without_tls(options):
-    """Whether these options of a local cluster ask for threads, or for another protocol."""
-    if options.get("processes") is False:
-        return True
-    host = str(options.get("host") or "")
-    protocol = options.get("protocol")
-    if not protocol:
-        protocol = host if "://" in host else "tls"
-    if str(protocol).partition("://")[0] != "tls":
-        return True
-    return any(options.get(f"enable_{name}") for name in ("tcp_over_ucx", "infiniband", "nvlink"))
+    return name, {**defaults, **options}
 
 
 def _show_dashboard(client):

@@ -31,8 +31,8 @@ from distributed.comm import get_address_host
 from ddp_common.client.launch import launch
 from ddp_common.clusters import shipping
 from ddp_common.clusters.connect import connect
-from ddp_common.clusters.job_script import is_batch, system_of
-from ddp_common.clusters.profiles import read_profile
+from ddp_common.clusters.jobs import system_of
+from ddp_common.clusters.profiles import is_batch, read_profile
 from ddp_common.data.datasets import fetch, registry
 from ddp_common.errors import Error
 from ddp_common.run.places import new_directory

@@ -5,21 +5,24 @@ what differs; `OPTIONS=` has the last word. Promises: what is wrong in a profile
 what may stand there, before anything is started.
 """
 
+import importlib
 import importlib.metadata
 import importlib.util
-import math
 import os
 import re
 import shlex
+import signal
+import threading
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
 from dask.system import CPU_COUNT
-from dask.utils import parse_bytes
 
 from ddp_common.errors import Error, first_line
 from ddp_common.files import is_file
+from ddp_common.values import of_kind, whole_number
 
 
 def _folder_of_profiles() -> Path:
@@ -36,13 +39,12 @@ def _folder_of_profiles() -> Path:
 PROFILES = _folder_of_profiles()
 DEFAULTS = {
     "workers": "auto",
-    "timeout": 60,  # seconds that workers have to appear
-    "warning": 60,  # seconds before the end of its job that a rank is told to save and leave
+    "timeout": 60.0,  # seconds that workers have to appear
+    "warning": 60.0,  # seconds before the end of its job that a rank is told to save and leave
     "gpu_cluster": None,  # the cluster class where there are GPUs and dask-cuda
 }
 KEYS = {"cluster", "extends", "options", *DEFAULTS}
-MOST_WORKERS = 10_000
-LONGEST = 10**9  # seconds, and more than any count here
+COUNTS = ("cores", "processes", "threads_per_worker")  # options that are whole numbers
 CLOCK = re.compile(r"(\d+-)?\d+(:\d+)+")  # YAML would make a number of 12:00:00
 
 
@@ -54,28 +56,27 @@ def read_profile(name: str, overrides: str | None = None) -> dict:
     the names that there are, or with what is wrong in the file.
     """
     profile = {**DEFAULTS, "options": {}, **_load(name)}
-    if "cluster" not in profile:
+    if not isinstance(profile.get("cluster"), str) or not isinstance(profile["options"], dict):
         raise Error(
-            f"The profile {name} names no cluster class. "
-            "It needs a line such as 'cluster: distributed.LocalCluster'."
-        )
-    if not isinstance(profile["cluster"], str) or not isinstance(profile["options"], dict):
-        raise Error(
-            f"The profile {name} has cluster: {profile['cluster']!r} and options: "
-            f"{profile['options']!r}. 'cluster' is the name of a class, "
-            "'options' maps its keyword arguments to values."
+            f"The profile {name} names no cluster class, or its options are no mapping. "
+            "It needs a line such as 'cluster: distributed.LocalCluster'; "
+            "'options' maps that class's keyword arguments to values."
         )
     text = os.environ.get("OPTIONS", "") if overrides is None else overrides
     _override(profile, text)
     if "://" in name:
         _refuse_all_but_timeout(name, profile, text)
-    _check_keys(name, profile)
-    _check_options(name, profile)
-    walltime = profile["options"].get("walltime")
-    if isinstance(walltime, int):  # YAML has read 12:00:00 without quotes as seconds
-        minutes, seconds = divmod(walltime, 60)
+    for key in ("timeout", "warning"):
+        source = f" It stands in OPTIONS, or in the profile {name}."
+        profile[key] = of_kind(key, profile[key], DEFAULTS[key], {key: (0, None)}, source)
+    options = profile["options"]
+    for key in COUNTS:
+        if options.get(key) is not None:
+            options[key] = whole_number(key, options[key], least=1)
+    if isinstance(options.get("walltime"), int):  # YAML has read 12:00:00 without quotes so
+        minutes, seconds = divmod(options["walltime"], 60)
         hours, minutes = divmod(minutes, 60)
-        profile["options"]["walltime"] = f"{hours}:{minutes:02}:{seconds:02}"
+        options["walltime"] = f"{hours}:{minutes:02}:{seconds:02}"
     return profile
 
 
@@ -86,83 +87,6 @@ def _refuse_all_but_timeout(address, profile, text):
             f"OPTIONS={text}: nothing is started at an address, "
             "so only timeout=… (seconds that workers have to appear) is of use there."
         )
-
-
-def _check_keys(name, profile):
-    for key in ("timeout", "warning"):
-        if not _is_duration(profile[key]):
-            raise Error(
-                f"The profile {name} has {key}: {profile[key]!r}. "
-                f"It is a number of seconds, such as {DEFAULTS[key]}."
-            )
-    if not isinstance(profile["gpu_cluster"], (str, type(None))):
-        raise Error(
-            f"The profile {name} has gpu_cluster: {profile['gpu_cluster']!r}. "
-            "It is the name of a class, or left out."
-        )
-
-
-def _is_duration(value):
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return 0 <= value <= LONGEST or value == math.inf
-
-
-def _check_options(name, profile):
-    """Raise `Error` for a known option that cannot be right.
-
-    The cluster's class judges the others.
-    """
-    expected = dict(WORKER_OPTIONS)
-    if profile["cluster"].startswith("dask_jobqueue."):
-        expected |= JOB_OPTIONS
-    for option, (fits, wanted) in expected.items():
-        value = profile["options"].get(option)
-        if value is not None and not fits(value):
-            raise Error(f"The profile {name} has the option {option}: {value!r}; it is {wanted}.")
-
-
-def _is_count(value):
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LONGEST
-
-
-def _is_memory(value):
-    if isinstance(value, bool):
-        return False
-    try:
-        return 0 < parse_bytes(value) < math.inf
-    except (ValueError, TypeError, AttributeError, OverflowError):
-        return False
-
-
-def _is_walltime(value):
-    if isinstance(value, str):
-        return re.fullmatch(r"(\d+-)?\d+(:\d+)*", value) is not None
-    return _is_count(value)
-
-
-def _is_list_of_texts(value):
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-def _is_mapping(value):
-    return isinstance(value, dict)
-
-
-# Option -> (whether a value fits, what it should be in words).
-COUNT = (_is_count, "a whole number of at least 1")
-LINES = (_is_list_of_texts, 'a list of texts, such as ["module load gcc/12"]')
-WORKER_OPTIONS = {"threads_per_worker": COUNT}
-JOB_OPTIONS = {
-    "cores": COUNT,
-    "processes": COUNT,
-    "memory": (_is_memory, "a number of bytes, such as 4GiB"),
-    "walltime": (_is_walltime, "written hours:minutes:seconds, such as 02:00:00"),
-    "job_script_prologue": LINES,
-    "job_extra_directives": LINES,
-    "worker_extra_args": LINES,
-    "scheduler_options": (_is_mapping, "a mapping, such as {interface: eth0}"),
-}
 
 
 def _load(name, extended_by=()):
@@ -230,44 +154,29 @@ def _override(profile, text):
 
     A dot leads into an option that is itself a mapping.
     """
+    example = 'Write OPTIONS="queue=gpu walltime=02:00:00", quotes around values with spaces.'
     try:
-        pairs = [each.split("=", 1) for each in shlex.split(text)]
+        words = shlex.split(text)
     except ValueError as error:
-        raise Error(
-            f'OPTIONS={text}: {error}. Write OPTIONS="queue=gpu account=abc", '
-            "quotes around values with spaces."
-        ) from None
-    for pair in pairs:
-        if len(pair) != 2 or not pair[0]:
-            raise Error(
-                f"OPTIONS={text}: {pair[0]!r} is no key=value. "
-                'Write OPTIONS="queue=gpu account=abc walltime=02:00:00".'
-            )
-        key = pair[0]
-        value = _parsed(*pair)
+        raise Error(f"OPTIONS={text}: {error}. {example}") from None
+    options = profile["options"]
+    for word in words:
+        key, is_pair, value = word.partition("=")
+        option, dot, inner = key.partition(".")
+        if not is_pair or not option.isidentifier() or bool(dot) != bool(inner):
+            raise Error(f"OPTIONS={text}: {word!r} is no key=value. {example}")
+        content = _parsed(key, value)
         if key in DEFAULTS:
-            profile[key] = value
+            profile[key] = content
+        elif not inner:
+            options[option] = content
+        elif isinstance(options.get(option) or {}, dict):
+            options[option] = {**(options.get(option) or {}), inner: content}
         else:
-            _override_option(profile["options"], key, value, text)
-
-
-def _override_option(options, key, value, text):
-    option, *inner = key.split(".")
-    if not option.isidentifier() or "" in inner:
-        raise Error(
-            f"OPTIONS={text}: {key!r} is no name of an option. "
-            'Write OPTIONS="queue=gpu account=abc walltime=02:00:00".'
-        )
-    if not inner:
-        options[option] = value
-        return
-    present = options.get(option) or {}
-    if not isinstance(present, dict):
-        raise Error(
-            f"OPTIONS={text}: {key} leads into {option}, which is {present!r} in this profile "
-            f"and has no parts. Write {option}=… to replace it."
-        )
-    options[option] = {**present, ".".join(inner): value}
+            raise Error(
+                f"OPTIONS={text}: {key} leads into {option}, which is {options[option]!r} in this "
+                f"profile and has no parts. Write {option}=… to replace it."
+            )
 
 
 def _parsed(key, text):
@@ -285,6 +194,28 @@ def _parsed(key, text):
         ) from None
 
 
+def is_batch(profile: dict) -> bool:
+    """Whether the workers are jobs of a batch system."""
+    return profile["cluster"].startswith("dask_jobqueue.")
+
+
+def cluster_class(name: str) -> type[Any]:
+    """The class that a profile names. Raises `Error` if it cannot be imported."""
+    module, _, attribute = name.rpartition(".")
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise Error(
+            f"The profile's cluster class {name} cannot be imported: {error}. "
+            "Is its package installed?"
+        ) from None
+    finally:
+        # To import dask-jobqueue 0.9 has Ctrl-C end the program
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
+
+
 def number_of_workers(wanted: int | str) -> int:
     """An int of at least 1.
 
@@ -293,21 +224,7 @@ def number_of_workers(wanted: int | str) -> int:
     """
     if wanted == "auto":
         return gpus() or _default_for_cpus()
-    try:
-        count = 0 if isinstance(wanted, bool) else int(wanted)
-    except (TypeError, ValueError, OverflowError):
-        count = 0
-    if count < 1:
-        raise Error(
-            f"WORKERS={wanted}: the number of workers is a whole number of at least 1. "
-            "Each of them trains one rank."
-        )
-    if count > MOST_WORKERS:
-        raise Error(
-            f"WORKERS={wanted}: more than {MOST_WORKERS:,} workers are not possible. "
-            "Each of them is a process that trains one rank."
-        )
-    return count
+    return whole_number("WORKERS", wanted, least=1)
 
 
 def _default_for_cpus():

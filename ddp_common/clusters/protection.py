@@ -7,7 +7,6 @@ of this one cluster, the dashboard has a secret in its address, and what workers
 folder that only their user can read.
 """
 
-import datetime
 import hmac
 import multiprocessing.spawn
 import os
@@ -23,8 +22,6 @@ from distributed import Scheduler, SpecCluster
 from distributed.security import Security
 from tornado import web
 
-VALIDITY = datetime.timedelta(days=365)  # nobody's clock is so wrong, and no cluster so old
-ROLES = ("client", "scheduler", "worker")
 SECRET_BYTES = 16  # of the dashboard's address
 DASK_WORKER = "Dask Worker process"  # what Dask's nanny calls the processes that it starts
 
@@ -32,48 +29,12 @@ DASK_WORKER = "Dask Worker process"  # what Dask's nanny calls the processes tha
 def credentials() -> Security:
     """A `Security` with a new key and certificate, in memory alone.
 
-    Whoever has them may connect, nobody else. The key is of an elliptic curve: made and used in a
-    millisecond. Dask's own `Security.temporary` takes RSA: some 0.1 s to make a key, and seconds
-    for all connections of a cluster. What the user's Dask settings say of TLS is meant for other
-    clusters, and ignored.
+    Whoever has them may connect, nobody else. What the user's Dask settings say of TLS is meant
+    for other clusters, and ignored.
     """
-    cert, key = _certificate_and_key()
-    return Security(
-        require_encryption=True,
-        tls_ca_file=cert,
-        tls_ciphers=None,
-        tls_min_version=ssl.TLSVersion.TLSv1_3,
-        tls_max_version=None,
-        **{f"tls_{role}_key": key for role in ROLES},
-        **{f"tls_{role}_cert": cert for role in ROLES},
+    return Security.temporary(
+        tls_ciphers=None, tls_min_version=ssl.TLSVersion.TLSv1_3, tls_max_version=None
     )
-
-
-def _certificate_and_key():
-    """A certificate that its own key has signed, and this key: two texts in PEM."""
-    from cryptography import x509  # not above: only who starts a cluster needs it
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    private_key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "ddp_common")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(private_key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - VALIDITY)
-        .not_valid_after(now + VALIDITY)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(private_key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    key = private_key.private_bytes(
-        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return certificate.public_bytes(pem).decode(), key.decode()
 
 
 def write_credentials(security: Security, folder: str | Path) -> None:
@@ -86,10 +47,9 @@ def write_credentials(security: Security, folder: str | Path) -> None:
         "key.pem": security.tls_worker_key,  # type: ignore[attr-defined]  # the same
     }
     for name, content in contents.items():
-        flags = os.O_CREAT | os.O_WRONLY | os.O_EXCL
-        descriptor = os.open(Path(folder) / name, flags, 0o600)
-        with open(descriptor, "w") as file:
-            file.write(content)
+        path = Path(folder) / name
+        path.touch(0o600, exist_ok=False)
+        path.write_text(content)
 
 
 class PrivateScheduler(Scheduler):
@@ -194,15 +154,6 @@ def private_folder() -> str:
             return tempfile.mkdtemp(prefix="ddp-")
         path.chmod(0o700)
     return str(path)
-
-
-# The same as `private_folder` in a job's script.
-PRIVATE_FOLDER_IN_A_JOB = (
-    'export DASK_TEMPORARY_DIRECTORY="${DASK_TEMPORARY_DIRECTORY:-$('
-    'umask 077; own="${TMPDIR:-/tmp}/ddp-$(id -u)"; mkdir "$own" 2>/dev/null; '
-    '[ -d "$own" -a -O "$own" -a ! -L "$own" ] && chmod 700 "$own" && echo "$own" || mktemp -d'
-    ')}"'
-)
 
 
 def keep_scripts_out_of_workers() -> None:

@@ -79,6 +79,14 @@ SYSTEMS = {  # by the command that submits
 }
 
 
+def ended(states: dict[str, tuple[str, str]] | None) -> dict[str, str]:
+    """Of the jobs in `states` those that are over: name -> why.
+
+    None means that the queue does not answer; then no job is known to be over.
+    """
+    return {job: reason for job, (kind, reason) in (states or {}).items() if kind == ENDED}
+
+
 def summary(states: dict[str, tuple[str, str]]) -> str:
     """'1 running, 2 pending (Resources)'."""
     parts = []

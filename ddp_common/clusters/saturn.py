@@ -121,49 +121,24 @@ def check_access() -> None:
                 f"of your Saturn and SATURN_TOKEN opens it. {BOTH_VARIABLES}"
             )
     url = os.environ["SATURN_BASE_URL"]
-    answer = _answer_at(url)
     try:
-        content = answer.json()
-        said = content.get("message", answer.reason)
-    except (ValueError, AttributeError):  # a page for people
-        content = {}
-        said = answer.reason
-    if answer.status_code in (401, 403):
-        raise Error(
-            f"Saturn at {url} refuses SATURN_TOKEN ({said}). Tokens expire; get a new one. "
-            f"{BOTH_VARIABLES}"
-        )
-    if "server_options" not in content:
-        raise Error(
-            f"SATURN_BASE_URL={url}: what answers there is no Saturn that starts Dask clusters "
-            f"({answer.status_code} {said}). Is the address right, "
-            f"without a path behind the host's name? {BOTH_VARIABLES}"
-        )
-
-
-def _answer_at(url):
-    try:
-        return requests.get(
+        answer = requests.get(
             urljoin(url, "api/dask_clusters/info"),
             headers=dask_saturn.settings.Settings().headers,
             timeout=ANSWER_TIMEOUT,
         )
-    except (OSError, ValueError) as error:
-        if isinstance(error, requests.Timeout):
-            why = f"no answer within {ANSWER_TIMEOUT} s"
-        else:
-            why = _innermost(error)
+        is_saturn = answer.status_code in (401, 403) or "server_options" in answer.json()
+        said = f"{answer.status_code} {answer.reason}"
+    except (OSError, ValueError) as error:  # nobody, no address, or a page for people
+        is_saturn, said = False, first_line(error)
+    if not is_saturn:
         raise Error(
-            f"SATURN_BASE_URL={url}: no Saturn answers there ({why}). "
-            f"Is the address right, and does this host have a way to it? {BOTH_VARIABLES}"
-        ) from None
-
-
-def _innermost(error):
-    """What went wrong, without the layers of libraries around it: 'Connection refused'."""
-    while True:
-        inner = getattr(error, "reason", None) or error.__context__
-        if not isinstance(inner, BaseException):
-            break
-        error = inner
-    return getattr(error, "strerror", None) or first_line(error)
+            f"SATURN_BASE_URL={url}: no Saturn answers there ({said}). Is the address right, "
+            "without a path behind the host's name, and does this host have a way to it? "
+            f"{BOTH_VARIABLES}"
+        )
+    if not answer.ok:
+        raise Error(
+            f"Saturn at {url} refuses SATURN_TOKEN ({said}). Tokens expire; get a new one. "
+            f"{BOTH_VARIABLES}"
+        )

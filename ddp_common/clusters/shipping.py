@@ -2,17 +2,16 @@
 
 Needed wherever the client's files are not theirs: Saturn Cloud, Kubernetes, hosts without a shared
 file system. What runs there (`install`, `installed`, `Package`) travels by value, so it must use
-nothing but the standard library and `distributed`. Promises: afterwards every worker, also one
-that comes later or is restarted, imports the client's own source; a worker that cannot train (no
-torch, another Python, another `ddp_common`) is named.
+nothing but the standard library and `distributed`. Dask's own `upload_file` would do but for a
+worker that comes later: it unpickles our other plugins while the file is still being written.
+Promises: afterwards every worker, also one that comes later or is restarted, imports the client's
+own source; a worker that cannot train (no torch, another Python, another `ddp_common`) is named.
 """
 
 import hashlib
 import importlib.util
 import io
-import os
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
@@ -21,27 +20,26 @@ from distributed import Client, WorkerPlugin
 
 from ddp_common.errors import Error
 
-MUST_AGREE = ("python", "ddp_common")
+NAME = "ddp_common-"  # of the zip, before the digest of what is in it
 
 
-def provide(client: Client) -> dict[str, dict]:
+def provide(client: Client) -> None:
     """Have the scheduler and all workers of `client` import this `ddp_common`.
 
-    Returns what `installed` says on each worker, by its address. Raises `Error` if a worker has
-    no torch, or another Python or `ddp_common`.
+    Raises `Error` if a worker has no torch, or another Python or `ddp_common`.
     """
-    archive, digest = pack()
+    here = installed()
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
-        client.run_on_scheduler(install, archive, digest)
-        client.register_plugin(Package(archive, digest))
-        versions = client.run(installed)
+        scheduler, workers = client.run_on_scheduler(installed), client.run(installed)
+        for address, there in workers.items():
+            _check_versions(address, there, here)
+        if None in (each["ddp_common"] for each in (scheduler, *workers.values())):
+            package = Package(pack(), f"{NAME}{here['ddp_common']}.zip")
+            client.run_on_scheduler(package.setup_on_scheduler)
+            client.register_plugin(package)
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    here = {**installed(), "ddp_common": digest}
-    for address, there in versions.items():
-        _check_versions(address, there, here)
-    return versions
 
 
 def _check_versions(address, there, here):
@@ -52,8 +50,8 @@ def _check_versions(address, there, here):
             "or point the profile's 'python' to an environment that has it."
         )
     different = []
-    for name in MUST_AGREE:
-        if there[name] != here[name]:
+    for name in ("python", "ddp_common"):
+        if there[name] not in (here[name], None):
             different.append(f"{name} {there[name]} instead of {here[name]}")
     if different:
         raise Error(
@@ -64,18 +62,42 @@ def _check_versions(address, there, here):
         )
 
 
-def pack() -> tuple[bytes, str]:
-    """(zip of this package's source, digest of the source).
-
-    The same source gives the same bytes.
-    """
+def pack() -> bytes:
+    """A zip of this package's source."""
     source = Path(__file__).parents[1]
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
         for path in modules_of(source):
-            name = path.relative_to(source.parent).as_posix()
-            archive.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED)
-    return buffer.getvalue(), digest_of(source)
+            archive.write(path, path.relative_to(source.parent))
+    return buffer.getvalue()
+
+
+class Package(WorkerPlugin):
+    """Worker plugin: `install`, before any plugin that is of `ddp_common` itself."""
+
+    name = "ddp-package"
+
+    def __init__(self, archive: bytes, file_name: str):
+        self.archive = archive
+        self.file_name = file_name
+
+    def setup(self, worker):
+        install(Path(worker.local_directory, self.file_name), self.archive)
+
+    def setup_on_scheduler(self, dask_scheduler):
+        install(Path(dask_scheduler.local_directory, self.file_name), self.archive)
+
+
+def install(path: Path, archive: bytes) -> None:
+    """Put the zip, as the file `path`, where this process looks for modules.
+
+    Nothing happens where there is a `ddp_common` already.
+    """
+    if importlib.util.find_spec("ddp_common") is not None:
+        return
+    path.write_bytes(archive)
+    sys.path.insert(0, str(path))
+    importlib.invalidate_caches()
 
 
 def modules_of(source: Path) -> list[Path]:
@@ -111,36 +133,6 @@ def installed() -> dict[str, str | None]:
     folder = Path(found.origin).parent
     if folder.is_dir():
         versions["ddp_common"] = digest_of(folder)
-    else:  # in the zip of `install`
-        versions["ddp_common"] = folder.parent.stem.removeprefix("ddp_common-")
+    else:  # in the zip of `provide`
+        versions["ddp_common"] = folder.parent.stem.removeprefix(NAME)
     return versions
-
-
-def install(archive: bytes, digest: str) -> None:
-    """Put the zip on the path of this process and of all that it starts.
-
-    Nothing happens where there is a `ddp_common` already.
-    """
-    if importlib.util.find_spec("ddp_common") is not None:
-        return
-    path = Path(tempfile.mkdtemp(prefix="ddp-")) / f"ddp_common-{digest}.zip"
-    path.write_bytes(archive)
-    sys.path.insert(0, str(path))
-    folders = [str(path)]
-    if os.environ.get("PYTHONPATH"):
-        folders.append(os.environ["PYTHONPATH"])
-    os.environ["PYTHONPATH"] = os.pathsep.join(folders)  # for the fork server
-    importlib.invalidate_caches()
-
-
-class Package(WorkerPlugin):
-    """Worker plugin: `install`, before any plugin that is of `ddp_common` itself."""
-
-    name = "ddp-package"
-
-    def __init__(self, archive: bytes, digest: str):
-        self.archive = archive
-        self.digest = digest
-
-    def setup(self, worker):
-        install(self.archive, self.digest)

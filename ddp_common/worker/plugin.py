@@ -1,8 +1,6 @@
 """What a worker does before its first launch.
 
-It has torch imported, and leaves signals to the ranks. The worker of a job also loads this module
-itself, by Dask's `--preload`: it takes a second or two to find its scheduler, and the client as
-long to see that all workers are there, and torch is imported meanwhile.
+It has torch imported, and leaves signals to the ranks.
 """
 
 import logging
@@ -61,16 +59,6 @@ def _handler(number: signal.Signals) -> Any:
         after_the_rank(lambda: previous(number, None))
 
     return tell_the_rank_first
-
-
-def dask_setup(worker: Worker) -> None:
-    """Called by Dask in the worker of a job, before it connects to its scheduler."""
-    nursery.prepare()
-
-
-def dask_teardown(worker: Worker) -> None:
-    """Called by Dask when that worker closes."""
-    nursery.close()
 
 
 def _is_no_lost_connection(record: logging.LogRecord) -> bool:

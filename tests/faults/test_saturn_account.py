@@ -105,7 +105,7 @@ def test_make_run_trains_and_says_nothing_but_that_it_takes_minutes(saturn, clie
 
 REFUSED = {
     "token_missing": ({"SATURN_TOKEN": None}, "needs SATURN_TOKEN, which is not set"),
-    "wrong_token": ({"SATURN_TOKEN": "wrong"}, r"refuses SATURN_TOKEN \(Invalid token\)"),
+    "wrong_token": ({"SATURN_TOKEN": "wrong"}, r"refuses SATURN_TOKEN \(401"),
     "nobody_there": ({"SATURN_BASE_URL": "http://127.0.0.1:9"}, "no Saturn answers there"),
     "no_such_size": ({"OPTIONS": "worker_size=huge"}, "huge is not a valid option"),
 }

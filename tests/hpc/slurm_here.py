@@ -38,6 +38,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
+TaskProlog={folder}/prolog
 MpiDefault=none
 SlurmdParameters=config_overrides
 MessageTimeout=60
@@ -79,6 +80,10 @@ def running_slurm(folder):
     host = socket.gethostname().split(".")[0]
     for name in ("state", "spool", "munge"):
         (folder / name).mkdir(parents=True)
+    # A real PBS sets this one; what Slurm has as its commands does not.
+    prolog = folder / "prolog"
+    prolog.write_text("#!/bin/sh\necho export PBS_JOBID=$SLURM_JOB_ID\n")
+    prolog.chmod(0o755)
     configuration = folder / "slurm.conf"
     configuration.write_text(
         CONFIGURATION.format(

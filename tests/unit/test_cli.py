@@ -92,7 +92,7 @@ def refusal(tmp_path, monkeypatch):
         ("run pets", {"CLUSTER": "mars"}, "There is no cluster profile 'mars'"),
         ("run pets", {"SET": "epoch=2"}, "pets has no setting 'epoch'. It has: data='shipped'"),
         ("run pets", {"OPTIONS": "x=[1"}, "x=[1 is no valid YAML"),
-        ("run pets", {"WORKERS": "0"}, "the number of workers is a whole number of at least 1"),
+        ("run pets", {"WORKERS": "0"}, "WORKERS is a whole number of at least 1"),
         ("run pets", {"RESUME": "/nowhere"}, "there is no run in that folder"),
         ("run pets", {"CLUSTER": "torchrun", "RESTARTS": "-1"}, "RESTARTS is a whole number"),
     ],

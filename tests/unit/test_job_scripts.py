@@ -7,9 +7,7 @@ import sys
 import pytest
 
 from ddp_common.clusters.connect import describe
-from ddp_common.clusters.job_script import PRELOAD
 from ddp_common.clusters.profiles import PROFILES
-from ddp_common.clusters.protection import PRIVATE_FOLDER_IN_A_JOB
 
 PBS_PRO = """# 2 job(s) such as this one, for 2 rank(s):
 # Each starts Dask workers, to which your program sends its function later. The program
@@ -23,13 +21,15 @@ PBS_PRO = """# 2 job(s) such as this one, for 2 rank(s):
 #PBS -l walltime=01:00:00
 #PBS -e runs/clusters/TIME/
 #PBS -o runs/clusters/TIME/
-exec >> "runs/clusters/TIME/worker-${PBS_JOBID:-$SLURM_JOB_ID}.log" 2>&1
-export DDP_JOB_END=${SLURM_JOB_END_TIME:-$(($(date +%s) + 3600))}  # seconds since 1970
-export DDP_JOB_WARNING=60  # seconds before it, ranks save and leave
-export DASK_DISTRIBUTED__WORKER__DAEMON=False DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s \
-DASK_DISTRIBUTED__WORKER__HTTP__ROUTES=[]
-export DASK_DISTRIBUTED__WORKER__PRELOAD="${DASK_DISTRIBUTED__WORKER__PRELOAD:-EARLY}"
-SCRATCH
+exec >> "runs/clusters/TIME/worker-$PBS_JOBID.log" 2>&1
+export DDP_JOB_END=$(($(date +%s) + 3600))  # seconds since 1970
+export DDP_JOB_WARNING=60  # seconds before, ranks save and leave
+export DASK_DISTRIBUTED__WORKER__DAEMON=False
+export DASK_DISTRIBUTED__WORKER__HTTP__ROUTES=[]
+export DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s
+export DDP_SCRATCH=$(mktemp -d)  # a folder that only you can read
+export DASK_TEMPORARY_DIRECTORY=$DDP_SCRATCH
+trap 'rm -rf "$DDP_SCRATCH"' EXIT
 PYTHON -m dask_cuda.cli tls://SCHEDULER:PORT --name worker-0 --nthreads 8 \
 --memory-limit 32.00GiB --death-timeout 60 \
 --dashboard-address 127.0.0.1:0 --no-dashboard --protocol tls:// \
@@ -80,20 +80,27 @@ def test_dry_prints_the_script_of_slurm_and_starts_and_leaves_nothing(tmp_path):
 
 
 def test_the_script_of_pbs_pro_asks_with_select():
-    assert (
-        describe("pbs-gpu")
-        .replace(sys.executable, "PYTHON")
-        .replace(PRIVATE_FOLDER_IN_A_JOB, "SCRATCH")
-        .replace(PRELOAD, "EARLY")
-        == PBS_PRO
+    assert describe("pbs-gpu").replace(sys.executable, "PYTHON") == PBS_PRO
+
+
+def test_a_program_of_ones_own_prints_the_script_with_dry_and_ends(tmp_path):
+    program = "import ddp_common; ddp_common.connect('slurm'); print('it goes on')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "DRY": "1"},
     )
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH -t 01:00:00" in done.stdout and "it goes on" not in done.stdout
 
 
 def test_ctrl_c_is_what_it_was_after_a_batch_systems_class_is_imported():
     """dask-jobqueue's module `runner` has it end the program, wherever it is imported."""
     program = """
 import signal
-from ddp_common.clusters.job_script import cluster_class
+from ddp_common.clusters.profiles import cluster_class
 cluster_class("dask_jobqueue.SLURMCluster")
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 """
@@ -110,18 +117,15 @@ def test_several_gpus_of_one_job_are_several_ranks(monkeypatch):
     assert "--nthreads 8 --memory-limit 32.00GiB" in text
 
 
-@pytest.mark.parametrize("trap", [None, "a_link"])
-def test_a_job_keeps_its_temporary_files_in_a_folder_of_its_user_alone(tmp_path, trap):
-    folder = tmp_path / f"ddp-{os.getuid()}"
-    if trap == "a_link":
-        folder.symlink_to("/usr")
+def test_a_job_keeps_its_temporary_files_in_a_folder_of_its_user_alone_and_removes_it(tmp_path):
+    script = describe("slurm")
+    lines = script[script.index("export DDP_SCRATCH") : script.index(sys.executable)]
     done = subprocess.run(
-        ["bash", "-ec", f"{PRIVATE_FOLDER_IN_A_JOB}\necho $DASK_TEMPORARY_DIRECTORY"],
+        ["bash", "-ec", f"{lines}\nstat -c '%a %u %n' $DASK_TEMPORARY_DIRECTORY"],
         capture_output=True,
         text=True,
         env={"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)},
         check=True,
     )
-    used = done.stdout.strip()
-    assert used.startswith(str(tmp_path)) and (used == str(folder)) == (trap is None)
-    assert os.stat(used).st_mode & 0o777 == 0o700 and os.stat(used).st_uid == os.getuid()
+    assert done.stdout.startswith(f"700 {os.getuid()} {tmp_path}")
+    assert not list(tmp_path.iterdir())

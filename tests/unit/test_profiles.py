@@ -5,7 +5,7 @@ from children import children
 
 from ddp_common import Error, connect
 from ddp_common.clusters.connect import describe
-from ddp_common.clusters.job_script import seconds_of
+from ddp_common.clusters.jobs import seconds_of
 from ddp_common.clusters.profiles import PROFILES, number_of_workers, read_profile
 
 
@@ -81,10 +81,12 @@ def test_a_faulty_profile_is_refused_with_the_reason(write, text, reason):
 
 WRONG = {
     "processes=two": "whole number of at least 1",
-    "memory=lots": "it is a number of bytes, such as 4GiB",
-    "job_extra_directives=--exclusive": "it is a list of texts",
-    "scheduler_options=eth0": "it is a mapping, such as {interface: eth0}",
-    "quue=gpu": "there is no option 'quue'. Did you mean queue? It stands in OPTIONS",
+    "timeout=-1": "timeout takes a number of at least 0",
+    "memory=lots": "refuses the profile's options: Could not interpret 'lots'",
+    "job_extra_directives=--exclusive": "job_extra_directives='--exclusive' is no list",
+    "scheduler_options=eth0": "scheduler_options='eth0' is no dict",
+    "quue=gpu": "there is no option 'quue' (did you mean queue?). It stands in OPTIONS",
+    "partition=short": "Slurm's partition is `queue`",
 }
 
 
@@ -113,4 +115,4 @@ def test_a_number_of_workers_that_is_none_is_refused(monkeypatch, number):
     with pytest.raises(Error, match="whole number of at least 1"):
         number_of_workers(number)
     monkeypatch.setenv("WORKERS", number)
-    assert f"WORKERS={number}" in refusal()
+    assert f"WORKERS={number!r}" in refusal()

@@ -176,4 +176,4 @@ def test_any_text_in_options_and_workers_can_be_shown_or_is_refused(name, text, 
 @given(st.one_of(typed, numbers))
 def test_any_text_in_workers_gives_a_number_or_an_error(text):
     count = value_or_error(number_of_workers, text)
-    assert count is None or 1 <= count <= 10_000
+    assert count is None or count >= 1

@@ -1,0 +1,193 @@
+"""The client that `connect` returns.
+
+A `distributed.Client` that takes its cluster down with it and, where workers are jobs, keeps
+their number up. Relies on `connect` to set what it knows of the cluster. Promises: each wait for
+workers ends, at the client's timeout at the latest, with the queue's own word on why they do not
+come; when `close` returns, the cluster that `connect` has started is closed, too.
+"""
+
+import contextlib
+import logging
+import re
+import sys
+import time
+from typing import Any
+
+from distributed import Client
+
+from ddp_common.clusters.jobs import Jobs
+from ddp_common.clusters.queues import ended, summary
+from ddp_common.errors import Error
+from ddp_common.worker.nursery import ForkServer
+from ddp_common.worker.time_limit import time_left
+
+GONE_TIMEOUT = 15  # seconds that the workers of cancelled jobs have to leave
+# Seconds between two questions to the queue: a tenth of the wait so far, within these.
+SHORTEST_INTERVAL = 1.0
+LONGEST_INTERVAL = 10.0
+
+# What `connect` has returned. Were one of them garbage, and collected in the new thread of another
+# client, it would want to stop its own, and wait for a lock that the new client holds.
+open_clients: "set[ClusterClient]" = set()
+
+
+class ClusterClient(Client):
+    """A `distributed.Client` that takes its cluster down with it."""
+
+    cluster: Any = None  # that is closed with the client; None if somebody else has started it
+    jobs: Jobs | None = None  # of the cluster where workers are jobs
+    fork_server: ForkServer | None = None  # has torch imported, for a local cluster's workers
+    expected = 1  # number of workers
+    most: int | None = None  # number of ranks that were asked for, where there are more workers
+    timeout = 60.0  # seconds that workers have to appear
+    request: tuple | None = None  # what was asked for
+    cell: str | None = None  # the execution of a notebook's cell that asked for it
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks a launch would have: one for each worker, unless fewer were asked for."""
+        there = len(self.workers())
+        return min(self.most or there, there)
+
+    def workers(self) -> dict[str, dict]:
+        """What the scheduler knows of its workers that are ready to work, by their address."""
+        known = self.scheduler_info(n_workers=-1)["workers"]
+        return {
+            address: worker for address, worker in known.items() if worker["status"] == "running"
+        }
+
+    @property
+    def dashboard_link(self) -> str:
+        """The address of the dashboard.
+
+        With jobs it is one on this host alone, whatever the scheduler's own address is.
+        """
+        link = super().dashboard_link
+        if self.jobs is None:
+            return link
+        return re.sub(r"//[^/]*(:\d+)", r"//127.0.0.1\1", link)
+
+    def wait_until_there(self, at_least: int | None = None) -> None:
+        """Wait until all workers are there; once the time is over, `at_least` so many will do.
+
+        Says what the queue says whenever it changes. A job that ends after its worker has come is
+        submitted again. Raises `Error` if the workers do not come in time, or if a job has ended
+        before its worker came.
+        """
+        began = looked = time.monotonic()
+        said = None
+        while (there := len(self.workers())) < self.expected:
+            now = time.monotonic()
+            interval = min(LONGEST_INTERVAL, max(SHORTEST_INTERVAL, (now - began) / 10))
+            if self.jobs is not None and now - looked > interval:
+                states = self._look_at_jobs()
+                line = f"Waiting for workers: {there} of {self.expected}. Jobs: {summary(states)}"
+                if line != said:
+                    print(line, file=sys.stderr, flush=True)
+                looked, said = now, line
+            if now - began > self.timeout:
+                if not at_least or there < at_least:
+                    raise Error(self._too_late(there))
+                print(
+                    f"Going on with {there} of {self.expected} workers: "
+                    f"the others did not come within {self.timeout:g} s.",
+                    file=sys.stderr,
+                )
+                return
+            time.sleep(0.05)
+        if self.jobs is not None:
+            self.jobs.note_arrivals(self.workers())
+
+    def _look_at_jobs(self):
+        """The jobs' states. Those that have ended are replaced, if their workers had come."""
+        self.jobs.note_arrivals(self.workers())
+        states = self.jobs.states() or {}
+        over = ended(states)
+        self.jobs.refuse_early_ends(over)
+        if over:
+            self._replace(over)
+        return states
+
+    def _too_late(self, there):
+        message = f"{there} of {self.expected} workers came within {self.timeout:g} s. "
+        fewer = f", ask for fewer (WORKERS={max(there, 1)})"
+        if self.jobs is not None:
+            return (
+                f"{message}{self.jobs.why_late()}"
+                f'Wait longer (OPTIONS="timeout=3600"){fewer} '
+                'or for another queue (OPTIONS="queue=…").'
+            )
+        if self.cluster is None:
+            first = f"Start them with `dask worker {self.scheduler.address}`"
+        else:
+            first = "Look at the workers' log"
+        return f'{message}{first}{fewer} or wait longer (OPTIONS="timeout=3600").'
+
+    def make_ready(self, failed: bool) -> None:
+        """Before a launch: replace jobs that have ended, and wait for the workers of new ones.
+
+        After a failure (`failed`) also jobs whose time limit is near are replaced. Raises `Error`
+        if no worker comes in time.
+        """
+        if self.jobs is None:
+            return
+        if not failed and len(self.workers()) >= self.expected:
+            return
+        over = self._jobs_near_their_limit() if failed else {}
+        self._replace(over | ended(self.jobs.states()))
+        self.wait_until_there(at_least=1)
+
+    def _jobs_near_their_limit(self):
+        jobs = {address: self.jobs.job_of(worker) for address, worker in self.workers().items()}
+        left = self.run(time_left, on_error="ignore")
+        near = {}
+        for address, seconds in left.items():
+            if address in jobs and seconds < 1.5 * self.jobs.warning:
+                near[jobs[address]] = "its time limit is near"
+        return near
+
+    def _replace(self, jobs):
+        """Cancel jobs (name -> why), wait until their workers are gone, and submit others."""
+        leaving = {
+            address
+            for address, worker in self.workers().items()
+            if self.jobs.job_of(worker) in jobs
+        }
+        self.jobs.cancel(jobs)
+        deadline = time.monotonic() + GONE_TIMEOUT
+        while leaving & set(self.workers()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.jobs.submit(self.expected)
+
+    def close(self, *args, **kwargs):
+        open_clients.discard(self)
+        cluster, self.cluster = self.cluster, None
+        fork_server, self.fork_server = self.fork_server, None
+        # Connections to workers end in the middle of what Dask wanted to tell them.
+        try:
+            with dask_is_silent():
+                closed = super().close(*args, **kwargs)
+                if self.jobs is not None:
+                    self.jobs.close()
+                elif cluster is not None and _is_ours_to_stop(cluster):
+                    cluster.close()
+        finally:
+            if fork_server is not None:
+                fork_server.close()
+        return closed
+
+
+def _is_ours_to_stop(cluster):
+    return getattr(cluster, "shutdown_on_close", True)  # Saturn's may be told to stay
+
+
+@contextlib.contextmanager
+def dask_is_silent():
+    """Meanwhile Dask logs nothing: what failed is said once, by us."""
+    logger = logging.getLogger("distributed")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
