@@ -97,7 +97,9 @@ def _by_name(module: ModuleType) -> tuple:
 
 def _what_is_set() -> list[Callable[[], Any]]:
     """Calls that set in a rank what this program has set for logging and for torch."""
-    calls = [functools.partial(logging.basicConfig, level=logging.getLogger().level)]
+    calls: list[Callable[[], Any]] = [
+        functools.partial(logging.basicConfig, level=logging.getLogger().level)
+    ]
     torch = sys.modules.get("torch")
     if torch is not None:
         calls += [
