@@ -174,6 +174,8 @@ class Attempt:
         while not answer.done():
             concurrent.futures.wait([answer], SHORT_LOOK)
             self._take_what_is_there()
+            if time.monotonic() - self.looked > LOOK_INTERVAL:
+                self._look_for_lost_workers()
             self._raise_if_lost()
             if time.monotonic() > deadline:
                 raise self._no_answer(timeout)
@@ -195,6 +197,13 @@ class Attempt:
                 "The workers have no ddp_common. Connect with ddp_common.connect(address), which "
                 "sends it to them, or install it in their environment."
             ) from None
+
+    def _look_for_lost_workers(self) -> None:
+        """Find workers that were lost before our subscription to Dask's events had begun."""
+        self.looked = time.monotonic()
+        there = self.client.scheduler_info(n_workers=-1)["workers"]
+        for address in set(self.addresses) - set(there):
+            self._take(WorkerLost(address))
 
     def _raise_if_lost(self) -> None:
         if self.state.failed():

@@ -187,6 +187,9 @@ def execute(tutorial: str, path: Path):
         client = namespace.get("client")
         if client is not None:
             client.__exit__(*sys.exc_info())
+        # torchrun sends it to the peers of a rank that failed: while Python ends, a handler that
+        # raises would print a traceback.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     seconds = time.monotonic() - began
     words = closing_words(namespace["run"]) if "run" in namespace else ""
     click.echo(f"\nDone in {seconds:.0f} s. {words}")
