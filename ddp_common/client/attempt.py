@@ -23,7 +23,15 @@ from distributed.comm import get_address_host
 
 from ddp_common.client import hangs, outcome, signals
 from ddp_common.client.checkpoints import Checkpoints
-from ddp_common.client.inbox import Event, FromAgent, Inbox, TaskEnded, WorkerLost
+from ddp_common.client.inbox import (
+    RESTARTED,
+    Event,
+    FromAgent,
+    Inbox,
+    TaskEnded,
+    WorkerLost,
+    why_cancelled,
+)
 from ddp_common.client.outcome import AttemptState, Failed, Outcome
 from ddp_common.client.tables import Tables
 from ddp_common.errors import Error, SchedulerLost, first_line
@@ -114,7 +122,10 @@ class Attempt:
         """
         signals.attempts_running += 1
         try:
-            self._start(payload, previous, number)
+            try:
+                self._start(payload, previous, number)
+            except (OSError, CancelledError) as error:
+                raise self._cause_of(error) from None
             return self._follow()
         finally:
             try:
@@ -137,7 +148,9 @@ class Attempt:
         if not checkpoints(folder):
             self._write_config()
         self.checkpoints = self._wait_for(
-            lambda: Checkpoints(self.client, self.attempt_id, folder, self.addresses)
+            lambda: Checkpoints(
+                self.client, self.attempt_id, folder, self.addresses, self.directory.copy_soon
+            )
         )
         if previous is not None:
             self._note_restart(previous, number)
@@ -182,14 +195,7 @@ class Attempt:
         try:
             return answer.result()
         except (OSError, CancelledError) as error:
-            # A worker, or the scheduler, cannot be reached: wait until we hear which.
-            deadline = time.monotonic() + CAUSE_TIMEOUT
-            while time.monotonic() < deadline:
-                self._take_next(SHORT_LOOK)
-                self._raise_if_lost()
-            raise Error(
-                f"A worker cannot be reached: {error}. No rank was started; launch again."
-            ) from None
+            raise self._cause_of(error) from None
         except Exception as error:
             if "No module named 'ddp_common'" not in str(error):
                 raise
@@ -197,6 +203,14 @@ class Attempt:
                 "The workers have no ddp_common. Connect with ddp_common.connect(address), which "
                 "sends it to them, or install it in their environment."
             ) from None
+
+    def _cause_of(self, error: BaseException) -> Exception:
+        """The exception for a worker, or the scheduler, that Dask could not reach."""
+        deadline = time.monotonic() + CAUSE_TIMEOUT
+        while time.monotonic() < deadline:  # until we hear which
+            self._take_next(SHORT_LOOK)
+            self._raise_if_lost()
+        return Error(f"A worker cannot be reached: {error}. Launch again.")
 
     def _look_for_lost_workers(self) -> None:
         """Find workers that were lost before our subscription to Dask's events had begun."""
@@ -295,7 +309,7 @@ class Attempt:
         self.futures.append(future)
 
         def note_end(done: Future) -> None:
-            self.inbox.put(TaskEnded(spec.rank, done.status, _why_cancelled(done)))
+            self.inbox.put(TaskEnded(spec.rank, done.status, why_cancelled(done)))
 
         future.add_done_callback(note_end)
 
@@ -345,8 +359,8 @@ class Attempt:
         A restart kills the workers, so it may be heard of last. Our futures know of it first.
         """
         tasks = [future for future in (*self.futures, *self.handed) if future is not None]
-        if any(_why_cancelled(task) == outcome.RESTARTED for task in tasks):
-            self.state.cancel(outcome.RESTARTED)
+        if any(why_cancelled(task) == RESTARTED for task in tasks):
+            self.state.cancel(RESTARTED)
             return self._cancelled()
         return outcome.rank_failed(self.state, rank)
 
@@ -553,16 +567,26 @@ class Attempt:
             gathering,
             self.client.loop.asyncio_loop,  # type: ignore[union-attr]
         )
-        while True:
-            with contextlib.suppress(concurrent.futures.TimeoutError):
-                return fetching.result(LOOK_INTERVAL)
+        while not fetching.done():
+            concurrent.futures.wait([fetching], LOOK_INTERVAL)
             self._take_what_is_there()
             self._look_around()
-            if 0 in self.state.lost_late:
-                self.state.ended[0] = Ended("lost")
-                raise self._failure_of(0)
-            if self.state.is_cancelled:
-                raise self._cancelled()
+            self._raise_if_result_is_lost()
+        try:
+            return fetching.result()
+        except (OSError, CancelledError, concurrent.futures.CancelledError):
+            deadline = time.monotonic() + CAUSE_TIMEOUT
+            while time.monotonic() < deadline:  # until we hear why
+                self._take_next(SHORT_LOOK)
+                self._raise_if_result_is_lost()
+            raise self._cancelled() from None
+
+    def _raise_if_result_is_lost(self) -> None:
+        if 0 in self.state.lost_late:
+            self.state.ended[0] = Ended("lost")
+            raise self._failure_of(0)
+        if self.state.is_cancelled or self.client.status != "running":
+            raise self._cancelled()
 
     # Ending
 
@@ -616,11 +640,3 @@ class Attempt:
             self.directory.problem(
                 f"The newest checkpoint could not be fetched: {problem}", "fetch"
             )
-
-
-def _why_cancelled(future: Future) -> str | None:
-    """Dask's word for why a task was cancelled; None if it was not."""
-    if future.status != "cancelled":
-        return None
-    assert future._state is not None, "it has a status"
-    return getattr(future._state.exception, "reason", None)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from distributed import Client
+from distributed import Client, Future
 
 from ddp_common.messages import TOPIC
 
@@ -42,6 +42,18 @@ class TaskEnded:
 
 Event = FromAgent | WorkerLost | TaskEnded
 Inbox = queue.SimpleQueue[Event]
+
+
+RESTARTED = "scheduler-restart"  # Dask's words for why tasks were cancelled: client.restart(),
+CONNECTION_LOST = "scheduler-connection-lost"  # and a scheduler that is gone
+
+
+def why_cancelled(future: Future) -> str | None:
+    """Dask's word for why a task was cancelled; None if it was not."""
+    if future.status != "cancelled":
+        return None
+    assert future._state is not None, "it has a status"
+    return getattr(future._state.exception, "reason", None)
 
 
 @contextlib.contextmanager

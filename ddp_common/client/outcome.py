@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_common.client.hangs import IN_COLLECTIVE
+from ddp_common.client.inbox import CONNECTION_LOST, RESTARTED
 from ddp_common.errors import Error, RankFailed, RankStalled, RunStopped, SchedulerLost
 from ddp_common.messages import PROGRESS, Ended, Line, Message, Position, Started
 from ddp_common.ranks.checkpoint_files import step_of
@@ -23,8 +24,6 @@ CONSEQUENCE = re.compile(
     r"Connection (closed|reset) by peer|Connection was likely closed|Broken pipe"
     r"|remote process exited|ncclRemoteError|Failed to recv|Socket closed|failed to connect"
 )
-RESTARTED = "scheduler-restart"  # Dask's words for why tasks were cancelled: client.restart(),
-CONNECTION_LOST = "scheduler-connection-lost"  # and a scheduler that is gone
 KEPT_LINES = 50  # of each rank's output, for the error message
 # What C++ prints of an exception that nobody catches, before it aborts
 UNCAUGHT = re.compile(r"\s*what\(\):\s*(.+)")
@@ -253,7 +252,10 @@ def _cause(end: Ended, uncaught: str | None) -> str:
 def _signal_name(end: Ended) -> str | None:
     if end.exitcode is None or end.exitcode >= 0:
         return None
-    return signal.Signals(-end.exitcode).name
+    try:
+        return signal.Signals(-end.exitcode).name
+    except ValueError:  # a realtime signal, which has no name
+        return f"signal {-end.exitcode}"
 
 
 def _returned_early(state: AttemptState, waiting: int) -> RankFailed:

@@ -19,6 +19,7 @@ from dask.core import flatten
 from dask.typing import Key
 from distributed import CancelledError, Client, Future, wait
 
+from ddp_common.client.inbox import CONNECTION_LOST, RESTARTED, why_cancelled
 from ddp_common.client.placement import no_answer
 from ddp_common.errors import Error, first_line
 from ddp_common.ranks import handover
@@ -209,6 +210,14 @@ class Tables:
                         f"{first_line(error)}. No rank was started. The error of that partition "
                         "is shown above; put right what it is made from."
                     ) from error.with_traceback(future.traceback())
+                reason = why_cancelled(future)
+                if reason == CONNECTION_LOST or self.client.status != "running":
+                    raise no_answer(self.client, ConnectionError("the connection was lost"))
+                if reason == RESTARTED:
+                    raise Error(
+                        "The cluster was restarted (client.restart) while partitions were "
+                        "computed. No rank was started; launch again."
+                    )
                 if future.status == "cancelled":  # 'lost' is one that is computed again
                     raise Error(
                         f"{partition} is lost, and Dask cannot compute it again: it was scattered "

@@ -183,7 +183,7 @@ def _start(profile, wanted):
 def _explained(profile, error):
     """What a cluster class says of its options, as an `Error`."""
     cause = error.__cause__ or error
-    if is_batch(profile):
+    if is_batch(profile) and isinstance(cause, (TypeError, ValueError, AttributeError)):
         return refused(profile, cause)
     if isinstance(cause, (TypeError, ValueError, RuntimeError, OSError)):
         said = str(cause)
@@ -255,8 +255,9 @@ def _class_and_options(profile, count):
     if "LocalCluster" in name:
         defaults["threads_per_worker"] = max(1, CPU_COUNT // count)
     options = profile["options"]
+    has_processes = options.get("processes") is not False
     speaks_tls = str(options.get("protocol") or "tls").startswith("tls")
-    if re.search(r"Local(CUDA)?Cluster$", name) and speaks_tls and options.get("processes", True):
+    if re.search(r"Local(CUDA)?Cluster$", name) and speaks_tls and has_processes:
         defaults["security"] = True
     return name, {**defaults, **options}
 

@@ -253,9 +253,10 @@ class Jobs:
             self._apply_spec()
         except (RuntimeError, OSError, ValueError) as error:
             # dask-jobqueue does not mark the refused jobs, and Dask would not close the cluster.
-            for job in self.cluster.workers.values():
+            for name, job in list(self.cluster.workers.items()):
                 if job.job_id is None:
                     job.status = Status.closed
+                    self.cluster.worker_spec.pop(name, None)  # the next one has another name
             output = re.search(r"stdout:\n(.*)stderr:\n(.*)", str(error), re.DOTALL)
             said = output[1] + output[2] if output else str(error)
             self._refuse_if_silent()
@@ -320,6 +321,8 @@ class Jobs:
     def cancel(self, names: dict[str, str]) -> None:
         """Cancel these jobs (name -> why) where they still live, and forget them."""
         for name, why in names.items():
+            if name not in self.cluster.workers:  # it is cancelled, and its worker about to go
+                continue
             job_id = self.cluster.workers[name].job_id
             print(f"Job {job_id} makes room for a new one: {why}", file=sys.stderr, flush=True)
             self.cluster.worker_spec.pop(name, None)

@@ -34,10 +34,10 @@ def provide(client: Client) -> None:
         scheduler, workers = client.run_on_scheduler(installed), client.run(installed)
         for address, there in workers.items():
             _check_versions(address, there, here)
-        if None in (each["ddp_common"] for each in (scheduler, *workers.values())):
-            package = Package(pack(), f"{NAME}{here['ddp_common']}.zip")
+        package = Package(pack(), f"{NAME}{here['ddp_common']}.zip")
+        if scheduler["ddp_common"] is None:
             client.run_on_scheduler(package.setup_on_scheduler)
-            client.register_plugin(package)
+        client.register_plugin(package)  # also for workers that come later
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 

@@ -119,7 +119,11 @@ def unpack(archive: str, action: str = "download", pooch: object = None) -> str:
                 file.extractall(folder)
         else:
             with tarfile.open(archive) as file:
-                file.extractall(folder, filter=_checked)
+                for member in file:
+                    _check(member.name, member.isfile() or member.isdir())
+                # From Python 3.11.4 on: it takes away bits such as setuid
+                file.extraction_filter = getattr(tarfile, "data_filter", None)
+                file.extractall(folder)
     except OSError as error:
         if error.errno:
             raise
@@ -127,11 +131,6 @@ def unpack(archive: str, action: str = "download", pooch: object = None) -> str:
     except REFUSED as error:
         _refuse(archive, error)
     return str(folder)
-
-
-def _checked(member, folder):
-    _check(member.name, member.isfile() or member.isdir())
-    return tarfile.data_filter(member, folder)
 
 
 def _check(name, is_plain):

@@ -33,6 +33,7 @@ class Mirror:
         self._lock = threading.Lock()  # of the upload
         self._something_new = threading.Event()
         self._has_failed = False
+        self._is_finished = False
         with _explain_unreachable(url):
             self.filesystem, self.root = fsspec.url_to_fs(url)
             present = self.filesystem.find(self.root)
@@ -70,16 +71,20 @@ class Mirror:
     def _push(self):
         versions = self._versions()
         new = [name for name in versions if self._sent.get(name) != versions[name]]
+        if self._is_finished:
+            return
         # Object storage has no folders, but other file systems do
         for folder in {self._there(name).rpartition("/")[0] for name in new}:
             self.filesystem.makedirs(folder, exist_ok=True)
-        if new:
-            sources = [str(self.path / name) for name in new]
-            self.filesystem.put(sources, [self._there(name) for name in new])
+        for name in new:
+            with contextlib.suppress(FileNotFoundError):  # retention was quicker
+                self.filesystem.put_file(str(self.path / name), self._there(name))
+                self._sent[name] = versions[name]
         for name in self._sent.keys() - versions.keys():
             if any(_supersedes(present, name) for present in versions):
-                self.filesystem.rm_file(self._there(name))
-        self._sent = versions
+                with contextlib.suppress(FileNotFoundError):  # somebody else has removed it
+                    self.filesystem.rm_file(self._there(name))
+            del self._sent[name]
 
     def _there(self, name):
         return f"{self.root}/{name.as_posix()}"
@@ -95,7 +100,7 @@ class Mirror:
         return versions
 
     def _keep_pushing(self):
-        while True:
+        while not self._is_finished:
             self._something_new.wait(INTERVAL)
             self._something_new.clear()
             try:
@@ -109,7 +114,9 @@ class Mirror:
     def finish(self):
         """Copy the rest and remove the local folder. Raises `Error` as `push` does."""
         self.push()
-        shutil.rmtree(self.path, ignore_errors=True)
+        with self._lock:  # the thread is not to take what is removed for removed by retention
+            self._is_finished = True
+            shutil.rmtree(self.path, ignore_errors=True)
         atexit.unregister(self.finish)
 
 

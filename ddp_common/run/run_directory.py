@@ -162,6 +162,10 @@ class RunDirectory:
     def saved(self):
         """Take note that a rank has saved a checkpoint."""
         self._saved += 1
+        self.copy_soon()
+
+    def copy_soon(self):
+        """Have what is new copied to object storage, if the run is there."""
         if self.mirror is not None:
             self.mirror.push_soon()
 
@@ -320,7 +324,7 @@ def read_records(path: Path) -> Iterator[dict]:
 
 def _with_names_kept_once(record: dict) -> dict:
     """The same record, whose names all records share: it takes 0.4 kB instead of 0.7."""
-    return {sys.intern(name): value for name, value in record.items()}
+    return {sys.intern(str(name)): value for name, value in record.items()}
 
 
 def _for_json(value):

@@ -266,7 +266,7 @@ def _follow(
             f"process {pid}, which this rank has started, does not end although it was killed "
             "(see its state with ps)"
         )
-    if was_wanted and child.nursery.exitcode is None:
+    if was_wanted and last_word is not None and child.nursery.exitcode is None:
         lines.append(
             f"this rank did not end within {EXIT_TIMEOUT:g} s of its last word, and was killed: a "
             "thread that is no daemon, or a function of atexit, takes longer"
@@ -298,6 +298,7 @@ def _pass_on(
             said += map(Line, output.lines(piece))
             if not piece:
                 open_ends.remove(child.output)
+        said += map(Line, output.due())
         if child.messages in ready:
             for message in reader.read():
                 if isinstance(message, LAST_WORDS):

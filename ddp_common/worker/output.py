@@ -33,6 +33,13 @@ class Output:
             self._take(_last_state(line).rstrip(b"\r"), passed)
         return passed
 
+    def due(self) -> list[str]:
+        """What was held back, a second after that; call it now and then."""
+        passed: list[str] = []
+        if self._held and time.monotonic() - self._second > 1:
+            self._release(passed)
+        return passed
+
     def rest(self) -> list[str]:
         """What is left at the end: the line that has not ended, and what was held back."""
         passed: list[str] = []
