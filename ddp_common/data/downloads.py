@@ -112,18 +112,9 @@ def unpack(archive: str, action: str = "download", pooch: object = None) -> str:
     folder = Path(archive).with_suffix("")
     try:
         if archive.endswith(".zip"):
-            with zipfile.ZipFile(archive) as file:
-                for member in file.infolist():
-                    kind = stat.S_IFMT(member.external_attr >> 16)
-                    _check(member.filename, kind in (0, stat.S_IFREG, stat.S_IFDIR))
-                file.extractall(folder)
+            _unpack_zip(archive, folder)
         else:
-            with tarfile.open(archive) as file:
-                for member in file:
-                    _check(member.name, member.isfile() or member.isdir())
-                # From Python 3.11.4 on: it takes away bits such as setuid
-                file.extraction_filter = getattr(tarfile, "data_filter", None)
-                file.extractall(folder)
+            _unpack_tar(archive, folder)
     except OSError as error:
         if error.errno:
             raise
@@ -131,6 +122,23 @@ def unpack(archive: str, action: str = "download", pooch: object = None) -> str:
     except REFUSED as error:
         _refuse(archive, error)
     return str(folder)
+
+
+def _unpack_zip(archive, folder):
+    with zipfile.ZipFile(archive) as file:
+        for member in file.infolist():
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            _check(member.filename, kind in (0, stat.S_IFREG, stat.S_IFDIR))
+        file.extractall(folder)
+
+
+def _unpack_tar(archive, folder):
+    with tarfile.open(archive) as file:
+        for member in file:
+            _check(member.name, member.isfile() or member.isdir())
+        # Python has it from 3.11.4 on: it takes away bits such as setuid
+        file.extraction_filter = getattr(tarfile, "data_filter", None)
+        file.extractall(folder)
 
 
 def _check(name, is_plain):
