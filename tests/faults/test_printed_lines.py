@@ -41,3 +41,13 @@ def test_an_avalanche_of_lines_is_bounded_and_its_first_and_last_lines_are_kept(
     (said,) = [line for line in lines if "lines left out" in line]
     left_out = int(said.split()[1].strip("[").replace(",", ""))
     assert left_out + len(lines) - 1 == 100_000
+
+
+def test_what_was_held_back_comes_a_second_later_also_if_nothing_more_is_printed(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(output.time, "monotonic", lambda: now)
+    relayed = Output()
+    passed = relayed.lines(b"line\n" * 100_000 + b"the last\n")
+    assert passed[-1] == "line" and relayed.due() == []
+    now = 2.0
+    assert relayed.due()[-1] == "the last"

@@ -93,6 +93,10 @@ def test_ranks_that_fail_each_on_its_own_are_no_consequence_of_each_other():
     assert "Rank 1 failed, too" in said and "As a consequence" not in said
 
 
+def test_a_signal_without_a_name_is_named_by_its_number():
+    assert rank_failed(state_of(1, rank_0=Ended("exited", -35)), 0).signal == "signal 35"
+
+
 DUMP = """before
 Fatal Python error: Aborted
 

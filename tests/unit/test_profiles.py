@@ -116,3 +116,8 @@ def test_a_number_of_workers_that_is_none_is_refused(monkeypatch, number):
         number_of_workers(number)
     monkeypatch.setenv("WORKERS", number)
     assert f"WORKERS={number!r}" in refusal()
+
+
+def test_a_local_cluster_speaks_tls_also_where_processes_is_left_blank(monkeypatch):
+    monkeypatch.setenv("OPTIONS", "processes=")
+    assert "security=True" in describe("local", 2)
