@@ -74,13 +74,15 @@ def name_culprit(standstill: Standstill) -> tuple[int, str]:
 
 def _silent(standstill: Standstill) -> tuple[int, str] | None:
     for rank in sorted(standstill.states):
+        if rank in standstill.answers:  # it may come before its worker's own word on the state
+            continue
         state = standstill.states[rank]
         if state is None and rank in standstill.stuck:
             return rank, f"Its worker at {standstill.addresses[rank]} does not answer."
         # Also one that is not stuck yet: its last progress may have come a moment after its peers'
         if state in SUSPENDED and rank not in standstill.returned:
             return rank, "Its process is stopped (SIGSTOP, or a debugger)."
-        if state is not None and rank in standstill.stuck and rank not in standstill.answers:
+        if state is not None and rank in standstill.stuck:
             return rank, (
                 "Its process runs and does not answer: a call of C or C++ keeps Python's lock. "
                 "`py-spy dump --native` on its host says which."

@@ -165,13 +165,22 @@ def standstill(states=("sleeping", "sleeping"), stacks=(), records=(), stuck=(0,
     ("known", "rank", "why"),
     [
         (standstill(states=[None, "sleeping"]), 0, "worker at tcp://10.0.0.0:5000 does not"),
+        (standstill(states=[None, None], stacks=[ELSEWHERE, IN_COLLECTIVE]), 0, "not in a coll"),
         (standstill(states=["sleeping", "stopped"], stacks=[IN_COLLECTIVE]), 1, "is stopped"),
         (standstill(stacks=[IN_COLLECTIVE]), 1, "keeps Python's lock"),
         (standstill(stacks=[IN_COLLECTIVE, ELSEWHERE]), 1, "not in a collective at step 2"),
         (standstill(stacks=[IN_COLLECTIVE, IN_COLLECTIVE]), 1, "It is at step 2."),
         (standstill(stacks=["", IN_COLLECTIVE], stuck=[1], returned=[0]), 0, "returned at step 5"),
     ],
-    ids=["silent_worker", "stopped", "no_answer", "elsewhere", "behind", "returned"],
+    ids=[
+        "silent_worker",
+        "answer_before_state",
+        "stopped",
+        "no_answer",
+        "elsewhere",
+        "behind",
+        "returned",
+    ],
 )
 def test_of_stalled_ranks_the_one_that_keeps_the_others_waiting_is_named(known, rank, why):
     named, sentence = hangs.name_culprit(known)
