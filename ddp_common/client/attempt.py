@@ -430,6 +430,7 @@ class Attempt:
         Returns the states of their processes; None where the worker does not answer in time.
         """
         alive = [rank for rank in range(len(self.addresses)) if rank not in self.state.ended]
+        self.whereabouts.clear()  # of a SIGUSR1 that somebody else has sent before
         answers = self._ask_each(agent.ask_where, [self.addresses[rank] for rank in alive])
         deadline = time.monotonic() + WHEREABOUTS_TIMEOUT
         expected = set(alive)
