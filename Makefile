@@ -31,7 +31,7 @@ PIP    := $(PYTHON) -m pip install --disable-pip-version-check --constraint cons
 UV     := "$$VENV/bin/uv" pip install --quiet --python $(PYTHON) --constraints constraints.txt
 
 # What `make lint` looks at: programs, and the tutorials, which are pages of a notebook. Their lines end where a page cuts them off.
-PROGRAMS := ddp_common tests tutorials/lab.py tutorials/scaling.py tutorials/sync.py docs data
+PROGRAMS := ddp_common tests tutorials/lab.py tutorials/scaling.py tutorials/sync.py tutorials/checks docs data
 PAGES    := --line-length 88 tutorials/scripts $(filter-out $(PROGRAMS),$(wildcard tutorials/*.py))
 
 .PHONY: help setup run lab data test test-slurm test-all lint sync bench bench-peers scaling doctor check fault-lab docs clean

@@ -7,13 +7,17 @@ and the workers are free. If a worker or the scheduler does not answer, that tak
 more: the agents notice that nobody wants their ranks, and end them.
 """
 
+import atexit
 import inspect
 import os
+import shutil
+import tempfile
 import time
 import uuid
+import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ddp_common.client import signals, tables
 from ddp_common.client.attempt import Attempt
@@ -41,7 +45,7 @@ def launch(
     workers: int | None = None,
     restarts: int | None = None,
     stall_timeout: float | None = STALL_TIMEOUT,
-    directory: str | Path | None = None,
+    directory: str | Path | Literal[False] | None = None,
     timeout: float = PLACEMENT_TIMEOUT,
     on_report: Callable[[dict], Any] | None = None,
     **arguments: Any,
@@ -66,7 +70,9 @@ def launch(
     is a step of a sampler or an optimizer, a batch of an evaluation, a report, a saved file or
     checkpoint. `directory` continues in an earlier run's
     directory, whose newest checkpoint `Checkpoint.restore` then finds; default: a new one, or what
-    RESUME names for the first launch of a tutorial.
+    RESUME names for the first launch of a tutorial. With `False` the run has a temporary one: it
+    is removed with the `Run`, and after a failure when the program ends. (Under torchrun and srun
+    it is a new one, since ranks on other hosts must find it.)
 
     `on_report` is called here, in this thread, with every record that `Run.metrics` will have, as
     a dict with `rank`, `time` (s since 1970), the position in training and what was reported;
@@ -85,7 +91,7 @@ def launch(
     if hasattr(client, "run_here"):
         # The ranks are running already: torchrun or srun has started them
         tables.refuse_without_dask(collections)
-        return client.run_here(function, arguments, directory, on_report, stall_timeout)
+        return client.run_here(function, arguments, directory or None, on_report, stall_timeout)
     refuse_unusable(client)
     payload = pickled(function, arguments)
     wanted = restarts if restarts is not None else os.environ.get("RESTARTS") or 0
@@ -95,6 +101,7 @@ def launch(
 
     began = time.monotonic()
     run_directory: RunDirectory | None = None
+    run: Run | None = None
     failures: list[Exception] = []
     own_tables = Tables(client, collections)
     try:
@@ -132,7 +139,7 @@ def launch(
                 else:
                     attempt.tell_records()
                     run_directory.close()  # now: it may have to say that something was not written
-                    return Run(
+                    run = Run(
                         result=result,
                         directory=run_directory.path,
                         world_size=len(addresses),
@@ -141,6 +148,7 @@ def launch(
                         failures=failures,
                         problems=run_directory.problems,
                     )
+                    return run
     except KeyboardInterrupt as interrupt:
         if run_directory is not None:
             run_directory.log("interrupted from the keyboard")
@@ -159,17 +167,33 @@ def launch(
         own_tables.close()
         if run_directory is not None:
             run_directory.close()
+            if directory is False:
+                _remove_with(run, run_directory.path)
 
 
 # What `launch` takes for itself; all other names are arguments of the function.
 OPTIONS = inspect.getfullargspec(launch).kwonlyargs
 
 
-def _open_directory(function: Callable, directory: str | Path | None) -> RunDirectory:
+def _remove_with(run: Run | None, folder: Path) -> None:
+    """Remove a run's folder when its `Run` goes; where it has none, with this program."""
+    if run is None:
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    else:
+        weakref.finalize(run, shutil.rmtree, folder, ignore_errors=True)
+
+
+def _open_directory(
+    function: Callable, directory: str | Path | Literal[False] | None
+) -> RunDirectory:
     name = getattr(function, "__name__", "run")
-    place = directory or run_to_resume(name) or new_directory(current.name or name)
+    place: str | Path
+    if directory is False:
+        place = tempfile.mkdtemp(prefix="ddp-run-")
+    else:
+        place = directory or run_to_resume(name) or new_directory(current.name or name)
     opened = RunDirectory(place)
     opened.function = name
-    if current.name is None:  # `make run` says it of a tutorial
+    if current.name is None and directory is not False:  # `make run` says it of a tutorial
         say_place(opened.path)
     return opened

@@ -171,6 +171,9 @@ def worker_of_this_rank() -> psutil.Process:
 RESULT = "result that cannot be pickled"
 FAULTS = {
     "raise": _raise,
+    "kill": _signal(signal.SIGKILL),
+    "stop": _signal(signal.SIGSTOP),
+    "hang": _deadlock,
     "sys.exit(3)": lambda: sys.exit(3),
     "os._exit(0)": lambda: os._exit(0),
     "SIGKILL": _signal(signal.SIGKILL),

@@ -131,6 +131,17 @@ def test_every_line_that_a_rank_prints_is_in_the_log_in_its_order(client):
         assert "an error" in said and "without an end" in said
 
 
+def test_a_launch_keeps_no_folder_if_it_is_told_so(client):
+    def reports():
+        ddp.report(loss=1.0)
+
+    run = ddp.launch(client, reports, workers=2, directory=False)
+    folder = run.directory
+    assert (folder / "log.txt").exists() and len(run.metrics) == 2
+    del run
+    assert not folder.exists()
+
+
 def test_config_json_says_what_ran(client, monkeypatch):
     monkeypatch.setenv("SET", "epochs=2")
     ddp.settings("demo", epochs=5)

@@ -1,0 +1,62 @@
+"""What the tutorials share and none of them teaches: pictures, a loss curve, an interval."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from IPython.display import display
+from scipy import stats
+
+
+def show(figure, alt):
+    """Show a figure below the cell. `alt` is a sentence for those who cannot see it."""
+    display(figure, metadata={"image/png": {"alt": alt}})
+    plt.close(figure)
+
+
+def pictures(images, titles=None, columns=10):
+    """A figure of images in rows: (n, height, width[, 3]), as values that imshow takes."""
+    rows = -(-len(images) // columns)
+    figure, axes = plt.subplots(
+        rows,
+        columns,
+        figsize=(columns, 1.25 * rows),
+        squeeze=False,
+        layout="constrained",
+    )
+    for place in axes.flat:
+        place.axis("off")
+    for number, (place, image) in enumerate(zip(axes.flat, images)):
+        place.imshow(image, cmap="gray_r")
+        if titles is not None:
+            place.set_title(str(titles[number]), fontsize=8)
+    return figure
+
+
+def curve(metrics, column="loss", label="loss", points=50):
+    """A figure: the mean of `column` over ranks, against the step.
+
+    `metrics` is `run.metrics`, one row for each report of a rank. Neighbouring steps
+    are averaged, so that about `points` points are left. All have equally many steps:
+    those that are left over at the end are not drawn.
+    """
+    of_step = metrics.groupby("step")[column].mean().dropna()
+    width = max(1, len(of_step) // points)
+    whole = of_step.iloc[: len(of_step) // width * width]
+    figure, axes = plt.subplots(figsize=(6, 2.8), layout="constrained")
+    axes.plot(
+        whole.index.to_numpy().reshape(-1, width).mean(axis=1),
+        whole.to_numpy().reshape(-1, width).mean(axis=1),
+    )
+    axes.set(xlabel="step", ylabel=label)
+    return figure
+
+
+def interval(values, level=0.95):
+    """The mean of independent values, and the ends of its confidence interval.
+
+    By Student's t distribution with n - 1 degrees of freedom; n must be at least 2.
+    """
+    values = np.asarray(values, dtype=float)
+    mean = values.mean()
+    error = values.std(ddof=1) / np.sqrt(len(values))
+    half = stats.t.ppf((1 + level) / 2, len(values) - 1) * error
+    return mean, mean - half, mean + half
