@@ -22,6 +22,7 @@ from distributed import CancelledError, Client, Future
 from distributed.comm import get_address_host
 
 from ddp_common.client import hangs, outcome, signals
+from ddp_common.client.asking import ask_each
 from ddp_common.client.checkpoints import Checkpoints
 from ddp_common.client.inbox import (
     RESTARTED,
@@ -206,11 +207,15 @@ class Attempt:
 
     def _cause_of(self, error: BaseException) -> Exception:
         """The exception for a worker, or the scheduler, that Dask could not reach."""
-        deadline = time.monotonic() + CAUSE_TIMEOUT
-        while time.monotonic() < deadline:  # until we hear which
-            self._take_next(SHORT_LOOK)
-            self._raise_if_lost()
+        self._wait_for_a_word(self._raise_if_lost)
         return Error(f"A worker cannot be reached: {error}. Launch again.")
+
+    def _wait_for_a_word(self, raise_if_known: Callable[[], None]) -> None:
+        """Dask could not reach something: wait a moment to hear what was lost."""
+        deadline = time.monotonic() + CAUSE_TIMEOUT
+        while time.monotonic() < deadline:
+            self._take_next(SHORT_LOOK)
+            raise_if_known()
 
     def _look_for_lost_workers(self) -> None:
         """Find workers that were lost before our subscription to Dask's events had begun."""
@@ -382,7 +387,7 @@ class Attempt:
         if signals.stop_requested:
             if self.state.moved and not self.state.stopped():
                 # Said again until it is heard: a rank may not listen yet.
-                self._ask_each(agent.tell_to_stop, self.addresses[:1])
+                ask_each(self.client, agent.tell_to_stop, workers=self.addresses[:1])
         unstarted = sorted(set(range(len(self.addresses))) - set(self.state.hosts))
         if unstarted and now - max(self.began, self.state.last_started) > START_TIMEOUT:
             why = "It has not started: is its host overloaded, or the disk slow that has torch?"
@@ -393,20 +398,6 @@ class Attempt:
             # A rank that has failed meanwhile is the cause
             if outcome.outcome(self.state) is Outcome.GOES_ON:
                 raise self._stalled(stuck, states)
-
-    def _ask_each(self, function: Callable, addresses: list[str]) -> dict[str, Any]:
-        """What a function returns on each worker: a dict that fills as they answer, if they do.
-
-        Each is asked by a thread of its own: Dask would wait for one that is suspended for ever.
-        """
-        answers: dict[str, Any] = {}
-
-        def ask(address: str) -> None:
-            answers.update(self.client.run(function, workers=[address], on_error="ignore"))
-
-        for address in addresses:
-            threading.Thread(target=ask, args=(address,), daemon=True, name="ddp-asking").start()
-        return answers
 
     def _stalled(self, stuck: list[int], states: dict[int, str | None]) -> Exception:
         assert self.stall_timeout is not None, "without it no rank counts as stalled"
@@ -431,7 +422,8 @@ class Attempt:
         """
         alive = [rank for rank in range(len(self.addresses)) if rank not in self.state.ended]
         self.whereabouts.clear()  # of a SIGUSR1 that somebody else has sent before
-        answers = self._ask_each(agent.ask_where, [self.addresses[rank] for rank in alive])
+        addresses = [self.addresses[rank] for rank in alive]
+        answers = ask_each(self.client, agent.ask_where, workers=addresses)
         deadline = time.monotonic() + WHEREABOUTS_TIMEOUT
         expected = set(alive)
         while expected - set(self.whereabouts) and time.monotonic() < deadline:
@@ -521,8 +513,10 @@ class Attempt:
             if text not in self.shown:
                 self.progress.print(f"[rank {rank}] {text}")
         if self.lines_not_shown:
-            log = shown(self.directory.path / "log.txt")
-            self.progress.note(f"Other ranks printed {self.lines_not_shown} line(s): see {log}")
+            where = ""
+            if not self.directory.is_temporary:
+                where = f": see {shown(self.directory.path / 'log.txt')}"
+            self.progress.note(f"Other ranks printed {self.lines_not_shown} line(s){where}")
 
     def tell_records(self) -> None:
         """Call `on_report` with the records that it has not had, in order.
@@ -576,10 +570,7 @@ class Attempt:
         try:
             return fetching.result()
         except (OSError, CancelledError, concurrent.futures.CancelledError):
-            deadline = time.monotonic() + CAUSE_TIMEOUT
-            while time.monotonic() < deadline:  # until we hear why
-                self._take_next(SHORT_LOOK)
-                self._raise_if_result_is_lost()
+            self._wait_for_a_word(self._raise_if_result_is_lost)
             raise self._cancelled() from None
 
     def _raise_if_result_is_lost(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from distributed import Client
 
+from ddp_common.client.asking import answers_within
 from ddp_common.errors import Error, first_line
 from ddp_common.ranks.checkpoint_files import (
     digest,
@@ -21,6 +22,7 @@ from ddp_common.ranks.checkpoint_files import (
 from ddp_common.worker import spool
 
 FETCH_TIMEOUT = 600  # seconds that the last checkpoints have to arrive when a run ends
+FORGET_TIMEOUT = 5  # seconds that workers have to remove their copies
 
 
 class Checkpoints:
@@ -128,5 +130,7 @@ class Checkpoints:
             return problem
         alive = [address for address in self.blind if address not in lost]
         if alive:
-            self.client.run(spool.forget, self.attempt_id, workers=alive, on_error="ignore")
+            answers_within(
+                FORGET_TIMEOUT, self.client, spool.forget, self.attempt_id, workers=alive
+            )
         return problem

@@ -194,6 +194,7 @@ def _open_directory(
         place = directory or run_to_resume(name) or new_directory(current.name or name)
     opened = RunDirectory(place)
     opened.function = name
-    if current.name is None and directory is not False:  # `make run` says it of a tutorial
+    opened.is_temporary = directory is False
+    if current.name is None and not opened.is_temporary:  # `make run` says it of a tutorial
         say_place(opened.path)
     return opened

@@ -15,12 +15,14 @@ from typing import Any
 
 from distributed import Client
 
+from ddp_common.client.asking import answers_within
 from ddp_common.clusters.jobs import Jobs
 from ddp_common.clusters.queues import ended, summary
 from ddp_common.errors import Error
 from ddp_common.worker.nursery import ForkServer
 from ddp_common.worker.time_limit import time_left
 
+ANSWER_TIMEOUT = 5  # seconds that workers have to say how long their jobs may last
 GONE_TIMEOUT = 15  # seconds that the workers of cancelled jobs have to leave
 # Seconds between two questions to the queue: a tenth of the wait so far, within these.
 SHORTEST_INTERVAL = 1.0
@@ -139,10 +141,10 @@ class ClusterClient(Client):
 
     def _jobs_near_their_limit(self):
         jobs = {address: self.jobs.job_of(worker) for address, worker in self.workers().items()}
-        left = self.run(time_left, on_error="ignore")
+        left = answers_within(ANSWER_TIMEOUT, self, time_left, workers=list(jobs))
         near = {}
         for address, seconds in left.items():
-            if address in jobs and seconds < 1.5 * self.jobs.warning:
+            if seconds < 1.5 * self.jobs.warning:
                 near[jobs[address]] = "its time limit is near"
         return near
 

@@ -1,0 +1,37 @@
+"""Asking workers that may not answer."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from distributed import Client
+
+POLL = 0.02  # seconds
+
+
+def ask_each(client: Client, function: Callable, *arguments: Any, workers: list[str]) -> dict:
+    """What `function(*arguments)` returns on each worker: a dict that fills as they answer.
+
+    Each is asked by a thread of its own: Dask would wait for one that is suspended for ever. What
+    one raises leaves it without an answer.
+    """
+    answers: dict[str, Any] = {}
+
+    def ask(address: str) -> None:
+        answers.update(client.run(function, *arguments, workers=[address], on_error="ignore"))
+
+    for address in workers:
+        threading.Thread(target=ask, args=(address,), daemon=True, name="ddp-asking").start()
+    return answers
+
+
+def answers_within(
+    timeout: float, client: Client, function: Callable, *arguments: Any, workers: list[str]
+) -> dict[str, Any]:
+    """The same, and wait for the answers, up to `timeout` seconds."""
+    answers = ask_each(client, function, *arguments, workers=workers)
+    deadline = time.monotonic() + timeout
+    while len(answers) < len(workers) and time.monotonic() < deadline:
+        time.sleep(POLL)
+    return dict(answers)
