@@ -96,7 +96,7 @@ def where_it_goes_on(directory: str) -> str:
         return "it begins there: no checkpoint yet"
     step = step_of(checkpoint)
     epoch = epoch_of(path / "metrics.jsonl", step)
-    in_epoch = "" if epoch is None else f", in epoch {epoch + 1}"
+    in_epoch = "" if epoch is None else f", in epoch {epoch}"
     words = f"it goes on from step {step}{in_epoch} ({checkpoint.name})"
     if has_finished(path / "log.txt"):
         words += ", where its training had finished"

@@ -18,6 +18,8 @@ from ddp_common.ranks.checkpoint_files import checkpoints, step_of
 from ddp_common.run.places import shown
 
 REDRAW_INTERVAL = 0.2  # seconds between two states of the line in a notebook
+# Fits into 80 columns, with a bar of 10
+BAR = "{desc} {percentage:3.0f}%|{bar}| {rate_fmt} · {remaining} to go{postfix}"
 RECENT = 50  # reports whose mean is the loss that is shown
 
 
@@ -92,9 +94,10 @@ class Progress:
                 unit=" samples",
                 unit_scale=True,
                 dynamic_ncols=True,
+                bar_format=BAR,
                 mininterval=0.1,
             )
-        self.bar.set_description(f"epoch {place['epoch'] + 1}/{place['epochs']}", refresh=False)
+        self.bar.set_description(_epoch_of(place), refresh=False)
         self.bar.update(place["samples"] - self.bar.n)
 
     def record(self, values: dict, rank: int = 0):
@@ -109,7 +112,7 @@ class Progress:
             if self.ended and min(self.reported.values()) > self.ended[0]:
                 self._epoch_line()
         if self.bar is not None and not self.in_notebook:
-            self.bar.set_postfix_str(f"loss {self._loss():.4f}", refresh=False)
+            self.bar.set_postfix_str(f"loss {self._loss():#.4g}", refresh=False)
 
     def note(self, text: str):
         """Print something between two states of the bar, if progress is drawn at all."""
@@ -142,8 +145,8 @@ class Progress:
         losses = self.losses_of.pop(epoch, None)
         if losses:
             loss = sum(losses) / len(losses)
-            words = f"epoch {epoch + 1}/{self.place['epochs']}"
-            print(f"{words}  loss {loss:.4f}  {rate:,.0f} samples/s", flush=True)
+            words = _epoch_of({**self.place, "epoch": epoch})
+            print(f"{words}  loss {loss:#.4g}  {rate:,.0f} samples/s", flush=True)
 
     def close(self):
         """Draw the last state."""
@@ -162,8 +165,8 @@ def say_place(path: Path):
     if progress.mode != "bar" or progress.in_notebook:
         return
     saved = checkpoints(path / "checkpoints")
-    how = f"goes on from step {step_of(saved[-1])}" if saved else "is new"
-    progress.note(f"The run in {path} {how}.")
+    how = f"goes on from step {step_of(saved[-1])}" if saved else "begins"
+    progress.note(f"The run {how}, in {path}")
 
 
 class NotebookLine:
@@ -187,7 +190,7 @@ class NotebookLine:
         done = place["samples"]
         total = place["total_samples"]
         rate = self._rate()
-        words = f"epoch {place['epoch'] + 1}/{place['epochs']} · {done / total:.0%}"
+        words = f"{_epoch_of(place)} · {done / total:.0%}"
         words += _loss_in_words(loss)
         if rate > 0:
             to_go = tqdm.format_interval((total - done) / rate)
@@ -204,7 +207,7 @@ class NotebookLine:
             words = "1 epoch" if place["epochs"] == 1 else f"{place['epochs']} epochs"
         else:
             share = place["samples"] / place["total_samples"]
-            words = f"ended in epoch {place['epoch'] + 1}/{place['epochs']}, at {share:.0%}"
+            words = f"ended in {_epoch_of(place)}, at {share:.0%}"
         words += f" · {place['samples']:,} samples · {tqdm.format_interval(seconds)}"
         rate = self._rate()
         if rate > 0:
@@ -226,8 +229,13 @@ class NotebookLine:
             self.handle.update(content, raw=True)
 
 
+def _epoch_of(place):
+    """The epoch as `sampler.epoch`, messages and metrics count it: from 0."""
+    return f"epoch {place['epoch']} of {place['epochs']}"
+
+
 def _loss_in_words(loss):
-    return "" if loss is None else f" · loss {loss:.4f}"
+    return "" if loss is None else f" · loss {loss:#.4g}"
 
 
 def explain_interrupt(interrupt: KeyboardInterrupt, function, directory):
