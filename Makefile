@@ -48,8 +48,8 @@ help:
 	@echo 'make lab                    open the notebooks in JupyterLab'
 	@echo 'make check                  look whether this machine is ready for a class: under a minute, and once set up nothing is downloaded'
 	@echo 'make data TUTORIAL=pets     download the full data set (the tutorials work without)'
-	@echo 'make test                   test all that a user relies on, the five notebooks included: about 15 minutes on two cores'
-	@echo 'make test-all               and the rest: a real Slurm, hosts, every fault at every moment, what students do: about 40 minutes in all'
+	@echo 'make test                   test all that a user relies on, the five notebooks included: about 10 minutes on two cores'
+	@echo 'make test-all               and the rest: a real Slurm, hosts, every fault at every moment, what students do: about 35 minutes in all'
 	@echo 'make lint                   look at layout, mistakes, who imports whom, types, workflows; nothing is changed'
 	@echo 'make sync                   write the notebooks from the scripts (TUTORIAL=pets: only this one)'
 	@echo 'make bench                  measure launch, steps, data, faults, clusters, images, tables, looking inside, TLS, tutorials; print ratios, write runs/bench*.json'
@@ -103,7 +103,6 @@ lint: $(STAMP)
 	@$(PYTHON) -m ruff check $(PAGES)
 	@"$$VENV/bin/lint-imports" --no-logo
 	@$(PYTHON) -m mypy
-	@$(PYTHON) docs/check_pages.py
 	@$(PYTHON) docs/evidence.py check
 	@$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(PYTHON) -m check_jsonschema --builtin-schema custom.github-workflows-require-timeout .github/workflows/*.yml
@@ -141,7 +140,8 @@ bench-peers: $(VENV)/installed-peers
 	@$(PYTHON) tests/benchmarks/peers/measure.py
 
 docs: $(VENV)/installed-docs
-	@$(PYTHON) docs/build_site.py
+	@$(PYTHON) -m sphinx -q -W --keep-going -c docs . docs/_build/html
+	@echo 'The site is built: open docs/_build/html/index.html'
 
 # The environment, and an extra of pyproject.toml
 $(VENV)/installed-%: $(STAMP)

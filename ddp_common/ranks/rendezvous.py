@@ -187,7 +187,8 @@ def _explain_second_group():
         raise Error(
             "init_process_group was called in the training function, and the process group is "
             "there already: every rank is in it when the function begins. Remove that line, and "
-            "use ddp.rank(), ddp.world_size() and ddp.device(); docs/migration.md has a table."
+            "use ddp.rank(), ddp.world_size() and ddp.device(); docs/coming-from-elsewhere.md has "
+            "a table."
         ) from error
 
 

@@ -47,7 +47,7 @@ def copy_of(value: Any, earlier: Any, where: str) -> Any:
             raise Error(
                 f"The state {where} is a DTensor (fully_shard makes them): each rank has only a "
                 "part of it, and rank 0 would save its own. Gather the whole first, on all ranks, "
-                "as docs/when-ddp-is-not-enough.md shows, or use torch.distributed.checkpoint."
+                "as docs/gpu.md shows, or use torch.distributed.checkpoint."
             )
         return _copy_of_tensor(value, earlier)
     if isinstance(value, dict):

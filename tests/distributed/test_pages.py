@@ -1,0 +1,155 @@
+"""The blocks of Python in the README and in the pages run, and do what the pages say.
+
+A block with a second word, such as `python tensorboard`, needs a package that may not be there.
+"""
+
+import gzip
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+
+import ddp_common as ddp
+from ddp_common.data import datasets
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ROOT = Path(__file__).parents[2]
+
+
+def blocks(page, word=""):
+    """The blocks of a page with this second word, in their order."""
+    found = re.findall(r"^```python ?(\w*)\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
+    return [code for second, code in found if second == word]
+
+
+def run_blocks(page, word="", **names):
+    names.setdefault("__name__", "__main__")
+    for code in blocks(page, word):
+        exec(compile(code, page, "exec"), names)
+    return names
+
+
+def test_the_example_of_the_readme_trains(tmp_path):
+    (code,) = blocks("README.md")
+    (tmp_path / "mine.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "mine.py"],
+        cwd=tmp_path,
+        env=os.environ | {"WORKERS": "2"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    losses = [float(line.split()[1]) for line in lines if re.match(r"\d ", line)]
+    assert len(losses) == 5 and losses[-1] < losses[0]
+
+
+def test_the_network_of_the_page_on_tables_learns(client):
+    names = run_blocks("docs/dask-data.md", client=client)
+    minutes = names["compared"].minutes
+    assert names["minutes_wrong"] < 0.6 * (minutes - minutes.mean()).abs().mean()
+
+
+def test_the_answers_to_questions_do_what_they_say(client):
+    logged = []
+    names = run_blocks("docs/faq.md", client=client, log=lambda *what: logged.append(what))
+    assert names["run"].result.shape == (1, 3)
+    assert [step for _, _, step in logged] == [*range(1, 9)]  # one line a step, not one a rank
+    # the second launch added two epochs to the two of the first, and repeated none
+    steps = names["again"].metrics.groupby("rank")["step"].apply(list)
+    assert all(of_rank == [*range(1, 17)] for of_rank in steps)
+
+
+def test_recipes_train_as_one_rank_does_are_watched_and_leave_traces(client):
+    names = run_blocks("docs/recipes.md", client=client)
+    for recipe in (
+        "train_with_average",
+        "train_with_class_weights",
+        "train_on_drawn_rows",
+        "train_on_a_stream",
+    ):
+        one, two = (ddp.launch(client, names[recipe], workers=n, epochs=3).result for n in (1, 2))
+        assert torch.allclose(one, two, rtol=0, atol=1e-6), recipe
+    stopped = ddp.launch(client, names["train_until_no_better"], workers=2, epochs=200, patience=2)
+    assert stopped.result < 199
+    assert names["seen"][0]["step"] == 1 and "loss" in names["seen"][0]
+    for path in sorted((names["run"].directory / "trace").iterdir()):
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        assert any(event["name"].startswith("gloo:all_reduce") for event in events)
+
+
+def test_a_search_gives_up_trials_early_and_its_workers_are_free_again(client):
+    optuna = pytest.importorskip("optuna")
+    names = run_blocks("docs/recipes.md", client=client)
+    for code in blocks("docs/recipes.md", "optuna"):
+        exec(compile(code, "docs/recipes.md", "exec"), names)
+    states = [trial.state for trial in names["study"].trials]
+    assert len(states) == 8 and optuna.trial.TrialState.FAIL not in states
+    assert ddp.launch(client, ddp.world_size, workers=4).result == 4
+
+
+def test_images_are_read_as_the_page_on_images_shows(tmp_path, s3, capsys):
+    drawn, folder = Path(datasets.fetch("dogs").path), tmp_path / "dogs"
+    for breed in ("beagle", "pug"):
+        (folder / breed).mkdir(parents=True)
+        for path in sorted((drawn / breed).iterdir())[:8]:
+            shutil.copy(path, folder / breed)
+    s3.mkdir("kennel")
+    s3.put(str(folder), "kennel/", recursive=True)
+    (tmp_path / "cache").mkdir()
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        run_blocks("docs/images.md", folder=str(folder), cache=str(tmp_path / "cache"))
+    said = capsys.readouterr().out
+    assert "the images from the bucket are those from the disk, bit for bit" in said
+    assert "1 image was left out" in said
+
+
+def run_the_page_on_gpus(codes):
+    """On a rank: what the steps of the page do to its network, and what ZeRO-1 and FSDP make."""
+    names = {}
+    for code in codes:
+        exec(compile(code, "docs/gpu.md", "exec"), names)
+    x, y = (each[:50] for each in names["data"].tensors)
+    parameters = list(names["network"].parameters())
+    before = torch.nn.utils.parameters_to_vector(parameters).detach().clone()
+    names["step_in_float16"](x, y, weight=math.inf)
+    is_left_out = torch.equal(torch.nn.utils.parameters_to_vector(parameters), before)
+
+    loss = torch.nn.functional.cross_entropy(names["network"](x), y) * 0.5
+    expected = torch.autograd.grad(loss, parameters)
+    names["step_in_parts"](x, y, 4, weight=0.5)
+    for parameter, gradient in zip(parameters, expected):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+    weights = []
+    for wrap in (names["with_zero_1"], names["with_fsdp"]):
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.Linear(8, 10))
+        model, optimizer = wrap(network)
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        weights.append(network)
+    whole = names["whole_weights"](weights[1])
+    return names["sampler"].epoch, is_left_out, weights[0].state_dict(), whole
+
+
+def test_the_steps_of_the_page_on_gpus_are_those_of_one_batch(client):
+    codes = blocks("docs/gpu.md")
+    epoch, is_left_out, zero_1, fsdp = ddp.launch(
+        client, run_the_page_on_gpus, workers=2, codes=codes
+    ).result
+    assert epoch == 2 and is_left_out
+    for name, value in zero_1.items():
+        torch.testing.assert_close(value, fsdp[name])
