@@ -34,8 +34,6 @@ _HOME = {
     "fetch": "data.datasets",
     "ImageFolder": "data.images",
     "inject": "teaching.faults",
-    "judge": "teaching.exercises",
-    "run_script": "teaching.scripts",
     "Error": "errors",
     "RankFailed": "errors",
     "RankStalled": "errors",

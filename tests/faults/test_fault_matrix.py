@@ -168,7 +168,8 @@ def test_an_interrupt_in_a_notebook_leaves_nothing_and_the_next_cell_trains(clie
 
     try:
         kernel.wait_for_ready(timeout=2 * PATIENCE)
-        assert run(NOTEBOOK.format(tests=TESTS, address=client.scheduler.address))["status"] == "ok"
+        setup = NOTEBOOK.format(tests=TESTS, address=client.scheduler.address)
+        assert run(setup)["status"] == "ok"
         threading.Thread(target=interrupt, daemon=True).start()
         hangs = "inject(train, 'hang', step=8)"
         said = run(f"launch(client, {hangs}, workers=2, directory={str(tmp_path / 'run')!r})")
