@@ -17,7 +17,6 @@ import importlib
 # The public names, and the module that each lives in.
 _HOME = {
     "launch": "client.launch",
-    "Run": "run.result",
     "settings": "run.settings",
     "connect": "clusters.connect",
     "device": "ranks.rendezvous",
@@ -34,8 +33,6 @@ _HOME = {
     "fetch": "data.datasets",
     "ImageFolder": "data.images",
     "inject": "teaching.faults",
-    "judge": "teaching.exercises",
-    "run_script": "teaching.scripts",
     "Error": "errors",
     "RankFailed": "errors",
     "RankStalled": "errors",

@@ -24,14 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cloudpickle
+import faults_on_purpose as faults
 import torch
 from distributed import Client
 from patience import PATIENCE
 from processes import environment_for, processes_of, separate_cluster
 
-from ddp_common import connect, launch
+from ddp_common import connect, inject, launch
 from ddp_common.errors import Error, RankFailed
-from ddp_common.teaching import faults
 
 STALL_TIMEOUT = 2.0  # seconds, for the faults below that only it notices; see `run_case`
 MOMENTS = ("start", "step", "save")
@@ -40,7 +40,8 @@ LEAVES = "leaves the loop one batch early"
 CONDITION = "collective under a condition"
 OTHER_SIZE = "collective of another size"
 LOADER_WORKER = "loader worker killed"
-STALLS = ("SIGSTOP", "deadlock", CONDITION, OTHER_SIZE, LEAVES)
+RESULT = "result that cannot be pickled"
+STALLS = ("stop", "hang", CONDITION, OTHER_SIZE, LEAVES)
 DISK_FULL = "disk full while saving"
 CLIENT_KILLED = "client killed"
 CTRL_C = "Ctrl-C"
@@ -67,7 +68,7 @@ class Outcome:
 
 
 # At every moment, on rank 0 and on another
-MATRIX = ("raise", "SIGKILL", "worker killed")
+MATRIX = ("raise", "kill", "worker killed")
 # At one moment: what happens then is the same at others
 ONCE = (
     ("KeyboardInterrupt", "step", 1),
@@ -75,15 +76,15 @@ ONCE = (
     ("sys.exit(3)", "start", 0),
     ("os._exit(0)", "step", 0),
     ("SIGSEGV", "save", 1),
-    ("SIGSTOP", "start", 1),
-    ("SIGSTOP", "step", 0),
-    ("deadlock", "step", 1),
+    ("stop", "start", 1),
+    ("stop", "step", 0),
+    ("hang", "step", 1),
     (CONDITION, "step", 0),
     (OTHER_SIZE, "step", 1),
     (LOADER_WORKER, "step", 0),
     (LEAVES, "end", 0),
     (LEAVES, "end", 1),
-    (faults.RESULT, "end", 0),
+    (RESULT, "end", 0),
     (DISK_FULL, "save", 0),
 )
 
@@ -305,7 +306,7 @@ def _folder(root, name):
 def recovery(client, directory):
     """Seconds from a SIGKILL to the first step of the next attempt, on two warm ranks."""
     mark = directory.with_suffix(".mark")
-    killed = faults.inject(faults.train, "SIGKILL", mark=mark)
+    killed = inject(faults.train, "kill", mark=mark)
     run = launch(client, killed, workers=2, restarts=1, directory=directory)
     events = [record.get("event") for record in run.records]
     after = run.records[events.index("restart") + 1 :]

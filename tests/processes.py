@@ -19,8 +19,8 @@ from patience import PATIENCE
 
 import ddp_common as ddp
 from ddp_common.clusters import protection
-from ddp_common.teaching import faults
 
+TESTS = str(Path(__file__).parent)  # where other programs find `faults_on_purpose`
 RANK_MARK = b"DDP_RANK_PROCESS="  # every rank has its own number there, and hands it down
 
 
@@ -217,7 +217,7 @@ def held_back(function, gate, *, rank=1, step=8):
     machine. `gate` is the path of a file that does not exist yet; the ranks look for it.
     """
     try:
-        yield faults.inject(function, functools.partial(_wait_for, gate), rank=rank, step=step)
+        yield ddp.inject(function, functools.partial(_wait_for, gate), rank=rank, step=step)
     finally:
         gate.touch()
 

@@ -14,15 +14,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy
 import pandas
 from matplotlib.figure import Figure
+from scipy.optimize import nnls
 
 from ddp_common.clusters.profiles import gpus
 from ddp_common.commands.checks import check_choices
 from ddp_common.commands.cli import tutorial_path
 from ddp_common.errors import Error
 from ddp_common.run.places import new_directory, shown
-from ddp_common.teaching import step_time
 from ddp_common.without_dask.starting import available_cores
 
 SMOOTHED = 20  # points of a curve of the training loss
@@ -182,7 +183,7 @@ def in_words(tutorial: str, table: pandas.DataFrame, cores: int | None) -> str:
             f"{first} (ideal: {ranks / first:g}; efficiency {table['efficiency'].loc[ranks]:.2f})."
             for ranks in others
         ]
-        sentences.append(_model_in_words(table))
+        sentences.append(_amdahl_in_words(speed))
     if others:
         sentences.append(_losses_in_words(table, first))
     if cores and table.index[-1] > cores:
@@ -214,15 +215,25 @@ def _losses_in_words(table, first):
     )
 
 
-def _model_in_words(table):
-    """The model of the step time, fitted to the rows of `compare`, and what it predicts."""
-    ranks = list(table.index)
-    batches = table["samples"] / table["steps"]  # global, which may grow with the ranks
-    seconds = batches / table["samples/s"]
-    model = step_time.fit(ranks, seconds.tolist(), work=batches.tolist())
-    beyond = max(8, 2 * max(ranks))
-    words = step_time.in_words(model, ranks, beyond, work=float(batches.iloc[-1]))
-    return f"{words} Computing that every rank repeats looks like transfer, and counts as that."
+def _amdahl_in_words(speed):
+    """Amdahl's law, fitted to samples per second by number of ranks, and what it predicts.
+
+    The law: seconds per sample = shared / ranks + serial. Sending gradients around a ring of ranks
+    takes a time of the same form, with its (ranks - 1) / ranks.
+    """
+    ranks, measured = speed.index.to_numpy(), 1 / speed.to_numpy()
+    terms = numpy.stack([1 / ranks, numpy.ones(len(ranks))], axis=1) / measured[:, None]
+    (shared, serial), _ = nnls(terms, numpy.ones(len(ranks)))  # neither is negative
+    off = abs(terms @ (shared, serial) - 1).max()
+    first, beyond = ranks[0], max(8, 2 * ranks[-1])
+    gain = (shared / first + serial) / (shared / beyond + serial)
+    hint = ", which two numbers of ranks hardly test: measure three" if len(ranks) < 3 else ""
+    return (
+        f"By Amdahl's law {serial / (shared + serial):.0%} of the time on one rank is not shared "
+        "out: what every rank computes again, and the exchange of gradients. The law misses the "
+        f"measured times by up to {off:.0%}{hint}. On {beyond} ranks that each have a core or GPU "
+        f"of their own, it says {gain:.2f} times as fast as {first}: a rough guess."
+    )
 
 
 def draw(title: str, frames: dict, table: pandas.DataFrame) -> Figure:

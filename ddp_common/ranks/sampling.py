@@ -32,7 +32,7 @@ from ddp_common.ranks.dealing import EvenDeal, PlacedDeal, Placement
 from ddp_common.ranks.rendezvous import rank, world_size
 from ddp_common.ranks.rows import Partitioned
 
-# Functions of a sampler, called last between its steps; for the fault lab
+# Functions of a sampler, called last between its steps; for `ddp.inject`
 injected: list[Callable[["ElasticSampler"], None]] = []
 
 

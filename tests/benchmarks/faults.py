@@ -33,11 +33,11 @@ from measuring import REPOSITORY, compared, single
 
 import ddp_common as ddp
 from ddp_common.ranks import rendezvous
-from ddp_common.teaching import faults
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
 import fault_lab
+from faults_on_purpose import struck_at, train
 from ports import free_port
 
 GIVE_UP = 10.0  # seconds after which a peer that still waits is taken to wait for its time-out
@@ -46,7 +46,7 @@ REPEATS = 5
 
 def measure_notice(client, _):
     results = []
-    for fault, name in (("raise", "a rank raises"), ("SIGKILL", "a rank is killed")):
+    for fault, name in (("raise", "a rank raises"), ("kill", "a rank is killed")):
         what = f"{name}, until the caller knows, s"
         ours = [under_launch(client, fault) for _ in range(REPEATS)]
         torchrun = [under_torchrun(client, fault) for _ in range(REPEATS)]
@@ -65,12 +65,12 @@ def under_launch(client, fault):
         try:
             ddp.launch(
                 client,
-                faults.inject(faults.train, fault, mark=mark),
+                ddp.inject(train, fault, mark=mark),
                 workers=2,
                 directory=Path(folder) / "run",
             )
         except ddp.RankFailed:
-            return time.time() - faults.struck_at(mark)
+            return time.time() - struck_at(mark)
 
 
 def under_torchrun(client, fault):
@@ -83,12 +83,12 @@ def under_torchrun(client, fault):
             capture_output=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        return time.time() - faults.struck_at(f"{folder}/mark")
+        return time.time() - struck_at(f"{folder}/mark")
 
 
 def be_a_rank(fault, mark):
     with rendezvous.process_group():
-        faults.inject(faults.train, fault, mark=mark)()
+        ddp.inject(train, fault, mark=mark)()
 
 
 def in_dask_tasks(client, fault):
@@ -100,7 +100,7 @@ def in_dask_tasks(client, fault):
         dist.init_process_group(
             "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
         )
-        return faults.inject(faults.train, fault, mark=mark)()
+        return ddp.inject(train, fault, mark=mark)()
 
     port = free_port()
     with tempfile.TemporaryDirectory() as folder, ddp.connect("local", workers=2) as other:
@@ -111,11 +111,11 @@ def in_dask_tasks(client, fault):
             other.submit(task, rank, port, str(mark), workers=[address], pure=False, retries=0)
             for rank, address in enumerate(addresses)
         ]
-        while faults.struck_at(mark) is None:
+        while struck_at(mark) is None:
             time.sleep(0.01)
         try:
             wait(tasks, timeout=GIVE_UP)
-            return time.time() - faults.struck_at(mark)
+            return time.time() - struck_at(mark)
         except TimeoutError:
             return None
         finally:
@@ -275,7 +275,7 @@ def main():
     machine = measuring.describe_machine()
     measuring.show_head(machine)
     with ddp.connect("local", workers=3) as client:
-        ddp.launch(client, faults.train)
+        ddp.launch(client, train)
         results = measuring.take(MEASURES, options.only, client, options)
     measuring.write(options.output, machine, results)
 

@@ -5,6 +5,7 @@ import sys
 import time
 
 import cloudpickle
+import faults_on_purpose as faults
 import pytest
 import torch
 from distributed import Client
@@ -19,7 +20,6 @@ from processes import (
 )
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

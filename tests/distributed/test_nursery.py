@@ -14,6 +14,7 @@ from pathlib import Path
 
 import cloudpickle
 import fault_lab
+import faults_on_purpose as faults
 import numpy as np
 import psutil
 import pytest
@@ -32,7 +33,6 @@ from processes import (
 )
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

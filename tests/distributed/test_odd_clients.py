@@ -4,11 +4,11 @@ import asyncio
 import sys
 
 import cloudpickle
+import faults_on_purpose as faults
 import pytest
 from distributed import Client, LocalCluster
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL = {"dashboard_address": ":0", "threads_per_worker": 1, "memory_limit": 0}

@@ -5,11 +5,11 @@ import threading
 import time
 
 import cloudpickle
+import faults_on_purpose as faults
 import pytest
 from processes import wait_until
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -94,7 +94,7 @@ def test_a_rank_that_fails_has_been_heard_before_the_failure_is_raised(client):
 
 
 def test_restarts_are_told_too_and_the_records_of_an_earlier_run_are_not(client, tmp_path):
-    dies = faults.inject(faults.train, "raise", rank=0, step=8, mark=tmp_path / "mark")
+    dies = ddp.inject(faults.train, "raise", rank=0, step=8, mark=tmp_path / "mark")
     told = []
     options = {"workers": 2, "directory": tmp_path / "run"}
     run = ddp.launch(client, dies, restarts=1, on_report=told.append, **options)

@@ -4,13 +4,13 @@ import re
 import subprocess
 import sys
 
+import faults_on_purpose as faults
 import fsspec
 import pytest
 import torch
-from processes import environment_for
+from processes import TESTS, environment_for
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_run_is_resumed_from_s3_by_another_program(client, bucket, tmp_path):
     with pytest.raises(ddp.RankFailed):
         ddp.launch(
             client,
-            faults.inject(faults.train, "SIGKILL", step=8),
+            ddp.inject(faults.train, "kill", step=8),
             workers=2,
             directory=f"{bucket}/second",
             pause=0.1,
@@ -57,16 +57,17 @@ def test_a_run_is_resumed_from_s3_by_another_program(client, bucket, tmp_path):
         assert "Resumed from step-" in file.read()
 
 
-PROGRAM = """
+PROGRAM = f"""
 import sys
+sys.path.append({TESTS!r})
 import torch
 from distributed import Client
 import ddp_common as ddp
-from ddp_common.teaching import faults
+from faults_on_purpose import train
 
 address, directory, weights = sys.argv[1:]
 with Client(address) as client:
-    torch.save(ddp.launch(client, faults.train, workers=2, directory=directory).result, weights)
+    torch.save(ddp.launch(client, train, workers=2, directory=directory).result, weights)
 """
 
 

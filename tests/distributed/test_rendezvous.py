@@ -161,8 +161,8 @@ def test_run_script_needs_no_name_of_the_host(tmp_path):
         pytest.skip("only root may rename a host")
     code = (
         "import socket; socket.sethostname('no-such-name')\n"
-        "import ddp_common as ddp\n"
-        "done = ddp.run_script('import torch.distributed as dist\\n"
+        "from tutorials.checks.common import run_script\n"
+        "done = run_script('import torch.distributed as dist\\n"
         'dist.init_process_group("gloo"); dist.barrier()\', timeout=100)\n'
         "print(done.ok, done.output)"
     )

@@ -3,13 +3,13 @@
 import sys
 
 import cloudpickle
+import faults_on_purpose as faults
 import pytest
 from distributed import Client
 from patience import PATIENCE
 from processes import assert_nothing_left, log_of, rank_pids, separate_cluster
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -18,7 +18,7 @@ def test_a_killed_rank_is_answered_with_a_restart_from_the_newest_checkpoint(cli
     undisturbed = ddp.launch(client, faults.train, workers=2).result
     run = ddp.launch(
         client,
-        faults.inject(faults.train, "SIGKILL", step=8, mark=tmp_path / "mark"),
+        ddp.inject(faults.train, "kill", step=8, mark=tmp_path / "mark"),
         workers=2,
         restarts=1,
         pause=0.1,
@@ -52,7 +52,7 @@ def test_a_restart_goes_on_with_the_workers_left_unless_so_many_were_asked_for(t
 def test_restarts_that_the_environment_asks_for_come_to_an_end(client, monkeypatch):
     monkeypatch.setenv("RESTARTS", "2")
     with pytest.raises(ddp.RankFailed, match="a fault on purpose") as caught:
-        ddp.launch(client, faults.inject(faults.train, "raise", step=8), workers=2)
+        ddp.launch(client, ddp.inject(faults.train, "raise", step=8), workers=2)
     assert len(rank_pids(caught.value.directory)) == 6
 
 

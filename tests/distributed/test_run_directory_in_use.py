@@ -4,11 +4,11 @@ import os
 import sys
 
 import cloudpickle
+import faults_on_purpose as faults
 import pytest
 from processes import Background, held_back, saved_steps, wait_until
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

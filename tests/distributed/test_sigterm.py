@@ -6,13 +6,13 @@ import signal
 import sys
 
 import cloudpickle
+import faults_on_purpose as faults
 import pytest
 import torch
 import torch.distributed as dist
 from processes import assert_nothing_left, saved_steps, wait_until
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

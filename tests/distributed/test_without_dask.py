@@ -15,7 +15,7 @@ import pytest
 import torch
 from patience import PATIENCE
 from ports import free_port
-from processes import log_of, saved_steps
+from processes import TESTS, log_of, saved_steps
 from ranks_here import Rank, torchrun_variables
 
 import ddp_common as ddp
@@ -27,11 +27,11 @@ import torch
 import torch.distributed as dist
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
+import faults_on_purpose
 
 
 def train(epochs, ends_group=False):
-    weights = faults.train(epochs=epochs)
+    weights = faults_on_purpose.train(epochs=epochs)
     ddp.save_file(f"rank-{ddp.rank()}.txt", "here")
     print("rank", ddp.rank(), "of", ddp.world_size())
     if ends_group:  # as scripts for torchrun do
@@ -76,6 +76,7 @@ def under_torchrun(tmp_path_factory):
     done = subprocess.run(
         [sys.executable, *command.split()],
         cwd=folder,
+        env={**os.environ, "PYTHONPATH": TESTS},
         capture_output=True,
         text=True,
         timeout=3 * PATIENCE,

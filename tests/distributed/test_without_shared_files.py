@@ -8,6 +8,7 @@ import os
 import sys
 
 import cloudpickle
+import faults_on_purpose as faults
 import pytest
 import torch
 from distributed import Client
@@ -15,7 +16,6 @@ from patience import PATIENCE
 from processes import can_hide, hiding, saved_steps, separate_cluster
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -38,7 +38,7 @@ def test_checkpoints_reach_the_client_and_a_restart_goes_on_from_them(apart, tmp
     client, hidden = apart
     undisturbed = ddp.launch(client, faults.train, workers=2, directory=hidden / "undisturbed")
     assert saved_steps(hidden / "undisturbed")[-1] == 14
-    dies = faults.inject(faults.train, "SIGKILL", rank=0, step=8, mark=tmp_path / "mark")
+    dies = ddp.inject(faults.train, "kill", rank=0, step=8, mark=tmp_path / "mark")
     run = ddp.launch(client, dies, workers=2, restarts=1, directory=hidden / "run", pause=0.05)
     assert torch.equal(run.result, undisturbed.result)
     (event,) = [record for record in run.records if record.get("event") == "restart"]

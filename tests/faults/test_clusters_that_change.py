@@ -4,13 +4,13 @@ import sys
 
 import cloudpickle
 import dask
+import faults_on_purpose as faults
 import pytest
 from distributed import Client, LocalCluster
 from patience import PATIENCE
 from processes import Background, assert_nothing_left, held_back, saved_steps, wait_until
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL = {"dashboard_address": ":0", "threads_per_worker": 1, "memory_limit": 0}

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import cloudpickle
+import faults_on_purpose as faults
 import torch
 from patience import PATIENCE
 from processes import Background, held_back, saved_steps, wait_until
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def test_without_its_checkpoints_folder_a_killed_run_restarts(client, tmp_path):
     strike = functools.partial(remove_and_die, tmp_path / "run" / "checkpoints")
     run = ddp.launch(
         client,
-        faults.inject(faults.train, strike, mark=tmp_path / "mark"),
+        ddp.inject(faults.train, strike, mark=tmp_path / "mark"),
         workers=2,
         restarts=1,
         directory=tmp_path / "run",

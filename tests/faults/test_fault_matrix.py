@@ -12,12 +12,12 @@ import time
 
 import cloudpickle
 import fault_lab
+import faults_on_purpose as faults
 import pytest
 from patience import PATIENCE
-from processes import processes_of
+from processes import TESTS, processes_of
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -29,15 +29,15 @@ SAYS = {  # fault: type, exit code, signal, words of the first line
     "child with a session of its own": (ddp.RankFailed, 1, None, "ValueError: a fault on purpose"),
     "sys.exit(3)": (ddp.RankFailed, 3, None, f"left with exit code 3 {LEFT}"),
     "os._exit(0)": (ddp.RankFailed, 0, None, f"left with exit code 0 {LEFT}"),
-    "SIGKILL": (ddp.RankFailed, -9, "SIGKILL", "killed by SIGKILL"),
+    "kill": (ddp.RankFailed, -9, "SIGKILL", "killed by SIGKILL"),
     "SIGSEGV": (ddp.RankFailed, -11, "SIGSEGV", "killed by SIGSEGV"),
-    "SIGSTOP": (ddp.RankStalled, None, None, "Its process is stopped"),
-    "deadlock": (ddp.RankStalled, None, None, "It is not in a collective"),
+    "stop": (ddp.RankStalled, None, None, "Its process is stopped"),
+    "hang": (ddp.RankStalled, None, None, "It is not in a collective"),
     fault_lab.CONDITION: (ddp.RankStalled, None, None, "It has called barrier #"),
     fault_lab.LOADER_WORKER: (ddp.RankFailed, 1, None, "DataLoader worker (pid"),
     "worker killed": (ddp.RankFailed, None, None, "its worker died"),
     fault_lab.NANNY_KILLED: (ddp.RankFailed, None, None, "its worker died"),
-    faults.RESULT: (ddp.RankFailed, 1, None, "cannot be pickled"),
+    fault_lab.RESULT: (ddp.RankFailed, 1, None, "cannot be pickled"),
     fault_lab.DISK_FULL: (ddp.RankFailed, 1, None, "was not saved: File too large"),
 }
 
@@ -138,9 +138,11 @@ def test_more_than_one_sigterm_before_the_first_step_is_as_good_as_one(client):
 
 
 NOTEBOOK = """
+import sys
+sys.path.append({tests!r})
 import torch  # now: an interrupt in the middle of this import would leave half a torch behind
-from ddp_common import launch
-from ddp_common.teaching.faults import inject, train
+from ddp_common import inject, launch
+from faults_on_purpose import train
 from distributed import Client
 client = Client({address!r})
 """
@@ -166,10 +168,11 @@ def test_an_interrupt_in_a_notebook_leaves_nothing_and_the_next_cell_trains(clie
 
     try:
         kernel.wait_for_ready(timeout=2 * PATIENCE)
-        assert run(NOTEBOOK.format(address=client.scheduler.address))["status"] == "ok"
+        setup = NOTEBOOK.format(tests=TESTS, address=client.scheduler.address)
+        assert run(setup)["status"] == "ok"
         threading.Thread(target=interrupt, daemon=True).start()
-        deadlock = "inject(train, 'deadlock', step=8)"
-        said = run(f"launch(client, {deadlock}, workers=2, directory={str(tmp_path / 'run')!r})")
+        hangs = "inject(train, 'hang', step=8)"
+        said = run(f"launch(client, {hangs}, workers=2, directory={str(tmp_path / 'run')!r})")
         assert said["ename"] == "KeyboardInterrupt"
         assert not processes_of(tmp_path / "run")
         assert run("launch(client, train, workers=2)")["status"] == "ok"

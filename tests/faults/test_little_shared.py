@@ -8,6 +8,7 @@ import signal
 import sys
 
 import cloudpickle
+import faults_on_purpose as faults
 import pytest
 import torch
 from distributed import Client
@@ -15,7 +16,6 @@ from patience import PATIENCE
 from processes import can_hide, hiding, processes_of, saved_steps, separate_cluster
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -39,7 +39,7 @@ def test_nothing_stays_on_the_workers(apart):
     ddp.launch(client, faults.train, workers=2, directory=hidden / "tidy")
     with pytest.raises(ddp.RankFailed):
         ddp.launch(
-            client, faults.inject(faults.train, "raise"), workers=2, directory=hidden / "tidy-too"
+            client, ddp.inject(faults.train, "raise"), workers=2, directory=hidden / "tidy-too"
         )
 
     def spools(dask_worker):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import cloudpickle
+import faults_on_purpose as faults
 import pytest
 import torch
 from children import children
@@ -18,7 +19,6 @@ from processes import log_of, saved_steps
 from saturn_here import running_saturn
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("dask_saturn") is None,

@@ -57,6 +57,17 @@ def test_words_say_how_much_faster_it_was_and_whether_the_model_is_another():
     assert "The loss is the same" in scaling.in_words("dogs", table[:2], cores=2)
 
 
+def test_amdahls_law_comes_back_from_speeds_that_follow_it():
+    times = {ranks: 0.9 / ranks + 0.1 for ranks in (1, 2, 4)}  # a tenth is not shared out
+    frames = {ranks: frame(seconds) for ranks, seconds in times.items()}
+    words = scaling.in_words("dogs", scaling.compare(frames), cores=None)
+    assert "10% of the time on one rank is not shared out" in words
+    assert "misses the measured times by up to 0%." in words
+    assert (
+        f"On 8 ranks that each have a core or GPU of their own, it says {1 / 0.2125:.2f}" in words
+    )
+
+
 def test_an_evaluation_does_not_count_into_the_time_of_the_step_before_it(tmp_path):
     records = [
         {"rank": rank, "time": 100.0 + step, "epoch": 0, "step": step, "loss": 1.0}

@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import cloudpickle
+import faults_on_purpose as faults
 import pytest
 import torch
 from distributed import Client, LocalCluster
@@ -16,7 +17,6 @@ from patience import PATIENCE
 from processes import Background, log_of, saved_steps, separate_cluster, wait_until
 
 import ddp_common as ddp
-from ddp_common.teaching import faults
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL = {"dashboard_address": "127.0.0.1:0", "threads_per_worker": 1, "memory_limit": 0}

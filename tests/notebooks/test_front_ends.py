@@ -11,12 +11,14 @@ import time
 import pytest
 from kernels import kernel_manager
 from patience import PATIENCE
+from processes import TESTS
 
-SETUP = """
-import os
+SETUP = f"""
+import os, sys
+sys.path.append({TESTS!r})
 os.environ["WORKERS"] = "2"
 import ddp_common as ddp
-from ddp_common.teaching.faults import inject, train
+from faults_on_purpose import train
 from ddp_common.teaching.live_plot import live_plot
 client = ddp.connect()
 """
@@ -113,7 +115,7 @@ def test_a_live_plot_is_one_picture_that_changes(kernel):
 
 def test_an_interrupted_cell_says_where_it_stopped_and_how_to_go_on(kernel, tmp_path):
     directory = str(tmp_path / "run")
-    waits = "inject(train, 'deadlock', step=8)"  # for the interrupt
+    waits = "ddp.inject(train, 'hang', step=8)"  # for the interrupt
     messages = kernel.run(
         f"ddp.launch(client, {waits}, workers=2, directory={directory!r})",
         interrupt_when=lambda: list((tmp_path / "run" / "checkpoints").glob("*.pt")),

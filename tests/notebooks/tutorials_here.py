@@ -11,8 +11,8 @@ import jupytext
 import pytest
 import torch
 
-import ddp_common as ddp
 from ddp_common.commands.cli import LESSON_TAGS
+from tutorials.checks.common import judge
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("DDP_DATA", "/nonexistent"))
@@ -72,7 +72,7 @@ def names_of(name, runs):
 def judged(names, check, answer, capsys):
     """What a check says of an answer."""
     capsys.readouterr()
-    ddp.judge(names[check], answer, timeout=240)
+    judge(names[check], answer, timeout=240)
     return capsys.readouterr().out
 
 

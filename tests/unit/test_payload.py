@@ -78,3 +78,12 @@ class Trainer:
 def test_what_can_be_called_goes_on_to_the_client(function, arguments):
     with pytest.raises(ddp.Error, match="takes a distributed.Client first, not NoneType"):
         ddp.launch(None, function, **arguments)
+
+
+def test_a_fault_that_there_is_not_is_refused_with_those_there_are():
+    with pytest.raises(ddp.Error) as refused:
+        ddp.inject(train, "SIGKILL")
+    assert str(refused.value) == (
+        "'SIGKILL' is not a fault: give one of 'raise', 'kill', 'stop', 'hang', "
+        "or a function for the rank to call."
+    )

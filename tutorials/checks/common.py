@@ -49,7 +49,8 @@ def judge(check: Callable, answer: Callable, *, timeout: float = TIMEOUT) -> Non
         with contextlib.redirect_stdout(printed), _time_limit(timeout):
             verdict = _verdict(check, answer, timeout)
     finally:
-        print(printed.getvalue(), end="")
+        said = printed.getvalue()
+        print(said, end="\n" if said and not said.endswith("\n") else "")
         _end_children_since(before)
     print(verdict)
 
@@ -87,7 +88,7 @@ class _Limited(io.StringIO):
 
     def write(self, text: str) -> int:
         room = SHOWN - self.tell()
-        if room > 0:
+        if room >= 0:
             super().write(text[:room])
             if len(text) > room:
                 super().write("\n… [more was printed]\n")
