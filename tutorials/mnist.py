@@ -312,9 +312,9 @@ display(
 #    is long, though the network is no slower. In every step, all ranks wait for the
 #    slowest.
 #
-# Even without averaging, two ranks are less than twice as fast: each still makes the
-# whole optimizer's step. DDP adds the messages that overlap cannot hide. Two ranks win
-# when the time saved exceeds the time DDP adds. The notebook `dogs` measures it.
+# Even without averaging, two ranks are less than twice as fast: each makes the whole
+# optimizer's step. Two ranks win when the time saved exceeds the time DDP adds. The
+# notebook `dogs` measures it.
 #
 # ### The training itself
 #
@@ -371,11 +371,11 @@ show(figure, "The mean loss of the ranks falls steeply, then slowly, step by ste
 # %% [markdown]
 # ### Is it any good?
 #
-# An error needs a *baseline*, something simple to compare with. Here are two that
-# nobody has to tune. The *mean digit* is the same picture for every digit. *Principal
-# component analysis* (PCA) is the linear map with the smallest error on the training
-# digits, with as many numbers per digit as the autoencoder has. All errors are on the
-# held-out digits. We look at them once, here. It is one training, with one seed.
+# Compare with something simple, a *baseline*. Here are two that need no tuning. The
+# *mean digit* is the same picture for every digit. *Principal component analysis* (PCA)
+# is the linear map with the smallest error on the training digits, with as many numbers
+# per digit as the autoencoder has. All errors are on the held-out digits, which we look
+# at only once, here. It is one training, with one seed.
 
 
 # %%
@@ -532,8 +532,8 @@ print(f"output {output.dtype}, loss {loss.dtype}, gradients {gradients}")
 #
 # **FSDP.** DDP keeps the whole model, its gradients and the optimizer's state on every
 # GPU. *Fully sharded data parallel* (`fully_shard`) spreads all three over the ranks,
-# and collects the weights of a layer just before it is used. Take it when the model
-# does not fit on one GPU; while it fits, DDP sends less.
+# and collects the weights of a layer just before it is used. Take it if the model does
+# not fit on one GPU; if it fits, DDP sends less.
 
 # %% [markdown]
 # ## 10. Exercises
@@ -586,8 +586,8 @@ judge(checks.port, my_port, timeout=150)
 # ### Exercise B · A large batch in small parts (7 minutes)
 #
 # `model` is wrapped in DDP. `parts` is a list of tensors of pixels, all of one size.
-# Leave in `.grad` the gradient of the mean loss over *all* parts. Only one part at a
-# time may be in memory, and DDP may average only *once*.
+# Leave in `.grad`, which is empty at first, the gradient of the mean loss over *all*
+# parts. Only one part at a time may be in memory, and DDP may average only *once*.
 #
 # <details><summary>Hint 1</summary>
 # DDP decides when the model is <em>called</em> whether the next <code>backward()</code>
@@ -673,19 +673,17 @@ print(f"find_unused_parameters=True: no error; {found} of 4 parameters have a gr
 # | `srun` | `make run TUTORIAL=mnist CLUSTER=srun` | inside a job of Slurm |
 # | `sbatch` | `sbatch clusters/batch/mnist.sbatch` | a job that waits in a queue |
 #
-# `WORKERS=1` trains on one GPU, or one core. *Slurm* is the program that shares out
-# the computers of many centres. The last file has comments that say what to adapt:
-# account, queue, time, GPUs. The notebook `ucmerced` writes such a job.
+# `WORKERS=1` trains on one GPU, or one core. *Slurm* is a batch system: it shares out
+# the computers of a centre. The notebook `ucmerced` writes such a job.
 #
-# **What does DDP add to my loop?** One line, `DDP(model)`, averages the gradients while
-# `backward()` is running. Around it you add four things: the ranks meet, each takes its
-# own share of each batch, each uses its own GPU, and one of them prints and saves. Then
-# a step of all ranks is the step of one process with the whole batch.
+# **What does DDP add to my loop?** `DDP(model)` averages the gradients while
+# `backward()` is running. You add the rest: the ranks meet, each has its own GPU and
+# its own share of each batch, and one of them prints and saves. Then a step of all
+# ranks is the step of one process with the whole batch.
 #
 # **Common mistakes.** `set_epoch` is missing, and every epoch has the same order. A
-# collective call is under `if rank == 0`, and rank 0 waits for ever. The batch per rank
-# is taken for the whole one. All ranks save one file. The wrapper is saved, and no
-# plain model can load its names.
+# collective call is under `if rank == 0`, and the others never make it. The batch of
+# one rank is taken for the whole batch. All ranks save one file. The wrapper is saved.
 #
 # **Next:** `pets`, where Dask runs the ranks, and you watch, stop and resume them.
 #
