@@ -164,6 +164,7 @@ def autoencoder(channels=24, bottleneck=32):
 
 # %% tags=["lesson"]
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+torch.set_num_threads(1)  # one core, as a rank has later
 torch.manual_seed(0)
 model = autoencoder().to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
@@ -538,7 +539,7 @@ print(f"output {output.dtype}, loss {loss.dtype}, gradients {gradients}")
 # %% [markdown]
 # ## 10. Exercises
 #
-# ### Exercise A · Port a script (18 minutes)
+# ### Exercise A · Port a script (16 minutes)
 #
 # `../scripts/plain_loop.py` is a plain loop as a script. Make it a script that
 # `torchrun` starts on two ranks.
@@ -583,7 +584,7 @@ def my_port():
 judge(checks.port, my_port, timeout=150)
 
 # %% [markdown]
-# ### Exercise B · A large batch in small parts (7 minutes)
+# ### Exercise B · A large batch in small parts (6 minutes)
 #
 # `model` is wrapped in DDP. `parts` is a list of tensors of pixels, all of one size.
 # Leave in `.grad`, which is empty at first, the gradient of the mean loss over *all*
