@@ -254,7 +254,9 @@ def train_by_hand(pixels, way):
 
 # %% [markdown]
 # Compare it with the plain loop. Two lines are new: `batch[rank::world_size]` is this
-# rank's share of the batch, and `average_gradients(model)` follows `backward()`.
+# rank's share of the batch, and `average_gradients(model)` follows `backward()`. (The
+# optimizer is SGD here. Its step grows with the gradient, so we would see an error in
+# the averaging. Adam's step hardly depends on the gradient's size.)
 #
 # `launch` starts the ranks, runs the function on each and returns what it returned on
 # rank 0. Thirty steps on two ranks:
