@@ -1,126 +1,225 @@
 """The exercises of `mnist` judge rightly, and digits of one's own are checked."""
 
+import functools
 import gzip
+import re
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from tutorials_here import ROOT, assert_judged, judged, names_of
+from tutorials_here import ROOT, names_of
 
 import ddp_common as ddp
+from tutorials.checks import mnist as checks
+from tutorials.checks.common import judge
 
-SOLUTIONS = ROOT / "tutorials" / "scripts" / "solutions"
-
-
-@pytest.fixture(scope="module")
-def mnist(tmp_path_factory):
-    with names_of("mnist", tmp_path_factory.mktemp("runs")) as names:
-        yield names
+SOLUTION = (ROOT / "tutorials" / "scripts" / "solutions" / "plain_loop.py").read_text()
 
 
-# The weights of rank 0
+def changed(*replacements):
+    """The solution of exercise A with (old, new) pieces of text."""
+    text = SOLUTION
+    for old, new in replacements:
+        assert old in text
+        text = text.replace(old, new)
+    return text
 
 
-def broadcast_of_a_whole_vector(model):
-    weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-    dist.broadcast(weights, src=0)
-    torch.nn.utils.vector_to_parameters(weights, model.parameters())
+def said_of(check, answer, capsys):
+    capsys.readouterr()
+    judge(check, answer, timeout=240)
+    return capsys.readouterr().out
 
 
-def only_rank_0_calls(model):
-    if ddp.rank() == 0:
-        for parameter in model.parameters():
-            dist.broadcast(parameter.data, src=0)
+# A: the port of a script
 
-
-def divides_by_zero(model):
-    return 1 / (ddp.rank() - ddp.rank())
-
-
-def test_an_answer_that_raises_on_a_rank_is_shown_in_words(mnist, capsys):
-    said = judged(mnist, "check_broadcast", divides_by_zero, capsys)
-    assert said.startswith("not yet") and "ZeroDivisionError" in said
-    assert "Traceback" not in said
-
-
-# The port of a script, and the repair of one
-
-SET_EPOCH = "        sampler.set_epoch(epoch)\n"
+SAMPLER = "DistributedSampler(digits, shuffle=True)"
+SHARE = "torch.utils.data.Subset(digits, range(dist.get_rank(), len(digits), 2))"
 SAVE = """    if dist.get_rank() == 0:
         torch.save(model.module.state_dict(), "model.pt")
 """
-SAVE_OTHERWISE = """    if dist.get_rank() == 0:
-        with open("model.pt", "wb") as file:
-            torch.save(obj=model.module.state_dict(), f=file)
+DEVICE = """        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
 """
-SUM = """        dist.all_reduce(total)  # all ranks call it
-        if rank == 0:
-            print(f"epoch {epoch}: mean loss {total / STEPS / world_size:.4f}")
-"""
-SUM_OTHERWISE = """        everyones = [torch.zeros(()) for _ in range(world_size)]
-        dist.all_gather(everyones, total / STEPS)
-        if rank == 0:
-            print(f"epoch {epoch}: mean loss {torch.stack(everyones).mean():.4f}")
-"""
-NOT_REPAIRED = SUM.replace(
-    "        dist.all_reduce(total)  # all ranks call it\n        if rank == 0:\n",
-    "        if rank == 0:\n            dist.all_reduce(total)\n",
+IDS = 'device_ids=[local_rank] if device.type == "cuda" else None'
+MOVED = ("model = autoencoder().to(device)", "model = autoencoder()")
+BARRIER = ("loss.backward()", "(dist.barrier() if local_rank else None, loss.backward())")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "text",
+    [
+        changed(
+            ("def main(path)", "class Dealer(DistributedSampler):\n    pass\n\n\ndef main(path)"),
+            (SAMPLER, "Dealer(digits)"),
+            (
+                SAVE,
+                SAVE.replace('"model.pt")', 'f=open("model.pt", "wb"))').replace("(m", "(obj=m"),
+            ),
+        ),
+        changed(
+            (SAMPLER, SHARE),
+            ("DataLoader(digits, ", "DataLoader(sampler, "),
+            ("sampler=sampler", "shuffle=True"),
+            ("        sampler.set_epoch(epoch)\n", ""),
+        ),
+    ],
+    ids=["own sampler", "subset"],
 )
+def test_a_port_with_another_way_to_share_the_digits_is_right(text, tmp_path, capsys):
+    (tmp_path / "port.py").write_text(text)
+    said = said_of(checks.port, lambda: str(tmp_path / "port.py"), capsys)
+    assert said.startswith("right: two ranks"), said
 
 
-def changed(solution, path, old, new):
-    """Write a solution in which something is replaced, and return its path."""
-    source = (SOLUTIONS / solution).read_text()
-    assert old in source
-    path.write_text(source.replace(old, new))
-    return path
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("replacements", "question"),
+    [
+        ([("sampler.set_epoch(epoch)", "pass")], "Who tells it the epoch"),
+        ([("BATCH_SIZE // dist.get_world_size()", "BATCH_SIZE")], "optimizer's batch"),
+        ([("sampler=sampler", "shuffle=True")], "How does the loader of rank 1 know"),
+        ([("lr=LEARNING_RATE", "lr=2 * LEARNING_RATE")], "Has a rate, a loss or a gradient"),
+        ([(IDS, "device_ids=[local_rank]")], "Here is no GPU"),
+        ([MOVED, (IDS + ")", IDS + ").to(device)")], "DDP copies those of rank 0"),
+        ([("        if dist.get_rank() == 0:\n            print", "        print")], "each line"),
+        ([(SAVE, SAVE.replace("dist.get_rank() == 0", "True"))], "two write one file"),
+        ([("model.module.state_dict()", "model.state_dict()")], "the wrapper's"),
+        ([("model = DDP(m", "_ = DDP(m"), ("model.module", "model")], "What keeps their weights"),
+        ([BARRIER], "Where is the other|each rank do last"),
+    ],
+    ids=str,
+)
+def test_a_port_with_a_fault_gets_a_question_that_leads_on(
+    replacements, question, tmp_path, capsys
+):
+    (tmp_path / "port.py").write_text(changed(*replacements))
+    said = said_of(checks.port, lambda: tmp_path / "port.py", capsys)
+    assert said.count("not yet") == 1 and "right:" not in said and re.search(question, said), said
 
 
-def test_the_port_and_the_repair_of_a_script_are_judged(mnist, tmp_path, capsys):
-    port = changed("plain_loop.py", tmp_path / "port.py", SAVE, SAVE_OTHERWISE)
-    same_order = changed("plain_loop.py", tmp_path / "same.py", SET_EPOCH, "")
-    question = "Who tells it the epoch"
-    assert_judged(mnist, capsys, "check_port", lambda: str(port), lambda: same_order, question)
-    repair = changed("broken_loop.py", tmp_path / "repair.py", SUM, SUM_OTHERWISE)
-    broken = changed("broken_loop.py", tmp_path / "broken.py", SUM, NOT_REPAIRED)
-    answers = [lambda: ("B", repair), lambda: ("B", broken)]
-    assert_judged(mnist, capsys, "check_diagnosis", *answers, "Under which `if`")
+@pytest.mark.parametrize(
+    "text",
+    [
+        changed(("set_device(device)", "set_device(local_rank)"), (", local_rank)", ")")),
+        changed(
+            (IDS, "device_ids=ids"), ("    model = DDP", "    ids = [device]\n    model = DDP")
+        ),
+        changed(("local_rank", "gpu")),
+    ],
+)
+def test_lines_for_gpus_may_be_written_in_several_ways(text):
+    checks.check_text(text)
 
 
-# One averaging for several parts
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            changed((DEVICE, '        device = torch.device("cuda")\n')),
+            "set_device, with local_rank",
+        ),
+        (
+            changed((DEVICE, '        device = "cpu"  # set_device\n'), (IDS, "")),
+            "set_device, with",
+        ),
+        (changed((IDS, "")), "device_ids, with local_rank"),
+        (
+            changed(('int(os.environ["LOCAL_RANK"])', "dist.get_rank()"), ("local_rank", "rank")),
+            "LOC",
+        ),
+        (changed(('"nccl"', '"gloo"')), "nccl where there are GPUs"),
+    ],
+)
+def test_a_script_without_the_lines_for_gpus_is_refused(text, expected):
+    with pytest.raises(checks.Wrong, match=f"expected: .*{expected}"):
+        checks.check_text(text)
+
+
+# B: one averaging for several parts
+
+
+@pytest.fixture(scope="module")
+def accumulation():
+    with ddp.connect("local", workers=2) as client:
+        yield functools.partial(checks.accumulation, client)
+
+
+def loss_of(model, part):
+    return F.mse_loss(model(part), part)
 
 
 def switch_by_hand(model, parts):
     """DDP averages where `require_backward_grad_sync` is true, which `no_sync` switches."""
     for number, part in enumerate(parts):
         model.require_backward_grad_sync = number == len(parts) - 1
-        (F.mse_loss(model(part), part) / len(parts)).backward()
+        (loss_of(model, part) / len(parts)).backward()
+
+
+def scale_at_the_end(model, parts):
+    with model.no_sync():
+        for part in parts[1:]:
+            loss_of(model, part).backward()
+    loss_of(model, parts[0]).backward()
+    for parameter in model.parameters():
+        parameter.grad /= len(parts)
 
 
 def average_after_every_part(model, parts):
     for part in parts:
-        (F.mse_loss(model(part), part) / len(parts)).backward()
+        (loss_of(model, part) / len(parts)).backward()
+
+
+def never_average(model, parts):
+    with model.no_sync():
+        average_after_every_part(model, parts)
+
+
+def whole_batch(model, parts):
+    whole = parts[0].new_tensor([row.tolist() for part in parts for row in part])
+    loss_of(model, whole).backward()
+
+
+def one_backward_for_all(model, parts):
+    (sum(loss_of(model, part) for part in parts) / len(parts)).backward()
+
+
+def sum_of_losses(model, parts):
+    with model.no_sync():
+        for part in parts[:-1]:
+            loss_of(model, part).backward()
+    loss_of(model, parts[-1]).backward()
+
+
+@pytest.mark.parametrize("answer", [switch_by_hand, scale_at_the_end])
+def test_accumulation_is_right(accumulation, answer, capsys):
+    assert said_of(accumulation, answer, capsys).startswith("right: one averaging")
 
 
 @pytest.mark.parametrize(
-    ("check", "right", "wrong", "question"),
+    ("answer", "question"),
     [
-        (
-            "check_broadcast",
-            broadcast_of_a_whole_vector,
-            only_rank_0_calls,
-            "Does every rank make the same calls",
-        ),
-        ("check_accumulation", switch_by_hand, average_after_every_part, "outside of no_sync()"),
+        (average_after_every_part, "outside of no_sync()"),
+        (never_average, "averages 0 times"),
+        (whole_batch, "in memory at once"),
+        (one_backward_for_all, "in memory at once"),
+        (sum_of_losses, "By what is each loss divided"),
+        (lambda model, parts: 1 / 0, "ZeroDivisionError"),
     ],
 )
-def test_calls_on_ranks_are_judged(mnist, capsys, check, right, wrong, question):
-    assert_judged(mnist, capsys, check, right, wrong, question)
+def test_accumulation_is_wrong(accumulation, answer, question, capsys):
+    said = said_of(accumulation, answer, capsys)
+    assert said.count("not yet") == 1 and question in said, said
 
 
 # Digits of one's own
+
+
+@pytest.fixture(scope="module")
+def read_digits(tmp_path_factory):
+    with names_of("mnist", tmp_path_factory.mktemp("runs")) as names:
+        yield names["read_digits"]
 
 
 def write_idx(path, array):
@@ -133,16 +232,16 @@ def write_idx(path, array):
     [({"digits": 50}, [45, 45, 5, 5]), ({"train": 30, "t10k": 20}, [30, 30, 20, 20])],
 )
 def test_digits_of_ones_own_come_with_a_test_set_or_a_tenth_is_held_out(
-    mnist, tmp_path, parts, read
+    read_digits, tmp_path, parts, read
 ):
     for part, count in parts.items():
         write_idx(tmp_path / f"{part}-images-idx3-ubyte.gz", np.zeros((count, 28, 28), np.uint8))
         write_idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", np.arange(count, dtype=np.uint8))
-    assert [len(tensor) for tensor in mnist["read_digits"](tmp_path)] == read
+    assert [len(tensor) for tensor in read_digits(tmp_path)] == read
 
 
-def test_digits_without_a_label_each_are_refused(mnist, tmp_path):
+def test_digits_without_a_label_each_are_refused(read_digits, tmp_path):
     write_idx(tmp_path / "digits-images-idx3-ubyte.gz", np.zeros((5, 28, 28), np.uint8))
     write_idx(tmp_path / "digits-labels-idx1-ubyte.gz", np.zeros(4, np.uint8))
     with pytest.raises(ddp.Error, match="not digits of 28 x 28 with one label each"):
-        mnist["read_digits"](tmp_path)
+        read_digits(tmp_path)

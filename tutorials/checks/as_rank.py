@@ -1,53 +1,156 @@
-"""Runs a student's script as a rank of torchrun: `python -m tutorials.checks.as_rank SCRIPT …`.
+"""Runs a student's script as a rank of torchrun, and writes down what it did.
+
+    python -m tutorials.checks.as_rank SCRIPT …
+
+The script need not cooperate. Each rank leaves `rank-R.pt`, what a `Seen` holds, beside the
+folder in which it works; a rank that is killed leaves none. GPUs are hidden, and process groups
+wait at most `PATIENCE` for a rank that does not come.
 
 torch 2.13 may hang or abort where the last reference to a gloo group goes right after a backward.
 A script that is right would not end. So the group is kept, and the process ends without taking
 the script's objects apart.
 """
 
+import datetime
 import functools
 import os
 import runpy
 import sys
 import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks
+
+import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+PATIENCE = datetime.timedelta(seconds=45)
 
 
-def keep_process_groups() -> None:
-    """Keep a reference to every process group that the script makes, also if it destroys it."""
-    make, kept = dist.init_process_group, []
+@dataclass
+class Seen:
+    """What a rank did."""
 
-    @functools.wraps(make)
+    joined: bool = False  # init_process_group has returned
+    left: bool = False  # destroy_process_group has returned
+    printed: int = 0  # bytes on the standard output
+    saves: int = 0  # calls of torch.save
+    moved_late: bool = False  # `.to` was called for the model when DDP had it, and not before
+    initial: dict = field(default_factory=dict)  # the weights when DDP has made them equal
+    final: dict = field(default_factory=dict)  # the weights at the end
+    batches: list = field(default_factory=list)  # the input of each call of the DDP model
+    error: str = ""  # its type and message
+    line: str = ""  # the line of the script that raised it
+
+
+def watch(seen: Seen) -> None:
+    """Have torch note in `seen` what the script asks of it."""
+    joined = functools.partial(setattr, seen, "joined", True)
+    left = functools.partial(setattr, seen, "left", True)
+    dist.init_process_group = _then(_with_patience(dist.init_process_group), joined)
+    dist.destroy_process_group = _then(dist.destroy_process_group, left)
+    _watch_ddp(seen)
+
+    def saved():
+        seen.saves += 1
+
+    torch.save = _then(torch.save, saved)
+
+
+def _then(function, note):
+    """`function`, and `note()` is called when it has returned."""
+
+    @functools.wraps(function)
+    def call(*arguments, **named):
+        result = function(*arguments, **named)
+        note()
+        return result
+
+    return call
+
+
+def _with_patience(init):
+    """`init_process_group` with a time-out, and a reference to the group that is never lost."""
+    kept = []
+
+    @functools.wraps(init)
     def init_process_group(*arguments, **named):
-        make(*arguments, **named)
+        if len(arguments) < 3:  # the third is the time-out
+            named.setdefault("timeout", PATIENCE)
+        init(*arguments, **named)
         kept.append(dist.group.WORLD)
 
-    dist.init_process_group = init_process_group
+    return init_process_group
 
 
-def run(script: str, arguments: list[str]) -> int:
+def _watch_ddp(seen):
+    wrap, move = DistributedDataParallel.__init__, torch.nn.Module.to
+    moved, not_moved = [], []  # models that `.to` was called for; those that DDP has before
+
+    def note_batch(_, inputs):
+        for value in inputs[:1]:
+            if isinstance(value, torch.Tensor):
+                seen.batches.append(value.detach().cpu().clone())
+
+    @functools.wraps(wrap)
+    def __init__(self, module, *arguments, **named):
+        wrap(self, module, *arguments, **named)
+        if module not in moved:
+            not_moved.extend([self, module])
+        seen.initial = _weights(module)
+        seen.final = module.state_dict()  # the tensors themselves: they change with each step
+        self.register_forward_pre_hook(note_batch)
+
+    @functools.wraps(move)
+    def to(self, *arguments, **named):
+        seen.moved_late = seen.moved_late or self in not_moved
+        moved.append(self)
+        return move(self, *arguments, **named)
+
+    DistributedDataParallel.__init__, torch.nn.Module.to = __init__, to
+
+
+def _weights(module):
+    return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
+
+
+def run(script: str, seen: Seen) -> int:
     """Run the script as its own program would be run. Returns its exit code."""
-    sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(script)
     try:
         runpy.run_path(script, run_name="__main__")
-    except SystemExit as left:
-        if isinstance(left.code, str):
-            print(left.code, file=sys.stderr)
-        return left.code if isinstance(left.code, int) else int(left.code is not None)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException as error:
         inside = error.__traceback__
         while inside is not None and inside.tb_frame.f_code.co_filename != script:
             inside = inside.tb_next
         traceback.print_exception(type(error), error, inside)
+        seen.error = "".join(traceback.format_exception_only(error)).strip()
+        places = [each for each in traceback.extract_tb(inside) if each.filename == script]
+        seen.line = f"line {places[-1].lineno}, `{places[-1].line}`" if places else ""
         return 1
     return 0
 
 
-if __name__ == "__main__":
-    keep_process_groups()
-    code = run(sys.argv[1], sys.argv[2:])
+def main(script: str, *arguments: str) -> None:
+    """Run the script, leave what was seen, and end this process."""
+    seen = Seen()
+    record = Path.cwd().parent / f"rank-{os.environ['RANK']}.pt"
+    save = torch.save
+    watch(seen)
+    sys.argv = [script, *arguments]
+    code = run(script, seen)
     sys.stdout.flush()
     sys.stderr.flush()
+    seen.printed = os.fstat(1).st_size  # torchrun has it written to a file
+    save(vars(seen), record)
     os._exit(code & 0xFF)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

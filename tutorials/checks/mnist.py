@@ -1,0 +1,269 @@
+"""The checks of `mnist`: a training loop ported to torchrun, and accumulated gradients."""
+
+import ast
+import gzip
+import runpy
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import ddp_common as ddp
+from tutorials.checks.common import ScriptRun, Wrong, run_script
+
+PLAIN = Path(__file__).parents[1] / "scripts" / "plain_loop.py"
+RANKS = 2
+SAMPLES = 1_024  # a multiple of the batch: no rank has to repeat a digit
+TIMEOUT = 120.0  # seconds for the script
+OF_A_PEER = ("gloo", "onnection", "imed out", "timeout")  # said on a rank that has lost another
+QUESTIONS = {  # by a word of the error
+    "process group has not": "What must every process do before it can talk to the others?",
+    "shuffle": "Who shuffles now, the loader or its sampler?",
+    "device_ids": "Here is no GPU. What must device_ids be for a model on the CPU?",
+    "": "Which of your changes does this line need?",
+}
+
+
+# A port of scripts/plain_loop.py
+
+
+def port(answer):
+    """Run the script that `answer()` names on two ranks, and compare with one process."""
+    path = answer()
+    if not (isinstance(path, (str, Path)) and Path(path).is_file()):
+        raise Wrong(f"{path!r:.80}", "the path of a file", "Where have you saved your script?")
+    plain = runpy.run_path(str(PLAIN))
+    pixels = torch.randint(256, (SAMPLES, 784), dtype=torch.uint8)
+    with tempfile.TemporaryDirectory() as folder:
+        digits = Path(folder) / "digits-images-idx3-ubyte.gz"
+        header = b"\0\0\x08\x03" + b"".join(size.to_bytes(4) for size in (SAMPLES, 28, 28))
+        digits.write_bytes(gzip.compress(header + pixels.numpy().tobytes(), 1))
+        run = run_script(Path(path), str(digits), ranks=RANKS, timeout=TIMEOUT)
+    ranks = records_of(run)
+    check_model(ranks)
+    steps = steps_of(ranks, pixels)
+    check_batches(steps, plain["BATCH_SIZE"], plain["EPOCHS"])
+    check_rank_0(ranks)
+    check_weights(ranks, steps, pixels, plain, run.folder / "model.pt")
+    check_text(Path(path).read_text(encoding="utf-8"))
+    return (
+        "two ranks, one training\n"
+        "  each epoch deals every digit once, in a new order\n"
+        "  the replicas are equal; one process gets the same weights, up to rounding\n"
+        "  rank 0 alone prints, and saves the plain model once\n"
+        "  the lines for GPUs were only looked for in the text: a CPU cannot try them"
+    )
+
+
+def records_of(run: ScriptRun) -> list[dict]:
+    """What each rank did (see `as_rank.Seen`), if all have ended without an error."""
+    files = [run.folder.parent / f"rank-{rank}.pt" for rank in range(RANKS)]
+    ranks = [torch.load(file) if file.exists() else None for file in files]
+    errors = [(rank, seen) for rank, seen in enumerate(ranks) if seen and seen["error"]]
+    own = [each for each in errors if not any(word in each[1]["error"] for word in OF_A_PEER)]
+    for rank, seen in own:
+        error = seen["error"].splitlines()[0][:300]
+        question = next(QUESTIONS[word] for word in QUESTIONS if word in error)
+        raise Wrong(f"rank {rank}, {seen['line']}: {error}", "no error", question)
+    if errors:
+        places = ", ".join(f"rank {rank} in {seen['line']}" for rank, seen in errors)
+        question = "Where is the other rank? Is a call that all must make under an `if`?"
+        raise Wrong(f"a rank waits, or has lost the other: {places}", "no error", question)
+    if not run.ok or None in ranks:
+        yours = run.ended_because or f"torchrun ended with code {run.exit_code}"
+        last = "".join(f"\n  {line[:160]}" for line in run.output.splitlines()[-6:])
+        raise Wrong(yours, "no error", f"What did each rank do last?{last}")
+    return ranks
+
+
+def check_model(ranks: list[dict]) -> None:
+    for rank, seen in enumerate(ranks):
+        if not seen["joined"]:
+            raise Wrong(
+                f"rank {rank} joins no group", "all do", QUESTIONS["process group has not"]
+            )
+        if not seen["batches"]:
+            question = "Two ranks see different digits. What keeps their weights equal?"
+            raise Wrong("no DDP model is called", "one in each step", question)
+        if seen["moved_late"]:
+            question = "Where are the weights when DDP copies those of rank 0?"
+            raise Wrong("DDP(model), then .to(device)", "the other order", question)
+        if not seen["left"]:
+            question = "What is the counterpart of init_process_group?"
+            raise Wrong(f"rank {rank} never leaves its group", "the last line does", question)
+
+
+def steps_of(ranks: list[dict], pixels: torch.Tensor) -> list[tuple]:
+    """For each step what each rank took: a list of the digits' numbers in the file."""
+    number = {row.numpy().tobytes(): index for index, row in enumerate(pixels)}
+    taken = []
+    for seen in ranks:
+        batches = [(255 * batch).round().to(torch.uint8) for batch in seen["batches"]]
+        taken.append([[number.get(row.numpy().tobytes()) for row in each] for each in batches])
+    return list(zip(*taken))
+
+
+def check_batches(steps: list[tuple], batch: int, epochs: int) -> None:
+    """A step takes `batch` digits, an epoch all of them, and no two epochs deal alike."""
+    for shares in steps:
+        if sum(map(len, shares)) != batch:
+            yours = f"a step takes {' + '.join(str(len(share)) for share in shares)} digits"
+            question = "batch_size is that of one rank. How large is the optimizer's batch?"
+            raise Wrong(yours, f"{batch} of all ranks together", question)
+    in_epoch = SAMPLES // batch
+    dealt = [steps[start : start + in_epoch] for start in range(0, len(steps), in_epoch)]
+    for epoch, its_steps in enumerate(dealt):
+        counts = Counter(index for shares in its_steps for share in shares for index in share)
+        if len(counts) < SAMPLES:
+            yours = f"in epoch {epoch}, {SAMPLES - len(counts)} digits are never taken"
+            question = "How does the loader of rank 1 know that it is not that of rank 0?"
+            raise Wrong(yours, "each digit once, by one rank", question)
+    if len(dealt) != epochs:
+        question = "The ranks share each epoch. Why another number of epochs?"
+        raise Wrong(f"{len(dealt)} epochs", f"{epochs}, as before", question)
+    of_rank_0 = [[index for shares in its_steps for index in shares[0]] for its_steps in dealt]
+    if len(set(map(tuple, of_rank_0))) < epochs:
+        question = "The sampler shuffles from (seed, epoch). Who tells it the epoch?"
+        if of_rank_0[0] == sorted(of_rank_0[0]):
+            question = "The plain loop shuffles. Who does so in yours?"
+        raise Wrong("two epochs deal the same batches", "a new order each time", question)
+
+
+def check_rank_0(ranks: list[dict]) -> None:
+    printing = [rank for rank, seen in enumerate(ranks) if seen["printed"]]
+    if printing != [0]:
+        yours = f"ranks that print: {printing or 'none'}"
+        raise Wrong(yours, "rank 0 alone", "How often do you want to read each line?")
+    saves = [seen["saves"] for seen in ranks]
+    if saves != [1, 0]:
+        yours = f"torch.save is called {saves[0]} times on rank 0, {saves[1]} times on rank 1"
+        question = "All ranks hold the same weights. What if two write one file at once?"
+        raise Wrong(yours, "once, on rank 0", question)
+
+
+def check_weights(ranks, steps, pixels: torch.Tensor, plain: dict, file: Path) -> None:
+    """The replicas are equal, and one process saves the same after the same batches."""
+    mine, other = (seen["final"] for seen in ranks)
+    if not all(torch.equal(mine[name], other[name]) for name in mine):
+        question = "What changes weights or gradients after DDP has averaged them?"
+        raise Wrong("the replicas differ in the end", "equal, bit for bit", question)
+    alone, loaded = plain["autoencoder"](), plain["autoencoder"]()
+    try:
+        loaded.load_state_dict(torch.load(file, weights_only=True))
+        alone.load_state_dict(ranks[0]["initial"])
+    except Exception as error:  # no file, a whole model, other names, another model
+        question = "Whose state_dict() did you save, the wrapper's or that of the model inside?"
+        yours = f"loading model.pt raises {type(error).__name__}: {str(error)[:200]}"
+        raise Wrong(yours, "weights that the plain model can load", question) from None
+    optimizer = torch.optim.SGD(alone.parameters(), lr=plain["LEARNING_RATE"])
+    for shares in steps:
+        batch = pixels[[index for share in shares for index in share]].float() / 255
+        optimizer.zero_grad()
+        F.mse_loss(alone(batch), batch).backward()
+        optimizer.step()
+    pairs = zip(alone.parameters(), loaded.parameters())
+    off = max((expected - saved).abs().max().item() for expected, saved in pairs)
+    if not off < 1e-4:
+        yours = f"a saved weight differs by {off:.1g} from that of one process"
+        question = "Has a rate, a loss or a gradient changed? Is the file written at the end?"
+        raise Wrong(yours, "less than 0.0001", question)
+
+
+def check_text(text: str) -> None:
+    """The lines that a CPU cannot try are there, with the rank's number on its machine."""
+    tree = ast.parse(text)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    places = {
+        "set_device": [call for call in calls if ".set_device" in ast.unparse(call.func)],
+        "device_ids": [
+            word.value for call in calls for word in call.keywords if word.arg == "device_ids"
+        ],
+    }
+    local = names_from_local_rank(tree)
+    for what, found in places.items():
+        if not found:
+            question = "A machine has two GPUs. Which of your lines keeps rank 1 off the first?"
+            raise Wrong(f"no {what} in the text", f"{what}, with local_rank", question)
+        if not any(mentions(each, local) for each in found):
+            question = "Rank 5 is the second rank on the second machine. Which GPU is its own?"
+            raise Wrong(f"{what}: {ast.unparse(found[0])}", "a number from LOCAL_RANK", question)
+    words = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    if "gloo" in words and not any("nccl" in str(word) for word in words):
+        raise Wrong("only gloo", "nccl where there are GPUs", "Which backend moves GPU tensors?")
+
+
+def mentions(node: ast.AST, names: set[str]) -> bool:
+    """Whether an expression has LOCAL_RANK or one of `names` in it."""
+    words = {getattr(each, "id", getattr(each, "attr", "")) for each in ast.walk(node)}
+    return "LOCAL_RANK" in ast.unparse(node) or bool(words & names)
+
+
+def names_from_local_rank(tree: ast.Module) -> set[str]:
+    """The names that get LOCAL_RANK, or something made of it, by an assignment."""
+    names = {"local_rank", "get_node_local_rank"}
+    for _ in range(3):  # device_ids from device, device from local_rank
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and mentions(node.value, names):
+                names |= {each.id for each in node.targets if isinstance(each, ast.Name)}
+    return names
+
+
+# Gradients that add up over the parts of a batch
+
+
+def accumulation(client, answer):
+    """Call `answer(model, parts)` on two ranks, and compare with the whole batch at once."""
+    count, size = (int(torch.randint(2, 6, ())) for _ in range(2))
+    pixels = torch.rand(RANKS * count * size, 784)
+    model = small_model()
+    F.mse_loss(model(pixels), pixels).backward()
+    expected = torch.cat([each.grad.flatten() for each in model.parameters()])
+    given = {"pixels": pixels, "parts": count, "answer": answer}
+    gradient, averaged, at_once = ddp.launch(
+        client, accumulated, **given, workers=RANKS, directory=False, stall_timeout=30
+    ).result
+    if averaged != 1:
+        question = "For which part are both forward and backward outside of no_sync()?"
+        raise Wrong(f"with {count} parts DDP averages {averaged} times", "once", question)
+    if at_once > size:
+        question = "When is the memory of a part free again: after its forward or its backward?"
+        raise Wrong(f"{at_once} digits in memory at once", f"{size}, one part", question)
+    off = (gradient - expected).norm() / expected.norm()
+    if not off < 1e-3:
+        yours = f"with {count} parts a gradient of length {gradient.norm():.3g}"
+        question = "The mean of all parts is not their sum. By what is each loss divided?"
+        raise Wrong(yours, f"that of the whole batch, {expected.norm():.3g}", question)
+    return "one averaging, one part in memory at a time, the gradient of the whole batch"
+
+
+def small_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 784))
+
+
+def accumulated(pixels, parts, answer):
+    """On a rank: the gradient, how often DDP averaged, and most digits in memory at once."""
+    model = DDP(small_model().to(ddp.device()))
+    seen = Counter()
+
+    def count_and_average(_, bucket):
+        seen["averaged"] += bucket.is_last()
+        return allreduce_hook(None, bucket)
+
+    def hold(module, inputs, output):
+        seen["held"] += len(output)
+        seen["most"] = max(seen["most"], seen["held"])
+        output.register_hook(lambda gradient: seen.subtract(held=len(gradient)))
+
+    model.register_comm_hook(None, count_and_average)
+    model.module.register_forward_hook(hold)
+    mine = pixels[dist.get_rank() :: dist.get_world_size()].to(ddp.device())
+    answer(model, mine.chunk(parts))
+    gradients = [each.grad.flatten().cpu() for each in model.parameters() if each.grad is not None]
+    return torch.cat([torch.zeros(0), *gradients]), seen["averaged"], seen["most"]
