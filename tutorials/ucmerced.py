@@ -12,9 +12,9 @@
 # **Question.** How do I get a job through the queue, and report its accuracy honestly?
 #
 # **Afterwards you can**
-# - write the header of a job script for Slurm, and read that of a PBS job;
+# - write the header of a Slurm job, and read that of a PBS job;
 # - say from a log why a job ended, and what that cost;
-# - say what happens at a time limit, and prepare a training function for it;
+# - say what happens at a time limit, and prepare for it;
 # - evaluate on several ranks;
 # - report an accuracy with a baseline, an interval and several seeds.
 #
@@ -91,9 +91,9 @@ settings = ddp.settings(
 
 # %% [markdown]
 # The UC Merced set has 21 classes of land use, with 100 aerial photographs each. By
-# default you see *drawings* of such scenes, made by a program, so that nothing has to
-# be downloaded. An accuracy on drawings says nothing about photographs. A folder of
-# your own also works: `SET="data=/path/to/folder"`, with one folder for each class.
+# default you see *drawings* of such scenes, made by a program. An accuracy on drawings
+# says nothing about photographs. A folder of your own also works, with one folder in it
+# for each class: `SET="data=/path/to/folder"`.
 
 # %%
 client = ddp.connect()
@@ -101,7 +101,8 @@ dataset = ddp.fetch("ucmerced", settings.data)
 to_read = {name: getattr(settings, name) for name in ("size", "anonymous", "on_error")}
 images = ddp.ImageFolder(dataset.path, cache="memory", **to_read)
 classes = len(images.classes)
-print(f"{client.ranks} ranks · {dataset.title} · {dataset.origin} · {dataset.licence}")
+print(f"{client.ranks} ranks · {dataset.title}")
+print(f"{dataset.origin} · licence: {dataset.licence}")
 print(f"{len(images):,} images of {classes} classes, scaled to {settings.size} pixels")
 
 # %% tags=["lesson"]
@@ -126,11 +127,11 @@ show(
 #
 # The split is *stratified*: each set gets its share of every class. It follows from the
 # labels and a seed, so all ranks compute the same split. Without a common seed each
-# rank splits differently, and one rank trains on another's test images.
+# rank splits differently: one trains on another's test images.
 #
 # How much can the test set tell? The standard error of an accuracy $p$ from $n$ images
-# is $\sqrt{p(1-p)/n}$, at most $0.5/\sqrt{n}$. So we know it before we train. The
-# *recall* of a class is the share of its images that are recognised.
+# is $\sqrt{p(1-p)/n}$, at most $0.5/\sqrt{n}$: we know it before we train. The *recall*
+# of a class is the share of its images that are recognised.
 
 
 # %%
@@ -155,12 +156,13 @@ print(f"{len(training):,} images to learn from, {len(validation):,} to choose by
 
 error, of_class = 0.5 / len(test) ** 0.5, np.bincount(np.array(images.targets)[test])
 print(f"{len(test):,} test images: the standard error is at most {error:.1%}")
-print(f"as few as {of_class.min()} of a class: one is {1 / of_class.min():.0%}")
-if of_class.min() < 20:
+least = of_class.min()
+print(f"as few as {least} of a class: one is {1 / least:.0%} of its recall")
+if least < 20:
     print("so do not rank single classes by their recall")
 if len(test) < 100:
     print("so few images tell only very different networks apart")
-if of_class.max() > 2 * of_class.min():
+if of_class.max() > 2 * least:
     print("classes differ in size: look at the recall of the small ones, too")
 
 # %% [markdown]
@@ -236,22 +238,16 @@ my_second_prediction = None  # "error", "anew" or "on"
 #
 # Training averages *gradients*. Evaluation sums *counts*. The *confusion matrix* counts
 # how often an image of class *i* (row) was taken for class *j* (column). Each rank
-# counts its own images, and one `all_reduce` adds the matrices. Accuracy and recall
-# follow from the sum. The mean of the ranks' accuracies would be wrong if one rank had
-# more images than another.
+# counts its own images, and one `all_reduce` adds the matrices. The accuracy follows
+# from the sum. The mean of the ranks' accuracies would be wrong if one rank had more
+# images than another.
 #
-# | line | why |
-# |---|---|
-# | `ddp.EvalSampler` | deals the images: a rank may have fewer than others, or none |
-# | `model.eval()` | batch normalisation now uses fixed statistics |
-# | `dist.broadcast(buffer, src=0)` | all ranks judge with the same model |
-#
-# *Batch normalisation* brings the numbers in each channel to mean 0 and variance 1. In
-# training it uses the images of *this rank's share* of the batch. So, unlike in `mnist`
-# and `pets`, the losses depend on the number of ranks (`nn.SyncBatchNorm` would average
-# over all ranks, on GPUs). For evaluation it keeps running averages. They are *buffers*
-# of the model, not parameters. DDP copies the buffers of rank 0 to all ranks before
-# each step, but not after the last one. So we do it before we evaluate.
+# *Batch normalisation* brings each channel to mean 0 and variance 1. In training it
+# takes them from *this rank's share* of the batch. So, unlike in `mnist` and `pets`,
+# losses depend on the number of ranks (on GPUs, `nn.SyncBatchNorm` averages over all
+# ranks). For `model.eval()` it keeps running averages, the *buffers* of the model. DDP
+# copies rank 0's buffers to all ranks before each step, but not after the last one. So
+# we do it before we evaluate: all ranks judge with the same model.
 
 
 # %%
@@ -281,9 +277,8 @@ def evaluate(model, images, rows, batch_size=64):
 # ### The network
 #
 # A *ResNet* is made of *residual blocks*: each adds what it computes to its input, so
-# gradients find a short way back. `small` has three of torchvision's blocks, and trains
-# in seconds. All networks start from random weights. There is one output for each
-# class, not the 1,000 of ImageNet.
+# gradients have a short way back. `small` has three of torchvision's blocks. It starts
+# from random weights, and has one output for each class, not the 1,000 of ImageNet.
 
 
 # %%
@@ -315,9 +310,7 @@ print(f"{settings.network}: {count:,} weights, {classes} outputs")
 # ### The training function
 #
 # A scene from above has no top. Flipped or transposed it is as good as before: there
-# are eight views. (If your images have a top, set `views=False`.) `ddp.DataLoader` sets
-# the random state for each image and epoch, so a view does not depend on the number of
-# ranks.
+# are eight views. (If your images have a top, set `views=False`.)
 
 
 # %%
@@ -414,9 +407,8 @@ def train(images, split, network, views, epochs, batch_size, learning_rate, seed
 # %% [markdown]
 # ## 6. Run it
 #
-# `launch` starts a rank on each worker, as in `pets`. Errors are analysed on
-# *validation* images. *Precision* of a class is the share of right ones among the
-# images that were taken for it.
+# `launch` starts a rank on each worker. We look at mistakes on *validation* images. The
+# *precision* of a class is the share of right ones among all that were taken for it.
 
 
 # %%
@@ -520,10 +512,9 @@ show(
 # ## 7. Who reads the images?
 #
 # A training step waits until its images are read, decoded and turned. With
-# `num_workers=2` two more processes do this ahead, while the rank computes. They need
-# cores of their own. *Pinned* memory stays where it is in RAM, so that a GPU can copy
-# from it while the program goes on: `pin_memory=True`, then
-# `.to(device, non_blocking=True)`. Without a GPU there is nothing to gain from it.
+# `num_workers=2` two more processes do this ahead, while the rank computes. *Pinned*
+# memory keeps its place in RAM, so that a GPU can copy from it while the program goes
+# on: `pin_memory=True`, then `.to(device, non_blocking=True)`. It is for GPUs only.
 
 
 # %% tags=["lesson"]
@@ -559,15 +550,15 @@ for workers, pinned in [(0, False), (1, False), (2, False), (2, True)]:
         print(f"{workers:14} {pinned!s:>8} {waiting:9.1f} {computing:11.1f}")
 
 # %% [markdown]
-# Loader workers can save the time in the column *waiting*. If *computing* gets longer
-# at the same time, all of them share the cores. So count a core for each loader worker
-# when you write the header of a job. In section 6 there were none: `cache="memory"`
-# keeps decoded images, so only the first epoch reads files.
+# Loader workers can save what is in the column *waiting*. If *computing* gets longer at
+# the same time, they share its cores. So ask for one more core for each loader worker
+# in the header of a job. Section 6 had none: with `cache="memory"` only the first epoch
+# reads files.
 #
 # ## 8. Through the queue
 #
-# On a cluster you do not start programs yourself. You hand in a *job*: a script that
-# says what it needs. It waits in a *queue*, and its *time limit* ends it.
+# On a cluster you hand in a *job*: a script that says what it needs. It waits in a
+# *queue* until there is room. At its *time limit* (walltime) it is ended.
 #
 # | | Slurm | PBS |
 # |---|---|---|
@@ -579,8 +570,8 @@ for workers, pinned in [(0, False), (1, False), (2, False), (2, True)]:
 #
 # Not a line of this file changes: `make run TUTORIAL=ucmerced CLUSTER=slurm WORKERS=4`
 # hands in a job for each worker, and Dask sends the training function there. With
-# `DRY=1` it prints the script and hands in nothing. This also works where there is no
-# batch system. Of that script here is the *header*, the lines that Slurm or PBS reads:
+# `DRY=1` it prints the script and hands in nothing, so it also works here. This is the
+# *header* of the script, the lines that Slurm or PBS reads:
 
 # %% tags=["lesson"]
 for system, mark in (("slurm", "#SBATCH"), ("pbs", "#PBS")):
@@ -593,15 +584,15 @@ for system, mark in (("slurm", "#SBATCH"), ("pbs", "#PBS")):
     )
 
 # %% [markdown]
-# These lines come from the profiles `clusters/slurm.yaml` and `clusters/pbs.yaml`.
-# `OPTIONS="queue=short account=abc walltime=02:00:00"` changes them for one run. Where
-# no program may run on the login node, hand in the program as a job too:
-# `sbatch clusters/batch/pets.sbatch`, with `TUTORIAL=ucmerced` before it.
+# The lines come from the profiles `clusters/slurm.yaml` and `clusters/pbs.yaml`.
+# `OPTIONS="queue=short account=abc walltime=02:00:00"` changes them for one run. If no
+# program may run on the login node, hand in that one as a job, too:
+# `TUTORIAL=ucmerced sbatch clusters/batch/pets.sbatch`.
 #
-# **The log to watch** is `log.txt` in the run directory, on a cluster as here. In a
-# terminal, `tail -f runs/ucmerced/*/log.txt` shows new lines as they come. What the
-# batch system says of a job is in `runs/clusters/…`. Look there if a run ends and its
-# own log does not say why.
+# **The log to watch** is `log.txt` in the run directory. In a terminal,
+# `tail -f runs/ucmerced/*/log.txt` shows new lines as they come. What the batch system
+# says of a job is in `runs/clusters/…`: look there if the log does not say why a run
+# ended.
 
 # %% tags=["lesson", "nbval-ignore-output"]
 print(*(run.directory / "log.txt").read_text().splitlines()[:6], sep="\n")
@@ -642,9 +633,9 @@ print("a seed for each rank: caught, one trains on what the other judges")
 # %% [markdown]
 # ### Each image counts once
 #
-# `DistributedSampler` gives all ranks equally many samples, so that they make equally
-# many steps: training needs that. Where the samples do not divide, it *pads*, and deals
-# some a second time. In an evaluation these would count twice.
+# In training all ranks have to make equally many steps. So `DistributedSampler` gives
+# them equally many samples. If these do not divide, it *pads*: it deals some of them
+# twice. In an evaluation they would count twice.
 
 
 # %% tags=["proof"]
@@ -666,27 +657,26 @@ print(f"EvalSampler: {len(validation)} validation images, each judged once")
 # %% [markdown]
 # ## 10. Exercises
 #
-# A check runs your function on inputs that are drawn at random. It prints `right`, or
-# `not yet` with a question.
+# A check runs your function on random inputs. It prints `right`, or `not yet` with a
+# question.
 #
 # ### Exercise A · The header of a job (9 minutes)
 #
-# You want to run `srun python train.py` on a Slurm cluster: *one* job, in which `srun`
-# starts all ranks. `site` is what the user guide of the cluster says: your account, and
-# the time limit of each partition (Slurm's word for a queue) in minutes. `need` is what
-# the job needs: ranks, CPUs for each rank, GiB of memory for each CPU, minutes. Slurm
-# is to send SIGTERM, the signal that asks a process to end, to the ranks `warning`
-# seconds before the limit. For example:
+# On a Slurm cluster you want to run `srun python train.py`: *one* job, in which `srun`
+# starts all ranks. `site` is from the user guide: your account, and the time limit of
+# each *partition* (Slurm's word for a queue) in minutes. `need` is what the job needs:
+# ranks, CPUs for each rank, GiB of memory for each CPU, minutes. `warning` seconds
+# before the limit, Slurm is to send the ranks SIGTERM, the signal that asks a process
+# to end. For example:
 #
 # ```python
 # site = {"account": "project_1234", "partitions": {"long": 4320, "short": 60}}
 # need = {"ranks": 4, "cpus": 2, "memory": 3, "minutes": 95, "warning": 120}
 # ```
 #
-# **Goal.** Return the first lines of the script, as a str: the first one says which
-# program reads it (`#!/bin/bash`), the others begin with `#SBATCH`. Take the partition
-# with the smallest limit that is large enough, and ask for the time that the job needs:
-# short jobs often start sooner.
+# **Goal.** Return the first lines of the script, as a str: `#!/bin/bash`, then lines
+# that begin with `#SBATCH`. Take the partition with the smallest limit that is large
+# enough, and the time that the job needs: short jobs often start sooner.
 #
 # | option | meaning |
 # |---|---|
@@ -696,14 +686,12 @@ print(f"EvalSampler: {len(validation)} validation images, each judged once")
 # | `--time` | the limit: `minutes` or `hours:minutes:seconds` |
 # | `--signal` | `TERM@300`: SIGTERM, 300 seconds before the limit |
 #
-# (What Slurm calls a CPU is a core, or on many sites a hardware thread, of which a core
-# has two. The site's user guide says which.)
+# (Slurm's CPU is a core, or on many sites a hardware thread, half a core.)
 #
 # <details><summary>Hint</summary>
 #
-# Write an f-string with a line for each option. For the partition, take `min(…, key=…)`
-# of those with `limit >= need["minutes"]`. `B:` in `--signal` would warn only the shell
-# that runs the script.
+# An f-string with a line for each option. For the partition, `min(…, key=…)` of those
+# with `limit >= need["minutes"]`. `B:` in `--signal` warns only the shell.
 # </details>
 
 
@@ -729,13 +717,11 @@ def my_header(site, need):
 judge(checks.header, my_header)
 
 # %% [markdown]
-# On a host with Slurm, ask it too. `sbatch --test-only job.sh` says when your job would
-# start, and hands in nothing.
+# On a host with Slurm, ask it, too: `sbatch --test-only job.sh` hands in nothing.
 #
 # ### Exercise B · The log of a job that has ended (8 minutes)
 #
-# This job ended at its time limit. The log has the lines of the training program, and
-# lines that Slurm added:
+# This job ended at its time limit. The last two lines are Slurm's:
 #
 # ```
 # job 70223: 2 ranks on node14
@@ -748,15 +734,14 @@ judge(checks.header, my_header)
 # srun: error: node14: task 0: Terminated
 # ```
 #
-# A job that a person has cancelled has the same line without `DUE TO TIME LIMIT`. One
-# that was killed for its memory has `OOM Killed` before it. One that is done says
-# `Done`. Some ranks were told of the limit by a signal: `SIGTERM: all ranks left after
-# step 402, saved`. Their cause is the time limit, too.
+# If a person cancels a job, `DUE TO TIME LIMIT` is missing in that line. If a job is
+# killed for its memory, a line with `OOM Killed` is before it. If it is done, it says
+# `Done`. Ranks that are warned of the limit say `SIGTERM: all ranks left after step
+# 402, saved`.
 #
-# **Goal.** From the text of such a log return two things: the cause (`"finished"`,
-# `"time limit"`, `"memory"` or `"cancelled"`), and how many steps were trained in vain,
-# because the next job goes on from the last step that was saved. Here that is
-# `("time limit", 42)`.
+# **Goal.** From the text of such a log return the cause (`"finished"`, `"time limit"`,
+# `"memory"` or `"cancelled"`), and how many steps were trained in vain: the next job
+# goes on from the last step that was saved. Here it is `("time limit", 42)`.
 #
 # <details><summary>Hint</summary>
 #
@@ -791,17 +776,17 @@ judge(checks.log, my_reading)
 # %% [markdown]
 # ## 11. Break it: the time limit
 #
-# At the time limit Slurm sends SIGTERM to the job's processes. If they are still there
-# after `KillWait`, by default 30 seconds, it sends SIGKILL, which no program can catch.
-# Half a minute may be too short to finish a step and to save. `--signal=TERM@300` sends
-# SIGTERM about 300 seconds before the limit (Slurm says: up to 60 seconds earlier). In
-# the profiles of section 8, `warning: 60` does the same on Slurm and PBS: the worker
-# knows when its job ends, and tells its rank.
+# At the time limit Slurm sends SIGTERM. A process that is still there after *KillWait*,
+# by default 30 seconds, gets SIGKILL, which no program can catch. Half a minute may be
+# too short to finish a step and to save. With `--signal=TERM@300` SIGTERM comes about
+# 300 seconds before the limit, or up to a minute earlier. For Dask's jobs `warning: 60`
+# in the profile does the same, on Slurm and PBS: a worker knows when its job ends, and
+# warns its rank.
 #
 # A rank that gets SIGTERM tells the others. All finish the same step, save and leave.
-# With `restarts=1`, or `RESTARTS=1` for `make run`, `launch` goes on from the newest
-# checkpoint. On a batch system it hands in new jobs for those that are near their end.
-# We send the signal by hand, in the middle of an epoch, and then SIGKILL instead.
+# With `restarts=1` (`make run … RESTARTS=1`) `launch` goes on from the newest
+# checkpoint, on a batch system in new jobs. Here we send SIGTERM by hand in the middle
+# of an epoch, and then SIGKILL. Read the message together:
 
 
 # %% tags=["proof"]
@@ -829,16 +814,13 @@ print(f"so with a restart the ranks say 'on' (you: {my_second_prediction!r})")
 
 # %% [markdown]
 # Three numbers belong together: the **limit** of a job, the **warning** before it, and
-# how often the run saves **without** a warning. Nodes fail, too. Each job trains for
-# its limit, less the warning, less the minutes until its ranks have started. If a run
-# takes twice as long as that, it needs two jobs: `RESTARTS=1`.
+# how often the run saves **without** a warning. Nodes fail, too.
 #
 # ## 12. The test, once
 #
-# One run cannot say whether a recipe is better than another: another seed draws other
-# initial weights and another order. So we train with several seeds, once with the eight
-# views and once without. Each training has one rank here, and two run at a time. DDP
-# makes *one* training faster; many small ones do not need it.
+# Do the eight views help? One run cannot say: another seed draws other initial weights
+# and another order. So we train with and without them, with several seeds each. Each
+# training has one rank: DDP is for one large training, not for many small ones.
 
 
 # %% tags=["lesson"]
@@ -861,10 +843,9 @@ with ThreadPoolExecutor(run.world_size) as at_once, redirect_stdout(StringIO()):
 # nothing is chosen after it. (To run this notebook again is to look again. For a study
 # of your own, take another `split_seed`.)
 #
-# An accuracy is an estimate: other images of the same kind would give another one. The
-# *interval* says how far off it may be. Wilson's interval treats the right guesses as
-# draws with one probability. That ignores the strata, so with our split the interval is
-# a little too wide, which is the safe side.
+# Other images of the same kind would give another accuracy. The *interval* says how
+# different it may be. Wilson's formula ignores that our test set is stratified. So its
+# interval is a little too wide, which is the safe side.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -906,8 +887,8 @@ if settings.epochs >= 5 and settings.data == "shipped":
 # ### A table over seeds
 #
 # The interval above is about chance in the *images*, for one trained network. This
-# table is about chance in the *training*, on these images. The interval of a mean over
-# seeds is that of Student's *t*, as in `mnist`.
+# table is about chance in the *training*, on these images. The intervals of its means
+# use Student's *t*.
 
 # %% tags=["lesson", "nbval-ignore-output"]
 table = pd.DataFrame(
@@ -927,17 +908,19 @@ if settings.seeds > 1:
     print("told apart:", not low <= 0 <= high)
 
 # %% [markdown]
-# - Report the mean over seeds, not the best seed: to take the best is one more choice.
-# - If the interval of the difference holds 0, the recipes are *not told apart*. That
-#   does not mean that they are equal.
-# - Neither interval is about another split, another city or another camera. Tiles that
-#   were cut from one large photograph are not independent: split by photograph.
+# - Report the mean over seeds. To take the best seed is one more choice.
+# - If the interval of the difference holds 0, the recipes are *not told apart*. They
+#   need not be equal.
+# - Neither interval is about another split, another city or another camera. Tiles of
+#   one large photograph are not independent: split by photograph.
+# - Section 6 has the recipe and the seed of a network in the table, but another number
+#   of ranks. So batch normalisation saw other shares, and the weights differ.
 #
 # ## 13. Recap
 #
-# **How do I get a job through the queue?** Say in its header what it needs, and no more
-# than that. Have it warned before its limit, let it save, and go on in the next job.
-# Read its log to the end.
+# **How do I get a job through the queue?** Ask in its header for what it needs, and no
+# more. Have it warned before its limit, let it save, and go on in the next job. Read
+# its log to the end.
 #
 # **How do I report its accuracy honestly?** Choose with validation images, and look at
 # the test set once. Sum counts over the ranks, each image once. Give the baseline, an
@@ -945,13 +928,12 @@ if settings.seeds > 1:
 #
 # **Next:** `dogs`: does more hardware make a better model, or only a faster one?
 #
-# **Read.** He et al., [Deep residual learning](https://arxiv.org/abs/1512.03385). The
-# manual of [sbatch](https://slurm.schedmd.com/sbatch.html), and
-# [KillWait](https://slurm.schedmd.com/slurm.conf.html#OPT_KillWait). Dietterich,
-# *Approximate statistical tests for comparing supervised classification learning
-# algorithms*, Neural Computation 10, 1998: how to compare two networks on the same
-# images. Yang and Newsam, *Bag-of-visual-words and spatial extensions for land-use
-# classification*, ACM GIS 2010: the photographs.
+# **Read.** The manuals of [sbatch](https://slurm.schedmd.com/sbatch.html) and
+# [KillWait](https://slurm.schedmd.com/slurm.conf.html#OPT_KillWait). He et al., [Deep
+# residual learning](https://arxiv.org/abs/1512.03385). Dietterich, *Approximate
+# statistical tests for comparing supervised classification learning algorithms*, 1998.
+# Yang and Newsam, *Bag-of-visual-words and spatial extensions for land-use
+# classification*, 2010: the photographs.
 
 # %%
 client.close()

@@ -95,59 +95,50 @@ def requirements(options, site, need):
     def number(name):
         return int(options[name]) if options.get(name, "").isdigit() else 0
 
-    limits = site["partitions"]
-    partition = min((p for p in limits if limits[p] >= need["minutes"]), key=limits.get)
-    minutes = minutes_of(options.get("time", ""))
+    def same(name, expected, question):
+        return name, options.get(name) == str(expected), expected, question
+
+    limits, minutes = site["partitions"], minutes_of(options.get("time", ""))
+    partition = min((name for name in limits if limits[name] >= need["minutes"]), key=limits.get)
     most = min(limits[partition], TOO_MUCH * need["minutes"])
     places = number("nodes") * number("ntasks-per-node")
     ranks = number("ntasks") or places
+    fit = number("nodes") <= ranks and (places == 0 or places >= ranks)
     memory, gib = "mem-per-cpu", gib_of(options.get("mem-per-cpu", ""))
     if number("nodes") == 1 and "mem" in options:
         memory, gib = "mem", gib_of(options["mem"]) / need["ranks"] / need["cpus"]
-    signal = re.fullmatch(r"(?:R:)?(?:SIG)?(?:TERM|15)@(\d+)", options.get("signal", ""))
-    whom = (
-        "the ranks: B: warns only the shell" if "B:" in options.get("signal", "") else "the ranks"
-    )
+    enough = need["memory"] <= gib <= TOO_MUCH * need["memory"]
+    said = options.get("signal", "")
+    signal = re.fullmatch(r"(?:R:)?(?:SIG)?(?:TERM|15)@(\d+)", said)
+    warned = signal is not None and int(signal[1]) == need["warning"]
+    whom = "(B: warns only the shell)" if said.startswith("B:") else ""
+    wanted_time = f"{need['minutes']} minutes"
+    if minutes >= 0:
+        wanted_time += f"; Slurm reads yours as {minutes:g}"
+    wanted_memory = f"{need['memory']} GiB for each CPU"
+    if gib >= 0:
+        wanted_memory += f"; yours is {gib:.2g}"
+    wanted_signal = f"SIGTERM for the ranks {need['warning']} s before the limit {whom}"
     return [
         ("array", "array" not in options, "one job", "How many jobs does an array start?"),
-        ("account", options.get("account") == site["account"], site["account"], "Who pays?"),
-        (
-            "partition",
-            options.get("partition") == partition,
-            partition,
-            "Which has the smallest limit that is large enough?",
-        ),
+        same("account", site["account"], "Who pays?"),
+        same("partition", partition, "Which has the smallest limit that is large enough?"),
         (
             "time",
             need["minutes"] <= minutes <= most,
-            f"{need['minutes']} minutes; Slurm reads yours as {minutes:g}",
+            wanted_time,
             "What becomes of a job at its limit? And which jobs start sooner?",
         ),
         ("ntasks", ranks == need["ranks"], need["ranks"], "A task is a rank. How many are there?"),
         (
             "nodes",
-            number("nodes") <= ranks and (places == 0 or places >= ranks),
+            fit,
             f"nodes for {ranks} ranks",
-            "Do --ntasks, --nodes and --ntasks-per-node fit together?",
+            "Do nodes, ntasks, ntasks-per-node fit together?",
         ),
-        (
-            "cpus-per-task",
-            number("cpus-per-task") == need["cpus"],
-            need["cpus"],
-            "How many CPUs has each rank?",
-        ),
-        (
-            memory,
-            need["memory"] <= gib <= TOO_MUCH * need["memory"],
-            f"{need['memory']} GiB for each CPU; yours is {gib:.2g}",
-            "A number alone is in MiB. And is yours for each CPU?",
-        ),
-        (
-            "signal",
-            signal is not None and int(signal[1]) == need["warning"],
-            f"SIGTERM, {need['warning']} s before the limit, for {whom}",
-            "Which signal asks a process to end, and who has to save?",
-        ),
+        same("cpus-per-task", need["cpus"], "How many CPUs has each rank?"),
+        (memory, enough, wanted_memory, "A number alone is in MiB. And is yours for each CPU?"),
+        ("signal", warned, wanted_signal, "Which signal asks to end, and who has to save?"),
     ]
 
 
