@@ -22,7 +22,7 @@
 # the sampler and the checkpoint. No GPU, no network, no cluster: nothing is downloaded,
 # and no job is handed in.
 #
-# **Time:** 75 minutes. **Computing:** about one minute on two cores.
+# **Time:** 75 minutes. **Computing:** one to two minutes on two cores.
 
 # %% [markdown]
 # ## 2. Photographs, and three sets
@@ -277,8 +277,8 @@ def evaluate(model, images, rows, batch_size=64):
 # ### The network
 #
 # A *ResNet* is made of *residual blocks*: each adds what it computes to its input, so
-# gradients have a short way back. `small` has three of torchvision's blocks. It starts
-# from random weights, and has one output for each class, not the 1,000 of ImageNet.
+# gradients have a short way back. `small` has three of torchvision's blocks, random
+# weights at first, and one output for each class, not the 1,000 of ImageNet.
 
 
 # %%
@@ -440,10 +440,10 @@ judged = ddp.launch(
     client, evaluate_all, candidates=candidates, rows=validation, **given
 )
 matrix, everyones_guesses = judged.result["main"]
-right = matrix.diagonal().double()
+hits = matrix.diagonal().double()
 columns = {
-    "precision": right / matrix.sum(0).clamp(min=1),
-    "recall": right / matrix.sum(1).clamp(min=1),
+    "precision": hits / matrix.sum(0).clamp(min=1),
+    "recall": hits / matrix.sum(1).clamp(min=1),
     "images": matrix.sum(1),
 }
 quality = pd.DataFrame(columns, images.classes).sort_values("recall", kind="stable")
@@ -459,22 +459,24 @@ if count := mistakes[worst].item():
 
 
 # %%
-training_figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), tight_layout=True)
+training_figure, (one, two) = plt.subplots(1, 2, figsize=(9, 3), tight_layout=True)
 steps = run.metrics.dropna(subset="loss")
-left.plot(steps.groupby(steps["step"] // 10 * 10)["loss"].mean(), color="black")
-left.set(xlabel="step", ylabel="loss", title="Training, mean of the ranks")
-left.set_ylim(0)
+one.plot(steps.groupby(steps["step"] // 10 * 10)["loss"].mean(), color="black")
+one.set(xlabel="step", ylabel="loss", title="Training, mean of the ranks")
+one.set_ylim(0)
 accuracies = run.metrics.groupby("epoch")["validation_accuracy"].max()
-right.plot(accuracies.index + 1, accuracies, marker="o")
-right.axvline(best["epoch"] + 1, color="grey", ls="--", label="the epoch we keep")
-right.set(xlabel="epoch", ylabel="accuracy", title="Validation", ylim=(0, 1))
-right.xaxis.get_major_locator().set_params(integer=True)
-right.legend(loc="lower right")
+two.plot(accuracies.index + 1, accuracies, marker="o")
+two.axvline(best["epoch"] + 1, color="grey", ls="--", label="the epoch we keep")
+two.set(xlabel="epoch", ylabel="accuracy", title="Validation", ylim=(0, 1))
+two.xaxis.get_major_locator().set_params(integer=True)
+two.legend(loc="lower right")
 run.save_figure(training_figure, "training.png")
 plt.close(training_figure)
 
-figure, axes = plt.subplots(figsize=(8, 8))
+figure, axes = plt.subplots(figsize=(2 + 0.3 * classes, 2 + 0.3 * classes))
 axes.imshow(matrix, cmap="Blues")
+for row, column in mistakes.nonzero().tolist():
+    axes.text(column, row, mistakes[row, column].item(), ha="center", va="center")
 axes.set_xticks(range(classes), images.classes, rotation=90)
 axes.set_yticks(range(classes), images.classes)
 axes.set(xlabel="taken for", ylabel="is")
@@ -577,11 +579,7 @@ for workers, pinned in [(0, False), (1, False), (2, False), (2, True)]:
 for system, mark in (("slurm", "#SBATCH"), ("pbs", "#PBS")):
     script = describe(system, workers=4, tutorial="ucmerced")
     header = [line for line in script.splitlines() if line.startswith(mark)]
-    print(
-        f"DRY=1 make run TUTORIAL=ucmerced WORKERS=4 CLUSTER={system}",
-        *header,
-        sep="\n",
-    )
+    print(f"make run … WORKERS=4 CLUSTER={system} DRY=1", *header, sep="\n")
 
 # %% [markdown]
 # The lines come from the profiles `clusters/slurm.yaml` and `clusters/pbs.yaml`.
@@ -653,6 +651,28 @@ of_each_class = np.bincount(np.array(targets)[validation], minlength=classes)
 assert matrix.sum(1).tolist() == of_each_class.tolist()
 assert matrix.trace() == sum(targets[row] == guess for row, guess in guess_of.items())
 print(f"EvalSampler: {len(validation)} validation images, each judged once")
+
+# %% [markdown]
+# ### One output for each class
+#
+# A ResNet of torchvision has 1,000 outputs by default. With them it trains all the
+# same, and no error is raised. Look at the *first* loss: a network that knows nothing
+# should be near a blind guess, $\ln 21$ for 21 classes.
+
+
+# %% tags=["proof"]
+def first_loss(outputs):
+    """The loss of a ResNet18 with so many outputs, on random images of 21 classes."""
+    torch.manual_seed(0)
+    scores = make_network("resnet18", outputs)(torch.randn(42, 3, 48, 48))
+    return F.cross_entropy(scores, torch.arange(42) % 21).item()
+
+
+blind = math.log(21)
+assert abs(first_loss(21) - blind) < 0.3 * blind
+print("21 outputs: the first loss is near that of a blind guess")
+assert abs(first_loss(1_000) - blind) > 0.3 * blind
+print("1,000 outputs: caught, it is not")
 
 # %% [markdown]
 # ## 10. Exercises
