@@ -243,11 +243,11 @@ my_second_prediction = None  # "error", "anew" or "on"
 # images than another.
 #
 # *Batch normalisation* brings each channel to mean 0 and variance 1. In training it
-# takes them from *this rank's share* of the batch. So, unlike in `mnist` and `pets`,
-# losses depend on the number of ranks (on GPUs, `nn.SyncBatchNorm` averages over all
-# ranks). For `model.eval()` it keeps running averages, the *buffers* of the model. DDP
-# copies rank 0's buffers to all ranks before each step, but not after the last one. So
-# we do it before we evaluate: all ranks judge with the same model.
+# computes these from *this rank's share* of the batch. So, unlike in `mnist` and
+# `pets`, losses depend on the number of ranks. (On GPUs, `nn.SyncBatchNorm` averages
+# over all ranks.) For `model.eval()` it keeps running averages, which are *buffers* of
+# the model. DDP copies rank 0's buffers to all ranks before each step, but not after
+# the last one. So we do it before we evaluate: all ranks judge with the same model.
 
 
 # %%
@@ -584,8 +584,8 @@ for system, mark in (("slurm", "#SBATCH"), ("pbs", "#PBS")):
 # %% [markdown]
 # The lines come from the profiles `clusters/slurm.yaml` and `clusters/pbs.yaml`.
 # `OPTIONS="queue=short account=abc walltime=02:00:00"` changes them for one run. If no
-# program may run on the login node, hand in that one as a job, too:
-# `TUTORIAL=ucmerced sbatch clusters/batch/pets.sbatch`.
+# program may run on the login node, hand in this program as a job, too:
+# `TUTORIAL=ucmerced sbatch --job-name=ucmerced clusters/batch/pets.sbatch`.
 #
 # **The log to watch** is `log.txt` in the run directory. In a terminal,
 # `tail -f runs/ucmerced/*/log.txt` shows new lines as they come. What the batch system
@@ -706,7 +706,8 @@ print("1,000 outputs: caught, it is not")
 # | `--time` | the limit: `minutes` or `hours:minutes:seconds` |
 # | `--signal` | `TERM@300`: SIGTERM, 300 seconds before the limit |
 #
-# (Slurm's CPU is a core, or on many sites a hardware thread, half a core.)
+# (What Slurm counts as a CPU is a core on some sites, and on others a hardware thread,
+# of which a core has two.)
 #
 # <details><summary>Hint</summary>
 #
@@ -830,7 +831,7 @@ print("warned: the run goes on where it was, and no step is trained twice")
 killed, twice = break_and_go_on("SIGKILL")
 assert twice > 0
 print("killed: the steps since the last checkpoint are trained twice")
-print(f"so with a restart the ranks say 'on' (you: {my_second_prediction!r})")
+print(f"so the answer is 'on' (you: {my_second_prediction!r})")
 
 # %% [markdown]
 # Three numbers belong together: the **limit** of a job, the **warning** before it, and
@@ -879,8 +880,8 @@ tested = ddp.launch(
 ).result
 right = {}  # of each candidate: for each image of `test`, whether it was judged rightly
 for name, (_, everyones) in tested.items():
-    guess_of = {row: guess for mine in everyones for row, guess in mine.items()}
-    right[name] = np.array([guess_of[row] == targets[row] for row in test.tolist()])
+    guesses = {row: guess for mine in everyones for row, guess in mine.items()}
+    right[name] = np.array([guesses[row] == targets[row] for row in test.tolist()])
 
 linear = nn.Sequential(nn.Flatten(), nn.Linear(scenes[0].numel(), classes))
 linear.load_state_dict(linear_weights)
@@ -925,7 +926,7 @@ if settings.seeds > 1:
     for title in table:
         mean, low, high = interval(table[title])
         print(f"{title:12} mean {mean:5.1f}, 95 % interval {low:.1f} to {high:.1f}")
-    print("told apart:", not low <= 0 <= high)
+    print("told apart:", not low <= 0 <= high)  # of the difference, the last of them
 
 # %% [markdown]
 # - Report the mean over seeds. To take the best seed is one more choice.
