@@ -9,7 +9,7 @@ import pytest
 from runs_here import A_RUN, JOB, ROOT, wait_until
 from slurm_here import jobs, said_by, submit, why_not
 
-from ddp_common.teaching import batch_jobs
+from tutorials.checks import ucmerced as checks
 
 TUTORIAL = ROOT / "tutorials" / "ucmerced.py"
 
@@ -68,9 +68,9 @@ def test_slurm_takes_the_header_that_ucmerced_asks_for_at_its_word(slurm, tmp_pa
         if "def my_header" in cell.source and cell.cell_type == "code":
             exec(cell.source, names)
     site = {"account": "lab", "partitions": {"main": 1440}}
-    need = {"ranks": 2, "cores": 1, "memory": 2, "minutes": 95, "warning": 120}
+    need = {"ranks": 2, "cpus": 1, "memory": 2, "minutes": 95, "warning": 120}
     header = names["my_header"](site, need)
-    assert batch_jobs.fault_in_header(header, site, need) is None
+    checks.fits(header, site, need)
     script = tmp_path / "job.sh"
     script.write_text(f"{header}\nsrun echo a rank\n")
     job = submit(slurm, tmp_path, script)

@@ -1,172 +1,123 @@
-"""The exercises of `ucmerced` judge rightly, its intervals hold, folders are checked."""
+"""The exercises of `ucmerced` are judged rightly; a folder of one's own trains, or is refused."""
 
 import re
 
+import jupytext
 import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
 from PIL import Image
-from tutorials_here import DATA, assert_judged, make_run, names_of
+from tutorials_here import DATA, ROOT, make_run
 
-import ddp_common as ddp
+from tutorials.checks import ucmerced as checks
+from tutorials.checks.common import Wrong
 
 AERIAL = DATA / "ucmerced" / "rsscn7_subset"
+SITE = {"account": "lab", "partitions": {"long": 4320, "short": 60, "medium": 240}}
+NEED = {"ranks": 4, "cpus": 2, "memory": 3, "minutes": 95, "warning": 120}
 
 
 @pytest.fixture(scope="module")
-def ucmerced(tmp_path_factory):
-    with names_of("ucmerced", tmp_path_factory.mktemp("runs")) as names:
-        yield names
+def solutions():
+    names = {"re": re}
+    for cell in jupytext.read(ROOT / "tutorials" / "ucmerced.py").cells:
+        if "solution" in cell.metadata.get("tags", []):
+            exec(cell.source, names)
+    return names
 
 
-# Balanced accuracy over ranks
+def test_the_solutions_are_right_for_any_site_and_any_log(solutions):
+    for _ in range(20):
+        assert "any site" in checks.header(solutions["my_header"])
+        assert "why a job ended" in checks.log(solutions["my_reading"])
 
 
-def by_gathered_counts(labels, guesses, classes):
-    """Each rank's counts go to all, and are added there."""
-    mine = [
-        [int((labels == label).sum()), int((guesses[labels == label] == label).sum())]
-        for label in range(classes)
-    ]
-    everyones = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, mine)
-    images, right = np.sum(everyones, axis=0).T
-    return float((right[images > 0] / images[images > 0]).mean())
+# The header of a job
 
-
-def mean_over_ranks(labels, guesses, classes):
-    hits = [(guesses[labels == label] == label).float() for label in labels.unique()]
-    mine = [each.mean() for each in hits] or [torch.zeros(())]
-    share = torch.stack(mine).mean()
-    dist.all_reduce(share)
-    return share.item() / ddp.world_size()
-
-
-# The job script: more of it in tests/unit/test_batch_jobs.py and tests/hpc
-
-
-def header_in_other_words(site, need):
-    limits = sorted((limit, name) for name, limit in site["partitions"].items())
-    name = next(name for limit, name in limits if limit >= need["minutes"])
-    return f"""#!/usr/bin/env bash
-#SBATCH -A {site["account"]} -p {name}
-#SBATCH -n {need["ranks"]} -c {need["cores"]} --mem-per-cpu={1024 * need["memory"]}
-#SBATCH -t 00:{need["minutes"]}:00 --signal=SIGTERM@{need["warning"]}
+HEADER = """#!/bin/bash
+#SBATCH --account=lab
+#SBATCH --partition=medium
+#SBATCH --ntasks=4
+#SBATCH --cpus-per-task=2
+#SBATCH --mem-per-cpu=3G
+#SBATCH --time=95
+#SBATCH --signal=TERM@120
 """
 
+RIGHT = {
+    "as it is": ("", ""),
+    "a quoted signal": ("TERM@120", '"SIGTERM@120"'),
+    "signal 15, and a comment": ("TERM@120", "15@120   # before the limit"),
+    "short names": ("--ntasks=4", "-n4 -N 2"),
+    "nodes and tasks on each": ("--ntasks=4", "--nodes=2 --ntasks-per-node=2"),
+    "room for more": ("--ntasks=4", "--ntasks=4 --nodes=1 --ntasks-per-node=8"),
+    "memory of the only node": ("--mem-per-cpu=3G", "--nodes=1 --mem=24G"),
+    "MiB": ("--mem-per-cpu=3G", "--mem-per-cpu 3072"),
+    "a clock": ("--time=95", "-t 01:35:00"),
+    "days and hours": ("--time=95", "--time=0-02"),
+    "more than was asked for": ("#SBATCH --time", "# a name\n#SBATCH -J job\n\n#SBATCH --time"),
+}
 
-def signal_for_the_shell_alone(site, need):
-    return header_in_other_words(site, need).replace("SIGTERM", "B:TERM")
-
-
-def reading_line_by_line(log):
-    causes = {"oom-kill": "memory", "TIME LIMIT": "time limit", "SIGTERM": "time limit"}
-    said = [cause for words, cause in causes.items() if words in log]
-    cause = said[0] if said else "finished" if "Done" in log else "cancelled"
-    steps = [(int(n), "saved" in rest) for n, rest in re.findall(r"step (\d+)(.*)", log)]
-    return cause, steps[-1][0] - max([0, *(step for step, saved in steps if saved)])
-
-
-def last_step(log):
-    """Not the number of those that were lost."""
-    cause, _ = reading_line_by_line(log)
-    return cause, int(re.findall(r"step (\d+)", log)[-1])
-
-
-def jobs_are_counted(training, limit, warning, start):
-    done, restarts = limit - warning - start, 0
-    if done <= 0:
-        return None
-    while (restarts + 1) * done < training:
-        restarts += 1
-    return restarts
-
-
-def the_first_job_is_a_restart(training, limit, warning, start):
-    restarts = jobs_are_counted(training, limit, warning, start)
-    return restarts if restarts is None else restarts + 1
-
-
-# The repair of a script
-
-LOSS = "F.nll_loss(model(scenes[mine]), labels[mine])"
-ENTROPY = (LOSS, "F.nll_loss(model(scenes[mine]).log_softmax(1), labels[mine])")
-JUDGES = "guesses = model.module"
-HELD_OUT = (JUDGES, f"mine = test.split(-(-len(test) // ranks))[rank]\n{JUDGES}")
-PADDED = "test[list(torch.utils.data.DistributedSampler(test, shuffle=False))]"
+WRONG = {
+    "an array": ("--ntasks=4", "--ntasks=4 --array=0-3", "an array"),
+    "too few places": ("--ntasks=4", "--ntasks=4 --nodes=1 --ntasks-per-node=2", "fit together"),
+    "more nodes than ranks": ("--ntasks=4", "--ntasks=4 --nodes=8", "fit together"),
+    "cores for ranks": ("--ntasks=4", "--ntasks=8", "A task is a rank"),
+    "memory without a unit": ("=3G", "=3", "in MiB"),
+    "memory of a rank": ("=3G", "=12G", "for each CPU"),
+    "an hour too little": ("=95", "=00:35:00", "at its limit"),
+    "hours for minutes": ("=95", "=95:00:00", "which jobs start sooner"),
+    "the largest partition": ("medium", "long", "large enough"),
+    "another account": ("=lab", "=mine", "Who pays"),
+    "a signal for the shell": ("TERM", "B:TERM", "who has to save"),
+    "another signal": ("TERM", "USR1", "asks to end"),
+    "a blank": ("#SBATCH --time", "# SBATCH --time", "exactly #SBATCH"),
+    "after a command": ("#SBATCH --time", "module load x\n#SBATCH --time", "the first command"),
+    "no program": ("#!/bin/bash", "", "Which program"),
+}
 
 
-def repaired(ucmerced, *changes):
-    """An answer that names both faults, and makes these replacements."""
-    script = ucmerced["broken_script"]()
-    for old, new in changes:
-        assert old in script
-        script = script.replace(old, new)
-    return lambda: ({"B", "C"}, script)
+@pytest.mark.parametrize(("old", "new"), RIGHT.values(), ids=RIGHT)
+def test_a_right_header_in_other_words_is_accepted(old, new):
+    checks.fits(HEADER.replace(old, new), SITE, NEED)
 
 
-def test_a_repair_by_log_softmax_is_accepted_and_a_sampler_that_pads_refused(ucmerced, capsys):
-    padded = (JUDGES, f"mine = {PADDED}\n{JUDGES}")
-    answers = [repaired(ucmerced, ENTROPY, HELD_OUT), repaired(ucmerced, ENTROPY, padded)]
-    assert_judged(ucmerced, capsys, "check_repair", *answers, "how often each")
+def test_a_header_may_be_a_list_of_lines_and_be_made_of_numpy_numbers(solutions):
+    numbers = {name: np.int64(number) for name, number in NEED.items()}
+    checks.fits(solutions["my_header"](SITE, numbers).splitlines(), SITE, NEED)
 
 
-# Two networks on the same images
+@pytest.mark.parametrize(("old", "new", "asks"), WRONG.values(), ids=WRONG)
+def test_a_wrong_header_is_refused_with_a_question(old, new, asks):
+    assert old in HEADER
+    with pytest.raises(Wrong, match=asks):
+        checks.fits(HEADER.replace(old, new, 1), SITE, NEED)
 
 
-def resampled_by_counts(first, second, draws=2_000, seed=7):
-    """How often each image is drawn, in place of its number."""
-    from scipy.stats import binomtest
-
-    size = len(first)
-    counts = np.random.default_rng(seed).multinomial(size, np.full(size, 1 / size), draws)
-    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
-    tossed = only_first + only_second
-    p = binomtest(only_first, tossed).pvalue if tossed else 1.0
-    return counts @ (first.astype(float) - second) / size, p
+# The log of a job that has ended
 
 
-def not_paired(first, second, draws=2_000):
-    random, size = np.random.default_rng(0), len(first)
-    drawn = (random.integers(size, size=(draws, size)) for _ in range(2))
-    one, other = (right[rows].mean(1) for right, rows in zip((first, second), drawn))
-    return one - other, resampled_by_counts(first, second)[1]
+def test_a_log_may_be_read_into_a_list_of_numpy_numbers(solutions):
+    def as_list(log):
+        cause, lost = solutions["my_reading"](log)
+        return [cause, np.int64(lost)]
+
+    assert "what it cost" in checks.log(as_list)
 
 
 @pytest.mark.parametrize(
-    ("check", "right", "wrong", "question"),
+    ("misread", "asks"),
     [
-        ("balanced", by_gathered_counts, mean_over_ranks, "What did you sum"),
-        ("header", header_in_other_words, signal_for_the_shell_alone, "Who has to save"),
-        ("reading", reading_line_by_line, last_step, "Which line names the cause"),
-        ("restarts", jobs_are_counted, the_first_job_is_a_restart, "How many minutes of each"),
-        ("comparison", resampled_by_counts, not_paired, "the same images in a draw"),
+        (lambda log, cause, lost: ("cancelled" if "CANCELLED" in log else cause, lost), "line"),
+        (lambda log, cause, lost: (cause, int(re.findall(r"step (\d+)", log)[-1])), "step"),
+        (lambda log, cause, lost: (cause, lost + 1 if "SIGTERM" in log else lost), "the signal"),
+        (lambda log, cause, lost: cause, "two things"),
+        (lambda log, cause, lost: None, "two things"),
     ],
+    ids=["all_cancelled", "last_step", "warned_but_lost", "cause_alone", "nothing"],
 )
-def test_the_exercises_of_ucmerced_are_judged(ucmerced, capsys, check, right, wrong, question):
-    assert_judged(ucmerced, capsys, f"check_{check}", right, wrong, question)
-
-
-# What its conclusions rest on
-
-
-@pytest.mark.parametrize("share", [0.7, 0.999])
-def test_the_interval_over_images_holds_the_truth_about_95_times_of_100(ucmerced, share):
-    random = np.random.default_rng(0)
-    held = 0
-    for _ in range(200):
-        low, high = ucmerced["interval"](random.random(315) < share, draws=300)
-        held += low <= share <= high
-    assert held >= 0.91 * 200
-
-
-def test_the_interval_over_seeds_is_that_of_students_t(ucmerced):
-    differences = np.array([1.0, 2.0, 3.0, 4.0, 5.0])  # mean 3, standard error 0.707
-    ucmerced["T"] = {5: 2.78}
-    said = ucmerced["over_seeds"](differences)
-    assert "mean difference +3.0" in said and "+1.0 to +5.0 points: a difference" in said
-    assert "no difference shown" in ucmerced["over_seeds"](differences - 3)
+def test_a_log_that_is_misread_is_refused_with_a_question(solutions, misread, asks):
+    with pytest.raises(Wrong, match=asks):
+        checks.log(lambda log: misread(log, *solutions["my_reading"](log)))
 
 
 # A folder of one's own
