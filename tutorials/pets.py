@@ -15,14 +15,12 @@
 # - launch a training function on the workers of a Dask cluster;
 # - watch a run while it trains: loss, log, files;
 # - open a checkpoint, and load it without Dask and without DDP;
-# - stop a run, kill one of its ranks, resume it, and prove what became of the weights;
+# - stop a run, kill one of its ranks, and resume it by hand;
 # - find two faults in a script that ends without an error.
 #
-# **You need** the tutorial `mnist`. From there we take *rank*, *world size*,
-# *collective* and *DDP*. New today are Dask and the checkpoint. No GPU, no network.
-#
-# **Time:** 75 minutes in class. Two cores compute for about two minutes of them.
-# **Data:** names of pets in Seattle, shipped with the repository.
+# **You need** the tutorial `mnist`. From it we take *rank*, *collective*, *global
+# batch* and *DDP*. No GPU, no network. **Time:** 75 minutes in class. **Data:** names
+# of pets in Seattle, shipped with the repository.
 
 # %% [markdown]
 # ## 2. Set-up
@@ -75,11 +73,11 @@ settings = ddp.settings(
 )
 
 # %% [markdown]
-# Dask runs Python functions in other processes, on this machine or on many. There are
-# three roles. Your notebook is the *client*. It sends functions to a *scheduler*, and
-# the scheduler passes them on to *workers*. Here `connect()` starts two to four of
-# them, each in a process of its own. (Where the text says two, read your number.) The
-# last line shows the address of Dask's *dashboard*, a web page about the cluster.
+# Dask runs Python functions in other processes, on this machine or on many. Your
+# notebook is the *client*. It sends functions to a *scheduler*, which passes them on to
+# *workers*. Here `connect()` starts two to four workers, each in a process of its own.
+# (Where the text says two, read your number.) The last line shows the address of Dask's
+# *dashboard*, a web page about the cluster.
 
 # %% tags=["nbval-ignore-output"]
 client = ddp.connect()
@@ -425,9 +423,9 @@ print("run directory:", *sorted(path.name for path in run.directory.iterdir()))
 
 # %% [markdown]
 # `run.result` is what rank 0 has returned: the final weights. They load into the plain
-# model. Now, once, the held-out names: compare the loss with that of a blind guess. It
-# says only that the model has learned *something* about names. Whether an LSTM is a
-# good choice for them is another question, and needs other models to compare with.
+# model. Now, once, the held-out names: compare the loss with that of a blind guess. A
+# smaller one says that the model has learned *something* about names. Whether an LSTM
+# is a good choice is another question. It needs other models to compare with.
 
 # %% tags=["nbval-ignore-output"]
 model = NameModel(settings.layers, settings.hidden)
@@ -475,11 +473,11 @@ print(
 #
 # First an undisturbed run. Then the same run again, and after step 170 rank 1 gets
 # *SIGKILL*, the signal that ends a process at once. `ddp.inject` puts this fault into
-# the training function. The run fails. A second launch *in the same directory* finds
-# the newest checkpoint there and goes on.
+# the training function. The run fails, and `launch` ends rank 0, which would only wait.
+# A second launch *in the same directory* finds the newest checkpoint and goes on.
 #
-# Read the log below from top to bottom: which process was killed? From which step did
-# the ranks go on?
+# Read the log from top to bottom: which process was killed? From which step did the
+# ranks go on?
 
 # %% tags=["lesson", "nbval-ignore-output"]
 small = {
@@ -747,20 +745,16 @@ for rank, stack in stalled.stacks.items():
 #
 # **How do I run, watch, stop and resume a training on Dask?**
 #
-# - *Run*: `launch(client, train, ...)` starts one rank on each worker. Dask carries the
-#   function, its arguments and the reports. Gradients go from rank to rank.
-# - *Watch*: the progress line, `on_report`, and the files of the run directory, among
-#   them `log.txt`.
-# - *Stop*: Ctrl-C. Or something stops it: then the message says which rank failed.
+# - *Run*: `launch` starts one rank on each worker. Dask carries the function, its
+#   arguments and the reports. Gradients go from rank to rank.
+# - *Watch*: the progress line, `on_report`, and the run directory with its `log.txt`.
+# - *Stop*: Ctrl-C. If a rank fails, the message says which.
 # - *Resume*: launch again in the same directory, or `RESUME=`. A checkpoint that holds
 #   model, optimizer, schedule and sampler gives the same weights, bit for bit, on the
 #   same number of ranks.
 #
 # On a cluster no line of this file changes. `make run TUTORIAL=pets CLUSTER=slurm
 # DRY=1` prints the job script, and submits nothing.
-#
-# **Common mistakes.** To forget `set_epoch`. To save the wrapper's weights. To take the
-# rank that waits for the one that failed.
 #
 # **Next:** `ucmerced`: through the queue of a batch system, and an honest accuracy.
 #
@@ -774,5 +768,5 @@ for rank, stack in stalled.stacks.items():
 # [4]: https://docs.dask.org/en/stable/dashboard.html
 # [5]: https://docs.dask.org/en/stable/deploying-python.html
 
-# %% tags=["nbval-ignore-output"]
+# %%
 client.close()
