@@ -100,19 +100,15 @@ PERMUTED = """    torch.manual_seed(seed + epoch)
 """
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        lambda script: ({"b", "e"}, repaired(script, TOLD, SAVED)),
-        lambda script: [repaired(script, TOLD, SAVED), "E, B"],
-        lambda script: (["B", "E"], repaired(script, (LOOP, LOOP + PERMUTED), SAVED)),
-        lambda script: (
-            "be",
-            repaired(script, (LOOP, LOOP + "    loader.sampler.set_epoch(100 + epoch)\n"), SAVED),
-        ),
-    ],
-    ids=["lower case", "list, letters as text", "a sampler of one's own", "other epochs"],
-)
+OTHERWISE = "    loader.sampler.set_epoch(100 + epoch)\n"
+RIGHT = {
+    "lower case": lambda script: ({"b", "e"}, repaired(script, TOLD, SAVED)),
+    "letters as text": lambda script: [repaired(script, (LOOP, LOOP + OTHERWISE), SAVED), "E, B"],
+    "own sampler": lambda script: (["B", "E"], repaired(script, (LOOP, LOOP + PERMUTED), SAVED)),
+}
+
+
+@pytest.mark.parametrize("answer", RIGHT.values(), ids=RIGHT)
 def test_every_right_repair_is_accepted(script, answer):
     assert "replicas agree" in checks.script_repaired(lambda: answer(script))
 
@@ -130,10 +126,10 @@ WRONG = {
         "out of the same order",
     ),
     "the wrapper's state": ([TOLD], "Whose state do you save"),
-    "a new model": ([TOLD, ("model.state_dict()", "torch.nn.Linear(1, 1).state_dict()")], "one"),
-    "no file": ([TOLD, ('    torch.save(model.state_dict(), "model.pt")', "    pass")], "Who"),
-    "a line that fails": ([("DDP(", "DPP(")], "Which line"),
-    "nothing printed": ([TOLD, SAVED, ('print("rank"', '_ = ("rank"')], "line that prints"),
+    "a new model": (
+        [TOLD, ("model.state_dict()", "torch.nn.Linear(1, 1).state_dict()")],
+        "that you trained",
+    ),
 }
 
 
