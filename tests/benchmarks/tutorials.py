@@ -29,7 +29,7 @@ import sync
 # Which lines of a job tell how good its model is
 QUALITY = {
     "mnist": r"^(?:mean digit|PCA|autoencoder) .*",
-    "pets": r"^(?:n-gram|LSTM|average of both) .*",
+    "pets": r"^LSTM .*",
     "ucmerced": r"^  (?:the largest class|linear on pixels|small) .*",
     "dogs": r"^best model: .*they have chosen the epoch\)",
     "flights": r"^(?:frequency|logistic|trees|network) +\d[.\d]* \(.*?\)",

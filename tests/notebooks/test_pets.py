@@ -1,13 +1,15 @@
-"""The exercises of `pets` judge rightly, its data are checked, its baseline counts as it says."""
+"""The checks of `pets` judge rightly, its data are checked, and the names it invents are tame."""
 
 import json
+import re
 
-import numpy as np
+import jupytext
 import pytest
-import torch
-from tutorials_here import assert_judged, names_of
+from tutorials_here import ROOT, names_of
 
 import ddp_common as ddp
+from tutorials.checks import pets as checks
+from tutorials.checks.common import Wrong
 
 
 @pytest.fixture(scope="module")
@@ -16,148 +18,135 @@ def pets(tmp_path_factory):
         yield names
 
 
-# The log
+# Exercise A: a run that was stopped, killed and resumed
 
-
-def words_of(log):
-    return [line.split() for line in log.splitlines()]
-
-
-def read_backwards(log):
-    """From the kill back to the last start before it."""
-    lines = words_of(log)
-    (kill,) = [n for n, words in enumerate(lines) if words[3:5] == ["was", "killed"]]
-    rank = lines[kill][2]
-    start = next(words for words in lines[kill::-1] if words[2] == rank and words[3] == "started:")
-    return int(rank), int(start[5])
-
-
-def rank_that_lost_its_connection(log):
-    """The consequence, taken for the cause."""
-    rank = next(words[2] for words in words_of(log) if words[3] == "failed:")
-    starts = [words for words in words_of(log) if words[2] == rank and words[3] == "started:"]
-    return int(rank), int(starts[-1][5])
-
-
-def test_a_log_that_is_read_backwards_is_read_rightly(pets, capsys):
-    answers = [read_backwards, rank_that_lost_its_connection]
-    assert_judged(pets, capsys, "check_log", *answers, "Which start of that rank")
-
-
-# A run that was killed, stopped and resumed
-
-LOG = """\
-10:00:00 rank 1 started: process 11 on here
-10:00:01 rank 1 was killed by SIGKILL
-10:00:01 Restart 1 on 2 rank(s) from step 50. Why: Rank 1 of 2 on here failed
-10:00:01 [rank 0] Resumed from step-00000050.pt
-10:00:02 interrupted from the keyboard
-10:00:09 [rank 0] Resumed from step-00000050.pt
-10:00:20 finished: 2 rank(s), 11.0 s
-"""
-
-
-@pytest.fixture(scope="module")
-def finished(pets, tmp_path_factory):
-    """A short run, and its settings: seed 3."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    chosen = {"epochs": 1, "batch_size": 4096, "learning_rate": 0.01, "layers": 1, "hidden": 8}
-    chosen["seed"] = 3
-    samples = {"contexts": pets["contexts"], "targets": pets["targets"]}
-    ddp.launch(pets["client"], pets["train"], **samples, **chosen, workers=2, directory=folder)
-    return folder, {**chosen, "data": pets["settings"].data}
-
-
-def says(finished, log, **settings):
-    """The answer of somebody who did what `log` says, with these settings."""
-    folder, chosen = finished
-    config = {"settings": {**chosen, **settings}, "workers": [{}, {}]}
-
-    def answer():
-        (folder / "config.json").write_text(json.dumps(config))
-        (folder / "log.txt").write_text(log)
-        return str(folder)
-
-    return answer
-
-
-def test_a_run_of_other_settings_is_accepted_if_a_rank_was_killed_and_not_asked_to_leave(
-    pets, finished, capsys
-):
-    asked = LOG.replace(
-        "rank 1 was killed by SIGKILL", "stopped after step 60: rank 1 was told to"
-    )
-    answers = [says(finished, LOG), says(finished, asked)]
-    assert_judged(pets, capsys, "check_my_run", *answers, "`kill` without -9")
-
-
-def test_a_run_whose_settings_were_changed_on_the_way_is_refused(pets, finished, capsys):
-    answers = [says(finished, LOG), says(finished, LOG, seed=4)]
-    assert_judged(pets, capsys, "check_my_run", *answers, "Did you change a setting")
-
-
-# The repair of a script
-
-LOOP = "for epoch in range(3):\n"
-SAVE = "torch.save(model.state_dict()"
-SAVED = (SAVE, "torch.save(model.module.state_dict()")
-TOLD = (LOOP, LOOP + "    sampler.set_epoch(epoch)\n")
-
-
-def repaired(pets, *changes):
-    """An answer that names both faults, and makes these replacements."""
-    script = pets["broken_script"]()
-    for old, new in changes:
-        assert old in script
-        script = script.replace(old, new)
-    return lambda: ({"B", "E"}, script)
+STOPPED = "10:00:02 interrupted from the keyboard\n"
+KILLED = "10:00:04 rank 1 was killed by SIGKILL\n"
+RESUMED = "10:00:06 [rank 0] Resumed from step-00000050.pt\n"
+FINISHED = "10:00:20 finished: 2 rank(s), 11.0 s\n"
 
 
 @pytest.mark.parametrize(
-    ("wrong", "question"),
+    ("log", "question"),
     [
-        ([SAVED, (LOOP, "sampler.set_epoch(1)\n" + LOOP)], "told, and when"),
-        ([TOLD], "Whose state do you save"),
+        (STOPPED + RESUMED + KILLED + RESUMED + FINISHED, None),
+        (KILLED + RESUMED + STOPPED + RESUMED + FINISHED, None),
+        (STOPPED + RESUMED + STOPPED + RESUMED + FINISHED, "`kill` without -9"),
+        (KILLED + RESUMED + FINISHED, "before you came"),
+        (STOPPED + KILLED + RESUMED + FINISHED, "a checkpoint"),
+        (STOPPED + RESUMED + KILLED, "after the run had failed"),
+        (STOPPED + RESUMED + KILLED + RESUMED, "still training"),
     ],
-    ids=["the epoch is told once", "the wrapper's state is saved"],
 )
-def test_a_repair_that_counts_epochs_otherwise_is_accepted_and_half_a_one_refused(
-    pets, capsys, wrong, question
-):
-    otherwise = (LOOP, LOOP + "    loader.sampler.set_epoch(100 + epoch)\n")
-    answers = [repaired(pets, SAVED, otherwise), repaired(pets, *wrong)]
-    assert_judged(pets, capsys, "check_repair", *answers, question)
+def test_a_log_tells_what_was_done_to_a_run(log, question):
+    missing = [asked for _, happened, asked in checks.events_in(log) if not happened]
+    assert question in missing[0] if question else not missing
 
 
-# The search for a learning rate
+def test_a_run_is_accepted_unless_its_settings_were_changed_on_the_way(pets, tmp_path):
+    """A run of other settings than the notebook's is right, too."""
+    folder = tmp_path / "run"
+    chosen = {"epochs": 1, "batch_size": 4096, "layers": 1, "hidden": 8}
+    chosen |= {"learning_rate": 0.01, "seed": 0}
+    samples = {name: pets[name] for name in ("contexts", "targets")}
+    train = pets["train"]
+    ddp.launch(pets["client"], train, **samples, **chosen, workers=2, directory=folder)
+
+    def says(**changed):
+        settings = {**vars(pets["settings"]), **chosen, **changed}
+        config = {"settings": settings, "workers": [{}, {}]}
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "log.txt").write_text(STOPPED + RESUMED + KILLED + RESUMED + FINISHED)
+        return folder
+
+    assert "bit for bit" in checks.resumed_by_hand(says)
+    with pytest.raises(Wrong, match="Did you change a setting"):
+        checks.resumed_by_hand(lambda: says(learning_rate=0.02))
 
 
-def test_a_search_with_batches_of_its_own_is_accepted_and_one_by_training_loss_refused(
-    pets, capsys
-):
-    model_of, loss_of = pets["NameModel"], pets["loss_of"]
-
-    def train_one(learning_rate, fit, validation):
-        torch.manual_seed(1)
-        model = model_of(layers=1, hidden=32)
-        optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
-        for rows in torch.randperm(len(fit[0])).split(100):
-            loss = torch.nn.functional.cross_entropy(
-                model(fit[0][rows].long()), fit[1][rows].long()
-            )
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return loss_of(model.state_dict(), validation), model.state_dict()
-
-    def chosen_by_training(learning_rate, fit, validation):
-        return train_one(learning_rate, fit, fit)
-
-    answers = [train_one, chosen_by_training]
-    assert_judged(pets, capsys, "check_search", *answers, "Whose loss")
+@pytest.mark.parametrize("nothing", [None, "runs/pets/…", 3])
+def test_what_is_no_run_directory_is_refused(nothing):
+    with pytest.raises(Wrong, match="Run directory"):
+        checks.resumed_by_hand(lambda: nothing)
 
 
-# The data and the baseline
+# Exercise B: the repair of a script
+
+LOOP = "for epoch in range(3):\n"
+TOLD = (LOOP, LOOP + "    sampler.set_epoch(epoch)\n")
+SAVED = ("model.state_dict()", "model.module.state_dict()")
+
+
+@pytest.fixture(scope="module")
+def script():
+    """The script with two faults, as it stands in the notebook."""
+    cells = jupytext.read(ROOT / "tutorials" / "pets.py").cells
+    (source,) = [cell.source for cell in cells if "def broken_script" in cell.source]
+    names = {}
+    exec(source, names)
+    return names["broken_script"]()
+
+
+def repaired(script, *changes):
+    for old, new in changes:
+        assert old in script
+        script = script.replace(old, new)
+    return script
+
+
+PERMUTED = """    torch.manual_seed(seed + epoch)
+    mine = torch.randperm(samples)[rank::2].tolist()
+    loader = DataLoader(torch.utils.data.Subset(data, mine), batch_size=4)
+"""
+
+
+OTHERWISE = "    loader.sampler.set_epoch(100 + epoch)\n"
+RIGHT = {
+    "lower case": lambda script: ({"b", "e"}, repaired(script, TOLD, SAVED)),
+    "letters as text": lambda script: [repaired(script, (LOOP, LOOP + OTHERWISE), SAVED), "E, B"],
+    "own sampler": lambda script: (["B", "E"], repaired(script, (LOOP, LOOP + PERMUTED), SAVED)),
+}
+
+
+@pytest.mark.parametrize("answer", RIGHT.values(), ids=RIGHT)
+def test_every_right_repair_is_accepted(script, answer):
+    assert "replicas agree" in checks.script_repaired(lambda: answer(script))
+
+
+WRONG = {
+    "DDP removed": ([TOLD, ("DDP(torch.nn.Linear(1, 1))", "torch.nn.Linear(1, 1)")], "averaged"),
+    "all ranks save": ([TOLD, SAVED, ("if rank == 0:", "if True:")], "write one file"),
+    "rank 0 alone steps": (
+        [TOLD, SAVED, ("        optimizer.step()", "        if rank == 0: optimizer.step()")],
+        "each rank take each step",
+    ),
+    "the epoch told once": ([SAVED, (LOOP, "sampler.set_epoch(1)\n" + LOOP)], "told, and when"),
+    "an order for each rank": (
+        [SAVED, (LOOP, LOOP + "    sampler.set_epoch(2 * epoch + rank)\n")],
+        "out of the same order",
+    ),
+    "the wrapper's state": ([TOLD], "Whose state do you save"),
+    "a new model": (
+        [TOLD, ("model.state_dict()", "torch.nn.Linear(1, 1).state_dict()")],
+        "that you trained",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "question"), WRONG.values(), ids=WRONG)
+def test_a_wrong_repair_is_refused_with_a_question_that_leads_on(script, changes, question):
+    with pytest.raises(Wrong, match=question):
+        checks.script_repaired(lambda: ({"B", "E"}, repaired(script, *changes)))
+
+
+def test_a_repair_whose_faults_are_named_wrongly_is_refused(script):
+    with pytest.raises(Wrong, match="letters B, F"):
+        checks.script_repaired(lambda: ({"B", "F"}, repaired(script, TOLD, SAVED)))
+    with pytest.raises(Wrong, match="What does your function return"):
+        checks.script_repaired(lambda: None)
+
+
+# The data, and the names that are invented
 
 
 @pytest.mark.parametrize(
@@ -170,13 +159,19 @@ def test_names_that_cannot_be_learned_are_refused(pets, tmp_path, content, said)
         pets["read_names"](tmp_path / "names.csv")
 
 
-def test_an_n_gram_counts_what_followed_and_its_probabilities_sum_to_one(pets):
-    contexts, targets = pets["windows"](["bella", "bello"])
-    rows = pets["as_rows"](contexts, targets)
-    last = next(row for row in rows if pets["ALPHABET"][row[-1]] == "o")
-    *_, probability = pets["ngram_probabilities"](rows, last[None], 5, 1e-9)
-    assert np.isclose(probability, 0.5)  # after 'bell' came 'a' once and 'o' once
-    every = torch.arange(1, len(pets["ALPHABET"]), dtype=torch.uint8)  # '*' is never next
-    asked = pets["as_rows"](contexts[3].repeat(len(every), 1), every)
-    for probabilities in pets["ngram_probabilities"](rows, asked, 7, 5.0):
-        assert np.isclose(probabilities.sum(), 1)
+def test_every_window_of_a_name_is_followed_by_its_next_character(pets):
+    contexts, targets = pets["windows"](["luna"])
+    spelled = ["".join(pets["ALPHABET"][code] for code in row) for row in contexts]
+    assert spelled == ["********", "*******l", "******lu", "*****lun", "****luna"]
+    assert "".join(pets["ALPHABET"][code] for code in targets) == "luna+"
+
+
+def test_no_invented_name_is_short_rare_or_registered(pets):
+    model = pets["NameModel"](layers=1, hidden=8)  # untrained: it writes anything
+    registered = set(pets["table"]["name"])
+    for name in pets["invent"](model, count=5_000):
+        assert re.fullmatch("[a-z]+", name) and name not in registered
+        assert len(re.findall("[aeiouy]+", name)) >= 3
+    assert pets["is_familiar"]("marabella")
+    for refused in ("sam", "bella", "mara bella", "xqzaxqoxqu"):
+        assert not pets["is_familiar"](refused)
