@@ -94,34 +94,39 @@ def test_a_wrong_deal_gets_a_question(deal, question):
 
 
 def features_with(knows_of, weather_of=1):
-    """Features, flight by flight. `knows_of(of_carrier, flight)`: whose delays it uses."""
+    """Features that use the delays of a flight's carrier: of those that `knows_of` says.
+
+    It gets two columns of tables: the flights whose delays may be known, and the flights asked of.
+    """
 
     def features(flights, weather):
-        arrived = flights.dropna(subset=["arr_delay"]).reset_index(drop=True)
-        arrived["landed"] = checks._arrival(arrived)
+        arrived = flights.dropna(subset=["arr_delay"])
+        columns = {name: arrived[name].to_numpy() for name in ("carrier", "day", "time_hour")}
+        columns["landed"] = checks._arrival(arrived).to_numpy()
+        now = {name: values[:, None] for name, values in columns.items()}
+        known = knows_of(columns, now) & (columns["carrier"] == now["carrier"])
+        with np.errstate(invalid="ignore"):
+            delay = known @ arrived["arr_delay"].to_numpy("float64") / known.sum(axis=1)
         rain = weather.set_index(["origin", "time_hour"])["precip"]
-        rows = []
-        for flight in arrived.itertuples():
-            of_carrier = arrived[arrived["carrier"] == flight.carrier]
-            delay = of_carrier[knows_of(of_carrier, flight)]["arr_delay"].astype(float).mean()
-            key = flight.origin, flight.time_hour - weather_of * HOUR
-            rows.append((rain.get(key, np.nan), delay, flight.distance))
-        return pd.DataFrame(rows, columns=["rain", "delay of the carrier", "distance"])
+        keys = zip(arrived["origin"], arrived["time_hour"] - weather_of * HOUR)
+        rain = [rain.get(key, np.nan) for key in keys]
+        distance = arrived["distance"].to_numpy()
+        return pd.DataFrame({"rain": rain, "delay of the carrier": delay, "distance": distance})
 
     return features
 
 
-def landed(of_carrier, flight, hours=24):
-    begin = flight.time_hour - hours * HOUR
-    return of_carrier["landed"].between(begin, flight.time_hour, "left")
+def landed(of, now, hours=24):
+    ago = now["time_hour"] - of["landed"]
+    return (ago > 0 * HOUR) & (ago <= hours * HOUR)
 
 
-def scheduled_one_hour_before(of_carrier, flight):
-    return of_carrier["time_hour"] == flight.time_hour - HOUR
+def scheduled_one_hour_before(of, now):
+    return of["time_hour"] == now["time_hour"] - HOUR
 
 
-def scheduled_the_day_before(of_carrier, flight):
-    return of_carrier["day"] == flight.day - 1
+def scheduled_the_day_before(of, now):
+    return of["day"] == now["day"] - 1
 
 
 HONEST = features_with(landed)
@@ -146,7 +151,7 @@ def test_features_that_know_no_more_than_had_arrived_are_right(features):
         (features_with(scheduled_the_day_before), "known when the flight has arrived"),
         (features_with(landed, weather_of=0), "When was it measured"),
         (features_with(landed, weather_of=2), "nothing older"),
-        (features_with(lambda *of: landed(*of, hours=12)), "all that was known"),
+        (features_with(lambda *both: landed(*both, hours=12)), "all that was known"),
         (lambda *tables: HONEST(*tables).fillna(0), "Nothing was known"),
         (lambda *tables: HONEST(*tables)[["distance"]], "What do you return"),
         (lambda *tables: HONEST(*tables).head(9), "repeat or drop"),
