@@ -1,0 +1,238 @@
+"""The checks of `flights`: a deal of rows, and features that do not know the future."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from tutorials.checks.common import Wrong
+
+HOUR = pd.Timedelta(hours=1)
+CLOSE = {"distance": 0.5, "rain": 0.006, "delay of the carrier": 0.06}  # rounded is right
+
+
+def deal(answer: Callable) -> str:
+    """Whether `answer(lengths, batch_size, seed)` deals the rows of all partitions."""
+    random = np.random.default_rng()
+    for _ in range(3):
+        lengths = [0, 7, *random.integers(60, 400, size=4).tolist(), 900]
+        random.shuffle(lengths)
+        batch_size, seed = (int(n) for n in random.integers([40, 1], [90, 1_000]))
+        batches = _batches(answer, lengths, batch_size, seed)
+        _every_row_once(batches, lengths)
+        _batch_sizes(batches, batch_size)
+        _shares(batches, lengths)
+        again = _batches(answer, lengths, batch_size, seed)
+        other = _batches(answer, lengths, batch_size, seed + 1)
+        if not np.array_equal(np.concatenate(batches), np.concatenate(again)):
+            raise Wrong("two deals from one seed", "one", "Two ranks call it. Do they agree?")
+        for partition in np.flatnonzero(np.array(lengths) > 50):
+            _order(*(np.concatenate(each) for each in (batches, other)), partition)
+    return "the deal needs lengths, batch size and seed, and not where the rows are."
+
+
+def _batches(answer, lengths, batch_size, seed):
+    batches = answer(list(lengths), batch_size, seed)
+    if batches is None or isinstance(batches, (str, int, float)):
+        raise Wrong(repr(batches), "a list of batches", "What do you return?")
+    batches = [np.asarray(batch) for batch in batches]
+    shapes = {batch.shape[1:] for batch in batches}
+    if shapes != {(2,)}:
+        raise Wrong(
+            f"batches of shape (rows, *{min(shapes, default=())})",
+            "(rows, 2)",
+            "Which two numbers name a row?",
+        )
+    return batches
+
+
+def _every_row_once(batches, lengths):
+    dealt = [tuple(pair) for pair in np.concatenate(batches).tolist()]
+    every = {(partition, row) for partition, rows in enumerate(lengths) for row in range(rows)}
+    missing, strange = every - set(dealt), set(dealt) - every
+    if missing or strange or len(dealt) != len(every):
+        raise Wrong(
+            f"{len(dealt)} rows; {len(missing)} of the table are missing, {len(strange)} are not "
+            "in it",
+            f"each of its {len(every)} rows once",
+            "What does the last batch get? Where do rows and partitions begin to count?",
+        )
+
+
+def _batch_sizes(batches, batch_size):
+    sizes = [len(batch) for batch in batches]
+    if set(sizes[:-1]) != {batch_size} or not 0 < sizes[-1] <= batch_size:
+        raise Wrong(f"batches of {sizes[:4]} …", f"of {batch_size}", "Where do you cut?")
+
+
+def _shares(batches, lengths):
+    sizes = np.array([len(batch) for batch in batches])
+    for partition, rows in enumerate(lengths):
+        mine = np.array([(batch[:, 0] == partition).sum() for batch in batches])
+        fair = sizes * rows / sum(lengths)
+        worst = abs(mine - fair).argmax()
+        if abs(mine - fair)[worst] > 3:
+            raise Wrong(
+                f"{mine[worst]} rows of partition {partition} in batch {worst}",
+                f"{fair[worst]:.1f}, its share",
+                "Where between 0 and 1 is the middle row of each partition?",
+            )
+
+
+def _order(rows, of_another_seed, partition):
+    """Whether the rows of a partition come at random, and otherwise with another seed.
+
+    In a random order, the steps from one row to the next, modulo the number of rows, take 63 % of
+    all values that there are. Reversed rows, or every seventh, have one or two.
+    """
+    order, other = (
+        each[each[:, 0] == partition, 1].astype(int) for each in (rows, of_another_seed)
+    )
+    steps = np.diff(order) % len(order)
+    if len(np.unique(steps)) < 0.4 * len(order):
+        raise Wrong(
+            f"rows {order[:6].tolist()} … of partition {partition}",
+            "a random order",
+            "What shuffles the rows of a partition?",
+        )
+    neighbours, others = (set(zip(each[:-1], each[1:])) for each in (order, other))
+    if len(neighbours & others) > 0.3 * len(neighbours):
+        raise Wrong(
+            f"one order of partition {partition} from two seeds", "two", "What is `seed` used for?"
+        )
+
+
+def features(answer: Callable) -> str:
+    """Whether `answer(flights, weather)` gives what was known at the hour of each flight."""
+    random = np.random.default_rng()
+    flights, weather = _tables(random)
+    arrived = flights.dropna(subset=["arr_delay"]).reset_index(drop=True)
+    yours = _columns(answer, flights, weather, arrived)
+    hours = arrived["time_hour"].unique()
+    last_day = hours[hours > hours.max() - 20 * HOUR]
+    for hour in [last_day.min(), *random.choice(hours, 5)]:
+        changed = _columns(answer, *_other_future(flights, weather, hour, random), arrived)
+        now = arrived["time_hour"] == hour
+        for name in CLOSE:
+            if not np.array_equal(yours[name][now], changed[name][now], equal_nan=True):
+                question = "When was it measured? A delay is known when the flight has arrived."
+                raise Wrong(f"{name}, which changes with the future", "none that does", question)
+    for name, right in _known(arrived, weather).items():
+        _compare(name, yours[name], right)
+    return "no leak was found, and each column is the newest that was known."
+
+
+def _compare(name, yours, right):
+    wrong = ~np.isclose(yours, right, rtol=0, atol=CLOSE[name], equal_nan=True)
+    if not wrong.any():
+        return
+    filled = wrong & np.isnan(right)
+    if filled.sum() == wrong.sum():
+        question = "Nothing was known. Is that the same as this number?"
+        raise Wrong(f"{name} {yours[wrong][0]:.2f} in {wrong.sum()} rows", "NaN", question)
+    question = "Nothing leaks. Does it use all that was known, and nothing older?"
+    raise Wrong(
+        f"{name} {yours[wrong][0]:.2f} in a row, and {wrong.sum()} rows differ",
+        f"{right[wrong][0]:.2f}",
+        question,
+    )
+
+
+def _columns(answer, flights, weather, arrived):
+    """What an answer gives: {name: float64 array}, in the order of the flights that arrived."""
+    yours = answer(flights.copy(), weather.copy())
+    if not isinstance(yours, (dict, pd.DataFrame)) or set(yours) != set(CLOSE):
+        got = list(yours) if isinstance(yours, (dict, pd.DataFrame)) else type(yours).__name__
+        raise Wrong(got, f"a DataFrame with the columns {list(CLOSE)}", "What do you return?")
+    table = {name: pd.Series(yours[name]).to_numpy("float64", na_value=np.nan) for name in CLOSE}
+    if {len(values) for values in table.values()} != {len(arrived)}:
+        raise Wrong(
+            f"{len(yours['distance']):,} rows",
+            f"{len(arrived):,}",
+            "Does a join repeat or drop some of the flights that arrived?",
+        )
+    return table
+
+
+def _known(arrived, weather):
+    """The right columns, flight by flight."""
+    rain_of = weather.set_index(["origin", "time_hour"])["precip"].to_dict()
+    arrival, delay = _arrival(arrived), arrived["arr_delay"].to_numpy("float64")
+    rain, of_carrier = np.full((2, len(arrived)), np.nan)
+    for row, (origin, carrier, hour) in enumerate(
+        zip(arrived["origin"], arrived["carrier"], arrived["time_hour"])
+    ):
+        rain[row] = rain_of.get((origin, hour - HOUR), np.nan)
+        known = (arrival < hour) & (arrival >= hour - 24 * HOUR) & (arrived["carrier"] == carrier)
+        if known.any():
+            of_carrier[row] = delay[known].mean()
+    distance = arrived["distance"].to_numpy("float64")
+    return {"distance": distance, "rain": rain, "delay of the carrier": of_carrier}
+
+
+def _arrival(flights):
+    """When each flight arrived; NaT if it did not."""
+    leaves, lands = (
+        flights[f"sched_{each}_time"] // 100 * 60 + flights[f"sched_{each}_time"] % 100
+        for each in ("dep", "arr")
+    )
+    by_clocks = (lands - leaves) % 1_440
+    zones = ((flights["distance"] / 8 + 60 - by_clocks) / 60).round()
+    late = by_clocks + 60 * zones + flights["arr_delay"].astype("float64")
+    return flights["time_hour"] + pd.to_timedelta(leaves % 60 + late, unit="min")
+
+
+def _other_future(flights, weather, hour, random):
+    """Copies in which all is different that was not known at `hour`."""
+    flights, weather = flights.copy(), weather.copy()
+    flights["arr_delay"] += _where(_arrival(flights) >= hour, random)
+    flights["dep_delay"] += _where(flights["time_hour"] >= hour, random)
+    weather["precip"] += _where(weather["time_hour"] >= hour, random)
+    return flights, weather
+
+
+def _where(unknown, random):
+    return np.where(unknown, random.integers(20, 60, len(unknown)), 0).astype("int16")
+
+
+def _tables(random):
+    """Flights of three winter days and their weather, of the types of the real ones.
+
+    One flight in seven is many hours late, so that some arrive a day later; one in twenty never
+    arrives. No flight arrives at a full hour, and a tenth of the weather is missing.
+    """
+    count = 300
+    first = pd.Timestamp(2013, random.choice([1, 2, 11, 12]), random.integers(1, 20), 5)
+    day, hour, minute = random.integers([0, 5, 0], [3, 23, 60], (count, 3)).T
+    distance = random.integers(200, 2_600, count)
+    flying = (distance / 8 + 60 + random.integers(-20, 20, count)).astype(int)
+    lands = (60 * hour + minute + flying - 60 * (distance // 900)) % 1_440
+    late = random.integers(-30, 90, count)
+    late += np.where(random.random(count) < 1 / 7, random.integers(300, 2_400, count), 0)
+    late += (minute + flying + late) % 60 == 0
+    local = first - 5 * HOUR + pd.to_timedelta(day, unit="D")
+    flights = pd.DataFrame(
+        {
+            "time_hour": (first + pd.to_timedelta(24 * day + hour, unit="h")).tz_localize("UTC"),
+            "month": local.month.astype("int8"),
+            "day": local.day.astype("int8"),
+            "sched_dep_time": (100 * hour + minute).astype("int16"),
+            "sched_arr_time": (lands // 60 * 100 + lands % 60).astype("int16"),
+            "dep_delay": pd.array(np.maximum(late - 10, -15), "Int16"),
+            "arr_delay": pd.array(late, "Int16"),
+            "carrier": random.choice(["AA", "DL", "UA"], count),
+            "origin": random.choice(["EWR", "JFK", "LGA"], count),
+            "distance": distance.astype("int16"),
+        }
+    ).sort_values(["time_hour", "sched_dep_time"], ignore_index=True)
+    flights.loc[random.random(count) < 1 / 20, ["dep_delay", "arr_delay"]] = pd.NA
+    hours = pd.date_range(first - 24 * HOUR, periods=120, freq="h", tz="UTC")
+    index = pd.MultiIndex.from_product(
+        [["EWR", "JFK", "LGA"], hours], names=["origin", "time_hour"]
+    )
+    weather = pd.DataFrame(
+        random.uniform(0, 5, (len(index), 7)).astype("float32"),
+        index,
+        ["temp", "dewp", "humid", "wind_speed", "precip", "pressure", "visib"],
+    ).reset_index()
+    return flights, weather.sample(frac=0.9, random_state=int(random.integers(1_000)))
