@@ -64,7 +64,7 @@ def many_ranks(sizes):
             ours = [
                 until_backward(lambda: launched(client, first_backward, ranks)) for _ in range(3)
             ]
-            theirs = until_backward(lambda: torchrun("first_backward", ranks))
+            theirs = until_backward(lambda: torchrun("first_backward", ranks=ranks))
             what = f"{ranks} ranks, warm, to their first backward, s"
             yield compared(what, ours, [theirs] * 3, beside="torchrun, once", speed_up=True)
 

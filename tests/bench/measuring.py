@@ -135,19 +135,18 @@ def launched(client, function, ranks=2, **arguments):
         return left_in(folder, ranks)
 
 
-def with_torchrun(name, ranks=2, restarts=0, **arguments):
-    """Run a function of `plain_torch` under torchrun; returns what each rank left."""
-    torchrun = "-m torch.distributed.run --standalone".split()
-    torchrun += [f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
+def with_torchrun(name, *numbers, ranks=2, starts=1):
+    """Run a function of `plain_torch` under torchrun; returns what each rank left.
+
+    `starts` is how often the command is given, one time after the other, in the same folder.
+    """
+    torchrun = f"-m torch.distributed.run --standalone --nproc-per-node={ranks}".split()
     with tempfile.TemporaryDirectory() as folder:
-        numbers = map(str, arguments.values())
-        done = subprocess.run(
-            [sys.executable, *torchrun, HERE / "plain_torch.py", name, folder, *numbers],
-            env=ENVIRONMENT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        # A rank may abort while its interpreter shuts down, after it has measured all.
+        command = [sys.executable, *torchrun, HERE / "plain_torch.py", name, folder]
+        for _ in range(starts):
+            done = subprocess.run(
+                [*command, *map(str, numbers)], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+            )
         try:
             return left_in(folder, ranks)
         except OSError:

@@ -40,7 +40,7 @@ def step(client, steps, turns):
 
     ours, theirs = take_turns(
         lambda: mean(launched(client, with_ddp.train, steps=steps)),
-        lambda: mean(torchrun("train", steps=steps, is_killed=0)),
+        lambda: mean(torchrun("train", steps, 0)),
         turns=turns,
     )
     what = f"mean of {steps - WARM_UP} steps of an LSTM, 512 samples each, ms"
@@ -67,10 +67,10 @@ def resume(client, turns):
     ours()
     times = take_turns(
         lambda: seconds(ours(is_killed=True, restarts=1)),
-        lambda: seconds(torchrun("train", restarts=1, steps=BATCHES, is_killed=1)),
+        lambda: seconds(torchrun("train", BATCHES, 1, starts=2)),
         turns=turns,
     )
-    what, beside = "from a kill to the first step after the restart, s", "torchrun's restart"
+    what, beside = "from a kill to the first step after the restart, s", "torchrun, started again"
     row = compared(what, *times, beside=beside, speed_up=True)
     yield row
     yield alone("the same, as a number of seconds", float(row.here), at_most=2)
