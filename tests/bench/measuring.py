@@ -1,7 +1,7 @@
 """What the parts of the benchmark share: taking turns, rows of a table, and running ranks."""
 
-import dataclasses
 import datetime
+import functools
 import json
 import os
 import platform
@@ -36,75 +36,64 @@ def take_turns(*ways, turns):
     return found
 
 
-def seconds_of(function, *arguments):
-    """How long a call takes."""
-    began = time.perf_counter()
-    function(*arguments)
-    return time.perf_counter() - began
+def seconds_in_turns(*calls, turns):
+    """The same for functions that are to be timed: seconds."""
+
+    def timed(call):
+        began = time.perf_counter()
+        call()
+        return time.perf_counter() - began
+
+    return take_turns(*(functools.partial(timed, call) for call in calls), turns=turns)
 
 
-# Rows of the table
-
-
-@dataclasses.dataclass
-class Row:
-    """A line of the table, as text. `what` ends with the unit."""
-
-    what: str
-    here: str
-    alternative: str = ""
-    ratio: str = ""
-    goal: str = ""
-
-    def __str__(self):
-        return f"| {self.what} | {self.here} | {self.alternative} | {self.ratio} | {self.goal} |"
-
+# Rows of the table, as text. `what` ends with the unit.
 
 HEAD = "| | here | alternative | ratio | goal |\n|---|---|---|---|---|"
 
 
-def compared(what, here, other, *, beside, speed_up=False, at_least=None, at_most=None):
+def compared(
+    what, here, other, *, beside, speed_up=False, at_least=None, at_most=None, limit=None
+):
     """A row with its alternative, `beside`, from one value of each way for each turn.
 
     The ratio is here / alternative. With `speed_up`, for seconds, it is alternative / here: how
     many times as fast. It is the median over the turns, since what else the machine does falls
-    on both halves of a turn; the quartiles tell how far to trust it. A goal limits the ratio.
+    on both halves of a turn; the quartiles tell how far to trust it. `at_least` and `at_most` are
+    goals for the ratio, `limit` is one for our own figure.
     """
     pairs = zip(other, here) if speed_up else zip(here, other)
     ratios = [upper / lower for upper, lower in pairs]
-    ratio = statistics.median(ratios)
+    ratio, ours = statistics.median(ratios), statistics.median(here)
+    low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    goals = []
+    if at_least is not None:
+        goals.append(f"at least {at_least}: {verdict(ratio >= at_least)}")
+    if at_most is not None:
+        goals.append(f"at most {at_most}: {verdict(ratio <= at_most)}")
+    if limit is not None:
+        goals.append(f"here at most {limit}: {verdict(ours <= limit)}")
     words = f"{number(ratio)} times as fast" if speed_up else number(ratio)
-    if len(ratios) > 1:
-        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
-        words += f" ({number(low)} to {number(high)})"
-    return Row(
+    return row(
         what,
-        number(statistics.median(here)),
+        number(ours),
         f"{beside}: {number(statistics.median(other))}",
-        words,
-        verdict(ratio, at_least, at_most),
+        words if low == high else f"{words} ({number(low)} to {number(high)})",
+        "; ".join(goals),
     )
 
 
-def alone(what, value, *, at_most=None):
-    """A row of one figure that has no alternative: a number, or a word."""
-    return Row(what, number(value), goal=verdict(value, None, at_most))
+def row(*cells):
+    return f"| {' | '.join(cells)} |"
 
 
-def verdict(value, at_least, at_most):
-    """The goal, and whether `value` meets it; '' without a goal."""
-    if at_least is not None:
-        return f"at least {at_least}: {'met' if value >= at_least else '**missed**'}"
-    if at_most is not None:
-        return f"at most {at_most}: {'met' if value <= at_most else '**missed**'}"
-    return ""
+def verdict(is_met):
+    return "met" if is_met else "**missed**"
 
 
 def number(value):
-    """Three digits of a number, all of a large one; words as they are."""
-    if isinstance(value, str):
-        return value
-    return f"{value:,.0f}" if value >= 1000 or value == 0 else f"{value:.3g}"
+    """Three digits, and all of a large number."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def machine():

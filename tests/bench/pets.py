@@ -4,7 +4,7 @@ import csv
 
 import numpy as np
 import torch
-from measuring import compared, seconds_of, take_turns
+from measuring import compared, seconds_in_turns
 from torch.utils.data import DataLoader
 
 import ddp_common as ddp
@@ -19,31 +19,18 @@ def measure(quick):
     turns = 2 if quick else 3
     for ours, other in zip(windows(names), windows_item_by_item(names)):
         assert torch.equal(ours.long(), other), "the two ways disagree"
-    yield compared(
-        f"windows of {len(names):,} names, s",
-        *take_turns(
-            lambda: seconds_of(windows, names),
-            lambda: seconds_of(windows_item_by_item, names),
-            turns=turns,
-        ),
-        beside="Python lists",
-        speed_up=True,
-        at_least=100,
+    seconds = seconds_in_turns(
+        lambda: windows(names), lambda: windows_item_by_item(names), turns=turns
     )
+    what = f"windows of {len(names):,} names, s"
+    yield compared(what, *seconds, beside="Python lists", speed_up=True, at_least=100)
+
     contexts, targets = windows(names)
     batches, items = Batches(contexts, targets), Items(contexts.long(), targets.long())
     assert by_batch(batches) == by_item(items) == len(contexts)
-    yield compared(
-        f"an epoch of these {len(contexts):,} windows, s",
-        *take_turns(
-            lambda: seconds_of(by_batch, batches),
-            lambda: seconds_of(by_item, items),
-            turns=turns,
-        ),
-        beside="item by item",
-        speed_up=True,
-        at_least=10,
-    )
+    seconds = seconds_in_turns(lambda: by_batch(batches), lambda: by_item(items), turns=turns)
+    what = f"an epoch of these {len(contexts):,} windows, s"
+    yield compared(what, *seconds, beside="item by item", speed_up=True, at_least=10)
 
 
 def read_names():

@@ -3,14 +3,13 @@
 import shutil
 import tempfile
 import time
-from pathlib import Path
 
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 from distributed import wait
 from measuring import compared, launched, take_turns
-from plain_torch import leave
+from with_ddp import see_arrays, see_parquet, see_table
 
 import ddp_common as ddp
 
@@ -35,7 +34,7 @@ def ways(client, futures):
     """Three functions that return the seconds until both ranks have seen all their rows."""
 
     def ours():
-        return until_seen(see, table=futures)
+        return until_seen(see_table, table=futures)
 
     def parquet():
         folder = tempfile.mkdtemp()
@@ -73,23 +72,3 @@ def table_of(client, size):
 def part(number, rows):
     values = np.random.default_rng(number).random((rows, WIDTH))
     return pd.DataFrame(values, columns=[f"column {column}" for column in range(WIDTH)])
-
-
-# On the ranks. They add up all values: a page that nobody has read was not handed over.
-
-
-def see(table, folder):
-    leave_total(folder, (each.to_numpy() for each in table.parts))
-
-
-def see_parquet(path, folder):
-    files = sorted(Path(path).glob("*.parquet"))[ddp.rank() :: ddp.world_size()]
-    leave_total(folder, (pd.read_parquet(each).to_numpy() for each in files))
-
-
-def see_arrays(arrays, folder):
-    leave_total(folder, arrays[ddp.rank() :: ddp.world_size()])
-
-
-def leave_total(folder, arrays):
-    leave(folder, total=sum(float(each.sum()) for each in arrays), seen=time.time())

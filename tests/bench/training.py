@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import with_ddp
-from measuring import alone, compared, launched, left_in, take_turns
+from measuring import compared, launched, left_in, row, take_turns
 from measuring import with_torchrun as torchrun
 from plain_torch import BATCHES
 from torch.nn.parallel import DistributedDataParallel
@@ -71,13 +71,11 @@ def resume(client, turns):
         turns=turns,
     )
     what, beside = "from a kill to the first step after the restart, s", "torchrun, started again"
-    row = compared(what, *times, beside=beside, speed_up=True)
-    yield row
-    yield alone("the same, as a number of seconds", float(row.here), at_most=2)
+    yield compared(what, *times, beside=beside, speed_up=True, limit=2)
     undisturbed, *others = weights
     differing = sum(not torch.equal(each, undisturbed) for each in others)
-    words = f"other weights in {differing} of {turns} runs" if differing else "bit for bit"
-    yield alone("weights of the killed runs, beside those of an undisturbed one", words)
+    words = f"differ in {differing} of {turns}" if differing else "the same, bit for bit"
+    yield row("weights of the killed runs and of an undisturbed one", words, "", "", "")
 
 
 # A save

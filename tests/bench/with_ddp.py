@@ -1,8 +1,9 @@
-"""The same trainings as in `plain_torch`, with this package.
+"""What ranks do that this package starts: train as in `plain_torch`, and look at tables.
 
     python with_ddp.py FOLDER
 
 As a script it is a cold launch: it starts a local cluster of two workers, and then the ranks.
+Ranks import this module, so it imports no more than they need.
 """
 
 import sys
@@ -60,6 +61,28 @@ def train(folder, steps, is_killed=False, saves=False):
             ended.append(time.time())
     leave(folder, ended=ended, killed=time_of(mark))
     return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+# Tables. All values are added up: a page that nobody has read was not handed over.
+
+
+def see_table(table, folder):
+    leave_total(folder, (part.to_numpy() for part in table.parts))
+
+
+def see_parquet(path, folder):
+    import pandas as pd
+
+    files = sorted(Path(path).glob("*.parquet"))[ddp.rank() :: ddp.world_size()]
+    leave_total(folder, (pd.read_parquet(file).to_numpy() for file in files))
+
+
+def see_arrays(arrays, folder):
+    leave_total(folder, arrays[ddp.rank() :: ddp.world_size()])
+
+
+def leave_total(folder, arrays):
+    leave(folder, total=sum(float(array.sum()) for array in arrays), seen=time.time())
 
 
 if __name__ == "__main__":
