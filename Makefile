@@ -34,7 +34,7 @@ UV     := "$$VENV/bin/uv" pip install --quiet --python $(PYTHON) --constraints c
 PROGRAMS := ddp_common tests tutorials/lab.py tutorials/scaling.py tutorials/sync.py tutorials/checks docs data
 PAGES    := --line-length 88 tutorials/scripts $(filter-out $(PROGRAMS),$(wildcard tutorials/*.py))
 
-.PHONY: help setup run lab data test test-slurm test-all lint sync bench bench-peers scaling doctor check fault-lab docs clean
+.PHONY: help setup run lab data test test-slurm test-all lint sync bench scaling doctor check fault-lab docs clean
 
 help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
@@ -52,8 +52,7 @@ help:
 	@echo 'make test-all               and the rest: a real Slurm, hosts, every fault at every moment, what students do: about 35 minutes in all'
 	@echo 'make lint                   look at layout, mistakes, who imports whom, types, workflows; nothing is changed'
 	@echo 'make sync                   write the notebooks from the scripts (TUTORIAL=pets: only this one)'
-	@echo 'make bench                  measure launch, steps, data, faults, clusters, images, tables, looking inside, TLS, tutorials; print ratios, write runs/bench*.json'
-	@echo 'make bench-peers            the same small training under torchrun, Ray Train, accelerate, Fabric, submitit; installs them first'
+	@echo 'make bench                  measure launch, steps, resume, saves, data, tables, images, each beside its alternative: ten minutes on two cores'
 	@echo 'make scaling TUTORIAL=pets  compare numbers of ranks: speed, and loss at equal samples (WORKERS="1 2 4")'
 	@echo 'make doctor CLUSTER=slurm   check what usually goes wrong on a cluster; say what to do'
 	@echo 'make fault-lab              break two ranks in every known way; print what became of it'
@@ -103,7 +102,6 @@ lint: $(STAMP)
 	@$(PYTHON) -m ruff check $(PAGES)
 	@"$$VENV/bin/lint-imports" --no-logo
 	@$(PYTHON) -m mypy
-	@$(PYTHON) docs/evidence.py check
 	@$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(PYTHON) -m check_jsonschema --builtin-schema custom.github-workflows-require-timeout .github/workflows/*.yml
 	@$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/question.yml
@@ -113,16 +111,7 @@ sync: $(STAMP)
 	@$(PYTHON) tutorials/sync.py $${TUTORIAL:+"$$TUTORIAL"}
 
 bench: $(STAMP)
-	@$(PYTHON) tests/benchmarks/bench.py
-	@$(PYTHON) tests/benchmarks/mnist.py
-	@$(PYTHON) tests/benchmarks/faults.py
-	@$(PYTHON) tests/benchmarks/endings.py
-	@$(PYTHON) tests/benchmarks/clusters.py
-	@$(PYTHON) tests/benchmarks/images.py
-	@$(PYTHON) tests/benchmarks/tables.py
-	@$(PYTHON) tests/benchmarks/inside.py
-	@$(PYTHON) tests/benchmarks/tls.py
-	@$(PYTHON) tests/benchmarks/tutorials.py
+	@$(PYTHON) tests/bench/bench.py
 
 scaling: $(STAMP)
 	@$(PYTHON) tutorials/scaling.py
@@ -135,9 +124,6 @@ check: $(STAMP)
 
 fault-lab: $(STAMP)
 	@$(PYTHON) tests/fault_lab.py
-
-bench-peers: $(VENV)/installed-peers
-	@$(PYTHON) tests/benchmarks/peers/measure.py
 
 docs: $(VENV)/installed-docs
 	@$(PYTHON) -m sphinx -q -W --keep-going -c docs . docs/_build/html
