@@ -32,7 +32,7 @@ _HOME = {
     "save_file": "ranks.reporting",
     "fetch": "data.datasets",
     "ImageFolder": "data.images",
-    "inject": "teaching.faults",
+    "inject": "faults",
     "Error": "errors",
     "RankFailed": "errors",
     "RankStalled": "errors",

@@ -17,8 +17,8 @@ import psutil
 from patience import PATIENCE
 
 import ddp_common as ddp
-from ddp_common.teaching.faults import FAULTS as PUBLIC
-from ddp_common.teaching.faults import is_due
+from ddp_common.faults import FAULTS as PUBLIC
+from ddp_common.faults import is_due
 
 SLOW_SAVE = 0.3  # seconds that a save takes at the moment 'save'
 OTHER_SIZE = 100_000  # elements, which no bucket of `train` has

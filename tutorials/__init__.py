@@ -1,1 +1,1 @@
-"""The tutorials, and what they share: `helpers` for pictures, `checks` for exercises."""
+"""The tutorials, and what they share: `helpers` (pictures) and `checks` (exercises)."""

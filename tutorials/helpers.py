@@ -1,4 +1,4 @@
-"""What the tutorials share and none of them teaches: pictures, a loss curve, an interval."""
+"""What the tutorials share and none teaches: pictures, a loss curve, an interval."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -13,7 +13,7 @@ def show(figure, alt):
 
 
 def pictures(images, titles=None, columns=10):
-    """A figure of images in rows: (n, height, width[, 3]), as values that imshow takes."""
+    """A figure of images in rows: (n, height, width[, 3]), values as imshow takes."""
     rows = -(-len(images) // columns)
     figure, axes = plt.subplots(
         rows,
