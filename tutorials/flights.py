@@ -33,6 +33,7 @@
 # All settings are here. `make run TUTORIAL=flights SET="epochs=2"` changes one of them.
 # `share=1` takes all flights instead of a quarter. A share above 1 draws flights with
 # replacement: `PRESET=full` makes a table that is larger than one worker's memory.
+# `client.dashboard_link` is the address of Dask's dashboard.
 
 # %%
 import os
@@ -76,7 +77,6 @@ dataset = ddp.fetch("flights", settings.data)
 backend = "nccl" if torch.cuda.is_available() else "gloo"
 versions = f"torch {torch.__version__} · {backend} · {client.ranks} ranks"
 print(f"{versions} · {dataset.title}: {dataset.origin} · {dataset.licence}")
-print("Dask's dashboard:", getattr(client, "dashboard_link", "there is none"))
 
 # %% [markdown]
 # ## 3. The data
@@ -453,7 +453,8 @@ show(
 # **Predict where the rows are.** `submit` sends the weights once, to one worker, which
 # builds the model. It returns a *future*: a name for the result, which other workers
 # can fetch. `map_partitions` runs `probability` on each partition. The predictions are
-# one more column of their table.
+# one more column of their table. We look for errors on *validation* days: where are the
+# lines far from the dots, and is that more than chance?
 
 
 # %%
@@ -482,13 +483,15 @@ model = client.submit(make_model, run.result, sizes, settings.hidden)
 judged = with_predictions(validation, model)
 
 # %%
-figure, panels = plt.subplots(1, 2, figsize=(9, 3), sharey=True, layout="constrained")
-for axes, key in zip(panels, ("hour", "carrier")):
-    shares = judged.groupby(key)[["late", "probability"]].mean().compute()
-    shares = 100 * shares.sort_index()
-    axes.plot(shares.index, shares["late"], "o", label="observed")
-    axes.plot(shares.index, shares["probability"], "_", ms=12, label="predicted")
-    axes.set(xlabel=key, ylabel="late (% of flights)")
+figure, panels = plt.subplots(1, 2, figsize=(10, 3), sharey=True, layout="constrained")
+labels = {"hour": "scheduled hour of departure", "carrier": "airline (code)"}
+for axes, (key, label) in zip(panels, labels.items()):
+    shares = judged.groupby(key)[["late", "probability"]].mean().compute().sort_index()
+    of = shares.index.astype(str)
+    axes.plot(of, 100 * shares["late"], "o", label="observed")
+    axes.plot(of, 100 * shares["probability"], "_", ms=12, label="predicted")
+    axes.set(xlabel=label)
+panels[0].set_ylabel("late (% of flights)")
 panels[0].legend()
 run.save_figure(figure, "errors.png")
 plt.close(figure)
@@ -498,15 +501,14 @@ show(
     figure,
     "Two panels for validation days, by the hour of departure and by airline: the "
     "observed share of late flights as dots, the predicted share as short lines. More "
-    "flights are late in the evening. Most lines are close to their dots.",
+    "flights are late in the evening.",
 )
 
 # %% [markdown]
-# We look for errors on *validation* days. The test days judge once, now. *Average
-# precision* asks whether late flights come first when flights are sorted by their
-# probability. 1 is perfect; a constant guess gets the share of late flights. Flights of
-# one day share its weather. So for the 95 % interval we draw whole *days* with
-# replacement.
+# **The test days judge once, now.** *Average precision* asks whether late flights come
+# first when flights are sorted by their probability. 1 is perfect; a constant guess
+# gets the share of late flights. Flights of one day share its weather. So for the 95 %
+# interval we draw whole *days* with replacement.
 
 
 # %%
