@@ -2,12 +2,13 @@
 
 import matplotlib.pyplot as plt
 import numpy as np
-from IPython.display import display
 from scipy import stats
 
 
 def show(figure, alt):
     """Show a figure below the cell. `alt` is a sentence for those who cannot see it."""
+    from IPython.display import display  # a notebook has it; a batch job may not
+
     display(figure, metadata={"image/png": {"alt": alt}})
     plt.close(figure)
 
