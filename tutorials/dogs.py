@@ -352,7 +352,7 @@ print(f"your prediction: {my_prediction}")
 # ## 7. On Dask
 #
 # Now the whole network, on ranks. `train` has two phases: first the head alone, on
-# frozen features; then all layers. Against the plain loop:
+# frozen features; then all layers. Compared with the plain loop:
 #
 # | line | why |
 # |---|---|

@@ -64,10 +64,10 @@ def test_a_right_rate_is_accepted_in_every_form(case):
     ("case", "question"),
     [
         ("from 0", "With which rate does training start"),
-        ("at once", "With which rate does training start|Which share of the way"),
+        ("at once", "With which rate does training start"),
         ("goes on growing", "long after the warm-up"),
-        ("for the square root, linear", "no warm-up|How many times|Which share|long after"),
-        ("nothing", "What is the rate"),
+        ("for the square root, linear", "what is the rule 'square root'"),
+        ("nothing", "what is the rule 'kept'"),
     ],
 )
 def test_a_wrong_rate_is_refused_with_a_question(case, question):

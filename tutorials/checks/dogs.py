@@ -1,6 +1,5 @@
 """Checks of the exercises of `dogs`: a learning rate for many ranks, the end of an epoch."""
 
-import itertools
 import math
 import random
 
@@ -17,29 +16,30 @@ from tutorials.checks.common import Wrong
 
 def rate(answer):
     """Whether the rate is right, for random bases, ranks and moments. Rounding is no fault."""
-    rules, numbers = ("kept", "square root", "linear"), (1, random.randint(2, 5), 16)
-    for rule, ranks, warm_up in itertools.product(rules, numbers, (0, random.randint(500, 5_000))):
-        base = random.uniform(0.001, 0.1)
-        for seen in (0, warm_up // 3, warm_up, 2 * warm_up + 100):
-            yours = answer(seen, base, ranks, rule, warm_up)
-            end = base * ranks ** {"kept": 0, "square root": 0.5, "linear": 1}[rule]
-            expected = end if seen >= warm_up else base + (end - base) * seen / warm_up
-            if not math.isclose(_number(yours), expected, rel_tol=0.01):
-                case = f"{seen=}, base={base:.4f}, {ranks=}, {rule=}, {warm_up=}"
-                raise Wrong(f"{yours}  ({case})", f"{expected:.4f}", _ask(seen, warm_up, rule))
+    for rule, power in (("kept", 0), ("square root", 0.5), ("linear", 1)):
+        for ranks in (1, random.randint(2, 5), 16):
+            base, warm_up = random.uniform(0.001, 0.1), random.randint(500, 5_000)
+            end = base * ranks**power
+            third = base + (end - base) * (warm_up // 3) / warm_up
+            cases = [
+                (
+                    warm_up,
+                    warm_up,
+                    end,
+                    f"For {ranks} times the batch: what is the rule {rule!r}?",
+                ),
+                (0, warm_up, base, "With which rate does training start?"),
+                (warm_up // 3, warm_up, third, "Which share of the way is done?"),
+                (2 * warm_up, warm_up, end, "What is the rate long after the warm-up?"),
+                (0, 0, end, "What is the rate if there is no warm-up?"),
+                (warm_up, 0, end, "What is the rate if there is no warm-up?"),
+            ]
+            for seen, of_warm_up, expected, question in cases:
+                yours = answer(seen, base, ranks, rule, of_warm_up)
+                if not math.isclose(_number(yours), expected, rel_tol=0.01):
+                    case = f"{seen=}, base={base:.4f}, {ranks=}, {rule=}, warm_up={of_warm_up}"
+                    raise Wrong(f"{yours}  ({case})", f"{expected:.4f}", question)
     return "three rules, with and without a warm-up"
-
-
-def _ask(seen, warm_up, rule):
-    if warm_up == 0:
-        return "What is the rate if there is no warm-up?"
-    if seen == 0:
-        return "With which rate does training start?"
-    if seen < warm_up:
-        return "Which share of the way is done, from the first rate to that of the rule?"
-    if seen > warm_up:
-        return "What is the rate long after the warm-up?"
-    return f"How many times the old batch is the new one? What does {rule!r} make of that?"
 
 
 def _number(value):
