@@ -128,16 +128,9 @@ print(flights[columns.split()].head(3).to_string(index=False))
 # `time_hour` is the hour of the scheduled departure, in UTC: one clock for all places.
 # The other times are local: the departure in New York's time zone, the arrival in the
 # destination's. Delays are in minutes.
-#
-# `prepare` makes the features of one partition. The weather of an hour is measured
-# *during* that hour. So a flight gets the weather of the hour *before*.
+
 
 # %%
-CATEGORIES = ["carrier", "origin", "dest", "manufacturer", "hour", "weekday", "month"]
-WEATHER = ["temp", "dewp", "humid", "wind_speed", "precip", "pressure", "visib"]
-NUMBERS = ["distance", "duration", *WEATHER, "age", "seats"]
-
-
 def minutes(clock):
     """Minutes since midnight of a time that is written as HHMM."""
     return (clock // 100 * 60 + clock % 100).astype("int32")
@@ -149,20 +142,29 @@ def duration(flights):
     Clocks differ by the time zones, in whole hours. We add as many as the distance
     (miles) asks for, at 8 miles a minute and with an hour on the ground.
     """
-    by_clocks = minutes(flights["sched_arr_time"]) - minutes(flights["sched_dep_time"])
-    by_clocks = by_clocks % 1_440
+    leaves = minutes(flights["sched_dep_time"])
+    by_clocks = (minutes(flights["sched_arr_time"]) - leaves) % 1_440
     by_distance = flights["distance"] / 8 + 60
     return by_clocks + 60 * ((by_distance - by_clocks) / 60).round()
+
+
+# %% [markdown]
+# `prepare` makes the features of one partition. The weather of an hour is measured
+# *during* that hour. So a flight gets the weather of the hour *before*.
+
+# %%
+CATEGORIES = ["carrier", "origin", "dest", "manufacturer", "hour", "weekday", "month"]
+WEATHER = ["temp", "dewp", "humid", "wind_speed", "precip", "pressure", "visib"]
+NUMBERS = ["distance", "duration", *WEATHER, "age", "seats"]
 
 
 def prepare(flights, weather, planes):
     """Flights that arrived, with their features and `late`."""
     arrived = flights.dropna(subset=["arr_delay"])
-    an_hour = pd.Timedelta(hours=1)
-    before = weather.assign(time_hour=weather["time_hour"] + an_hour)
+    before = weather.assign(time_hour=weather["time_hour"] + pd.Timedelta(hours=1))
     table = arrived.merge(before, on=["origin", "time_hour"], how="left")
     table = table.merge(planes, on="tailnum", how="left")
-    year = (table["time_hour"] - 5 * an_hour).dt.year  # in New York
+    year = (table["time_hour"] - pd.Timedelta(hours=5)).dt.year  # in New York
     table["date"] = pd.to_datetime(table[["month", "day"]].assign(year=year))
     table["hour"] = table["sched_dep_time"] // 100
     table["weekday"] = table["date"].dt.day_of_week
@@ -814,7 +816,7 @@ def kill_the_worker_once():
 
 
 dies = ddp.inject(train, kill_the_worker_once, rank=1, step=30)
-arguments = {"table": numbers, "sizes": sizes, **short, "batch_size": 2_048}
+arguments = {"table": numbers, "sizes": sizes, **short, "batch_size": 512}
 undisturbed = ddp.launch(client, train, **arguments, workers=2, directory=False)
 killed = ddp.launch(client, dies, **arguments, workers=2, restarts=1, directory=False)
 print(killed.failures[0])
