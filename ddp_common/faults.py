@@ -31,7 +31,7 @@ def inject(
     A run that is restarted comes to the same step again. With `mark`, the path of a new file in a
     folder that the rank can write to, the fault strikes once only.
 
-    Raises `Error` for a fault of another name.
+    Raises `Error` for a fault of another name; and in the ranks, if none of them is `rank`.
     """
     if not callable(fault) and fault not in list(FAULTS):
         raise Error(
@@ -44,8 +44,15 @@ def inject(
 
 
 def _run_with_fault(function, fault, rank, step, mark, /, **arguments):
-    from ddp_common.ranks import sampling  # imports torch, which the client does without
+    from ddp_common.ranks import rendezvous, sampling  # torch: the client does without
 
+    ranks = rendezvous.world_size()
+    if rank not in range(ranks):
+        raise Error(
+            f"inject(…, rank={rank}): the fault would strike nobody, as this run has {ranks} "
+            f"rank(s), numbered from 0. Give a rank from 0 to {ranks - 1}, or launch with "
+            f"workers={rank + 1}."
+        )
     act = fault if callable(fault) else FAULTS[fault]
 
     def strike(sampler):

@@ -280,7 +280,7 @@ class Attempt:
         self.directory.record(getattr(previous, "rank", 0), event)
         text = f"Restart {number - 1} on {ranks} rank(s) from step {step}. Why: {reason}"
         self.directory.log(text)
-        self.progress.note(text)
+        self.progress.note(text, also_in_logs=True)
 
     def _specs(self, store: tuple[str, int]) -> list[RankSpec]:
         assert self.checkpoints is not None, "the attempt has begun"

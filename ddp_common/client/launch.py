@@ -14,7 +14,6 @@ import shutil
 import tempfile
 import time
 import uuid
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -70,9 +69,9 @@ def launch(
     is a step of a sampler or an optimizer, a batch of an evaluation, a report, a saved file or
     checkpoint. `directory` continues in an earlier run's
     directory, whose newest checkpoint `Checkpoint.restore` then finds; default: a new one, or what
-    RESUME names for the first launch of a tutorial. With `False` the run has a temporary one: it
-    is removed with the `Run`, and after a failure when the program ends. (Under torchrun and srun
-    it is a new one, since ranks on other hosts must find it.)
+    RESUME names for the first launch of a tutorial. With `False` no folder is kept: a temporary
+    one is removed when `launch` returns, or, after a failure, when the program ends. (Under
+    torchrun and srun it is a new one, since ranks on other hosts must find it.)
 
     `on_report` is called here, in this thread, with every record that `Run.metrics` will have, as
     a dict with `rank`, `time` (s since 1970), the position in training and what was reported;
@@ -141,7 +140,7 @@ def launch(
                     run_directory.close()  # now: it may have to say that something was not written
                     run = Run(
                         result=result,
-                        directory=run_directory.path,
+                        directory=None if run_directory.is_temporary else run_directory.path,
                         world_size=len(addresses),
                         records=run_directory.records,
                         seconds=time.monotonic() - began,
@@ -167,20 +166,20 @@ def launch(
         own_tables.close()
         if run_directory is not None:
             run_directory.close()
-            if directory is False:
-                _remove_with(run, run_directory.path)
+            if run_directory.is_temporary:
+                _remove(run_directory.path, now=run is not None)
 
 
 # What `launch` takes for itself; all other names are arguments of the function.
 OPTIONS = inspect.getfullargspec(launch).kwonlyargs
 
 
-def _remove_with(run: Run | None, folder: Path) -> None:
-    """Remove a run's folder when its `Run` goes; where it has none, with this program."""
-    if run is None:
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+def _remove(folder: Path, now: bool) -> None:
+    """Remove a temporary run directory, now or when the program ends."""
+    if now:
+        shutil.rmtree(folder, ignore_errors=True)
     else:
-        weakref.finalize(run, shutil.rmtree, folder, ignore_errors=True)
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def _open_directory(

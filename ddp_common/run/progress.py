@@ -114,9 +114,14 @@ class Progress:
         if self.bar is not None and not self.in_notebook:
             self.bar.set_postfix_str(f"loss {self._loss():#.4g}", refresh=False)
 
-    def note(self, text: str):
-        """Print something between two states of the bar, if progress is drawn at all."""
-        if self.mode != "off":
+    def note(self, text: str, also_in_logs: bool = False):
+        """Print something between two states of the bar, if progress is drawn at all.
+
+        With `also_in_logs` also where it is not, as in a batch job: to stderr, in no notebook.
+        """
+        if self.mode == "off" and also_in_logs and not self.in_notebook:
+            print(text, file=sys.stderr, flush=True)
+        elif self.mode != "off":
             on_stderr = self.mode == "bar" and not self.in_notebook
             tqdm.write(text, file=sys.stderr if on_stderr else sys.stdout)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddp_common.errors import Error
 from ddp_common.files import save_whole
 from ddp_common.run.places import shown
 
@@ -18,7 +19,8 @@ SHOWN_ITEMS = 3  # of a result that is a dict or a list
 class Run:
     """What a launch leaves.
 
-    `result` is what rank 0's function returned, `directory` the run directory, `world_size` the
+    `result` is what rank 0's function returned, `directory` the run directory (None where
+    `launch` was to keep none), `world_size` the
     number of ranks, `seconds` how long the launch took. `records` are all reports, a dict for
     each. `failures` are the exceptions that restarts have answered, in order. `problems` says what
     a person must know although training went on: checkpoints that a full disk did not take, ranks
@@ -26,7 +28,7 @@ class Run:
     """
 
     result: Any
-    directory: Path
+    directory: Path | None
     world_size: int
     records: list  # of dict
     seconds: float
@@ -48,8 +50,14 @@ class Run:
 
         The end of `name` is the format (.png, .svg, .pdf). On a full disk nothing is raised,
         since the training is done and its numbers are worth more than a picture: `problems` says
-        it, and the terminal. Raises `Error` for a name that leads out of the directory.
+        it, and the terminal. Raises `Error` for a name that leads out of the directory, and where
+        there is none.
         """
+        if self.directory is None:
+            raise Error(
+                f"{name} cannot be saved: launch(directory=False) has kept no folder. Leave "
+                "directory=False out, or use figure.savefig."
+            )
         picture = io.BytesIO()
         kind = Path(name).suffix.lstrip(".") or "png"
         figure.savefig(picture, format=kind, dpi=120, bbox_inches="tight")
@@ -66,7 +74,7 @@ class Run:
             "result": in_short(self.result),
             "world_size": self.world_size,
             "seconds": round(self.seconds, 1),
-            "directory": str(shown(self.directory)),
+            "directory": str(shown(self.directory)) if self.directory else "none was kept",
             "records": len(self.records),
             "restarts": len(self.failures),
         }

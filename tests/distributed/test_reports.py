@@ -5,6 +5,8 @@ import json
 import math
 import random
 import sys
+import tempfile
+from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -135,11 +137,12 @@ def test_a_launch_keeps_no_folder_if_it_is_told_so(client):
     def reports():
         ddp.report(loss=1.0)
 
+    before = set(Path(tempfile.gettempdir()).glob("ddp-run-*"))
     run = ddp.launch(client, reports, workers=2, directory=False)
-    folder = run.directory
-    assert (folder / "log.txt").exists() and len(run.metrics) == 2
-    del run
-    assert not folder.exists()
+    assert run.directory is None and len(run.metrics) == 2
+    assert not set(Path(tempfile.gettempdir()).glob("ddp-run-*")) - before
+    with pytest.raises(ddp.Error, match="has kept no folder"):
+        run.save_figure(None, "loss.png")
 
 
 def test_config_json_says_what_ran(client, monkeypatch):

@@ -60,3 +60,8 @@ def test_restarts_that_the_environment_asks_for_come_to_an_end(client, monkeypat
 def test_a_number_of_restarts_that_is_none_is_refused(client, restarts):
     with pytest.raises(ddp.Error, match="at least 0"):
         ddp.launch(client, faults.train, workers=2, restarts=restarts)
+
+
+def test_a_fault_for_a_rank_that_there_is_not_is_refused(client):
+    with pytest.raises(ddp.RankFailed, match=r"rank=5.*strike nobody.*2 rank\(s\)"):
+        ddp.launch(client, ddp.inject(faults.train, "raise", rank=5), workers=2)
