@@ -379,8 +379,10 @@ def in_log(end: Ended) -> str:
     """How a rank ended, as a line of the log; with a traceback, lines."""
     if end.how == "raised":
         return f"failed: {end.message}\n{_traceback(end)}".rstrip()
-    if end.how in ("lost", "cancelled"):
+    if end.how == "lost":
         return f"ended: {_cause(end, None)}"
+    if end.how == "cancelled":
+        return "was ended: another rank had failed, the launch was ended, or its worker closed"
     if end.how == "stopped":
         why = ": it got SIGTERM" if end.got_sigterm else ", as the others did"
         return f"left after step {end.step}{why}"
