@@ -1,9 +1,9 @@
 """Writes the notebooks from the scripts: `python tutorials/sync.py [NAME …]`, or `make sync`.
 
 The percent script is the source, always: `NAME.py` -> `NAME.ipynb` (executed on two workers,
-outputs kept) and `student/NAME.ipynb` (solutions replaced by stubs, instructor cells and outputs
-taken out). Nothing is ever read back from a notebook but its cell ids: so none is paired with its
-script by jupytext, and what is saved in Jupyter changes the notebook that is open, nothing else.
+outputs kept) and `student/NAME.ipynb` (solutions replaced by stubs, outputs taken out). Nothing is
+ever read back from a notebook but its cell ids: so none is paired with its script by jupytext, and
+what is saved in Jupyter changes the notebook that is open, nothing else.
 To change a tutorial, change its script (in JupyterLab: Open With > Jupytext Notebook, or as text).
 A notebook whose cells were changed by hand all the same is set aside before it is written anew.
 """
@@ -11,7 +11,6 @@ A notebook whose cells were changed by hand all the same is set aside before it 
 import hashlib
 import json
 import os
-import re
 import sys
 import tempfile
 import time
@@ -98,30 +97,15 @@ def execute(notebook, folder=HERE):
 
 
 def student(notebook):
-    """The notebook a student gets: stubs for solutions, no instructor cells, no outputs."""
+    """The notebook a student gets: stubs for solutions, no outputs."""
     notebook = nbformat.from_dict(notebook)
-    notebook.cells = [
-        cell for cell in notebook.cells if "instructor" not in cell.metadata.get("tags", [])
-    ]
     for cell in notebook.cells:
         if "solution" in cell.metadata.get("tags", []):
             cell.source = stub(cell.source)
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-        if is_check(cell):
-            cell.metadata["jupyter"] = {"source_hidden": True}
     notebook.metadata = METADATA
     return notebook
-
-
-def is_check(cell):
-    """Whether a cell defines what judges an answer: a student sees it folded.
-
-    It holds the answer, or what leads to it. A script that is to be repaired is none.
-    """
-    defined = re.findall(r"^(?:def|class) (\w+)", cell.source, flags=re.M)
-    is_exercise = "exercise" in cell.metadata.get("tags", [])
-    return is_exercise and any(not name.startswith("broken") for name in defined)
 
 
 def stub(source):

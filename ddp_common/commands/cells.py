@@ -8,7 +8,7 @@ stay those of the file.
 import re
 from collections.abc import Callable
 
-LESSON_TAGS = {"lesson", "proof", "exercise", "solution", "instructor"}
+LESSON_TAGS = {"lesson", "proof", "exercise", "solution"}
 
 
 def job_source(text: str) -> str:

@@ -48,7 +48,6 @@ def test_student_notebook_is_generated_from_the_notebook_and_has_no_solution(nam
     student = nbformat.read(sync.HERE / "student" / f"{name}.ipynb", 4)
     assert cells_of(student) == cells_of(sync.student(notebook(name))), "run make sync"
     assert not any(cell.get("outputs") for cell in student.cells)
-    assert not any("instructor" in cell.metadata.get("tags", []) for cell in student.cells)
     solutions = [
         cell.source for cell in notebook(name).cells if "solution" in cell.metadata.get("tags", [])
     ]
