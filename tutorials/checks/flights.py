@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from tutorials.checks.common import Wrong
+from tutorials.flights_tables import duration
 
 HOUR = pd.Timedelta(hours=1)
 CLOSE = {"distance": 0.5, "rain": 0.006, "delay of the carrier": 0.06}  # rounded is right
@@ -102,6 +103,29 @@ def _order(rows, of_another_seed, partition):
         )
 
 
+def arrival(flights):
+    """When each flight arrived, in UTC; NaT if it did not."""
+    return _after_departure(flights, duration(flights) + flights["arr_delay"])
+
+
+def change_future(flights, weather, hour, random):
+    """Copies in which all is different that was not known at the beginning of `hour`."""
+    flights, weather = flights.copy(), weather.copy()
+    left, landed = _after_departure(flights, flights["dep_delay"]), arrival(flights)
+    change = random.integers(20, 60, size=len(flights)).astype("int16")
+    flights["dep_delay"] += change * (left >= hour)
+    flights["arr_delay"] += change * (landed >= hour)
+    measured = weather.columns.difference(["origin", "time_hour"])
+    weather.loc[weather["time_hour"] >= hour, measured] += 30
+    return flights, weather
+
+
+def _after_departure(flights, minutes):
+    """So many minutes after the scheduled departure, in UTC."""
+    minutes = (flights["sched_dep_time"] % 100 + minutes).astype("float64")
+    return flights["time_hour"] + pd.to_timedelta(minutes, unit="min")
+
+
 def features(answer: Callable) -> str:
     """Whether `answer(flights, weather)` gives what was known at the hour of each flight."""
     random = np.random.default_rng()
@@ -111,7 +135,7 @@ def features(answer: Callable) -> str:
     hours = arrived["time_hour"].unique()
     last_day = hours[hours > hours.max() - 20 * HOUR]
     for hour in [last_day.min(), *random.choice(hours, 5)]:
-        changed = _columns(answer, *_other_future(flights, weather, hour, random), arrived)
+        changed = _columns(answer, *change_future(flights, weather, hour, random), arrived)
         now = arrived["time_hour"] == hour
         for name in CLOSE:
             if not np.array_equal(yours[name][now], changed[name][now], equal_nan=True):
@@ -157,42 +181,17 @@ def _columns(answer, flights, weather, arrived):
 def _known(arrived, weather):
     """The right columns, flight by flight."""
     rain_of = weather.set_index(["origin", "time_hour"])["precip"].to_dict()
-    arrival, delay = _arrival(arrived), arrived["arr_delay"].to_numpy("float64")
+    landed, delay = arrival(arrived), arrived["arr_delay"].to_numpy("float64")
     rain, of_carrier = np.full((2, len(arrived)), np.nan)
     for row, (origin, carrier, hour) in enumerate(
         zip(arrived["origin"], arrived["carrier"], arrived["time_hour"])
     ):
         rain[row] = rain_of.get((origin, hour - HOUR), np.nan)
-        known = (arrival < hour) & (arrival >= hour - 24 * HOUR) & (arrived["carrier"] == carrier)
+        known = (landed < hour) & (landed >= hour - 24 * HOUR) & (arrived["carrier"] == carrier)
         if known.any():
             of_carrier[row] = delay[known].mean()
     distance = arrived["distance"].to_numpy("float64")
     return {"distance": distance, "rain": rain, "delay of the carrier": of_carrier}
-
-
-def _arrival(flights):
-    """When each flight arrived; NaT if it did not."""
-    leaves, lands = (
-        flights[f"sched_{each}_time"] // 100 * 60 + flights[f"sched_{each}_time"] % 100
-        for each in ("dep", "arr")
-    )
-    by_clocks = (lands - leaves) % 1_440
-    zones = ((flights["distance"] / 8 + 60 - by_clocks) / 60).round()
-    late = by_clocks + 60 * zones + flights["arr_delay"].astype("float64")
-    return flights["time_hour"] + pd.to_timedelta(leaves % 60 + late, unit="min")
-
-
-def _other_future(flights, weather, hour, random):
-    """Copies in which all is different that was not known at `hour`."""
-    flights, weather = flights.copy(), weather.copy()
-    flights["arr_delay"] += _where(_arrival(flights) >= hour, random)
-    flights["dep_delay"] += _where(flights["time_hour"] >= hour, random)
-    weather["precip"] += _where(weather["time_hour"] >= hour, random)
-    return flights, weather
-
-
-def _where(unknown, random):
-    return np.where(unknown, random.integers(20, 60, len(unknown)), 0).astype("int16")
 
 
 def _tables(random):
