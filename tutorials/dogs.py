@@ -245,7 +245,7 @@ head, losses = train_head(features, labels, learn, batch_size=32, rate=0.005)
 print(f"{len(features):,} images, {features.shape[1]:,} features of each")
 figure = curve(pd.DataFrame({"step": range(len(losses)), "loss": losses}))
 _, right = evaluate_head(head, features, labels, choose)
-figure.axes[0].set_title(f"head on frozen features: {right:.0%} of images to choose by")
+figure.axes[0].set_title(f"head: {right:.0%} of the images that choose are right")
 show(
     figure, "The training loss of a head against the step. The title has the accuracy."
 )
@@ -292,10 +292,11 @@ my_prediction = None  # "better", "same" or "worse"
 # A *trial* has a seed. It splits the images into those to learn from and those that
 # judge. It trains a head with each batch and each of seven rates, on equally many
 # samples. (`train_head` leaves out the last batch of an epoch if it is smaller: a step
-# on 4 images would count as much as one on 128.) For each batch we take one rate: the lowest loss, averaged over seeds, on
-# images that never judge. It need not have the highest point in the picture. Trials do
-# not talk to each other, so they need no process group: Dask hands them to the workers
-# as tasks.
+# on 4 images would count as much as one on 128.) Trials do not talk to each other, so
+# they need no process group: Dask hands them to the workers as tasks.
+#
+# For each batch we take one rate: the lowest loss, averaged over seeds, on images that
+# never judge. It need not have the highest point in the picture.
 
 
 # %% tags=["lesson"]
@@ -372,9 +373,9 @@ for other in (base / 2, base, base * 2):
 #
 # **What the intervals leave out.** They hold for the rates that were chosen. All seeds
 # choose by the same images. Other images might choose another rate, and no interval
-# knows of that. In the picture, the curve of batch 8 is flat around its rate: its
-# neighbours are almost as good. For batch 128 they are not, as the lines below the
-# table show. So 'kept' depends on the rate that you keep.
+# knows of that. In the picture, how flat is the curve of batch 8 around its rate? Where
+# it is flat, chance may decide between neighbours. The lines below the table show what
+# 'kept' would be with each of them: the verdict depends on the rate that you keep.
 
 # %% tags=["proof"]
 verdict = claims.loc["128, kept - 8", "verdict"]
@@ -440,7 +441,7 @@ def phase(frozen, net, images, training, held_out):
 # |---|---|
 # | `DDP(part)` | averages the gradients of what is trained in this phase |
 # | `ranks`, `ramp` | with `grow_batch`: the linear rule, and its warm-up |
-# | `sampler.weight` | each image counts the same, also if ranks get unequal parts of a batch |
+# | `sampler.weight` | ranks may get unequal parts of a batch: each image counts the same |
 # | `evaluate(...)` | one loss for all ranks |
 # | `plateau.step(...)` | lowers the rate when this loss has stopped falling |
 # | `best`, in the checkpoint | the best weights so far outlive a restart |
