@@ -441,7 +441,7 @@ def phase(frozen, net, images, training, held_out):
 # |---|---|
 # | `DDP(part)` | averages the gradients of what is trained in this phase |
 # | `ranks`, `ramp` | with `grow_batch`: the linear rule, and its warm-up |
-# | `sampler.weight` | ranks may get unequal parts of a batch: each image counts the same |
+# | `sampler.weight` | with unequal parts of a batch, each image counts the same |
 # | `evaluate(...)` | one loss for all ranks |
 # | `plateau.step(...)` | lowers the rate when this loss has stopped falling |
 # | `best`, in the checkpoint | the best weights so far outlive a restart |
@@ -626,27 +626,19 @@ def measured(settings, photos, labels, weights, steps=8):
         clock = 1000 * (time.perf_counter() - began) / steps
     of = {each.key: each.cpu_time_total / 1000 / steps for each in seen.key_averages()}
     parts = {name: of[name] for name in ("forward", "backward", "update")}
-    averaging = of.get(f"{dist.get_backend()}:all_reduce", 0.0)
-    return {
-        **parts,
-        "sum": sum(parts.values()),
-        "clock": clock,
-        "all_reduce": averaging,
-    }
+    parts.update(sum=sum(parts.values()), clock=clock)
+    return {**parts, "all_reduce": of.get(f"{dist.get_backend()}:all_reduce", 0.0)}
 
 
 # %% tags=["lesson", "nbval-ignore-output"]
 small = F.interpolate(photos[:64].float(), 32, mode="area").byte()  # quick to compute
 given = dict(settings=settings, photos=small, labels=labels[:64], weights=weights)
-times = pd.DataFrame(
-    {
-        f"{ranks} ranks": ddp.launch(
-            client, measured, **given, workers=ranks, directory=False
-        ).result
-        for ranks in (1, 2)
-    }
+one, two = (
+    ddp.launch(client, measured, **given, workers=ranks, directory=False).result
+    for ranks in (1, 2)
 )
-times["ratio"] = times["1 ranks"] / times["2 ranks"]
+times = pd.DataFrame({"1 rank": one, "2 ranks": two})
+times["ratio"] = times["1 rank"] / times["2 ranks"]
 print(f"ms of a step with a batch of {len(small)}, rank 0:")
 print(times.round(2))
 
@@ -657,8 +649,8 @@ print(times.round(2))
 # Two ranks also do something that one rank does not: they average gradients. That is
 # `all_reduce`. It runs beside `backward`, so `sum` leaves it out. Its time includes the
 # wait for the other rank. On a GPU these are times of the CPU, which only starts the
-# work there. `docs/recipes.md`, 'See where the time goes', profiles every
-# rank. `make scaling TUTORIAL=dogs WORKERS="1 2 4"` compares whole runs.
+# work there. `docs/recipes.md`, 'See where the time goes', profiles every rank.
+# `make scaling TUTORIAL=dogs WORKERS="1 2 4"` compares whole runs.
 #
 # ### The study from which this lesson comes
 #
@@ -673,7 +665,6 @@ print(times.round(2))
 # | 4 | 0.04 | 400 | 42 |
 # | 10 | 0.10 | 1,000 | 17 |
 #
-# %% [markdown]
 # The pictures of the study show accuracy against **steps**. Which number of workers
 # looks best in such a picture, even if a model learns equally much from each image?
 #
