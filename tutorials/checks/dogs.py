@@ -74,6 +74,10 @@ def end_of_epoch(client):
             raise Wrong(f"plateau.step({seen[0]['loss']:.4f})", f"{wanted[0]:.4f}", question)
         if any(one["moved"] for one in seen):
             raise Wrong("other weights than before", "the same", "Does validation train?")
+        judged = [one["judged"] for one in seen]
+        if min(judged) >= len(given["held_out"]):
+            said = f"{judged} images judged on ranks 0 and 1"
+            raise Wrong(said, "7 on both together", "What does a second rank save here?")
         return "each held-out image counts once, and both ranks decide by the same loss"
 
     return check
@@ -117,6 +121,8 @@ def _run_as_rank(answer, inputs, labels, weights, training, held_out):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
     given = (inputs.to(device), labels.to(device), training, held_out, plateau)
+    judged = []
+    model.register_forward_hook(lambda _, inputs, scores: judged.append(len(scores)))
     returned = answer(model, *given)
     if isinstance(returned, (list, tuple)):
         returned = [each.item() if hasattr(each, "item") else each for each in returned]
@@ -124,6 +130,7 @@ def _run_as_rank(answer, inputs, labels, weights, training, held_out):
         returned = returned.tolist()
     moved = not torch.equal(model.weight.cpu(), weights)
     mine = {"returned": returned, "steps": plateau.last_epoch, "moved": moved}
+    mine["judged"] = sum(judged)
     everyones = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, {**mine, "loss": float(plateau.best)})
     return everyones
