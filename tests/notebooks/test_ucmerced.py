@@ -54,11 +54,18 @@ RIGHT = {
     "MiB": ("--mem-per-cpu=3G", "--mem-per-cpu 3072"),
     "a clock": ("--time=95", "-t 01:35:00"),
     "days and hours": ("--time=95", "--time=0-02"),
+    "twice the time and memory": ("3G\n#SBATCH --time=95", "6G\n#SBATCH --time=190"),
+    "bash found by env": ("#!/bin/bash", "#!/usr/bin/env bash"),
+    "a place for what it prints": ("--ntasks=4", "--ntasks=4 -o job-%j.log -e job-%j.err"),
     "more than was asked for": ("#SBATCH --time", "# a name\n#SBATCH -J job\n\n#SBATCH --time"),
 }
 
 WRONG = {
-    "an array": ("--ntasks=4", "--ntasks=4 --array=0-3", "an array"),
+    "an array": ("--ntasks=4", "--ntasks=4 --array=0-3", "Who asked for it"),
+    "an option that does not exist": ("--ntasks=4", "--ntasks=4 --nonsense=3", "Who asked for it"),
+    "a begin in a week": ("--ntasks=4", "--ntasks=4 --begin=now+7days", "Who asked for it"),
+    "all GPUs of a node": ("--ntasks=4", "--ntasks=4 --gres=gpu:8 --exclusive", "Who asked"),
+    "two kinds of memory": ("--mem-per-cpu=3G", "--mem-per-cpu=3G --mem=24G", "of the two"),
     "too few places": ("--ntasks=4", "--ntasks=4 --nodes=1 --ntasks-per-node=2", "fit together"),
     "more nodes than ranks": ("--ntasks=4", "--ntasks=4 --nodes=8", "fit together"),
     "cores for ranks": ("--ntasks=4", "--ntasks=8", "A task is a rank"),
@@ -72,7 +79,10 @@ WRONG = {
     "another signal": ("TERM", "USR1", "asks to end"),
     "a blank": ("#SBATCH --time", "# SBATCH --time", "exactly #SBATCH"),
     "after a command": ("#SBATCH --time", "module load x\n#SBATCH --time", "the first command"),
-    "no program": ("#!/bin/bash", "", "Which program"),
+    "no program": ("#!/bin/bash", "#", "Which program"),
+    "any program": ("#!/bin/bash", "#!x", "Which program"),
+    "an empty first line": ("#!/bin/bash", "\n#!/bin/bash", "Is the first line empty"),
+    "three times the memory": ("=3G", "=9G", "for each CPU"),
 }
 
 
@@ -118,6 +128,19 @@ def test_a_log_may_be_read_into_a_list_of_numpy_numbers(solutions):
 def test_a_log_that_is_misread_is_refused_with_a_question(solutions, misread, asks):
     with pytest.raises(Wrong, match=asks):
         checks.log(lambda log: misread(log, *solutions["my_reading"](log)))
+
+
+def test_what_an_earlier_job_has_saved_is_not_lost(solutions):
+    log = "job 7: 2 ranks on node1\nResumed from step-00000240.pt\nstep 260: loss 0.7\n{}"
+    log = log.format("slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED DUE TO TIME LIMIT ***")
+    assert solutions["my_reading"](log) == ("time limit", 20)
+
+    def forgets(log):
+        return solutions["my_reading"](log.replace("Resumed", "Began"))
+
+    with pytest.raises(Wrong, match="from which would the run go on"):
+        for _ in range(10):  # not each draw of 15 logs has such a one
+            checks.log(forgets)
 
 
 # A folder of one's own

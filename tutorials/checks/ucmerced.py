@@ -15,14 +15,11 @@ from tutorials.checks.common import Wrong
 TOO_MUCH = 2  # times what is needed: more only makes the job wait longer
 GIB = {"K": 1 / 1024**2, "M": 1 / 1024, "": 1 / 1024, "G": 1, "T": 1024}
 LONG_NAMES = {
-    "A": "account",
-    "a": "array",
-    "c": "cpus-per-task",
-    "N": "nodes",
-    "n": "ntasks",
-    "p": "partition",
-    "t": "time",
+    **{"A": "account", "p": "partition", "n": "ntasks", "c": "cpus-per-task", "t": "time"},
+    **{"N": "nodes", "J": "job-name", "o": "output", "e": "error"},
 }
+ASKED = "account partition ntasks cpus-per-task mem-per-cpu time signal".split()
+HARMLESS = "nodes ntasks-per-node mem job-name output error mail-type mail-user comment".split()
 ENDS = ("finished", "time limit", "warned", "memory", "cancelled")
 
 
@@ -55,13 +52,18 @@ def fits(text, site, need):
     """Raise `Wrong` for the first thing in a header that does not fit the site and the need."""
     if isinstance(text, (list, tuple)):
         text = "\n".join(map(str, text))
-    if not isinstance(text, str) or not text.startswith("#!"):
-        question = "Which program is to read the script?"
-        raise Wrong(repr(text), "a str that begins with #! and a program", question)
+    if not isinstance(text, str) or not re.match(r"#! */\S*(bash|sh|env \w*sh)\b", text):
+        empty = isinstance(text, str) and text[:1].isspace()
+        question = "Is the first line empty?" if empty else "Which program is to read the script?"
+        raise Wrong(repr(text), "a str whose first line is #!/bin/bash", question)
     options, unread = options_of(text)
     if unread:
         question = "Slurm reads lines that begin with exactly #SBATCH, up to the first command."
         raise Wrong(repr(unread[0]), "a line that Slurm reads", question)
+    for name in options:
+        if name not in (*ASKED, *HARMLESS):
+            question = "Who asked for it? What becomes of the job?"
+            raise Wrong(f"--{name}", f"options that the job needs: {', '.join(ASKED)}", question)
     for name, is_right, expected, question in requirements(options, site, need):
         if not is_right:
             yours = f"--{name}={options[name]}" if name in options else f"no --{name}"
@@ -101,12 +103,14 @@ def requirements(options, site, need):
     limits, minutes = site["partitions"], minutes_of(options.get("time", ""))
     partition = min((name for name in limits if limits[name] >= need["minutes"]), key=limits.get)
     most = min(limits[partition], TOO_MUCH * need["minutes"])
+    in_time = need["minutes"] <= minutes <= most
     places = number("nodes") * number("ntasks-per-node")
     ranks = number("ntasks") or places
     fit = number("nodes") <= ranks and (places == 0 or places >= ranks)
     memory, gib = "mem-per-cpu", gib_of(options.get("mem-per-cpu", ""))
     if number("nodes") == 1 and "mem" in options:
         memory, gib = "mem", gib_of(options["mem"]) / need["ranks"] / need["cpus"]
+    one_memory = not {"mem", "mem-per-cpu"} <= options.keys()
     enough = need["memory"] <= gib <= TOO_MUCH * need["memory"]
     said = options.get("signal", "")
     signal = re.fullmatch(r"(?:R:)?(?:SIG)?(?:TERM|15)@(\d+)", said)
@@ -120,23 +124,13 @@ def requirements(options, site, need):
         wanted_memory += f"; yours is {gib:.2g}"
     wanted_signal = f"SIGTERM for the ranks {need['warning']} s before the limit {whom}"
     return [
-        ("array", "array" not in options, "one job", "How many jobs does an array start?"),
         same("account", site["account"], "Who pays?"),
         same("partition", partition, "Which has the smallest limit that is large enough?"),
-        (
-            "time",
-            need["minutes"] <= minutes <= most,
-            wanted_time,
-            "What becomes of a job at its limit? And which jobs start sooner?",
-        ),
+        ("time", in_time, wanted_time, "What happens at its limit? And which jobs start sooner?"),
         ("ntasks", ranks == need["ranks"], need["ranks"], "A task is a rank. How many are there?"),
-        (
-            "nodes",
-            fit,
-            f"nodes for {ranks} ranks",
-            "Do nodes, ntasks, ntasks-per-node fit together?",
-        ),
+        ("nodes", fit, f"nodes for {ranks} ranks", "Do nodes, tasks, tasks on each fit together?"),
         same("cpus-per-task", need["cpus"], "How many CPUs has each rank?"),
+        ("mem", one_memory, "--mem or --mem-per-cpu", "Which of the two should Slurm take?"),
         (memory, enough, wanted_memory, "A number alone is in MiB. And is yours for each CPU?"),
         ("signal", warned, wanted_signal, "Which signal asks to end, and who has to save?"),
     ]
@@ -187,7 +181,8 @@ def any_log(random, end):
     job, node = random.integers(1_000, 99_999), f"node{random.integers(10, 99)}"
     epoch, epochs = (int(random.integers(*ends)) for ends in ((20, 90), (1, 9)))  # steps, saved
     last = epochs * epoch + int(random.integers(1, epoch))
-    begin = int(random.integers(0, epochs))
+    # the earlier job has saved so many epochs: perhaps all that were ever saved
+    begin = int(random.integers(0, epochs + (end != "finished")))
     step = f"step {last}: loss {random.uniform(0.1, 2):.3f}"
     cancelled = f"slurmstepd: error: *** STEP {job}.0 ON {node} CANCELLED AT 2026-11-22T10:00:00"
     oom = f"slurmstepd: error: Detected 1 oom_kill event in StepId={job}.0. Some of the step tasks"
