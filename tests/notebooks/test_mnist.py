@@ -1,5 +1,6 @@
 """The exercises of `mnist` judge rightly, and digits of one's own are checked."""
 
+import contextlib
 import functools
 import gzip
 import re
@@ -84,16 +85,17 @@ def test_a_port_with_a_fault_gets_a_question_that_leads_on(
     assert said.count("not yet") == 1 and "right:" not in said and re.search(question, said), said
 
 
+BOTH = 'rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])'
 HELPER = 'def numbers():\n    return int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])\n\n\n'
 
 
 @pytest.mark.parametrize(
     "replacements",
     [
-        [(LOCAL, f"rank, {LOCAL.replace('=', "= int(os.environ['RANK']),")}"), (IDS, "")],
+        [(LOCAL, BOTH), (SET, SET.replace("device)", "local_rank)")), (IDS, "")],
         [(LOCAL, LOCAL.replace(" =", ": int ="))],
         [(LOCAL, "rank, local_rank = numbers()"), ("def main", HELPER + "def main")],
-        [(LOCAL, "local_rank = dist.get_node_local_rank()"), ("local_rank", "gpu")],
+        [(LOCAL, "local_rank = dist.get_node_local_rank()")],
         [(LOCAL, LOCAL.replace('"LOCAL_RANK"]', '"RANK"]') + " % torch.cuda.device_count()")],
         [('torch.device("cuda", local_rank)', 'f"cuda:{local_rank}"')],
     ],
@@ -106,7 +108,7 @@ def test_lines_for_gpus_may_be_written_in_several_ways(replacements):
     ("replacements", "said"),
     [
         ([(SET, "pass")], "set_device is never called"),
-        ([("cuda", "cpu"), (LOCAL, "pass"), ("[local_rank]", "None")], "LOCAL_RANK is never"),
+        ([(LOCAL, "pass"), ('"cuda", local_rank', '"cuda"'), (IDS, "")], "LOCAL_RANK is never"),
         ([("LOCAL_RANK", "RANK")], "Rank 5 is the second"),
         ([(SET, "torch.cuda.set_device(0)")], "All ranks run this line"),
         (
@@ -131,53 +133,34 @@ def accumulation():
         yield functools.partial(checks.accumulation, client)
 
 
-def loss_of(model, part):
-    return F.mse_loss(model(part), part)
+def accumulate(averages_at, divisor=len):
+    """An answer: DDP averages at part `number` of `count` if `averages_at(number, count)`."""
+
+    def answer(model, parts):
+        for number, part in enumerate(parts):
+            averages = averages_at(number, len(parts))
+            with contextlib.nullcontext() if averages else model.no_sync():
+                loss = F.mse_loss(model(part), part)
+            (loss / divisor(parts)).backward()  # outside is right, too
+
+    return answer
 
 
-def forward_inside_backward_outside(model, parts):
-    for part in parts[:-1]:
-        with model.no_sync():
-            loss = loss_of(model, part) / len(parts)
-        loss.backward()
-    (loss_of(model, parts[-1]) / len(parts)).backward()
+def at_the_last(number, count):
+    return number == count - 1
 
 
 def scale_at_the_end(model, parts):
-    sum_of_losses(model, parts)
+    accumulate(at_the_last, divisor=lambda parts: 1)(model, parts)
     for parameter in model.parameters():
         parameter.grad /= len(parts)
 
 
-def average_first(model, parts):
-    (loss_of(model, parts[0]) / len(parts)).backward()
-    with model.no_sync():
-        for part in parts[1:]:
-            (loss_of(model, part) / len(parts)).backward()
-
-
-def average_after_every_part(model, parts):
-    for part in parts:
-        (loss_of(model, part) / len(parts)).backward()
-
-
-def never_average(model, parts):
-    with model.no_sync():
-        average_after_every_part(model, parts)
-
-
 def one_backward_for_all(model, parts):
-    (sum(loss_of(model, part) for part in parts) / len(parts)).backward()
+    (sum(F.mse_loss(model(part), part) for part in parts) / len(parts)).backward()
 
 
-def sum_of_losses(model, parts):
-    with model.no_sync():
-        for part in parts[:-1]:
-            loss_of(model, part).backward()
-    loss_of(model, parts[-1]).backward()
-
-
-@pytest.mark.parametrize("answer", [forward_inside_backward_outside, scale_at_the_end])
+@pytest.mark.parametrize("answer", [accumulate(at_the_last), scale_at_the_end])
 def test_accumulation_is_right(accumulation, answer, capsys):
     assert said_of(accumulation, answer, capsys).startswith("right: one averaging")
 
@@ -185,11 +168,11 @@ def test_accumulation_is_right(accumulation, answer, capsys):
 @pytest.mark.parametrize(
     ("answer", "question"),
     [
-        (average_after_every_part, "the forward outside of no_sync()"),
-        (never_average, "averages 0 times"),
+        (accumulate(lambda number, count: True), "the forward outside of no_sync()"),
+        (accumulate(lambda number, count: False), "averages 0 times"),
+        (accumulate(lambda number, count: number == 0), "Which part must be the last?"),
+        (accumulate(at_the_last, divisor=lambda parts: 1), "By what is each loss divided"),
         (one_backward_for_all, "in memory at once"),
-        (sum_of_losses, "By what is each loss divided"),
-        (average_first, "Which part must be the last?"),
     ],
 )
 def test_accumulation_is_wrong(accumulation, answer, question, capsys):
