@@ -88,7 +88,7 @@ print(
 # %% [markdown]
 # ## 3. The data
 #
-# Digits of 28 × 28 grey values, written around 1990: 0 for paper, 255 for ink.
+# Digits of 28 × 28 grey values, from about 1990: 0 is paper, 255 is ink.
 # A tenth of the digits is held out: the model never trains on them.
 
 
@@ -488,8 +488,8 @@ for way, (rank_0, rank_1) in weights.items():
 # `backward()`. It does not inside `with model.no_sync():`. Exercise B is about that.
 #
 # **Mixed precision.** Under `torch.autocast("cuda", dtype=torch.bfloat16)`, the forward
-# pass computes activations in *bf16*, numbers of 16 bits. Weights and gradients keep
-# 32, so DDP does not change.
+# pass computes most activations in *bf16*, numbers of 16 bits. Weights and gradients
+# keep 32, so DDP does not change.
 #
 # **FSDP.** DDP keeps the whole model on every GPU. *Fully sharded data parallel*
 # (`fully_shard`) spreads weights, gradients and optimizer state over the ranks. Take it
@@ -573,7 +573,7 @@ judge(lambda answer: checks.accumulation(client, answer), my_accumulation)
 # ## 11. Break it
 #
 # Somebody adds a layer and forgets to call it. One process does not mind. Two ranks do.
-# Read the message together. What does DDP wait for? Which parameters does it name?
+# What does DDP wait for? Which parameters does it name?
 
 
 # %% tags=["lesson"]
