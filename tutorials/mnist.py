@@ -9,22 +9,25 @@
 # %% [markdown]
 # # MNIST: what DDP adds to a training loop
 #
-# **Question.** What does DDP add to my loop?
+# ## 1. The question
+#
+# **What does DDP add to my loop?**
 #
 # DDP is PyTorch's `DistributedDataParallel`. It trains one model in several processes
-# at once. Each process has a GPU of its own, or a core.
+# at once. Each of them is called a *rank*, and has a GPU of its own, or a core.
 #
 # **Afterwards you can**
 # - turn a training loop of one process into a script for `torchrun`;
-# - say, and *prove*, what one step of two processes does to the weights;
+# - say, and *prove*, what one step of two ranks does to the weights;
 # - read the timeline of a step: who computes, who sends, who waits for whom;
-# - accumulate gradients over parts of a batch, and train with numbers of 16 bits.
+# - accumulate gradients over parts of a batch.
 #
-# **You need** Python, and from PyTorch a model, a loss, an optimizer. No GPU and no
-# network. This is the first notebook of the course, so it takes nothing from another.
+# **You need** Python, and from PyTorch a model, a loss, an optimizer. No GPU, no
+# network, no other notebook: this is the first.
 # **Data:** 10,000 handwritten digits, which come with the repository.
 #
-# **Time:** 75 minutes in class, with about one minute of computing on two cores.
+# **Time:** 75 minutes in class, 23 of them for two exercises. The computer needs about
+# one minute on two cores.
 
 # %% [markdown]
 # ## 2. Set-up
@@ -60,7 +63,7 @@ settings = ddp.settings(
     "mnist",
     data="shipped",  # or "full", or the path of a folder with IDX files
     epochs=5,
-    batch_size=64,  # of all ranks together
+    batch_size=64,  # the global batch: digits in a step, over all ranks
     learning_rate=2e-3,
     channels=24,  # of the first convolution; the second has twice as many
     bottleneck=32,  # the numbers that are left of a digit
@@ -69,9 +72,9 @@ settings = ddp.settings(
 )
 
 # %% [markdown]
-# `connect()` starts two processes that wait for work. The library *Dask* manages them.
-# The next notebook, `pets`, is about Dask. Here you only need to know that they run the
-# functions that we give them.
+# `connect()` starts two to four processes that wait for work; each short run here uses
+# two. The library *Dask* manages them: the next notebook, `pets`, is about it. The
+# *backend* moves data between the ranks: gloo for CPUs, NCCL for NVIDIA's GPUs.
 
 # %% tags=["nbval-ignore-output"]
 client = ddp.connect()
@@ -85,9 +88,8 @@ print(
 # %% [markdown]
 # ## 3. The data
 #
-# Digits that people wrote around 1990: 28 × 28 grey values, 0 for paper, 255 for ink.
-# The files have the format of the originals, *IDX*: a header with the shape, then the
-# bytes. A tenth of the digits is held out: the model never trains on them.
+# Digits of 28 × 28 grey values, from about 1990: 0 is paper, 255 is ink.
+# A tenth of the digits is held out: the model never trains on them.
 
 
 # %%
@@ -128,9 +130,6 @@ show(
 # The model is an *autoencoder*. It squeezes the 784 values of a digit into 32 numbers
 # and draws the digit again from these. So a digit is its own target, and no label is
 # needed. The loss is the mean squared error (MSE) per pixel, with ink as 1.
-#
-# The data set hands out a whole batch at once: PyTorch calls `__getitems__` with a list
-# of indices. Only this batch is turned into floats.
 
 
 # %%
@@ -141,7 +140,7 @@ class Digits(Dataset):
     def __len__(self):
         return len(self.pixels)
 
-    def __getitems__(self, indices):
+    def __getitems__(self, indices):  # PyTorch asks for a whole batch at once
         return self.pixels[indices].float() / 255
 
 
@@ -157,10 +156,8 @@ def autoencoder(channels=24, bottleneck=32):
 
 
 # %% [markdown]
-# Here is the plain loop, once over the digits. It runs on a GPU if there is one, else
-# on the CPU. Nothing in it is distributed. Read it line by line: it comes back twice.
-# (`collate_fn` says how the loader makes a batch of samples. Here the data set has done
-# this already.)
+# Here is the plain loop, once over the digits. Nothing in it is distributed. Read it
+# line by line: it comes back twice.
 
 # %% tags=["lesson"]
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -168,6 +165,7 @@ torch.set_num_threads(1)  # one core, as a rank has later
 torch.manual_seed(0)
 model = autoencoder().to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+# collate_fn makes a batch of samples; here the data set has made it already
 loader = DataLoader(Digits(images), 64, shuffle=True, collate_fn=lambda batch: batch)
 for digits in loader:
     digits = digits.to(device)
@@ -180,12 +178,14 @@ print(f"{len(loader)} steps; the loss of the last is below 0.04: {loss.item() < 
 # %% [markdown]
 # ## 5. Predict
 #
-# Two processes hold the same model. A batch has 128 digits. Each process takes 64 of
-# them and calls `backward()`. Then the two *average* their gradients, parameter by
-# parameter, and each makes one step. Compare with one process that takes all 128. The
-# weights have moved
+# The digits of one step, of all ranks together, are the *global batch*. Section 4 had
+# 64. The short experiments from here on have 128: 64 for each of two ranks.
 #
-# - `"half"` as far, because each process saw only half of the digits;
+# Two ranks hold the same model. Each calls `backward()` on its 64 digits. Then they
+# *average* their gradients, parameter by parameter, and each makes one step. Compare
+# with one process that takes all 128. The weights have moved
+#
+# - `"half"` as far, because each rank saw only half of the digits;
 # - `"double"` as far, because there were two gradients;
 # - `"same"`: as far, up to rounding.
 #
@@ -197,9 +197,8 @@ my_prediction = None  # "half", "double" or "same"
 # %% [markdown]
 # ## 6. Two ranks, by hand
 #
-# A process that trains is called a *rank*. Its number is also called its rank; the
-# first is rank 0. The number of ranks is the *world size*. All ranks run the same
-# program. None of them sees the memory of another.
+# Ranks have numbers. The first is rank 0. The number of ranks is the *world size*. All
+# ranks run the same program. None of them sees the memory of another.
 
 # %% tags=["lesson"]
 display(
@@ -217,9 +216,7 @@ display(
 # starts one rank. The ranks send their gradients **to each other**, not through Dask.
 #
 # To exchange something, the ranks make a *collective call*: all of them make it, in the
-# same order. We need one such call. `all_reduce` adds up a tensor over all ranks and
-# leaves the sum on each. The library that moves the data is the *backend*: gloo for
-# CPUs, NCCL for NVIDIA's GPUs.
+# same order. `all_reduce` adds up a tensor over all ranks and leaves the sum on each.
 
 
 # %% tags=["lesson"]
@@ -253,10 +250,10 @@ def train_by_hand(pixels, way):
 
 
 # %% [markdown]
-# Compare it with the plain loop. Two lines are new: `batch[rank::world_size]` is this
-# rank's share of the batch, and `average_gradients(model)` follows `backward()`. (The
-# optimizer is SGD here. Its step grows with the gradient, so we would see an error in
-# the averaging. Adam's step hardly depends on the gradient's size.)
+# Compare it with the plain loop. Between the batch and `step()`, two things are new:
+# `batch[rank::world_size]` is this rank's share of the batch, and
+# `average_gradients(model)` follows `backward()`. (The optimizer is SGD, because its
+# step grows with the gradient. Adam's hardly does, and would hide a wrong average.)
 #
 # `launch` starts the ranks, runs the function on each and returns what it returned on
 # rank 0. Thirty steps on two ranks:
@@ -288,7 +285,7 @@ print("DDP and by hand, the same weights to 1e-6:", bool(off < 1e-6))
 #
 # Why not do it by hand, then? The picture shows one step of two ranks. We recorded it
 # once, with a network that is **slow on purpose**: each message waits 5 ms, and 3 ms
-# more for each MiB. (`docs/pictures/draw_step.py` is the program.)
+# more for each MiB.
 
 # %% tags=["lesson"]
 display(
@@ -305,31 +302,25 @@ display(
 # are ready first. Read the four rows from top to bottom.
 #
 # 1. **One by one.** This is our loop: a message for each parameter, all of them after
-#    `backward()`. Each message costs time before any data move.
-# 2. **One bucket.** All gradients are copied into one long tensor, a *bucket*. Now
-#    there is one message, but it can leave only when all gradients are ready.
+#    `backward()`.
+# 2. **One bucket.** All gradients are copied into one long tensor, a *bucket*. There
+#    is one message. It leaves when all gradients are ready.
 # 3. **DDP.** It fills several buckets and sends each as soon as it is full, while
-#    `backward()` goes on. This is *overlap*. On a CPU `backward()` ends when the last
-#    bucket is back. With NCCL Python goes on, and the GPU waits.
+#    `backward()` goes on. This is *overlap*. (On a CPU, `backward()` returns when the
+#    last bucket is back.) Here sending six buckets takes longer than computing: each
+#    waits 5 ms. So overlap gains almost nothing over one bucket. It helps when sending
+#    is short enough to hide behind `backward()`.
 # 4. **A late rank.** Rank 0 has its gradients and waits for rank 1. Its first green bar
 #    is long, though the network is no slower. In every step, all ranks wait for the
 #    slowest.
 #
 # Even without averaging, two ranks are less than twice as fast: each makes the whole
-# optimizer's step. Two ranks win when the time saved exceeds the time DDP adds. The
-# notebook `dogs` measures it.
+# optimizer's step. The notebook `dogs` measures the gain.
 #
 # ### The training itself
 #
-# This is the function that `make run` trains with. It is the plain loop, with DDP and
-# four helpers of this repository:
-#
-# | line | why |
-# |---|---|
-# | `sampler = ddp.ElasticSampler(...)` | deals each batch of 64 to the ranks |
-# | `* sampler.weight` | 1, unless the ranks' shares of a batch differ in size |
-# | `ddp.Checkpoint(...)`, `restore`, `save` | a stopped run can go on: see `pets` |
-# | `ddp.report(loss=loss)` | sends the loss to your notebook; no rank waits for it |
+# This is the function that `make run` trains with, in global batches of 64. It is the
+# plain loop, with DDP and four helpers of this repository, which `pets` explains.
 
 
 # %%
@@ -338,22 +329,24 @@ def train(images, epochs, batch_size, learning_rate, channels, bottleneck, seed)
     device = ddp.device()
     torch.manual_seed(seed)  # the same initial weights on all ranks
     data = Digits(images)
+    # deals each global batch out to the ranks
     sampler = ddp.ElasticSampler(len(data), batch_size, seed=seed)
     loader = DataLoader(data, batch_sampler=sampler, collate_fn=lambda batch: batch)
     model = DDP(autoencoder(channels, bottleneck).to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
-    checkpoint = ddp.Checkpoint(
+    checkpoint = ddp.Checkpoint(  # with it, a stopped run can go on
         model=model, optimizer=optimizer, sampler=sampler, every_steps=500
     )
     checkpoint.restore()  # nothing to restore on a first attempt
-    for epoch in sampler.epochs(epochs):
+    for epoch in sampler.epochs(epochs):  # range(epochs), each in a new order
         for digits in loader:
             digits = digits.to(device)
+            # the weight is 1, unless the ranks' shares of a batch differ in size
             loss = F.mse_loss(model(digits), digits) * sampler.weight
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            ddp.report(loss=loss)
+            ddp.report(loss=loss)  # to your notebook; no rank waits for it
     checkpoint.save()
     return model.module.state_dict()
 
@@ -374,54 +367,35 @@ show(figure, "The mean loss of the ranks falls steeply, then slowly, step by ste
 # %% [markdown]
 # ### Is it any good?
 #
-# Compare with something simple, a *baseline*. Here are two that need no tuning. The
-# *mean digit* is the same picture for every digit. *Principal component analysis* (PCA)
-# is the linear map with the smallest error on the training digits, with as many numbers
-# per digit as the autoencoder has. All errors are on the held-out digits, which we look
-# at only once, here. It is one training, with one seed.
+# Here are digits that the model has never seen. The *mean digit* is for comparison: one
+# picture for all.
 
-
-# %%
-def pca(pixels, components, training):
-    """Reconstruct pixels (n, 784) from the first principal directions of training."""
-    _, directions = torch.linalg.eigh(torch.cov(training.T))
-    kept = directions[:, -components:]  # eigh sorts by variance, the largest last
-    mean = training.mean(0)
-    return mean + (pixels - mean) @ kept @ kept.T
-
-
-training = Digits(images).__getitems__(slice(None))
+# %% tags=["nbval-ignore-output"]
 held_out = Digits(held_out_images).__getitems__(slice(None))
 model = autoencoder(settings.channels, settings.bottleneck)
 model.load_state_dict(run.result)
 with torch.no_grad():
     reconstructed = model(held_out)
-guesses = {
-    "mean digit": training.mean(0).expand_as(held_out),
-    "PCA": pca(held_out, settings.bottleneck, training),
-    "autoencoder": reconstructed,
-}
-errors = {name: F.mse_loss(guess, held_out).item() for name, guess in guesses.items()}
+mean_digit = (images.float().mean(0).flatten() / 255).expand_as(held_out)
+rows = {"held out": held_out, "mean digit": mean_digit, "autoencoder": reconstructed}
 
-rows = {"held out": held_out, **guesses}
+print(f"Held-out MSE per pixel, from {settings.bottleneck} numbers per digit")
+for name in ["mean digit", "autoencoder"]:
+    print(f"{name:12} {F.mse_loss(rows[name], held_out):.4f}")
+
 lines = [pixels[:12].reshape(-1, 28, 28) for pixels in rows.values()]
 picture = torch.cat([line.permute(1, 0, 2).reshape(28, -1) for line in lines])
-figure, axes = plt.subplots(figsize=(9, 3.2))
+figure, axes = plt.subplots(figsize=(9, 2.4))
 axes.imshow(picture, cmap="gray_r", vmin=0, vmax=1)
 axes.set(xticks=[], yticks=range(14, 28 * len(rows), 28), yticklabels=list(rows))
 run.save_figure(figure, "reconstructions.png")
 plt.close(figure)
 
-# %% tags=["nbval-ignore-output"]
-print(f"Held-out MSE per pixel, from {settings.bottleneck} numbers per digit")
-for name, error in errors.items():
-    print(f"{name:12} {error:.4f}")
-
 # %% tags=["lesson"]
 show(
     figure,
-    "Rows of digits: held out, the mean digit, PCA, autoencoder. The mean digit is a "
-    "grey blur. PCA and the autoencoder draw each digit again.",
+    "Rows of digits: held out, the mean digit, autoencoder. The mean digit is a grey "
+    "blur. The autoencoder draws each digit again.",
 )
 
 # %% [markdown]
@@ -461,15 +435,13 @@ else:
 # is the mean of the gradients. So the averaged gradient is that of the whole batch.
 #
 # This needs shares of one size, and samples that do not influence each other. *Batch
-# normalisation* is a layer that scales its input by the mean and the variance of the
-# batch. In training, each rank takes those of its own share. *Dropout* sets random
-# values to zero, and each rank draws its own. Models with such layers train a little
-# differently on another number of ranks.
+# normalisation* scales by the statistics of a batch, here of a rank's share; *dropout*
+# draws random zeros, on each rank its own.
 #
 # ### Replicas stay equal
 #
 # Each rank holds a copy of the model, a *replica*. All start with the same weights and
-# make the same step. So they stay equal, bit for bit. What happens without averaging?
+# make the same steps. Do they stay equal, bit for bit? And without averaging?
 
 # %% tags=["proof"]
 weights["no averaging"] = ddp.launch(
@@ -487,10 +459,9 @@ for way, (rank_0, rank_1) in weights.items():
 #
 #     torchrun --standalone --nproc-per-node 2 my_script.py
 #
-# It starts two processes of the same script (`--standalone`: on one machine, at a free
-# port). Each finds its numbers in environment variables: `RANK`, `WORLD_SIZE`, and
-# `LOCAL_RANK`, the rank's number *on its own machine*. `MASTER_ADDR` and `MASTER_PORT`
-# say where the ranks meet. The script does the rest:
+# It starts two processes of the same script on one machine. Each finds its numbers in
+# environment variables: `RANK`, `WORLD_SIZE`, and `LOCAL_RANK`, the rank's number *on
+# its own machine*. The script does the rest:
 #
 # | line of the script | why |
 # |---|---|
@@ -501,47 +472,33 @@ for way, (rank_0, rank_1) in weights.items():
 # | `model = model.to(device)` | first move the model, then wrap it |
 # | `model = DDP(model, device_ids=[local_rank])` | without GPUs: `device_ids=None` |
 # | `sampler = DistributedSampler(data)` | shuffles, and gives each rank its own share |
-# | `DataLoader(data, 64, sampler=sampler)` | 64 *per rank*, so 128 on two ranks |
+# | `DataLoader(data, 64, sampler=sampler)` | 64 *per rank*: global batch 128 on two |
 # | `sampler.set_epoch(epoch)` | before each epoch: a new order |
 # | `if dist.get_rank() == 0:` | what one rank does for all: print, save |
 # | `model.module.state_dict()` | the model inside: DDP adds `module.` to all names |
 # | `dist.destroy_process_group()` | the last line: leave the group |
 #
-# People often forget `set_device`. Then some tensors of *all* ranks go to GPU 0.
-# If the samples cannot be shared out evenly, `DistributedSampler` repeats some.
+# Without `set_device`, some tensors of *all* ranks go to GPU 0. If the samples cannot
+# be shared out evenly, `DistributedSampler` repeats some.
 #
 # ### Three things for large models
-#
-# **Mixed precision.** Numbers in *bf16* (`bfloat16`) have 16 bits in place of 32. They
-# take half the memory, and recent GPUs multiply them faster. One line around the
-# forward pass is enough:
-
-# %% tags=["lesson"]
-digits = one_batch[:8].float() / 255
-model = autoencoder()
-with torch.autocast("cpu", dtype=torch.bfloat16):  # on GPUs: "cuda"
-    output = model(digits)
-    loss = F.mse_loss(output, digits)
-loss.backward()
-gradients = {parameter.grad.dtype for parameter in model.parameters()}
-print(f"output {output.dtype}, loss {loss.dtype}, gradients {gradients}")
-
-# %% [markdown]
-# Weights and gradients stay in 32 bits. So the optimizer and DDP do not change.
 #
 # **Accumulation.** If a batch does not fit into memory, take it in parts: call
 # `backward()` for each part and let the gradients add up. DDP would average in every
 # `backward()`. It does not inside `with model.no_sync():`. Exercise B is about that.
 #
-# **FSDP.** DDP keeps the whole model, its gradients and the optimizer's state on every
-# GPU. *Fully sharded data parallel* (`fully_shard`) spreads all three over the ranks,
-# and collects the weights of a layer just before it is used. Take it if the model does
-# not fit on one GPU; if it fits, DDP sends less.
+# **Mixed precision.** Under `torch.autocast("cuda", dtype=torch.bfloat16)`, the forward
+# pass computes most activations in *bf16*, numbers of 16 bits. Weights and gradients
+# keep 32, so DDP does not change.
+#
+# **FSDP.** DDP keeps the whole model on every GPU. *Fully sharded data parallel*
+# (`fully_shard`) spreads weights, gradients and optimizer state over the ranks. Take it
+# if the model does not fit on one GPU.
 
 # %% [markdown]
 # ## 10. Exercises
 #
-# ### Exercise A · Port a script (16 minutes)
+# ### Exercise A · Port a script (17 minutes)
 #
 # `../scripts/plain_loop.py` is a plain loop as a script. Make it a script that
 # `torchrun` starts on two ranks.
@@ -554,20 +511,18 @@ print(f"output {output.dtype}, loss {loss.dtype}, gradients {gradients}")
 #
 # What your script must do:
 #
-# - Model, loss, learning rate and epochs stay. A batch still has 128 digits, of *all*
-#   ranks together.
+# - Model, loss, learning rate and epochs stay. The global batch still has 128 digits.
 # - In each epoch, each digit goes to one rank, in a new order.
 # - Rank 0 alone prints. Rank 0 alone saves, once, at the end: `model.pt`, with the
 #   names of the plain model.
 # - It runs with and without GPUs. Choose by `torch.cuda.is_available()`.
 #
-# The check starts your script on two ranks with random digits, 1,024 of them. It
-# compares your weights with those of one process that takes the same batches. It hides
-# all GPUs. So it only *looks for* `set_device`, `device_ids` and `local_rank` in your
-# text, and cannot try them.
+# The check starts your script on two ranks with 1,024 random digits. It compares your
+# weights with those of one process that takes the same batches. It hides all GPUs, so
+# it only *reads* your lines for GPUs, and cannot try them.
 #
 # <details><summary>Hint 1</summary>
-# Begin with the process group. Run the check. Let its question lead you to the next
+# Begin with the process group. Run the check: its question leads to the next
 # line.</details>
 # <details><summary>Hint 2</summary>
 # Six places change: the imports; the device; the loader; the model; the first line of
@@ -594,8 +549,8 @@ judge(checks.port, my_port, timeout=150)
 #
 # <details><summary>Hint 1</summary>
 # DDP decides when the model is <em>called</em> whether the next <code>backward()</code>
-# averages. So forward and backward both belong into <code>no_sync()</code>. Which part
-# is outside?</details>
+# averages. So the forward must be inside <code>no_sync()</code>; it is simplest to put
+# both there. Which part is outside?</details>
 # <details><summary>Hint 2</summary>
 # Gradients add up. The mean of four losses is not their sum.</details>
 
@@ -618,7 +573,7 @@ judge(lambda answer: checks.accumulation(client, answer), my_accumulation)
 # ## 11. Break it
 #
 # Somebody adds a layer and forgets to call it. One process does not mind. Two ranks do.
-# Read the message together. What does DDP wait for? Which parameters does it name?
+# What does DDP wait for? Which parameters does it name?
 
 
 # %% tags=["lesson"]
@@ -651,12 +606,11 @@ except ddp.RankFailed as failure:
     print(f"{named[1]} ...: {named[2].strip()}")
 
 # %% [markdown]
-# DDP averages a bucket when all its gradients are ready. A gradient that never comes
-# blocks its bucket, and DDP notices when the model is called for the next step. Count
-# the parameters from 0: weight and bias of `classifier` are 2 and 3.
+# A gradient that never comes blocks its bucket. DDP notices when the model is called
+# for the next step. The parameters are counted from 0: `classifier` has 2 and 3.
 #
-# The repair: take the layer out, or use it in the loss. If it is used in some steps
-# only, tell DDP to look for unused parameters in every step, which costs time:
+# Take the layer out, or use it in the loss. If only some steps use it, tell DDP to look
+# for unused parameters in every step, which costs time:
 
 # %% tags=["lesson"]
 found = ddp.launch(
@@ -667,32 +621,19 @@ print(f"find_unused_parameters=True: no error; {found} of 4 parameters have a gr
 # %% [markdown]
 # ## 12. The batch job, and recap
 #
-# `train` does not know who has started it. Only the command differs:
-#
-# | launcher | command | when |
-# |---|---|---|
-# | Dask | `make run TUTORIAL=mnist WORKERS=2` | notebooks, and many short runs |
-# | `torchrun` | `make run TUTORIAL=mnist CLUSTER=torchrun` | one machine, no Dask |
-# | `srun` | `make run TUTORIAL=mnist CLUSTER=srun` | inside a job of Slurm |
-# | `sbatch` | `sbatch clusters/batch/mnist.sbatch` | a job that waits in a queue |
-#
-# `WORKERS=1` trains on one GPU, or one core. *Slurm* is a batch system: it shares out
-# the computers of a centre. The notebook `ucmerced` writes such a job.
+# `train` does not know who has started it. `make run TUTORIAL=mnist WORKERS=2` takes
+# Dask, and `CLUSTER=torchrun` after it takes torchrun. `pets` and `ucmerced` run on
+# clusters.
 #
 # **What does DDP add to my loop?** `DDP(model)` averages the gradients while
 # `backward()` is running. You add the rest: the ranks meet, each has its own GPU and
 # its own share of each batch, and one of them prints and saves. Then a step of all
 # ranks is the step of one process with the whole batch.
 #
-# **Common mistakes.** `set_epoch` is missing, and every epoch has the same order. A
-# collective call is under `if rank == 0`, and the others never make it. The batch of
-# one rank is taken for the whole batch. All ranks save one file. The wrapper is saved.
-#
 # **Next:** `pets`, where Dask runs the ranks, and you watch, stop and resume them.
 #
-# **Read more:** the notes on [DDP][1] and the pages on [torch.distributed][2],
-# [torchrun][3], [autocast][4] and [fully_shard][5]; Li et al., [PyTorch Distributed][6]
-# (VLDB 2020), about buckets and overlap.
+# **Read more:** PyTorch's pages on [DDP][1], [torch.distributed][2], [torchrun][3],
+# [autocast][4] and [fully_shard][5]; Li et al., [PyTorch Distributed][6] (VLDB 2020).
 #
 # [1]: https://docs.pytorch.org/docs/stable/notes/ddp.html
 # [2]: https://docs.pytorch.org/docs/stable/distributed.html

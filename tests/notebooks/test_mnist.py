@@ -1,5 +1,6 @@
 """The exercises of `mnist` judge rightly, and digits of one's own are checked."""
 
+import contextlib
 import functools
 import gzip
 import re
@@ -35,39 +36,24 @@ def said_of(check, answer, capsys):
 
 SAMPLER = "DistributedSampler(digits, shuffle=True)"
 SHARE = "torch.utils.data.Subset(digits, range(dist.get_rank(), len(digits), 2))"
-SAVE = """    if dist.get_rank() == 0:
-        torch.save(model.module.state_dict(), "model.pt")
-"""
-DEVICE = """        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
-"""
-IDS = 'device_ids=[local_rank] if device.type == "cuda" else None'
+SAVE = 'if dist.get_rank() == 0:\n        torch.save(model.module.state_dict(), "model.pt")'
+LOCAL = 'local_rank = int(os.environ["LOCAL_RANK"])'
+IDS = ', device_ids=[local_rank] if device.type == "cuda" else None'
+SET = "torch.cuda.set_device(device)"
 MOVED = ("model = autoencoder().to(device)", "model = autoencoder()")
 BARRIER = ("loss.backward()", "(dist.barrier() if local_rank else None, loss.backward())")
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "text",
-    [
-        changed(
-            ("def main(path)", "class Dealer(DistributedSampler):\n    pass\n\n\ndef main(path)"),
-            (SAMPLER, "Dealer(digits)"),
-            (
-                SAVE,
-                SAVE.replace('"model.pt")', 'f=open("model.pt", "wb"))').replace("(m", "(obj=m"),
-            ),
-        ),
-        changed(
-            (SAMPLER, SHARE),
-            ("DataLoader(digits, ", "DataLoader(sampler, "),
-            ("sampler=sampler", "shuffle=True"),
-            ("        sampler.set_epoch(epoch)\n", ""),
-        ),
-    ],
-    ids=["own sampler", "subset"],
-)
-def test_a_port_with_another_way_to_share_the_digits_is_right(text, tmp_path, capsys):
+def test_a_port_with_another_way_to_share_and_save_is_right(tmp_path, capsys):
+    text = changed(
+        (SAMPLER, SHARE),
+        ("DataLoader(digits, ", "DataLoader(sampler, "),
+        ("sampler=sampler", "shuffle=True"),
+        ("        sampler.set_epoch(epoch)\n", ""),
+        (SAVE, SAVE.replace('"model.pt"', 'f=open("model.pt", "wb")').replace("e(m", "e(obj=m")),
+        (IDS, ""),
+    )
     (tmp_path / "port.py").write_text(text)
     said = said_of(checks.port, lambda: str(tmp_path / "port.py"), capsys)
     assert said.startswith("right: two ranks"), said
@@ -81,7 +67,7 @@ def test_a_port_with_another_way_to_share_the_digits_is_right(text, tmp_path, ca
         ([("BATCH_SIZE // dist.get_world_size()", "BATCH_SIZE")], "optimizer's batch"),
         ([("sampler=sampler", "shuffle=True")], "How does the loader of rank 1 know"),
         ([("lr=LEARNING_RATE", "lr=2 * LEARNING_RATE")], "Has a rate, a loss or a gradient"),
-        ([(IDS, "device_ids=[local_rank]")], "Here is no GPU"),
+        ([(IDS, ", device_ids=[local_rank]")], "Here is no GPU"),
         ([MOVED, (IDS + ")", IDS + ").to(device)")], "DDP copies those of rank 0"),
         ([("        if dist.get_rank() == 0:\n            print", "        print")], "each line"),
         ([(SAVE, SAVE.replace("dist.get_rank() == 0", "True"))], "two write one file"),
@@ -99,42 +85,43 @@ def test_a_port_with_a_fault_gets_a_question_that_leads_on(
     assert said.count("not yet") == 1 and "right:" not in said and re.search(question, said), said
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        changed(("set_device(device)", "set_device(local_rank)"), (", local_rank)", ")")),
-        changed(
-            (IDS, "device_ids=ids"), ("    model = DDP", "    ids = [device]\n    model = DDP")
-        ),
-        changed(("local_rank", "gpu")),
-    ],
-)
-def test_lines_for_gpus_may_be_written_in_several_ways(text):
-    checks.check_text(text)
+BOTH = 'rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])'
+HELPER = 'def numbers():\n    return int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])\n\n\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    "replacements",
     [
-        (
-            changed((DEVICE, '        device = torch.device("cuda")\n')),
-            "set_device, with local_rank",
-        ),
-        (
-            changed((DEVICE, '        device = "cpu"  # set_device\n'), (IDS, "")),
-            "set_device, with",
-        ),
-        (changed((IDS, "")), "device_ids, with local_rank"),
-        (
-            changed(('int(os.environ["LOCAL_RANK"])', "dist.get_rank()"), ("local_rank", "rank")),
-            "LOC",
-        ),
-        (changed(('"nccl"', '"gloo"')), "nccl where there are GPUs"),
+        [(LOCAL, BOTH), (SET, SET.replace("device)", "local_rank)")), (IDS, "")],
+        [(LOCAL, LOCAL.replace(" =", ": int ="))],
+        [(LOCAL, "rank, local_rank = numbers()"), ("def main", HELPER + "def main")],
+        [(LOCAL, "local_rank = dist.get_node_local_rank()")],
+        [(LOCAL, LOCAL.replace('"LOCAL_RANK"]', '"RANK"]') + " % torch.cuda.device_count()")],
+        [('torch.device("cuda", local_rank)', 'f"cuda:{local_rank}"')],
     ],
 )
-def test_a_script_without_the_lines_for_gpus_is_refused(text, expected):
-    with pytest.raises(checks.Wrong, match=f"expected: .*{expected}"):
-        checks.check_text(text)
+def test_lines_for_gpus_may_be_written_in_several_ways(replacements):
+    checks.check_text(changed(*replacements))
+
+
+@pytest.mark.parametrize(
+    ("replacements", "said"),
+    [
+        ([(SET, "pass")], "set_device is never called"),
+        ([(LOCAL, "pass"), ('"cuda", local_rank', '"cuda"'), (IDS, "")], "LOCAL_RANK is never"),
+        ([("LOCAL_RANK", "RANK")], "Rank 5 is the second"),
+        ([(SET, "torch.cuda.set_device(0)")], "All ranks run this line"),
+        (
+            [('"cuda", local_rank', '"cuda:0"'), (SET, SET.replace("device)", "local_rank)"))],
+            "All",
+        ),
+        ([("[local_rank]", "[dist.get_rank()]")], "Rank 5 is the second"),
+        ([('"nccl"', '"gloo"')], "nccl where there are GPUs"),
+    ],
+)
+def test_a_script_with_wrong_lines_for_gpus_is_refused(replacements, said):
+    with pytest.raises(checks.Wrong, match=said):
+        checks.check_text(changed(*replacements))
 
 
 # B: one averaging for several parts
@@ -146,53 +133,34 @@ def accumulation():
         yield functools.partial(checks.accumulation, client)
 
 
-def loss_of(model, part):
-    return F.mse_loss(model(part), part)
+def accumulate(averages_at, divisor=len):
+    """An answer: DDP averages at part `number` of `count` if `averages_at(number, count)`."""
+
+    def answer(model, parts):
+        for number, part in enumerate(parts):
+            averages = averages_at(number, len(parts))
+            with contextlib.nullcontext() if averages else model.no_sync():
+                loss = F.mse_loss(model(part), part)
+            (loss / divisor(parts)).backward()  # outside is right, too
+
+    return answer
 
 
-def switch_by_hand(model, parts):
-    """DDP averages where `require_backward_grad_sync` is true, which `no_sync` switches."""
-    for number, part in enumerate(parts):
-        model.require_backward_grad_sync = number == len(parts) - 1
-        (loss_of(model, part) / len(parts)).backward()
+def at_the_last(number, count):
+    return number == count - 1
 
 
 def scale_at_the_end(model, parts):
-    with model.no_sync():
-        for part in parts[1:]:
-            loss_of(model, part).backward()
-    loss_of(model, parts[0]).backward()
+    accumulate(at_the_last, divisor=lambda parts: 1)(model, parts)
     for parameter in model.parameters():
         parameter.grad /= len(parts)
 
 
-def average_after_every_part(model, parts):
-    for part in parts:
-        (loss_of(model, part) / len(parts)).backward()
-
-
-def never_average(model, parts):
-    with model.no_sync():
-        average_after_every_part(model, parts)
-
-
-def whole_batch(model, parts):
-    whole = parts[0].new_tensor([row.tolist() for part in parts for row in part])
-    loss_of(model, whole).backward()
-
-
 def one_backward_for_all(model, parts):
-    (sum(loss_of(model, part) for part in parts) / len(parts)).backward()
+    (sum(F.mse_loss(model(part), part) for part in parts) / len(parts)).backward()
 
 
-def sum_of_losses(model, parts):
-    with model.no_sync():
-        for part in parts[:-1]:
-            loss_of(model, part).backward()
-    loss_of(model, parts[-1]).backward()
-
-
-@pytest.mark.parametrize("answer", [switch_by_hand, scale_at_the_end])
+@pytest.mark.parametrize("answer", [accumulate(at_the_last), scale_at_the_end])
 def test_accumulation_is_right(accumulation, answer, capsys):
     assert said_of(accumulation, answer, capsys).startswith("right: one averaging")
 
@@ -200,12 +168,11 @@ def test_accumulation_is_right(accumulation, answer, capsys):
 @pytest.mark.parametrize(
     ("answer", "question"),
     [
-        (average_after_every_part, "outside of no_sync()"),
-        (never_average, "averages 0 times"),
-        (whole_batch, "in memory at once"),
+        (accumulate(lambda number, count: True), "the forward outside of no_sync()"),
+        (accumulate(lambda number, count: False), "averages 0 times"),
+        (accumulate(lambda number, count: number == 0), "Which part must be the last?"),
+        (accumulate(at_the_last, divisor=lambda parts: 1), "By what is each loss divided"),
         (one_backward_for_all, "in memory at once"),
-        (sum_of_losses, "By what is each loss divided"),
-        (lambda model, parts: 1 / 0, "ZeroDivisionError"),
     ],
 )
 def test_accumulation_is_wrong(accumulation, answer, question, capsys):

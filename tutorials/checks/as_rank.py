@@ -27,16 +27,15 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 PATIENCE = datetime.timedelta(seconds=45)
+COUNTED = [(dist, "init_process_group"), (dist, "destroy_process_group"), (torch, "save")]
 
 
 @dataclass
 class Seen:
     """What a rank did."""
 
-    joined: bool = False  # init_process_group has returned
-    left: bool = False  # destroy_process_group has returned
+    calls: dict = field(default_factory=dict)  # of functions in `COUNTED`: how many returned
     printed: int = 0  # bytes on the standard output
-    saves: int = 0  # calls of torch.save
     moved_late: bool = False  # `.to` was called for the model when DDP had it, and not before
     initial: dict = field(default_factory=dict)  # the weights when DDP has made them equal
     final: dict = field(default_factory=dict)  # the weights at the end
@@ -47,25 +46,19 @@ class Seen:
 
 def watch(seen: Seen) -> None:
     """Have torch note in `seen` what the script asks of it."""
-    joined = functools.partial(setattr, seen, "joined", True)
-    left = functools.partial(setattr, seen, "left", True)
-    dist.init_process_group = _then(_with_patience(dist.init_process_group), joined)
-    dist.destroy_process_group = _then(dist.destroy_process_group, left)
+    dist.init_process_group = _with_patience(dist.init_process_group)
+    for module, name in COUNTED:
+        setattr(module, name, _counted(getattr(module, name), seen.calls))
     _watch_ddp(seen)
 
-    def saved():
-        seen.saves += 1
 
-    torch.save = _then(torch.save, saved)
-
-
-def _then(function, note):
-    """`function`, and `note()` is called when it has returned."""
+def _counted(function, calls):
+    name = function.__name__
 
     @functools.wraps(function)
     def call(*arguments, **named):
         result = function(*arguments, **named)
-        note()
+        calls[name] = calls.get(name, 0) + 1
         return result
 
     return call

@@ -2,9 +2,10 @@
 
 import ast
 import gzip
+import re
 import runpy
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import torch
@@ -21,6 +22,9 @@ PLAIN = Path(__file__).parents[1] / "scripts" / "plain_loop.py"
 RANKS = 2
 SAMPLES = 1_024  # a multiple of the batch: no rank has to repeat a digit
 TIMEOUT = 120.0  # seconds for the script
+CHOOSE_GPU = ("set_device", "device", "to", "cuda")  # functions whose argument names a GPU
+OF_MACHINE = "LOCAL_RANK|local_rank|device_count"  # a rank's number on its own machine
+OTHER_MACHINE = "Rank 5 is the second rank on the second machine. Which GPU is its own?"
 OF_A_PEER = ("gloo", "onnection", "imed out", "timeout")  # said on a rank that has lost another
 QUESTIONS = {  # by a word of the error
     "process group has not": "What must every process do before it can talk to the others?",
@@ -57,7 +61,7 @@ def port(answer):
         "  each epoch deals every digit once, in a new order\n"
         "  the replicas are equal; one process gets the same weights, up to rounding\n"
         "  rank 0 alone prints, and saves the plain model once\n"
-        "  the lines for GPUs were only looked for in the text: a CPU cannot try them"
+        "  its lines for GPUs were read, not tried"
     )
 
 
@@ -84,7 +88,7 @@ def records_of(run: ScriptRun) -> list[dict]:
 
 def check_model(ranks: list[dict]) -> None:
     for rank, seen in enumerate(ranks):
-        if not seen["joined"]:
+        if not seen["calls"].get("init_process_group"):
             raise Wrong(
                 f"rank {rank} joins no group", "all do", QUESTIONS["process group has not"]
             )
@@ -94,7 +98,7 @@ def check_model(ranks: list[dict]) -> None:
         if seen["moved_late"]:
             question = "Where are the weights when DDP copies those of rank 0?"
             raise Wrong("DDP(model), then .to(device)", "the other order", question)
-        if not seen["left"]:
+        if not seen["calls"].get("destroy_process_group"):
             question = "What is the counterpart of init_process_group?"
             raise Wrong(f"rank {rank} never leaves its group", "the last line does", question)
 
@@ -140,7 +144,7 @@ def check_rank_0(ranks: list[dict]) -> None:
     if printing != [0]:
         yours = f"ranks that print: {printing or 'none'}"
         raise Wrong(yours, "rank 0 alone", "How often do you want to read each line?")
-    saves = [seen["saves"] for seen in ranks]
+    saves = [seen["calls"].get("save", 0) for seen in ranks]
     if saves != [1, 0]:
         yours = f"torch.save is called {saves[0]} times on rank 0, {saves[1]} times on rank 1"
         question = "All ranks hold the same weights. What if two write one file at once?"
@@ -176,42 +180,51 @@ def check_weights(ranks, steps, pixels: torch.Tensor, plain: dict, file: Path) -
 
 
 def check_text(text: str) -> None:
-    """The lines that a CPU cannot try are there, with the rank's number on its machine."""
+    """Refuse what is surely wrong on GPUs. What the text does not tell is accepted."""
     tree = ast.parse(text)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    places = {
-        "set_device": [call for call in calls if ".set_device" in ast.unparse(call.func)],
-        "device_ids": [
-            word.value for call in calls for word in call.keywords if word.arg == "device_ids"
-        ],
-    }
-    local = names_from_local_rank(tree)
-    for what, found in places.items():
-        if not found:
-            question = "A machine has two GPUs. Which of your lines keeps rank 1 off the first?"
-            raise Wrong(f"no {what} in the text", f"{what}, with local_rank", question)
-        if not any(mentions(each, local) for each in found):
-            question = "Rank 5 is the second rank on the second machine. Which GPU is its own?"
-            raise Wrong(f"{what}: {ast.unparse(found[0])}", "a number from LOCAL_RANK", question)
-    words = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    if "gloo" in words and not any("nccl" in str(word) for word in words):
+    text = ast.unparse(tree)  # without comments
+    if "'gloo'" in text and "nccl" not in text:
         raise Wrong("only gloo", "nccl where there are GPUs", "Which backend moves GPU tensors?")
+    values = values_of_names(tree)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for call in sorted(calls, key=lambda call: call.lineno):
+        gpus = [word.value for word in call.keywords if word.arg == "device_ids"]
+        gpus = [each.body if isinstance(each, ast.IfExp) else each for each in gpus]
+        if ast.unparse(call.func).split(".")[-1] in CHOOSE_GPU:
+            gpus += call.args
+        origin = " ".join(traced(gpu, values) for gpu in gpus)
+        yours, expected = f"line {call.lineno}: {ast.unparse(call)}", "a number from LOCAL_RANK"
+        if re.search(r"\bRANK\b|get_rank", origin) and not re.search(OF_MACHINE, origin):
+            raise Wrong(yours, expected, OTHER_MACHINE)
+        names = set(re.findall(r"[A-Za-z_]+", origin)) - {"torch", "device", "cuda", "cpu"}
+        if re.search(r"\d", origin) and not names:
+            raise Wrong(yours, expected, "All ranks run this line. Which GPU does each take?")
+    if not re.search(OF_MACHINE, text):
+        raise Wrong("LOCAL_RANK is never read", "it chooses the GPU", OTHER_MACHINE)
+    if "set_device" not in text:
+        question = "A machine has two GPUs. Which of your lines keeps rank 1 off the first?"
+        raise Wrong("set_device is never called", "set_device, with local_rank", question)
 
 
-def mentions(node: ast.AST, names: set[str]) -> bool:
-    """Whether an expression has LOCAL_RANK or one of `names` in it."""
-    words = {getattr(each, "id", getattr(each, "attr", "")) for each in ast.walk(node)}
-    return "LOCAL_RANK" in ast.unparse(node) or bool(words & names)
+def values_of_names(tree: ast.Module) -> dict[str, str]:
+    """For each name the text of what it gets. Of several names, only if each has a value."""
+    values = defaultdict(str)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            names = getattr(target, "elts", [target])
+            parts = getattr(node.value, "elts", []) if len(names) > 1 else [node.value]
+            for name, part in zip(names, parts):
+                values[ast.unparse(name)] += f" {ast.unparse(part)}"
+    return values
 
 
-def names_from_local_rank(tree: ast.Module) -> set[str]:
-    """The names that get LOCAL_RANK, or something made of it, by an assignment."""
-    names = {"local_rank", "get_node_local_rank"}
-    for _ in range(3):  # device_ids from device, device from local_rank
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and mentions(node.value, names):
-                names |= {each.id for each in node.targets if isinstance(each, ast.Name)}
-    return names
+def traced(node: ast.AST, values: dict[str, str]) -> str:
+    """The text of an expression, with values in place of names."""
+    text = ast.unparse(node)
+    for _ in range(3):  # device_ids from device, device from local_rank, that from LOCAL_RANK
+        text = re.sub(r"\w+", lambda word: values.get(word[0], word[0]), text)
+    return text
 
 
 # Gradients that add up over the parts of a batch
@@ -225,15 +238,19 @@ def accumulation(client, answer):
     F.mse_loss(model(pixels), pixels).backward()
     expected = torch.cat([each.grad.flatten() for each in model.parameters()])
     given = {"pixels": pixels, "parts": count, "answer": answer}
-    gradient, averaged, at_once = ddp.launch(
+    gradient, seen = ddp.launch(
         client, accumulated, **given, workers=RANKS, directory=False, stall_timeout=30
     ).result
-    if averaged != 1:
-        question = "For which part are both forward and backward outside of no_sync()?"
-        raise Wrong(f"with {count} parts DDP averages {averaged} times", "once", question)
-    if at_once > size:
+    if seen["averaged"] != 1:
+        question = "For which part is the forward outside of no_sync()?"
+        raise Wrong(f"with {count} parts DDP averages {seen['averaged']} times", "once", question)
+    if seen["most"] > size:
         question = "When is the memory of a part free again: after its forward or its backward?"
-        raise Wrong(f"{at_once} digits in memory at once", f"{size}, one part", question)
+        raise Wrong(f"{seen['most']} digits in memory at once", f"{size}, one part", question)
+    if seen["after"]:
+        question = "Nobody averages what is added later. Which part must be the last?"
+        yours = f"{seen['after']} digits come after DDP has averaged"
+        raise Wrong(yours, "none", question)
     off = (gradient - expected).norm() / expected.norm()
     if not off < 1e-3:
         yours = f"with {count} parts a gradient of length {gradient.norm():.3g}"
@@ -248,7 +265,11 @@ def small_model() -> nn.Module:
 
 
 def accumulated(pixels, parts, answer):
-    """On a rank: the gradient, how often DDP averaged, and most digits in memory at once."""
+    """On a rank: the gradient, and what was seen.
+
+    That is how often DDP averaged, the most digits in memory at once, and the digits whose
+    backward came after the averaging.
+    """
     model = DDP(small_model().to(ddp.device()))
     seen = Counter()
 
@@ -259,11 +280,15 @@ def accumulated(pixels, parts, answer):
     def hold(module, inputs, output):
         seen["held"] += len(output)
         seen["most"] = max(seen["most"], seen["held"])
-        output.register_hook(lambda gradient: seen.subtract(held=len(gradient)))
+        output.register_hook(let_go)
+
+    def let_go(gradient):
+        seen["held"] -= len(gradient)
+        seen["after"] += len(gradient) if seen["averaged"] else 0
 
     model.register_comm_hook(None, count_and_average)
     model.module.register_forward_hook(hold)
     mine = pixels[dist.get_rank() :: dist.get_world_size()].to(ddp.device())
     answer(model, mine.chunk(parts))
     gradients = [each.grad.flatten().cpu() for each in model.parameters() if each.grad is not None]
-    return torch.cat([torch.zeros(0), *gradients]), seen["averaged"], seen["most"]
+    return torch.cat([torch.zeros(0), *gradients]), seen
