@@ -53,8 +53,8 @@ def days_of(table):
     days = sorted(table["date"].unique().compute())
     if len(days) < 10:
         raise ddp.Error(
-            f"The table holds flights of {len(days)} day(s), and 10 are needed: whole days "
-            "are held out to judge by. Add days."
+            f"The table holds flights of {len(days)} day(s), and 10 are needed: whole "
+            "days are held out to judge by. Add days."
         )
     return days
 
@@ -66,8 +66,7 @@ def deal_picture(lengths, places, batch_size):
     for partition, x in enumerate(places):
         colours = plt.cm.tab10(np.searchsorted(ends, x))
         axes.scatter(x, np.full(len(x), partition), c=colours, marker="s", s=26)
-    for end in ends[:-1]:
-        axes.axvline(end, color="grey", linewidth=0.8)
+    axes.vlines(ends[:-1], -0.5, len(lengths) - 0.5, color="grey", linewidth=0.8)
     axes.set(xlim=(0, 1), xlabel="place", ylabel="partition")
     axes.set_yticks(range(len(lengths)), [f"{rows} rows" for rows in lengths])
     axes.set_title(f"Batches of {batch_size} rows, a colour for each")

@@ -8,6 +8,7 @@ import pytest
 from tutorials_here import ROOT, make_run, names_of
 
 import ddp_common as ddp
+from tutorials import flights_tables
 from tutorials.checks import flights as checks
 from tutorials.checks.common import Wrong, judge
 
@@ -20,11 +21,11 @@ def flights(tmp_path_factory):
         yield names
 
 
-def question_of(check, answer):
-    """What a check asks of a wrong answer."""
+def assert_asks(check, answer, question):
+    """A wrong answer gets this question."""
     with pytest.raises(Wrong) as caught:
         check(answer)
-    return str(caught.value).splitlines()[-1]
+    assert question in str(caught.value).splitlines()[-1]
 
 
 # A deal
@@ -51,34 +52,30 @@ def permuted(rows, random):
 RIGHT = in_order(permuted)
 
 
-@pytest.mark.parametrize(
-    "deal",
-    [
-        RIGHT,
-        in_order(permuted, begin=lambda random: 0.5, batch_type=tuple),
-        in_order(permuted, batch_type=lambda rows: np.array(rows, "float32")),
-    ],
-)
-def test_a_deal_that_meets_the_criteria_is_right(deal):
-    assert "not where the rows are" in checks.deal(deal)
-
-
 def one_permutation(lengths, batch_size, seed):
     dealt = np.random.default_rng(seed).permutation(np.concatenate(RIGHT(lengths, batch_size, 0)))
     return [dealt[start : start + batch_size] for start in range(0, len(dealt), batch_size)]
 
 
+def test_a_deal_that_meets_the_criteria_is_right():
+    for deal in (
+        RIGHT,
+        in_order(permuted, begin=lambda random: 0.5, batch_type=tuple),
+        in_order(permuted, batch_type=lambda rows: np.array(rows, "float32")),
+    ):
+        assert "not where the rows are" in checks.deal(deal)
+
+
 @pytest.mark.parametrize(
     ("deal", "question"),
     [
-        (in_order(lambda rows, random: range(rows)), "What shuffles"),
-        (in_order(lambda rows, random: range(rows)[::-1]), "What shuffles"),
-        (in_order(lambda rows, random: np.argsort(np.arange(rows) % 7)), "What shuffles"),
+        (in_order(lambda rows, _: range(rows)[::-1]), "What shuffles"),
+        (in_order(lambda rows, _: np.argsort(np.arange(rows) % 7)), "What shuffles"),
         (
             in_order(lambda rows, random: np.roll(range(rows), random.integers(60))),
             "What shuffles",
         ),
-        (in_order(lambda rows, random: np.random.default_rng(0).permutation(rows)), "`seed` used"),
+        (in_order(lambda rows, _: np.random.default_rng(0).permutation(rows)), "`seed` used"),
         (lambda lengths, size, seed: RIGHT(lengths, size, 0), "`seed` used"),
         (lambda lengths, size, seed: RIGHT(lengths, size, None), "Do they agree"),
         (lambda lengths, size, seed: RIGHT(lengths, size, seed)[:-1], "the last batch get"),
@@ -87,83 +84,73 @@ def one_permutation(lengths, batch_size, seed):
     ],
 )
 def test_a_wrong_deal_gets_a_question(deal, question):
-    assert question in question_of(checks.deal, deal)
+    assert_asks(checks.deal, deal, question)
 
 
 # Features that leak
 
 
-def features_with(knows_of, weather_of=1):
-    """Features that use the delays of a flight's carrier: of those that `knows_of` says.
-
-    It gets two columns of tables: the flights whose delays may be known, and the flights asked of.
-    """
+def features_with(first, last=0, when="landed", weather_of=1):
+    """Features that use delays from `first` to `last` hours before, by the time `when`."""
 
     def features(flights, weather):
-        arrived = flights.dropna(subset=["arr_delay"])
-        columns = {name: arrived[name].to_numpy() for name in ("carrier", "day", "time_hour")}
-        columns["landed"] = checks._arrival(arrived).to_numpy()
-        now = {name: values[:, None] for name, values in columns.items()}
-        known = knows_of(columns, now) & (columns["carrier"] == now["carrier"])
-        with np.errstate(invalid="ignore"):
-            delay = known @ arrived["arr_delay"].to_numpy("float64") / known.sum(axis=1)
+        arrived = flights.dropna(subset=["arr_delay"]).reset_index(drop=True)
+        arrived["landed"] = checks.arrival(arrived)
+        delay = []
+        for carrier, hour in zip(arrived["carrier"], arrived["time_hour"]):
+            ago = hour - arrived[when]
+            known = (ago > last * HOUR) & (ago <= first * HOUR) & (arrived["carrier"] == carrier)
+            delay.append(arrived.loc[known, "arr_delay"].astype("float64").mean())
         rain = weather.set_index(["origin", "time_hour"])["precip"]
         keys = zip(arrived["origin"], arrived["time_hour"] - weather_of * HOUR)
         rain = [rain.get(key, np.nan) for key in keys]
-        distance = arrived["distance"].to_numpy()
-        return pd.DataFrame({"rain": rain, "delay of the carrier": delay, "distance": distance})
+        return pd.DataFrame(
+            {"rain": rain, "delay of the carrier": delay, "distance": arrived["distance"]}
+        )
 
     return features
 
 
-def landed(of, now, hours=24):
-    ago = now["time_hour"] - of["landed"]
-    return (ago > 0 * HOUR) & (ago <= hours * HOUR)
+HONEST = features_with(24)
+JUST_BEFORE = features_with(1, when="time_hour")  # scheduled then: most are in the air
+A_DAY_BEFORE = features_with(36, 12, when="time_hour")  # some are many hours late
 
 
-def scheduled_one_hour_before(of, now):
-    return of["time_hour"] == now["time_hour"] - HOUR
-
-
-def scheduled_the_day_before(of, now):
-    return of["day"] == now["day"] - 1
-
-
-HONEST = features_with(landed)
-
-
-@pytest.mark.parametrize(
-    "features",
-    [
+def test_features_that_know_no_more_than_had_arrived_are_right():
+    for features in (
         HONEST,
         lambda *tables: HONEST(*tables).astype("float32").round(2),
         lambda *tables: HONEST(*tables).to_dict("list"),
-    ],
-)
-def test_features_that_know_no_more_than_had_arrived_are_right(features):
-    assert "no leak was found" in checks.features(features)
+    ):
+        assert "no leak was found" in checks.features(features)
 
 
 @pytest.mark.parametrize(
     ("features", "question"),
     [
-        (features_with(scheduled_one_hour_before), "known when the flight has arrived"),
-        (features_with(scheduled_the_day_before), "known when the flight has arrived"),
-        (features_with(landed, weather_of=0), "When was it measured"),
-        (features_with(landed, weather_of=2), "nothing older"),
-        (features_with(lambda *both: landed(*both, hours=12)), "all that was known"),
+        (JUST_BEFORE, "known when the flight has arrived"),
+        (A_DAY_BEFORE, "known when the flight has arrived"),
+        (features_with(24, weather_of=0), "When was it measured"),
+        (features_with(24, weather_of=2), "nothing older"),
+        (features_with(12), "all that was known"),
         (lambda *tables: HONEST(*tables).fillna(0), "Nothing was known"),
         (lambda *tables: HONEST(*tables)[["distance"]], "What do you return"),
         (lambda *tables: HONEST(*tables).head(9), "repeat or drop"),
     ],
 )
 def test_wrong_features_get_a_question(features, question):
-    assert question in question_of(checks.features, features)
+    assert_asks(checks.features, features, question)
 
 
-def test_what_the_notebook_solves_is_right_and_what_it_leaves_open_is_told_in_words(
-    flights, capsys
-):
+def test_the_test_of_leaks_goes_by_the_time_of_arrival(flights):
+    leaks, tables = flights["leaks"], checks._tables(np.random.default_rng(0))
+    assert leaks(flights["my_features"], *tables) == []
+    for features in (JUST_BEFORE, A_DAY_BEFORE):
+        assert leaks(features, *tables) == ["delay of the carrier"]
+    assert leaks(flights["features_with_leaks"], *tables) == ["delay of the carrier", "rain"]
+
+
+def test_what_the_notebook_solves_is_right_and_what_it_leaves_open_is_not(flights, capsys):
     for check, name in (checks.deal, "my_deal"), (checks.features, "my_features"):
         judge(check, flights[name], timeout=240)
         judge(check, lambda *_: ..., timeout=240)
@@ -171,22 +158,12 @@ def test_what_the_notebook_solves_is_right_and_what_it_leaves_open_is_told_in_wo
     assert said == ["right:", "not", "right:", "not"]
 
 
-def test_the_test_of_leaks_goes_by_the_time_of_arrival(flights):
-    leaks, tables = flights["leaks"], checks._tables(np.random.default_rng(0))
-    assert leaks(flights["my_features"], *tables) == []
-    for known in (scheduled_one_hour_before, scheduled_the_day_before):
-        assert leaks(features_with(known), *tables) == ["delay of the carrier"]
-    assert leaks(flights["features_with_leaks"], *tables) == ["delay of the carrier", "rain"]
-
-
 # What its conclusions rest on
 
 
 def test_held_out_days_have_no_part_in_categories_and_scales(flights):
     days = flights["days_of"]
-    assert not set(days["training"]) & set(days["validation"] + days["test"])
-    assert not set(days["validation"]) & set(days["test"])
-    assert sum(map(len, days.values())) == len(flights["days"])
+    assert sorted(sum(days.values(), [])) == flights["days"]  # each in one part only
     there = flights["training"].compute()
     assert set(there["date"]) == set(days["training"])
     for name in ("distance", "temp"):
@@ -194,7 +171,7 @@ def test_held_out_days_have_no_part_in_categories_and_scales(flights):
     assert not there[flights["SCALED"]].isna().any(axis=None)
 
 
-def test_durations_add_the_hours_between_time_zones(flights):
+def test_durations_add_the_hours_between_time_zones():
     table = pd.DataFrame(
         {  # New York to Los Angeles, to Chicago, and over midnight to Puerto Rico
             "sched_dep_time": [900, 900, 2_330],
@@ -202,7 +179,7 @@ def test_durations_add_the_hours_between_time_zones(flights):
             "distance": [2_475, 733, 1_598],
         }
     )
-    assert flights["duration"](table).tolist() == [370, 150, 280]
+    assert flights_tables.duration(table).tolist() == [370, 150, 280]
 
 
 # Tables of one's own
@@ -213,12 +190,12 @@ def own(tmp_path):
     return shutil.copytree(ROOT / "data" / "flights", tmp_path / "mine")
 
 
-def test_a_row_that_would_repeat_flights_is_refused(flights, own):
+def test_a_row_that_would_repeat_flights_is_refused(own):
     path = own / "weather.parquet"
     table = pd.read_parquet(path)
     pd.concat([table, table.head(2)]).to_parquet(path, index=False)
     with pytest.raises(ddp.Error, match=r"weather.parquet has 2 row\(s\) whose origin and time_"):
-        flights["read_side_tables"](own)
+        flights_tables.read_side_tables(own)
 
 
 def test_too_few_days_are_refused_in_one_message(own, tmp_path):
