@@ -32,7 +32,9 @@
 # SET="epochs=20"` trains without the lesson and changes one of them.
 
 # %%
+import os
 import re
+import signal
 import socket
 import tempfile
 import time
@@ -522,7 +524,7 @@ for loaders, wait in zip((0, 2), timed.result):
 # | see your jobs | `squeue --me` | `qstat -u $USER` |
 # | cancel one | `scancel 1234` | `qdel 1234` |
 # | an hour | `--time=01:00:00` or `-t` | `-l walltime=01:00:00` |
-# | a *task*, a program to run | `--ntasks=1` or `-n` | `-l select=1` |
+# | a *task*, a program to run | `--ntasks=1` or `-n` | `-l select=1`, a *chunk* |
 # | memory | `--mem` (of a node), `--mem-per-cpu` | `mem=` in `select` |
 # | a queue | `--partition=short` or `-p` | `-q short` |
 #
@@ -745,11 +747,15 @@ def break_and_go_on(fault):
     return whole.failures[0], steps
 
 
-warned, steps = break_and_go_on("SIGTERM")
+def get_sigterm():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+warned, steps = break_and_go_on(get_sigterm)
 print(str(warned).replace(socket.gethostname(), "HOST").splitlines()[0])
 assert steps.is_unique
 print("warned: the run goes on where it was, and no step is trained twice")
-killed, steps = break_and_go_on("SIGKILL")
+killed, steps = break_and_go_on("kill")
 assert (steps == steps.min()).sum() == 2
 print("killed before its first checkpoint: the run begins anew with the first step")
 print(f"so two ranks that are warned go on: 'on' (you: {my_second_prediction!r})")
