@@ -104,6 +104,10 @@ OTHERWISE = "    loader.sampler.set_epoch(100 + epoch)\n"
 RIGHT = {
     "lower case": lambda script: ({"b", "e"}, repaired(script, TOLD, SAVED)),
     "letters as text": lambda script: [repaired(script, (LOOP, LOOP + OTHERWISE), SAVED), "E, B"],
+    "a sentence": lambda script: (
+        "B: a new order is missing; E: names",
+        repaired(script, TOLD, SAVED),
+    ),
     "own sampler": lambda script: (["B", "E"], repaired(script, (LOOP, LOOP + PERMUTED), SAVED)),
 }
 
@@ -144,6 +148,23 @@ def test_a_repair_whose_faults_are_named_wrongly_is_refused(script):
         checks.script_repaired(lambda: ({"B", "F"}, repaired(script, TOLD, SAVED)))
     with pytest.raises(Wrong, match="What does your function return"):
         checks.script_repaired(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("text", "letters"),
+    [
+        ("B: a new order is missing; E: names", "BE"),
+        ("B and E", "BE"),
+        ("(b) (e)", "BE"),
+        ("BE", "BE"),
+        ("{'b', 'e'}", "BE"),
+        ("A: a seed for each rank; F", "AF"),
+        ("a bad deed", ""),
+        ("", ""),
+    ],
+)
+def test_letters_are_read_in_any_form_and_not_out_of_words(text, letters):
+    assert checks.letters_in(text) == set(letters)
 
 
 # The data, and the names that are invented

@@ -108,7 +108,7 @@ def script_repaired(answer):
         expected = "the letters, and the script as text"
         raise Wrong(f"{given!r:.100}", expected, "What does your function return?")
     others = " ".join(str(part) for part in parts if part is not script)
-    letters = set("".join(re.findall(r"\b[A-F]+\b", others.upper())))
+    letters = letters_in(others)
 
     random = np.random.default_rng()
     samples, seed = 2 * int(random.integers(8, 14)), int(random.integers(1, 1_000))
@@ -123,8 +123,19 @@ def script_repaired(answer):
     look_at_file(done.output, done.folder)
     if letters != {"B", "E"}:
         yours = f"a repaired script, and the letters {', '.join(sorted(letters)) or 'none'}"
-        raise Wrong(yours, "the letters of the two faults", "What did each change mend?")
+        expected = "the letters of the two faults, as capital letters"
+        raise Wrong(yours, expected, "What did each change mend?")
     return "each epoch has its own order, the replicas agree, and anybody can load the file"
+
+
+def letters_in(text):
+    """The letters A to F that a text names: alone, in any form, or as words of a sentence.
+
+    In a sentence only a capital letter that is a word counts, and not the article "a".
+    """
+    if re.fullmatch(r"[\W_]*([A-Fa-f][\W_]*)+", text):
+        return set(re.findall("[A-F]", text.upper()))
+    return set(re.findall(r"\b[A-F]\b", text))
 
 
 def say_who_saves():
