@@ -75,14 +75,18 @@ def deal_picture(lengths, places, batch_size):
 
 def errors_picture(judged):
     """A figure: late flights, observed and predicted, by hour and by airline."""
-    figure, panels = plt.subplots(1, 2, figsize=(10, 3), layout="constrained")
-    for axes, key in zip(panels, ["hour", "carrier"]):
+    figure, panels = plt.subplots(
+        1, 2, figsize=(10, 3), sharey=True, layout="constrained"
+    )
+    labels = {"hour": "scheduled hour of departure", "carrier": "airline (code)"}
+    for axes, (key, label) in zip(panels, labels.items()):
         mean = judged.groupby(key)[["late", "probability"]].mean().compute()
         mean = 100 * mean.sort_index()
         of = mean.index.astype(str)
         axes.plot(of, mean["late"], "o", label="observed")
         axes.plot(of, mean["probability"], "_", ms=12, label="predicted")
-        axes.set(xlabel=key, ylabel="late (% of flights)")
+        axes.set_xlabel(label)
+    panels[0].set_ylabel("late (% of flights)")
     panels[0].legend()
     return figure
 
