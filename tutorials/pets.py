@@ -276,8 +276,8 @@ my_prediction = None  # "same", "close" or "different"
 # %% [markdown]
 # ## 6. What changes, line by line
 #
-# Compared with the loop of section 4, these lines are new. (A *global batch* is what all
-# ranks together take in one step.)
+# Compared with the loop of section 4, these lines are new. (A *global batch* is what
+# all ranks together take in one step.)
 #
 # | line | why |
 # |---|---|
@@ -292,8 +292,9 @@ my_prediction = None  # "same", "close" or "different"
 # | `return model.module.state_dict()` | the weights without DDP's wrapper |
 #
 # Among others, two lines of a script for torchrun are *not* there.
-# `init_process_group`: `launch` has called it before `train` begins. And `sampler.set_epoch(epoch)`, which PyTorch's own
-# `DistributedSampler` needs at the start of each epoch: `sampler.epochs` does it.
+# `init_process_group`: `launch` has called it before `train` begins. And
+# `sampler.set_epoch(epoch)`, which PyTorch's own `DistributedSampler` needs at the
+# start of each epoch: `sampler.epochs` does it.
 #
 # **The checkpoint.** Weights are not enough to resume exactly. Adam has its means. The
 # *schedule* counts the steps. The sampler counts the batches. So `ddp.Checkpoint` gets
@@ -568,9 +569,13 @@ three = ddp.launch(client, train, **ragged, workers=3, directory=changed)
 )
 print("three ranks: resumed from step", resumed_from)
 
-runs = {"1 rank": one.metrics, "2 ranks, then 3": three.metrics}
+# Steps 5 and 6 were done twice. The reports of the killed ranks come first.
+reports = {
+    "1 rank": one.metrics,
+    "2 ranks, then 3": three.metrics.drop_duplicates(["rank", "step"], keep="last"),
+}
 losses = pd.DataFrame(
-    {name: run.groupby("step")["loss"].mean() for name, run in runs.items()}
+    {name: of.groupby("step")["loss"].mean() for name, of in reports.items()}
 )
 print(losses.loc[5:].round(3).to_string())
 
