@@ -108,8 +108,8 @@ print(f"{client.ranks} ranks · {backend} · {title}: {dataset.origin}")
 # not photographed**: no figure here says anything about real dogs.
 #
 # Three sets, as in `ucmerced`: images to **learn** from, images that **choose** (a
-# rate, an epoch), images that **judge**. The study in section 6 has all three. `train`, in
-# section 7, has the first two. The images held out choose its best epoch: so its
+# rate, an epoch), images that **judge**. The study in section 6 has all three. `train`,
+# in section 7, has the first two. The images held out choose its best epoch: so its
 # accuracy on them is usually too high for new images.
 #
 # `images_per_breed=100` leaves 50 of each breed out of `train`, to save time.
@@ -635,7 +635,7 @@ print(times.round(2))
 # it is so at once.
 #
 # <details><summary>Hint</summary>
-# First the rate in the end. Then the share of the way that is done, at most 1.</details>
+# First the rate in the end. Then the share of the way, at most 1.</details>
 
 
 # %% tags=["exercise", "solution"]
