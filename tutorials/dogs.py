@@ -17,13 +17,12 @@
 # - train a new last layer on a network that has learned from ImageNet, then all of it;
 # - choose a learning rate for a larger batch, and compare runs with intervals;
 # - lower the rate by a loss that is the same on every rank;
-# - read in a profile what a step spends its time on;
-# - find two faults of a published study.
+# - read a profile of a step, and find two faults of a published study.
 #
-# **You need** *rank* and *global batch* from `mnist`, checkpoints from `pets`. From
-# `ucmerced`, the notebook before, it takes three sets of images and the evaluation by
-# sums over all ranks. No GPU, no network. **Data:** dogs of ten breeds, drawn by the
-# repository. **Computing:** about a minute on two cores.
+# **You need** *rank* and *global batch* from `mnist`, checkpoints from `pets`, three
+# sets and the evaluation by sums over ranks from `ucmerced`, the notebook before. No
+# GPU, no network. **Data:** drawn dogs of ten breeds. **Computing:** about a minute on
+# two cores.
 #
 # **Time: 75 minutes.** Sections 1 and 2 take 3, data and one process 10, predict 3,
 # batch and rate 15, on Dask 10, only faster? 10, exercises 18, break it 4, recap 2.
@@ -105,14 +104,13 @@ print(f"{client.ranks} ranks · {backend} · {title}: {dataset.origin}")
 # %% [markdown]
 # ## 3. The data
 #
-# Each breed is a folder of pictures. Stanford Dogs cannot be shipped, so by default
-# the dogs are **drawn, not photographed**. No figure measured on them says anything
-# about real dogs.
+# Each breed is a folder of pictures. Stanford Dogs cannot be shipped. Ours are **drawn,
+# not photographed**: no figure here says anything about real dogs.
 #
-# We use three sets, as in `ucmerced`: images to **learn** from, images that **choose**
-# (a rate, an epoch), images that **judge**. `train`, in section 7, has the first two.
-# The images held out choose its best epoch: so its accuracy on them is usually too high
-# for new images. The study in section 6 has all three sets.
+# Three sets, as in `ucmerced`: images to **learn** from, images that **choose** (a
+# rate, an epoch), images that **judge**. The study in section 6 has all three. `train`,
+# in section 7, has the first two. The images held out choose its best epoch: so its
+# accuracy on them is usually too high for new images.
 #
 # `images_per_breed=100` leaves 50 of each breed out of `train`, to save time.
 
@@ -150,10 +148,10 @@ show(
 # %% [markdown]
 # ## 4. One process first
 #
-# A *backbone* is a network without its last layer. It turns an image into about 1,000
-# numbers, its *features*. Ours has learned from the 1.3 million photographs of
-# ImageNet. A *head* on top turns features into a score for each breed: one linear
-# layer. This is *transfer learning*: only the head is new.
+# A *backbone* is a network without its last layer. It turns an image into numbers, its
+# *features*. Ours has learned from the 1.3 million photographs of ImageNet. A *head*,
+# one linear layer, turns features into a score for each breed. This is *transfer
+# learning*: only the head is new.
 #
 # **Which images are new to such a network?** The drawn dogs are. But *Stanford Dogs was
 # taken from ImageNet*: with `PRESET=full` the backbone has probably seen images that
@@ -264,8 +262,8 @@ my_prediction = None  # "better", "same" or "worse"
 # %% [markdown]
 # ## 6. Batch and learning rate
 #
-# Often the global batch grows with the ranks. Then an epoch has fewer steps, and the old
-# rate may no longer fit. Three rules are in use for a batch *k* times as large:
+# Often the global batch grows with the ranks. Then an epoch has fewer steps, and the
+# old rate may no longer fit. Three rules for a batch *k* times as large:
 #
 # | rule | learning rate |
 # |---|---|
@@ -281,10 +279,10 @@ my_prediction = None  # "better", "same" or "worse"
 # eval mode, by stored ones). A head has none, and no dropout. It is quick to train: we
 # can afford **many trials**.
 #
-# A *trial* has a seed. It splits the images into those to learn from and those that
+# A *trial* has a seed, which splits the images into those to learn from and those that
 # judge. It trains a head with each batch and each of seven rates, on equally many
 # samples. (A smaller last batch is left out: a step on 4 images would count as much as
-# one on 128.) Trials need no process group: Dask hands them to workers as tasks.
+# one on 128.) Trials need no process group: Dask runs them as tasks.
 #
 # For each batch we take one rate: the lowest loss, averaged over seeds, on images that
 # never judge. It need not have the highest point in the picture.
@@ -457,8 +455,7 @@ def train(settings, reading, weights):
 
 
 # %% [markdown]
-# `launch` starts a rank on each worker. The weights travel with the arguments: no rank
-# downloads anything.
+# The weights travel with the arguments: no rank downloads anything.
 
 # %%
 if settings.head_epochs * settings.pretrained + settings.epochs < 1:
@@ -526,8 +523,8 @@ print("one batch of 32, on 1 rank or on 2: the same loss in each step of the hea
 print("phase, and in two steps of all layers, to one part in a thousand")
 
 # %% [markdown]
-# In these steps two ranks do the same training as one. To the very end we cannot
-# compare: two ranks add in another order, and rounding differences grow with each step.
+# In these steps two ranks do the same training as one. Later ones may differ more: two
+# ranks add in another order, and rounding differences grow.
 #
 # **Frozen layers do not change.** `requires_grad_(False)` freezes *weights*, not the
 # mean and variance that BatchNorm stores: in training mode each batch moves them.
@@ -633,13 +630,12 @@ print(times.round(2))
 #
 # You have tuned a rate, `base`, on one rank. Now you get `ranks` ranks, and each keeps
 # its batch. Return the learning rate after `seen` samples. `rule` is `"kept"`,
-# `"square root"` or `"linear"`. Training starts with `base`. Then the rate grows evenly
-# with the samples. From `warm_up` samples on it is that of the rule. `warm_up` may be
-# 0: then there is none.
+# `"square root"` or `"linear"`. Training starts with `base`. The rate grows evenly
+# with the samples. From `warm_up` samples on it is that of the rule. If `warm_up` is 0,
+# it is so at once.
 #
 # <details><summary>Hint</summary>
-# First the rate in the end. Then the share of the way that is done: never more than
-# all of it.</details>
+# First the rate in the end. Then the share of the way, at most 1.</details>
 
 
 # %% tags=["exercise", "solution"]
@@ -689,8 +685,8 @@ def original_end_of_epoch(model, inputs, labels, training, held_out, plateau):
 # <details><summary>Hint 1</summary>
 # Which images does the loop see? Compare with what the text promises.</details>
 # <details><summary>Hint 2</summary>
-# What is <code>loss / count</code> on rank 0, and what on rank 1? Section 7 has a
-# function that ends with one number for all.</details>
+# What is <code>loss / count</code> on each rank? How does <code>evaluate</code>
+# end?</details>
 
 
 # %% tags=["exercise", "solution"]
@@ -746,8 +742,7 @@ show(
 # gradients, not learning rates. From the first difference on, equal gradients make
 # unequal steps: the replicas become two models. The next cell compares them.</details>
 #
-# **The rule:** whatever a rank decides by must be the same on all ranks: the split, the
-# validation loss, the moment to stop.
+# **The rule:** whatever a rank decides by must be the same on all ranks.
 
 
 # %% tags=["proof"]
@@ -775,13 +770,13 @@ for name, everyones in (("a loss of each rank", drifted), ("one loss", agreed)):
 # - With a fixed global batch, two ranks made the steps of one, up to rounding, in all
 #   steps that we compared (BatchNorm in eval mode, no dropout). How much faster a step
 #   is, you measured for one model and one batch size.
-# - A batch that grows with the ranks is *another* training, with fewer steps. Its rate
-#   has to be chosen again. A rule is a first guess.
+# - A batch that grows with the ranks is *another* training, with fewer steps. Choose
+#   its rate again. A rule is a first guess.
 # - Larger batches, tuned alike, were not told apart from the smallest. They may still
 #   be better or worse: the intervals in section 6 say by how much, for a head, on these
 #   images, with the chosen rates.
 # - A comparison needs equal samples, several seeds, and intervals.
-# - Whatever a rank decides by must be the same on all ranks.
+# - Split, validation loss, moment to stop: decide by what is the same on all ranks.
 #
 # **Next:** `make run TUTORIAL=dogs SET="data=/path/to/your/photos size=128"`. Then
 # `flights`, the last notebook: why train where the table is?
