@@ -131,11 +131,12 @@ def script_repaired(answer):
 def letters_in(text):
     """The letters A to F that a text names: alone, in any form, or as words of a sentence.
 
-    In a sentence only a capital letter that is a word counts, and not the article "a".
+    In a sentence only capital letters count, and only those that are a word.
     """
-    if re.fullmatch(r"[\W_]*([A-Fa-f][\W_]*)+", text):
-        return set(re.findall("[A-F]", text.upper()))
-    return set(re.findall(r"\b[A-F]\b", text))
+    words = re.findall(r"\w+", text)
+    if len(words) == 1 or all(len(word) == 1 for word in words):
+        text = text.upper()
+    return set("".join(re.findall(r"\b[A-F]+\b", text)))
 
 
 def say_who_saves():
