@@ -97,7 +97,7 @@ class Progress:
                 bar_format=BAR,
                 mininterval=0.1,
             )
-        self.bar.set_description(_epoch_of(place), refresh=False)
+        self.bar.set_description(_epochs_done(place), refresh=False)
         self.bar.update(place["samples"] - self.bar.n)
 
     def record(self, values: dict, rank: int = 0):
@@ -150,7 +150,7 @@ class Progress:
         losses = self.losses_of.pop(epoch, None)
         if losses:
             loss = sum(losses) / len(losses)
-            words = _epoch_of({**self.place, "epoch": epoch})
+            words = f"{epoch + 1} of {self.place['epochs']} epochs"
             print(f"{words}  loss {loss:#.4g}  {rate:,.0f} samples/s", flush=True)
 
     def close(self):
@@ -195,7 +195,7 @@ class NotebookLine:
         done = place["samples"]
         total = place["total_samples"]
         rate = self._rate()
-        words = f"{_epoch_of(place)} · {done / total:.0%}"
+        words = f"{_epochs_done(place)} · {done / total:.0%}"
         words += _loss_in_words(loss)
         if rate > 0:
             to_go = tqdm.format_interval((total - done) / rate)
@@ -211,8 +211,7 @@ class NotebookLine:
         if place["samples"] >= place["total_samples"]:
             words = "1 epoch" if place["epochs"] == 1 else f"{place['epochs']} epochs"
         else:
-            share = place["samples"] / place["total_samples"]
-            words = f"ended in {_epoch_of(place)}, at {share:.0%}"
+            words = f"ended after {_epochs_done(place)}"
         words += f" · {place['samples']:,} samples · {tqdm.format_interval(seconds)}"
         rate = self._rate()
         if rate > 0:
@@ -234,9 +233,10 @@ class NotebookLine:
             self.handle.update(content, raw=True)
 
 
-def _epoch_of(place):
-    """The epoch as `sampler.epoch`, messages and metrics count it: from 0."""
-    return f"epoch {place['epoch']} of {place['epochs']}"
+def _epochs_done(place):
+    """Epochs that are done, as metrics and messages count them: the first one is epoch 0."""
+    done = place["epochs"] * place["samples"] / place["total_samples"]
+    return f"{done:.1f} of {place['epochs']} epochs"
 
 
 def _loss_in_words(loss):

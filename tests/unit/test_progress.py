@@ -31,6 +31,6 @@ def test_the_loss_of_an_epoch_is_that_of_all_ranks_though_one_reports_late(progr
     progress.record({"loss": 6.0, "epoch": 0}, rank=1)
     assert not printed(capsys)
     progress.record({"loss": 0.5, "epoch": 1}, rank=1)
-    assert printed(capsys) == "epoch 0 of 2  loss 3.000\n"
+    assert printed(capsys) == "1 of 2 epochs  loss 3.000\n"
     progress.close()
-    assert printed(capsys) == "epoch 1 of 2  loss 0.2500\n"
+    assert printed(capsys) == "2 of 2 epochs  loss 0.2500\n"
