@@ -19,12 +19,11 @@ SHOWN_ITEMS = 3  # of a result that is a dict or a list
 class Run:
     """What a launch leaves.
 
-    `result` is what rank 0's function returned, `directory` the run directory (None where
-    `launch` was to keep none), `world_size` the
-    number of ranks, `seconds` how long the launch took. `records` are all reports, a dict for
-    each. `failures` are the exceptions that restarts have answered, in order. `problems` says what
-    a person must know although training went on: checkpoints that a full disk did not take, ranks
-    that drifted apart.
+    `result` is what rank 0's function returned, `directory` the run directory (None where `launch`
+    was to keep none), `world_size` the number of ranks, `seconds` how long the launch took.
+    `records` are all reports, a dict for each. `failures` are the exceptions that restarts have
+    answered, in order. `problems` says what a person must know although training went on:
+    checkpoints that a full disk did not take, ranks that drifted apart.
     """
 
     result: Any

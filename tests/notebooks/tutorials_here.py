@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from ddp_common.commands.cli import LESSON_TAGS
-from tutorials.checks.common import judge
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("DDP_DATA", "/nonexistent"))
@@ -67,22 +66,6 @@ def names_of(name, runs):
             exec(compile(tree, "<cell>", "exec"), names)
         yield names
         names["client"].close()
-
-
-def judged(names, check, answer, capsys):
-    """What a check says of an answer."""
-    capsys.readouterr()
-    judge(names[check], answer, timeout=240)
-    return capsys.readouterr().out
-
-
-def assert_judged(names, capsys, check, right, wrong, question):
-    """One answer is accepted. Another gets one `not yet`, and a question that leads on."""
-    said = judged(names, check, right, capsys)
-    assert "right:" in said and "not yet" not in said, said
-    said = judged(names, check, wrong, capsys)
-    assert said.count("not yet") == 1 and "right:" not in said, said
-    assert question in said, said
 
 
 def make_run(tutorial, runs, values, **variables):
