@@ -344,8 +344,9 @@ claims = ready.compare(study, overlap)
 print("Judged accuracy minus that of batch 8 with its chosen rate, in points")
 print(claims.infer_objects().round({"rate": 4, "points": 1, "low": 1, "high": 1}))
 base = ready.best_rates(study)[8]
+tried = study.loc[study["batch"] == 8, "rate"]
 print("\nThe row '128, kept', had batch 8 another rate:")
-for other in (base / 2, base, base * 2):
+for other in sorted({base / 2, base, base * 2} & set(tried)):
     kept = ready.compare(study, overlap, other).loc["128, kept - 8"]
     between = f"{kept['low']:5.1f} to {kept['high']:5.1f}"
     print(f"{other:.4f}: {kept['points']:5.1f} ({between}), {kept['verdict']}")
