@@ -7,6 +7,8 @@ from typing import Any
 
 from distributed import Client
 
+from ddp_common.errors import Error
+
 POLL = 0.02  # seconds
 
 
@@ -35,3 +37,12 @@ def answers_within(
     while len(answers) < len(workers) and time.monotonic() < deadline:
         time.sleep(POLL)
     return dict(answers)
+
+
+def refuse_without_package(error: Exception) -> None:
+    """Raise `Error` if `error` is that of a worker which cannot import `ddp_common`."""
+    if "No module named 'ddp_common'" in str(error):
+        raise Error(
+            "The workers have no ddp_common. Connect with ddp_common.connect(address), which "
+            "sends it to them, or install it in their environment."
+        ) from None

@@ -22,7 +22,7 @@ from distributed import CancelledError, Client, Future
 from distributed.comm import get_address_host
 
 from ddp_common.client import hangs, outcome, signals
-from ddp_common.client.asking import ask_each
+from ddp_common.client.asking import ask_each, refuse_without_package
 from ddp_common.client.checkpoints import Checkpoints
 from ddp_common.client.inbox import (
     RESTARTED,
@@ -198,12 +198,8 @@ class Attempt:
         except (OSError, CancelledError) as error:
             raise self._cause_of(error) from None
         except Exception as error:
-            if "No module named 'ddp_common'" not in str(error):
-                raise
-            raise Error(
-                "The workers have no ddp_common. Connect with ddp_common.connect(address), which "
-                "sends it to them, or install it in their environment."
-            ) from None
+            refuse_without_package(error)
+            raise
 
     def _cause_of(self, error: BaseException) -> Exception:
         """The exception for a worker, or the scheduler, that Dask could not reach."""

@@ -123,9 +123,12 @@ def _too_few(client: Client, answer: dict[str, Any], wanted: int | None, timeout
             f"{client.scheduler.address}. Where it adapts by itself to what there is to do, set "
             f"the least: cluster.adapt(minimum={wanted or 2})."
         )
+    paused = ""
+    if answer["paused"]:
+        paused = f", and those at {', '.join(answer['paused'])} are paused: their memory is full"
     return (
-        f"{what} {known}, of which {busy} run other launches. Start more (WORKERS=…), ask for "
-        "fewer ranks, or wait for the others."
+        f"{what} {known}, of which {busy} run other launches{paused}. Start more (WORKERS=…), ask "
+        "for fewer ranks, or wait for the others."
     )
 
 

@@ -19,6 +19,7 @@ from dask.core import flatten
 from dask.typing import Key
 from distributed import CancelledError, Client, Future, wait
 
+from ddp_common.client.asking import refuse_without_package
 from ddp_common.client.inbox import CONNECTION_LOST, RESTARTED, why_cancelled
 from ddp_common.client.placement import no_answer
 from ddp_common.errors import Error, first_line
@@ -232,8 +233,14 @@ class Tables:
         self.holders = self.client.who_has(self._futures())
         keys = list(self.holders)
         workers = list({address for held in self.holders.values() for address in held})
-        answers = self.client.run(handover.look_at, keys, workers=workers, on_error="ignore")
-        looks = {key: look for answer in answers.values() for key, look in answer.items()}
+        answers = self.client.run(handover.look_at, keys, workers=workers, on_error="return")
+        looks: dict[Key, Look | str] = {}
+        for answer in answers.values():
+            if isinstance(answer, dict):
+                looks.update(answer)
+            elif not isinstance(answer, OSError):  # of a worker that was lost
+                refuse_without_package(answer)
+                raise answer
         if any(key not in looks or not self.holders[key] for key in keys):
             return False
         for given in self.given:

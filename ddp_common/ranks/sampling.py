@@ -16,6 +16,7 @@ loader is iterated over (`_check_loader`).
 
 import dataclasses
 import functools
+import gc
 import operator
 import random
 import sys
@@ -31,6 +32,8 @@ from ddp_common.ranks import reporting, stopping
 from ddp_common.ranks.dealing import EvenDeal, PlacedDeal, Placement
 from ddp_common.ranks.rendezvous import rank, world_size
 from ddp_common.ranks.rows import Partitioned
+
+LONGEST_LIST = 100  # that is looked through for samplers: a longer one has samples
 
 # Functions of a sampler, called last between its steps; for `ddp.inject`
 injected: list[Callable[["ElasticSampler"], None]] = []
@@ -531,15 +534,15 @@ def _check_loader(loader: torch.utils.data.DataLoader) -> None:
         )
 
 
-def _holds_an_elastic_sampler(sampler, depth=4):
-    """Whether one is among the attributes of `sampler`, or of a sampler that it holds."""
+def _holds_an_elastic_sampler(sampler, depth=6):
+    """Whether `sampler` refers to one: by an attribute, in a short list, as an iterator does."""
     if isinstance(sampler, ElasticSampler):
         return True
+    is_short = isinstance(sampler, (list, tuple, dict)) and len(sampler) <= LONGEST_LIST
     can_be_a_sampler = hasattr(sampler, "__iter__") and not hasattr(sampler, "__getitem__")
-    if not can_be_a_sampler or depth == 0:
+    if depth == 0 or isinstance(sampler, type) or not (is_short or can_be_a_sampler):
         return False
-    attributes = getattr(sampler, "__dict__", {})
-    return any(_holds_an_elastic_sampler(value, depth - 1) for value in attributes.values())
+    return any(_holds_an_elastic_sampler(each, depth - 1) for each in gc.get_referents(sampler))
 
 
 def _check_before(iterate):

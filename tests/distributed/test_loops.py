@@ -231,6 +231,13 @@ def something_between_loader_and_sampler(training):
         training.step(batch)
 
 
+@refused("Something stands between .*islice")
+def an_iterator_between_loader_and_sampler(training):
+    batches = itertools.islice(training.sampler, ddp.rank(), None, ddp.world_size())
+    for batch in DataLoader(training.data, batch_sampler=batches):
+        training.step(batch)
+
+
 @refused("Stream is an IterableDataset")
 def a_data_set_without_indices(training):
     class Stream(IterableDataset):

@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import cloudpickle
+import dask.array
 import faults_on_purpose as faults
 import pytest
 import torch
@@ -61,6 +62,8 @@ def test_a_paused_worker_gets_no_rank_and_a_warning_says_so(two_workers):
     with pytest.warns(UserWarning, match=f"{address} is paused.*memory_limit"):
         run = ddp.launch(two_workers, ddp.world_size)
     assert run.result == 1
+    with pytest.raises(ddp.Error, match=f"No 2 worker.*{address} are paused"):
+        ddp.launch(two_workers, ddp.world_size, workers=2, timeout=1)
 
 
 def pause(dask_worker):
@@ -94,11 +97,17 @@ def test_workers_that_have_no_ddp_common_are_an_error_that_says_what_to_do(tmp_p
             client.wait_for_workers(1, timeout=PATIENCE)
             with pytest.raises(ddp.Error, match="have no ddp_common.*connect\\(address\\)"):
                 ddp.launch(client, ddp.rank)
+            with pytest.raises(ddp.Error, match="have no ddp_common"):
+                ddp.launch(client, shape_of, table=dask.array.zeros(4))
             with ddp.connect(cluster.scheduler_address, workers=1) as connected:
                 assert ddp.launch(connected, ddp.world_size).result == 1
         finally:
             worker.kill()
             worker.wait()
+
+
+def shape_of(table):
+    return table.tensors().shape
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
