@@ -71,19 +71,12 @@ def check_name(name: str):
     """Raise `Error` unless `name` is a relative path of plain names, on any system."""
     parts = re.split(r"[/\\]", name)
     has_drive = ":" in parts[0]
-    has_odd_part = any(part in ("", ".", "..") or "\0" in part for part in parts)
-    if not name or has_drive or has_odd_part:
+    has_odd_part = any(part in ("", ".", "..") for part in parts)
+    if not name.isprintable() or has_drive or has_odd_part:
         raise Error(
             f"The file name {name!r} would leave the run directory. "
             "Use a relative name such as 'samples/epoch-1.txt'."
         )
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise Error(
-            f"The file name {name!r} is no text that can be sent. "
-            "Use a name such as 'samples/epoch-1.txt'."
-        ) from None
 
 
 # What a run itself writes in its directory: files, and folders with all that is in them

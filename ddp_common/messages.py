@@ -3,9 +3,9 @@
 The client sends each agent one `RankSpec`, and may call the few functions that `agent`, `spool`
 and `handover` have for it. Messages come back rank -> agent -> client: a rank sends them through a
 pipe (`ranks.pipe`), and its agent passes them on as events of Dask (`pack`). The first is
-`Started`, the last is `Ended`, and those are the agent's own. A rank's last word is a `Done`,
-`Raised` or `Stopped`, of which the agent makes the `Ended`. Promises: `unpack` gives what was
-packed; a message or a field that is not known here is an error and never passed over.
+`Started`, the last is `Ended`; the rank's last word is one, to which its agent adds the exit code.
+Promises: `unpack` gives what was packed; a message or a field that is not known here is an error
+and never passed over.
 """
 
 import base64
@@ -146,52 +146,19 @@ class Ended(Message):
 
     `how` is 'done', 'raised', 'stopped', 'exited' (without a last word), 'cancelled' (the client
     did not want it any more), or 'lost', which the client notes itself when the rank's worker is
-    gone. The other fields are those of the last word.
+    gone.
     """
 
     how: str
     exitcode: int | None = None  # negative: the signal that killed it
     message: str = ""
     traceback: str = ""
-    exception: str | None = None
-    got_sigterm: bool = False
-    in_loop: bool = True
-    step: int = 0
-
-
-# A rank's last word, to its agent
-
-
-@dataclass
-class Done(Message):
-    """All went well. `result` is rank 0's pickled result: the agent's task returns it."""
-
-    result: bytes | None = None
-
-
-@dataclass
-class Raised(Message):
-    """An exception ended the rank.
-
-    `exception` is the pickled exception as base64, None if it cannot travel.
-    """
-
-    message: str
-    traceback: str
-    exception: str | None = None
-    exitcode: int | None = None  # with which the process is about to end
-
-
-@dataclass
-class Stopped(Message):
-    """The rank has left because some rank got SIGTERM."""
-
-    got_sigterm: bool  # whether it was this one
-    in_loop: bool  # whether training had begun: from then on all ranks leave together
+    exception: str | None = None  # pickled, as base64; None if it cannot travel
+    got_sigterm: bool = False  # whether it was this rank
+    in_loop: bool = True  # whether training had begun: from then on all ranks leave together
     step: int = 0  # the last step done
+    result: bytes | None = None  # rank 0's, pickled; for its agent, whose task returns it
 
-
-LAST_WORDS = (Done, Raised, Stopped)
 
 # Messages which show that a rank makes progress
 PROGRESS = (Started, Position, Report, File, CheckpointSaved)

@@ -6,11 +6,11 @@ Promises: the first failure ends the attempt; a rank that makes no progress is f
 the ranks are gone, and the last checkpoints are here.
 """
 
-import asyncio
 import concurrent.futures
 import contextlib
 import io
 import logging
+import math
 import queue
 import re
 import threading
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from distributed import CancelledError, Client, Future
+from distributed import CancelledError, Client, Future, wait
 from distributed.comm import get_address_host
 
 from ddp_common.client import hangs, outcome, signals
@@ -148,10 +148,12 @@ class Attempt:
         # While there are checkpoints, config.json says how they were made, until ranks train on
         if not checkpoints(folder):
             self._write_config()
+        answer_timeout = max(self.timeout, ANSWER_TIMEOUT)
         self.checkpoints = self._wait_for(
             lambda: Checkpoints(
                 self.client, self.attempt_id, folder, self.addresses, self.directory.copy_soon
-            )
+            ),
+            answer_timeout,
         )
         if previous is not None:
             self._note_restart(previous, number)
@@ -159,7 +161,7 @@ class Attempt:
             self._hand_over_tables()
         first = self.addresses[:1]
         answers = self._wait_for(
-            lambda: self.client.run(agent.listen, self.attempt_id, workers=first)
+            lambda: self.client.run(agent.listen, self.attempt_id, workers=first), answer_timeout
         )
         if len(payload) > LARGE:
             # To one worker, from which the others take it: not through the scheduler
@@ -167,8 +169,8 @@ class Attempt:
         for spec in self._specs(answers[first[0]]):
             self._submit(spec, payload)
 
-    def _wait_for(self, ask: Callable[[], Any]) -> Any:
-        """What `ask` returns, which asks workers through Dask.
+    def _wait_for(self, ask: Callable[[], Any], timeout: float | None) -> Any:
+        """What `ask` returns, which asks workers through Dask; at most `timeout` seconds.
 
         Dask would wait for a worker that is suspended for ever, and for one that is dead half a
         minute. Raises `RankFailed` if a worker is lost meanwhile, and `Error` for workers that do
@@ -183,15 +185,14 @@ class Attempt:
                 answer.set_exception(error)
 
         threading.Thread(target=fill, daemon=True, name="ddp-asking").start()
-        timeout = max(self.timeout, ANSWER_TIMEOUT)
-        deadline = time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not answer.done():
             concurrent.futures.wait([answer], SHORT_LOOK)
             self._take_what_is_there()
             if time.monotonic() - self.looked > LOOK_INTERVAL:
                 self._look_for_lost_workers()
             self._raise_if_lost()
-            if time.monotonic() > deadline:
+            if timeout is not None and time.monotonic() > deadline:
                 raise self._no_answer(timeout)
         try:
             return answer.result()
@@ -203,15 +204,11 @@ class Attempt:
 
     def _cause_of(self, error: BaseException) -> Exception:
         """The exception for a worker, or the scheduler, that Dask could not reach."""
-        self._wait_for_a_word(self._raise_if_lost)
-        return Error(f"A worker cannot be reached: {error}. Launch again.")
-
-    def _wait_for_a_word(self, raise_if_known: Callable[[], None]) -> None:
-        """Dask could not reach something: wait a moment to hear what was lost."""
         deadline = time.monotonic() + CAUSE_TIMEOUT
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline:  # wait a moment to hear what was lost
             self._take_next(SHORT_LOOK)
-            raise_if_known()
+            self._raise_if_lost()
+        return Error(f"A worker cannot be reached: {error}. Launch again.")
 
     def _look_for_lost_workers(self) -> None:
         """Find workers that were lost before our subscription to Dask's events had begun."""
@@ -246,13 +243,8 @@ class Attempt:
         """
         futures = self.tables.hand_over(self.addresses, self.attempt_id)
         self.handed[:] = futures
-        while not all(future.done() for future in futures):
-            self._take_next(SHORT_LOOK)
-            self._raise_if_lost()
-        try:
-            self.tables.handed_over(futures)
-        except CancelledError:  # as by a scheduler that is lost
-            raise self._cancelled() from None
+        self._wait_for(lambda: wait(futures), timeout=None)
+        self.tables.handed_over(futures)
 
     def _write_config(self) -> None:
         assert self.config is not None, "it is to be written yet"
@@ -538,7 +530,7 @@ class Attempt:
     def _result(self) -> Any:
         import torch  # not at the top: it takes a second, and only a result needs it
 
-        pickled = self._fetch(self.futures[0])
+        pickled = self._wait_for(self.futures[0].result, timeout=None)
         try:
             # Our own ranks' pickle
             result = torch.load(io.BytesIO(pickled), map_location="cpu", weights_only=False)
@@ -550,31 +542,6 @@ class Attempt:
         seconds = time.monotonic() - self.began
         self.directory.log(f"finished: {len(self.addresses)} rank(s), {seconds:.1f} s")
         return result
-
-    def _fetch(self, future: Future) -> bytes:
-        """What a rank's task has returned. Dask would wait for a dead worker for ever."""
-        gathering = self.client.gather(future, asynchronous=True)
-        fetching = asyncio.run_coroutine_threadsafe(
-            gathering,
-            self.client.loop.asyncio_loop,  # type: ignore[union-attr]
-        )
-        while not fetching.done():
-            concurrent.futures.wait([fetching], LOOK_INTERVAL)
-            self._take_what_is_there()
-            self._look_around()
-            self._raise_if_result_is_lost()
-        try:
-            return fetching.result()
-        except (OSError, CancelledError, concurrent.futures.CancelledError):
-            self._wait_for_a_word(self._raise_if_result_is_lost)
-            raise self._cancelled() from None
-
-    def _raise_if_result_is_lost(self) -> None:
-        if 0 in self.state.lost_late:
-            self.state.ended[0] = Ended("lost")
-            raise self._failure_of(0)
-        if self.state.is_cancelled or self.client.status != "running":
-            raise self._cancelled()
 
     # Ending
 

@@ -75,9 +75,10 @@ class AttemptState:
                 self.ended.setdefault(rank, message)
 
     def lose_worker(self, address: str) -> None:
-        """Take note that the scheduler has lost one of the workers."""
+        """Take note that the scheduler has lost one of the workers; rank 0's has the result."""
         rank = self.addresses.index(address)
-        if rank in self.ended:
+        has_result = rank == 0 and rank in self.ended and self.ended[rank].how == "done"
+        if rank in self.ended and not has_result:
             self.lost_late.add(rank)
         else:
             self.ended[rank] = Ended("lost")
@@ -185,7 +186,7 @@ def rank_failed(state: AttemptState, rank: int) -> RankFailed:
     if state.step_of(rank):
         what += f"\nIts last known step is {state.step_of(rank)}."
     lines = {each: list(printed) for each, printed in state.lines.items()}
-    where = _traceback(end)
+    where = end.traceback
     if end.exitcode is not None and end.exitcode < 0:
         lines[rank], where = _without_dump(lines[rank])
     failure = RankFailed(
@@ -198,17 +199,6 @@ def rank_failed(state: AttemptState, rank: int) -> RankFailed:
     if end.exception:
         failure.__cause__ = unpickle_exception(end.exception)
     return failure
-
-
-def _traceback(end: Ended) -> str:
-    """The traceback of a rank that has raised.
-
-    Python ends one with the message. That of an `Error` can be long, and is in the headline.
-    """
-    frames, repeated, after = end.traceback.rpartition(f"ddp_common.errors.Error: {end.message}")
-    if repeated and not after.strip():
-        return frames
-    return end.traceback
 
 
 def _without_dump(lines: list[str]) -> tuple[list[str], str]:
@@ -377,16 +367,9 @@ def unreadable_result(reason: Exception, directory: Path) -> Error:
 
 def in_log(end: Ended) -> str:
     """How a rank ended, as a line of the log; with a traceback, lines."""
-    if end.how == "raised":
-        return f"failed: {end.message}\n{_traceback(end)}".rstrip()
-    if end.how == "lost":
-        return f"ended: {_cause(end, None)}"
     if end.how == "cancelled":
         return "was ended: another rank had failed, the launch was ended, or its worker closed"
     if end.how == "stopped":
         why = ": it got SIGTERM" if end.got_sigterm else ", as the others did"
         return f"left after step {end.step}{why}"
-    killed_by = _signal_name(end)
-    if killed_by:
-        return f"was killed by {killed_by}"
-    return f"left with exit code {end.exitcode} before its function returned"
+    return f"failed: {_cause(end, None)}\n{end.traceback}".rstrip()

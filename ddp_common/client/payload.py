@@ -1,7 +1,6 @@
 """A training function and its arguments, made ready to travel."""
 
 import copyreg
-import difflib
 import functools
 import importlib
 import inspect
@@ -27,9 +26,8 @@ def refuse_wrong_arguments(
 ) -> None:
     """Raise `Error` if `function` cannot be called with `arguments`.
 
-    `options` are the names that `launch` takes for itself: the function cannot have them, and an
-    argument that it does not have may be one of them, misspelt. A function that does not tell its
-    arguments is not judged.
+    `options` are the names that `launch` takes for itself: the function cannot have them. A
+    function that does not tell its arguments is not judged.
     """
     if not callable(function):
         raise Error(f"launch runs a function on every rank, and {function!r} is none.")
@@ -50,22 +48,9 @@ def refuse_wrong_arguments(
     except TypeError as error:
         parameters = ", ".join(signature.parameters)
         raise Error(
-            f"{called}({parameters}) cannot be called with the arguments of this launch: {error}."
-            f"{_meant(signature, arguments, options)}"
+            f"{called}({parameters}) cannot be called with the arguments of this launch: {error}. "
+            f"launch itself takes {', '.join(options)}."
         ) from None
-
-
-def _meant(
-    signature: inspect.Signature, arguments: dict[str, Any], options: Collection[str]
-) -> str:
-    """A sentence on the first argument that may be a misspelt option of `launch`, or ''."""
-    for name in arguments:
-        if name in signature.parameters:
-            continue
-        near = difflib.get_close_matches(name, list(options), n=1)
-        if near:
-            return f" Did you mean launch's own {near[0]}?"
-    return ""
 
 
 def pickled(function: Callable, arguments: dict[str, Any]) -> bytes:

@@ -6,7 +6,6 @@ died are void.
 """
 
 import contextlib
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ from ddp_common.values import whole_number
 LOOK_INTERVAL = 0.05  # seconds
 RECONNECT_TIMEOUT = 5  # seconds
 
-_adapting = threading.Lock()
 _over: dict[str, set[str]] = {}  # address of a scheduler -> `_attempts_over`
 
 
@@ -59,13 +57,10 @@ def claimed_workers(
         while not answer["claimed"]:
             if time.monotonic() > deadline:
                 raise Error(_too_few(client, answer, wanted, timeout))
-            _ask_for(client, attempt_id, wanted or 1)
             time.sleep(LOOK_INTERVAL)
             answer = claim()
-        _ask_for(client, attempt_id, len(answer["claimed"]))
         yield answer["claimed"]
     finally:
-        _ask_for(client, attempt_id, 0)
         _give_back(client, attempt_id)
 
 
@@ -111,12 +106,6 @@ def _ask_scheduler(client: Client, function: Callable, *arguments: Any) -> Any:
 def _too_few(client: Client, answer: dict[str, Any], wanted: int | None, timeout: float) -> str:
     known, busy = answer["known"], answer["busy"]
     what = f"No {wanted or 'free'} worker(s) for this launch within {timeout} s: the cluster has"
-    adaptive = _adaptive(client)
-    if adaptive is not None and adaptive.maximum < (wanted or 1):
-        return (
-            f"{what} {known} and adapts to {adaptive.maximum:g} at most. Raise that: "
-            f"cluster.adapt(maximum={wanted})."
-        )
     if known == 0:
         return (
             f"{what} no workers. Start some: cluster.scale(2), or `dask worker` with the address "
@@ -127,8 +116,8 @@ def _too_few(client: Client, answer: dict[str, Any], wanted: int | None, timeout
     if answer["paused"]:
         paused = f", and those at {', '.join(answer['paused'])} are paused: their memory is full"
     return (
-        f"{what} {known}, of which {busy} run other launches{paused}. Start more (WORKERS=…), ask "
-        "for fewer ranks, or wait for the others."
+        f"{what} {known}, of which {busy} run other launches{paused}. Start more (WORKERS=…, "
+        "cluster.scale, cluster.adapt(minimum=…)), ask for fewer ranks, or wait for the others."
     )
 
 
@@ -182,35 +171,6 @@ def _wait_until_connected(client: Client) -> None:
         raise ConnectionError("the connection was lost")
     if client.status != "running":
         raise ConnectionError("this client is closed")
-
-
-# Clusters that adapt
-
-
-def _adaptive(client: Client) -> Any:
-    """What scales the cluster of this client (`cluster.adapt()`).
-
-    None if nothing does, or it is out of reach.
-    """
-    return getattr(getattr(client, "cluster", None), "_adaptive", None)
-
-
-def _ask_for(client: Client, attempt_id: str, workers: int) -> None:
-    """Have a cluster that adapts keep as many workers as all launches of this program need.
-
-    It counts tasks, and those of a launch come only when the workers are there.
-    """
-    adaptive = _adaptive(client)
-    if adaptive is None:
-        return
-    with _adapting:
-        needs = adaptive.__dict__.setdefault("ddp_needs", {"minimum": adaptive.minimum})
-        needs.pop(attempt_id, None)
-        if workers:
-            needs[attempt_id] = workers
-        launches = sum(need for name, need in needs.items() if name != "minimum")
-        least = max(needs["minimum"], launches)
-        adaptive.minimum = min(least, max(adaptive.maximum, needs["minimum"]))
 
 
 # On the scheduler

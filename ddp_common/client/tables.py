@@ -20,7 +20,7 @@ from dask.typing import Key
 from distributed import CancelledError, Client, Future, wait
 
 from ddp_common.client.asking import refuse_without_package
-from ddp_common.client.inbox import CONNECTION_LOST, RESTARTED, why_cancelled
+from ddp_common.client.inbox import CONNECTION_LOST, why_cancelled
 from ddp_common.client.placement import no_answer
 from ddp_common.errors import Error, first_line
 from ddp_common.ranks import handover
@@ -214,11 +214,6 @@ class Tables:
                 reason = why_cancelled(future)
                 if reason == CONNECTION_LOST or self.client.status != "running":
                     raise no_answer(self.client, ConnectionError("the connection was lost"))
-                if reason == RESTARTED:
-                    raise Error(
-                        "The cluster was restarted (client.restart) while partitions were "
-                        "computed. No rank was started; launch again."
-                    )
                 if future.status == "cancelled":  # 'lost' is one that is computed again
                     raise Error(
                         f"{partition} is lost, and Dask cannot compute it again: it was scattered "
@@ -326,11 +321,9 @@ class Tables:
     def handed_over(self, futures: list[Future]) -> None:
         """Once these tasks are done: let go of what was computed for the ranks.
 
-        Raises `Error` if one has failed, and `CancelledError` if the scheduler was lost.
+        Raises `Error` if one has failed.
         """
         for rank, future in enumerate(futures):
-            if future.status == "cancelled":
-                raise CancelledError(future.key)
             if future.status == "error":
                 error = future.exception()
                 raise Error(
@@ -433,9 +426,5 @@ def _differing_kinds(first: dict[str, str], second: dict[str, str]) -> str:
 def _differing(first: list[int], second: list[int]) -> str:
     if len(first) != len(second):
         return f"{len(first)} and {len(second)} partitions"
-    differing = [
-        f"{mine:,} and {theirs:,} rows in partition {number}"
-        for number, (mine, theirs) in enumerate(zip(first, second))
-        if mine != theirs
-    ]
-    return ", ".join(differing[:NAMED])
+    number = next(index for index, pair in enumerate(zip(first, second)) if pair[0] != pair[1])
+    return f"{first[number]:,} and {second[number]:,} rows in partition {number}"

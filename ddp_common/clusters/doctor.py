@@ -14,7 +14,6 @@ import platform
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +32,7 @@ from ddp_common.clusters import shipping
 from ddp_common.clusters.connect import connect
 from ddp_common.clusters.jobs import system_of
 from ddp_common.clusters.profiles import is_batch, read_profile
+from ddp_common.clusters.queues import ask
 from ddp_common.data.datasets import fetch, registry
 from ddp_common.errors import Error
 from ddp_common.run.places import new_directory
@@ -44,7 +44,6 @@ ROW = "{:<10} {:<14} {}"
 ROOT = Path(__file__).parents[2]
 IS_CLONE = (ROOT / "tutorials").is_dir()  # not a wheel
 
-ANSWER_TIMEOUT = 30  # seconds for the batch system to answer
 KERNEL_TIMEOUT = 60  # seconds for a notebook's cell
 RANK_TIMEOUT = 60  # seconds for the ranks to find each other and to sum
 SHORT = 600  # seconds: jobs that end sooner are worth a warning
@@ -209,10 +208,9 @@ def check_queue(subject: Subject) -> Finding:
         return Finding(f"{system.name} is not asked for its queues")
     try:
         queues, defaults = queues_of(system.name)
-    except (subprocess.SubprocessError, OSError, ValueError) as error:
-        said = getattr(error, "stderr", None) or str(error)
+    except (OSError, ValueError) as error:
         return Finding(
-            f"{system.name} gave no answer: {said.strip()}",
+            f"{system.name} gave no answer: {error}",
             FAILED,
             f"It is down or cannot be reached from here: try `{system.commands[1]}` by hand; "
             "if that fails too, ask those who run the cluster.",
@@ -236,28 +234,20 @@ def check_queue(subject: Subject) -> Finding:
 def queues_of(system: str) -> tuple[dict[str, bool], list[str]]:
     """(queue or partition -> whether it is up, the default one) of a batch system.
 
-    All are the default where it does not say which is. Raises `OSError` or `SubprocessError` if
-    it does not answer.
+    All are the default where it does not say which is. Raises `OSError` if it does not answer.
     """
     queues, defaults = {}, []
     if system == "Slurm":
-        for line in _ask("sinfo", "-a", "-h", "-o", "%P %a").splitlines():
+        for line in ask("sinfo", "-a", "-h", "-o", "%P %a").splitlines():
             name, state = line.split()
             queues[name.rstrip("*")] = state == "up"
             if name.endswith("*"):
                 defaults.append(name.rstrip("*"))
     else:
-        for text in re.split(r"^Queue:", _ask("qstat", "-Q", "-f"), flags=re.M)[1:]:
+        for text in re.split(r"^Queue:", ask("qstat", "-Q", "-f"), flags=re.M)[1:]:
             name = text.split()[0]
             queues[name] = not re.search(r"(?i)\b(enabled|started) = (false|no)\b", text)
     return queues, defaults or list(queues)
-
-
-def _ask(*command):
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=ANSWER_TIMEOUT
-    )
-    return done.stdout
 
 
 def facts(dask_worker) -> dict:

@@ -4,32 +4,17 @@ Relies on what IPython's kernel knows of the cell that runs. Promises: nothing o
 a program that is no notebook, and a cluster with a launch in it is never closed here.
 """
 
-import os
 import sys
-from typing import Any
 
 from ddp_common.clusters.client import ClusterClient, open_clients
-from ddp_common.run.progress import a_person_watches
-
-
-def is_watched() -> bool:
-    """Whether somebody sees what is said now: on a terminal, at a front end such as JupyterLab.
-
-    Not where outputs are kept and compared.
-    """
-    is_seen = sys.stderr.isatty() or a_person_watches()
-    return (os.environ.get("DDP_PROGRESS") or ("bar" if is_seen else "off")) == "bar"
+from ddp_common.run.progress import kernel
 
 
 def cell_that_runs() -> str | None:
     """What the execution of a notebook's cell is called, each time anew; None elsewhere."""
-    ipython: Any = sys.modules.get("IPython")
-    if not hasattr(ipython, "get_ipython"):
+    if not hasattr(kernel(), "get_parent"):
         return None
-    shell = ipython.get_ipython()
-    if not hasattr(shell, "kernel"):
-        return None
-    message = shell.kernel.get_parent("shell")
+    message = kernel().get_parent("shell")
     return message["header"]["msg_id"] if message else None
 
 

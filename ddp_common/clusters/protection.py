@@ -71,20 +71,11 @@ class PrivateScheduler(Scheduler):
             prefix = request.path.lstrip("/").partition("/")[0]
             if hmac.compare_digest(prefix.encode(), self.dashboard_prefix.encode()):
                 return find_handler(request, **options)
-            return application.get_handler_delegate(request, NothingHere)
+            return application.get_handler_delegate(
+                request, web.ErrorHandler, {"status_code": 404}
+            )
 
         application.find_handler = find_handler_if_invited
-
-
-class NothingHere(web.RequestHandler):
-    """The answer to whoever does not know the secret; the same for every address and method."""
-
-    def prepare(self):
-        self.set_status(404)
-        self.finish(
-            "Nothing here. "
-            "The address of the dashboard has a secret in it: `client.dashboard_link`.\n"
-        )
 
 
 class PrivateDashboard:

@@ -22,7 +22,7 @@ def slurm_states(ids: Iterable[str]) -> dict[str, tuple[str, str]]:
 
     Jobs that Slurm has forgotten are absent. Raises `OSError` if it does not answer.
     """
-    said = _ask("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r")
+    said = ask("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r")
     states = {}
     for line in said.splitlines():
         if line.count("|") < 2:
@@ -43,7 +43,7 @@ def pbs_states(ids: Iterable[str]) -> dict[str, tuple[str, str]]:
     Jobs that have ended may be absent. Raises `OSError` if it does not answer.
     """
     states = {}
-    for block in _ask("qstat", "-f", *ids).split("Job Id:")[1:]:
+    for block in ask("qstat", "-f", *ids).split("Job Id:")[1:]:
         job = re.match(r"\s*(\d+)", block)
         state = re.search(r"job_state = (\w)", block)
         if not job or not state:
@@ -60,7 +60,7 @@ def pbs_states(ids: Iterable[str]) -> dict[str, tuple[str, str]]:
     return {job: states[job] for job in ids if job in states}
 
 
-def _ask(*command):
+def ask(*command):
     """What a command prints. Raises `OSError` if there is no answer."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_TIMEOUT)

@@ -11,7 +11,7 @@ from ddp_common.commands.cells import cells_with_tag
 from ddp_common.errors import Error
 from ddp_common.ranks.checkpoint_files import newest
 from ddp_common.run.places import local
-from ddp_common.run.settings import has_run, resumed_config
+from ddp_common.run.settings import resumed_config
 from ddp_common.values import whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS
 
@@ -26,7 +26,6 @@ def check_choices(path: Path, workers: str | int | None) -> int | None:
     from ddp_common.clusters.profiles import may_have_gpus, number_of_workers, read_profile
 
     check_settings(path)
-    check_is_of_a_tutorial(path.stem)
     check_place(os.environ.get("CHECKPOINT"))
     cluster = os.environ.get("CLUSTER") or "local"
     check_launcher(cluster)
@@ -59,22 +58,6 @@ def check_settings(path: Path):
         exec(compile(cell, path, "exec"), {"__name__": "__main__", "ddp": ddp_common})
     except NameError:
         return  # a cell that needs more of the program than `ddp` is checked when its turn comes
-
-
-def check_is_of_a_tutorial(tutorial: str):
-    """Raise `Error` if RESUME or CHECKPOINT names a run of a program that is no tutorial."""
-    for variable in ("RESUME", "CHECKPOINT"):
-        directory = os.environ.get(variable)
-        if not directory or not has_run(directory):
-            continue
-        config = resumed_config(directory, variable)
-        if "tutorial" in config and config["tutorial"] is None:
-            function = config.get("function") or "train"
-            raise Error(
-                f"{variable}={directory}: that is a run of a program of your own (function "
-                f"{function}), not of {tutorial}. Nothing was changed. Go on from it in that "
-                f"program, with launch(…, directory={str(local(directory))!r})."
-            )
 
 
 def check_place(directory: str | None):

@@ -5,7 +5,6 @@ lesson (proofs, exercises, demonstrations): what is left is the job itself. Reli
 environment variables, which `cli` has set. Promises: a run that ends early says how to go on.
 """
 
-import json
 import math
 import os
 import re
@@ -95,9 +94,7 @@ def where_it_goes_on(directory: str) -> str:
     if checkpoint is None:
         return "it begins there: no checkpoint yet"
     step = step_of(checkpoint)
-    epoch = epoch_of(path / "metrics.jsonl", step)
-    in_epoch = "" if epoch is None else f", in epoch {epoch}"
-    words = f"it goes on from step {step}{in_epoch} ({checkpoint.name})"
+    words = f"it goes on from step {step} ({checkpoint.name})"
     if has_finished(path / "log.txt"):
         words += ", where its training had finished"
         epochs = current.values.get("epochs")
@@ -118,19 +115,6 @@ def has_finished(log: Path) -> bool:
         if re.match(r"\S+ (\[rank 0\] Resumed from step|\d+ ranks of )", line):
             return False
     return False
-
-
-def epoch_of(metrics: Path, step: int) -> int | None:
-    """The epoch of a step, from 0, as the ranks have reported it; None if they have not."""
-    found = None
-    try:
-        with open(metrics) as lines:
-            for line in lines:
-                if f'"step": {step},' in line:
-                    found = json.loads(line).get("epoch")
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, int) else None
 
 
 def start_launcher(launcher: str, tutorial: str, choices: dict):

@@ -219,7 +219,7 @@ def _told_by_rank_0(ask):
             answer = ask()
         except Error as error:
             problem = str(error)
-    answer, problem = exchange.told_by_rank_0([answer, problem])
+    answer, problem = exchange.told_by(0, [answer, problem])
     if problem is not None:
         raise Error(problem)
     return answer

@@ -1,10 +1,10 @@
 """The rank's own process: what happens in it before and after the training function.
 
 Forked by a nursery of its worker, which ends it (`worker.nursery`). Promises: the last message
-through the pipe is a `Done`, `Raised` or `Stopped`, whatever the training function has done,
-unless it has ended the process; everything that was reported and printed was sent before; it has
-random numbers of its own, though all ranks are forked from one state; on SIGUSR1 it says where it
-is, also while it waits in a collective.
+through the pipe is an `Ended`, whatever the training function has done, unless it has ended the
+process; everything that was reported and printed was sent before; it has random numbers of its
+own, though all ranks are forked from one state; on SIGUSR1 it says where it is, also while it
+waits in a collective.
 """
 
 import base64
@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any
 
 from ddp_common.errors import Error
-from ddp_common.messages import Done, Message, Position, Raised, Stopped
+from ddp_common.messages import Ended, Position
 from ddp_common.ranks import handover, main_module, pipe, whereabouts
 
 LONGEST_MESSAGE = 10_000  # characters of an exception's own message
@@ -53,6 +53,10 @@ HINTS = {  # what to do about an error of torch or Python, by a part of its text
     "Expected more than 1 value per channel when training": (
         "Batch normalisation got one sample: this rank's share of a small last batch. Leave that "
         "batch out, with ddp.ElasticSampler(…, drop_last=True)."
+    ),
+    "default process group twice": (
+        "The process group is there already: every rank is in it when the function begins. Remove "
+        "that line; docs/coming-from-elsewhere.md has a table."
     ),
     "context has already been set": (
         "A rank has set its start method already. Set that of loader workers in the loader: "
@@ -89,7 +93,6 @@ def main(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     to_agent = Connection(messages)
     whereabouts.answer_questions(functools.partial(pipe.write, to_agent))
-    last_word: Message
     try:
         last_word = _train(
             environment,
@@ -103,7 +106,7 @@ def main(
         last_word = _raised(error)
     _flush()
     pipe.write(to_agent, last_word)
-    if isinstance(last_word, Raised):
+    if last_word.how == "raised":
         sys.exit(last_word.exitcode)
 
 
@@ -123,7 +126,7 @@ def _train(
     tables: int | None,
     store_socket: socket.socket | None,
     messages: Connection,
-) -> Message:
+) -> Ended:
     """Call the training function; returns the rank's last word."""
     is_rank_0 = store_socket is not None
     os.environ.update(environment)
@@ -160,10 +163,15 @@ def _train(
             stopping.training_has_ended()
             checkpoint.finish_writing()
             reporting.post(Position(**reporting.position(), has_returned=True))
-        return Done(_pickled_result(result) if is_rank_0 else None)
+        return Ended("done", result=pickled_result(result) if is_rank_0 else None)
     except stopping.Stopped:
         step = reporting.position().get("step", 0)
-        return Stopped(stopping.was_told(), stopping.is_in_loop(), step)
+        return Ended(
+            "stopped",
+            got_sigterm=stopping.was_told(),
+            in_loop=stopping.is_in_loop(),
+            step=step,
+        )
     finally:
         stopping.training_has_ended()
         finish_reports()
@@ -207,7 +215,7 @@ def _draw_a_random_state() -> None:
     torch.seed()
 
 
-def _pickled_result(result: Any) -> bytes:
+def pickled_result(result: Any) -> bytes:
     """The result as torch.save writes it, which lets the client load a GPU's tensors without one.
 
     What pickle refuses, such as a function made in a function, cloudpickle may take. Raises
@@ -248,7 +256,7 @@ def _be_no_rank(handler: Any) -> None:
 # How an exception travels
 
 
-def _raised(error: BaseException) -> Raised:
+def _raised(error: BaseException) -> Ended:
     """The last word of a rank that ended with an exception.
 
     The message of an `Error` is enough to read.
@@ -266,7 +274,10 @@ def _raised(error: BaseException) -> Raised:
         headline = f"it left with exit code {code} before its function returned: {headline}"
     frames = _from_the_function_on(error.__traceback__)
     text = "".join(traceback.format_exception(type(error), error, frames))
-    return Raised(headline, shortened(text, LONGEST_TRACEBACK), _pickle_exception(error), code)
+    if isinstance(error, Error):  # its message can be long, and is the headline
+        text = text.removesuffix("".join(traceback.format_exception_only(error)))
+    text = shortened(text, LONGEST_TRACEBACK)
+    return Ended("raised", code, headline, text, _pickle_exception(error))
 
 
 def _from_the_function_on(frames: TracebackType | None) -> TracebackType | None:

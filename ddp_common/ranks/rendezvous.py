@@ -118,8 +118,7 @@ def process_group(
         return
     store = _join(place, store_socket, timeout)
     try:
-        with _explain_second_group():
-            yield device()
+        yield device()
     except BaseException:
         _say_left(store, place)
         raise
@@ -174,22 +173,6 @@ def _say_left(store, place):
     with contextlib.suppress(dist.DistError):
         store.set(f"returned/{place.rank}", "")  # also after an exception: nobody waits for that
         store.set(f"left/{place.rank}", "")
-
-
-@contextlib.contextmanager
-def _explain_second_group():
-    """A script for torchrun makes its process group itself, and learns here that it need not."""
-    try:
-        yield
-    except ValueError as error:
-        if "default process group twice" not in str(error):
-            raise
-        raise Error(
-            "init_process_group was called in the training function, and the process group is "
-            "there already: every rank is in it when the function begins. Remove that line, and "
-            "use ddp.rank(), ddp.world_size() and ddp.device(); docs/coming-from-elsewhere.md has "
-            "a table."
-        ) from error
 
 
 @contextlib.contextmanager

@@ -48,7 +48,11 @@ def report(**values: Any) -> None:
             record[name] = _position[name]
     for name, value in values.items():
         record[name] = _scalar(name, value)
-    post(Report(record))
+    post(lambda: Report({name: _number(value) for name, value in record.items()}))
+
+
+def _number(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value  # of a GPU: it waits for that
 
 
 def save_file(name: str, content: bytes | str) -> None:
@@ -217,19 +221,9 @@ def _deliver(outbox: queue.SimpleQueue, send: Callable[[Message], None]) -> None
             if message is None:
                 is_over = True
             else:
-                message = message() if callable(message) else message
-                send(_read_tensors(message))
+                send(message() if callable(message) else message)
         is_due = is_over or time.monotonic() - told > POSITION_INTERVAL
         if is_due and moves_told != _moves:
             moves_told = _moves
             told = time.monotonic()
             send(Position(**_position))  # type: ignore[arg-type]  # it holds numbers alone
-
-
-def _read_tensors(message: Message) -> Message:
-    """The same message; in a report, tensors of a GPU have become numbers."""
-    if isinstance(message, Report):
-        for name, value in message.values.items():
-            if hasattr(value, "item"):
-                message.values[name] = value.item()
-    return message

@@ -24,7 +24,6 @@ from ddp_common.messages import Collective, Whereabouts
 # pattern that repeats with every step. Torch's own 2,000 take seconds to be told with their lines.
 KEPT = 500
 OURS = os.path.dirname(__file__)
-FROM_LAUNCHER = f"{os.sep}ranks{os.sep}rendezvous.py"  # its collectives are none of the user's
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
@@ -75,18 +74,15 @@ def _stack_of_main_thread() -> str:
 
 
 def latest_collectives() -> list[Collective] | None:
-    """This process's latest collectives, oldest first, without those of the launcher itself.
+    """This process's latest collectives, oldest first.
 
     None if none are known.
     """
     now = time.time()
     try:
         members = _members()
-        collectives = [
-            _collective(entry, now, members)
-            for entry in recorded(with_lines=True)[-KEPT:]
-            if not _is_launchers(entry)
-        ]
+        entries = recorded(with_lines=True)[-KEPT:]
+        collectives = [_collective(entry, now, members) for entry in entries]
     except Exception:  # whatever another torch's recorder is like, the stack is still an answer
         return None
     return collectives or None
@@ -131,12 +127,6 @@ def _collective(entry: dict[str, Any], now: float, members: dict[str, list[int]]
         seconds_ago=now - entry["time_created_ns"] / 1e9,
         line=_line_of_user(entry.get("frames", [])),
     )
-
-
-def _is_launchers(entry: dict[str, Any]) -> bool:
-    paths = (frame["filename"] for frame in entry.get("frames", []))
-    outside_torch = (path for path in paths if f"{os.sep}torch{os.sep}" not in path)
-    return next(outside_torch, "").endswith(FROM_LAUNCHER)
 
 
 def _line_of_user(frames: list[dict[str, Any]]) -> str:

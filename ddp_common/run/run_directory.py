@@ -82,31 +82,14 @@ class RunDirectory:
         return open(path, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
 
     def _earlier_records(self) -> list[dict]:
-        """The records of a run that is resumed.
-
-        Lines that hold none, such as one that was cut off, are left out; then the file is written
-        again.
-        """
+        """The records of a run that is resumed; lines that hold none are left out."""
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
-        text = path.read_text(encoding="utf-8", errors="replace")
-        records = []
-        bad_lines = 0
-        for line in text.splitlines():
-            try:
-                records.append(read_record(line))
-            except (ValueError, AttributeError, RecursionError):
-                bad_lines += 1
-        if bad_lines > 1:
-            self._say(
-                f"{bad_lines} lines of {path} cannot be read and were left out; "
-                f"the other {len(records)} records are there.",
-                "earlier",
-            )
-        is_cut_off = text != "" and not text.endswith("\n")
-        if bad_lines or is_cut_off:
-            self.save("metrics.jsonl", "".join(map(as_line, records)).encode())
+        records = list(read_records(path))
+        lines = "".join(map(as_line, records)).encode()
+        if path.read_bytes() != lines:  # its last line was cut off, say
+            self.save("metrics.jsonl", lines)
         return records
 
     def take_in(self, rank: int, path: Path):

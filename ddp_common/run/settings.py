@@ -25,7 +25,6 @@ from types import SimpleNamespace
 
 from ddp_common.errors import Error
 from ddp_common.files import absolute, is_file
-from ddp_common.ranks.checkpoint_files import checkpoints
 from ddp_common.run.places import local
 from ddp_common.values import KINDS, convert, example, of_kind, split_words, whole_number
 
@@ -56,7 +55,6 @@ def settings(
     preset with a name that is not among the defaults.
     """
     presets = {"laptop": {}, **(presets or {})}
-    _check_presets(tutorial, presets, defaults)
     limits = limits or {}
     values = dict(defaults)
     directory, config = _chosen_run(tutorial)
@@ -88,17 +86,6 @@ def settings(
         name: (was, values[name]) for name, was in earlier.items() if values[name] != was
     }
     return SimpleNamespace(**values)
-
-
-def _check_presets(tutorial, presets, defaults):
-    """Raise `Error` for a misspelled name in a preset, whichever preset is chosen."""
-    for preset, values in presets.items():
-        for name in values:
-            if name not in defaults:
-                raise Error(
-                    f"The preset {preset!r} of {tutorial} sets {name!r}, which is no setting. "
-                    f"The settings are: {', '.join(defaults)}."
-                )
 
 
 def _name_and_text(word, tutorial, defaults, values):
@@ -145,13 +132,14 @@ def _chosen_run(tutorial: str) -> tuple[str | None, dict]:
 
     variable = "RESUME" if resume else "CHECKPOINT"
     config = resumed_config(directory, variable)
-    trained = config.get("tutorial")
-    if trained not in (None, tutorial):
+    trained = config.get("tutorial", tutorial)
+    if trained != tutorial:
+        whose = trained or "a program of your own"
         raise Error(
-            f"{variable}={directory}: that is a run of {trained}, not of {tutorial}. "
+            f"{variable}={directory}: that is a run of {whose}, not of {tutorial}. "
             "Nothing was changed. Go on from it with\n"
             f"  make run TUTORIAL={trained} {variable}={directory}\n"
-            f"or name a run of {tutorial}."
+            f"(your own program: launch(…, directory=…)), or name a run of {tutorial}."
         )
     return directory, config
 
@@ -182,10 +170,9 @@ def resumed_config(directory: str | Path, variable: str = "RESUME") -> dict:
     """
     path = local(directory) / "config.json"
     if not is_file(path):
-        remedy = _remedy_without_config(directory, path.parent)
         raise Error(
-            f"{variable}={directory}: there is no run in that folder "
-            f"({path.name} is missing). {remedy}"
+            f"{variable}={directory}: there is no run in that folder ({path.name} is missing). "
+            "Name a folder that `make run` printed, such as runs/pets/2026-01-31T10-00-00."
         )
     try:
         config = json.loads(path.read_text())
@@ -197,23 +184,6 @@ def resumed_config(directory: str | Path, variable: str = "RESUME") -> dict:
             "Start a new run, or repair the file."
         ) from None
     return config
-
-
-def _remedy_without_config(directory, path):
-    """What to do about a folder without config.json; `path` is its place on this machine."""
-    folder = path.parent if path.suffix == ".pt" else path
-    if folder.name == "checkpoints" and is_file(folder.parent / "config.json"):
-        return f"Name the folder of the run: {folder.parent}."
-    if checkpoints(path / "checkpoints"):
-        return (
-            "It has checkpoints, but with which settings they were made is not known. "
-            f'If you know: CHECKPOINT={directory} SET="…" goes on from the newest of them.'
-        )
-    runs = [file.parent for file in path.glob("*/config.json")]
-    if runs:
-        newest = max(runs, key=lambda run: os.stat(run / "config.json").st_mtime)
-        return f"It is a folder of runs; name one of them. The newest is {newest}."
-    return "Name a folder that `make run` printed, such as runs/pets/2026-01-31T10-00-00."
 
 
 def describe(addresses: Iterable[str], function: str | None = None) -> dict:

@@ -22,7 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
@@ -40,6 +39,7 @@ from ddp_common.messages import (
     shows_training,
 )
 from ddp_common.ranks import checkpoint, checkpoint_files, rendezvous, reporting, stopping
+from ddp_common.ranks.process import pickled_result
 from ddp_common.run.places import new_directory
 from ddp_common.run.progress import Progress
 from ddp_common.run.replicas import Replicas
@@ -189,22 +189,24 @@ def _exchange(result, was_stopped, reports, began):
     is_first = rendezvous.rank() == 0
     if not is_first:
         files.close()
-    norms, *_ = _tell_all("norms", list(reports.norms) if is_first else None)
-    last_words = _tell_all("last words", [reports.problems, reports.drifted_apart(norms)])
+    last_words = _tell_all("last words", [reports.problems, list(reports.norms)])
     problems = [problem for theirs, _ in last_words for problem in theirs]
     result_file = files.path / RESULT
     if is_first:
         for peer in range(1, rendezvous.world_size()):
             files.take_in(peer, metrics_of(files.path, peer))
-        for _, apart in last_words:
-            if apart is not None:
-                files.problem(apart, "drifted apart")
+        replicas = Replicas(rendezvous.world_size())
+        for rank, (_, norms) in enumerate(last_words):
+            for each in norms:
+                apart = replicas.take(rank, ParameterNorms(**each))
+                if apart is not None:
+                    files.problem(apart, "drifted apart")
         how = "stopped" if was_stopped else "finished"
         seconds = time.monotonic() - began
         files.log(f"{how}: {rendezvous.world_size()} rank(s), {seconds:.1f} s")
         files.close()
         problems += files.problems
-        _save_result(result, result_file)
+        result_file.write_bytes(pickled_result(result))
     _tell_all("written")
     if not is_first:
         files.records = list(read_records(files.path / "metrics.jsonl"))
@@ -213,14 +215,6 @@ def _exchange(result, was_stopped, reports, began):
     if is_first:
         result_file.unlink()
     return result, problems
-
-
-def _save_result(result, path):
-    """Write rank 0's result; what pickle refuses, cloudpickle may take."""
-    try:
-        torch.save(result, path)
-    except Exception:
-        torch.save(result, path, pickle_module=cloudpickle)
 
 
 def _run_stopped(step, path):
@@ -286,17 +280,6 @@ class Reports:
     def _write_config(self):
         self.files.write_json("config.json", self.config)
         self.config = None
-
-    def drifted_apart(self, norms_of_rank_0: list[dict]) -> str | None:
-        """A sentence if the models of this rank are no longer those of rank 0, else None."""
-        replicas = Replicas(world_size=2)
-        for norms in norms_of_rank_0:
-            replicas.take(0, ParameterNorms(**norms))
-        for norms in self.norms:
-            apart = replicas.take(rendezvous.rank(), ParameterNorms(**norms))
-            if apart is not None:
-                return apart
-        return None
 
 
 class FilesOfRank:

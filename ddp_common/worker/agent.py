@@ -31,19 +31,7 @@ from dask.typing import Key
 from distributed import Status, Worker, get_worker
 from distributed.comm import get_address_host
 
-from ddp_common.messages import (
-    LAST_WORDS,
-    TOPIC,
-    Done,
-    Ended,
-    Line,
-    Message,
-    Raised,
-    RankSpec,
-    Started,
-    Stopped,
-    pack,
-)
+from ddp_common.messages import TOPIC, Ended, Line, Message, RankSpec, Started, pack
 from ddp_common.ranks import pipe
 from ddp_common.worker import nursery
 from ddp_common.worker.nursery import Nursery
@@ -271,9 +259,12 @@ def _follow(
             f"this rank did not end within {EXIT_TIMEOUT:g} s of its last word, and was killed: a "
             "thread that is no daemon, or a function of atexit, takes longer"
         )
-    ended = _ended(last_word, child.nursery.exitcode) if was_wanted else Ended("cancelled")
+    ended = (last_word or Ended("exited")) if was_wanted else Ended("cancelled")
+    if was_wanted and child.nursery.exitcode is not None:  # None: it has not ended in time
+        ended.exitcode = child.nursery.exitcode
+    result, ended.result = ended.result, None
     send([*map(Line, lines), ended])
-    return last_word.result if isinstance(last_word, Done) and ended.how == "done" else None
+    return result
 
 
 def _pass_on(
@@ -281,27 +272,28 @@ def _pass_on(
     output: Output,
     send: Callable[[list[Message]], None],
     is_wanted: Callable[[], bool],
-) -> tuple[bool, Message | None]:
+) -> tuple[bool, Ended | None]:
     """Pass on what the rank says until it ends, or is not wanted any more.
 
     Returns whether it was wanted to the end, and its last word.
     """
     reader = pipe.Reader(child.messages)
     open_ends = [child.messages, child.output, child.nursery.connection]
-    last_word: Message | None = None
+    last_word: Ended | None = None
     deadline = float("inf")  # for the end of the process
     while True:
-        ready = wait(open_ends, timeout=POLL)
+        may_read = output.is_due() or child.nursery.has_ended
+        ends = [end for end in open_ends if may_read or end is not child.output]
+        ready = wait(ends, timeout=POLL)
         said: list[Message] = []
         if child.output in ready:
             piece = os.read(child.output.fileno(), PIECE)
             said += map(Line, output.lines(piece))
             if not piece:
                 open_ends.remove(child.output)
-        said += map(Line, output.due())
         if child.messages in ready:
             for message in reader.read():
-                if isinstance(message, LAST_WORDS):
+                if isinstance(message, Ended):
                     last_word = message
                     deadline = time.monotonic() + EXIT_TIMEOUT
                 else:
@@ -316,7 +308,7 @@ def _pass_on(
             deadline = min(deadline, time.monotonic() + DRAIN_TIMEOUT)
         is_late = time.monotonic() > deadline
         # A child of the rank may hold its output open, and print for ever.
-        still_prints = child.output in ready and not is_late
+        still_prints = (child.output in ready or not may_read) and not is_late
         all_is_read = child.messages not in ready and not still_prints
         # Over: it has ended, and all is read; or it has said its last word, and does not end.
         is_over = all_is_read if child.nursery.has_ended else is_late
@@ -324,17 +316,3 @@ def _pass_on(
             return True, last_word
         if not is_wanted():
             return False, last_word
-
-
-def _ended(last_word: Message | None, exitcode: int | None) -> Ended:
-    """What a rank's last word and exit code say of its end."""
-    if isinstance(last_word, Done):
-        return Ended("done", exitcode)
-    if isinstance(last_word, Raised):
-        ended = Ended("raised", **vars(last_word))
-        if exitcode is not None:  # None: it has not ended in time
-            ended.exitcode = exitcode
-        return ended
-    if isinstance(last_word, Stopped):
-        return Ended("stopped", exitcode, **vars(last_word))
-    return Ended("exited", exitcode)

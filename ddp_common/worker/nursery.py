@@ -1,11 +1,10 @@
 """Ranks are forked from a process that has torch imported, and ended with all they have started.
 
 That process, the fork server, imports torch once for a host and listens at a socket in a folder
-that only its user may enter (`ForkServer`). A worker connects to it for each rank (`connect`), in
-advance if it can, and the server forks a nursery for that connection. The nursery forks the rank
-(`Nursery.start`), and at the end it kills its children until there are none (`Nursery.end`). It is
-a child subreaper (Linux, prctl(2)): whatever a rank has started and left behind becomes the
-nursery's child.
+that only its user may enter (`ForkServer`). A worker connects to it for each rank (`connect`), and
+the server forks a nursery for that connection. The nursery forks the rank (`Nursery.start`), and
+at the end it kills its children until there are none (`Nursery.end`). It is a child subreaper
+(Linux, prctl(2)): whatever a rank has started and left behind becomes the nursery's child.
 
 Promises: a nursery ends everything also when its worker or the owner of the fork server ends,
 however that ended; and a rank ends with its nursery. The rank has the environment, the folder,
@@ -43,7 +42,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Client, Connection, wait
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
@@ -122,7 +121,6 @@ class ForkServer:
 
 _shared_path: str | None = None  # of the fork server of a local cluster
 _own: ForkServer | None = None  # this worker's
-_next: Connection | None = None  # to the nursery of the next rank, which is forked ahead
 _choosing = threading.Lock()
 
 
@@ -134,16 +132,12 @@ def prepare(shared_path: str | None = None) -> None:
             _shared_path = shared_path
         elif _own is None:
             _own = ForkServer(dict(os.environ))
-    _look_ahead()
 
 
 def close() -> None:
-    """End this worker's own fork server, if there is one, and the nursery that was made ahead."""
-    global _own, _next
+    """End this worker's own fork server, if there is one."""
+    global _own
     with _choosing:
-        if _next is not None:
-            _next.close()
-            _next = None
         if _own is not None:
             _own.close()
             _own = None
@@ -155,60 +149,36 @@ def connect(is_wanted: Callable[[], bool] = lambda: True) -> "Nursery | None":
     None if it is not wanted any more before it is there. Raises OSError if no process can be
     forked, and RuntimeError if the fork server ends meanwhile.
     """
-    problem: Exception | None = None
-    for connection in _connections():
-        while not connection.poll(POLL):
-            if not is_wanted():
-                connection.close()
-                return None
-        try:
-            error = connection.recv()
-        except (EOFError, ConnectionError):  # the nursery or the fork server has ended
-            error = RuntimeError(
-                "the process that imports torch, and from which ranks are forked, has ended. Was "
-                "it killed, or was memory short? The next launch starts another."
-            )
-        if error is None:
-            return Nursery(connection)
-        # What was forked ahead may have failed long ago.
-        connection.close()
-        problem = error
-    assert problem is not None, "there is at least one connection"
-    raise problem
+    connection = _reach_fork_server()
+    while not connection.poll(POLL):
+        if not is_wanted():
+            connection.close()
+            return None
+    try:
+        error = connection.recv()
+    except (EOFError, ConnectionError):  # the fork server has ended
+        error = RuntimeError(
+            "the process that imports torch, and from which ranks are forked, has ended. Was it "
+            "killed, or was memory short? The next launch starts another."
+        )
+    if error is None:
+        return Nursery(connection)
+    connection.close()
+    raise error
 
 
-def _connections() -> Iterator[Connection]:
-    """First the one to the nursery forked ahead; only if that is of no use, a new one."""
-    global _next, _own
+def _reach_fork_server() -> Connection:
+    """A connection to the fork server; where that has ended, another is started."""
+    global _own
     with _choosing:
-        ahead, _next = _next, None
-    if ahead is not None:
-        yield ahead
-    with _choosing:
-        connection = _reach_fork_server()
-        if connection is None:
-            if _own is not None:
-                _own.close()
-            _own = ForkServer(dict(os.environ))
-            connection = Client(_own.path, "AF_UNIX")
-    yield connection
-
-
-def _reach_fork_server() -> Connection | None:
-    """A connection to the fork server; None if there is none."""
-    for path in (_shared_path, _own.path if _own is not None else None):
-        if path is not None:
-            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):  # it has ended
-                return Client(path, "AF_UNIX")
-    return None
-
-
-def _look_ahead() -> None:
-    """Have a nursery forked for the next rank, so that the rank need not wait for it."""
-    global _next
-    with _choosing, contextlib.suppress(OSError):  # the next rank will say why
-        if _next is None:
-            _next = _reach_fork_server()
+        for path in (_shared_path, _own.path if _own is not None else None):
+            if path is not None:
+                with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                    return Client(path, "AF_UNIX")
+        if _own is not None:
+            _own.close()
+        _own = ForkServer(dict(os.environ))
+        return Client(_own.path, "AF_UNIX")
 
 
 class Nursery:
@@ -258,7 +228,6 @@ class Nursery:
             while not isinstance(answer, list) and self.connection.poll(2 * END_TIMEOUT):
                 answer = self.connection.recv()
             left = answer if isinstance(answer, list) else [self.pid]
-        _look_ahead()
         return left
 
 

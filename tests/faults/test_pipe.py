@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 
-from ddp_common.messages import Done, File, Report
+from ddp_common.messages import Ended, File, Report
 from ddp_common.ranks import pipe
 
 SMALL = Report({"loss": 1.0})
@@ -22,7 +22,7 @@ def ends():
 
 def test_messages_arrive_whole_and_in_order(ends):
     reading, writing = ends
-    sent = [SMALL, LARGE, SMALL, Done(b"result")]
+    sent = [SMALL, LARGE, SMALL, Ended("done", result=b"result")]
 
     def send():
         for message in sent:
