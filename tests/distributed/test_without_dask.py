@@ -169,7 +169,7 @@ def test_a_launcher_that_does_not_say_where_rank_0_is_is_refused_with_what_to_do
 DRIFTS_APART = """
 from test_replicas import train
 with ddp.connect() as client:
-    print(ddp.launch(client, train, directory="run", mistake="unfrozen after DDP").problems)
+    print(ddp.launch(client, train, directory="run").problems)
 """
 LEAVES = """
 import datetime
