@@ -18,33 +18,28 @@ import sys
 with open({effects!r}, "a") as file:
     file.write(multiprocessing.current_process().name + "\\n")
 
-import collections
-
-import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import ddp_common as ddp
 from distributed import Client
 
-Sample = collections.namedtuple("Sample", "number square")
-SUM = sum(number ** 2 for number in range(12))
 
-
-class Squares(Dataset):
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, number):
-        return Sample(number, number ** 2)
+class Sample:
+    def __init__(self, number):
+        self.number = number
 
 
 class Stop(Exception):
     pass
 
 
-def train():
-    loader = DataLoader(Squares(), batch_size=4, num_workers=2, collate_fn=list)
-    return sum(sample.square for batch in loader for sample in batch if isinstance(sample, Sample))
+def train(samples):
+    loader = DataLoader(samples, batch_size=4, num_workers=2, collate_fn=list)
+    return sum(sample.number for batch in loader for sample in batch if isinstance(sample, Sample))
+
+
+def first(samples):
+    return samples[0], lambda: samples[0].number
 
 
 def stop():
@@ -52,11 +47,13 @@ def stop():
 
 
 if __name__ == "__main__":
+    samples = [Sample(number) for number in range(1, 13)]
     with Client(sys.argv[1]) as client:
-        assert ddp.launch(client, train, workers=2).result == SUM
+        assert ddp.launch(client, train, workers=2, samples=samples).result == 78
         with open(__file__, "a") as file:
             file.write("def half(:\\n")
-        assert ddp.launch(client, train, workers=2).result == SUM
+        sample, number = ddp.launch(client, first, workers=2, samples=samples).result
+        assert type(sample) is Sample and number() == 1
         try:
             ddp.launch(client, stop, workers=2)
         except ddp.RankFailed as failed:
