@@ -72,15 +72,14 @@ def test_training_goes_on_while_a_save_is_written_and_the_copy_is_of_the_moment(
     assert (torch.load(path)["model"]["weight"] == 1).all()
 
 
-@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, OSError])
 def test_whatever_fails_in_the_thread_that_writes_is_told_and_leaves_the_last_good_file(
-    tmp_path, monkeypatch, capsys, kind
+    tmp_path, monkeypatch, capsys
 ):
     train(tmp_path, every_steps=8)
     before = checkpoints(tmp_path)
 
     def fail(descriptor):
-        raise kind("something nobody thought of")
+        raise KeyboardInterrupt("something nobody thought of")
 
     monkeypatch.setattr(module, "sync", fail)
     train(tmp_path, every_steps=8)

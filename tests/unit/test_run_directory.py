@@ -108,11 +108,10 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     assert path.read_bytes() == b"two"
 
 
-@pytest.mark.parametrize("name", ["a_file/below", "a\0b"], ids=repr)
-def test_a_place_that_cannot_be_is_refused_in_words(tmp_path, monkeypatch, name):
+def test_a_place_that_cannot_be_is_refused_in_words(tmp_path, monkeypatch):
     (tmp_path / "a_file").write_text("")
     with pytest.raises(Error, match="cannot be a run directory"):
-        RunDirectory(str(tmp_path / name))
+        RunDirectory(str(tmp_path / "a_file/below"))
     monkeypatch.setenv("RUNS", str(tmp_path / "a_file"))
     with pytest.raises(Error, match="Choose another place with RUNS="):
         new_directory("demo")
