@@ -1,12 +1,9 @@
 """The user's script is not run again in the ranks; what it defines is known there all the same."""
 
 import logging
-import subprocess
-import sys
 
 import torch
-from patience import PATIENCE
-from processes import environment_for
+from processes import environment_for, finished
 
 import ddp_common as ddp
 
@@ -68,14 +65,7 @@ def test_a_script_is_run_once_however_often_it_launches_and_may_be_edited_meanwh
 ):
     script, effects = tmp_path / "script.py", tmp_path / "effects"
     script.write_text(SCRIPT.format(effects=str(effects)))
-    done = subprocess.run(
-        [sys.executable, script, client.scheduler.address],
-        capture_output=True,
-        text=True,
-        timeout=4 * PATIENCE,
-        env=environment_for(client, tmp_path),
-    )
-    assert done.returncode == 0, done.stderr
+    finished(script, client.scheduler.address, env=environment_for(client, tmp_path))
     assert effects.read_text() == "MainProcess\n"
 
 
@@ -107,14 +97,7 @@ client.close()
 
 def test_a_script_without_a_guard_trains_and_its_top_level_runs_once(tmp_path):
     (tmp_path / "beginner.py").write_text(BEGINNER)
-    done = subprocess.run(
-        [sys.executable, "beginner.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=4 * PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
+    done = finished("beginner.py", cwd=tmp_path)
     assert done.stdout.splitlines() == ["top level", "result 21", "task Answer(number=2)"]
     assert "Traceback" not in done.stderr
 

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import cloudpickle
-import fault_lab
 import faults_on_purpose as faults
 import numpy as np
 import psutil
@@ -29,6 +28,7 @@ from processes import (
     log_of,
     members,
     rank_pids,
+    separate_cluster,
     wait_until,
 )
 
@@ -58,13 +58,6 @@ def launched(client, function, **options):
 
 
 # What ranks are forked from
-
-
-def test_each_rank_has_a_nursery_of_its_own_and_all_of_them_stem_from_one_process(client):
-    nurseries, servers = zip(*launched(client, ancestors))
-    assert len(set(nurseries)) == 2
-    assert set(servers) == {client.fork_server.pid}
-    assert_gone(lambda: [pid for pid in nurseries if is_alive(pid)])
 
 
 def test_without_that_process_workers_start_their_own():
@@ -109,19 +102,6 @@ def test_unseeded_random_numbers_differ_between_ranks_and_launches(client):
     drawn = launched(client, draw) + launched(client, draw)
     for numbers in zip(*drawn):
         assert len(set(numbers)) == 4, drawn
-
-
-def test_a_launch_that_ends_leaves_what_another_has_started(client, tmp_path):
-    def train(gate):
-        subprocess.Popen(["setsid", "sleep", "1000"])
-        wait_until(Path(gate).exists)
-        return sum(child.is_running() for child in psutil.Process().children())
-
-    gates = [tmp_path / "first", tmp_path / "second"]
-    both = [Background(ddp.launch, client, train, workers=2, gate=str(gate)) for gate in gates]
-    for gate, launch in zip(gates, both):
-        gate.touch()
-        assert launch.outcome().result == 1
 
 
 def test_forty_sigusr1_do_not_block_a_rank(client):
@@ -271,7 +251,7 @@ def test_nothing_outlives_a_client_that_is_killed_with_its_cluster(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_workers_and_nannies_that_are_ended(tmp_path, number):
     file, run = tmp_path / "pids", tmp_path / "run"
-    cluster = fault_lab.separate_cluster(tmp_path, workers=1)
+    cluster = separate_cluster(tmp_path, workers=1)
     with cluster as (_, address), Client(address) as client:
         client.wait_for_workers(1, timeout=120)
         (worker,) = map(psutil.Process, client.run(os.getpid).values())

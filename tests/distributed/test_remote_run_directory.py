@@ -1,13 +1,10 @@
 """A run directory on object storage: a real server that speaks S3 (`endpoint`)."""
 
-import subprocess
-import sys
-
 import faults_on_purpose as faults
 import fsspec
 import pytest
 import torch
-from processes import TESTS, environment_for
+from processes import TESTS, environment_for, finished
 
 import ddp_common as ddp
 
@@ -33,8 +30,7 @@ def test_a_run_is_resumed_from_s3_by_another_program(client, bucket, tmp_path):
         )
     (tmp_path / "program.py").write_text(PROGRAM)
     words = [client.scheduler.address, f"{bucket}/second", tmp_path / "weights.pt"]
-    environment = environment_for(client, tmp_path)
-    subprocess.run([sys.executable, tmp_path / "program.py", *words], env=environment, check=True)
+    finished(tmp_path / "program.py", *words, env=environment_for(client, tmp_path))
     assert torch.equal(torch.load(tmp_path / "weights.pt"), undisturbed)
     with fsspec.open(f"{bucket}/second/log.txt", "r") as file:
         assert "Resumed from step-" in file.read()
