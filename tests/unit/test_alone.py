@@ -27,8 +27,6 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
         ({"WORLD_SIZE": "1", "RANK": "0"}, None),
         ({"WORLD_SIZE": "2", "RANK": "0"}, "env://"),
         ({"TORCHELASTIC_RUN_ID": "1", **OPEN_MPI}, "torchrun"),
-        (OPEN_MPI, "mpiexec"),
-        (MPICH, "mpiexec"),
         ({**MPICH, "PMI_SIZE": "1"}, None),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "2"}, "srun"),
         ({**STEP, **MPICH, "SLURM_STEP_NUM_TASKS": "2"}, "srun"),  # as srun --mpi=pmi2

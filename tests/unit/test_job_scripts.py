@@ -47,17 +47,6 @@ def test_every_profile_can_be_printed_on_any_machine(name):
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
-@pytest.mark.parametrize(
-    ("cluster", "expected"),
-    [
-        ("torchrun", "torchrun --standalone --nproc-per-node=2"),
-        ("local", "distributed.LocalCluster(n_workers=2,"),
-    ],
-)
-def test_what_starts_without_jobs_is_said_too(cluster, expected):
-    assert expected in describe(cluster, workers=2)
-
-
 def test_dry_prints_the_script_of_slurm_and_starts_and_leaves_nothing(tmp_path):
     variables = {
         "PATH": str(tmp_path),  # no batch system is there
