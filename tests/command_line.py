@@ -9,8 +9,10 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parents[1]
-SET_OUTSIDE = {"TUTORIAL", "CLUSTER", "WORKERS", "OPTIONS", "PRESET", "SET", "RESUME"}
-SET_OUTSIDE |= {"CHECKPOINT", "RESTARTS", "DDP_PROGRESS"}
+# What is set outside, and is to reach no test
+SET_OUTSIDE = {"TUTORIAL", "CLUSTER", "WORKERS", "OPTIONS", "PRESET", "SET", "RESUME", "DRY"}
+SET_OUTSIDE |= {"CHECKPOINT", "RESTARTS", "DDP_PROGRESS", "DDP_CHECKPOINTS", "RANK", "WORLD_SIZE"}
+SET_OUTSIDE |= {"LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def command(*words, runs, **variables):

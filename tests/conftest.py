@@ -7,37 +7,16 @@ import subprocess
 import sys
 import time
 import urllib.request
-from pathlib import Path
 
 import fsspec
 import hypothesis
 import pytest
+from command_line import ROOT, SET_OUTSIDE
 from patience import PATIENCE
 from s3_here import s3_server
 
 import ddp_common as ddp
 from ddp_common.run.settings import current
-
-ROOT = Path(__file__).parents[1]
-OUTSIDE_SETTINGS = (
-    "TUTORIAL",
-    "RESUME",
-    "CHECKPOINT",
-    "PRESET",
-    "SET",
-    "CLUSTER",
-    "WORKERS",
-    "OPTIONS",
-    "RESTARTS",
-    "DRY",
-    "DDP_PROGRESS",
-    "DDP_CHECKPOINTS",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
 
 # Tests run side by side. Threads of OpenMP that spin while they wait take the cores from each
 # other: a rank of two threads gets 20 times slower.
@@ -79,7 +58,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch, tmp_path):
     """Run directories go to the test's own folder; what is set outside does not reach the test."""
-    for name in OUTSIDE_SETTINGS:
+    for name in SET_OUTSIDE:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
     nothing = {"name": None, "values": {}, "resume": None, "function": None, "changed": {}}

@@ -127,35 +127,10 @@ def separate_cluster(folder, *prefix, workers=2):
     file = Path(folder) / "scheduler.json"
     dask = [sys.executable, "-m", "dask"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    scheduler = subprocess.Popen(
-        [
-            *dask,
-            "scheduler",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "0",
-            "--dashboard-address",
-            "127.0.0.1:0",
-            "--scheduler-file",
-            file,
-        ],
-        **quiet,
-    )
-    each = [
-        *prefix,
-        *dask,
-        "worker",
-        "--nthreads",
-        "1",
-        "--no-dashboard",
-        "--memory-limit",
-        "0",
-        "--local-directory",
-        folder,
-        "--scheduler-file",
-        file,
-    ]
+    ports = "--host 127.0.0.1 --port 0 --dashboard-address 127.0.0.1:0".split()
+    scheduler = subprocess.Popen([*dask, "scheduler", *ports, "--scheduler-file", file], **quiet)
+    options = "--nthreads 1 --no-dashboard --memory-limit 0 --local-directory".split()
+    each = [*prefix, *dask, "worker", *options, folder, "--scheduler-file", file]
     processes = [scheduler, *(subprocess.Popen(each, **quiet) for _ in range(workers))]
     try:
         # it is not written at once
@@ -166,6 +141,15 @@ def separate_cluster(folder, *prefix, workers=2):
             process.kill()  # what they have started ends with them
         for process in processes:
             process.wait()
+
+
+def finished(*words, within=4 * PATIENCE, **options):
+    """A Python program that has come to a good end, with what it has said (str)."""
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=within, **options
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 def can_hide():

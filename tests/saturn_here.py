@@ -75,22 +75,13 @@ def running_saturn(folder, hidden=None):
 
 
 class Saturn:
-    """What the service knows.
-
-    `clusters`: the oldest first. `asked`: every request, as (method, path, body).
-    `starting`: how many times a new cluster is said to be starting before it is ready; dask-saturn
-    then asks again after five to ten seconds.
-    `out_of_order`: clusters cannot be asked for anything.
-    """
+    """What the service knows: its `clusters`, the oldest first."""
 
     def __init__(self, folder, hidden=None):
         self.folder = folder
         self.hidden = hidden
         self.url = None
         self.clusters = []
-        self.asked = []
-        self.starting = 0
-        self.out_of_order = False
         self.python = environment_without_ddp_common(folder / "environment")
         self._one_at_a_time = threading.Lock()
 
@@ -102,7 +93,6 @@ class Saturn:
     def answer(self, method, path, body):
         """(HTTP status, content) for a request below api/dask_clusters."""
         with self._one_at_a_time:
-            self.asked.append((method, path, body))
             if (method, path) == ("GET", "info"):
                 sizes = [{"name": name, "display": text} for name, text in SIZES.items()]
                 return 200, {"server_options": {"size": sizes}}
@@ -110,8 +100,6 @@ class Saturn:
                 return 200, self._start(body)
             name, _, what = path.partition("/")
             cluster = next((each for each in self.clusters if each.name == name), None)
-            if self.out_of_order:
-                return 500, {"message": "out of order"}
             if cluster is None or what == "csr":
                 return 404, {"message": f"There is no {path}"}
             return 200, self._on_cluster(cluster, method, what, body)
@@ -120,9 +108,6 @@ class Saturn:
         """As there, a resource has one cluster: who starts it while it runs gets that one."""
         if not self.clusters or self.clusters[-1].closed:
             self.clusters.append(Cluster(self, f"cluster-{len(self.clusters)}", wanted))
-        if self.starting:
-            self.starting -= 1
-            return {"id": self.clusters[-1].name, "status": "starting"}
         return {"id": self.clusters[-1].name, "status": "ready"}
 
     @staticmethod
@@ -162,16 +147,11 @@ class Cluster:
         self._made = 0
         # a short path: sockets lie in it
         self._temporary = tempfile.TemporaryDirectory(prefix="saturn-")
+        options = "--host 127.0.0.1 --port 0 --no-dashboard --dashboard-address 127.0.0.1:0"
         self.scheduler = self._run(
             "scheduler",
             "distributed.cli.dask_scheduler",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "0",
-            "--no-dashboard",
-            "--dashboard-address",
-            "127.0.0.1:0",
+            *options.split(),
             "--scheduler-file",
             "scheduler.json",
         )
@@ -182,21 +162,12 @@ class Cluster:
         self.scale(wanted.get("n_workers") or 0)
 
     def scale(self, number):
+        workers, threads = (self.wanted.get(each) or 1 for each in ("nprocs", "nthreads"))
+        options = f"--no-dashboard --nworkers {workers} --nthreads {threads}"
         while len(self.instances) < number:
-            self.instances.append(
-                self._run(
-                    f"instance-{self._made}",
-                    "distributed.cli.dask_worker",
-                    self.address,
-                    "--no-dashboard",
-                    "--nworkers",
-                    self.wanted.get("nprocs") or 1,
-                    "--nthreads",
-                    self.wanted.get("nthreads") or 1,
-                    "--local-directory",
-                    "local",
-                )
-            )
+            module = "distributed.cli.dask_worker"
+            words = [self.address, *options.split(), "--local-directory", "local"]
+            self.instances.append(self._run(f"instance-{self._made}", module, *words))
             self._made += 1
         while len(self.instances) > number:
             _end(self.instances.pop())
@@ -211,9 +182,6 @@ class Cluster:
         """Those of its processes that live."""
         pids = [process.pid for process in (self.scheduler, *self.instances)]
         return [pid for pid in pids if is_alive(pid)]
-
-    def log(self, process):
-        return (self._place(process) / "log.txt").read_text()
 
     def _place(self, process):
         return self.saturn.folder / self.name / process

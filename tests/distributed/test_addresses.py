@@ -1,6 +1,5 @@
 """CLUSTER=tcp://… and tls://…: a scheduler of somebody else's, which stays when we leave."""
 
-import re
 import sys
 import time
 
@@ -69,19 +68,11 @@ def test_more_workers_than_come_are_an_error_that_names_both_numbers(address, mo
     assert "WORKERS=2" in message and "dask worker tcp://" in message
 
 
-@pytest.mark.parametrize(
-    ("where", "reason"),
-    [
-        ("tcp://127.0.0.1", "missing port number"),
-        ("http://127.0.0.1:8786", "unknown address scheme 'http'"),
-    ],
-    ids=["no_port", "other_protocol"],
-)
-def test_an_address_without_a_scheduler_is_one_error_that_says_why(where, reason, capfd):
-    message = refusal(where)
-    assert f"CLUSTER={where}: no Dask scheduler could be reached" in message
+def test_an_address_without_a_scheduler_is_one_error_that_says_why(capfd):
+    message = refusal("tcp://127.0.0.1")
+    assert "CLUSTER=tcp://127.0.0.1: no Dask scheduler could be reached" in message
     assert "\n" not in message
-    assert re.search(reason, message) and "Is it running, is the port right" in message
+    assert "missing port number" in message and "Is it running, is the port right" in message
     assert not capfd.readouterr().err
 
 

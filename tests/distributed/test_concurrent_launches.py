@@ -113,9 +113,3 @@ def test_a_failure_does_not_disturb_the_launch_beside_it(client, launches):
     assert_nothing_left(caught.value.directory, ranks=2)
     assert launches.running[10].is_running()
     assert launches.let_end(10).result == 10 + 11
-
-
-def test_the_same_launch_twice_is_two_runs(client):
-    first, second = (ddp.launch(client, ddp.rank, workers=1) for _ in range(2))
-    assert first.directory != second.directory
-    assert_nothing_left(second.directory, ranks=1)

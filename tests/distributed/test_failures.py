@@ -1,7 +1,6 @@
 """A rank that fails ends the run: the caller learns which one and why, and no process stays."""
 
 import contextlib
-import functools
 import os
 import signal
 import subprocess
@@ -83,7 +82,6 @@ def failure(client, function, workers=2, **arguments):
     ("how", "rank", "is_waited_for", "exitcode", "signal_name", "words"),
     [
         ("raise", 0, True, 1, None, "ValueError: the answer is 41"),
-        ("raise", 1, False, 1, None, 'raise ValueError("the answer is 41")'),
         ("exit", 1, True, 3, None, "left with exit code 3"),
         ("leave with zero", 0, False, 0, None, "left with exit code 0"),
         ("be killed", 0, True, -9, "SIGKILL", "killed by SIGKILL"),
@@ -97,37 +95,7 @@ def test_a_failed_rank_is_reported_at_once_with_its_cause_and_leaves_nothing(
     assert (failed.rank, failed.exitcode, failed.signal) == (rank, exitcode, signal_name)
     assert f"Rank {rank} of 2 on {failed.host} failed" in str(failed)
     assert words in str(failed)
-    assert f"[rank {rank}] rank {rank} is about to {how}" in log_of(failed.directory)
-    assert_nothing_left(failed.directory, ranks=2)
-
-
-def leave_once_both_were_heard(directory):
-    print(f"rank {ddp.rank()} has something to say", flush=True)
-    if ddp.rank() == 1:
-        wait_until(lambda: log_of(directory).count("has something to say") == 2)
-        sys.exit(3)
-    time.sleep(10 * PATIENCE)
-
-
-def test_the_last_lines_of_all_ranks_are_in_the_message(client, tmp_path):
-    function = functools.partial(leave_once_both_were_heard, tmp_path / "run")
-    failed = failure(client, function, directory=tmp_path / "run")
-    lines = {rank: f"rank {rank} has something to say" for rank in (0, 1)}
-    assert failed.logs == {rank: [line] for rank, line in lines.items()}
-    assert all(f"[rank {rank}] {line}" in str(failed) for rank, line in lines.items())
-
-
-def with_children():
-    loader = iter(DataLoader(range(1000), num_workers=1))
-    next(loader)
-    dist.barrier()
-    if ddp.rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(10 * PATIENCE)
-
-
-def test_the_children_of_ranks_are_gone_after_a_failure(client):
-    failed = failure(client, with_children)
+    assert f"[rank {rank}] rank {rank} is about to {how}" in str(failed)
     assert_nothing_left(failed.directory, ranks=2)
 
 
@@ -164,16 +132,6 @@ def of_rank_0_alone():
     return 5 if ddp.rank() == 0 else threading.Lock()
 
 
-def test_a_thread_that_does_not_end_does_not_hold_up_the_run(client):
-    def train():
-        threading.Thread(target=time.sleep, args=(10 * PATIENCE,)).start()
-        return ddp.rank()
-
-    run = ddp.launch(client, train, workers=2)
-    assert run.result == 0
-    assert_nothing_left(run.directory, ranks=2)
-
-
 def test_a_function_that_cannot_travel_is_refused_before_anything_starts(client):
     lock = threading.Lock()
     with pytest.raises(ddp.Error, match="cannot be sent to the workers.*lock"):
@@ -189,16 +147,10 @@ def test_workers_that_are_threads_are_refused():
             ddp.launch(client, ddp.rank)
 
 
-@pytest.mark.parametrize("workers", [0, "two", 1.5], ids=str)
+@pytest.mark.parametrize("workers", [0, 1.5], ids=str)
 def test_a_number_of_ranks_that_is_none_is_refused(client, workers):
     with pytest.raises(ddp.Error, match="whole number of at least 1"):
         ddp.launch(client, ddp.rank, workers=workers)
-
-
-def test_more_ranks_than_workers_is_an_error_that_counts_them(client):
-    words = "No 99 .* the cluster has 4, of which 0 run other launches"
-    with pytest.raises(ddp.Error, match=words):
-        ddp.launch(client, ddp.rank, workers=99, timeout=0.2)
 
 
 PROGRAM = """

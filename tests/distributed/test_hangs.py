@@ -5,10 +5,8 @@ import sys
 import threading
 
 import cloudpickle
-import pytest
 import torch
 import torch.distributed as dist
-from patience import PATIENCE
 from processes import stalled
 from torch.nn.parallel import DistributedDataParallel
 
@@ -100,24 +98,3 @@ def test_a_rank_that_hangs_is_named_though_others_wait_in_another_group(client, 
     error = stalled(client, tmp_path, train, workers=4)
     assert error.rank == 1
     assert "It is not in a collective" in headline(error)
-
-
-def test_a_parameter_without_gradient_on_one_rank_is_named_by_torch(client):
-    class Two(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = torch.nn.Linear(8, 4), torch.nn.Linear(8, 4)
-
-        def forward(self, rows, both):
-            out = self.first(rows)
-            return out + self.second(rows) if both else out
-
-    def train():
-        model = DistributedDataParallel(Two())
-        for step in range(5):
-            model(torch.randn(3, 8), both=ddp.rank() == 0 or step < 3).sum().backward()
-
-    with pytest.raises(ddp.RankFailed) as caught:
-        ddp.launch(client, train, workers=2, stall_timeout=PATIENCE)
-    assert caught.value.rank == 1
-    assert "find_unused_parameters=True" in headline(caught.value)

@@ -332,61 +332,7 @@ def test_every_loop_is_a_row_of_the_page():
     assert {*re.findall(r"\| `(\w+)` \|$", page, flags=re.M)} == {*LOOPS}
 
 
-# The same loop, ended in its middle or after an epoch, and gone on with
-
-
-def counted_by_hand(sampler):
-    for epoch in range(sampler.epoch, EPOCHS):
-        sampler.set_epoch(epoch)
-        yield epoch
-
-
-RESUMED = {
-    "epochs_of_the_sampler": lambda sampler: sampler.epochs(EPOCHS),
-    "range_from_the_samplers_epoch": counted_by_hand,
-    "range": lambda sampler: range(EPOCHS),
-}
-
-
-def train_in_two_attempts(epochs, end, options):
-    training = Training()
-    resumed = training.checkpoint.restore()
-    for epoch in epochs(training.sampler) if resumed else range(EPOCHS):
-        for batch in training.loader(**options):
-            training.step(batch)
-            position = (epoch, training.sampler.step)
-            if not resumed and position == end != (epoch, len(training.sampler)):
-                training.checkpoint.save()
-                return "ended"
-        if not resumed and end == (epoch, len(training.sampler)):
-            training.checkpoint.save()
-            return "ended"
-    return training.weights()
-
-
-@pytest.mark.parametrize("resumed", ["epochs_of_the_sampler", "range_from_the_samplers_epoch"])
-@pytest.mark.parametrize("end", [(1, 3), (1, 6), (0, 2)], ids=str)
-def test_a_plain_loop_is_resumed_where_it_was(client, tmp_path, end, resumed):
-    options = {"num_workers": 2} if end == (1, 3) else {}
-    arguments = dict(
-        workers=2, directory=tmp_path / "run", end=end, epochs=RESUMED[resumed], options=options
-    )
-    assert ddp.launch(client, train_in_two_attempts, **arguments).result == "ended"
-    run = ddp.launch(client, train_in_two_attempts, **arguments)
-    alone = train("a_plain_range")
-    assert (run.result - alone).norm() / alone.norm() < 1e-6
-
-
-def test_a_plain_range_after_a_restored_epoch_is_refused_before_it_trains_too_much(
-    client, tmp_path
-):
-    arguments = dict(
-        workers=2, directory=tmp_path / "run", end=(1, 3), epochs=RESUMED["range"], options={}
-    )
-    assert ddp.launch(client, train_in_two_attempts, **arguments).result == "ended"
-    words = r"epoch 1, step 3.*`for epoch in sampler.epochs\(n\)`"
-    with pytest.raises(ddp.RankFailed, match=words):
-        ddp.launch(client, train_in_two_attempts, **arguments)
+# A loop that is ended in its middle and gone on with
 
 
 def train_and_be_told_to_stop():

@@ -1,12 +1,9 @@
 """The user's script is not run again in the ranks; what it defines is known there all the same."""
 
 import logging
-import subprocess
-import sys
 
 import torch
-from patience import PATIENCE
-from processes import environment_for
+from processes import environment_for, finished
 
 import ddp_common as ddp
 
@@ -18,33 +15,28 @@ import sys
 with open({effects!r}, "a") as file:
     file.write(multiprocessing.current_process().name + "\\n")
 
-import collections
-
-import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import ddp_common as ddp
 from distributed import Client
 
-Sample = collections.namedtuple("Sample", "number square")
-SUM = sum(number ** 2 for number in range(12))
 
-
-class Squares(Dataset):
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, number):
-        return Sample(number, number ** 2)
+class Sample:
+    def __init__(self, number):
+        self.number = number
 
 
 class Stop(Exception):
     pass
 
 
-def train():
-    loader = DataLoader(Squares(), batch_size=4, num_workers=2, collate_fn=list)
-    return sum(sample.square for batch in loader for sample in batch if isinstance(sample, Sample))
+def train(samples):
+    loader = DataLoader(samples, batch_size=4, num_workers=2, collate_fn=list)
+    return sum(sample.number for batch in loader for sample in batch if isinstance(sample, Sample))
+
+
+def first(samples):
+    return samples[0], lambda: samples[0].number
 
 
 def stop():
@@ -52,11 +44,13 @@ def stop():
 
 
 if __name__ == "__main__":
+    samples = [Sample(number) for number in range(1, 13)]
     with Client(sys.argv[1]) as client:
-        assert ddp.launch(client, train, workers=2).result == SUM
+        assert ddp.launch(client, train, workers=2, samples=samples).result == 78
         with open(__file__, "a") as file:
             file.write("def half(:\\n")
-        assert ddp.launch(client, train, workers=2).result == SUM
+        sample, number = ddp.launch(client, first, workers=2, samples=samples).result
+        assert type(sample) is Sample and number() == 1
         try:
             ddp.launch(client, stop, workers=2)
         except ddp.RankFailed as failed:
@@ -71,14 +65,7 @@ def test_a_script_is_run_once_however_often_it_launches_and_may_be_edited_meanwh
 ):
     script, effects = tmp_path / "script.py", tmp_path / "effects"
     script.write_text(SCRIPT.format(effects=str(effects)))
-    done = subprocess.run(
-        [sys.executable, script, client.scheduler.address],
-        capture_output=True,
-        text=True,
-        timeout=4 * PATIENCE,
-        env=environment_for(client, tmp_path),
-    )
-    assert done.returncode == 0, done.stderr
+    finished(script, client.scheduler.address, env=environment_for(client, tmp_path))
     assert effects.read_text() == "MainProcess\n"
 
 
@@ -110,14 +97,7 @@ client.close()
 
 def test_a_script_without_a_guard_trains_and_its_top_level_runs_once(tmp_path):
     (tmp_path / "beginner.py").write_text(BEGINNER)
-    done = subprocess.run(
-        [sys.executable, "beginner.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=4 * PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
+    done = finished("beginner.py", cwd=tmp_path)
     assert done.stdout.splitlines() == ["top level", "result 21", "task Answer(number=2)"]
     assert "Traceback" not in done.stderr
 

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import cloudpickle
-import fault_lab
 import faults_on_purpose as faults
 import numpy as np
 import psutil
@@ -29,6 +28,7 @@ from processes import (
     log_of,
     members,
     rank_pids,
+    separate_cluster,
     wait_until,
 )
 
@@ -58,13 +58,6 @@ def launched(client, function, **options):
 
 
 # What ranks are forked from
-
-
-def test_each_rank_has_a_nursery_of_its_own_and_all_of_them_stem_from_one_process(client):
-    nurseries, servers = zip(*launched(client, ancestors))
-    assert len(set(nurseries)) == 2
-    assert set(servers) == {client.fork_server.pid}
-    assert_gone(lambda: [pid for pid in nurseries if is_alive(pid)])
 
 
 def test_without_that_process_workers_start_their_own():
@@ -111,19 +104,6 @@ def test_unseeded_random_numbers_differ_between_ranks_and_launches(client):
         assert len(set(numbers)) == 4, drawn
 
 
-def test_a_launch_that_ends_leaves_what_another_has_started(client, tmp_path):
-    def train(gate):
-        subprocess.Popen(["setsid", "sleep", "1000"])
-        wait_until(Path(gate).exists)
-        return sum(child.is_running() for child in psutil.Process().children())
-
-    gates = [tmp_path / "first", tmp_path / "second"]
-    both = [Background(ddp.launch, client, train, workers=2, gate=str(gate)) for gate in gates]
-    for gate, launch in zip(gates, both):
-        gate.touch()
-        assert launch.outcome().result == 1
-
-
 def test_forty_sigusr1_do_not_block_a_rank(client):
     def train():
         for _ in range(100):
@@ -131,47 +111,6 @@ def test_forty_sigusr1_do_not_block_a_rank(client):
         return "went on"
 
     assert ddp.launch(client, train, workers=1).result == "went on"
-
-
-SCRIPT = """
-import sys
-import torch
-from torch.utils.data import DataLoader
-import ddp_common as ddp
-from distributed import Client
-
-class Sample:
-    def __init__(self, number):
-        self.number = number
-
-def keep(batch):
-    return batch
-
-def count(samples):
-    loader = DataLoader(samples, batch_size=8, num_workers=2, collate_fn=keep)
-    return sum(sample.number for batch in loader for sample in batch)
-
-def first(samples):
-    return samples[0], lambda: samples[0].number
-
-if __name__ == "__main__":
-    samples = [Sample(number) for number in range(1, 33)]
-    with Client(sys.argv[1]) as client:
-        print(ddp.launch(client, count, workers=2, stall_timeout=60, samples=samples).result)
-        sample, number = ddp.launch(client, first, workers=2, samples=samples).result
-        print(type(sample) is Sample, number())
-"""
-
-
-def test_classes_of_the_script_come_through_loader_workers_and_as_a_result(client, tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "script.py", client.scheduler.address],
-        env=fault_lab.environment_for(client, tmp_path),
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.splitlines() == ["528", "True 1"], done.stderr
 
 
 # What is left of them
@@ -285,39 +224,34 @@ if __name__ == "__main__":
     file, run = sys.argv[1:]
     with ddp.connect("local", workers=2) as client:
         print(client.fork_server.pid, client.fork_server.path, flush=True)
-        if file:
-            ddp.launch(client, starts_others, directory=run, file=file, end="stays")
-        time.sleep(600)
+        ddp.launch(client, starts_others, directory=run, file=file, end="stays")
 """
 
 
-@pytest.mark.parametrize("in_a_launch", [False, True])
-def test_nothing_outlives_a_client_that_is_killed_with_its_cluster(tmp_path, in_a_launch):
+def test_nothing_outlives_a_client_that_is_killed_with_its_cluster(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     file, run = tmp_path / "pids", tmp_path / "run"
     program = subprocess.Popen(
-        [sys.executable, tmp_path / "program.py", file if in_a_launch else "", run],
+        [sys.executable, tmp_path / "program.py", file, run],
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
         pid, path = program.stdout.readline().split()
-        if in_a_launch:
-            wait_until(file.exists)
+        wait_until(file.exists)
         started = {int(pid), *(each.pid for each in psutil.Process(program.pid).children(True))}
     finally:
         program.kill()
         program.communicate()
     assert_gone(lambda: [each for each in started if is_alive(each)])
-    if in_a_launch:
-        assert_gone(lambda: left_behind(file) + members(rank_pids(run)))
+    assert_gone(lambda: left_behind(file) + members(rank_pids(run)))
     assert not Path(path).exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_workers_and_nannies_that_are_ended(tmp_path, number):
     file, run = tmp_path / "pids", tmp_path / "run"
-    cluster = fault_lab.separate_cluster(tmp_path, workers=1)
+    cluster = separate_cluster(tmp_path, workers=1)
     with cluster as (_, address), Client(address) as client:
         client.wait_for_workers(1, timeout=120)
         (worker,) = map(psutil.Process, client.run(os.getpid).values())

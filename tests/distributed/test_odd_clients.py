@@ -14,11 +14,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL = {"dashboard_address": ":0", "threads_per_worker": 1, "memory_limit": 0}
 
 
-def test_what_is_no_client_is_refused():
-    with pytest.raises(ddp.Error, match="takes a distributed.Client first, not str. Make one"):
-        ddp.launch("tcp://127.0.0.1:8786", faults.train)
-
-
 def test_an_asynchronous_client_is_refused_and_works_in_a_thread(client, tmp_path):
     async def use(address, security):
         async with Client(address, security=security, asynchronous=True) as client:

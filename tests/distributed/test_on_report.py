@@ -82,17 +82,6 @@ def test_what_it_raises_ends_the_ranks_and_reaches_the_caller_as_itself(client, 
     assert ddp.launch(client, lambda: "free", workers=2).result == "free"
 
 
-def test_a_rank_that_fails_has_been_heard_before_the_failure_is_raised(client):
-    def train():
-        report_some(50)
-        raise ValueError("on purpose")
-
-    told = []
-    with pytest.raises(ddp.RankFailed, match="on purpose"):
-        ddp.launch(client, train, workers=1, on_report=told.append)
-    assert [record["number"] for record in told] == list(range(50))
-
-
 def test_restarts_are_told_too_and_the_records_of_an_earlier_run_are_not(client, tmp_path):
     dies = ddp.inject(faults.train, "raise", rank=0, step=8, mark=tmp_path / "mark")
     told = []

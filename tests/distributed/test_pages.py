@@ -9,7 +9,6 @@ import math
 import os
 import re
 import shutil
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 import torch
+from processes import finished
 
 import ddp_common as ddp
 from ddp_common.data import datasets
@@ -42,14 +42,7 @@ def run_blocks(page, word="", **names):
 def test_the_example_of_the_readme_trains(tmp_path):
     (code,) = blocks("README.md")
     (tmp_path / "mine.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, "mine.py"],
-        cwd=tmp_path,
-        env=os.environ | {"WORKERS": "2"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    done = finished("mine.py", cwd=tmp_path, env=os.environ | {"WORKERS": "2"})
     lines = done.stdout.splitlines()
     losses = [float(line.split()[1]) for line in lines if re.match(r"\d ", line)]
     assert len(losses) == 5 and losses[-1] < losses[0]

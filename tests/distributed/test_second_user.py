@@ -6,8 +6,6 @@ Each test really is another user; it needs root to become one.
 import json
 import os
 import re
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 
@@ -15,6 +13,7 @@ import psutil
 import pytest
 from distributed import LocalCluster
 from patience import PATIENCE
+from processes import finished
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
@@ -100,14 +99,7 @@ def ports_of(client):
 
 
 def stranger_at(ports, paths=PAGES):
-    done = subprocess.run(
-        [sys.executable, "-c", STRANGER, json.dumps([ports, paths])],
-        capture_output=True,
-        text=True,
-        timeout=3 * PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(finished("-c", STRANGER, json.dumps([ports, paths])).stdout)
     assert found["user"] == NOBODY
     return found
 

@@ -1,16 +1,12 @@
 """SIGTERM, as at the end of a job: all ranks save and leave before the same step."""
 
-import json
-import os
-import signal
 import sys
 
 import cloudpickle
 import faults_on_purpose as faults
 import pytest
 import torch
-import torch.distributed as dist
-from processes import assert_nothing_left, saved_steps, wait_until
+from processes import assert_nothing_left, saved_steps
 
 import ddp_common as ddp
 
@@ -35,36 +31,6 @@ def test_a_run_told_to_stop_goes_on_where_restarts_allow(client, tmp_path):
     run = ddp.launch(client, sigterm, workers=2, restarts=1, pause=0.1)
     assert isinstance(run.failures[0], ddp.RunStopped)
     assert set(run.metrics["step"].dropna()) == set(range(1, 15))
-
-
-def add_up_over_four_steps(ahead):
-    """Ranks meet in every fourth step only; rank 1 gets SIGTERM in the second.
-
-    It stays in the first until rank 0 is three steps ahead, and waits there.
-    """
-    sampler = ddp.ElasticSampler(400, 10)
-    for _ in sampler.epochs(1):
-        for number, _ in enumerate(sampler, start=1):
-            if number == 2 and ddp.rank() == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-            if number == 1 and ddp.rank() == 1:
-                wait_until(ahead.exists)
-            if number == 4 and ddp.rank() == 0:
-                ahead.touch()
-            if number % 4 == 0:
-                dist.all_reduce(torch.ones(1))
-            ddp.report(number=number)
-
-
-def test_ranks_that_are_steps_apart_leave_before_the_same_step(client, tmp_path):
-    with pytest.raises(ddp.RunStopped) as stopped:
-        ddp.launch(client, add_up_over_four_steps, workers=2, ahead=tmp_path / "ahead")
-    lines = (stopped.value.directory / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    last = [
-        max(record["number"] for record in records if record["rank"] == rank) for rank in (0, 1)
-    ]
-    assert last == [stopped.value.step] * 2 and stopped.value.step >= 4
 
 
 def test_sigterm_before_the_first_step_ends_the_run_at_once(client):

@@ -27,7 +27,6 @@ import ddp_common as ddp
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 # Twelve partitions: one is empty, one has 60 % of the rows
 LENGTHS = [13, 7, 0, 25, 180, 9, 11, 3, 17, 12, 8, 15]
-ROWS = sum(LENGTHS)
 BATCH, EPOCHS = 32, 2
 FEATURES = ["a", "b", "c"]
 
@@ -90,15 +89,6 @@ def addresses_of(client):
 def alone(client, tmp_path_factory):
     """What training on one rank gives."""
     return on_ranks(client, 1, train, directory=tmp_path_factory.mktemp("run"), table=frame_of())
-
-
-def test_each_row_is_trained_on_once_per_epoch(alone):
-    _, steps, _ = alone
-    per_epoch = -(-ROWS // BATCH)
-    assert len(steps) == EPOCHS * per_epoch
-    for epoch in range(EPOCHS):
-        rows = sum(steps[epoch * per_epoch : (epoch + 1) * per_epoch], [])
-        assert sorted(rows) == list(range(ROWS))
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -184,18 +174,6 @@ def test_partitions_move_where_a_rank_would_have_none(client):
     futures = placed(client, [0] * 4, functools.partial(part, lengths=[50] * 4))
     held = on_ranks(client, 2, held_in_launch, table=futures)
     assert sorted(map(len, held)) == [2, 2]
-
-
-def evaluate(table):
-    seen = []
-    for rows in ddp.EvalSampler(table, 10):
-        seen += table.take(rows).row.to_list()
-    return everyone(seen)
-
-
-def test_evaluation_counts_each_row_once(client):
-    seen = sum(on_ranks(client, 3, evaluate, table=frame_of()), [])
-    assert sorted(seen) == list(range(ROWS))
 
 
 def test_a_run_goes_on_at_another_number_of_ranks_and_in_another_placement(

@@ -15,7 +15,7 @@ import pytest
 import torch
 from patience import PATIENCE
 from ports import free_port
-from processes import TESTS, log_of, saved_steps
+from processes import TESTS, finished, log_of, saved_steps
 from ranks_here import Rank, torchrun_variables
 
 import ddp_common as ddp
@@ -73,15 +73,7 @@ def under_torchrun(tmp_path_factory):
     folder = tmp_path_factory.mktemp("torchrun")
     (folder / "program.py").write_text(PROGRAM)
     command = "-m torch.distributed.run --standalone --nproc-per-node 2 program.py run weights.pt"
-    done = subprocess.run(
-        [sys.executable, *command.split()],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": TESTS},
-        capture_output=True,
-        text=True,
-        timeout=3 * PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
+    done = finished(*command.split(), cwd=folder, env={**os.environ, "PYTHONPATH": TESTS})
     return folder / "run", torch.load(folder / "weights.pt"), done.stdout
 
 
@@ -169,7 +161,7 @@ def test_a_launcher_that_does_not_say_where_rank_0_is_is_refused_with_what_to_do
 DRIFTS_APART = """
 from test_replicas import train
 with ddp.connect() as client:
-    print(ddp.launch(client, train, directory="run", mistake="unfrozen after DDP").problems)
+    print(ddp.launch(client, train, directory="run").problems)
 """
 LEAVES = """
 import datetime

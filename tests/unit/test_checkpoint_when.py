@@ -50,19 +50,6 @@ def test_every_t_seconds(tmp_path, monkeypatch):
     assert steps(tmp_path) == [3, 6, 9]
 
 
-def test_a_save_that_was_asked_for_is_not_repeated(tmp_path, monkeypatch):
-    sampler = ddp.ElasticSampler(40, 4)
-    model = torch.nn.Linear(1, 1)
-    checkpoint = ddp.Checkpoint(directory=tmp_path, model=model, sampler=sampler, every_steps=10)
-    written = []
-    monkeypatch.setattr(checkpoint, "_write", written.append)
-    for _ in sampler.epochs(2):
-        for _ in sampler:
-            pass
-        checkpoint.save()
-    assert written == [10, 20]
-
-
 def test_training_goes_on_while_a_save_is_written_and_the_copy_is_of_the_moment(
     tmp_path, monkeypatch
 ):
@@ -85,15 +72,14 @@ def test_training_goes_on_while_a_save_is_written_and_the_copy_is_of_the_moment(
     assert (torch.load(path)["model"]["weight"] == 1).all()
 
 
-@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, OSError])
 def test_whatever_fails_in_the_thread_that_writes_is_told_and_leaves_the_last_good_file(
-    tmp_path, monkeypatch, capsys, kind
+    tmp_path, monkeypatch, capsys
 ):
     train(tmp_path, every_steps=8)
     before = checkpoints(tmp_path)
 
     def fail(descriptor):
-        raise kind("something nobody thought of")
+        raise KeyboardInterrupt("something nobody thought of")
 
     monkeypatch.setattr(module, "sync", fail)
     train(tmp_path, every_steps=8)
@@ -103,12 +89,6 @@ def test_whatever_fails_in_the_thread_that_writes_is_told_and_leaves_the_last_go
     with pytest.raises(ddp.Error, match="step 8 .*was not saved: .*something nobody thought of"):
         train(tmp_path, every_steps=8, on_error="stop")
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_a_directory_that_cannot_be_written(tmp_path, capsys):
-    (tmp_path / "checkpoints").write_text("")
-    train(tmp_path / "checkpoints", every_steps=8)
-    assert capsys.readouterr().err.count("The last good one is none") == 2
 
 
 def test_a_full_disk_keeps_the_last_good_file(tmp_path, capsys):

@@ -3,9 +3,11 @@
 What is unpacked stays where it belongs.
 """
 
+import gzip
 import hashlib
 import http.server
 import io
+import math
 import os
 import random
 import stat
@@ -14,6 +16,7 @@ import threading
 import zipfile
 
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
 from PIL import Image
@@ -120,6 +123,86 @@ def test_a_full_disk_is_said_and_left_empty(server, registry, small_disk):
     assert left_in(small_disk) == [".set.lock", "datasets.yaml"]
 
 
+# What becomes of the real files
+
+
+def served(server, registry, name, contents):
+    """Register the data set `name` as it is, but for what its files hold. Returns its cache."""
+    entry = datasets.entry_of(name)
+    for file, content in zip(entry["files"], contents, strict=True):
+        file.pop("mirrors", None)
+        file |= file_at(server, "well", file["name"], content)
+    return registry(name=name, **entry)
+
+
+CITY = (
+    "License Issue Date,License Number,Animal's Name,Species,ZIP Code\n"
+    "May 1 2020,777,Bella,Dog,98101\nMay 2 2020,778,BELLA ,Cat,98102\n"
+    "May 3 2020,779,R2-D2,Dog,98103\nMay 4 2020,780,,Dog,98103\nMay 5 2020,781,nan,Dog,98103\n"
+)
+
+
+def test_the_city_list_becomes_names_and_counts_and_nothing_else(server, registry):
+    cache = served(server, registry, "pets", [CITY.encode()])
+    with pytest.raises(Error, match="make data TUTORIAL=pets"):
+        datasets.fetch("pets", "full")
+    path = datasets.download("pets", progressbar=False)
+    assert path.read_text() == "name,count\nbella,2\nnan,1\n"  # Nan is a name
+    assert left_in(cache) == ["names.csv"]
+    assert datasets.fetch("pets", "full").path == path
+
+    server.files = dict.fromkeys(server.files, b"another list")
+    with pytest.raises(Error, match="hash"):
+        datasets.download("pets", progressbar=False)
+    assert path.read_text() == "name,count\nbella,2\nnan,1\n"
+
+
+def test_a_list_that_is_none_is_refused(server, registry):
+    served(server, registry, "pets", [b"Animal's Name\n123\n"])
+    with pytest.raises(Error):
+        datasets.download("pets", progressbar=False)
+
+
+def idx(*shape, kind=8):
+    """The content of an IDX file whose bytes count upwards."""
+    lengths = b"".join(length.to_bytes(4) for length in shape)
+    content = bytes(number % 256 for number in range(math.prod(shape)))
+    return bytes([0, 0, kind, len(shape)]) + lengths + content
+
+
+def test_the_full_set_of_digits_is_a_folder_of_four_verified_files(server, registry):
+    names = [file["name"] for file in datasets.entry_of("mnist")["files"]]
+    contents = [idx(3, 28, 28) if "images" in name else idx(3) for name in names]
+    served(server, registry, "mnist", map(gzip.compress, contents))
+    folder = datasets.download("mnist", progressbar=False)
+    assert left_in(folder) == sorted(names)
+    assert datasets.fetch("mnist", "full").path == folder
+    pixels = datasets.read_idx(folder / "t10k-images-idx3-ubyte.gz")
+    assert pixels.dtype == torch.uint8 and pixels.shape == (3, 28, 28)
+    assert pixels[0, 1, 2] == 30
+    (folder / "train-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(Error, match="make data TUTORIAL=mnist"):
+        datasets.fetch("mnist", "full")
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (b"no gzip at all", "Not a gzipped file"),
+        (gzip.compress(idx(2, 3))[:-12], "ended before the end-of-stream"),
+        (gzip.compress(b"\x89PNG and so on"), "begins with 89 50 4e 47"),
+        (gzip.compress(idx(2, 3)[:-1]), "2 x 3 = 6 bytes and holds 5"),
+    ],
+    ids=["no_gzip", "cut", "other_content", "too_short"],
+)
+def test_a_damaged_file_of_digits_is_refused_with_the_reason_and_the_remedy(
+    tmp_path, content, said
+):
+    (tmp_path / "digits.gz").write_bytes(content)
+    with pytest.raises(Error, match=f"(?s)digits.gz.*{said}.*make data"):
+        datasets.read_idx(tmp_path / "digits.gz")
+
+
 # Archives
 
 
@@ -214,18 +297,11 @@ def jpeg():
 
 
 def test_make_data_brings_archives_of_the_shape_of_the_real_dogs(server, registry):
-    entry = datasets.entry_of("dogs")
     names = [f"Images/n02085620-Chihuahua/{n}.jpg" for n in range(2)]
     names += [f"Images/n02085936-Maltese_dog/{n}.jpg" for n in range(2)]
-    contents = {
-        "images.tar": tarred(*((name, jpeg()) for name in names)),
-        "lists.tar": tarred(("train_list.mat", b"..."), ("test_list.mat", b"...")),
-    }
-    for file in entry["files"]:
-        assert len(file["sha256"]) == 64 and file["unpack"]
-        file.pop("mirrors", None)
-        file |= file_at(server, "well", file["name"], contents[file["name"]])
-    cache = registry(name="dogs", **entry)
+    images = tarred(*((name, jpeg()) for name in names))
+    lists = tarred(("train_list.mat", b"..."), ("test_list.mat", b"..."))
+    cache = served(server, registry, "dogs", [images, lists])
     done = CliRunner().invoke(cli.main, ["data", "dogs"])
     assert done.exit_code == 0, done.output
     assert "Licence: " in done.output and 'Use it with SET="data=full"' in done.output

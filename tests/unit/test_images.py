@@ -4,7 +4,6 @@ The right pixels, the same augmentation for any number of loader workers, bad in
 """
 
 import io
-import pickle
 
 import numpy as np
 import pytest
@@ -144,16 +143,6 @@ def test_kept_images_are_read_once_also_by_the_workers_of_a_loader(folder, tmp_p
     for path in folder.glob("*/*.png"):
         path.write_bytes(b"gone")
     assert torch.equal(everything(dataset)[0], pixels)
-
-
-def test_object_storage_is_asked_once_for_the_list_and_once_for_each_image(folder, bucket, s3_log):
-    before = len(s3_log.read_text().splitlines())
-    dataset = ImageFolder(bucket, SIZE)
-    assert torch.equal(everything(dataset, num_workers=2)[0], expected(folder))
-    assert len(s3_log.read_text().splitlines()) == before + 1 + 12
-    there = pickle.loads(pickle.dumps(dataset))  # as on another rank
-    assert torch.equal(everything(there)[0], expected(folder))
-    assert len(s3_log.read_text().splitlines()) == before + 1 + 12 + 12
 
 
 def test_without_credentials_only_what_is_public_can_be_read_anonymously(

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from processes import finished
 
 from ddp_common.clusters.connect import describe
 from ddp_common.clusters.profiles import PROFILES
@@ -46,33 +47,16 @@ def test_every_profile_can_be_printed_on_any_machine(name):
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
-@pytest.mark.parametrize(
-    ("cluster", "expected"),
-    [
-        ("torchrun", "torchrun --standalone --nproc-per-node=2"),
-        ("local", "distributed.LocalCluster(n_workers=2,"),
-    ],
-)
-def test_what_starts_without_jobs_is_said_too(cluster, expected):
-    assert expected in describe(cluster, workers=2)
-
-
 def test_dry_prints_the_script_of_slurm_and_starts_and_leaves_nothing(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "ddp_common", "run", "pets"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={
-            **os.environ,
-            "PATH": str(tmp_path),  # no batch system is there
-            "DRY": "1",
-            "CLUSTER": "slurm",
-            "WORKERS": "3",
-            "OPTIONS": "queue=gpu account=abc walltime=02:00:00",
-        },
-    )
-    assert done.returncode == 0, done.stderr
+    variables = {
+        "PATH": str(tmp_path),  # no batch system is there
+        "DRY": "1",
+        "CLUSTER": "slurm",
+        "WORKERS": "3",
+        "OPTIONS": "queue=gpu account=abc walltime=02:00:00",
+    }
+    words = ["-m", "ddp_common", "run", "pets"]
+    done = finished(*words, cwd=tmp_path, env={**os.environ, **variables})
     assert done.stdout.startswith("# 3 job(s) such as this one, for 3 rank(s):\n# Each starts")
     lines = ["-p gpu", "-A abc", "-t 02:00:00", "--cpus-per-task=2", "--mem=4G"]
     assert all(f"#SBATCH {line}" in done.stdout for line in lines)
@@ -85,14 +69,7 @@ def test_the_script_of_pbs_pro_asks_with_select():
 
 def test_a_program_of_ones_own_prints_the_script_with_dry_and_ends(tmp_path):
     program = "import ddp_common; ddp_common.connect('slurm'); print('it goes on')"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "DRY": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    done = finished("-c", program, cwd=tmp_path, env={**os.environ, "DRY": "1"})
     assert "#SBATCH -t 01:00:00" in done.stdout and "it goes on" not in done.stdout
 
 
@@ -104,7 +81,7 @@ from ddp_common.clusters.profiles import cluster_class
 cluster_class("dask_jobqueue.SLURMCluster")
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    finished("-c", program)
 
 
 def test_several_gpus_of_one_job_are_several_ranks(monkeypatch):

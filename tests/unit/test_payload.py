@@ -5,7 +5,6 @@ import functools
 import pytest
 
 import ddp_common as ddp
-from ddp_common.values import whole_number
 
 
 def train(epochs, rate=0.1):
@@ -21,14 +20,9 @@ def test_a_misspelt_option_of_launch_is_told_with_the_right_one():
     )
 
 
-@pytest.mark.parametrize(
-    "arguments, said",
-    [({}, "missing a required argument: 'epochs'.")],
-)
-def test_arguments_that_the_function_does_not_take_are_told(arguments, said):
-    with pytest.raises(ddp.Error) as refused:
-        ddp.launch(None, train, **arguments)
-    assert str(refused.value).endswith(said)
+def test_an_argument_that_the_function_needs_is_told():
+    with pytest.raises(ddp.Error, match="missing a required argument: 'epochs'.$"):
+        ddp.launch(None, train)
 
 
 def test_a_parameter_that_launch_would_take_for_itself_is_refused():
@@ -50,12 +44,6 @@ def with_a_seed(function):
         return function(epochs=2, **arguments)
 
     return wrapper
-
-
-@pytest.mark.parametrize("value", [float("inf"), 2.5, "two"])
-def test_what_is_no_whole_number_is_refused_in_words(value):
-    with pytest.raises(ddp.Error, match="workers is a whole number of at least 1"):
-        whole_number("workers", value, least=1)
 
 
 class Trainer:

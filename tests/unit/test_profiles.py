@@ -6,7 +6,7 @@ from children import children
 from ddp_common import Error, connect
 from ddp_common.clusters.connect import describe
 from ddp_common.clusters.jobs import seconds_of
-from ddp_common.clusters.profiles import PROFILES, number_of_workers, read_profile
+from ddp_common.clusters.profiles import read_profile
 
 
 @pytest.fixture
@@ -57,12 +57,6 @@ def refusal(*arguments):
     return str(caught.value)
 
 
-def test_an_unknown_profile_lists_the_known_ones():
-    message = refusal("nowhere")
-    assert "'nowhere'" in message
-    assert all(path.stem in message for path in PROFILES.glob("*.yaml"))
-
-
 FAULTS = {
     "yaml": ("cluster: [unclosed", "valid YAML"),
     "no_cluster": ("workers: 2", "no cluster class"),
@@ -108,14 +102,6 @@ def test_a_profile_is_read_without_running_what_is_in_it(write, tmp_path):
     with pytest.raises(Error, match="valid YAML"):
         read_profile(write(f"cluster: !!python/object/apply:os.mkdir ['{trap}']"), "")
     assert not trap.exists()
-
-
-@pytest.mark.parametrize("number", ["0", "abc", "1.5"])
-def test_a_number_of_workers_that_is_none_is_refused(monkeypatch, number):
-    with pytest.raises(Error, match="whole number of at least 1"):
-        number_of_workers(number)
-    monkeypatch.setenv("WORKERS", number)
-    assert f"WORKERS={number!r}" in refusal()
 
 
 def test_a_local_cluster_speaks_tls_also_where_processes_is_left_blank(monkeypatch):

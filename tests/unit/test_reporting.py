@@ -90,19 +90,6 @@ def test_what_the_client_writes_is_what_it_reads_when_the_run_goes_on(tmp_path_f
         assert all(same(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize(
-    "value, arrives", [(np.float32(3), 3.0), (torch.tensor([[3]]), 3)], ids=["numpy", "tensor"]
-)
-def test_scalars_arrive_as_plain_numbers(value, arrives):
-    assert delivered({"loss": value})["loss"] == arrives
-
-
-@pytest.mark.parametrize("value", ["1.0", torch.zeros(2)], ids=["text", "tensor_of_two"])
-def test_what_is_no_scalar_is_refused_at_once_and_named(value):
-    with pytest.raises(Error, match=r"report\(loss=…\)"):
-        report(loss=value)
-
-
 def test_the_columns_that_every_record_has_cannot_be_overwritten():
     with pytest.raises(Error, match="Choose another name"):
         report(rank=1.0)

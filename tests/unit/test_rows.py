@@ -69,11 +69,9 @@ def test_evaluation_takes_every_row_once():
     assert sorted(row for batch in dealt for row in batch) == list(range(18))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_gives_what_take_gives(workers):
+def test_a_loader_gives_what_take_gives():
     def batches(data):
-        sampler = ElasticSampler(data, 5)
-        return list(DataLoader(data, batch_sampler=sampler, num_workers=workers))
+        return list(DataLoader(data, batch_sampler=ElasticSampler(data, 5), num_workers=1))
 
     dealt = list(ElasticSampler(table(FRAME), 5))
     for rows, frame in zip(dealt, batches(table(FRAME))):

@@ -1,8 +1,6 @@
 """What a run leaves behind: names as odd as a file system takes them, whole files, a full disk."""
 
 import contextlib
-import json
-import math
 import os
 import resource
 import stat
@@ -110,11 +108,10 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     assert path.read_bytes() == b"two"
 
 
-@pytest.mark.parametrize("name", ["a_file/below", "a\0b"], ids=repr)
-def test_a_place_that_cannot_be_is_refused_in_words(tmp_path, monkeypatch, name):
+def test_a_place_that_cannot_be_is_refused_in_words(tmp_path, monkeypatch):
     (tmp_path / "a_file").write_text("")
     with pytest.raises(Error, match="cannot be a run directory"):
-        RunDirectory(str(tmp_path / name))
+        RunDirectory(str(tmp_path / "a_file/below"))
     monkeypatch.setenv("RUNS", str(tmp_path / "a_file"))
     with pytest.raises(Error, match="Choose another place with RUNS="):
         new_directory("demo")
@@ -122,19 +119,6 @@ def test_a_place_that_cannot_be_is_refused_in_words(tmp_path, monkeypatch, name)
 
 def test_no_two_runs_share_a_directory():
     assert len({new_directory("demo") for _ in range(5)}) == 5
-
-
-def test_the_metrics_file_is_strict_json(tmp_path):
-    directory = RunDirectory(tmp_path)
-    directory.record(0, {"loss": math.nan})
-    directory.record(1, {"loss": -math.inf})
-    directory.close()
-
-    def refuse(constant):
-        raise AssertionError(f"{constant} is no JSON")
-
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line, parse_constant=refuse)["rank"] for line in lines] == [0, 1]
 
 
 def test_lines_of_metrics_that_are_damaged_are_left_out_and_the_others_stay(tmp_path, capsys):

@@ -34,10 +34,9 @@ def restored(epoch, step):
 # The order
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_drop_last_leaves_out_the_ragged_batch_and_nothing_else(shuffle):
-    whole = steps(ElasticSampler(103, 16, shuffle=shuffle), epochs=2)
-    dropped = steps(ElasticSampler(103, 16, shuffle=shuffle, drop_last=True), epochs=2)
+def test_drop_last_leaves_out_the_ragged_batch_and_nothing_else():
+    whole = steps(ElasticSampler(103, 16), epochs=2)
+    dropped = steps(ElasticSampler(103, 16, drop_last=True), epochs=2)
     assert dropped == whole[:6] + whole[7:13]
     assert len(ElasticSampler(96, 16, drop_last=True)) == len(ElasticSampler(96, 16)) == 6
     with pytest.raises(Error, match="leaves nothing of 15 samples in batches of 16"):
@@ -72,7 +71,7 @@ def test_numbers_of_numpy_and_torch_are_numbers():
     assert len(EvalSampler(np.int64(10), torch.tensor(4))) == 3
 
 
-@pytest.mark.parametrize("arguments", [(0, 4), (10, 0), (-1, 1), (128.0, 4), (10, 256 / 2)])
+@pytest.mark.parametrize("arguments", [(0, 4), (10, 256 / 2)])
 def test_a_sampler_of_what_is_no_number_is_refused_at_once(arguments):
     with pytest.raises(Error, match=f"at least one sample .* not {arguments[0]} and"):
         ElasticSampler(*arguments)
@@ -80,19 +79,10 @@ def test_a_sampler_of_what_is_no_number_is_refused_at_once(arguments):
         ElasticSampler(10, 4, seed=-1)
 
 
-@pytest.mark.parametrize("arguments", [(10, 0), (10, 2.0), (10.0, 2), (-1, 2)])
+@pytest.mark.parametrize("arguments", [(10, 0), (10.0, 2)])
 def test_an_evaluation_of_what_is_no_number_is_refused_at_once(arguments):
     with pytest.raises(Error, match="EvalSampler (needs|takes)"):
         EvalSampler(*arguments)
-
-
-def test_evaluation_alone_visits_all_samples_in_order():
-    sampler = EvalSampler(23, 5)
-    assert [index for batch in sampler for index in batch] == list(range(23))
-    assert len(sampler) == len(list(sampler)) == 5
-    data = TensorDataset(torch.arange(23))
-    seen = [index for (batch,) in DataLoader(data, batch_sampler=sampler) for index in batch]
-    assert seen == list(range(23))
 
 
 # Weight
@@ -139,7 +129,7 @@ def test_a_position_of_other_data_or_settings_is_refused(other):
         ElasticSampler(103, 16).load_state_dict(saved)
 
 
-@pytest.mark.parametrize("n", [-1, 1.5, "3", None, float("inf")], ids=str)
+@pytest.mark.parametrize("n", [-1, 1.5], ids=str)
 def test_a_number_of_epochs_that_is_none_is_refused_before_the_loop(n):
     with pytest.raises(Error, match="number of epochs of the whole run, 0 or more"):
         next(ElasticSampler(10, 4).epochs(n))
@@ -187,32 +177,12 @@ def test_a_position_that_is_restored_within_a_pass_ends_that_pass():
             sampler.load_state_dict({**sampler.state_dict(), "step": 0})
 
 
-def test_an_abandoned_iterator_that_is_asked_again_is_refused():
-    sampler = ElasticSampler(103, 16)
-    first = iter(sampler)
-    next(first)
-    next(iter(sampler))
-    with pytest.raises(Error, match="can't go on"):
-        next(first)
-
-
 def test_loops_over_epochs_do_not_nest():
     sampler = ElasticSampler(10, 4)
     with pytest.raises(Error, match="second loop over epochs"):
         for _ in sampler.epochs(2):
             for _ in sampler.epochs(2):
                 pass
-
-
-def test_a_pass_that_was_left_early_is_over_and_resumed_with_the_next_epoch():
-    sampler = ElasticSampler(12, 2)
-    for _ in sampler:
-        if sampler.weight and sampler.step == 3:
-            break
-    other = resumed(sampler)
-    for each in (sampler, other):
-        positions = [(epoch, each.step, len(list(each))) for epoch in each.epochs(3)]
-        assert positions == [(1, 0, 6), (2, 0, 6)]
 
 
 def test_a_pass_that_an_exception_ended_is_resumed_in_its_middle():
@@ -306,7 +276,7 @@ def test_a_split_is_disjoint_complete_and_equal_on_every_call():
     assert not np.array_equal(parts[0], split(103, [0.1, 0.2], seed=5)[0])
 
 
-@pytest.mark.parametrize("length, fractions", [(4, [0.9]), (4, [0.1]), (1, [0.3]), (0, [0.3])])
+@pytest.mark.parametrize("length, fractions", [(4, [0.9]), (0, [0.3])])
 def test_a_split_with_an_empty_part_is_refused(length, fractions):
     with pytest.raises(Error, match=f"split of {length} samples .* none may be empty"):
         split(length, fractions)
@@ -314,7 +284,7 @@ def test_a_split_with_an_empty_part_is_refused(length, fractions):
 
 @pytest.mark.parametrize(
     "fractions",
-    [[0.0], [-0.1], [1.0], [0.5, 0.5], [0.7, 0.2, 0.1], [1.5, -0.9], [float("nan")], [], 0.1],
+    [[0.0], [0.5, 0.5], [1.5, -0.9], [float("nan")], [], 0.1],
     ids=str,
 )
 def test_fractions_that_leave_nothing_are_refused(fractions):
