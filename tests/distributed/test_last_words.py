@@ -52,6 +52,6 @@ def test_making_a_process_group_in_a_training_function_is_explained(client):
     def train():
         dist.init_process_group("gloo")
 
-    words = "the process group is there already.*Remove that line"
+    words = "default process group twice.*The process group is there already.*Remove"
     with pytest.raises(ddp.RankFailed, match=words):
         ddp.launch(client, train, workers=2)

@@ -59,7 +59,7 @@ def test_resume_goes_on_with_the_settings_of_the_run_until_ctrl_c_stops_all(shor
     code, out, error = finish(process)
     assert code == 130 and "Traceback" not in out + error
     assert f"make run TUTORIAL=pets RESUME={directory}" in error
-    assert "it goes on from step 25, in epoch 0 (step-00000025." in out
+    assert "it goes on from step 25 (step-00000025." in out
     assert "changed since then: epochs=1000 (was 1)" in out
     config = json.loads((directory / "config.json").read_text())
     assert config["settings"]["hidden"] == 16 and config["settings"]["epochs"] == 1000

@@ -56,19 +56,10 @@ def test_a_folder_for_a_file_or_a_file_for_a_folder_is_refused(tmp_path, name, p
         datasets.fetch(name, str(tmp_path / path))
 
 
-@pytest.mark.parametrize(
-    "name, change, said",
-    [
-        ("planes", lambda table: table.drop(columns=["tailnum"]), "has no column tailnum"),
-        ("weather", lambda table: table.assign(temp="warm"), "column temp .* be a number"),
-    ],
-    ids=["no column", "text for numbers"],
-)
-def test_flights_of_ones_own_that_do_not_fit_are_refused(tmp_path, name, change, said):
+def test_flights_of_ones_own_that_lack_a_column_are_refused(tmp_path):
     mine = Path(shutil.copytree(datasets.DATA / "flights", tmp_path / "mine"))
     assert datasets.fetch("flights", str(mine)).path == mine
-    path = mine / f"{name}.parquet"
-    change(pandas.read_parquet(path)).to_parquet(path, index=False)
-    with pytest.raises(Error, match=said) as refused:
+    path = mine / "planes.parquet"
+    pandas.read_parquet(path).drop(columns=["tailnum"]).to_parquet(path, index=False)
+    with pytest.raises(Error, match="planes.parquet has no column tailnum"):
         datasets.fetch("flights", str(mine))
-    assert path.name in str(refused.value)

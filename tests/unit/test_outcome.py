@@ -56,12 +56,13 @@ def test_a_failure_comes_before_the_loss_of_the_scheduler():
     assert outcome(state) == Failed(0, False)
 
 
-def test_a_lost_worker_is_a_failed_rank_unless_that_had_ended():
-    state = state_of(2, rank_0=Ended("done"))
-    state.lose_worker("tcp://10.0.0.0:5000")
-    assert outcome(state) is Outcome.GOES_ON and state.lost_late == {0}
+def test_a_lost_worker_is_a_failed_rank_unless_that_had_ended_and_has_no_result():
+    state = state_of(2, rank_1=Ended("done"))
     state.lose_worker("tcp://10.0.0.1:5000")
-    assert outcome(state) == Failed(1, False)
+    assert outcome(state) is Outcome.GOES_ON and state.lost_late == {1}
+    state.take(0, Ended("done"), now=2.0)
+    state.lose_worker("tcp://10.0.0.0:5000")
+    assert outcome(state) == Failed(0, False)
 
 
 def test_a_failure_names_rank_host_cause_consequences_step_lines_and_log():

@@ -121,14 +121,13 @@ def test_no_two_runs_share_a_directory():
     assert len({new_directory("demo") for _ in range(5)}) == 5
 
 
-def test_lines_of_metrics_that_are_damaged_are_left_out_and_the_others_stay(tmp_path, capsys):
+def test_lines_of_metrics_that_are_damaged_are_left_out_and_the_others_stay(tmp_path):
     good = ['{"rank": 0, "loss": 0.5}', '{"rank": 1, "loss": 0.25}']
     bad = ['{"rank": 0, "lo{"rank"', "5", "\xff", '{"rank": 0, "lo']  # its client was killed
     text = "\n".join([good[0], *bad[:3], good[1], bad[3]])
     (tmp_path / "metrics.jsonl").write_bytes(text.encode("latin-1"))
     directory = RunDirectory(tmp_path)
     assert [record["loss"] for record in directory.records] == [0.5, 0.25]
-    assert "lines of" in directory.problems[0] and "lines of" in capsys.readouterr().err
     directory.close()
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == good
 
