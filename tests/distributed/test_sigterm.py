@@ -17,7 +17,7 @@ def test_sigterm_lets_all_ranks_finish_their_step_save_and_leave(client, tmp_pat
     undisturbed = ddp.launch(client, faults.train, workers=2).result
     sigterm = faults.inject(faults.train, "SIGTERM", rank=1, step=4, mark=tmp_path / "mark")
     with pytest.raises(ddp.RunStopped, match="rank 1 on .* got SIGTERM") as caught:
-        ddp.launch(client, sigterm, workers=2, directory=tmp_path / "run", pause=0.1)
+        ddp.launch(client, sigterm, workers=2, directory=tmp_path / "run", pause=0.3)
     assert 4 < caught.value.step < 14
     assert saved_steps(tmp_path / "run")[-1] == caught.value.step
     assert_nothing_left(tmp_path / "run", ranks=2)
@@ -28,7 +28,7 @@ def test_sigterm_lets_all_ranks_finish_their_step_save_and_leave(client, tmp_pat
 
 def test_a_run_told_to_stop_goes_on_where_restarts_allow(client, tmp_path):
     sigterm = faults.inject(faults.train, "SIGTERM", rank=0, step=3, mark=tmp_path / "mark")
-    run = ddp.launch(client, sigterm, workers=2, restarts=1, pause=0.1)
+    run = ddp.launch(client, sigterm, workers=2, restarts=1, pause=0.2)
     assert isinstance(run.failures[0], ddp.RunStopped)
     assert set(run.metrics["step"].dropna()) == set(range(1, 15))
 
