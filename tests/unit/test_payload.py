@@ -1,10 +1,13 @@
 """What `launch` is given is looked at before anything starts: no cluster is needed to be told."""
 
 import functools
+import sqlite3
 
 import pytest
 
 import ddp_common as ddp
+from ddp_common.client import payload
+from ddp_common.ranks import process
 
 
 def train(epochs, rate=0.1):
@@ -67,6 +70,21 @@ class Trainer:
 def test_what_can_be_called_goes_on_to_the_client(function, arguments):
     with pytest.raises(ddp.Error, match="takes a distributed.Client first, not NoneType"):
         ddp.launch(None, function, **arguments)
+
+
+def test_what_cannot_travel_is_told_with_what_to_do():
+    history = sqlite3.connect(":memory:")  # as IPython has it
+    with pytest.raises(ddp.Error, match="sqlite3.Connection.*Take %magics"):
+        payload.pickled(lambda: history, {})
+
+
+@pytest.mark.parametrize("said", ["received 0 items of ancdata", "BdbQuit", "No module named 'x'"])
+def test_an_error_of_a_library_is_told_with_what_to_do(said):
+    ended = process._raised(RuntimeError(said))
+    assert ended.message.startswith(f"RuntimeError: {said}. ")
+    assert ended.message.endswith(
+        next(hint for part, hint in process.HINTS.items() if part in said)
+    )
 
 
 def test_a_fault_that_there_is_not_is_refused_with_those_there_are():
