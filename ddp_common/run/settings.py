@@ -51,8 +51,8 @@ def settings(
     may be None.
 
     Raises `Error` for an unknown name or preset, a value of the wrong type or out of its range, a
-    RESTARTS that is no number, a RESUME or CHECKPOINT that is no run of this tutorial, and a
-    preset with a name that is not among the defaults.
+    RESTARTS that is no number, and a RESUME or CHECKPOINT that is no run of this tutorial; KeyError
+    for a preset with a name that is not among the defaults.
     """
     presets = {"laptop": {}, **(presets or {})}
     limits = limits or {}
@@ -134,12 +134,13 @@ def _chosen_run(tutorial: str) -> tuple[str | None, dict]:
     config = resumed_config(directory, variable)
     trained = config.get("tutorial", tutorial)
     if trained != tutorial:
-        whose = trained or "a program of your own"
+        how = f"make run TUTORIAL={trained} {variable}={directory}"
+        if trained is None:
+            trained = "a program of your own"
+            how = f"launch(…, directory={str(directory)!r}) in that program"
         raise Error(
-            f"{variable}={directory}: that is a run of {whose}, not of {tutorial}. "
-            "Nothing was changed. Go on from it with\n"
-            f"  make run TUTORIAL={trained} {variable}={directory}\n"
-            f"(your own program: launch(…, directory=…)), or name a run of {tutorial}."
+            f"{variable}={directory}: that is a run of {trained}, not of {tutorial}. "
+            f"Nothing was changed. Go on from it with\n  {how}\nor name a run of {tutorial}."
         )
     return directory, config
 
