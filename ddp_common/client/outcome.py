@@ -367,9 +367,16 @@ def unreadable_result(reason: Exception, directory: Path) -> Error:
 
 def in_log(end: Ended) -> str:
     """How a rank ended, as a line of the log; with a traceback, lines."""
+    if end.how == "raised":
+        return f"failed: {end.message}\n{end.traceback}".rstrip()
+    if end.how == "lost":
+        return f"ended: {_cause(end, None)}"
     if end.how == "cancelled":
         return "was ended: another rank had failed, the launch was ended, or its worker closed"
     if end.how == "stopped":
         why = ": it got SIGTERM" if end.got_sigterm else ", as the others did"
         return f"left after step {end.step}{why}"
-    return f"failed: {_cause(end, None)}\n{end.traceback}".rstrip()
+    killed_by = _signal_name(end)
+    if killed_by:
+        return f"was killed by {killed_by}"
+    return f"left with exit code {end.exitcode} before its function returned"
