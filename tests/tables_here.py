@@ -7,6 +7,7 @@ import torch.distributed as dist
 from distributed import wait
 
 import ddp_common as ddp
+from ddp_common.client.asking import known_workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -17,7 +18,7 @@ def placed(client, places, function):
     One after the other: of tasks that wait on a worker, idle ones would steal some. Others are
     allowed, since the partitions of a worker that is lost are computed elsewhere.
     """
-    addresses = list(client.scheduler_info(n_workers=-1)["workers"])
+    addresses = list(known_workers(client))
     futures = []
     for number, place in enumerate(places):
         future = client.submit(

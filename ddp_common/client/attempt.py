@@ -22,7 +22,7 @@ from distributed import CancelledError, Client, Future, wait
 from distributed.comm import get_address_host
 
 from ddp_common.client import hangs, outcome, signals
-from ddp_common.client.asking import ask_each, refuse_without_package
+from ddp_common.client.asking import ask_each, known_workers, refuse_without_package
 from ddp_common.client.checkpoints import Checkpoints
 from ddp_common.client.inbox import (
     RESTARTED,
@@ -213,9 +213,10 @@ class Attempt:
     def _look_for_lost_workers(self) -> None:
         """Find workers that were lost before our subscription to Dask's events had begun."""
         self.looked = time.monotonic()
-        there = self.client.scheduler_info(n_workers=-1)["workers"]
-        for address in set(self.addresses) - set(there):
-            self._take(WorkerLost(address))
+        with contextlib.suppress(OSError):  # a lost scheduler is heard of otherwise
+            there = known_workers(self.client)
+            for address in set(self.addresses) - set(there):
+                self._take(WorkerLost(address))
 
     def _raise_if_lost(self) -> None:
         if self.state.failed():
@@ -224,7 +225,7 @@ class Attempt:
             raise self._cancelled()
 
     def _no_answer(self, timeout: float) -> Error:
-        workers = self.client.scheduler_info(n_workers=-1)["workers"]
+        workers = known_workers(self.client)
         # By the scheduler's clock, as all of them are
         seen = {each: workers.get(each, {}).get("last_seen", 0) for each in self.addresses}
         silent = [each for each in self.addresses if max(seen.values()) - seen[each] > SILENT]

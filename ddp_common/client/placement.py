@@ -13,6 +13,7 @@ from typing import Any
 
 from distributed import Client, Scheduler
 
+from ddp_common.client.asking import known_workers
 from ddp_common.errors import Error
 from ddp_common.values import whole_number
 
@@ -140,7 +141,7 @@ def refuse_unusable(client: Any) -> None:
         )
     try:
         _wait_until_connected(client)
-        workers = client.scheduler_info(n_workers=-1)["workers"]
+        workers = known_workers(client)
     except OSError as error:
         raise no_answer(client, error) from None
     if any(address.startswith("inproc://") for address in workers):

@@ -19,7 +19,7 @@ from dask.core import flatten
 from dask.typing import Key
 from distributed import CancelledError, Client, Future, wait
 
-from ddp_common.client.asking import refuse_without_package
+from ddp_common.client.asking import known_workers, refuse_without_package
 from ddp_common.client.inbox import CONNECTION_LOST, why_cancelled
 from ddp_common.client.placement import no_answer
 from ddp_common.errors import Error, first_line
@@ -188,7 +188,7 @@ class Tables:
             self._raise_for_failed()
             if all(future.status == "finished" for future in futures):
                 return
-            workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
+            workers = known_workers(self.client).values()
             if any(worker["status"] == "running" for worker in workers):
                 could_work = time.monotonic()
             elif time.monotonic() - could_work > timeout:

@@ -15,7 +15,7 @@ from typing import Any
 
 from distributed import Client
 
-from ddp_common.client.asking import answers_within
+from ddp_common.client.asking import answers_within, known_workers
 from ddp_common.clusters.jobs import Jobs
 from ddp_common.clusters.queues import ended, summary
 from ddp_common.errors import Error
@@ -52,8 +52,13 @@ class ClusterClient(Client):
         return min(self.most or there, there)
 
     def workers(self) -> dict[str, dict]:
-        """What the scheduler knows of its workers that are ready to work, by their address."""
-        known = self.scheduler_info(n_workers=-1)["workers"]
+        """What the scheduler knows of its workers that are ready to work, by their address.
+
+        None while the scheduler cannot be reached.
+        """
+        known: dict[str, dict] = {}
+        with contextlib.suppress(OSError):
+            known = known_workers(self)
         return {
             address: worker for address, worker in known.items() if worker["status"] == "running"
         }

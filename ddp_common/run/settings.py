@@ -51,8 +51,8 @@ def settings(
     may be None.
 
     Raises `Error` for an unknown name or preset, a value of the wrong type or out of its range, a
-    RESTARTS that is no number, and a RESUME or CHECKPOINT that is no run of this tutorial; KeyError
-    for a preset with a name that is not among the defaults.
+    RESTARTS that is no number, and a RESUME or CHECKPOINT that is no run of this tutorial. Raises
+    KeyError for a preset with a name that is not among the defaults.
     """
     presets = {"laptop": {}, **(presets or {})}
     limits = limits or {}

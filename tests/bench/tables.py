@@ -12,6 +12,7 @@ from measuring import compared, launched, take_turns
 from with_ddp import see_arrays, see_parquet, see_table
 
 import ddp_common as ddp
+from ddp_common.client.asking import known_workers
 
 WIDTH, PARTITIONS = 50, 8
 
@@ -60,7 +61,7 @@ def ways(client, futures):
 def table_of(client, size):
     """A table of `size` GB in the memory of both workers, half of it on each, as futures."""
     rows = int(size * 1e9 / 8 / WIDTH / PARTITIONS)
-    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    workers = sorted(known_workers(client))
     futures = [
         client.submit(part, number, rows, workers=[workers[number % 2]], pure=False)
         for number in range(PARTITIONS)

@@ -19,6 +19,7 @@ from processes import (
 )
 
 import ddp_common as ddp
+from ddp_common.client.asking import known_workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -38,7 +39,7 @@ def address(cluster):
 
 def workers_at(address):
     with Client(address, set_as_default=False) as client:
-        return len(client.scheduler_info(n_workers=-1)["workers"])
+        return len(known_workers(client))
 
 
 def refusal(address):

@@ -30,6 +30,7 @@ from processes import (
 from torch.utils.data import DataLoader
 
 import ddp_common as ddp
+from ddp_common.client.asking import known_workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -117,7 +118,7 @@ def test_a_worker_that_dies_ends_the_run(client, tmp_path):
     assert f"the worker at {workers_of(directory)[1]} was lost" in log_of(directory)
     # a DataLoader's worker looks for its parent every few seconds
     assert_nothing_left(directory, ranks=2)
-    wait_until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 4)
+    wait_until(lambda: len(known_workers(client)) == 4)
     assert_usable(client, workers=4)
 
 

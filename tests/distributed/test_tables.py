@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
 
 import ddp_common as ddp
+from ddp_common.client.asking import known_workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 # Twelve partitions: one is empty, one has 60 % of the rows
@@ -82,7 +83,7 @@ def on_ranks(client, size, function, **arguments):
 
 
 def addresses_of(client):
-    return list(client.scheduler_info(n_workers=-1)["workers"])
+    return list(known_workers(client))
 
 
 @pytest.fixture(scope="module")

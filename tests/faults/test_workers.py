@@ -18,6 +18,7 @@ from patience import PATIENCE
 from processes import Background, log_of, saved_steps, separate_cluster, wait_until
 
 import ddp_common as ddp
+from ddp_common.client.asking import known_workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL = {"dashboard_address": "127.0.0.1:0", "threads_per_worker": 1, "memory_limit": 0}
@@ -30,7 +31,7 @@ def two_workers():
 
 
 def pid_of_one(client):
-    address = min(client.scheduler_info(n_workers=-1)["workers"])
+    address = min(known_workers(client))
     return address, client.run(os.getpid, workers=[address])[address]
 
 
@@ -141,7 +142,7 @@ def test_a_worker_without_a_nanny_ends_by_a_signal_once_its_rank_has_saved(tmp_p
 def test_a_worker_that_is_suspended_in_training_is_named_and_its_peers_are_asked(
     two_workers, tmp_path
 ):
-    addresses = sorted(two_workers.scheduler_info(n_workers=-1)["workers"])
+    addresses = sorted(known_workers(two_workers))
     pids = two_workers.run(os.getpid)
     directory = tmp_path / "run"
 
