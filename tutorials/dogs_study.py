@@ -279,7 +279,7 @@ def draw_study(study):
             by_rate["std"],
             capsize=2,
             marker="o",
-            label=f"batch {batch}, best rate {best[batch]:.4g}",
+            label=f"batch {batch}, chosen rate {best[batch]:.4g}",
         )
     axes.axvline(best[study["batch"].min()], color="grey", linestyle=":")
     axes.set(xlabel="learning rate", xscale="log", ylabel="judged accuracy (%)")
