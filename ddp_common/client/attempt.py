@@ -169,7 +169,7 @@ class Attempt:
         for spec in self._specs(answers[first[0]]):
             self._submit(spec, payload)
 
-    def _wait_for(self, ask: Callable[[], Any], timeout: float | None) -> Any:
+    def _wait_for(self, ask: Callable[[], Any], timeout: float = math.inf) -> Any:
         """What `ask` returns, which asks workers through Dask; at most `timeout` seconds.
 
         Dask would wait for a worker that is suspended for ever, and for one that is dead half a
@@ -185,14 +185,14 @@ class Attempt:
                 answer.set_exception(error)
 
         threading.Thread(target=fill, daemon=True, name="ddp-asking").start()
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         while not answer.done():
             concurrent.futures.wait([answer], SHORT_LOOK)
             self._take_what_is_there()
             if time.monotonic() - self.looked > LOOK_INTERVAL:
                 self._look_for_lost_workers()
             self._raise_if_lost()
-            if timeout is not None and time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 raise self._no_answer(timeout)
         try:
             return answer.result()
@@ -244,7 +244,7 @@ class Attempt:
         """
         futures = self.tables.hand_over(self.addresses, self.attempt_id)
         self.handed[:] = futures
-        self._wait_for(lambda: wait(futures), timeout=None)
+        self._wait_for(lambda: wait(futures))
         self.tables.handed_over(futures)
 
     def _write_config(self) -> None:
@@ -531,7 +531,7 @@ class Attempt:
     def _result(self) -> Any:
         import torch  # not at the top: it takes a second, and only a result needs it
 
-        pickled = self._wait_for(self.futures[0].result, timeout=None)
+        pickled = self._wait_for(self.futures[0].result)
         try:
             # Our own ranks' pickle
             result = torch.load(io.BytesIO(pickled), map_location="cpu", weights_only=False)

@@ -269,16 +269,13 @@ def _convert_pets(path):
 # Flights, with weather and aircraft
 
 FLIGHTS_TABLES = {
-    "flights": [
-        *("time_hour", "month", "day", "sched_dep_time", "sched_arr_time", "dep_delay"),
-        *("arr_delay", "carrier", "tailnum", "origin", "dest", "distance"),
-    ],
-    "weather": [
-        *("origin", "time_hour", "temp", "dewp", "humid", "wind_speed", "precip", "pressure"),
-        "visib",
-    ],
-    "planes": ["tailnum", "year", "manufacturer", "seats"],
-    "airlines": ["carrier", "name"],
+    "flights": (
+        "time_hour month day sched_dep_time sched_arr_time dep_delay arr_delay "
+        "carrier tailnum origin dest distance"
+    ).split(),
+    "weather": "origin time_hour temp dewp humid wind_speed precip pressure visib".split(),
+    "planes": "tailnum year manufacturer seats".split(),
+    "airlines": "carrier name".split(),
 }
 
 
