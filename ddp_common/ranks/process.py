@@ -1,10 +1,9 @@
 """The rank's own process: what happens in it before and after the training function.
 
-Forked by a nursery of its worker, which ends it (`worker.nursery`). Promises: the last message
-through the pipe is an `Ended`, whatever the training function has done, unless it has ended the
-process; everything that was reported and printed was sent before; it has random numbers of its
-own, though all ranks are forked from one state; on SIGUSR1 it says where it is, also while it
-waits in a collective.
+Forked by a nursery of its worker, which ends it (`worker.nursery`). Promises: it sends an `Ended`,
+whatever the training function has done, unless that has ended the process; everything that was
+reported and printed was sent before; it has random numbers of its own, though all ranks are forked
+from one state; on SIGUSR1 it says where it is, also while it waits in a collective.
 """
 
 import base64
@@ -78,18 +77,18 @@ def main(
     """Be a rank: from the fork to its last word.
 
     `environment`: variables to set; `threads`: of torch; `payload`: pickled (function, keyword
-    arguments, sources of notebook cells, calls that set what the program has set). The others are
-    file descriptors: `messages` and `output` are the write ends of two pipes to the agent,
-    `tables` is what hands over the Dask collections among the arguments. Rank 0 alone has
-    `store_socket`, on which the ranks' key-value store listens.
+    arguments, sources of notebook cells, functions that repeat torch's global settings of the
+    client's program). The others are file descriptors: `messages` and `output` are the write ends
+    of two pipes to the agent, `tables` is a file with the Dask collections among the arguments
+    (`handover`). Rank 0 alone has `store_socket`, on which the ranks' key-value store listens.
     """
-    # One that comes before `listen_to_sigterm` waits until then.
+    # A signal that comes before `listen_to_sigterm` waits until then.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     whereabouts.block_signal()
     os.setsid()  # a terminal's Ctrl-C is for the client
     _attach_output(output)
-    faulthandler.enable(open(2, "w", closefd=False))
-    # The fork server ignores Ctrl-C; what the rank starts is to hear it.
+    faulthandler.enable()
+    # The fork server ignores SIGINT, and programs that the rank starts would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     to_agent = Connection(messages)
     whereabouts.answer_questions(functools.partial(pipe.write, to_agent))
@@ -125,10 +124,10 @@ def _train(
     payload: bytes,
     tables: int | None,
     store_socket: socket.socket | None,
-    messages: Connection,
+    to_agent: Connection,
 ) -> Ended:
     """Call the training function; returns the rank's last word."""
-    is_rank_0 = store_socket is not None
+    is_rank_0 = environment["RANK"] == "0"
     os.environ.update(environment)
     # Every process that the rank starts has this mark.
     os.environ["DDP_RANK_PROCESS"] = str(os.getpid())
@@ -145,7 +144,7 @@ def _train(
     # notebook itself.
     multiprocessing.set_start_method("fork", force=True)
     register_optimizer_step_post_hook(reporting.made_progress)
-    finish_reports = reporting.start(functools.partial(pipe.write, messages))
+    finish_reports = reporting.start(functools.partial(pipe.write, to_agent))
     try:
         stopping.listen_to_sigterm()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -216,7 +215,7 @@ def _draw_a_random_state() -> None:
 
 
 def pickled_result(result: Any) -> bytes:
-    """The result as torch.save writes it, which lets the client load a GPU's tensors without one.
+    """The result as torch.save writes it: the client can load a GPU's tensors without a GPU.
 
     What pickle refuses, such as a function made in a function, cloudpickle may take. Raises
     TypeError for what cannot be pickled.
@@ -316,12 +315,10 @@ def _pickle_exception(error: BaseException) -> str | None:
     """
     import cloudpickle  # not at the top: only a rank that fails needs it
 
-    try:
+    with contextlib.suppress(Exception):  # its classes can do anything here
         pickled = cloudpickle.dumps(error)
         if len(pickled) <= LARGEST_EXCEPTION and isinstance(pickle.loads(pickled), BaseException):
             return base64.b64encode(pickled).decode()
-    except Exception:  # its classes can do anything here
-        return None
     return None
 
 

@@ -2,9 +2,9 @@
 
 Relies on the variables that torchrun sets, and our worker's agent likewise (RANK, WORLD_SIZE,
 LOCAL_RANK, MASTER_ADDR, MASTER_PORT), or on those of a Slurm step (`slurm`) or of mpiexec (`mpi`).
-Without them there is one rank, and everything works alone. The ranks meet in torch's `TCPStore`,
-keys and values that rank 0 holds, or torchrun. Relies on the launcher to end the other ranks when
-one is killed, as our agents do, torchrun, mpiexec, and `srun --kill-on-bad-exit=1`.
+Without them there is one rank, and everything works alone. The ranks meet in a key-value store of
+torch (`TCPStore`), which rank 0 holds, or torchrun. Relies on the launcher to end the other ranks
+when one is killed, as our agents do, torchrun, mpiexec, and `srun --kill-on-bad-exit=1`.
 
 Promises: the backend is NCCL if every rank has a GPU of its own, else gloo; both use the network
 interface through which the ranks reach each other; a rank that is missing or claimed twice is
@@ -13,6 +13,7 @@ named; rank 0 leaves last.
 
 import contextlib
 import datetime
+import ipaddress
 import os
 import socket
 import time
@@ -50,7 +51,8 @@ class Place:
 _place: Place | None = None
 _device: torch.device | None = None
 _store: dist.Store | None = None
-_joins = 0  # how often this process has joined a group, as often as its peers: each has own keys
+# How often this process has joined a group: as often as its peers. Each time has its own keys.
+_joins = 0
 
 # torch 2.13 hangs where the last reference to a gloo group goes right after a `backward`: the
 # group waits for its threads, and these wait for Python's lock. A function that destroys the group
@@ -158,8 +160,8 @@ def _leave(place, store, timeout):
             dist.destroy_process_group()
         if place.rank == 0 and place.world_size > 1:
             store.wait([f"left/{peer}" for peer in range(1, place.world_size)], FOREVER)
-    # A script for torchrun destroys the group in its last line. After an exception nobody does:
-    # that could wait for peers, and the process is about to end.
+    # With gloo, which waits for nobody here. The function may have done so itself, as the last
+    # line of a script for torchrun does.
     if dist.is_initialized():
         dist.destroy_process_group()
     _place = None
@@ -169,15 +171,19 @@ def _leave(place, store, timeout):
 
 
 def _say_left(store, place):
-    """The last message. If it does not arrive, rank 0 has failed, and reports that itself."""
+    """The last message. If it does not arrive, rank 0 has failed, and reports that itself.
+
+    Also after an exception, so that nobody waits for this rank. Its group is not destroyed then:
+    that could wait for peers, and the process is about to end.
+    """
     with contextlib.suppress(dist.DistError):
-        store.set(f"returned/{place.rank}", "")  # also after an exception: nobody waits for that
+        store.set(f"returned/{place.rank}", "")
         store.set(f"left/{place.rank}", "")
 
 
 @contextlib.contextmanager
 def explain_lost_store(rank: int) -> Iterator[None]:
-    """In this block `rank` waits in the store for others."""
+    """Turn torch's error of a lost store into one that says what has ended."""
     try:
         yield
     except dist.DistNetworkError:
@@ -199,8 +205,8 @@ def place_of_this_process() -> Place | None:
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     given: Mapping[str, str] = os.environ
     if "RANK" not in given:
-        if mpi.variables():
-            given = {**given, **mpi.variables()}
+        if from_mpi := mpi.variables():
+            given = {**given, **from_mpi}
         elif slurm.in_step():
             given = slurm.variables()
     missing = [name for name in names if name not in given]
@@ -213,16 +219,17 @@ def place_of_this_process() -> Place | None:
             "is the host of rank 0, MASTER_PORT any free port there (`mpiexec -x MASTER_ADDR=… "
             "-x MASTER_PORT=…` of Open MPI, `-genv` of others). Unset all of them to run alone."
         )
-    run = given.get("TORCHELASTIC_RUN_ID", "")
-    all_ranks_are_local = given.get("LOCAL_WORLD_SIZE") == given["WORLD_SIZE"]
+    run_id = given.get("TORCHELASTIC_RUN_ID", "")
+    # Then torchrun's store listens on loopback too, and the host's name may lead nowhere
+    all_ranks_are_local = run_id and given.get("LOCAL_WORLD_SIZE") == given["WORLD_SIZE"]
     return Place(
         rank=int(given["RANK"]),
         world_size=int(given["WORLD_SIZE"]),
         # Without it, ranks that follow each other on a host take its GPUs in turn
         local_rank=int(given.get("LOCAL_RANK", given["RANK"])),
-        address=slurm.LOOPBACK if run and all_ranks_are_local else given["MASTER_ADDR"],
+        address=slurm.LOOPBACK if all_ranks_are_local else given["MASTER_ADDR"],
         port=int(given["MASTER_PORT"]),
-        attempt=f"{run}/{given.get('TORCHELASTIC_RESTART_COUNT', 0)}",
+        attempt=f"{run_id}/{given.get('TORCHELASTIC_RESTART_COUNT', 0)}",
     )
 
 
@@ -262,13 +269,15 @@ def _wait_until_somebody_listens(place):
 
     Raises OSError when time is up.
     """
+    store = place.address, place.port
     deadline = time.monotonic() + JOIN_TIMEOUT
     while True:
+        left = deadline - time.monotonic()
         try:
-            socket.create_connection((place.address, place.port), timeout=JOIN_TIMEOUT).close()
+            socket.create_connection(store, timeout=max(left, 0.1)).close()
             return
         except OSError:
-            if time.monotonic() > deadline:
+            if left < 0:
                 raise
             time.sleep(0.05)
 
@@ -290,14 +299,10 @@ def _meet(store, place):
             "process a rank of its own; a process of an earlier run that still lives would also "
             "explain it."
         )
-    # The last rank says where rank 0 is: on rank 0's own host its name may lead to 127.0.1.1,
-    # which no other host reaches.
-    if place.rank == place.world_size - 1:
-        found = socket.getaddrinfo(place.address, None, type=socket.SOCK_STREAM)
-        *_, socket_address = found[0]
-        store.set("address", socket_address[0])  # before the key for which all wait
-    store.set(f"gpus/{place.rank}", _take_gpu(place))
-    keys = [f"gpus/{peer}" for peer in range(place.world_size)]
+    resolved = socket.getaddrinfo(place.address, None, type=socket.SOCK_STREAM)
+    *_, (address, *_) = resolved[0]
+    store.set(f"here/{place.rank}", f"{address} {_take_gpu(place)}")
+    keys = [f"here/{peer}" for peer in range(place.world_size)]
     try:
         store.wait(keys, datetime.timedelta(seconds=JOIN_TIMEOUT))
     except dist.DistStoreError:
@@ -307,8 +312,18 @@ def _meet(store, place):
             f"missing: rank {', '.join(missing)}. Were they started, and with the same "
             "MASTER_ADDR, MASTER_PORT and WORLD_SIZE?"
         ) from None
-    address, *gpus = [value.decode() for value in store.multi_get(["address", *keys])]
-    return address, gpus
+    answers = [value.decode().split(" ") for value in store.multi_get(keys)]
+    addresses, gpus = map(list, zip(*answers))
+    return reached_by_others(addresses), gpus
+
+
+def reached_by_others(addresses: list[str]) -> str:
+    """The address of rank 0's host, of those that the ranks have found for its name.
+
+    On the host itself the name may lead to 127.0.1.1, which no other host reaches.
+    """
+    outward = [each for each in addresses if not ipaddress.ip_address(each).is_loopback]
+    return (outward or addresses)[0]
 
 
 def _take_gpu(place):
@@ -351,12 +366,12 @@ def _form_group(store, place, gpus, timeout):
         backend = "nccl"
         # Without it torch, from 2.15 on, takes GPU LOCAL_RANK, which need not be this rank's own.
         own_gpu = torch.device("cuda", torch.cuda.current_device())
-        # Else a thread of NCCL's asks the store once a second, even while Python ends.
+        # Otherwise a thread of NCCL asks the store once a second, even while Python ends.
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
     else:
         backend = "gloo"
         own_gpu = None
-        # It then asks for the addresses of all ranks at once.
+        # gloo then fetches the addresses of all ranks in one request.
         os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
     dist.init_process_group(
         backend,

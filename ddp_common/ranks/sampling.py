@@ -33,9 +33,9 @@ from ddp_common.ranks.dealing import EvenDeal, PlacedDeal, Placement
 from ddp_common.ranks.rendezvous import rank, world_size
 from ddp_common.ranks.rows import Partitioned
 
-LONGEST_LIST = 100  # that is looked through for samplers: a longer one has samples
+LONGEST_LIST = 100  # longer lists and sets are not searched for samplers: they hold samples
 
-# Functions of a sampler, called last between its steps; for `ddp.inject`
+# Called with each sampler between its steps, after its own `between_steps`; for `ddp.inject`
 injected: list[Callable[["ElasticSampler"], None]] = []
 
 
@@ -123,8 +123,10 @@ class ElasticSampler:
         self._last: Pass | None = None  # the last pass; None if the position was set since then
         self._loop: object = None  # the loop over `epochs` that is running
         self._number_of_epochs: int | None = None  # of that loop
-        self._saved_at: tuple[int, int] | None = None  # saved since the last step: resumed here
-        self._is_restored = False  # and the loop has not said where it begins
+        # The position that a checkpoint has got since the last step: a resume would begin there
+        self._saved_at: tuple[int, int] | None = None
+        # A position was loaded; neither epochs() nor set_epoch() has said where the loop begins
+        self._is_restored = False
         self._reporting_key = object()  # tells this sampler from others that report a position
 
     def __len__(self) -> int:
@@ -157,7 +159,7 @@ class ElasticSampler:
         dtype = np.int32 if self.length < 2**31 else np.int64
         order = np.arange(self.length, dtype=dtype)
         generator = np.random.default_rng([self.seed, epoch])
-        generator.shuffle(order)  # draws the same numbers as its `permutation`, for either type
+        generator.shuffle(order)  # draws as `Generator.permutation` would, for either type
         return order
 
     # Counting epochs
@@ -168,16 +170,17 @@ class ElasticSampler:
         Each epoch has one pass over the samples. Raises `Error` for an `n` that is no number of
         epochs, and for a second loop within the first.
         """
-        if _whole_number(n) is None:
+        number = _whole_number(n)
+        if number is None:
             raise Error(
                 f"epochs takes the number of epochs of the whole run, 0 or more, not {n!r}."
             )
         self._move_to(*self._next_start())
         self._loop = loop = object()
-        self._number_of_epochs = n
+        self._number_of_epochs = number
         self._is_restored = False
         try:
-            while self.epoch < n:
+            while self.epoch < number:
                 yield self.epoch
                 if self._loop is not loop:
                     raise Error(
@@ -271,8 +274,9 @@ class ElasticSampler:
                 yield batch
         finally:
             current.is_open = False
-            # The batch of an epoch of one step may be kept: its weight stays right.
-            if self._last is current and current.step == len(self) > 1:
+            is_over = current.step == len(self)
+            # The only batch of an epoch may be kept (list(loader)): its weight stays right.
+            if self._last is current and is_over and len(self) > 1:
                 self._weight = None
 
     def _begin_pass(self) -> Pass:
@@ -302,14 +306,14 @@ class ElasticSampler:
     def _next_start(self):
         """The position (epoch, step) of a pass that would begin now."""
         last = self._last
-        if last is None:
+        if last is None:  # nothing was taken since the position was set
             return self.epoch, self.step
-        if last.is_peek(len(self)):
+        if last.is_peek(len(self)):  # it did not count
             return last.epoch, last.first_step
         loop_was_left = last.loop is not None and last.loop is not self._loop
-        if loop_was_left and last.step < len(self):
+        if loop_was_left and last.step < len(self):  # a loop over epochs() goes on where it was
             return last.epoch, last.step
-        return last.epoch + 1, 0
+        return last.epoch + 1, 0  # any other pass, whole or left early, has used its epoch
 
     def _is_running(self):
         last = self._last
@@ -538,25 +542,25 @@ def _holds_an_elastic_sampler(sampler, depth=6):
     """Whether `sampler` refers to one: by an attribute, in a short list, as an iterator does."""
     if isinstance(sampler, ElasticSampler):
         return True
-    is_short = isinstance(sampler, (list, tuple, dict)) and len(sampler) <= LONGEST_LIST
-    can_be_a_sampler = hasattr(sampler, "__iter__") and not hasattr(sampler, "__getitem__")
-    if depth == 0 or isinstance(sampler, type) or not (is_short or can_be_a_sampler):
+    if isinstance(sampler, (list, tuple, dict, set, frozenset)):
+        may_hold_one = len(sampler) <= LONGEST_LIST
+    else:
+        may_hold_one = hasattr(sampler, "__iter__") and not hasattr(sampler, "__getitem__")
+    if depth == 0 or isinstance(sampler, type) or not may_hold_one:
         return False
     return any(_holds_an_elastic_sampler(each, depth - 1) for each in gc.get_referents(sampler))
 
 
-def _check_before(iterate):
-    @functools.wraps(iterate)
-    def __iter__(loader):
-        _check_loader(loader)
-        return iterate(loader)
-
-    return __iter__
+_iterate = torch.utils.data.DataLoader.__iter__
 
 
-torch.utils.data.DataLoader.__iter__ = _check_before(  # type: ignore[method-assign]
-    torch.utils.data.DataLoader.__iter__
-)
+@functools.wraps(_iterate)
+def _check_and_iterate(loader):
+    _check_loader(loader)
+    return _iterate(loader)
+
+
+torch.utils.data.DataLoader.__iter__ = _check_and_iterate  # type: ignore[method-assign]
 
 
 class EvalSampler:

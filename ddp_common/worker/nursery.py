@@ -20,8 +20,9 @@ What a worker and a nursery tell each other, in this order (`Nursery` sends and 
     worker:  "end", at any time after the first line
     nursery: the numbers of processes that are still there although they were killed
 
-Relies on the fork server and the nurseries having one thread each: others would not survive a
-fork, and the kernel takes the end of the thread that forked a process for the end of its parent.
+Relies on the fork server and the nurseries to run Python in one thread each: others would not
+survive a fork, and the kernel takes the end of the thread that forked a process for the end of its
+parent.
 Without prctl (macOS) the rank's process group is ended, and what has left that group stays.
 """
 
@@ -58,7 +59,7 @@ END_TIMEOUT = 5.0  # seconds that processes may take to be gone once they are ki
 
 # Dask's nanny sets it for its workers. A malloc that returns every 64 KB to the system makes each
 # training step fault its memory in again.
-NOT_FOR_RANKS = "MALLOC_TRIM_THRESHOLD_"
+MALLOC_TRIM = "MALLOC_TRIM_THRESHOLD_"
 
 NEEDED = (
     "torch",
@@ -82,7 +83,7 @@ class ForkServer:
     def __init__(self, environment: dict[str, str]):
         """Start it; `environment` is that of the workers. They may connect at once."""
         environment = {**environment}
-        environment.pop(NOT_FOR_RANKS, None)
+        environment.pop(MALLOC_TRIM, None)
         parent_folder = "/tmp" if len(tempfile.gettempdir()) > LONGEST_FOLDER else None
         self._folder = tempfile.mkdtemp(prefix="ddp-", dir=parent_folder)
         self.path = os.path.join(self._folder, "fork-server")
@@ -108,7 +109,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End it; its nurseries end, too, with all that is in them."""
-        # Also where a process that the owner has forked holds a copy
+        # A process that the owner has forked may hold a copy, which `close` would leave open
         with contextlib.suppress(OSError):  # the fork server has ended before
             self._lifeline.shutdown(socket.SHUT_RDWR)
         self._lifeline.close()
@@ -196,10 +197,10 @@ class Nursery:
         """Fork a process that calls `function` of `module`, and then ends.
 
         The function gets `arguments` and, by their names, the file descriptors. Raises OSError if
-        no process can be forked, and EOFError if the nursery has ended.
+        no process can be forked, and EOFError or ConnectionError if the nursery has ended.
         """
         environment = {**os.environ}
-        environment.pop(NOT_FOR_RANKS, None)  # for what the rank executes; it is forked without
+        environment.pop(MALLOC_TRIM, None)  # for programs that the rank starts; its own is set
         cores = os.sched_getaffinity(0) if sys.platform == "linux" else None
         surroundings = environment, os.getcwd(), cores, sys.path, sys.argv
         self.connection.send((surroundings, module, function, arguments, [*descriptors]))
@@ -208,12 +209,16 @@ class Nursery:
         answer = self.connection.recv()
         if isinstance(answer, OSError):
             raise answer
+        if isinstance(answer, list):  # its last message: it has ended
+            raise EOFError("the nursery has ended")
         self.pid = answer
 
     def take_note(self) -> None:
         """Receive the exit code, or learn that the nursery has ended, and so the process."""
         with contextlib.suppress(EOFError, OSError):
-            self.exitcode = self.connection.recv()
+            answer = self.connection.recv()
+            if isinstance(answer, int):  # else it is the nursery's last message
+                self.exitcode = answer
         self.has_ended = True
 
     def end(self) -> list[int]:
@@ -259,7 +264,7 @@ def main(listener_fd: int, lifeline_fd: int, folder: str) -> None:
             try:
                 pid = os.fork()
             except OSError as error:
-                worker.send(error)
+                _tell(worker, error)
                 continue
             if pid == 0:
                 listener.close()
@@ -292,14 +297,16 @@ def _be_nursery(worker: Connection, lifeline: socket.socket) -> NoReturn:
         wakeup_reader, wakeup_writer = _wake_when_a_child_ends()
         worker.send(None)  # it is there
         if lifeline in wait([worker, lifeline]):
-            raise EOFError
+            raise EOFError("the owner of the fork server has ended")
         request = worker.recv()
         if request == "end":
-            raise EOFError
+            raise EOFError("nothing was asked for")
         surroundings, module, function, arguments, names = request
         descriptors = {name: recv_handle(worker) for name in names}
         for descriptor in descriptors.values():
-            os.set_inheritable(descriptor, False)  # what a rank starts does not hold them open
+            os.set_inheritable(descriptor, False)  # programs that a rank starts do not get them
+        # Until the rank has its handlers, these wait.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
         nursery = os.getpid()
         rank_pid = os.fork()
         if rank_pid == 0:
@@ -315,7 +322,7 @@ def _be_nursery(worker: Connection, lifeline: socket.socket) -> NoReturn:
         _look_after(rank_pid, worker, lifeline, wakeup_reader)
     except (EOFError, ConnectionError):  # the worker has ended, or the owner of the fork server
         pass
-    except OSError as error:  # the rank cannot be forked
+    except OSError as error:  # no process can be forked
         _tell(worker, error)
     except BaseException:
         traceback.print_exc()
@@ -462,8 +469,7 @@ def _leave(code: int) -> NoReturn:
         os._exit(code)
 
 
-def prctl(option: int, value: int) -> bool:
-    """Set an option of prctl(2). False if the kernel refused, or is not Linux."""
+def prctl(option: int, value: int) -> None:
+    """Set an option of prctl(2), where the kernel is Linux and does not refuse."""
     with contextlib.suppress(OSError, AttributeError):
-        return ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0
-    return False
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -270,7 +270,7 @@ def test_nothing_outlives_workers_and_nannies_that_are_ended(tmp_path, number):
 
 
 PLAIN = """
-import multiprocessing, os, socket, subprocess
+import multiprocessing, os, signal, socket, subprocess
 from ddp_common.worker import nursery
 
 def start_others(report):
@@ -293,6 +293,7 @@ if __name__ == "__main__":
     place = nursery.Nursery(worker)
     read, write = os.pipe()
     place.start("plain", "start_others", descriptors={"report": write})
+    os.kill(place.pid, signal.SIGUSR1)  # "where are you?", before it can answer
     print(os.read(read, 1000).decode(), place.end())
 """
 

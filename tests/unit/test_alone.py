@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ddp_common import device, rank, world_size
-from ddp_common.ranks.rendezvous import process_group
+from ddp_common.ranks.rendezvous import process_group, reached_by_others
 from ddp_common.without_dask.launchers import started_by
 
 
@@ -41,3 +41,9 @@ def test_a_process_knows_which_launcher_has_started_it_as_one_of_several(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert started_by() == launcher
+
+
+def test_of_the_addresses_found_for_rank_0_one_is_taken_that_other_hosts_reach():
+    assert reached_by_others(["127.0.1.1", "10.0.0.7", "127.0.1.1"]) == "10.0.0.7"
+    assert reached_by_others(["::1", "fe80::1%eth0"]) == "fe80::1%eth0"
+    assert reached_by_others(["127.0.0.1", "127.0.0.1"]) == "127.0.0.1"

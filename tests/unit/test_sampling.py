@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, TensorDataset
 from torch.utils.data import DataLoader as TorchLoader
 
-from ddp_common import DataLoader, ElasticSampler, Error, EvalSampler, split
+from ddp_common import DataLoader, ElasticSampler, Error, EvalSampler, messages, split
 from ddp_common.ranks import reporting, stopping
 
 
@@ -67,8 +67,11 @@ def test_the_order_of_an_epoch_takes_four_bytes_a_sample():
 
 
 def test_numbers_of_numpy_and_torch_are_numbers():
-    assert len(ElasticSampler(np.int64(10), torch.tensor(4), seed=np.int32(1))) == 3
+    sampler = ElasticSampler(np.int64(10), torch.tensor(4), seed=np.int32(1))
+    assert len(sampler) == 3
     assert len(EvalSampler(np.int64(10), torch.tensor(4))) == 3
+    assert len(steps(sampler, np.int64(2))) == 6
+    assert messages.pack([messages.Position(**reporting.position())])
 
 
 @pytest.mark.parametrize("arguments", [(0, 4), (10, 256 / 2)])
@@ -258,6 +261,7 @@ def test_an_item_that_cannot_be_read_says_so(workers):
 
 def test_what_holds_another_sampler_than_ours_is_none_of_our_business():
     inner = BatchSampler(range(10), batch_size=3, drop_last=False)
+    inner.left_out = {ElasticSampler(10, 4), *range(1000)}  # too many to look through
     assert len(list(TorchLoader(range(10), batch_sampler=inner))) == 4
     data = TensorDataset(torch.arange(10))
     data.position = ElasticSampler(10, 4)
