@@ -7,6 +7,7 @@ workers of a distant cluster do not need this file.
 import sys
 
 import cloudpickle
+import distributed
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -61,16 +62,45 @@ def days_of(table):
 
 def deal_picture(lengths, places, batch_size):
     """A figure: the rows of each partition at their `places`, cut into batches."""
-    ends = np.sort(np.concatenate(places))[batch_size - 1 :: batch_size]
+    ordered = np.sort(np.concatenate(places))
+    last = np.arange(batch_size, len(ordered), batch_size) - 1  # of all batches but one
+    cuts = (ordered[last] + ordered[last + 1]) / 2
     figure, axes = plt.subplots(figsize=(8, 2.4), layout="constrained")
     for partition, x in enumerate(places):
-        colours = plt.cm.tab10(np.searchsorted(ends, x))
+        colours = plt.cm.tab10(np.searchsorted(cuts, x))
         axes.scatter(x, np.full(len(x), partition), c=colours, marker="s", s=26)
-    axes.vlines(ends[:-1], -0.5, len(lengths) - 0.5, color="grey", linewidth=0.8)
+    axes.vlines(cuts, -0.5, len(lengths) - 0.5, color="grey", linewidth=0.8)
     axes.set(xlim=(0, 1), xlabel="place", ylabel="partition")
     axes.set_yticks(range(len(lengths)), [f"{rows} rows" for rows in lengths])
     axes.set_title(f"Batches of {batch_size} rows, a colour for each")
     return figure
+
+
+def placed(client, table, layout, lengths):
+    """Copies of a Dask table's partitions, on chosen workers: a future for each.
+
+    Of each partition so many rows as `lengths` says, on the worker with the number that
+    `layout` says.
+    """
+    addresses = sorted(client.workers())
+    partitions = client.compute(table.to_delayed())
+    futures = [
+        client.submit(
+            pd.DataFrame.head, part, rows, workers=[addresses[place]], pure=False
+        )
+        for part, rows, place in zip(partitions, lengths, layout)
+    ]
+    distributed.wait(futures)
+    return futures
+
+
+def fetched(client):
+    """Bytes that all workers have fetched from other workers, by their own logs."""
+
+    def of_one(dask_worker):
+        return sum(each["total"] for each in dask_worker.transfer_incoming_log)
+
+    return sum(client.run(of_one).values())
 
 
 def errors_picture(judged):

@@ -1,5 +1,7 @@
 """What the tutorials share and none teaches: pictures, a loss curve, an interval."""
 
+import time
+
 import matplotlib.pyplot as plt
 import numpy as np
 from scipy import stats
@@ -61,3 +63,33 @@ def interval(values, level=0.95):
     error = values.std(ddof=1) / np.sqrt(len(values))
     half = stats.t.ppf((1 + level) / 2, len(values) - 1) * error
     return mean, mean - half, mean + half
+
+
+class LiveLoss:
+    """Draws the loss of rank 0 while the ranks train: `on_report` of a launch."""
+
+    alt = {"image/png": {"alt": "The loss of rank 0 against the step. It falls."}}
+
+    def __init__(self, label="loss"):
+        from IPython.display import display
+
+        self.figure, self.axes = plt.subplots(figsize=(6, 2.8), layout="constrained")
+        plt.close(self.figure)  # else the notebook shows it a second time
+        self.axes.set(xlabel="step", ylabel=label)
+        (self.line,) = self.axes.plot([], [])
+        self.steps, self.losses, self.drawn_at = [], [], 0.0
+        self.shown = display(self.figure, metadata=self.alt, display_id=True)
+
+    def __call__(self, record):
+        if record["rank"] == 0 and "loss" in record:
+            self.steps.append(record["step"])
+            self.losses.append(record["loss"])
+        if time.monotonic() - self.drawn_at > 1:  # once a second
+            self.draw()
+
+    def draw(self):
+        self.line.set_data(self.steps, self.losses)
+        self.axes.relim()
+        self.axes.autoscale_view()
+        self.shown.update(self.figure, metadata=self.alt)
+        self.drawn_at = time.monotonic()

@@ -3,7 +3,7 @@
     python docs/pictures/draw_step.py
 
 Gradients are averaged in three ways, and in the fourth row rank 1 is late. The network is slow on
-purpose: each message waits 5 ms, and 3 ms more for each MiB. Waiting needs no processor, so that
+purpose: each message waits 2 ms, and 3 ms more for each MiB. Waiting needs no processor, so that
 computing and sending overlap on a CPU too. In each row it is the quickest of many steps, which
 other programs have disturbed least: run this on a machine that does nothing else.
 """
@@ -47,7 +47,7 @@ class SlowNetwork:
         began = time.perf_counter()
         dist.all_reduce(tensor)
         tensor /= dist.get_world_size()
-        time.sleep(0.005 + 0.003 * tensor.nbytes / 2**20)
+        time.sleep(0.002 + 0.003 * tensor.nbytes / 2**20)
         self.marks.append(("averaging", began, time.perf_counter()))
         return tensor
 

@@ -8,12 +8,10 @@ import os
 import re
 import time
 
-import jupytext
 import pytest
 from kernels import kernel_manager
 from patience import PATIENCE
 from processes import TESTS
-from tutorials_here import ROOT
 
 SETUP = f"""
 import os, sys
@@ -25,12 +23,8 @@ client = ddp.connect()
 """
 LAUNCH = "run = ddp.launch(client, train, workers=2, pause=0.3)"
 PLOT = f"""
-import time
-import matplotlib.pyplot as plt
-from IPython.display import display
-
-{{live_loss}}
-
+from tutorials.helpers import LiveLoss
+watch = LiveLoss()
 {LAUNCH.removesuffix(")")}, on_report=watch)
 watch.draw()
 """
@@ -109,11 +103,9 @@ def test_where_a_notebook_is_executed_to_be_kept_nothing_is_drawn(kernel):
 
 
 def test_the_live_plot_of_pets_is_one_picture_that_changes(kernel):
-    cells = jupytext.read(ROOT / "tutorials" / "pets.py").cells
-    (live_loss,) = [cell.source for cell in cells if "class LiveLoss" in cell.source]
     pictures = [
         (kind, content["transient"]["display_id"], content["data"]["image/png"])
-        for kind, content in kernel.run(PLOT.replace("{live_loss}", live_loss))
+        for kind, content in kernel.run(PLOT)
         if "image/png" in content["data"]
     ]
     assert [kind for kind, _, _ in pictures[:2]] == ["display_data", "update_display_data"]

@@ -70,7 +70,7 @@ def end_of_epoch(client):
         _check_same_rate(seen)
         _check_pairs(pairs, wanted, wrong)
         if not _is_near(seen[0]["loss"], [wanted[0]]):
-            question = "By which number is the rate to be lowered?"
+            question = "Which number decides whether the rate is lowered?"
             raise Wrong(f"plateau.step({seen[0]['loss']:.4f})", f"{wanted[0]:.4f}", question)
         if any(one["moved"] for one in seen):
             raise Wrong("other weights than before", "the same", "Does validation train?")

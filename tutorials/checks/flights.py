@@ -154,7 +154,7 @@ def _compare(name, yours, right):
     if filled.sum() == wrong.sum():
         question = "Nothing was known. Is that the same as this number?"
         raise Wrong(f"{name} {yours[wrong][0]:.2f} in {wrong.sum()} rows", "NaN", question)
-    question = "Nothing leaks. Does it use all that was known, and nothing older?"
+    question = "Nothing leaks. Does it use all that was known, nothing older, and this unit?"
     raise Wrong(
         f"{name} {yours[wrong][0]:.2f} in a row, and {wrong.sum()} rows differ",
         f"{right[wrong][0]:.2f}",

@@ -56,7 +56,8 @@ def events_in(log):
         (
             "a rank was killed",
             killed >= 0,
-            "Which process did you kill, and how? `kill` without -9 only asks it to leave.",
+            "Which process did you kill, and how? `kill` without -9 only asks it to leave. Or had "
+            "the run finished already?",
         ),
         (
             "resumed after the first of the two",
