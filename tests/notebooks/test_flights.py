@@ -162,7 +162,7 @@ def test_what_the_notebook_solves_is_right_and_what_it_leaves_open_is_not(flight
 
 
 def test_held_out_days_have_no_part_in_categories_and_scales(flights):
-    days = flights["days_of"]
+    days = flights["days_for"]
     assert sorted(sum(days.values(), [])) == flights["days"]  # each in one part only
     there = flights["training"].compute()
     assert set(there["date"]) == set(days["training"])
