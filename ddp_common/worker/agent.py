@@ -38,6 +38,7 @@ from ddp_common.worker.nursery import Nursery
 from ddp_common.worker.output import Output
 
 POLL = 0.03  # seconds between looks at whether the client still wants this rank
+PAUSE = 0.1  # seconds in which messages gather: Dask works for each event, whatever is in it
 EXIT_TIMEOUT = 5.0  # seconds that a rank has to end after its last word
 DRAIN_TIMEOUT = 1.0  # seconds for what a rank that is gone has left in the pipes
 PIECE = 2**16  # bytes of output read at once
@@ -281,10 +282,11 @@ def _pass_on(
     open_ends = [child.messages, child.output, child.nursery.connection]
     last_word: Ended | None = None
     deadline = float("inf")  # for the end of the process
+    due = 0.0  # when to read again
     while True:
-        may_read = output.is_due() or child.nursery.has_ended
-        ends = [end for end in open_ends if may_read or end is not child.output]
-        ready = wait(ends, timeout=POLL)
+        is_due = time.monotonic() >= due and output.is_due()
+        may_read = is_due or child.nursery.has_ended
+        ready = wait(open_ends if may_read else [child.nursery.connection], timeout=POLL)
         said: list[Message] = []
         if child.output in ready:
             piece = os.read(child.output.fileno(), PIECE)
@@ -302,6 +304,7 @@ def _pass_on(
                 open_ends.remove(child.messages)
         if said:
             send(said)
+            due = time.monotonic() + PAUSE
         if child.nursery.connection in ready:
             child.nursery.take_note()
             open_ends.remove(child.nursery.connection)
