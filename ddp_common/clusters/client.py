@@ -54,7 +54,7 @@ class ClusterClient(Client):
     def workers(self) -> dict[str, dict]:
         """What the scheduler knows of its workers that are ready to work, by their address.
 
-        None while the scheduler cannot be reached.
+        An empty dict while the scheduler cannot be reached.
         """
         known: dict[str, dict] = {}
         with contextlib.suppress(OSError):

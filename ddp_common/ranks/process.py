@@ -3,7 +3,8 @@
 Forked by a nursery of its worker, which ends it (`worker.nursery`). Promises: it sends an `Ended`,
 whatever the training function has done, unless that has ended the process; everything that was
 reported and printed was sent before; it has random numbers of its own, though all ranks are forked
-from one state; on SIGUSR1 it says where it is, also while it waits in a collective.
+from one state; on SIGUSR1 it says where it is, also while it waits in a collective. Relies on the
+nursery to have blocked SIGTERM and SIGUSR1: one that comes early waits.
 """
 
 import base64
@@ -82,9 +83,6 @@ def main(
     of two pipes to the agent, `tables` is a file with the Dask collections among the arguments
     (`handover`). Rank 0 alone has `store_socket`, on which the ranks' key-value store listens.
     """
-    # A signal that comes before `listen_to_sigterm` waits until then.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    whereabouts.block_signal()
     os.setsid()  # a terminal's Ctrl-C is for the client
     _attach_output(output)
     faulthandler.enable()

@@ -33,20 +33,15 @@ def keep_collectives() -> None:
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(KEPT))
 
 
-def block_signal() -> None:
-    """Keep SIGUSR1 for the thread that answers; call it before there are other threads."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-
-
 def unblock_signal() -> None:
-    """Undo it, in a process that this rank has forked."""
+    """In a process that this rank has forked: nobody waits for SIGUSR1 there."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
 def answer_questions(post: Callable[[Whereabouts], None]) -> None:
     """From now on a thread passes a `Whereabouts` to `post` for each SIGUSR1.
 
-    Signals that come while it answers count as one.
+    Signals that come while it answers count as one. SIGUSR1 must be blocked in all threads.
     """
     threading.Thread(target=_answer, args=(post,), daemon=True, name="ddp-whereabouts").start()
 

@@ -305,7 +305,7 @@ def _be_nursery(worker: Connection, lifeline: socket.socket) -> NoReturn:
         descriptors = {name: recv_handle(worker) for name in names}
         for descriptor in descriptors.values():
             os.set_inheritable(descriptor, False)  # programs that a rank starts do not get them
-        # Until the rank has its handlers, these wait.
+        # SIGTERM waits for the rank's handler, SIGUSR1 for its thread that answers.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
         nursery = os.getpid()
         rank_pid = os.fork()
