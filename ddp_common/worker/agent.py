@@ -286,7 +286,8 @@ def _pass_on(
     while True:
         is_due = time.monotonic() >= due and output.is_due()
         may_read = is_due or child.nursery.has_ended
-        ready = wait(open_ends if may_read else [child.nursery.connection], timeout=POLL)
+        timeout = 0 if child.nursery.has_ended else POLL  # all that it wrote is in the pipes
+        ready = wait(open_ends if may_read else [child.nursery.connection], timeout)
         said: list[Message] = []
         if child.output in ready:
             piece = os.read(child.output.fileno(), PIECE)
