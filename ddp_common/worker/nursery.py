@@ -1,23 +1,27 @@
 """Ranks are forked from a process that has torch imported, and ended with all they have started.
 
 That process, the fork server, imports torch once for a host and listens at a socket in a folder
-that only its user may enter (`ForkServer`). A worker connects to it for each rank (`connect`), and
-the server forks a nursery for that connection. The nursery forks the rank (`Nursery.start`), and
-at the end it kills its children until there are none (`Nursery.end`). It is a child subreaper
-(Linux, prctl(2)): whatever a rank has started and left behind becomes the nursery's child.
+that only its user may enter (`ForkServer`). A worker connects to it before its first rank
+(`connect`), and the server forks a nursery for that connection. The nursery forks one rank after
+the other (`Nursery.start`), and at the end of each it kills its children until there are none
+(`Nursery.end`). It is a child subreaper (Linux, prctl(2)): whatever a rank has started and left
+behind becomes the nursery's child.
 
-Promises: a nursery ends everything also when its worker or the owner of the fork server ends,
-however that ended; and a rank ends with its nursery. The rank has the environment, the folder,
-the cores and the `sys.path` that its worker has at that moment. Where the fork server has ended,
-the worker starts one of its own.
+Promises: a nursery ends everything and itself when its worker or the owner of the fork server
+ends, however that ended; and a rank ends with its nursery. The rank has the environment, the
+folder, the cores and the `sys.path` that its worker has at that moment. Where nursery and fork
+server have ended, the worker starts a fork server of its own.
 
 What a worker and a nursery tell each other, in this order (`Nursery` sends and receives it):
 
     nursery: None, it is there; or the OSError for which it could not be forked
+
+and for each rank:
+
     worker:  surroundings, module, function, arguments, names of descriptors; then these
     nursery: the number of the rank's process; or the OSError for which that could not be forked
     nursery: the exit code, when the rank has ended
-    worker:  "end", at any time after the first line
+    worker:  "end", at any time
     nursery: the numbers of processes that are still there although they were killed
 
 Relies on the fork server and the nurseries to run Python in one thread each: others would not
@@ -122,6 +126,7 @@ class ForkServer:
 
 _shared_path: str | None = None  # of the fork server of a local cluster
 _own: ForkServer | None = None  # this worker's
+_idle: "Nursery | None" = None  # that of the last rank, for the next one
 _choosing = threading.Lock()
 
 
@@ -136,20 +141,30 @@ def prepare(shared_path: str | None = None) -> None:
 
 
 def close() -> None:
-    """End this worker's own fork server, if there is one."""
-    global _own
+    """End this worker's nursery, and its own fork server, if there is one."""
+    global _own, _idle
     with _choosing:
+        if _idle is not None:
+            _idle.connection.close()
+            _idle = None
         if _own is not None:
             _own.close()
             _own = None
 
 
 def connect(is_wanted: Callable[[], bool] = lambda: True) -> "Nursery | None":
-    """A nursery; waits while the fork server imports torch.
+    """The nursery of the last rank, or a new one; waits while the fork server imports torch.
 
     None if it is not wanted any more before it is there. Raises OSError if no process can be
     forked, and RuntimeError if the fork server ends meanwhile.
     """
+    global _idle
+    with _choosing:
+        idle, _idle = _idle, None
+    if idle is not None:
+        if not idle.connection.poll():
+            return idle
+        idle.connection.close()  # it was killed meanwhile
     connection = _reach_fork_server()
     while not connection.poll(POLL):
         if not is_wanted():
@@ -187,6 +202,9 @@ class Nursery:
 
     def __init__(self, connection: Connection):
         self.connection = connection  # when it is readable, call `take_note`
+        self._no_process()
+
+    def _no_process(self) -> None:
         self.pid = 0  # of the process that was started
         self.has_ended = False  # that process
         self.exitcode: int | None = None  # minus a signal's number; None while it is not known
@@ -199,6 +217,7 @@ class Nursery:
         The function gets `arguments` and, by their names, the file descriptors. Raises OSError if
         no process can be forked, and EOFError or ConnectionError if the nursery has ended.
         """
+        self._no_process()
         environment = {**os.environ}
         environment.pop(MALLOC_TRIM, None)  # for programs that the rank starts; its own is set
         cores = os.sched_getaffinity(0) if sys.platform == "linux" else None
@@ -209,16 +228,12 @@ class Nursery:
         answer = self.connection.recv()
         if isinstance(answer, OSError):
             raise answer
-        if isinstance(answer, list):  # its last message: it has ended
-            raise EOFError("the nursery has ended")
         self.pid = answer
 
     def take_note(self) -> None:
         """Receive the exit code, or learn that the nursery has ended, and so the process."""
         with contextlib.suppress(EOFError, OSError):
-            answer = self.connection.recv()
-            if isinstance(answer, int):  # else it is the nursery's last message
-                self.exitcode = answer
+            self.exitcode = self.connection.recv()
         self.has_ended = True
 
     def end(self) -> list[int]:
@@ -226,13 +241,23 @@ class Nursery:
 
         Returns the numbers of processes that are not gone although they were killed.
         """
-        left: list[int] = []
-        with self.connection, contextlib.suppress(EOFError, OSError):
+        global _idle
+        left = [self.pid]
+        try:
             self.connection.send("end")
-            answer = None
-            while not isinstance(answer, list) and self.connection.poll(2 * END_TIMEOUT):
+            while self.connection.poll(2 * END_TIMEOUT):
                 answer = self.connection.recv()
-            left = answer if isinstance(answer, list) else [self.pid]
+                if isinstance(answer, list):
+                    left = answer
+                    break
+        except (EOFError, OSError):  # it has ended, and all that was in it
+            self.connection.close()
+            return []
+        if left:
+            self.connection.close()
+        else:
+            with _choosing:
+                _idle = self
         return left
 
 
@@ -294,41 +319,68 @@ def _be_nursery(worker: Connection, lifeline: socket.socket) -> NoReturn:
     rank_pid = None
     try:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        wakeup_reader, wakeup_writer = _wake_when_a_child_ends()
-        worker.send(None)  # it is there
-        if lifeline in wait([worker, lifeline]):
-            raise EOFError("the owner of the fork server has ended")
-        request = worker.recv()
-        if request == "end":
-            raise EOFError("nothing was asked for")
-        surroundings, module, function, arguments, names = request
-        descriptors = {name: recv_handle(worker) for name in names}
-        for descriptor in descriptors.values():
-            os.set_inheritable(descriptor, False)  # programs that a rank starts do not get them
-        # SIGTERM waits for the rank's handler, SIGUSR1 for its thread that answers.
+        # In a rank SIGTERM waits for its handler, SIGUSR1 for its thread that answers.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
-        nursery = os.getpid()
-        rank_pid = os.fork()
-        if rank_pid == 0:
-            try:
-                for inherited in (worker, lifeline, wakeup_reader, wakeup_writer):
-                    inherited.close()
-                _be_rank(nursery, surroundings, module, function, arguments, descriptors)
-            finally:  # whatever happens, the rank never goes on as its nursery
-                os._exit(1)
-        for descriptor in descriptors.values():
-            os.close(descriptor)
-        worker.send(rank_pid)
-        _look_after(rank_pid, worker, lifeline, wakeup_reader)
-    except (EOFError, ConnectionError):  # the worker has ended, or the owner of the fork server
+        wakeup_reader, wakeup_writer = _wake_when_a_child_ends()
+        not_for_ranks = (worker, lifeline, wakeup_reader, wakeup_writer)
+        worker.send(None)  # it is there
+        while True:
+            ready = wait([worker, lifeline, wakeup_reader])
+            if lifeline in ready:  # the owner of the fork server has ended
+                break
+            if wakeup_reader in ready:
+                wakeup_reader.recv(2**16)
+                for pid, code in _reap():
+                    if pid == rank_pid:
+                        worker.send(code)
+            if worker not in ready:
+                continue
+            request = worker.recv()
+            if request == "end":
+                worker.send(end_children(rank_pid))
+                rank_pid = None
+            else:
+                rank_pid = _fork_rank(worker, not_for_ranks, *request)
+    except (EOFError, ConnectionError):  # the worker has ended
         pass
-    except OSError as error:  # no process can be forked
-        _tell(worker, error)
     except BaseException:
         traceback.print_exc()
     finally:
-        _tell(worker, end_children(rank_pid))
+        end_children(rank_pid)
         os._exit(0)
+
+
+def _fork_rank(
+    worker: Connection,
+    not_for_ranks: Iterable[Connection | socket.socket],
+    surroundings: tuple,
+    module: str,
+    function: str,
+    arguments: tuple,
+    names: list[str],
+) -> int | None:
+    """Fork a rank, and tell the worker its number, or why not."""
+    descriptors = {name: recv_handle(worker) for name in names}
+    for descriptor in descriptors.values():
+        os.set_inheritable(descriptor, False)  # programs that a rank starts do not get them
+    nursery = os.getpid()
+    try:
+        rank_pid = os.fork()
+    except OSError as error:
+        worker.send(error)
+        rank_pid = None
+    if rank_pid == 0:
+        try:
+            for inherited in not_for_ranks:
+                inherited.close()
+            _be_rank(nursery, surroundings, module, function, arguments, descriptors)
+        finally:  # whatever happens, the rank never goes on as its nursery
+            os._exit(1)
+    for descriptor in descriptors.values():
+        os.close(descriptor)
+    if rank_pid is not None:
+        worker.send(rank_pid)
+    return rank_pid
 
 
 def _wake_when_a_child_ends() -> tuple[socket.socket, socket.socket]:
@@ -339,20 +391,6 @@ def _wake_when_a_child_ends() -> tuple[socket.socket, socket.socket]:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(writer.fileno())
     return reader, writer
-
-
-def _look_after(
-    rank_pid: int, worker: Connection, lifeline: socket.socket, wakeup_reader: socket.socket
-) -> None:
-    """Tell how the rank ends; return when the worker asks for the end, or has ended."""
-    while True:
-        ready = wait([worker, lifeline, wakeup_reader])
-        if worker in ready or lifeline in ready:  # whatever the worker says now, it means the end
-            return
-        wakeup_reader.recv(2**16)
-        for pid, code in _reap():
-            if pid == rank_pid:
-                worker.send(code)
 
 
 def _reap() -> list[tuple[int, int]]:

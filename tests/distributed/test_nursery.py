@@ -60,16 +60,26 @@ def launched(client, function, **options):
 # What ranks are forked from
 
 
+def test_a_workers_ranks_come_from_one_nursery_and_the_nurseries_from_one_process(client):
+    first = launched(client, ancestors)
+    assert {server for _, server in first} == {client.fork_server.pid}
+    assert launched(client, ancestors) == first
+    for nursery, _ in first:
+        os.kill(nursery, signal.SIGKILL)
+        wait_until(lambda: not is_alive(nursery))
+    assert not {*first} & {*launched(client, ancestors)}
+
+
 def test_without_that_process_workers_start_their_own():
     with ddp.connect("local", workers=2) as client:
-        os.kill(client.fork_server.pid, signal.SIGKILL)
-        wait_until(lambda: not is_alive(client.fork_server.pid))
-        ddp.launch(client, ddp.rank)  # in nurseries that were forked before
-        _, servers = zip(*launched(client, ancestors))
+        nurseries, _ = zip(*launched(client, ancestors))
+        for pid in (client.fork_server.pid, *nurseries):
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not is_alive(pid))
+        nurseries, servers = zip(*launched(client, ancestors))
         workers = client.run(os.getpid).values()
         assert {psutil.Process(pid).ppid() for pid in servers} == set(workers)
-        assert {server for _, server in launched(client, ancestors)} == set(servers)
-    assert_gone(lambda: [pid for pid in servers if is_alive(pid)])
+    assert_gone(lambda: [pid for pid in (*nurseries, *servers) if is_alive(pid)])
 
 
 def test_a_rank_has_the_environment_folder_cores_and_path_of_its_worker_at_that_moment(
