@@ -67,7 +67,7 @@ def measure(quick):
             turns=2 if quick else 4,
         )
     what = "images per second from S3, 20 ms away, 2 loader workers"
-    yield compared(what, *speeds, beside="the best client, only fetching", at_least=0.4)
+    yield compared(what, *speeds, beside="the best client, only fetching", at_least=0.5)
 
 
 @contextlib.contextmanager
