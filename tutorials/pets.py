@@ -616,7 +616,7 @@ def my_run():
         command = [sys.executable, "-m", "ddp_common", "run", "pets", "--workers", "2"]
         return subprocess.Popen(
             [*command, *choices],
-            env={**os.environ, "MPLBACKEND": "agg"},
+            env={**os.environ, "MPLBACKEND": "agg", "SET": ""},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

@@ -38,7 +38,9 @@ class Run:
     def metrics(self):
         """All reports as a pandas DataFrame, a row for each.
 
-        The columns are rank, time (s since 1970), epoch, step and what was reported.
+        The columns are rank, time (s since 1970), epoch, step and what was reported. After a
+        restart the steps since the last checkpoint are there twice: `drop_duplicates(["rank",
+        "step"], keep="last")` leaves the last report of each.
         """
         import pandas  # it takes its time, and not every run is asked for a table
 
