@@ -49,7 +49,7 @@ help:
 	@echo 'make check                  look whether this machine is ready for a class: under a minute, and once set up nothing is downloaded'
 	@echo 'make data TUTORIAL=pets     download the full data set (the tutorials work without)'
 	@echo 'make test                   test all that a user relies on, the five notebooks included: about 10 minutes on two cores'
-	@echo 'make test-all               and the rest: a real Slurm, hosts, faults at many moments, what students do: about 35 minutes in all'
+	@echo 'make test-all               and the rest: a real Slurm, hosts, faults at many moments, what students do: about 30 minutes in all'
 	@echo 'make lint                   look at layout, mistakes, who imports whom, types, workflows; nothing is changed'
 	@echo 'make sync                   write the notebooks from the scripts (TUTORIAL=pets: only this one)'
 	@echo 'make bench                  measure launch, steps, resume, saves, data, tables, images, each beside its alternative: ten minutes on two cores'
