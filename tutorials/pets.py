@@ -31,8 +31,7 @@
 #
 # All settings are in one cell. In a terminal, in the folder of the repository,
 # `make run TUTORIAL=pets` trains with them, without the lesson. `SET="epochs=2"` after
-# it changes one. `PRESET=full` takes the sizes of the experiment that this tutorial
-# goes back to.
+# it changes one.
 
 # %%
 import io
@@ -216,10 +215,9 @@ print(f"a blind guess: ln {len(ALPHABET)} = {math.log(len(ALPHABET)):.2f}")
 # probabilities, append it, and repeat until `+`. A *temperature* below 1 makes likely
 # characters likelier.
 #
-# A model that writes letter by letter can also write words that hurt people. So we keep
-# a name only if it is *familiar*: one word, at least three groups of vowels, and every
-# four letters in a row occur in two or more registered names. Most rude words are too
-# short or too rare for this rule. No rule finds all of them.
+# Such a model can also write words that hurt people. So we keep a name only if it is
+# *familiar*: one word, at least three groups of vowels, and every four letters in a row
+# occur in two or more registered names. No rule finds all rude words.
 
 
 # %%
@@ -380,7 +378,7 @@ watch = LiveLoss("loss (nats per character)")
 #        cat runs/pets/$(ls runs/pets | tail -1)/names.txt
 #
 # 4. **The dashboard.** Each worker shows one task that is *processing*: it looks after
-#    its rank. Memory and CPU are those of the worker, not of the rank.
+#    its rank.
 
 # %%
 run = ddp.launch(
@@ -410,8 +408,7 @@ print("run directory:", *sorted(path.name for path in run.directory.iterdir()))
 # %% [markdown]
 # `run.result` is what rank 0 has returned: the final weights. They load into the plain
 # model. Now, once, the held-out names: compare the loss with that of a blind guess. A
-# smaller one says that the model has learned *something* about names. Whether an LSTM
-# is a good choice is another question. It needs other models to compare with.
+# smaller one says that the model has learned *something* about names.
 
 # %% tags=["nbval-ignore-output"]
 model = NameModel(settings.layers, settings.hidden)
@@ -588,11 +585,7 @@ print("after the resume equal to one part in a million, in each step")
 # reads its log. Then it trains the same model once more, undisturbed: about a minute.
 # Do your weights agree?
 #
-# <details><summary>Hint 1</summary>
-#
-# `make run … RESUME=runs/pets/…` takes the settings of the run. You need no `SET`.
-# </details>
-# <details><summary>Hint 2</summary>
+# <details><summary>Hint</summary>
 #
 # After a resume each rank has a new process number. Take the newest one in the log.
 # And `kill` without `-9` only *asks* a process to end: both ranks would save and leave.
@@ -767,20 +760,15 @@ for rank, stack in stalled.stacks.items():
 #   model, optimizer, schedule and sampler gives the same weights, bit for bit, on the
 #   same number of ranks. On another number the loss is equal up to rounding.
 #
-# Nothing in this file names a cluster. `make run TUTORIAL=pets CLUSTER=slurm DRY=1`
-# prints a job script, and submits nothing.
-#
 # **Next:** `ucmerced`: through the queue of a batch system, and an honest accuracy.
 #
 # **Read.** [Saving and loading][1] in PyTorch, and its notes on [reproducibility][2].
-# [DistributedSampler][3] and `set_epoch`. Dask's [dashboard][4], and its
-# [LocalCluster][5].
+# [DistributedSampler][3] and `set_epoch`. Dask's [dashboard][4].
 #
 # [1]: https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html
 # [2]: https://docs.pytorch.org/docs/stable/notes/randomness.html
 # [3]: https://docs.pytorch.org/docs/stable/data.html
 # [4]: https://docs.dask.org/en/stable/dashboard.html
-# [5]: https://docs.dask.org/en/stable/deploying-python.html
 
 # %%
 client.close()

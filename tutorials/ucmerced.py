@@ -135,49 +135,23 @@ show(
 #
 # Other test images would give another accuracy. The *standard error* is the typical
 # size of the difference from one test set to another: for an accuracy $p$ from $n$
-# images $\sqrt{p(1-p)/n}$, at most $0.5/\sqrt{n}$. We know it before we train. The
-# *recall* of a class is the share of its images that are recognised.
-
+# images $\sqrt{p(1-p)/n}$, at most $0.5/\sqrt{n}$. We know it before we train.
 
 # %%
-def split_rows(images, held_out, seed):
-    """The rows of `images` for training, validation and test: three integer arrays.
-
-    Raises ddp.Error for a class that is too small to be in all three.
-    """
-    counts = np.bincount(images.targets)
-    if counts.min() < 3:
-        raise ddp.Error(
-            f"The class {images.classes[counts.argmin()]!r} has {counts.min()} "
-            "image(s). Training, validation and test need one each: "
-            "add images, or remove its folder."
-        )
-    return ddp.split(len(images), [held_out, held_out], by=images.targets, seed=seed)
-
-
-split = {"held_out": settings.held_out, "seed": settings.split_seed}
-training, validation, test = split_rows(images, **split)
+split = {"fractions": [settings.held_out] * 2, "seed": settings.split_seed}
+targets = images.targets  # the number of each image's class
+training, validation, test = ddp.split(len(images), by=targets, **split)
+error = 0.5 / len(test) ** 0.5
 print(f"{len(training):,} images to learn from, {len(validation):,} to choose by")
-
-error, of_class = 0.5 / len(test) ** 0.5, np.bincount(np.array(images.targets)[test])
 print(f"{len(test):,} test images: the standard error is at most {error:.1%}")
-least = of_class.min()
-print(f"as few as {least} of a class: one is {1 / least:.0%} of its recall")
-if least < 20:
-    print("so do not rank single classes by their recall")
-if len(test) < 100:
-    print("so few images tell only very different networks apart")
-if of_class.max() > 2 * least:
-    print("classes differ in size: look at the recall of the small ones, too")
 
 # %% [markdown]
 # ## 3. One process first
 #
 # A plain loop trains the simplest model, one linear layer on the pixels: the
 # *baseline*. A network that is no better may have learned only colours and their
-# positions. The baseline gets at least as much care as the network: validation chooses
-# its epoch *and* its learning rate; the network's rate is a setting. If the best rate
-# is at an edge of those tried, one beyond it may be better.
+# positions. Validation chooses the baseline's epoch *and* its learning rate. If the
+# best rate is at an edge of those tried, one beyond it may be better.
 
 
 # %%
@@ -351,7 +325,6 @@ class Best(dict):
 # %% [markdown]
 # | line | why |
 # |---|---|
-# | `sampler`, `DDP(…)`, `* sampler.weight`, `checkpoint` | as in `pets` |
 # | `training, validation, _` | the test set does not even have a name here |
 # | `ddp.DataLoader` | as torch's; a scene gets one view, whatever the number of ranks |
 # | `channels_last` | stores the channels of a pixel together: faster convolutions |
@@ -365,7 +338,7 @@ def train(images, split, network, views, epochs, batch_size, learning_rate, seed
     """Train on this rank's share of each batch; returns what validation has chosen."""
     torch.manual_seed(seed)  # the same initial weights on all ranks
     device = ddp.device()
-    training, validation, _ = split_rows(images, **split)
+    training, validation, _ = ddp.split(len(images), by=images.targets, **split)
     data = Views(Subset(images, training), turn=views)
     sampler = ddp.ElasticSampler(len(training), batch_size, seed=seed)
     loader = ddp.DataLoader(data, batch_sampler=sampler)
@@ -442,28 +415,22 @@ if count := mistakes[worst].item():
     print(f"most often: {of} taken for {taken_for}, {count} of {all_of_it} times")
     print(f"(the largest of {classes * (classes - 1)} counts: in part by chance)")
 
-
-# %%
-training_figure = curve(run.metrics, label="training loss, mean of the ranks")
-run.save_figure(training_figure, "training.png")
-plt.close(training_figure)
-
-targets = images.targets
-guess_of = {row: guess for mine in everyones_guesses for row, guess in mine.items()}
-wrong = [row for row, guess in guess_of.items() if (targets[row], guess) == worst]
-like = [row for row in training if targets[row] == worst[1]]
-count = max(1, min(6, len(wrong)))
-rows = wrong[:count] + like[:count]
-scenes_to_see = [images[row][0].permute(1, 2, 0) for row in rows]
-names = [images.classes[targets[row]] for row in rows]
-worst_figure = pictures(scenes_to_see, names, columns=count)
-run.save_figure(worst_figure, "worst.png")
-plt.close(worst_figure)
+figure = curve(run.metrics, label="training loss, mean of the ranks")
+run.save_figure(figure, "training.png")
+plt.close(figure)
 
 # %% tags=["lesson"]
-show(training_figure, "The mean training loss of the ranks, against the step.")
+show(figure, "The mean training loss of the ranks, against the step.")
+guess_of = {row: guess for mine in everyones_guesses for row, guess in mine.items()}
+wrong = [row for row, guess in guess_of.items() if (targets[row], guess) == worst][:6]
+columns = max(1, len(wrong))
+like = [row for row in training if targets[row] == worst[1]][:columns]
 show(
-    worst_figure,
+    pictures(
+        [images[row][0].permute(1, 2, 0) for row in wrong + like],
+        [images.classes[targets[row]] for row in wrong + like],
+        columns=columns,
+    ),
     "Two rows of scenes. Above: validation images of the most frequent confusion. "
     "Below: training images of the class that they were taken for.",
 )
@@ -477,7 +444,6 @@ show(
 # `ddp.DataLoader(…, num_workers=2)` two *loaders*, processes beside the rank, do this
 # ahead while the rank computes. For a GPU, `pin_memory=True` also lets copies go on
 # beside the computing. A loader needs a core, too: ask for it in the header of a job.
-# Section 6 had no loaders: with `cache="memory"` only the first epoch reads files.
 #
 # ## 8. Through the queue
 #
@@ -521,17 +487,18 @@ for system, mark in (("slurm", "#SBATCH"), ("pbs", "#PBS")):
 
 
 # %% tags=["proof"]
-def splits_of_all(images, held_out, seeded):
+def splits_of_all(labels, fractions, seeded):
     """The three sets of each rank."""
     seed = 0 if seeded else ddp.rank()
+    mine = ddp.split(len(labels), fractions, by=labels, seed=seed)
     everyones = [None] * ddp.world_size()
-    dist.all_gather_object(everyones, split_rows(images, held_out, seed))
+    dist.all_gather_object(everyones, mine)
     return everyones
 
 
 def mixed(seeded):
     """How many images one rank trains on, and another or the same one judges."""
-    given = {"images": images, "held_out": settings.held_out, "seeded": seeded}
+    given = {"labels": targets, "fractions": split["fractions"], "seeded": seeded}
     done = ddp.launch(client, splits_of_all, **given, workers=2, directory=False)
     trained = np.concatenate([training for training, _, _ in done.result])
     judged = np.concatenate([rows for _, *others in done.result for rows in others])
@@ -578,9 +545,8 @@ print(f"EvalSampler: {len(validation)} validation images, each judged once")
 # On a Slurm cluster you want to run `srun python train.py`: *one* job, in which `srun`
 # starts all ranks. `site` has your account, and the time limit of each *partition*
 # (Slurm's word for a queue) in minutes. `need` is what the job needs: ranks, CPUs for
-# each rank, GiB of memory for each CPU, minutes (with the time to save at the end).
-# Slurm is to send the ranks SIGTERM, the signal that asks a process to end, `warning`
-# seconds before the limit. An example:
+# each rank, GiB of memory for each CPU, minutes. Slurm is to send the ranks SIGTERM,
+# the signal that asks a process to end, `warning` seconds before the limit. An example:
 #
 # ```python
 # site = {"account": "project_1234", "partitions": {"long": 4320, "short": 60}}
@@ -590,8 +556,7 @@ print(f"EvalSampler: {len(validation)} validation images, each judged once")
 # **Goal.** Return the first lines of the script, as a str: `#!/bin/bash`, then lines
 # that begin with `#SBATCH`. Take the partition with the smallest limit that is large
 # enough, and the time that the job needs: short jobs often start sooner. The check
-# accepts up to twice the time and the memory. It refuses options that are not needed
-# and change the job.
+# accepts up to twice the time and the memory, and no other options.
 #
 # | option | meaning |
 # |---|---|
@@ -603,8 +568,8 @@ print(f"EvalSampler: {len(validation)} validation images, each judged once")
 #
 # <details><summary>Hint</summary>
 #
-# An f-string with a line for each option. For the partition, `min(…, key=…)` of those
-# that are large enough. `B:` in `--signal` warns only the shell.
+# For the partition, `min(…, key=…)` of those that are large enough. `B:` in `--signal`
+# warns only the shell.
 # </details>
 
 
@@ -645,12 +610,12 @@ judge(checks.header, my_header)
 # srun: error: node14: task 0: Terminated
 # ```
 #
-# What `srun` starts is a *step* of the job, `STEP 70223.0` (not a training step), which
-# Slurm's program `slurmstepd` watches. If a person cancels a job, `DUE TO TIME LIMIT`
-# is missing. If a job is killed for its memory, a line with `OOM Killed` is before the
-# `CANCELLED` line. If it is done, the last line is `Done: the weights are saved`. Ranks
-# that are warned of the limit say `SIGTERM: all ranks left after step 402, saved`. Such
-# a log has no `TIME LIMIT`; in these logs nothing else sends SIGTERM.
+# `STEP 70223.0` is what `srun` has started, no training step. If a person cancels a
+# job, `DUE TO TIME LIMIT` is missing. If a job is killed for its memory, a line with
+# `OOM Killed` is before the `CANCELLED` line. If it is done, the last line is `Done: the
+# weights are saved`. Ranks that are warned of the limit say `SIGTERM: all ranks left
+# after step 402, saved`. Such a log has no `TIME LIMIT`; in these logs nothing else
+# sends SIGTERM.
 #
 # **Goal.** From the text of such a log return the cause (`"finished"`, `"time limit"`,
 # `"memory"` or `"cancelled"`), and how many steps were trained in vain: the next job
@@ -690,11 +655,10 @@ judge(checks.log, my_reading)
 # %% [markdown]
 # ## 11. Break it: the time limit
 #
-# At the time limit Slurm sends SIGTERM. A process that is still there after *KillWait*,
-# by default 30 seconds, gets SIGKILL, which no program can catch. Half a minute may be
-# too short to save. With `--signal=TERM@300` SIGTERM comes 300 seconds before the
-# limit, or up to a minute earlier. `warning: 60` in a profile does the same for Dask's
-# jobs: a worker knows when its job ends, and warns its rank.
+# At the time limit Slurm sends SIGTERM, and after *KillWait*, by default 30 seconds,
+# SIGKILL, which no program can catch. Half a minute may be too short to save. With
+# `--signal=TERM@300` SIGTERM comes 300 seconds before the limit, or up to a minute
+# earlier. `warning: 60` in a profile does the same for Dask's jobs.
 #
 # A rank that gets SIGTERM tells the others. All finish the same step, save and leave.
 # With `restarts=1` (`make run … RESTARTS=1`) `launch` goes on from the newest
@@ -732,15 +696,14 @@ print("killed before its first checkpoint: the run begins anew with the first st
 print(f"so two ranks that are warned go on: 'on' (you: {my_second_prediction!r})")
 
 # %% [markdown]
-# A killed run loses the steps since its last checkpoint. Three numbers belong
-# together: the **limit** of a job, the **warning** before it, and how often the run
-# saves **without** a warning. Nodes fail, too.
+# A killed run loses the steps since its last checkpoint. So save now and then
+# **without** a warning, too: nodes fail.
 #
 # ## 12. The test, once
 #
 # Do the eight views help? Another seed draws other initial weights and another order.
-# So we train with and without them, with several seeds each. Each training has one
-# rank: DDP is for one large training, not for many small ones.
+# So we train with and without them, with several seeds each, and on one rank: DDP is
+# for one large training, not for many small ones.
 
 
 # %% tags=["lesson"]
@@ -763,8 +726,7 @@ with ThreadPoolExecutor(run.world_size) as at_once, redirect_stdout(StringIO()):
 # nothing is chosen after it. To run the notebook again is to look again.
 #
 # The *interval* says how different the accuracy may be on other images of the same
-# kind. Wilson's formula ignores that the test set is stratified. So its interval is a
-# little too wide, which is the safe side.
+# kind. Wilson's is a little too wide for a stratified test set, which is the safe side.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -804,11 +766,10 @@ if settings.epochs >= 5 and as_written.items() <= vars(settings).items():
 # %% [markdown]
 # ### A table over seeds
 #
-# The accuracy above is about one file, `model.pt`, which was trained on all ranks. For
-# the *recipe* (these settings, any seed) report the mean over seeds: to take the best
-# seed is one more choice. The networks of this table were trained on one rank each. So
-# they also differ from `model.pt` in the number of ranks: batch normalisation saw other
-# shares. One run cannot say why it is above or below the mean.
+# The accuracy above is about one file, `model.pt`, from all ranks. For the *recipe*
+# (these settings, any seed) report the mean over seeds: to take the best seed is one
+# more choice. The table's networks had one rank each, so batch normalisation saw other
+# shares.
 #
 # The interval above is about chance in the *images*, for one network. The intervals
 # here are about chance in the *training*, on these images, by Student's *t*. They hold
