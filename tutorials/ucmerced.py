@@ -612,10 +612,10 @@ judge(checks.header, my_header)
 #
 # `STEP 70223.0` is what `srun` has started, no training step. If a person cancels a
 # job, `DUE TO TIME LIMIT` is missing. If a job is killed for its memory, a line with
-# `OOM Killed` is before the `CANCELLED` line. If it is done, the last line is `Done: the
-# weights are saved`. Ranks that are warned of the limit say `SIGTERM: all ranks left
-# after step 402, saved`. Such a log has no `TIME LIMIT`; in these logs nothing else
-# sends SIGTERM.
+# `OOM Killed` is before the `CANCELLED` line. If it is done, the last line is
+# `Done: the weights are saved`. Ranks that are warned of the limit say
+# `SIGTERM: all ranks left after step 402, saved`. Such a log has no `TIME LIMIT`; in
+# these logs nothing else sends SIGTERM.
 #
 # **Goal.** From the text of such a log return the cause (`"finished"`, `"time limit"`,
 # `"memory"` or `"cancelled"`), and how many steps were trained in vain: the next job
