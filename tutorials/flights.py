@@ -655,7 +655,7 @@ killed = ddp.launch(client, dies, **arguments, workers=2, restarts=1, directory=
 print("", killed.failures[0], sep="\n")
 
 # %% [markdown]
-# **The lost partitions are made again, and training goes on as if nothing had happened.**
+# **The lost partitions are made again, and training goes on as before.**
 # In `pets`, the resumed run was equal bit for bit. Here the new worker may get other
 # partitions than the old one had. Then the rows of a batch are summed in another order,
 # and the last digits can differ. Training amplifies that: after some hundred steps the
