@@ -140,7 +140,7 @@ show(
 # %%
 split = {"fractions": [settings.held_out] * 2, "seed": settings.split_seed}
 targets = images.targets  # the number of each image's class
-training, validation, test = ddp.split(len(images), by=targets, **split)
+training, validation, test = ddp.split(len(images), by=images.labels, **split)
 error = 0.5 / len(test) ** 0.5
 print(f"{len(training):,} images to learn from, {len(validation):,} to choose by")
 print(f"{len(test):,} test images: the standard error is at most {error:.1%}")
@@ -338,7 +338,7 @@ def train(images, split, network, views, epochs, batch_size, learning_rate, seed
     """Train on this rank's share of each batch; returns what validation has chosen."""
     torch.manual_seed(seed)  # the same initial weights on all ranks
     device = ddp.device()
-    training, validation, _ = ddp.split(len(images), by=images.targets, **split)
+    training, validation, _ = ddp.split(len(images), by=images.labels, **split)
     data = Views(Subset(images, training), turn=views)
     sampler = ddp.ElasticSampler(len(training), batch_size, seed=seed)
     loader = ddp.DataLoader(data, batch_sampler=sampler)
@@ -498,7 +498,7 @@ def splits_of_all(labels, fractions, seeded):
 
 def mixed(seeded):
     """How many images one rank trains on, and another or the same one judges."""
-    given = {"labels": targets, "fractions": split["fractions"], "seeded": seeded}
+    given = {"labels": images.labels, "fractions": split["fractions"], "seeded": seeded}
     done = ddp.launch(client, splits_of_all, **given, workers=2, directory=False)
     trained = np.concatenate([training for training, _, _ in done.result])
     judged = np.concatenate([rows for _, *others in done.result for rows in others])

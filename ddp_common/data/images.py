@@ -38,8 +38,8 @@ class ImageFolder(torch.utils.data.Dataset):
     """The images <url>/<class>/…, each as (uint8 tensor of shape (3, size, size), class number).
 
     `url` is a path or an fsspec URL. An image is scaled so that its short side fits and cropped in
-    the middle. `classes` are the names, sorted; `targets` is the class number of each image.
-    `anonymous` reads a public s3:// bucket without credentials.
+    the middle. `classes` are the names, sorted; `targets` is the number of each image's class,
+    `labels` its name. `anonymous` reads a public s3:// bucket without credentials.
 
     `cache` is None, 'memory', or a folder on a local disk; it keeps 3 * size * size bytes per
     image.
@@ -92,6 +92,11 @@ class ImageFolder(torch.utils.data.Dataset):
             )
         number = {label: number for number, label in enumerate(self.classes)}
         self.targets = [number[label] for label in labels]
+
+    @property
+    def labels(self) -> list[str]:
+        """The name of each image's class."""
+        return [self.classes[number] for number in self.targets]
 
     def __len__(self):
         return len(self._rows)

@@ -17,8 +17,8 @@ def split(
     """Split `range(length)` at random into disjoint parts, the same on every rank.
 
     `fractions` are the shares of all parts but the first, which gets the rest: `split(100, [0.1])`
-    returns (90 indices, 10 indices). With `by`, the class (int) of each sample, shape (length,),
-    every part has every class in its proportion, at least one sample of each.
+    returns (90 indices, 10 indices). With `by`, the class (int or str) of each sample, shape
+    (length,), every part has every class in its proportion, at least one sample of each.
 
     Returns a list of sorted int64 arrays. Raises `Error` unless the shares are positive and leave
     something for the first part; if a part would be empty; if a class is too small.
@@ -52,9 +52,10 @@ def _split_each_class(length, fractions, classes, seed):
             f"{classes.shape}."
         )
     parts: list[list[np.ndarray]] = [[] for _ in range(len(fractions) + 1)]
-    for label in np.unique(classes):
+    for number, label in enumerate(np.unique(classes)):
         members = np.flatnonzero(classes == label)
-        members = np.random.default_rng([seed, label]).permutation(members)
+        stream = label if classes.dtype.kind in "iu" else number
+        members = np.random.default_rng([seed, stream]).permutation(members)
         counts = [max(1, math.floor(len(members) * share + ROUNDING)) for share in fractions]
         if sum(counts) >= len(members):
             raise Error(

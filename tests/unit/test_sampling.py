@@ -302,6 +302,8 @@ def test_a_split_by_classes_gives_each_part_its_share_of_every_class():
     parts = split(157, [0.2, 0.1], by=targets)
     counts = [np.bincount(np.take(targets, part)).tolist() for part in parts]
     assert counts == [[70, 35, 5], [20, 10, 1], [10, 5, 1]]
+    by_name = split(157, [0.2, 0.1], by=[("a", "b", "c")[number] for number in targets])
+    assert all(map(np.array_equal, parts, by_name))
     assert sorted(np.concatenate(parts)) == list(range(157))
     assert all((np.diff(part) > 0).all() for part in parts)
 
@@ -317,5 +319,7 @@ def test_the_smallest_class_is_in_every_part_or_the_split_is_refused():
     assert [len(part) for part in split(6, [0.01, 0.01], by=[0, 0, 0, 1, 1, 1])] == [2, 2, 2]
     with pytest.raises(Error, match="Class 1 has only 2 samples, too few for 3 parts"):
         split(5, [0.01, 0.01], by=[0, 0, 0, 1, 1])
+    with pytest.raises(Error, match="Class river has only 2 samples"):
+        split(5, [0.01, 0.01], by=["river", "lake", "lake", "river", "lake"])
     with pytest.raises(Error, match=r"classes of 6 samples have the shape \(6,\), not \(5,\)"):
         split(6, [0.1], by=[0, 0, 0, 1, 1])
