@@ -343,6 +343,8 @@ def _be_nursery(worker: Connection, lifeline: socket.socket) -> NoReturn:
                 rank_pid = _fork_rank(worker, not_for_ranks, *request)
     except (EOFError, ConnectionError):  # the worker has ended
         pass
+    except OSError as error:  # no process can be forked, or no file opened
+        _tell(worker, error)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -358,17 +360,13 @@ def _fork_rank(
     function: str,
     arguments: tuple,
     names: list[str],
-) -> int | None:
-    """Fork a rank, and tell the worker its number, or why not."""
+) -> int:
+    """Fork a rank; returns the number of its process, and tells it the worker."""
     descriptors = {name: recv_handle(worker) for name in names}
     for descriptor in descriptors.values():
         os.set_inheritable(descriptor, False)  # programs that a rank starts do not get them
     nursery = os.getpid()
-    try:
-        rank_pid = os.fork()
-    except OSError as error:
-        worker.send(error)
-        rank_pid = None
+    rank_pid = os.fork()
     if rank_pid == 0:
         try:
             for inherited in not_for_ranks:
@@ -378,8 +376,7 @@ def _fork_rank(
             os._exit(1)
     for descriptor in descriptors.values():
         os.close(descriptor)
-    if rank_pid is not None:
-        worker.send(rank_pid)
+    worker.send(rank_pid)
     return rank_pid
 
 
