@@ -41,6 +41,8 @@ POLL = 0.03  # seconds between looks at whether the client still wants this rank
 PAUSE = 0.1  # seconds in which messages gather: Dask works for each event, whatever is in it
 EXIT_TIMEOUT = 5.0  # seconds that a rank has to end after its last word
 DRAIN_TIMEOUT = 1.0  # seconds for what a rank that is gone has left in the pipes
+FLUSH = 0.1  # seconds for the last message: Dask sends events in batches, and a worker that closes
+# tells the scheduler so beside them
 PIECE = 2**16  # bytes of output read at once
 
 _one_rank = threading.Lock()
@@ -142,7 +144,7 @@ def run_rank(spec: RankSpec, payload: bytes, tables: BinaryIO | None = None) -> 
             return _follow(child, send, is_wanted)
         finally:
             while _afterwards:
-                worker.loop.add_callback(_afterwards.pop())
+                worker.loop.add_callback(worker.loop.call_later, FLUSH, _afterwards.pop())
 
 
 def _is_wanted(worker: Worker, key: Key) -> bool:
