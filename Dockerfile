@@ -13,8 +13,8 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends git less make openssh-client procps \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 1000 --shell /bin/bash student
-# Builds of torch without CUDA: a tenth of the size.
-ENV TORCH="--extra-index-url https://download.pytorch.org/whl/cpu" \
+# The build of torch without CUDA: a tenth of the size.
+ENV TORCH=cpu \
     PIP_NO_CACHE_DIR=1
 USER 1000
 WORKDIR /home/student/tutorials

@@ -25,16 +25,24 @@ ifneq ($(words $(VENV)),1)
 $(error VENV=$(VENV): the folder of the environment must not have spaces in its name)
 endif
 
-STAMP  := $(VENV)/installed
 PYTHON := "$$VENV/bin/python"
 PIP    := $(PYTHON) -m pip install --disable-pip-version-check --constraint constraints.txt
-UV     := "$$VENV/bin/uv" pip install --quiet --python $(PYTHON) --constraints constraints.txt
+UV     := "$$VENV/bin/uv" pip install --python $(PYTHON) --constraints constraints.txt
+
+# With TORCH=cpu: the index of that build, and the version that only this index has
+INDEX  := $${TORCH:+--index-url "https://download.pytorch.org/whl/$$TORCH"}
+BUILD  := "torch==$$(sed -n 's/^torch==//p' constraints.txt)$${TORCH:+"+$$TORCH"}"
+
+# What there is: an environment for the course, and what an extra of pyproject.toml adds to it
+COURSE := $(VENV)/installed-course
+TEST   := $(VENV)/installed-test
+DOCS   := $(VENV)/installed-docs
 
 # What `make lint` looks at: programs, and the tutorials, which are pages of a notebook. Their lines end where a page cuts them off.
 PROGRAMS := ddp_common tests tutorials/lab.py tutorials/scaling.py tutorials/sync.py tutorials/checks docs data
 PAGES    := --line-length 88 tutorials/scripts $(filter-out $(PROGRAMS),$(wildcard tutorials/*.py))
 
-.PHONY: help setup run lab data test test-slurm test-all lint sync bench scaling doctor check fault-lab docs clean
+.PHONY: help setup setup-all run lab data test test-slurm test-all lint sync bench scaling doctor check fault-lab docs clean
 
 help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
@@ -58,44 +66,55 @@ help:
 	@echo 'make fault-lab              break two ranks in every known way; print what became of it'
 	@echo 'make docs                   build the site, docs/_build/html; nothing is executed'
 	@echo 'make setup                  only install, into .venv/ (VENV=: another folder; PYTHON_BASE=: with this Python)'
-	@echo '     TORCH="--index-url URL"  take torch and torchvision from the index that pytorch.org'
-	@echo '                            names for your CUDA version, or for the CPU'
+	@echo 'make setup-all              the same, and what tests, lint and docs need'
+	@echo '     TORCH=cpu              the build of torch: cpu, cu130 or what else pytorch.org names (default: that of PyPI)'
 
-setup: $(STAMP)
+setup: $(COURSE)
 
-# pip takes torch, of the build that TORCH names; uv the rest, in a tenth of pip's processor time. It knows none of
-# pip's settings (an index of your own, a folder of wheels): where it fails, pip says what is wrong.
-$(STAMP): pyproject.toml constraints.txt
+setup-all: $(TEST) $(DOCS)
+
+# pip takes torch, since it knows the settings of a site (an index, a folder of wheels); uv takes the rest, in a tenth of the
+# time. Where uv fails, pip says what is wrong.
+$(VENV)/torch: constraints.txt
 	@"$$PYTHON_BASE" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "$$PYTHON_BASE is no Python of 3.11 or newer with the module venv (Debian, Ubuntu: apt install python3-venv)."; \
 	  echo 'If there is another one, name it: make PYTHON_BASE=/path/to/python'; exit 1; }
+	@case "$$TORCH" in *[!a-z0-9.]*) \
+	  echo "TORCH=$$TORCH: it takes the last word of an address in https://download.pytorch.org/whl, such as TORCH=cpu or TORCH=cu130."; \
+	  exit 1; esac
+	@echo "Installing torch and some 100 packages into $$VENV, once: a minute or two, and longer where the network is slow."
 	"$$PYTHON_BASE" -m venv "$$VENV"
-	$(PIP) $$TORCH torch torchvision
+	$(PIP) --no-deps $(INDEX) $(BUILD) torchvision
 	$(PIP) uv
-	$(UV) --editable '.[dev]' || $(PIP) --editable '.[dev]'
-	@touch "$$VENV/installed"
+	@touch "$$VENV/torch"
 
-run: $(STAMP)
+$(VENV)/installed-%: $(VENV)/torch pyproject.toml
+	$(UV) --editable '.[$*]' || $(PIP) --editable '.[$*]'
+	@touch "$$VENV/installed-$*"
+
+$(TEST) $(DOCS): $(COURSE)
+
+run: $(COURSE)
 	@$(PYTHON) -m ddp_common run
 
-data: $(STAMP)
+data: $(COURSE)
 	@$(PYTHON) -m ddp_common data
 
-lab: $(STAMP)
+lab: $(COURSE)
 	@$(PYTHON) tutorials/lab.py
 
 # Notebooks first and alone: each uses all cores. Every cell is a test.
-test: $(STAMP)
+test: $(TEST)
 	@$(PYTHON) -m pytest -p tests.kernels --nbval --nbval-current-env --nbval-cell-timeout=800 --timeout=900 tutorials/*.ipynb
 	@$(PYTHON) -m pytest tests/unit tests/distributed --numprocesses 2 --dist loadgroup
 
-test-slurm: $(STAMP)
+test-slurm: $(TEST)
 	@$(PYTHON) -m pytest tests/hpc/test_slurm.py
 
 test-all: test
 	@$(PYTHON) -m pytest tests/notebooks tests/faults tests/hpc --numprocesses 2 --dist loadgroup
 
-lint: $(STAMP)
+lint: $(TEST)
 	@$(PYTHON) -m ruff format --check $(PROGRAMS)
 	@$(PYTHON) -m ruff check $(PROGRAMS)
 	@$(PYTHON) -m ruff format --check $(PAGES)
@@ -107,32 +126,27 @@ lint: $(STAMP)
 	@$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/question.yml
 	@$(PYTHON) -m check_jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 
-sync: $(STAMP)
+sync: $(TEST)
 	@$(PYTHON) tutorials/sync.py $${TUTORIAL:+"$$TUTORIAL"}
 
-bench: $(STAMP)
+bench: $(TEST)
 	@$(PYTHON) tests/bench/bench.py
 
-scaling: $(STAMP)
+scaling: $(COURSE)
 	@$(PYTHON) tutorials/scaling.py
 
-doctor: $(STAMP)
+doctor: $(COURSE)
 	@$(PYTHON) -m ddp_common doctor
 
-check: $(STAMP)
+check: $(COURSE)
 	@$(PYTHON) -m ddp_common doctor --cluster local
 
-fault-lab: $(STAMP)
+fault-lab: $(TEST)
 	@$(PYTHON) tests/fault_lab.py
 
-docs: $(VENV)/installed-docs
+docs: $(DOCS)
 	@$(PYTHON) -m sphinx -q -W --keep-going -c docs . docs/_build/html
 	@echo 'The site is built: open docs/_build/html/index.html'
-
-# The environment, and an extra of pyproject.toml
-$(VENV)/installed-%: $(STAMP)
-	$(PIP) --editable '.[$*]'
-	@touch "$$VENV/installed-$*"
 
 clean:
 	rm -rf "$$VENV" runs data/cache docs/_build

@@ -9,10 +9,9 @@ to a temporary folder.
 """
 
 import atexit
+import functools
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 
 import jupyter_client.manager
@@ -46,15 +45,21 @@ def configuration():
 
 def pytest_configure(config):
     """Have nbval start its kernels so, in an environment in which nothing else is set."""
-    nbval.kernel.KernelManager = kernel_manager
     runs = tempfile.TemporaryDirectory(prefix="runs-")
     config.add_cleanup(runs.cleanup)
-    for name in list(os.environ):
-        if name in SETTINGS or name.startswith("DDP_"):
-            del os.environ[name]
-    os.environ.update(ANOTHER_PROCESSOR, WORKERS="2", RUNS=runs.name)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in SETTINGS and not name.startswith("DDP_")
+    }
+    environment |= {**ANOTHER_PROCESSOR, "WORKERS": "2", "RUNS": runs.name}
     # Threads of OpenMP that spin while they wait take the cores from other programs and from each
     # other: on a busy machine a fit of scikit-learn takes minutes in place of seconds.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    # where matplotlib is new it makes a list of fonts, and says so in whatever cell is first
-    subprocess.run([sys.executable, "-c", "import matplotlib.font_manager"], check=True)
+    environment.setdefault("GOMP_SPINCOUNT", "1000")
+
+    def manager_for_nbval(**options):
+        manager = kernel_manager(**options)
+        manager.start_kernel = functools.partial(manager.start_kernel, env=environment)
+        return manager
+
+    nbval.kernel.KernelManager = manager_for_nbval

@@ -142,8 +142,8 @@ def check_packages(subject: Subject) -> Finding:
     missing, others = [], []
     for requirement in importlib.metadata.requires("ddp-common") or []:
         name = re.split(r"[^\w.-]", requirement)[0]
-        is_for_developers = IS_CLONE and 'extra == "dev"' in requirement
-        if "extra ==" in requirement and not is_for_developers:
+        is_for_the_course = IS_CLONE and 'extra == "course"' in requirement
+        if "extra ==" in requirement and not is_for_the_course:
             continue
         try:
             version = importlib.metadata.version(name).partition("+")[0]  # 2.13.0+cu130

@@ -210,7 +210,11 @@ class Jobs:
     """
 
     def __init__(self, profile: dict):
-        """Start the scheduler, but no job. Raises `Error` without the batch system's commands."""
+        """Start the scheduler, but no job.
+
+        Raises `Error` for what is wrong in the profile, then without the batch system's commands.
+        """
+        job_script(profile)
         self.profile = profile
         self.system = system_of(profile)
         submit = self.system.commands[0]

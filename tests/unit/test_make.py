@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ def echo(tmp_path):
     program.parent.mkdir(parents=True)
     program.write_text(f'#!/bin/sh\nexec env -0 > "{tmp_path}/said"\n')
     program.chmod(0o755)
-    (tmp_path / ".venv" / "installed").touch()
+    for stamp in ("torch", "installed-course"):
+        (tmp_path / ".venv" / stamp).touch()
     return tmp_path
 
 
@@ -76,4 +78,12 @@ def test_a_python_that_is_too_old_or_absent_is_refused_before_anything_is_made(e
     done = make(echo, "setup", "PYTHON_BASE=/nowhere/python", "VENV=other")
     assert done.returncode != 0
     assert "/nowhere/python is no Python of 3.11 or newer" in done.stdout
+    assert not (echo / "other").exists()
+
+
+@pytest.mark.parametrize("build", ["--index-url https://example.org", "https://example.org/cpu"])
+def test_a_build_of_torch_that_is_no_word_is_refused_before_anything_is_made(echo, build):
+    done = make(echo, "setup", f"TORCH={build}", f"PYTHON_BASE={sys.executable}", "VENV=other")
+    assert done.returncode != 0
+    assert f"TORCH={build}: it takes the last word" in done.stdout and "TORCH=cpu" in done.stdout
     assert not (echo / "other").exists()

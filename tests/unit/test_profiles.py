@@ -69,7 +69,10 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("text, reason", FAULTS.values(), ids=FAULTS)
-def test_a_faulty_profile_is_refused_with_the_reason(write, text, reason):
+def test_a_faulty_profile_is_refused_before_its_batch_system_is_looked_for(
+    write, monkeypatch, text, reason
+):
+    monkeypatch.setenv("PATH", "")
     assert reason in refusal(write(text))
 
 
