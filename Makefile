@@ -103,16 +103,19 @@ data: $(COURSE)
 lab: $(COURSE)
 	@$(PYTHON) tutorials/lab.py
 
-# Notebooks first and alone: each uses all cores. Every cell is a test.
+# Every cell is a test. Three notebooks or files at a time, since much of a test is waiting; those that take longest come first.
+SIDE_BY_SIDE := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+CELLS        := -p tests.kernels --nbval --nbval-current-env --nbval-cell-timeout=800
+NOTEBOOKS    := $(patsubst %,tutorials/%.ipynb,pets ucmerced dogs flights mnist)
+
 test: $(TEST)
-	@$(PYTHON) -m pytest -p tests.kernels --nbval --nbval-current-env --nbval-cell-timeout=800 --timeout=900 tutorials/*.ipynb
-	@$(PYTHON) -m pytest tests/unit tests/distributed --numprocesses 2 --dist loadgroup
+	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) $(CELLS) $(NOTEBOOKS) tests/distributed tests/unit
 
 test-slurm: $(TEST)
 	@$(PYTHON) -m pytest tests/hpc/test_slurm.py
 
 test-all: test
-	@$(PYTHON) -m pytest tests/notebooks tests/faults tests/hpc --numprocesses 2 --dist loadgroup
+	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) tests/hpc tests/notebooks tests/faults
 
 lint: $(TEST)
 	@$(PYTHON) -m ruff format --check $(PROGRAMS)

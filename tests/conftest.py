@@ -44,15 +44,13 @@ def pytest_sessionstart(session):
         subprocess.run([sys.executable, "-c", "import matplotlib.font_manager"], check=True)
 
 
-def pytest_collection_modifyitems(items):
-    """All of a folder runs in one process, and so shares a cluster or a Slurm; not tests/unit.
+CELL_TIMEOUT = 15 * PATIENCE  # seconds; a cell trains, and others may train beside it
 
-    There a file's tests stay together.
-    """
+
+def pytest_collection_modifyitems(items):
     for item in items:
-        folder = item.path.parent.name
-        group = item.path.stem if folder == "unit" else folder
-        item.add_marker(pytest.mark.xdist_group(group))
+        if item.path.suffix == ".ipynb":
+            item.add_marker(pytest.mark.timeout(CELL_TIMEOUT))
 
 
 @pytest.fixture(autouse=True)

@@ -1,12 +1,18 @@
 """One list of dependencies: pip's, conda's and the tested versions agree."""
 
+import ast
+import importlib.metadata
 import re
+import sys
 import tomllib
 from pathlib import Path
 
 import yaml
 
 ROOT = Path(__file__).parents[2]
+# Imported in a notebook, by `make check`, and for a cluster of Saturn
+NOT_EVERYWHERE = {"ipython", "jupyter_client", "nbclient", "nbformat", "dask-saturn"}
+NEEDED_BY_DASK = {"dask-jobqueue", "cryptography"}  # for the profiles of batch systems; for TLS
 
 
 def names(requirements):
@@ -31,3 +37,18 @@ def test_every_direct_dependency_has_a_tested_version():
     extras = dict(project["optional-dependencies"])
     del extras["cuda"]  # CPU machines are where versions are tested; constraints.txt suits it
     assert names(project["dependencies"] + sum(extras.values(), [])) <= pinned
+
+
+def test_the_package_depends_on_what_it_imports():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    imported = set()
+    for path in (ROOT / "ddp_common").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add(node.module.partition(".")[0])
+    distributions = importlib.metadata.packages_distributions()
+    others = imported - sys.stdlib_module_names - {"ddp_common"}
+    needed = {distributions[name][0].lower() for name in others}
+    assert needed - NOT_EVERYWHERE == names(project["dependencies"]) - NEEDED_BY_DASK
