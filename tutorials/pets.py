@@ -624,7 +624,7 @@ def my_run():
         return found[-1]
 
     # --restarts 1: after the kill the ranks resume by themselves, which saves a start
-    sizes = "epochs=5 hidden=16 batch_size=2048"
+    sizes = "epochs=4 hidden=16 batch_size=4096"
     first = start("--checkpoint", str(folder), "--restarts", "1", "--set", sizes)
     while not list(folder.glob("checkpoints/*.pt")):
         time.sleep(0.05)
