@@ -18,7 +18,7 @@ def test_sigterm_lets_all_ranks_finish_their_step_save_and_leave(client, tmp_pat
     sigterm = faults.inject(faults.train, "SIGTERM", rank=1, step=4, mark=tmp_path / "mark")
     with pytest.raises(ddp.RunStopped, match="rank 1 on .* got SIGTERM") as caught:
         ddp.launch(client, sigterm, workers=2, directory=tmp_path / "run", pause=0.3)
-    assert 4 < caught.value.step < 14
+    assert 4 <= caught.value.step < 14  # more where rank 0 was ahead when the signal came
     assert saved_steps(tmp_path / "run")[-1] == caught.value.step
     assert_nothing_left(tmp_path / "run", ranks=2)
     resumed = ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run")

@@ -180,10 +180,12 @@ def run_script(
     torchrun = [sys.executable, "-m", "torch.distributed.run", *meet_in(top)]
     torchrun += [f"--nproc-per-node={ranks}", "--redirects=3", f"--log-dir={logs}"]
     mark = secrets.token_hex(8)
+    environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": _path()}
+    environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # it warns where this host's name has no address
     process = subprocess.Popen(
         [*torchrun, "--module", "tutorials.checks.as_rank", str(script), *arguments],
         cwd=folder,
-        env={**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": _path()},
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
