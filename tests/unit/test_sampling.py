@@ -1,6 +1,5 @@
 """What one rank is dealt, and where its position is; several ranks are in tests/distributed."""
 
-import collections
 import os
 import signal
 import threading
@@ -23,6 +22,15 @@ def first_batch(sampler):
         return next(sampler.batches())
 
 
+@pytest.fixture
+def reports():
+    """No sampler of another test has reported a position."""
+    finish = reporting.start(lambda message: None)
+    yield
+    finish()
+    reporting.stop()
+
+
 # The order
 
 
@@ -35,13 +43,14 @@ def test_drop_last_leaves_out_the_ragged_batch_and_nothing_else():
         ElasticSampler(15, 16, drop_last=True)
 
 
-def test_a_short_epoch_has_the_first_steps_and_the_next_one_an_order_of_its_own():
-    whole = steps(ElasticSampler(103, 16), epochs=2)
+def test_a_short_epoch_has_the_first_steps_and_the_next_one_an_order_of_its_own(reports):
     sampler = ElasticSampler(103, 16, steps=3)
     assert len(sampler) == 3
-    assert steps(sampler, epochs=2) == whole[:3] + whole[7:10]
+    dealt = steps(sampler, epochs=2)
     position = reporting.position()
     assert position["samples"] == position["total_samples"] == 2 * 3 * 16
+    whole = steps(ElasticSampler(103, 16), epochs=2)
+    assert dealt == whole[:3] + whole[7:10]
     assert len(ElasticSampler(103, 16, steps=100)) == 7
     with pytest.raises(Error, match="whole number of at least 1, not 0"):
         ElasticSampler(103, 16, steps=0)
@@ -252,9 +261,7 @@ def test_a_fault_that_is_injected_belongs_to_one_launch():
     assert train() == 3
 
 
-def test_two_samplers_in_turns_count_their_steps_together(monkeypatch):
-    monkeypatch.setattr(reporting, "_positions", {})
-    monkeypatch.setattr(reporting, "_sums", collections.Counter())
+def test_two_samplers_in_turns_count_their_steps_together(monkeypatch, reports):
     one, other, asked, places = ElasticSampler(10, 4), ElasticSampler(20, 4, steps=3), [], []
     monkeypatch.setattr(stopping, "is_time_to_stop", lambda step: asked.append(step))
     for _ in zip(one.epochs(2), other.epochs(2)):
