@@ -201,9 +201,9 @@ def gradients_of_two_batches_added_up(training):
                 training.optimizer.zero_grad()
 
 
-@refused("sampler itself was iterated over")
+@refused("Sampler itself was iterated over")
 def the_sampler_itself(training):
-    with pytest.raises(ddp.Error, match="sampler itself was iterated over"):
+    with pytest.raises(ddp.Error, match="Sampler itself was iterated over"):
         iter(DataLoader(training.data, batch_sampler=training.sampler, num_workers=2))
     for epoch in training.sampler.epochs(EPOCHS):
         for rows in training.sampler:
@@ -220,7 +220,7 @@ class EveryOther:
         return itertools.islice(self.inner, ddp.rank(), None, ddp.world_size())
 
 
-@refused("sampler itself was iterated over")
+@refused("Sampler itself was iterated over")
 def something_around_the_sampler(training):
     prepared = EveryOther(training.loader().batch_sampler)
     for epoch in training.sampler.epochs(EPOCHS):
