@@ -87,9 +87,6 @@ class Requests:
     def __init__(self, sampler: ElasticSampler):
         self.sampler = sampler
 
-    def __len__(self) -> int:
-        return len(self.sampler)
-
     def __iter__(self) -> Iterator[tuple[int, list[int]]]:
         epoch = self.sampler.epoch
         for indices in self.sampler._shares():
