@@ -170,6 +170,11 @@ def _mixed(*numbers: int) -> int:
 
 def _begin_worker(worker_init_fn: Callable | None, worker: int) -> None:
     signal.signal(signal.SIGTERM, _on_sigterm)
+    info = torch.utils.data.get_worker_info()
+    seeded = getattr(info, "dataset", None)
+    if isinstance(seeded, SeededBySample):
+        # The user's own, for `worker_init_fn`: torch's dataclass is frozen.
+        object.__setattr__(info, "dataset", seeded.data)
     if worker_init_fn is not None:
         worker_init_fn(worker)
 

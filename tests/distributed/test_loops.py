@@ -17,7 +17,7 @@ import cloudpickle
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from tqdm import tqdm
 
 import ddp_common as ddp
@@ -116,8 +116,14 @@ def workers(training):
 
 @right
 def workers_that_are_spawned(training):
+    def begin(worker):
+        assert get_worker_info().dataset.inputs.shape == (SAMPLES, 4)
+
     loader = training.loader(
-        num_workers=1, multiprocessing_context="spawn", collate_fn=lambda batch: batch
+        num_workers=1,
+        multiprocessing_context="spawn",
+        collate_fn=lambda batch: batch,
+        worker_init_fn=begin,
     )
     assert loader.dataset is training.data and loader.batch_sampler is training.sampler
     for epoch in training.sampler.epochs(1):
