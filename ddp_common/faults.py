@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ddp_common.errors import Error
 
@@ -44,7 +45,15 @@ def inject(
     return functools.update_wrapper(faulty, function, updated=())
 
 
-def _run_with_fault(function, fault, rank, step, mark, /, **arguments):
+def _run_with_fault(
+    function: Callable,
+    fault: str | Callable,
+    rank: int,
+    step: int,
+    mark: str | None,
+    /,
+    **arguments: Any,
+) -> Any:
     from ddp_common.ranks import rendezvous, sampling  # torch: the client does without
 
     if rank >= rendezvous.world_size() and rendezvous.rank() == 0:
@@ -55,12 +64,15 @@ def _run_with_fault(function, fault, rank, step, mark, /, **arguments):
         )
     act = fault if callable(fault) else FAULTS[fault]
 
-    def strike(sampler):
+    def strike(sampler: sampling.ElasticSampler) -> None:
         if sampler.steps_done == step and is_due(rank, mark):
             act()
 
     sampling.injected.append(strike)
-    return function(**arguments)
+    try:
+        return function(**arguments)
+    finally:
+        sampling.injected.remove(strike)  # under torchrun other launches may follow
 
 
 def is_due(rank: int, mark: str | None) -> bool:
@@ -78,19 +90,19 @@ def is_due(rank: int, mark: str | None) -> bool:
     return True
 
 
-def _raise():
+def _raise() -> None:
     raise ValueError("a fault on purpose")
 
 
-def _kill():
+def _kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _stop():
+def _stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _hang():
+def _hang() -> None:
     threading.Event().wait()
 
 

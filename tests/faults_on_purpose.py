@@ -219,7 +219,7 @@ def train(
         _, hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, hard_limit))
     for epoch in sampler.epochs(epochs):
-        for indices in sampler:
+        for indices in sampler.batches():
             if leaves_early == ddp.rank() and sampler.steps_done == epochs * len(sampler):
                 Path(mark).write_text("")
                 return None

@@ -30,7 +30,7 @@ def train(pause, until):
     checkpoint = ddp.Checkpoint(model=model, optimizer=optimizer, sampler=sampler, every_steps=2)
     hurries = checkpoint.restore() is not None
     for _ in sampler.epochs(1):
-        for rows in sampler:
+        for rows in sampler.batches():
             loss = torch.nn.functional.mse_loss(model(x[rows]), y[rows]) * sampler.weight
             optimizer.zero_grad()
             loss.backward()

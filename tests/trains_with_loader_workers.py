@@ -16,11 +16,12 @@ def train():
     data = TensorDataset(torch.randn(100_000, 8))
     sampler = ddp.ElasticSampler(len(data), 10)
     ddp.Checkpoint(model=model, optimizer=optimizer, sampler=sampler, every_steps=5)
-    for (batch,) in ddp.DataLoader(data, batch_sampler=sampler, num_workers=2):
-        optimizer.zero_grad()
-        model(batch).square().mean().backward()
-        optimizer.step()
-        time.sleep(0.02)
+    for _ in sampler.epochs(1):
+        for (batch,) in ddp.DataLoader(data, batch_sampler=sampler, num_workers=2):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+            time.sleep(0.02)
 
 
 if __name__ == "__main__":

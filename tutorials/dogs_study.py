@@ -197,7 +197,7 @@ def train_on_ranks(head, features, labels, training, held_out, end_of_epoch, epo
     plateau = ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
     sampler, rates = ddp.ElasticSampler(len(training), 128), []
     for _ in sampler.epochs(epochs):
-        for batch in sampler:
+        for batch in sampler.batches():
             rows = training[batch]
             loss = F.cross_entropy(model(features[rows]), labels[rows])
             optimizer.zero_grad()

@@ -51,7 +51,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader
 
 import ddp_common as ddp
 from tutorials import flights_tables as ready  # what is not today's subject
@@ -286,7 +285,7 @@ my_prediction = None  # "same", "noisy" or "biased"
 # | `table` in the rank | this rank's partitions |
 # | `table.tensors(CODES, SCALED, "late")` | its rows as tensors, made once |
 # | `ElasticSampler(data, …)` | the table instead of the number of samples |
-# | `DataLoader(data, …)` | gives the rows that the sampler deals to this rank |
+# | `ddp.DataLoader(data, …)` | gives the rows that the sampler deals to this rank |
 #
 # **Ranks start where the partitions are.** Each worker starts one rank and hands its
 # partitions over in *shared memory*, which two processes of a machine can both read. If
@@ -310,7 +309,7 @@ def train(table, sizes, epochs, batch_size, learning_rate, hidden, seed):
     torch.manual_seed(seed)  # the same initial weights on all ranks
     data = table.tensors(CODES, SCALED, "late")
     sampler = ddp.ElasticSampler(data, batch_size, seed=seed)
-    loader = DataLoader(data, batch_sampler=sampler)
+    loader = ddp.DataLoader(data, batch_sampler=sampler)
     model = DDP(LateModel(sizes, hidden).to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
     checkpoint = ddp.Checkpoint(

@@ -326,7 +326,7 @@ display(
 # ### The training itself
 #
 # This is the function that `make run` trains with, in global batches of 64. It is the
-# plain loop, with DDP and four helpers of this repository, which `pets` explains.
+# plain loop, with DDP and five helpers of this repository, which `pets` explains.
 
 
 # %%
@@ -337,7 +337,7 @@ def train(images, epochs, batch_size, learning_rate, channels, bottleneck, seed)
     data = Digits(images)
     # deals each global batch out to the ranks
     sampler = ddp.ElasticSampler(len(data), batch_size, seed=seed)
-    loader = DataLoader(data, batch_sampler=sampler, collate_fn=lambda batch: batch)
+    loader = ddp.DataLoader(data, batch_sampler=sampler, collate_fn=lambda batch: batch)
     model = DDP(autoencoder(channels, bottleneck).to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
     checkpoint = ddp.Checkpoint(  # with it, a stopped run can go on

@@ -281,6 +281,7 @@ my_prediction = None  # "same", "close" or "different"
 # | `device = ddp.device()` | the GPU of this rank, else the CPU |
 # | `sampler = ddp.ElasticSampler(...)` | deals each global batch out to the ranks |
 # | `sampler.epochs(...)` | not `range`: it tells the sampler the epoch |
+# | `sampler.batches()` | this rank's windows, batch by batch |
 # | `model = DDP(...)` | averages the gradients over the ranks |
 # | `* sampler.weight` | a rank with fewer windows in the last batch counts less |
 # | `schedule = ...`, `schedule.step()` | changes the learning rate: up, then down |
@@ -328,7 +329,7 @@ def train(contexts, targets, epochs, batch_size, learning_rate, layers, hidden, 
     checkpoint = ddp.Checkpoint(**parts, sampler=sampler, every_steps=50)
     checkpoint.restore()  # nothing to restore on a first attempt
     for epoch in sampler.epochs(epochs):
-        for rows in sampler:  # the numbers of this rank's windows in the batch
+        for rows in sampler.batches():  # numbers of this rank's windows in the batch
             context = contexts[rows].long().to(device)
             target = targets[rows].long().to(device)
             loss = F.cross_entropy(model(context), target) * sampler.weight

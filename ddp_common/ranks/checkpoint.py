@@ -106,9 +106,8 @@ class Checkpoint:
 
     def _listen_to_sampler(self):
         sampler = self.parts.get("sampler")
-        if hasattr(sampler, "between_steps"):
-            sampler.between_steps.append(self._save_if_due)
-            sampler.before_stopping.append(self._save_and_wait)
+        if hasattr(sampler, "listeners"):
+            sampler.listeners.append(self)
         elif self.every_steps or self.every_seconds:
             raise Error(
                 "every_steps and every_seconds need the sampler, which counts the steps: "
@@ -186,11 +185,17 @@ class Checkpoint:
         if problem is not None and self.on_error == "stop":
             raise problem
 
-    def _save_and_wait(self):
+    def batch_taken(self):
+        pass
+
+    def is_at_boundary(self):
+        return True
+
+    def save_and_wait(self):
         self.save()
         self.wait()
 
-    def _save_if_due(self):
+    def save_if_due(self):
         step = self._step()
         if self.directory is None or step in (0, self._saved_step):
             return

@@ -8,12 +8,14 @@ them too).
 Relies on the epoch travelling with the indices of a batch, to workers that may outlive it.
 """
 
+import copy
 import functools
 import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import cloudpickle
@@ -23,7 +25,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from ddp_common.errors import Error
 from ddp_common.ranks import stopping
-from ddp_common.ranks.sampling import ElasticSampler, Shares
+from ddp_common.ranks.sampling import ElasticSampler
 
 ALL_64_BITS = 2**64 - 1
 SAME_SIGNAL = 1.0  # seconds between a signal's arrival at a rank and at its workers
@@ -43,39 +45,52 @@ class DataLoader(torch.utils.data.DataLoader):
         if isinstance(dataset, IterableDataset):
             raise Error(
                 f"{type(dataset).__name__} is an IterableDataset: it has no indices that a "
-                "sampler could deal, and every rank would read all of it. Give a data set with "
-                "__getitem__, or let each rank read its own part, with torch's DataLoader and "
-                "without a sampler (docs/recipes.md has an example)."
+                "sampler could deal. Give a data set with __getitem__, or let each rank read its "
+                "own part, with torch's DataLoader (docs/recipes.md, 'Data without indices')."
             )
-        if options.get("num_workers"):
-            begin = options.get("worker_init_fn")
-            begin = None if begin is None else ByValue(begin)
-            options["worker_init_fn"] = functools.partial(_begin_worker, begin)
-        if isinstance(batch_sampler, ElasticSampler):
-            if not options.get("in_order", True):
-                raise Error(
-                    "A DataLoader with in_order=False hands out batches in any order: "
-                    "sampler.weight and the position would not be those of the batch that is "
-                    "trained on. Leave in_order out."
-                )
-            if options.get("collate_fn") is not None:
-                options["collate_fn"] = ByValue(options["collate_fn"])
-            dataset = SeededBySample(dataset, batch_sampler.seed)
-            batch_sampler = Shares(batch_sampler)
+        if not options.get("in_order", True) and isinstance(batch_sampler, ElasticSampler):
+            raise Error(
+                "A DataLoader with in_order=False hands out batches in any order: weight and "
+                "position would not be those of the batch that is trained on. Leave in_order out."
+            )
         super().__init__(dataset, batch_sampler=batch_sampler, **options)
+        if isinstance(batch_sampler, ElasticSampler):
+            self._requests = Requests(batch_sampler)
+            self._seeded = SeededBySample(dataset, batch_sampler.seed)
 
     def __iter__(self) -> Iterator:  # type: ignore[override]
-        begin = super().__iter__
-        shares = self.batch_sampler
-        if not isinstance(shares, Shares):
-            return begin()
+        if isinstance(self.batch_sampler, ElasticSampler):
+            return self.batch_sampler._steps(super().__iter__)
+        return super().__iter__()
 
-        def load(of_this_pass: Shares) -> Iterator:
-            shares.current = of_this_pass.current
-            shares.deal = of_this_pass.deal
-            return begin()
+    def _get_iterator(self) -> Any:
+        """torch's own iterator, over a copy of this loader that asks for `Requests`.
 
-        return shares.sampler._steps(load)
+        So this loader keeps the attributes that the user has given.
+        """
+        loader = copy.copy(self)
+        attributes = vars(loader)  # torch's __setattr__ takes no other data set or sampler
+        if isinstance(self.batch_sampler, ElasticSampler):
+            attributes["batch_sampler"] = self._requests
+            attributes["dataset"] = self._seeded
+        if self.num_workers:
+            begin = self.worker_init_fn
+            begin = None if begin is None else ByValue(begin)
+            attributes["worker_init_fn"] = functools.partial(_begin_worker, begin)
+            attributes["collate_fn"] = ByValue(self.collate_fn)
+        return torch.utils.data.DataLoader._get_iterator(loader)
+
+
+class Requests:
+    """(epoch, this rank's indices) of each step that is left; to ask moves no position."""
+
+    def __init__(self, sampler: ElasticSampler):
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+        epoch = self.sampler.epoch
+        for indices in self.sampler._shares():
+            yield epoch, indices
 
 
 class SeededBySample(Dataset):
@@ -85,12 +100,6 @@ class SeededBySample(Dataset):
         self.data = data
         self.seed = seed
         self.draws = False  # its `__getitems__` has drawn random numbers
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.data[index]
 
     def __getitems__(self, request: tuple[int, list[int]]) -> list:
         """The samples of (epoch, indices), as a loader's fetcher asks for them."""
@@ -112,7 +121,7 @@ class SeededBySample(Dataset):
             samples.append(self.data[index] if whole_batch is None else whole_batch([index])[0])
         return samples
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return SeededBySample, (ByValue(self.data), self.seed)
 
 
@@ -128,22 +137,22 @@ class ByValue:
     def __call__(self, *arguments: Any) -> Any:
         return self.thing(*arguments)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return cloudpickle.loads, (cloudpickle.dumps(self.thing),)
 
 
-def _seed(number):
+def _seed(number: int) -> None:
     """Seed torch's generator of the CPU, NumPy's and Python's with different parts of 64 bits."""
     torch.default_generator.manual_seed(number & 0xFFFFFFFF)
     np.random.seed(number >> 32)
     random.seed(number)
 
 
-def _draw():
+def _draw() -> tuple[float, float, float]:
     return torch.rand(()).item(), np.random.random(), random.random()
 
 
-def _mixed(*numbers):
+def _mixed(*numbers: int) -> int:
     """64 bits in which each of the numbers has a part: splitmix64's steps, 20 times quicker than
     NumPy's SeedSequence.
     """
@@ -159,13 +168,18 @@ def _mixed(*numbers):
 # Workers
 
 
-def _begin_worker(worker_init_fn, worker):
+def _begin_worker(worker_init_fn: Callable | None, worker: int) -> None:
     signal.signal(signal.SIGTERM, _on_sigterm)
+    info = torch.utils.data.get_worker_info()
+    seeded = getattr(info, "dataset", None)
+    if isinstance(seeded, SeededBySample):
+        # The user's own, for `worker_init_fn`: torch's dataclass is frozen.
+        object.__setattr__(info, "dataset", seeded.data)
     if worker_init_fn is not None:
         worker_init_fn(worker)
 
 
-def _on_sigterm(number, frame):
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
     """Stay while the rank, told to stop too, finishes its step and saves; else end, as ever."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the next one ends it
     deadline = time.monotonic() + SAME_SIGNAL

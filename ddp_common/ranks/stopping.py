@@ -11,11 +11,13 @@ Promises: all ranks leave before the same step, having saved. The threads never 
 """
 
 import contextlib
+import dataclasses
 import datetime
 import mmap
 import signal
 import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import NoReturn
 
 import torch
@@ -25,9 +27,6 @@ from ddp_common.ranks import rendezvous
 
 PEERS_TIMEOUT = datetime.timedelta(minutes=10)  # for all to answer, and to come to the step
 
-_told = False  # this rank has got SIGTERM
-_in_loop = False  # training has come to its first step
-_is_done = False  # there is nothing left to stop
 # A byte that this process shares with what it forks: told to stop, and still in its last step
 _is_leaving = mmap.mmap(-1, 1)
 
@@ -103,8 +102,18 @@ class Agreement:
             store.set(f"begun/{self.rank}", str(self.begun))
 
 
-_agreement: Agreement | None = None  # with the other ranks
-_agreements = 0  # so many this process has had: each has keys of its own in the store
+@dataclasses.dataclass
+class State:
+    """How far this process is."""
+
+    was_told: bool = False  # it has got SIGTERM
+    is_in_loop: bool = False  # training has come to its first step
+    is_done: bool = False  # there is nothing left to stop
+    agreement: Agreement | None = None  # with the other ranks
+    agreements: int = 0  # so many it has had: each has keys of its own in the store
+
+
+_state = State()
 
 
 def listen_to_sigterm() -> None:
@@ -112,8 +121,8 @@ def listen_to_sigterm() -> None:
 
     Call it in the main thread.
     """
-    global _in_loop, _is_done
-    _in_loop = _is_done = False
+    _state.is_in_loop = False
+    _state.is_done = False
     signal.signal(signal.SIGTERM, _on_sigterm)
 
 
@@ -123,43 +132,41 @@ def in_agreement() -> Iterator[None]:
 
     It belongs inside of the process group.
     """
-    global _agreement, _agreements
     store = rendezvous.current_store()
     if store is None:
         yield
         return
-    _agreements += 1
-    own_keys = dist.PrefixStore(f"stop/{_agreements}", store)
-    _agreement = Agreement(own_keys, rendezvous.rank(), rendezvous.world_size())
+    _state.agreements += 1
+    own_keys = dist.PrefixStore(f"stop/{_state.agreements}", store)
+    agreement = Agreement(own_keys, rendezvous.rank(), rendezvous.world_size())
+    _state.agreement = agreement
     try:
         yield
         # Not after an exception: this rank's launcher ends the others then.
-        _agreement.end()
+        agreement.end()
     finally:
-        _agreement = None
+        _state.agreement = None
 
 
 def training_has_ended() -> None:
     """From now on SIGTERM changes nothing: the training function has come to its end."""
-    global _is_done
-    _is_done = True
+    _state.is_done = True
     _is_leaving[0] = False
 
 
-def _on_sigterm(number, frame):
-    global _told
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
     # Only once: a second SIGTERM, which some batch systems send, would raise in what the first
     # one has this rank do.
-    is_to_leave = not (_told or _in_loop or _is_done)
-    _told = True
-    _is_leaving[0] = not (is_to_leave or _is_done)
+    is_to_leave = not (_state.was_told or _state.is_in_loop or _state.is_done)
+    _state.was_told = True
+    _is_leaving[0] = not (is_to_leave or _state.is_done)
     if is_to_leave:
         raise Stopped("before the first step")
 
 
 def was_told() -> bool:
     """Whether it was this rank that got SIGTERM."""
-    return _told
+    return _state.was_told
 
 
 def is_rank_leaving() -> bool:
@@ -172,21 +179,22 @@ def is_in_loop() -> bool:
 
     From there on ranks leave together; before that, each one on its own.
     """
-    return _in_loop
+    return _state.is_in_loop
 
 
 def is_time_to_stop(step: int) -> bool:
     """Whether the ranks are to leave before `step`, counted over the whole run.
 
-    Every rank asks before every step.
+    Every rank asks before every step. Once they are to leave, it is so for all later steps: a rank
+    may go on to the end of what it is adding up.
     """
-    global _in_loop
-    _in_loop = True
-    if _agreement is None:
-        return _told
-    if _told:
-        _agreement.request()
-    return _agreement.is_time_to_leave(step)
+    _state.is_in_loop = True
+    agreement = _state.agreement
+    if agreement is None:
+        return _state.was_told
+    if _state.was_told:
+        agreement.request()
+    return agreement.is_time_to_leave(step)
 
 
 def leave() -> NoReturn:
@@ -194,10 +202,10 @@ def leave() -> NoReturn:
 
     It waits for `PEERS_TIMEOUT` at most.
     """
-    if _agreement is not None:
+    if _state.agreement is not None:
         if rendezvous.device().type == "cuda":
             # Others' last step may need what this rank's GPU has not done yet.
             torch.cuda.synchronize()
-        _agreement.leave()
+        _state.agreement.leave()
     _is_leaving[0] = False
     raise Stopped

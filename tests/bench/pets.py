@@ -92,8 +92,8 @@ class Batches(Items):
 def by_batch(data):
     """Read an epoch; returns the number of windows."""
     sampler = ddp.ElasticSampler(len(data), BATCH)
-    loader = DataLoader(data, batch_sampler=sampler, collate_fn=lambda batch: batch)
-    return sum(len(targets) for _, targets in loader)
+    loader = ddp.DataLoader(data, batch_sampler=sampler, collate_fn=lambda batch: batch)
+    return sum(len(targets) for _ in sampler.epochs(1) for _, targets in loader)
 
 
 def by_item(data):

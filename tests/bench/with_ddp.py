@@ -49,7 +49,7 @@ def train(folder, steps, is_killed=False, saves=False):
     checkpoint.restore()
     mark, ended = Path(folder) / "killed", []
     for _ in sampler.epochs(steps // len(sampler)):
-        for batch in sampler:
+        for batch in sampler.batches():
             if is_killed and sampler.steps_done > KILLED_AT and ddp.rank() == 1:
                 kill_once(mark)
             loss = nn.functional.cross_entropy(model(contexts[batch]), targets[batch])

@@ -22,7 +22,7 @@ def test_a_training_function_may_destroy_the_process_group_in_its_last_line(clie
         sampler = ddp.ElasticSampler(8, 4)
         checkpoint = ddp.Checkpoint(model=torch.nn.Linear(1, 1), sampler=sampler)
         for _ in sampler.epochs(1):
-            for _ in sampler:
+            for _ in sampler.batches():
                 ddp.report(loss=1.0)
         checkpoint.save()
         dist.destroy_process_group()

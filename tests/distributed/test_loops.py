@@ -1,13 +1,15 @@
-"""The loops of docs/loops.md, a row each.
+"""Loops as training scripts have them. Those that are refused are the rows of docs/loops.md.
 
 Two ranks end with the weights of one process, or the loop is refused with a reason.
 """
 
 import itertools
 import os
+import queue
 import re
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +17,8 @@ import cloudpickle
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from tqdm import tqdm
 
 import ddp_common as ddp
 
@@ -88,79 +91,83 @@ def refused(message):
 
 
 @right
-def epochs_of_the_sampler(training):
+def epochs_and_a_loader(training):
     loader = training.loader()
-    for epoch in training.sampler.epochs(EPOCHS):
-        for batch in loader:
+    for epoch in tqdm(training.sampler.epochs(EPOCHS)):
+        for number, batch in enumerate(tqdm(loader)):
             training.step(batch)
 
 
 @right
-def a_plain_range(training):
-    for epoch in range(EPOCHS):
-        for number, batch in enumerate(training.loader()):
-            training.step(batch)
+def epochs_and_batches(training):
+    inputs = training.data.inputs
+    for epoch in training.sampler.epochs(EPOCHS):
+        for rows in training.sampler.batches():
+            training.step((inputs[rows], inputs[rows].sum(1, keepdim=True)))
 
 
 @right
 def workers(training):
-    loader = training.loader(num_workers=2, prefetch_factor=3)
+    loader = training.loader(num_workers=2, prefetch_factor=3, persistent_workers=True)
     for epoch in training.sampler.epochs(EPOCHS):
         for batch in loader:
             training.step(batch)
 
 
 @right
-def persistent_workers_and_break(training):
-    loader = training.loader(num_workers=2, persistent_workers=True)
-    for epoch in range(EPOCHS):
-        for number, batch in enumerate(loader):
-            training.step(batch)
-            if number == 3:
-                break
-
-
-@right
 def workers_that_are_spawned(training):
-    loader = training.loader(num_workers=1, multiprocessing_context="spawn")
-    for batch in loader:
-        training.step(batch)
+    def begin(worker):
+        assert get_worker_info().dataset.inputs.shape == (SAMPLES, 4)
+
+    loader = training.loader(
+        num_workers=1,
+        multiprocessing_context="spawn",
+        collate_fn=lambda batch: batch,
+        worker_init_fn=begin,
+    )
+    assert loader.dataset is training.data and loader.batch_sampler is training.sampler
+    for epoch in training.sampler.epochs(1):
+        for samples in loader:
+            training.step([torch.stack(part) for part in zip(*samples)])
 
 
 @right
-def islice_and_zip(training):
-    other = DataLoader(range(SAMPLES), batch_size=7, num_workers=1)
-    for epoch in range(EPOCHS):
-        for batch, _ in zip(itertools.islice(training.loader(), 4), other):
+def next_by_hand(training):
+    for epoch in training.sampler.epochs(EPOCHS):
+        batches = iter(training.loader(num_workers=2))
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
             training.step(batch)
 
 
 @right
-def iter_and_next_by_hand(training):
-    batches = iter(training.loader(num_workers=2))
-    for step in range(15):
-        try:
-            batch = next(batches)
-        except StopIteration:
-            batches = iter(training.loader(num_workers=2))
-            batch = next(batches)
-        training.step(batch)
+def islice_of_a_short_epoch(training):
+    training.sampler = ddp.ElasticSampler(SAMPLES, BATCH, seed=1, steps=3)
+    for epoch in training.sampler.epochs(EPOCHS):
+        for batch in itertools.islice(training.loader(), 3):
+            training.step(batch)
 
 
 @right
-def a_look_at_the_first_batch(training):
-    look = iter(training.loader())
-    next(look)
-    if ddp.rank() == 0:
-        next(iter(training.loader()))
-    for epoch in range(EPOCHS):
-        for batch in training.loader():
-            training.step(batch)
+def a_loop_that_is_left_and_gone_on_with(training):
+    loader = training.loader(num_workers=2, persistent_workers=True)
+    for _ in range(4):
+        for epoch in training.sampler.epochs(EPOCHS):
+            for batch in loader:
+                training.step(batch)
+                if training.sampler.step == 4:
+                    break
+            if training.sampler.step == 4:
+                break
+    assert training.sampler.steps_done == 6 * EPOCHS
 
 
 @right
 def validation_within_an_epoch(training):
-    for epoch in range(EPOCHS):
+    for epoch in training.sampler.epochs(EPOCHS):
         for number, batch in enumerate(training.loader()):
             training.step(batch)
             if number == 2:
@@ -173,18 +180,10 @@ def validation_within_an_epoch(training):
 
 
 @right
-def set_epoch_as_for_a_distributed_sampler(training):
-    for epoch in range(EPOCHS):
-        training.sampler.set_epoch(epoch)
-        for batch in training.loader():
-            training.step(batch)
-
-
-@right
 def two_samplers_in_turns(training):
     other = ddp.ElasticSampler(50, 9, seed=2)
     loader = ddp.DataLoader(training.data, batch_sampler=other, num_workers=1)
-    for epoch in range(EPOCHS):
+    for _ in zip(training.sampler.epochs(EPOCHS), other.epochs(EPOCHS)):
         for batch, second in zip(training.loader(num_workers=2), loader):
             training.step(batch)
             training.step(second, other.weight)
@@ -193,7 +192,7 @@ def two_samplers_in_turns(training):
 @right
 def gradients_of_two_batches_added_up(training):
     loader = training.loader(num_workers=2)
-    for epoch in range(EPOCHS):
+    for epoch in training.sampler.epochs(EPOCHS):
         for number, batch in enumerate(loader):
             (training.loss(batch) / 2).backward()
             if number % 2:
@@ -201,18 +200,13 @@ def gradients_of_two_batches_added_up(training):
                 training.optimizer.zero_grad()
 
 
-@right
-def the_sampler_without_a_loader(training):
-    inputs = training.data.inputs
-    for epoch in range(EPOCHS):
-        for indices in training.sampler:
-            training.step((inputs[indices], inputs[indices].sum(1, keepdim=True)))
-
-
-@refused("torch's DataLoader with num_workers=2")
-def torchs_loader_with_workers(training):
-    for batch in DataLoader(training.data, batch_sampler=training.sampler, num_workers=2):
-        training.step(batch)
+@refused("Sampler itself was iterated over")
+def the_sampler_itself(training):
+    with pytest.raises(ddp.Error, match="Sampler itself was iterated over"):
+        iter(DataLoader(training.data, batch_sampler=training.sampler, num_workers=2))
+    for epoch in training.sampler.epochs(EPOCHS):
+        for rows in training.sampler:
+            training.step(training.data[rows])
 
 
 class EveryOther:
@@ -225,17 +219,66 @@ class EveryOther:
         return itertools.islice(self.inner, ddp.rank(), None, ddp.world_size())
 
 
-@refused("Something stands between .*EveryOther")
-def something_between_loader_and_sampler(training):
-    for batch in DataLoader(training.data, batch_sampler=EveryOther(training.sampler)):
-        training.step(batch)
+@refused("Sampler itself was iterated over")
+def something_around_the_sampler(training):
+    prepared = EveryOther(training.loader().batch_sampler)
+    for epoch in training.sampler.epochs(EPOCHS):
+        for batch in DataLoader(training.data, batch_sampler=prepared):
+            training.step(batch)
 
 
-@refused("Something stands between .*islice")
-def an_iterator_between_loader_and_sampler(training):
-    batches = itertools.islice(training.sampler, ddp.rank(), None, ddp.world_size())
-    for batch in DataLoader(training.data, batch_sampler=batches):
-        training.step(batch)
+@refused(r"begins outside of epochs")
+def a_plain_range(training):
+    with pytest.raises(ddp.Error, match="begins outside of epochs"):
+        next(iter(training.loader()))
+    for epoch in range(EPOCHS):
+        for batch in training.loader():
+            training.step(batch)
+
+
+@refused("second pass over epoch 0 begins; 6 of its 6 steps")
+def a_second_pass(training):
+    for epoch in training.sampler.epochs(EPOCHS):
+        batches = iter(training.loader(num_workers=1))
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                batches = iter(training.loader(num_workers=1))
+                batch = next(batches)
+            training.step(batch)
+            with pytest.raises(ddp.Error, match="second pass over epoch 0"):
+                next(iter(training.loader()))
+
+
+@refused("left after 3 of 6 steps(?s:.*)steps=3")
+def a_pass_that_is_left(training):
+    for epoch in training.sampler.epochs(EPOCHS):
+        for number, batch in enumerate(training.loader(num_workers=1)):
+            training.step(batch)
+            if number == 2:
+                training.checkpoint.save()
+                break
+
+
+@refused("no batch of the sampler was in training")
+def batches_that_are_kept(training):
+    for epoch in training.sampler.epochs(EPOCHS):
+        for batch in itertools.cycle(training.loader(num_workers=1)):
+            training.step(batch)
+
+
+@refused("Another thread takes this sampler's batches")
+def a_thread_that_takes_batches(training):
+    def prefetch():
+        for batch in training.loader():
+            batches.put(batch)
+
+    for epoch in training.sampler.epochs(EPOCHS):
+        batches = queue.Queue(maxsize=2)
+        threading.Thread(target=prefetch, daemon=True).start()
+        for _ in range(len(training.sampler)):
+            training.step(batches.get())
 
 
 @refused("Stream is an IterableDataset")
@@ -252,53 +295,13 @@ def a_loader_without_order(training):
     training.loader(num_workers=2, in_order=False)
 
 
-@refused("begins while another one is in step 1 of 6")
-def nested_passes(training):
-    for batch in training.loader():
-        training.step(batch)
-        for second in training.loader():
-            training.step(second)
-
-
-@refused("can't go on")
-def two_loaders_at_once(training):
-    for batch, second in zip(training.loader(), training.loader(num_workers=1)):
-        training.step(batch)
-
-
-@refused("A second pass within epoch 0")
-def two_passes_in_one_epoch_of_the_sampler(training):
-    for epoch in training.sampler.epochs(EPOCHS):
-        for _ in range(2):
-            for number, batch in enumerate(training.loader(num_workers=1)):
-                training.step(batch)
-                if number == 2:
-                    break
-
-
-@refused("no batch of the sampler was in training")
-def batches_kept_in_a_list(training):
-    batches = list(training.loader(num_workers=1))
-    for batch in batches:
-        training.step(batch)
-
-
-@refused("within the pass over epoch 0, after step 3 of 6")
-def saved_in_a_loop_that_is_left_at_once(training):
-    for epoch in range(EPOCHS):
-        for number, batch in enumerate(training.loader()):
-            training.step(batch)
-            if number == 2:
-                training.checkpoint.save()
-                break
-
-
 @refused("drop_last=True")
 def one_sample_for_batch_normalisation(training):
     training.network.append(torch.nn.BatchNorm1d(1))
     sampler = ddp.ElasticSampler(22, BATCH)  # of the last batch each of two ranks gets one
-    for batch in ddp.DataLoader(training.data, batch_sampler=sampler):
-        training.network(batch[0])
+    for epoch in sampler.epochs(1):
+        for batch in ddp.DataLoader(training.data, batch_sampler=sampler):
+            training.network(batch[0])
 
 
 @refused("multiprocessing_context='spawn'")
@@ -327,9 +330,10 @@ def test_a_loop_ends_with_the_weights_of_one_process_or_is_refused(client, name)
     assert steps == sorted(steps)
 
 
-def test_every_loop_is_a_row_of_the_page():
+def test_every_loop_that_is_refused_is_a_row_of_the_page():
     page = (Path(__file__).parents[2] / "docs" / "loops.md").read_text()
-    assert {*re.findall(r"\| `(\w+)` \|$", page, flags=re.M)} == {*LOOPS}
+    refused_loops = {name for name, (_, refusal) in LOOPS.items() if refusal is not None}
+    assert {*re.findall(r"\| `(\w+)` \|$", page, flags=re.M)} == refused_loops
 
 
 # A loop that is ended in its middle and gone on with
@@ -339,7 +343,7 @@ def train_and_be_told_to_stop():
     training = Training()
     resumed = training.checkpoint.restore()
     loader = training.loader(num_workers=2, prefetch_factor=3)
-    for epoch in training.sampler.epochs(EPOCHS) if resumed else range(EPOCHS):
+    for epoch in training.sampler.epochs(EPOCHS):
         for batch in loader:
             training.step(batch)
             if not resumed and ddp.rank() == 1 and (epoch, training.sampler.step) == (1, 2):
@@ -349,10 +353,10 @@ def train_and_be_told_to_stop():
     return training.weights()
 
 
-def test_a_plain_loop_with_workers_stops_between_two_steps_and_goes_on_there(client, tmp_path):
+def test_a_loop_with_workers_stops_between_two_steps_and_goes_on_there(client, tmp_path):
     with pytest.raises(ddp.RunStopped) as caught:
         ddp.launch(client, train_and_be_told_to_stop, workers=2, directory=tmp_path / "run")
     assert caught.value.step >= 8
     run = ddp.launch(client, train_and_be_told_to_stop, workers=2, directory=tmp_path / "run")
-    alone = train("a_plain_range")
+    alone = train("epochs_and_a_loader")
     assert (run.result - alone).norm() / alone.norm() < 1e-6

@@ -26,7 +26,7 @@ def train():
     sampler = ddp.ElasticSampler(96, 32)
     checkpoint = ddp.Checkpoint(model=model, sampler=sampler)
     for epoch in sampler.epochs(2):
-        for rows in sampler:
+        for rows in sampler.batches():
             loss = mse_loss(model(data[rows]), targets[rows]) * sampler.weight
             optimizer.zero_grad()
             loss.backward()

@@ -55,7 +55,7 @@ def test_reports_between_steps_carry_epoch_and_step(client):
     def train():
         sampler = ddp.ElasticSampler(10, 4)
         for _ in sampler.epochs(2):
-            for _ in sampler:
+            for _ in sampler.batches():
                 ddp.report(loss=0.0)
 
     metrics = ddp.launch(client, train, workers=2).metrics

@@ -10,7 +10,7 @@ def train(steps):
     checkpoint = ddp.Checkpoint(sampler=sampler)
     begun = checkpoint.restore()
     for epoch in sampler.epochs(1):
-        for batch in sampler:
+        for batch in sampler.batches():
             ddp.report(loss=1.0)
     checkpoint.save()
     return begun is not None

@@ -62,7 +62,7 @@ def train():
     checkpoint = ddp.Checkpoint(model=model, sampler=sampler)
     checkpoint.restore()
     for _ in sampler.epochs(1):
-        for indices in sampler:
+        for indices in sampler.batches():
             total = torch.tensor([float(len(indices))])
             torch.distributed.all_reduce(total)
             ddp.report(samples=total.item())

@@ -20,7 +20,6 @@ from distributed import wait
 from processes import Background, held_back, log_of, saved_steps, wait_until, workers_of
 from tables_here import everyone, placed
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader
 
 import ddp_common as ddp
 from ddp_common.client.asking import known_workers
@@ -57,10 +56,10 @@ def train(table, use_loader=False, epochs=EPOCHS):
     sampler = ddp.ElasticSampler(table, BATCH, seed=1)
     checkpoint = ddp.Checkpoint(model=model, optimizer=optimizer, sampler=sampler, every_steps=3)
     checkpoint.restore()
-    loader = DataLoader(table, batch_sampler=sampler)
+    loader = ddp.DataLoader(table, batch_sampler=sampler)
     losses, dealt = [], []
     for _ in sampler.epochs(epochs):
-        for batch in loader if use_loader else sampler:
+        for batch in loader if use_loader else sampler.batches():
             frame = batch if use_loader else table.take(batch)
             x = torch.from_numpy(frame[FEATURES].to_numpy())
             y = torch.from_numpy(frame["y"].to_numpy())
@@ -139,7 +138,8 @@ def test_each_kind_of_collection_arrives_as_it_was(client):
 
 def nested(data, plain):
     (x, y), extra = data["pair"], data["extra"][0]
-    rows = next(iter(ddp.ElasticSampler(x, 8)))
+    sampler = ddp.ElasticSampler(x, 8)
+    rows = [rows for _ in sampler.epochs(1) for rows in sampler.batches()][0]
     together = (x.take(rows)[:, 0] == y.take(rows).to_numpy()).all()
     return everyone((bool(together), len(extra), plain))
 

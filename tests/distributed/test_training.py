@@ -37,7 +37,7 @@ def train(dropout=0.0, dying_rank=None):
     resumed = checkpoint.restore()
     steps = 0
     for epoch in sampler.epochs(EPOCHS):
-        for indices in sampler:
+        for indices in sampler.batches():
             loss = (
                 torch.nn.functional.mse_loss(model(data[indices]), targets[indices])
                 * sampler.weight

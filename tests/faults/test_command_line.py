@@ -60,7 +60,7 @@ class Collected:
 
 def train():
     for epoch in (sampler := ddp.ElasticSampler(10_000, 1)).epochs(1):
-        for batch in sampler:
+        for batch in sampler.batches():
             time.sleep(0.01)
 
 client = ddp.connect()

@@ -57,7 +57,7 @@ def test_a_large_checkpoint_arrives_whole(apart):
         checkpoint = ddp.Checkpoint(model=model, sampler=sampler)
         checkpoint.restore()
         for _ in sampler.epochs(1):
-            for _ in sampler:
+            for _ in sampler.batches():
                 torch.nn.init.constant_(model.weight, sampler.steps_done)
             checkpoint.save()
         return model.weight[0, 0].item()

@@ -33,7 +33,7 @@ def train(table):
     checkpoint = ddp.Checkpoint(model=torch.nn.Linear(1, 1), sampler=sampler, every_steps=1)
     checkpoint.restore()
     for _ in sampler.epochs(20):
-        for rows in sampler:
+        for rows in sampler.batches():
             table.take(rows)
             dist.all_reduce(torch.ones(1))
 

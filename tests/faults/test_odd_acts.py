@@ -46,14 +46,15 @@ def test_what_a_rank_has_forked_can_be_terminated_and_reports_nothing(client):
     def train():
         sampler = ddp.ElasticSampler(20, 10, seed=0)
         codes = []
-        for _ in sampler:
-            reported = multiprocessing.Event()
-            child = multiprocessing.Process(target=report_and_wait, args=(reported,))
-            child.start()
-            reported.wait(PATIENCE)
-            child.terminate()
-            child.join(PATIENCE)
-            codes.append(child.exitcode)
+        for _ in sampler.epochs(1):
+            for _ in sampler.batches():
+                reported = multiprocessing.Event()
+                child = multiprocessing.Process(target=report_and_wait, args=(reported,))
+                child.start()
+                reported.wait(PATIENCE)
+                child.terminate()
+                child.join(PATIENCE)
+                codes.append(child.exitcode)
         program = "import time; print('ready', flush=True); time.sleep(600)"
         other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
         other.stdout.readline()  # it hears SIGINT from now on

@@ -28,7 +28,6 @@ from runs_here import (
     wait_until_saved,
 )
 from slurm_here import jobs, partition_down, running_jobs, said_by, state, submit, why_not
-from torch.utils.data import DataLoader
 
 import ddp_common as ddp
 from ddp_common import Error
@@ -225,7 +224,7 @@ def test_ranks_in_jobs_read_the_partitions_of_a_table_where_they_lie(client):
     def values_seen(table):
         data = table.tensors(["x"], ["x"])
         sampler = ddp.ElasticSampler(data, 40, seed=1)
-        loader = DataLoader(data, batch_sampler=sampler)
+        loader = ddp.DataLoader(data, batch_sampler=sampler)
         batches = [x for _ in sampler.epochs(1) for x, _ in loader]
         return sorted({value.item() for x in batches for value in x})
 

@@ -29,7 +29,7 @@ class State:
         self.model = torch.nn.Linear(width, 1)
         self.optimizer = optimizer(self.model.parameters(), lr=lr)
         self.sampler = ElasticSampler(40, 4)  # 10 steps an epoch
-        self.batches = iter(self.sampler)
+        self.batches = (rows for _ in self.sampler.epochs(9) for rows in self.sampler.batches())
         self.checkpoint = Checkpoint(
             directory=directory,
             keep=keep,

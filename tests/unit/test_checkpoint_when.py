@@ -22,7 +22,7 @@ def train(directory, epochs=2, width=2, **options):
         directory=directory, model=torch.nn.Linear(width, width), sampler=sampler, **options
     )
     for _ in sampler.epochs(epochs):
-        for _ in sampler:
+        for _ in sampler.batches():
             pass
     checkpoint.wait()
     return checkpoint

@@ -71,9 +71,12 @@ def test_evaluation_takes_every_row_once():
 
 def test_a_loader_gives_what_take_gives():
     def batches(data):
-        return list(DataLoader(data, batch_sampler=ElasticSampler(data, 5), num_workers=1))
+        sampler = ElasticSampler(data, 5)
+        loader = DataLoader(data, batch_sampler=sampler, num_workers=1)
+        return [batch for _ in sampler.epochs(1) for batch in loader]
 
-    dealt = list(ElasticSampler(table(FRAME), 5))
+    sampler = ElasticSampler(table(FRAME), 5)
+    dealt = [rows for _ in sampler.epochs(1) for rows in sampler.batches()]
     for rows, frame in zip(dealt, batches(table(FRAME))):
         pd.testing.assert_frame_equal(frame, FRAME.iloc[rows])
     for rows, (x, y) in zip(dealt, batches(table(FRAME).tensors(["share", "flag"], "number"))):

@@ -1,34 +1,34 @@
 """What one rank is dealt, and where its position is; several ranks are in tests/distributed."""
 
-import collections
+import os
+import signal
 import threading
 import tracemalloc
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, TensorDataset
-from torch.utils.data import DataLoader as TorchLoader
 
-from ddp_common import DataLoader, ElasticSampler, Error, EvalSampler, messages, split
+from ddp_common import DataLoader, ElasticSampler, Error, EvalSampler, inject, messages, split
 from ddp_common.ranks import reporting, stopping
 
 
 def steps(sampler, epochs):
-    return [batch for _ in sampler.epochs(epochs) for batch in sampler]
+    return [batch for _ in sampler.epochs(epochs) for batch in sampler.batches()]
 
 
-def resumed(sampler):
-    """Another sampler, at the position of this one."""
-    other = ElasticSampler(sampler.length, sampler.batch_size, seed=sampler.seed)
-    other.load_state_dict(sampler.state_dict())
-    return other
+def first_batch(sampler):
+    for _ in sampler.epochs(1):
+        return next(sampler.batches())
 
 
-def restored(epoch, step):
-    sampler = ElasticSampler(10, 4)
-    sampler.load_state_dict({**sampler.state_dict(), "epoch": epoch, "step": step})
-    return sampler
+@pytest.fixture
+def reports():
+    """No sampler of another test has reported a position."""
+    finish = reporting.start(lambda message: None)
+    yield
+    finish()
+    reporting.stop()
 
 
 # The order
@@ -43,6 +43,19 @@ def test_drop_last_leaves_out_the_ragged_batch_and_nothing_else():
         ElasticSampler(15, 16, drop_last=True)
 
 
+def test_a_short_epoch_has_the_first_steps_and_the_next_one_an_order_of_its_own(reports):
+    sampler = ElasticSampler(103, 16, steps=3)
+    assert len(sampler) == 3
+    dealt = steps(sampler, epochs=2)
+    position = reporting.position()
+    assert position["samples"] == position["total_samples"] == 2 * 3 * 16
+    whole = steps(ElasticSampler(103, 16), epochs=2)
+    assert dealt == whole[:3] + whole[7:10]
+    assert len(ElasticSampler(103, 16, steps=100)) == 7
+    with pytest.raises(Error, match="whole number of at least 1, not 0"):
+        ElasticSampler(103, 16, steps=0)
+
+
 def test_the_order_of_a_seed_and_an_epoch_is_the_one_it_always_was():
     """Checkpoints of old runs depend on it."""
     for length in (1, 2, 103, 70_000):
@@ -54,13 +67,13 @@ def test_the_order_of_a_seed_and_an_epoch_is_the_one_it_always_was():
 
 def test_without_shuffling_samples_come_in_order_and_nothing_is_kept_in_memory():
     assert steps(ElasticSampler(5, 2, shuffle=False), epochs=2) == [[0, 1], [2, 3], [4]] * 2
-    assert next(iter(ElasticSampler(10**15, 4, shuffle=False))) == [0, 1, 2, 3]
+    assert first_batch(ElasticSampler(10**15, 4, shuffle=False)) == [0, 1, 2, 3]
 
 
 def test_the_order_of_an_epoch_takes_four_bytes_a_sample():
     samples = 10_000_000
     tracemalloc.start()
-    next(iter(ElasticSampler(samples, batch_size=64)))
+    first_batch(ElasticSampler(samples, batch_size=64))
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 4 * samples <= most < 6 * samples
@@ -93,23 +106,32 @@ def test_an_evaluation_of_what_is_no_number_is_refused_at_once(arguments):
 
 def test_the_weight_of_no_batch_is_refused():
     sampler = ElasticSampler(10, 4)
-    with pytest.raises(Error, match="none was taken yet"):
+    with pytest.raises(Error, match="no batch of the sampler was in training"):
         _ = sampler.weight
     for _ in sampler.epochs(1):
         with pytest.raises(Error, match="Read it in the loop, when the batch is taken"):
             _ = sampler.weight
-        assert [sampler.weight for _ in sampler] == [1.0] * 3
-        with pytest.raises(Error, match="or its pass is over"):
+        assert [sampler.weight for _ in sampler.batches()] == [1.0] * 3
+        with pytest.raises(Error, match="no batch of the sampler was in training"):
             _ = sampler.weight
 
 
-def test_a_thread_that_takes_batches_ahead_is_refused():
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_thread_that_takes_batches_ahead_is_refused_when_the_epoch_ends_if_not_before(reads):
     sampler = ElasticSampler(103, 16)
-    thread = threading.Thread(target=lambda: next(iter(sampler)))
-    thread.start()
-    thread.join()
+    batches = sampler.batches()
+
+    def take_all():
+        for _ in range(len(sampler)):
+            next(batches)
+
     with pytest.raises(Error, match="Another thread takes this sampler's batches"):
-        _ = sampler.weight
+        for _ in sampler.epochs(2):
+            thread = threading.Thread(target=take_all)
+            thread.start()
+            thread.join()
+            if reads:
+                _ = sampler.weight
 
 
 # Position
@@ -123,6 +145,7 @@ def test_a_thread_that_takes_batches_ahead_is_refused():
         dict(batch_size=8),
         dict(shuffle=False),
         dict(drop_last=True),
+        dict(steps=3),
     ],
     ids=lambda other: next(iter(other)),
 )
@@ -138,46 +161,37 @@ def test_a_number_of_epochs_that_is_none_is_refused_before_the_loop(n):
         next(ElasticSampler(10, 4).epochs(n))
 
 
-@pytest.mark.parametrize("position", [(1, 0), (1, 2)], ids=str)
-def test_a_plain_loop_after_a_later_position_is_refused_at_once(position):
-    sampler = restored(*position)
-    with pytest.raises(Error, match=r"for epoch in sampler.epochs\(n\)"):
-        next(iter(sampler))
-    with pytest.raises(Error, match=r"for epoch in sampler.epochs\(n\)"):
-        sampler.set_epoch(0)
-
-
-def test_set_epoch_says_where_the_loop_begins_and_never_goes_back():
-    sampler = restored(1, 2)
-    seen = []
-    for epoch in range(sampler.epoch, 3):
-        sampler.set_epoch(epoch)
-        seen += [(sampler.epoch, sampler.step) for _ in sampler]
-    assert seen == [(1, 3), (2, 1), (2, 2), (2, 3)]
-    with pytest.raises(Error, match="epoch 0 of this sampler is over, the next one is 3"):
-        sampler.set_epoch(0)
-    with pytest.raises(Error, match="number of an epoch, 0 or more"):
-        sampler.set_epoch(-1)
-
-
-def test_set_epoch_within_epochs_agrees_or_is_refused():
+@pytest.mark.parametrize("position", [(0, 3), (-1, 0), (0, None), ("a", 0)], ids=str)
+def test_a_position_that_no_sampler_has_is_refused(position):
     sampler = ElasticSampler(10, 4)
-    for epoch in sampler.epochs(2):
-        sampler.set_epoch(epoch)
-        assert len(list(sampler)) == 3
-    with pytest.raises(Error, match="counts for itself"):
-        for epoch in sampler.epochs(4):
-            sampler.set_epoch(0)
+    epoch, step = position
+    with pytest.raises(Error, match="no position of this sampler"):
+        sampler.load_state_dict({**sampler.state_dict(), "epoch": epoch, "step": step})
 
 
-# Passes
+# Loops
 
 
-def test_a_position_that_is_restored_within_a_pass_ends_that_pass():
+def test_a_position_that_is_restored_within_a_loop_ends_that_loop():
     sampler = ElasticSampler(10, 4)
-    with pytest.raises(Error, match="can't go on"):
-        for _ in sampler:
-            sampler.load_state_dict({**sampler.state_dict(), "step": 0})
+    with pytest.raises(Error, match="iterator can't go on"):
+        for _ in sampler.epochs(1):
+            for _ in sampler.batches():
+                sampler.load_state_dict(sampler.state_dict())
+    with pytest.raises(Error, match="loop over epochs.* can't go on"):
+        for _ in sampler.epochs(2):
+            sampler.load_state_dict(sampler.state_dict())
+
+
+def test_an_iterator_ends_with_its_epoch_and_its_loop():
+    sampler = ElasticSampler(10, 4)
+    for _ in sampler.epochs(2):
+        batches = sampler.batches()
+        for _ in range(1 + sampler.epoch):
+            next(batches)
+        break
+    with pytest.raises(Error, match="iterator can't go on"):
+        next(batches)
 
 
 def test_loops_over_epochs_do_not_nest():
@@ -188,42 +202,75 @@ def test_loops_over_epochs_do_not_nest():
                 pass
 
 
-def test_a_pass_that_an_exception_ended_is_resumed_in_its_middle():
+def test_a_pass_that_is_left_ends_the_loop_over_epochs_and_another_one_goes_on_there():
     sampler = ElasticSampler(10, 4)
+    with pytest.raises(Error, match=r"(?s)epoch 1 was left after 2 of 3 steps.*steps=2"):
+        for _ in sampler.epochs(3):
+            for _ in sampler.batches():
+                if (sampler.epoch, sampler.step) == (1, 2):
+                    break
+    assert (sampler.state_dict()["epoch"], sampler.state_dict()["step"]) == (1, 2)
+    assert steps(sampler, 3) == steps(ElasticSampler(10, 4), 3)[5:]
+
+
+class SavesEverySecondBatch:
+    """A listener whose optimizer steps after every second batch."""
+
+    def __init__(self):
+        self.taken = 0
+        self.saved = []
+
+    def batch_taken(self):
+        self.taken += 1
+
+    def is_at_boundary(self):
+        return self.taken % 2 == 0
+
+    def save_if_due(self):
+        if self.is_at_boundary():
+            self.saved.append(self.taken)
+
+    def save_and_wait(self):
+        self.saved.append("before it leaves")
+
+
+def test_a_rank_that_is_told_to_leave_goes_on_to_a_boundary_saves_and_leaves(monkeypatch):
+    monkeypatch.setattr(stopping, "_state", stopping.State())
+    sampler, listener = ElasticSampler(40, 4), SavesEverySecondBatch()
+    sampler.listeners.append(listener)
+    before = signal.getsignal(signal.SIGTERM)
+    stopping.listen_to_sigterm()
     try:
-        for _ in sampler:
-            if sampler.step == 2:
-                raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        other = resumed(sampler)
-    assert (other.epoch, other.step) == (0, 2)
-    with pytest.raises(Error, match="saved within the pass"):
-        next(iter(sampler))
+        with pytest.raises(stopping.Stopped):
+            for _ in sampler.epochs(1):
+                for _ in sampler.batches():
+                    if sampler.step == 5:
+                        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert sampler.step == 6
+    assert listener.saved == [0, 2, 4, 6, "before it leaves"]
 
 
-def test_a_run_that_left_its_loop_over_epochs_is_resumed_in_the_middle():
-    sampler = ElasticSampler(10, 4)
-    for _ in sampler.epochs(3):
-        for _ in sampler:
-            if sampler.step == 2:
-                break
-        break
-    assert steps(resumed(sampler), 3) == steps(sampler, 3) == steps(ElasticSampler(10, 4), 3)[2:]
+def test_a_fault_that_is_injected_belongs_to_one_launch():
+    def train():
+        return len(steps(ElasticSampler(10, 4), 1))
+
+    with pytest.raises(ValueError, match="a fault on purpose"):
+        inject(train, "raise", rank=0, step=2)()
+    assert train() == 3
 
 
-def test_two_samplers_in_turns_count_their_steps_together(monkeypatch):
-    monkeypatch.setattr(reporting, "_positions", {})
-    monkeypatch.setattr(reporting, "_sums", collections.Counter())
-    one, other, asked, places = ElasticSampler(10, 4), ElasticSampler(20, 4), [], []
+def test_two_samplers_in_turns_count_their_steps_together(monkeypatch, reports):
+    one, other, asked, places = ElasticSampler(10, 4), ElasticSampler(20, 4, steps=3), [], []
     monkeypatch.setattr(stopping, "is_time_to_stop", lambda step: asked.append(step))
-    for _ in one.epochs(2):
-        for _ in zip(one, other):
+    for _ in zip(one.epochs(2), other.epochs(2)):
+        for _ in zip(one.batches(), other.batches()):
             places.append(reporting.position())
     # what ranks agree on when one is told to stop: it grows
     assert len(asked) == 12 and asked == sorted(set(asked))
-    # the second one leaves an epoch of 5 after 3
-    assert [place["step"] for place in places] == [2, 4, 6, 10, 12, 14]
-    assert all("total_samples" not in place and "epochs" not in place for place in places[1:])
+    assert [place["step"] for place in places] == [2, 4, 6, 8, 10, 12]
+    assert {place["total_samples"] for place in places} == {2 * 10 + 2 * 12}
 
 
 # Loaders
@@ -240,8 +287,11 @@ def test_data_that_draw_nothing_are_fetched_whole_and_others_by_sample():
             return [torch.rand(()) if self.draws else torch.zeros(()) for _ in indices]
 
     for draws, sizes in ((False, [4, 4, 2]), (True, [4] + 10 * [1])):
-        data = Fetched(draws)
-        list(DataLoader(data, batch_sampler=ElasticSampler(10, 4)))
+        data, sampler = Fetched(draws), ElasticSampler(10, 4)
+        loader = DataLoader(data, batch_sampler=sampler)
+        assert loader.dataset is data and loader.batch_sampler is sampler
+        for _ in sampler.epochs(1):
+            assert len(list(loader)) == len(loader) == 3
         assert [len(indices) for indices in data.asked] == sizes
 
 
@@ -255,17 +305,9 @@ def test_an_item_that_cannot_be_read_says_so(workers):
 
     sampler = ElasticSampler(20, 4, shuffle=False)
     with pytest.raises(OSError, match="torn"):
-        list(DataLoader(Torn(), batch_sampler=sampler, num_workers=workers))
+        for _ in sampler.epochs(1):
+            list(DataLoader(Torn(), batch_sampler=sampler, num_workers=workers))
     assert sampler.step == 1
-
-
-def test_what_holds_another_sampler_than_ours_is_none_of_our_business():
-    inner = BatchSampler(range(10), batch_size=3, drop_last=False)
-    inner.left_out = {ElasticSampler(10, 4), *range(1000)}  # too many to look through
-    assert len(list(TorchLoader(range(10), batch_sampler=inner))) == 4
-    data = TensorDataset(torch.arange(10))
-    data.position = ElasticSampler(10, 4)
-    assert len(list(TorchLoader(data, batch_size=5))) == 2
 
 
 # Parts
