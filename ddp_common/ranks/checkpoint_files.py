@@ -16,6 +16,7 @@ from pathlib import Path
 from ddp_common.errors import Error
 
 DIGITS = 16  # of the SHA-256, in hexadecimal
+TEMPORARY = "saving.tmp"  # a file that is being written; one in a folder, however often it fails
 
 
 def checkpoints(directory: str | Path) -> list[Path]:

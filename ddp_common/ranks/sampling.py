@@ -114,10 +114,7 @@ class ElasticSampler:
             )
         self.epoch = 0
         self.step = 0
-        # Functions to call before each step, once the last one is done
-        self.between_steps: list[Callable[[], None]] = []
-        # Functions to call before this rank stops because it was told to
-        self.before_stopping: list[Callable[[], None]] = []
+        self.listeners: list[Any] = []  # the checkpoints that save this position
         self._weight: float | None = None  # of the batch in training
         self._thread: int | None = None  # that took it
         self._last: Pass | None = None  # the last pass; None if the position was set since then
@@ -248,6 +245,10 @@ class ElasticSampler:
 
     # A pass
 
+    def batches(self) -> Iterator[list[int]]:
+        """One pass over an epoch."""
+        return iter(self)
+
     def __iter__(self) -> Iterator[list[int]]:
         """Begin a pass: yields this rank's indices of each step that is left in the epoch.
 
@@ -323,18 +324,21 @@ class ElasticSampler:
 
     def _between_steps(self):
         """Between two steps model and position belong together: the moment to save or to leave."""
-        for call in self.between_steps:
-            call()
+        for each in self.listeners:
+            each.save_if_due()
         for call in injected:
             call(self)
         steps_of_this_run = self.steps_done + reporting.steps_of_others(self._reporting_key)
-        if stopping.is_time_to_stop(steps_of_this_run):
-            for call in self.before_stopping:
-                call()
+        is_time = stopping.is_time_to_stop(steps_of_this_run)
+        if is_time and all(each.is_at_boundary() for each in self.listeners):
+            for each in self.listeners:
+                each.save_and_wait()
             stopping.leave()
 
     def _start_step(self, current, deal):
         """Set weight, random state and position for the batch that training takes."""
+        for each in self.listeners:
+            each.batch_taken()
         first_sample = self.step * self.batch_size
         batch_length = min(self.batch_size, self.length - first_sample)
         # DDP averages the gradients of all ranks, each of which is a mean over the rank's samples.
