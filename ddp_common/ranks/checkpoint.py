@@ -119,7 +119,7 @@ class Checkpoint:
             )
 
     def _listen_to_sampler(self) -> None:
-        sampler = self.parts.get("sampler")
+        sampler: Any = self.parts.get("sampler")
         if hasattr(sampler, "listeners"):
             sampler.listeners.append(self)
         elif self.every_steps or self.every_seconds:
