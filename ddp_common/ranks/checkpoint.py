@@ -343,7 +343,7 @@ class Checkpoint:
             if differs is not None:
                 raise Error(
                     f"{path} was written by another {name}: {differs}. Resume with the code and "
-                    "the settings (config.json) of its run, and make all parameter groups first."
+                    "the config.json of its run; make all parameter groups before restore()."
                 )
 
     def _restore_part(self, name: str, state: Any, path: Path) -> None:

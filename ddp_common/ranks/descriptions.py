@@ -39,14 +39,13 @@ def _description(part: Any, names: dict[int, str]) -> dict[str, str]:
         for name, value in part.state_dict().items():
             found[name] = _form(value)
     if isinstance(part, torch.optim.Optimizer):
-        parameters = [
-            (group_number, parameter)
-            for group_number, group in enumerate(part.param_groups)
-            for parameter in group["params"]
-        ]
-        for number, (group_number, parameter) in enumerate(parameters):
-            name = names.get(id(parameter), "unnamed")
-            found[f"parameter {number}"] = f"{name} in group {group_number}, {_form(parameter)}"
+        number = 0
+        for group_number, group in enumerate(part.param_groups):
+            for parameter in group["params"]:
+                found[f"parameter {number}"] = names.get(id(parameter), "unnamed")
+                found[f"the type of parameter {number}"] = _form(parameter)
+                number += 1
+            found[f"the end of group {group_number}"] = f"before parameter {number}"
     return found
 
 
@@ -120,7 +119,7 @@ def settings(part: Any) -> dict[str, Any]:
 def changed_settings(
     before: dict[str, Any], after: dict[str, Any], has_schedule: bool
 ) -> list[str]:
-    """The names of what differs in two `settings` of one class.
+    """The names of what differs in two `settings` of one class, as they are printed.
 
     With `has_schedule`, options that schedules change are left out.
     """
@@ -128,5 +127,7 @@ def changed_settings(
     return [
         name
         for name in before
-        if name in after and not name.endswith(moving) and before[name] != after[name]
+        if name in after
+        and not name.endswith(moving)
+        and repr(before[name]) != repr(after[name])  # of a saved value, which may be anything
     ]

@@ -354,13 +354,13 @@ def test_an_optimizer_of_another_kind_order_dtype_or_with_other_groups_is_refuse
         State(tmp_path, optimizer=torch.optim.AdamW).checkpoint.restore()
     grown = State(tmp_path)
     grown.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
-    with pytest.raises(Error, match="only here is parameter 2.* make all parameter groups first"):
+    with pytest.raises(Error, match="only here is parameter 2.* make all parameter groups"):
         grown.checkpoint.restore()
 
     first, other = TwoLayers("ab"), TwoLayers("ba")
     one, two = (torch.optim.Adam(model.parameters()) for model in (first, other))
     saved_with(tmp_path / "order", model=first, optimizer=one)
-    with pytest.raises(Error, match="parameter 0 is model.a.weight .*there, model.b.weight"):
+    with pytest.raises(Error, match="parameter 0 is model.a.weight there, model.b.weight h"):
         restored_with(tmp_path / "order", model=other, optimizer=two)
 
     saved_with(tmp_path / "dtype", model=torch.nn.Linear(1, 1).double())
