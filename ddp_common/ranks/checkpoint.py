@@ -31,10 +31,12 @@ from ddp_common.ranks.checkpoint_files import (
     TEMPORARY,
     checkpoints,
     fault,
+    hold,
     install,
     newest,
     newest_good,
     remove_all_but,
+    remove_unfinished,
     step_of,
 )
 from ddp_common.ranks.descriptions import changed_settings, describe, difference, settings
@@ -312,8 +314,7 @@ class Checkpoint:
         """The newest good file that rank 0 sees, on every rank."""
 
         def ask() -> str | None:
-            if self._run_folder in (directory, *directory.parents):  # nobody else saves there
-                (directory / TEMPORARY).unlink(missing_ok=True)
+            remove_unfinished(directory)
             path = newest(directory)
             return None if path is None else path.name
 
@@ -431,19 +432,20 @@ def load(path: Path, device: torch.device | str) -> Any:
 def write(state: dict[str, Any], directory: Path, step: int, read_back: bool) -> Path:
     """Save `state` in `directory`: a file that is whole or not there at all; returns its path.
 
-    With `read_back`, it is loaded before it gets its name. Nothing half-written stays but for a
-    kill, and that is overwritten by the next save. Raises whatever the disk does, and `Error` for
-    a file that cannot be loaded.
+    With `read_back`, it is loaded before it gets its name. Nothing half-written stays, except
+    after a kill until the next save. Raises whatever the disk does, and `Error` for a file that
+    cannot be loaded.
     """
     temporary = directory / TEMPORARY
     try:
         with open(temporary, "wb") as file:
+            hold(file)
             torch.save(state, file)
             file.flush()
             sync(file.fileno())
-        if read_back:
-            load(temporary, "cpu")
-        return install(temporary, step)
+            if read_back:
+                load(temporary, "cpu")
+            return install(temporary, step)
     finally:
         temporary.unlink(missing_ok=True)
 
