@@ -323,7 +323,7 @@ def test_any_content_behind_a_right_digest_is_an_error(tmp_path):
             contents.append({**good, "written_by": {**good["written_by"], name: wrong}})
     for content in contents:
         path = put(tmp_path, content)
-        with pytest.raises(Error, match=path.name):
+        with pytest.raises(Error):
             State(tmp_path).checkpoint.restore()
         path.unlink()
 
