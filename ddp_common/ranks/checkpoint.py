@@ -3,16 +3,12 @@
 A checkpoint is one file, whose name says the digest of its content (`checkpoint_files`). It is
 written under a temporary name, synced and renamed: a file that verifies is a good one, whatever
 happened. The first one of a process is read back before it gets its name. One rank writes, in a
-thread of its own while training goes on: training only waits for the copy. Rank 0 chooses the
-file to resume from, and every rank reads that one. Loading executes no code
-(`weights_only=True`), and what another program wrote is refused (`descriptions`). Nothing is
-saved while gradients are being added up (`boundaries`).
+thread of its own while training goes on: training only waits for the copy. Nothing is saved while
+gradients are being added up (`boundaries`). Every rank reads (`restoring`).
 """
 
 import contextlib
 import os
-import pickle
-import socket
 import sys
 import threading
 import time
@@ -25,25 +21,22 @@ from torch.optim.swa_utils import AveragedModel
 from ddp_common.errors import Error, first_line
 from ddp_common.files import make_private
 from ddp_common.messages import CheckpointFailed, CheckpointSaved, ParameterNorms
-from ddp_common.ranks import exchange, reporting, states
+from ddp_common.ranks import reporting, states
 from ddp_common.ranks.boundaries import Boundaries
 from ddp_common.ranks.checkpoint_files import (
     TEMPORARY,
     checkpoints,
-    fault,
     hold,
     install,
-    newest,
     newest_good,
     remove_all_but,
-    remove_unfinished,
     step_of,
 )
-from ddp_common.ranks.descriptions import changed_settings, describe, difference, settings
-from ddp_common.ranks.rendezvous import device, rank, world_size
+from ddp_common.ranks.descriptions import WRITTEN_BY, describe
+from ddp_common.ranks.rendezvous import rank, world_size
+from ddp_common.ranks.restoring import chosen_file, load, load_into
 
 RUN_FOLDER = "DDP_CHECKPOINTS"  # the variable that says where the run's checkpoints are
-WRITTEN_BY = "written_by"  # beside the parts' states in a file: their descriptions
 
 # Of this process's run: which checkpoint saves in which folder
 _saving: dict[Path, "Checkpoint"] = {}
@@ -297,82 +290,15 @@ class Checkpoint:
         self.wait()
         if self.directory is None:
             return None
-        path = self._chosen_file(self.directory)
+        path = chosen_file(self.directory)
         if path is None:
             return None
-        state = load(path, device())
-        self._check_origin(state, path)
-        for name in self.parts:
-            self._restore_part(name, state[name], path)
+        load_into(self.parts, path)
         self._saved_step = step_of(path)
         self._boundaries.restored()
         if rank() == 0:
             print(f"Resumed from {path.name}", flush=True)
         return path
-
-    def _chosen_file(self, directory: Path) -> Path | None:
-        """The newest good file that rank 0 sees, on every rank."""
-
-        def ask() -> str | None:
-            remove_unfinished(directory)
-            path = newest(directory)
-            return None if path is None else path.name
-
-        name = exchange.asked_of_rank_0(ask)
-        if name is None:
-            return None
-        path = directory / name
-        if rank() != 0:
-            _check_seen(path)
-        return path
-
-    def _check_origin(self, state: Any, path: Path) -> None:
-        """Raise `Error` unless the file was written by a program with the same parts."""
-        if not isinstance(state, dict) or not isinstance(state.get(WRITTEN_BY), dict):
-            raise Error(
-                f"{path} does not say by which parts it was written, as version 0.3 and older "
-                "did not. Go on with that version."
-            )
-        there = [str(name) for name in state if name != WRITTEN_BY]
-        if set(there) != set(self.parts):
-            raise Error(
-                f"{path} holds {', '.join(there)}; this run saves {', '.join(self.parts)}. Resume "
-                "with the code that wrote it."
-            )
-        for name, description in describe(self.parts).items():
-            differs = difference(state[WRITTEN_BY].get(name), description)
-            if differs is not None:
-                raise Error(
-                    f"{path} was written by another {name}: {differs}. Resume with the code and "
-                    "the config.json of its run; make all parameter groups before restore()."
-                )
-
-    def _restore_part(self, name: str, state: Any, path: Path) -> None:
-        part = self.parts[name]
-        before = settings(part)
-        try:
-            part.load_state_dict(state)
-        except Error:
-            raise
-        except Exception as error:
-            raise Error(
-                f"{path} was written by another {name}, which does not load it: {error!r}. Resume "
-                "with the code that wrote it."
-            ) from error
-        if rank() != 0:
-            return
-        after = settings(part)
-        has_schedule = any(
-            getattr(other, "optimizer", None) is part for other in self.parts.values()
-        )
-        for setting in changed_settings(before, after, has_schedule):
-            print(
-                f"Resumed with {name}.{setting} = {after[setting]!r}, as it was saved; this "
-                f"program has made it with {before[setting]!r}. To change it on purpose, set "
-                "it after restore().",
-                file=sys.stderr,
-                flush=True,
-            )
 
 
 def finish_writing() -> None:
@@ -390,43 +316,6 @@ def _cause_of(error: BaseException) -> str:
     while not isinstance(error, OSError) and error.__context__ is not None:
         error = error.__context__
     return getattr(error, "strerror", None) or first_line(error)
-
-
-# Files
-
-
-def _check_seen(path: Path) -> None:
-    """Raise `Error` unless this rank sees the file that rank 0 has chosen, and it is good."""
-    try:
-        problem = fault(path)
-    except OSError:
-        problem = "it does not see that file"
-    if problem is not None:
-        raise Error(
-            f"Rank {rank()} on {socket.gethostname()} cannot resume from {path}, which rank 0 has "
-            f"chosen: {problem}. The folder must be the same on every host."
-        )
-
-
-def load(path: Path, device: torch.device | str) -> Any:
-    """The state in a checkpoint file, its tensors on `device`.
-
-    Raises `Error` rather than execute anything that is no plain state, and whatever else is wrong
-    with the content.
-    """
-    try:
-        return torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:
-        lines = str(error).splitlines()
-        reasons = [line.strip() for line in lines if "Unpickler error" in line]
-        reason = reasons[0] if reasons else f"{type(error).__name__}: {first_line(error)}"
-        what = "cannot be loaded"
-        if isinstance(error, pickle.UnpicklingError):
-            what = "cannot be loaded without executing code, so it was not"
-        raise Error(
-            f"{path} {what} ({reason}). Keep states to tensors and plain Python values, and load "
-            "no files of strangers."
-        ) from error
 
 
 def write(state: dict[str, Any], directory: Path, step: int, read_back: bool) -> Path:

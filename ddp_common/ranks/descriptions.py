@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+WRITTEN_BY = "written_by"  # the descriptions in a file, beside the states
 CLASS = "class"  # no entry of a module has this name: it is a word of Python's
 
 # Options of an optimizer that schedules change, and those that they add. `initial_lr` they add as
