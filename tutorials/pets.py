@@ -425,7 +425,8 @@ print(f"LSTM {loss:.3f} nats per held-out character ({blind})")
 # ## 8. What is in a checkpoint?
 #
 # It is one file that `torch.save` has written. `weights_only=True` loads tensors and
-# plain values, and executes no code: a checkpoint may come from a stranger.
+# plain values, and executes no code: a checkpoint may come from a stranger. Its last
+# part, `written_by`, describes the others: what another model wrote is not loaded.
 
 # %% tags=["lesson"]
 newest = max((run.directory / "checkpoints").glob("step-*.pt"))

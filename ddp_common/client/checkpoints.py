@@ -13,6 +13,7 @@ from distributed import Client
 from ddp_common.client.asking import answers_within
 from ddp_common.errors import Error, first_line
 from ddp_common.ranks.checkpoint_files import (
+    TEMPORARY,
     digest,
     newest,
     newest_good,
@@ -96,7 +97,7 @@ class Checkpoints:
         name = str(path.relative_to(self.directory))
         answers = self.client.run(spool.read, self.attempt_id, name, workers=[address])
         path.parent.mkdir(exist_ok=True)
-        temporary = path.with_suffix(".tmp")
+        temporary = path.with_name(TEMPORARY)
         try:
             temporary.write_bytes(answers[address])
             if digest(temporary) != stated_digest(path):

@@ -67,7 +67,7 @@ class ImageFolder(torch.utils.data.Dataset):
         self.size = size
         self.anonymous = anonymous
         self._process = None  # the one to which `_mine` belongs
-        self._names, version = _told_by_rank_0(self._list)
+        self._names, version = exchange.asked_of_rank_0(self._list)
         self._index(range(len(self._names)))
         self._kept = None
         if cache is not None:
@@ -211,23 +211,6 @@ class ImageFolder(torch.utils.data.Dataset):
 
 class Undecodable(Exception):
     """Bytes that are no image."""
-
-
-def _told_by_rank_0(ask):
-    """What `ask()` returns, or the `Error` that it raises, on every rank; only rank 0 asks.
-
-    It returns what JSON can hold.
-    """
-    answer = problem = None
-    if rank() == 0:
-        try:
-            answer = ask()
-        except Error as error:
-            problem = str(error)
-    answer, problem = exchange.told_by(0, [answer, problem])
-    if problem is not None:
-        raise Error(problem)
-    return answer
 
 
 def _versions_of_files(filesystem, root):

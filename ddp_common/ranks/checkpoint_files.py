@@ -6,16 +6,20 @@ it is whole and on the disk. So whatever happens, a file is good if its content 
 its name says. Imports no torch: client and worker look at these files too.
 """
 
+import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import re
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from ddp_common.errors import Error
 
 DIGITS = 16  # of the SHA-256, in hexadecimal
+TEMPORARY = "saving.tmp"  # a file that is being written; after a kill the next one overwrites it
 
 
 def checkpoints(directory: str | Path) -> list[Path]:
@@ -52,6 +56,21 @@ def install(temporary: Path, step: int) -> Path:
     finally:
         os.close(folder)
     return path
+
+
+def hold(file: BinaryIO) -> None:
+    """Say that the temporary `file` is being written, as long as it is open."""
+    with contextlib.suppress(OSError):  # a disk without locks
+        fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove what a killed process has left half-written, unless somebody is writing there."""
+    temporary = directory / TEMPORARY
+    with contextlib.suppress(OSError):  # there is none, it is held, or the disk has no locks
+        with open(temporary, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            temporary.unlink()
 
 
 def remove_all_but(keep: int, newest: Path) -> None:

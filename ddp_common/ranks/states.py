@@ -1,28 +1,20 @@
-"""What a checkpoint needs to know of the states that it saves.
+"""The state of a part: without its wrappers, copied as it is to the CPU, and its norms.
 
-The part behind its wrappers, a copy of its state, with which settings it was made, and the norms
-of its parameters. Relies on `state_dict` alone, but for modules, optimizers and schedules of
-torch.
+Promises: a copy has the types of the state, its tensors share no memory with the part, and it
+loads without executing code, or it is refused.
 """
 
 import sys
+from collections import Counter, OrderedDict
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LRScheduler
 
 from ddp_common.errors import Error
 
 # What loads without executing code, beside tensors and containers
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
-
-# Options of an optimizer that schedules change, and those that they add. `initial_lr` they add as
-# well, and never change.
-SCHEDULED = ("lr", "momentum", "betas")
-ADDED = ("max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr")
-# Of a schedule's state, what changes while it runs; and `verbose`, which torch has no more
-MOVING = ("last_epoch", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i", "verbose")
 
 
 def unwrapped(part: Any) -> Any:
@@ -36,7 +28,7 @@ def unwrapped(part: Any) -> Any:
 
 
 def copy_of(value: Any, earlier: Any, where: str) -> Any:
-    """A copy of a state on the CPU.
+    """A copy of a state, of the same types, its tensors on the CPU.
 
     Uses the tensors of an `earlier` copy where they fit: new memory costs more than copying.
     Raises `Error` for anything that `torch.load(weights_only=True)` would refuse, and for a
@@ -45,24 +37,21 @@ def copy_of(value: Any, earlier: Any, where: str) -> Any:
     if isinstance(value, torch.Tensor):
         if hasattr(value, "full_tensor"):  # a DTensor; to import its class takes time
             raise Error(
-                f"The state {where} is a DTensor (fully_shard makes them): each rank has only a "
-                "part of it, and rank 0 would save its own. Gather the whole first, on all ranks, "
-                "as docs/gpu.md shows, or use torch.distributed.checkpoint."
+                f"The state {where} is a DTensor: rank 0 has only a part of it. Gather the whole "
+                "first, on all ranks (docs/gpu.md), or use torch.distributed.checkpoint."
             )
         return _copy_of_tensor(value, earlier)
-    if isinstance(value, dict):
-        old_values = earlier if isinstance(earlier, dict) else {}
-        return {
-            copy_of(key, None, where): copy_of(each, old_values.get(key), f"{where}[{key!r}]")
-            for key, each in value.items()
-        }
+    if type(value) in (dict, OrderedDict, Counter):
+        return _copy_of_dict(value, earlier, where)
     if type(value) in (list, tuple):
-        fits = isinstance(earlier, type(value)) and len(earlier) == len(value)
+        fits = type(earlier) is type(value) and len(earlier) == len(value)
         before = earlier if fits else [None] * len(value)
         return type(value)(
             copy_of(each, old, f"{where}[{number}]")
             for number, (each, old) in enumerate(zip(value, before))
         )
+    if type(value) is set:
+        return {copy_of(each, None, where) for each in value}
     if type(value) in PLAIN:
         return value
     raise Error(
@@ -72,7 +61,7 @@ def copy_of(value: Any, earlier: Any, where: str) -> Any:
     )
 
 
-def _copy_of_tensor(value, earlier):
+def _copy_of_tensor(value: torch.Tensor, earlier: Any) -> torch.Tensor:
     fits = (
         isinstance(earlier, torch.Tensor)
         and earlier.shape == value.shape
@@ -82,44 +71,15 @@ def _copy_of_tensor(value, earlier):
     return copy.copy_(value.detach())
 
 
-def settings(part: Any) -> dict[str, Any]:
-    """What an optimizer or a schedule of torch was made with; of anything else nothing.
-
-    The keys are written as in a program: `param_groups[0]['lr']`, `step_size`.
-    """
-    if isinstance(part, torch.optim.Optimizer):
-        return {
-            f"param_groups[{number}]['{option}']": value
-            for number, group in enumerate(part.param_groups)
-            for option, value in group.items()
-            if option not in ("params", *ADDED)
-        }
-    if isinstance(part, LRScheduler):
-        return {
-            name: value
-            for name, value in part.state_dict().items()
-            if not name.startswith("_") and name not in MOVING
-        }
-    return {}
-
-
-def are_of_one_kind(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether two `settings` can be of the same class: they have the same names."""
-    names = before.keys() ^ after.keys()
-    return all(name.endswith("['initial_lr']") for name in names)
-
-
-def differences(before: dict[str, Any], after: dict[str, Any], has_schedule: bool) -> list[str]:
-    """The names of what differs in two `settings` of one class.
-
-    With `has_schedule`, options that schedules change are left out.
-    """
-    moving = tuple(f"['{option}']" for option in SCHEDULED) if has_schedule else ()
-    return [
-        name
-        for name in before
-        if name in after and not name.endswith(moving) and before[name] != after[name]
-    ]
+def _copy_of_dict(value: dict, earlier: Any, where: str) -> dict:
+    old_values = earlier if isinstance(earlier, dict) else {}
+    copy = type(value)()
+    for key, each in value.items():
+        copied_key = copy_of(key, None, where)
+        copy[copied_key] = copy_of(each, old_values.get(key), f"{where}[{key!r}]")
+    if isinstance(value, OrderedDict):  # the versions of its modules: `_metadata`
+        vars(copy).update(copy_of(vars(value), None, where))
+    return copy
 
 
 def norms(parameters: list[torch.nn.Parameter]) -> torch.Tensor:

@@ -1,8 +1,14 @@
-"""RESUME in a program with several launches: it is for the function whose run it was."""
+"""Which run is resumed, and which file: RESUME in a program, one file for all ranks."""
+
+import shutil
+import socket
 
 import pytest
+import torch
 
 import ddp_common as ddp
+from ddp_common.ranks import exchange
+from ddp_common.ranks.checkpoint_files import checkpoints
 
 
 def train(steps):
@@ -43,3 +49,50 @@ def test_a_resume_that_fails_before_it_trains_leaves_the_settings_of_the_run(cli
     with pytest.raises(ddp.RankFailed, match="length 3 there, 4 here"):
         ddp.launch(client, train, workers=1, steps=4, directory=run.directory)
     assert (run.directory / "config.json").read_bytes() == before
+
+
+def resume_in(cases):
+    """What each rank resumes from or is told, in each case: a folder for each rank."""
+    said = []
+    for folders in cases:
+        checkpoint = ddp.Checkpoint(directory=folders[ddp.rank()], model=torch.nn.Linear(1, 1))
+        try:
+            mine = checkpoint.restore().name
+        except ddp.Error as error:
+            mine = str(error)
+        said.append(exchange.gather(mine))
+    return said
+
+
+def test_every_rank_loads_the_file_that_rank_0_has_chosen_or_says_that_it_cannot(client, tmp_path):
+    first, same, newer, without, damaged = (tmp_path / name for name in "abcde")
+    checkpoint = ddp.Checkpoint(directory=first, model=torch.nn.Linear(1, 1), keep=9)
+    checkpoint.save()
+    checkpoint.wait()
+    (chosen,) = checkpoints(first)
+    for folder in (same, newer, damaged):
+        shutil.copytree(first, folder)
+    later = ddp.Checkpoint(directory=newer, model=torch.nn.Linear(1, 1), keep=9)
+    later.save()
+    later.wait()
+    without.mkdir()
+    (damaged / chosen.name).write_bytes(b"not that content")
+
+    cases = [[first, second] for second in (same, newer, without, damaged)]
+    found = ddp.launch(client, resume_in, cases=cases, workers=2).result
+    assert [rank_0 for rank_0, _ in found] == [chosen.name] * 4
+    assert found[0][1] == found[1][1] == chosen.name
+    for _, told in found[2:]:
+        assert told.startswith(f"Rank 1 on {socket.gethostname()} cannot resume from ")
+    assert f"{without / chosen.name}, which rank 0 has chosen: it does not see" in found[2][1]
+    assert "its SHA-256 is not the one" in found[3][1]
+
+
+def resume_where_all_is_damaged(folder):
+    ddp.Checkpoint(directory=folder, model=torch.nn.Linear(1, 1)).restore()
+
+
+def test_when_rank_0_finds_no_good_file_every_rank_is_told(client, tmp_path):
+    (tmp_path / "step-00000001.0123456789abcdef.pt").touch()
+    with pytest.raises(ddp.RankFailed, match="all 1 are damaged"):
+        ddp.launch(client, resume_where_all_is_damaged, folder=tmp_path, workers=2)

@@ -1,16 +1,19 @@
 """Saving and restoring in one process; what several ranks do is in tests/distributed."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter, OrderedDict
 
 import numpy
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
@@ -21,6 +24,11 @@ from ddp_common.ranks.checkpoint_files import checkpoints, digest, newest, step_
 from ddp_common.ranks.states import copy_of, unwrapped
 
 
+def batches_of(sampler, epochs=9):
+    for _ in sampler.epochs(epochs):
+        yield from sampler.batches()
+
+
 class State:
     """A model, its optimizer and its sampler, trained for some steps and saved after each."""
 
@@ -29,7 +37,7 @@ class State:
         self.model = torch.nn.Linear(width, 1)
         self.optimizer = optimizer(self.model.parameters(), lr=lr)
         self.sampler = ElasticSampler(40, 4)  # 10 steps an epoch
-        self.batches = (rows for _ in self.sampler.epochs(9) for rows in self.sampler.batches())
+        self.batches = batches_of(self.sampler)
         self.checkpoint = Checkpoint(
             directory=directory,
             keep=keep,
@@ -128,6 +136,16 @@ def test_wrappers_are_known_by_their_type_and_not_by_a_name(one_rank):
 # Damaged files
 
 
+def put(directory, content):
+    """A file of step 1 with this content, bytes or what torch.save takes, and the right digest."""
+    temporary = directory / "content"
+    if isinstance(content, bytes):
+        temporary.write_bytes(content)
+    else:
+        torch.save(content, temporary)
+    return checkpoint_files.install(temporary, step=1)
+
+
 def flip_a_bit(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -202,7 +220,7 @@ def save_until_killed():
         checkpoint.wait()
         os.write(1, b"saved %d\\n" % sampler.step)  # one call: the whole line, or nothing of it
 
-for _ in range(12):
+for _ in range(20):
     child = os.fork()
     if child == 0:
         save_until_killed()
@@ -212,9 +230,10 @@ for _ in range(12):
 """
 
 
-def test_a_process_killed_while_saving_leaves_a_good_checkpoint_never_older_than_one_save(
+def test_killed_20_times_while_saving_no_confirmed_step_is_lost_and_the_next_save_tidies_up(
     tmp_path,
 ):
+    chance = random.Random(1)
     command = [sys.executable, "-c", SAVE_UNTIL_KILLED, tmp_path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         said = (line.split() for line in process.stdout if not line.startswith("Resumed"))
@@ -222,15 +241,30 @@ def test_a_process_killed_while_saving_leaves_a_good_checkpoint_never_older_than
         for _, child in said:
             for _ in range(1 + lives % 3):
                 confirmed = int(next(said)[1])
-            time.sleep(lives * 1e-4)  # another moment of the next save each time
+            time.sleep(chance.random() * 0.003)  # any moment of the next save
             os.kill(int(child), signal.SIGKILL)
             while (line := next(said))[0] == "saved":
                 confirmed = int(line[1])
             path = newest(tmp_path)
             assert path is not None and step_of(path) in (confirmed, confirmed + 1)
-            assert list(torch.load(path, weights_only=True)) == ["model", "sampler"]
+            assert list(torch.load(path, weights_only=True)) == ["model", "sampler", "written_by"]
             lives += 1
-    assert (lives, process.returncode) == (12, 0)
+            assert len(list(tmp_path.glob("*.tmp"))) <= 1
+    assert (lives, process.returncode) == (20, 0)
+    checkpoint = Checkpoint(directory=tmp_path, model=torch.nn.Linear(1, 1))
+    checkpoint.save()
+    checkpoint.wait()
+    assert {path.suffix for path in tmp_path.iterdir()} == {".pt"}
+
+
+def test_restoring_removes_what_a_kill_has_left_and_not_what_somebody_is_writing(tmp_path):
+    unfinished = tmp_path / checkpoint_files.TEMPORARY
+    with open(unfinished, "wb") as file:
+        checkpoint_files.hold(file)
+        State(tmp_path).checkpoint.restore()
+        assert unfinished.exists()
+    State(tmp_path).checkpoint.restore()
+    assert not unfinished.exists()
 
 
 # What is refused
@@ -247,9 +281,7 @@ class Code:
 
 
 def test_code_in_a_checkpoint_is_refused_and_not_executed(tmp_path):
-    state = {"model": Code(tmp_path / "executed"), "optimizer": {}, "sampler": {}}
-    torch.save(state, tmp_path / "temporary")
-    checkpoint_files.install(tmp_path / "temporary", step=1)  # its digest matches
+    put(tmp_path, {"model": Code(tmp_path / "executed"), "optimizer": {}, "sampler": {}})
     with pytest.raises(Error, match="step-00000001.*cannot be loaded without executing") as caught:
         State(tmp_path).checkpoint.restore()
     assert len(str(caught.value)) < 1000
@@ -271,14 +303,74 @@ def test_the_checkpoint_of_another_model_or_of_other_data_or_parts_is_refused(tm
         ).restore()
 
 
-def test_another_kind_of_optimizer_and_other_groups_are_refused_and_say_what_differs(tmp_path):
+def saved_content(directory):
+    (path,) = checkpoints(directory)
+    content = torch.load(path, weights_only=True)
+    path.unlink()
+    return content
+
+
+def test_any_content_behind_a_right_digest_is_an_error(tmp_path):
+    state = State(tmp_path, keep=1).save(1)
+    (path,) = checkpoints(tmp_path)
+    whole = path.read_bytes()
+    good = saved_content(tmp_path)
+    contents = [None, [1], {}, {1: 2}, torch.ones(3), {**good, "written_by": None}]
+    contents += [whole[:200], whole[:-30], b"", bytes(300), b"\x80\x02" + bytes(range(100))]
+    for name in state.checkpoint.parts:
+        for wrong in (None, [1], {}, {"state": 3, "param_groups": 4}, "text"):
+            contents.append({**good, name: wrong})
+            contents.append({**good, "written_by": {**good["written_by"], name: wrong}})
+    for content in contents:
+        path = put(tmp_path, content)
+        with pytest.raises(Error):
+            State(tmp_path).checkpoint.restore()
+        path.unlink()
+
+
+def restored_with(directory, **parts):
+    Checkpoint(directory=directory, **parts).restore()
+
+
+def saved_with(directory, **parts):
+    checkpoint = Checkpoint(directory=directory, keep=1, **parts)
+    checkpoint.save()
+    checkpoint.wait()
+    return checkpoint
+
+
+class TwoLayers(torch.nn.Module):
+    def __init__(self, names):
+        super().__init__()
+        for name in names:
+            setattr(self, name, torch.nn.Linear(1, 1, bias=False))
+
+
+def test_an_optimizer_of_another_kind_order_dtype_or_with_other_groups_is_refused(tmp_path):
     State(tmp_path).save(1)
-    with pytest.raises(Error, match=r"another kind of optimizer than SGD.*'betas'.*dampening"):
-        State(tmp_path, optimizer=torch.optim.SGD).checkpoint.restore()
+    with pytest.raises(Error, match="by another optimizer: Adam there, AdamW here"):
+        State(tmp_path, optimizer=torch.optim.AdamW).checkpoint.restore()
     grown = State(tmp_path)
     grown.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
-    with pytest.raises(Error, match="another optimizer: .*parameter groups.*from the begin"):
+    with pytest.raises(Error, match="only here is parameter 2.* make all parameter groups"):
         grown.checkpoint.restore()
+
+    first, other = TwoLayers("ab"), TwoLayers("ba")
+    one, two = (torch.optim.Adam(model.parameters()) for model in (first, other))
+    saved_with(tmp_path / "order", model=first, optimizer=one)
+    with pytest.raises(Error, match="parameter 0 is model.a.weight there, model.b.weight h"):
+        restored_with(tmp_path / "order", model=other, optimizer=two)
+
+    saved_with(tmp_path / "dtype", model=torch.nn.Linear(1, 1).double())
+    with pytest.raises(Error, match="weight is torch.float64 .*there, torch.float32"):
+        restored_with(tmp_path / "dtype", model=torch.nn.Linear(1, 1))
+
+
+def test_a_sharded_optimizer_is_refused_at_once(one_rank):
+    parameters = torch.nn.Linear(1, 1).parameters()
+    optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.Adam)
+    with pytest.raises(Error, match="optimizer: a ZeroRedundancyOptimizer has only .* share"):
+        Checkpoint(optimizer=optimizer)
 
 
 def test_another_learning_rate_is_named_with_both_values_and_can_be_set_on_purpose(
@@ -316,8 +408,56 @@ def test_another_schedule_is_named_and_one_that_has_only_gone_on_is_not(tmp_path
     assert "schedule.step_size = 1, as it was saved; this program has made it with 7" in (
         capsys.readouterr().err
     )
-    with pytest.raises(Error, match="another kind of schedule than CosineAnnealingLR.*step_size"):
+    with pytest.raises(Error, match="another schedule: StepLR there, CosineAnnealingLR here"):
         scheduled(schedules.CosineAnnealingLR, T_max=9)[0].restore()
+
+
+def warm_up_then(directory, second, **options):
+    """A schedule of two; the second begins at its milestone, after two steps."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    schedules = torch.optim.lr_scheduler
+    first = schedules.LinearLR(optimizer, 0.1, total_iters=2)
+    schedule = schedules.SequentialLR(optimizer, [first, second(optimizer, **options)], [2])
+    return Checkpoint(directory=directory, optimizer=optimizer, schedule=schedule)
+
+
+def rates(checkpoint, steps):
+    found = []
+    for _ in range(steps):
+        checkpoint.parts["optimizer"].step()
+        checkpoint.parts["schedule"].step()
+        found.append(checkpoint.parts["optimizer"].param_groups[0]["lr"])
+    return found
+
+
+def test_a_schedule_with_a_counter_goes_on_as_if_nothing_had_been(tmp_path):
+    schedules = torch.optim.lr_scheduler
+    options = dict(second=schedules.MultiStepLR, milestones=[1, 2])
+    whole = rates(warm_up_then(tmp_path, **options), 6)
+    first = warm_up_then(tmp_path, **options)
+    begun = rates(first, 1)
+    first.save()
+    first.wait()
+    resumed = warm_up_then(tmp_path, **options)
+    resumed.restore()
+    assert begun + rates(resumed, 5) == whole
+    with pytest.raises(Error, match="LinearLR, MultiStepLR.* there, .*LinearLR, ExponentialLR"):
+        warm_up_then(tmp_path, schedules.ExponentialLR, gamma=0.5).restore()
+
+
+def test_states_keep_their_types_and_the_versions_of_their_modules(tmp_path):
+    state = {"counter": Counter("aab"), "pair": (1, [2.0]), "size": torch.Size([3]), "set": {1}}
+    saved_with(tmp_path, model=torch.nn.BatchNorm1d(2), other=Plain(state))
+    content = saved_content(tmp_path)
+    assert content["other"] == state
+    assert [type(value) for value in content["other"].values()] == [
+        Counter,
+        tuple,
+        torch.Size,
+        set,
+    ]
+    assert type(content["model"]) is OrderedDict
+    assert content["model"]._metadata == torch.nn.BatchNorm1d(2).state_dict()._metadata
 
 
 def test_two_checkpoints_of_a_run_do_not_save_in_one_folder(tmp_path, monkeypatch):
@@ -333,27 +473,28 @@ def test_two_checkpoints_of_a_run_do_not_save_in_one_folder(tmp_path, monkeypatc
     finish_writing()
 
 
-class NumpySchedule:
+class Plain:
+    """A part that has this state."""
+
+    def __init__(self, state):
+        self.state = state
+
     def state_dict(self):
-        return {"lr": numpy.float64(0.1)}
+        return self.state
 
     def load_state_dict(self, state):
-        raise AssertionError("never reached")
+        self.state = state
 
 
 class Tagged(torch.Tensor):
     """A tensor of a class that loading does not know."""
 
 
-class TaggedPart(NumpySchedule):
-    def state_dict(self):
-        return {"weight": torch.ones(2).as_subclass(Tagged)}
-
-
 def test_a_state_that_could_not_be_loaded_again_is_refused_when_it_is_saved(tmp_path):
     with pytest.raises(Error, match="schedule.*numpy.float64"):
-        Checkpoint(directory=tmp_path, schedule=NumpySchedule()).save()
-    checkpoint = Checkpoint(directory=tmp_path, part=TaggedPart(), on_error="stop")
+        Checkpoint(directory=tmp_path, schedule=Plain({"lr": numpy.float64(0.1)})).save()
+    part = Plain({"weight": torch.ones(2).as_subclass(Tagged)})
+    checkpoint = Checkpoint(directory=tmp_path, part=part, on_error="stop")
     checkpoint.save()
     with pytest.raises(Error, match="step 0 .* was not saved: .*cannot be loaded.*Tagged"):
         checkpoint.wait()

@@ -45,6 +45,64 @@ def test_the_end_of_an_epoch_belongs_to_the_next_one(tmp_path):
     assert (state["epoch"], state["step"]) == (1, 0)
 
 
+class Interrupted(Exception):
+    """Training ends here, as it would by SIGKILL."""
+
+
+def accumulate(directory, scaler, ends_at=None, bad_batch=8):
+    """Train 2 epochs of ten batches, with a step for every four; returns model and scale.
+
+    With `scaler`, the gradients of `bad_batch` are infinite, so that the scaler skips a step.
+    """
+    torch.manual_seed(0)
+    data = torch.randn(40, 3)
+    model = torch.nn.Linear(3, 1)
+    parts = dict(model=model, optimizer=torch.optim.Adam(model.parameters()))
+    if scaler:
+        parts["scaler"] = torch.amp.GradScaler("cpu")
+    sampler = ddp.ElasticSampler(40, 4)
+    checkpoint = ddp.Checkpoint(
+        directory=directory, **parts, sampler=sampler, every_steps=3, keep=9
+    )
+    checkpoint.restore()
+    for _ in sampler.epochs(2):
+        for rows in sampler.batches():
+            if sampler.steps_done == ends_at:
+                checkpoint.wait()
+                raise Interrupted
+            loss = model(data[rows]).square().mean()
+            if not scaler:
+                loss.backward()
+            else:
+                bad = torch.inf if sampler.steps_done == bad_batch else 1
+                parts["scaler"].scale(loss * bad).backward()
+            if sampler.steps_done % 4 != 0:
+                with pytest.raises(ddp.Error, match="gradients of the last batch would be lost"):
+                    checkpoint.save()
+                continue
+            if not scaler:
+                parts["optimizer"].step()
+            else:
+                parts["scaler"].step(parts["optimizer"])
+                assert not checkpoint.is_at_boundary(), "before update()"
+                parts["scaler"].update()
+            parts["optimizer"].zero_grad()
+    checkpoint.wait()
+    return model.weight, parts["scaler"].get_scale() if scaler else None
+
+
+@pytest.mark.parametrize("scaler", [False, True])
+def test_gradients_of_several_batches_are_never_cut_and_resume_bit_for_bit(tmp_path, scaler):
+    weight, scale = accumulate(tmp_path / "whole", scaler)
+    assert steps(tmp_path / "whole") == [4, 8, 12, 16]
+    for ends_at in (7, 10, 15):
+        with pytest.raises(Interrupted):
+            accumulate(tmp_path / "run", scaler, ends_at)
+    assert steps(tmp_path / "run")[-1] == 12
+    resumed_weight, resumed_scale = accumulate(tmp_path / "run", scaler)
+    assert torch.equal(resumed_weight, weight) and resumed_scale == scale
+
+
 def test_every_t_seconds(tmp_path, monkeypatch):
     clock = itertools.count()  # a second passes between two looks at it, of this module alone
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))

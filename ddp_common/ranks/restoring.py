@@ -1,0 +1,146 @@
+"""Resume from a checkpoint: which file, whether it belongs to these parts, and into them.
+
+Rank 0 chooses the newest good file, and every rank loads that one. Loading executes no code
+(`weights_only=True`). Promises: whatever is in a file, it is loaded or an `Error` says why not;
+what another program wrote is refused before a part is loaded (`descriptions`).
+"""
+
+import pickle
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddp_common.errors import Error, first_line
+from ddp_common.ranks import exchange
+from ddp_common.ranks.checkpoint_files import fault, newest, remove_unfinished
+from ddp_common.ranks.descriptions import (
+    WRITTEN_BY,
+    changed_settings,
+    describe,
+    difference,
+    settings,
+)
+from ddp_common.ranks.rendezvous import device, rank
+
+
+def chosen_file(directory: Path) -> Path | None:
+    """The newest good file in `directory` that rank 0 sees, None if there is no checkpoint.
+
+    A collective. Raises `Error` if there are checkpoints but none is good, and if this rank does
+    not see the chosen one.
+    """
+
+    def ask() -> str | None:
+        remove_unfinished(directory)
+        path = newest(directory)
+        return None if path is None else path.name
+
+    name = exchange.asked_of_rank_0(ask)
+    if name is None:
+        return None
+    path = directory / name
+    if rank() != 0:
+        _check_seen(path)
+    return path
+
+
+def _check_seen(path: Path) -> None:
+    """Raise `Error` unless this rank sees the file that rank 0 has chosen, and it is good."""
+    try:
+        problem = fault(path)
+    except OSError:
+        problem = "it does not see that file"
+    if problem is not None:
+        raise Error(
+            f"Rank {rank()} on {socket.gethostname()} cannot resume from {path}, which rank 0 has "
+            f"chosen: {problem}. The folder must be the same on every host."
+        )
+
+
+def load(path: Path, device: torch.device | str) -> Any:
+    """The state in a checkpoint file, its tensors on `device`.
+
+    Raises `Error` rather than execute anything that is no plain state, and whatever else is wrong
+    with the content.
+    """
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:
+        lines = str(error).splitlines()
+        reasons = [line.strip() for line in lines if "Unpickler error" in line]
+        reason = reasons[0] if reasons else f"{type(error).__name__}: {first_line(error)}"
+        what = "cannot be loaded"
+        if isinstance(error, pickle.UnpicklingError):
+            what = "cannot be loaded without executing code, so it was not"
+        raise Error(
+            f"{path} {what} ({reason}). Keep states to tensors and plain Python values, and load "
+            "no files of strangers."
+        ) from error
+
+
+def load_into(parts: dict[str, Any], path: Path) -> None:
+    """Load each of the `parts` from the file.
+
+    Settings that the program has made otherwise than the run that saved are named on stderr.
+    Raises `Error` for what another program wrote.
+    """
+    state = load(path, device())
+    _check_origin(parts, state, path)
+    for name, part in parts.items():
+        before = settings(part)
+        after = _load_part(name, part, state[name], path)
+        has_schedule = any(getattr(each, "optimizer", None) is part for each in parts.values())
+        if rank() == 0:
+            _name_changed_settings(name, before, after, has_schedule)
+
+
+def _check_origin(parts: dict[str, Any], state: Any, path: Path) -> None:
+    """Raise `Error` unless the file was written by a program with the same parts."""
+    if not isinstance(state, dict) or not isinstance(state.get(WRITTEN_BY), dict):
+        raise Error(
+            f"{path} does not say what wrote it ({WRITTEN_BY}): another program did, or version "
+            "0.3 or older. Go on with that one."
+        )
+    there = [str(name) for name in state if name != WRITTEN_BY]
+    if set(there) != set(parts):
+        raise Error(
+            f"{path} holds {', '.join(there)}; this run saves {', '.join(parts)}. Resume "
+            "with the code that wrote it."
+        )
+    for name, description in describe(parts).items():
+        differs = difference(state[WRITTEN_BY].get(name), description)
+        if differs is not None:
+            raise Error(
+                f"{path} was written by another {name}: {differs}. Resume with the code and "
+                "the config.json of its run; make all parameter groups before restore()."
+            )
+
+
+def _load_part(name: str, part: Any, state: Any, path: Path) -> dict[str, Any]:
+    """Returns the settings that it has now."""
+    try:
+        part.load_state_dict(state)
+        return settings(part)
+    except Error:
+        raise
+    except Exception as error:
+        raise Error(
+            f"{path} was written by another {name}, which does not load it: {error!r}. Resume "
+            "with the code that wrote it."
+        ) from error
+
+
+def _name_changed_settings(
+    name: str, before: dict[str, Any], after: dict[str, Any], has_schedule: bool
+) -> None:
+    for setting in changed_settings(before, after, has_schedule):
+        print(
+            f"Resumed with {name}.{setting} = {after[setting]!r}, as it was saved; this program "
+            f"has made it with {before[setting]!r}. To change it on purpose, set it after "
+            "restore().",
+            file=sys.stderr,
+            flush=True,
+        )
