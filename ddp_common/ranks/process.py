@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import TextIO
 
 from ddp_common.messages import Message
 from ddp_common.ranks import last_word, whereabouts
@@ -57,16 +58,19 @@ def main(
 
 
 def _print_into(pipe: int) -> None:
-    """From now on, what this process and its children print goes into the pipe.
-
-    It takes any string: what UTF-8 cannot write (a file's name in another encoding) is escaped.
-    """
+    """From now on, what this process and its children print goes into the pipe."""
     for stream in (1, 2):
         os.dup2(pipe, stream)
     os.close(pipe)
-    as_text = dict(encoding="utf-8", errors="backslashreplace")
-    sys.stdout = open(1, "w", buffering=1, closefd=False, **as_text)
-    sys.stderr = open(2, "w", buffering=1, closefd=False, **as_text)
+    sys.stdout = _writer(1)
+    sys.stderr = _writer(2)
+
+
+def _writer(stream: int) -> TextIO:
+    """It takes any string: what UTF-8 cannot write, a file's name in another code, is escaped."""
+    return open(
+        stream, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
 
 
 def _sender(pipe: int) -> Callable[[Message], None]:

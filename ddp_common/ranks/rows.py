@@ -79,7 +79,7 @@ class Rows(Partitioned):
     `len()` counts the rows of all ranks, `rows` are the numbers of those that are here, and
     `parts` are this rank's partitions as they were: pandas, NumPy, lists of a Bag.
     `ElasticSampler(table, …)` and `EvalSampler(table, …)` deal each rank rows that it holds;
-    `take(rows)` gives them, and so does a `DataLoader(table, batch_sampler=sampler)`.
+    `take(rows)` gives them, and so does a `ddp.DataLoader(table, batch_sampler=sampler)`.
     """
 
     def __init__(self, name: str, placement: Placement, parts: dict[int, Any]):
@@ -122,7 +122,7 @@ class Rows(Partitioned):
 
             data = table.tensors(["distance", "hour"], "late")
             sampler = ddp.ElasticSampler(data, batch_size)
-            for x, y in DataLoader(data, batch_sampler=sampler): …
+            for x, y in ddp.DataLoader(data, batch_sampler=sampler): …
 
         Raises `Error`, with the columns' names, for what is no real number, what would not keep
         its value, and where values are missing.

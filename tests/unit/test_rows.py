@@ -40,7 +40,7 @@ def test_rows_are_taken_by_their_numbers_in_that_order(rows):
     array = np.arange(36).reshape(18, 2)
     np.testing.assert_array_equal(table(array).take(rows), array[rows])
     masked = np.ma.masked_equal(array, 19)
-    assert repr(table(masked).take(rows)) == repr(masked[rows])
+    assert str(table(masked).take(rows)) == str(masked[rows])
     samples = FRAME.text.to_list()
     assert table(samples).take(rows) == [samples[row] for row in rows]
 
@@ -116,9 +116,9 @@ TWINS = pd.concat([FRAME.share, FRAME.number.rename("share")], axis=1)
         (FRAME, [["text", "share"]], r"change .* or are none: text \(.*make categories"),
         (GAPS, [["share", "kind"]], r"share \(3\), kind \(9\), of 18 rows"),
         (np.ma.masked_less(FRAME.share, 3), [], r"table \(6\), of 18 rows.*filled"),
-        (FRAME.assign(z=FRAME.share + 2j), ["z"], r"z \(complex128\)\. .*two columns of complex"),
+        (FRAME.assign(z=FRAME.share + 2j), ["z"], r"z \(complex128\)\. "),
         (FRAME.number.to_numpy(np.uint64) + 2**63, [], r"int64.*: table \(\d{19}\)\. "),
-        (IDS.convert_dtypes(), [["share", "id"]], r"float32.*: id \(167772\d\d\)\. .*alone"),
+        (IDS.convert_dtypes(), [["share", "id"]], r"float32.*: id \(167772\d\d\)\. .*without floats"),
         (IDS, [["share", "huge"]], r"huge \(1e\+300\)\. .*scale"),
     ],
     ids=[
