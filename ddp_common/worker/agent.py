@@ -167,19 +167,18 @@ def _is_wanted(worker: Worker, key: Key) -> bool:
 class Child:
     """A rank's process, and what it says: messages that wait in `said`, and its last word."""
 
-    def __init__(self, place: Nursery):
-        self.nursery = place  # which forks the process, and ends it
+    def __init__(self, place: Nursery, messages: Connection, output: Connection):
+        """`messages` and `output` (of the rank and its children) are read from now on."""
+        self.nursery = place  # which has forked the process, and ends it
         self.said: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.last_word: Ended | None = None
         self._is_gone = threading.Event()
-        self._readers: list[threading.Thread] = []
-
-    def listen(self, messages: Connection, output: Connection) -> None:
-        """Read these two pipes from now on: messages, and what the rank and its children print."""
-        for read, pipe in ((self._read_messages, messages), (self._read_output, output)):
-            reader = threading.Thread(target=read, args=(pipe,), daemon=True, name="ddp-reader")
+        self._readers = [
+            threading.Thread(target=read, args=(pipe,), daemon=True, name="ddp-reader")
+            for read, pipe in ((self._read_messages, messages), (self._read_output, output))
+        ]
+        for reader in self._readers:
             reader.start()
-            self._readers.append(reader)
 
     def take(self) -> list[Message]:
         """What has been said since the last call."""
@@ -259,12 +258,10 @@ def _start(
         place = nursery.connect(is_wanted)
         if place is None:
             return None
-        child = Child(place)
         messages, messages_of_rank = Pipe(duplex=False)
         output, output_of_rank = Pipe(duplex=False)
         descriptors["messages"] = theirs.enter_context(messages_of_rank).fileno()
         descriptors["output"] = theirs.enter_context(output_of_rank).fileno()
-        child.listen(messages, output)
         try:
             place.start(
                 "ddp_common.ranks.process",
@@ -276,8 +273,10 @@ def _start(
             )
         except BaseException:
             place.end()
+            messages.close()
+            output.close()
             raise
-    return child
+    return Child(place, messages, output)
 
 
 def _environment(spec: RankSpec) -> dict[str, str]:
