@@ -293,7 +293,7 @@ def _joined(pieces: list) -> Any:
 
 
 def _as_list(columns: str | Sequence[str]) -> list[str]:
-    return list(columns) if isinstance(columns, list | tuple) else [columns]
+    return [columns] if isinstance(columns, str) else list(columns)
 
 
 def _some(names: Sequence) -> str:
