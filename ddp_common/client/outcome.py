@@ -18,7 +18,7 @@ from ddp_common.client.inbox import CONNECTION_LOST, RESTARTED
 from ddp_common.errors import Error, RankFailed, RankStalled, RunStopped, SchedulerLost
 from ddp_common.messages import PROGRESS, Ended, Line, Message, Position, Started
 from ddp_common.ranks.checkpoint_files import step_of
-from ddp_common.ranks.process import unpickle_exception
+from ddp_common.ranks.last_word import unpickle_exception
 
 CONSEQUENCE = re.compile(
     r"Connection (closed|reset) by peer|Connection was likely closed|Broken pipe"
@@ -30,7 +30,7 @@ UNCAUGHT = re.compile(r"\s*what\(\):\s*(.+)")
 OTHER_SIZE = "op.preamble.length <= op.nbytes"  # gloo's words for a tensor of another size
 # What faulthandler prints of a thread of a rank that a signal kills
 DUMP_OF_THREAD = re.compile(r"(Current thread|Thread) 0x\w+ .*\(most recent call first\):")
-OUTERMOST_OF_RANK = re.compile(r'ranks/process\.py", line \d+ in (_call|main)$')
+OUTERMOST_OF_RANK = re.compile(r'ranks/(life|process)\.py", line \d+ in (_call|main)$')
 
 
 @dataclass

@@ -8,6 +8,7 @@ and partitions that do not fit together, are errors before any rank starts.
 """
 
 import contextlib
+import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -29,7 +30,6 @@ from ddp_common.ranks.handover import Look, StandIn, Table
 KINDS = {"DataFrame", "Series", "Array", "Bag"}  # of collections that have rows
 LOOK_INTERVAL = 0.2  # seconds
 NEARLY = 1.1  # times the mean: so many rows on a rank are still its share
-NAMED = 5  # columns or partitions in a message
 
 
 @dataclass
@@ -377,11 +377,11 @@ def _futures_of(collection: Any) -> list[Future]:
 def _take_in(given: Given, looks: list[Look | str]) -> None:
     """Learn the lengths of a collection's partitions.
 
-    Raises `Error` for what is no partition, for types that differ, for no rows at all, and for a
-    partition that is not as long as it was.
+    Raises `Error` for what is no partition, for columns that differ in name, order or type, for no
+    rows at all, and for a partition that is not as long as it was.
     """
     lengths = []
-    kinds: dict[str, str] = {}  # of the columns of the first partition that has rows
+    columns: list[tuple[str, str]] = []  # of the first partition that has rows
     for number, look in enumerate(looks):
         partition = f"Partition {number} of {given.name!r}"
         if isinstance(look, str):
@@ -389,15 +389,14 @@ def _take_in(given: Given, looks: list[Look | str]) -> None:
                 f"{partition} is of type {look}. A partition is a DataFrame, a Series, an array "
                 "or a list of samples."
             )
-        rows, kinds_here = look
+        rows, columns_here = look
         lengths.append(rows)
-        kinds = kinds or (kinds_here if rows else {})
-        if rows and kinds_here != kinds:
+        columns = columns or (columns_here if rows else [])
+        if rows and columns_here != columns:
             raise Error(
-                f"{partition} has other types than those before it, so that numbers would mean "
-                f"something else on another rank: {_differing_kinds(kinds, kinds_here)}. Give "
-                "each column one type, with astype, and the same categories everywhere, "
-                f"{given.name}.categorize(), before launch."
+                f"{partition} has other columns or types than those before it: "
+                f"{_difference(columns, columns_here)}. Give all partitions the same columns in "
+                "one order (frame[names]) and of one type (astype, categorize()), before launch."
             )
         if given.lengths and rows != given.lengths[number]:
             raise Error(
@@ -414,13 +413,11 @@ def _take_in(given: Given, looks: list[Look | str]) -> None:
     given.lengths = lengths
 
 
-def _differing_kinds(first: dict[str, str], second: dict[str, str]) -> str:
-    differing = [
-        f"{name or 'values'} {second.get(name, 'missing')}, not {first.get(name, 'missing')}"
-        for name in {**first, **second}
-        if first.get(name) != second.get(name)
-    ]
-    return "; ".join(differing[:NAMED])
+def _difference(columns: list[tuple[str, str]], others: list[tuple[str, str]]) -> str:
+    """The first of the second columns that is not as it is among the first ones."""
+    pairs = itertools.zip_longest(others, columns, fillvalue=("nothing", ""))
+    found, expected = next(pair for pair in pairs if pair[0] != pair[1])
+    return f"{' '.join(found).strip()}, not {' '.join(expected).strip()}"
 
 
 def _differing(first: list[int], second: list[int]) -> str:

@@ -13,6 +13,7 @@ its own partitions only.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -52,7 +53,7 @@ class EvenDeal:
         self.ragged_share = np.empty(0, np.int64)  # and of the ragged last batch
         self._keep_share(order)
 
-    def _keep_share(self, order):
+    def _keep_share(self, order: range | np.ndarray) -> None:
         """Keep this rank's share of an epoch's order, and let go of the rest."""
         if isinstance(order, range):
             self.order = order
@@ -83,7 +84,7 @@ class EvenDeal:
         return len(range(rank(), batch_length, world_size()))
 
 
-def _share_of(batch, mine, ranks):
+def _share_of(batch: Any, mine: int, ranks: int) -> Any:
     """This rank's part of a batch; one sample, to be given weight 0, if there is none for it."""
     share = batch[mine::ranks]
     return share if len(share) else batch[:1]
@@ -114,7 +115,7 @@ class PlacedDeal:
         return int(self.bounds[step + 1] - self.bounds[step])
 
 
-def _at_random(placement, seed, epoch):
+def _at_random(placement: Placement, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
     """The places in the epoch of the rows that this rank holds, and these rows, in that order."""
     lengths, starts = placement.lengths, placement.starts
     offsets = np.random.default_rng([seed, epoch]).random(len(lengths))
@@ -129,7 +130,7 @@ def _at_random(placement, seed, epoch):
     return places, rows
 
 
-def _order_of(placement, number, seed, epoch):
+def _order_of(placement: Placement, number: int, seed: int, epoch: int) -> np.ndarray:
     """A partition's rows in its own permutation."""
     # One more than the number of the partition: numpy takes no notice of a 0 at the end
     generator = np.random.default_rng([seed, epoch, number + 1])

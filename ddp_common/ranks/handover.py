@@ -28,8 +28,8 @@ from ddp_common.ranks import main_module
 ALIGNMENT = 64  # bytes
 TRAILER = struct.Struct("!q")  # the size of the pickled contents before it
 
-# Of a partition: how many rows it has, and what its columns hold
-Look = tuple[int, dict[str, str]]
+# Of a partition: how many rows it has, and its columns in their order: name, and what it holds
+Look = tuple[int, list[tuple[str, str]]]
 
 _tables: list["Table"] = []  # those of this rank
 
@@ -54,19 +54,19 @@ def look_at(keys: list[Key], dask_worker: Any) -> dict[Key, Look | str]:
     return {key: _look(dask_worker.data[key]) for key in keys if key in dask_worker.data}
 
 
-def _look(part):
+def _look(part: Any) -> Look | str:
     has_rows = hasattr(part, "__len__") and getattr(part, "shape", None) != ()
     if not has_rows or isinstance(part, str | bytes | dict | set):
         return type(part).__name__
     if hasattr(part, "columns"):
         names = map(str, part.columns)
-        return len(part), dict(zip(names, map(_kind, part.dtypes)))
+        return len(part), list(zip(names, map(_kind, part.dtypes)))
     if hasattr(part, "dtype"):
-        return len(part), {"": f"{_kind(part.dtype)} {part.shape[1:] or ''}".rstrip()}
-    return len(part), {}
+        return len(part), [("", f"{_kind(part.dtype)} {part.shape[1:] or ''}".rstrip())]
+    return len(part), []
 
 
-def _kind(dtype):
+def _kind(dtype: Any) -> str:
     categories = getattr(dtype, "categories", None)
     if categories is None:
         return str(dtype)
@@ -127,8 +127,7 @@ def receive(descriptor: int) -> None:
     except Exception as error:
         raise Error(
             "The tables cannot be unpickled in the rank: "
-            f"{type(error).__name__}: {error}. Their classes must be importable there; a column "
-            "of plain numbers or texts always is."
+            f"{type(error).__name__}: {error}. Their classes must be importable there."
         ) from error
 
 

@@ -29,6 +29,6 @@ def variables() -> dict[str, str]:
     return {}
 
 
-def _is_of_srun(size):
+def _is_of_srun(size: str) -> bool:
     """srun sets these variables as well; an mpiexec inside of a step counts otherwise."""
     return slurm.in_step() and os.environ.get("SLURM_STEP_NUM_TASKS") == size

@@ -47,30 +47,36 @@ class Place:
     attempt: str  # the same for all ranks of this attempt, another for any other attempt
 
 
-# Of this rank while it is in a process group, even if its own code has destroyed the group.
-_place: Place | None = None
-_device: torch.device | None = None
-_store: dist.Store | None = None
+@dataclass(frozen=True)
+class Membership:
+    """That this rank is in a process group, even if its own code has destroyed that."""
+
+    place: Place
+    store: dist.Store
+    device: torch.device
+
+
+_membership: Membership | None = None
 # How often this process has joined a group: as often as its peers. Each time has its own keys.
 _joins = 0
 
 # torch 2.13 hangs where the last reference to a gloo group goes right after a `backward`: the
 # group waits for its threads, and these wait for Python's lock. A function that destroys the group
 # in its last line would do so, when its model is freed. This reference stays.
-_group = None
+_group: dist.ProcessGroup | None = None
 
 
 def rank() -> int:
     """This process's rank, 0 when alone."""
-    if _place is not None:
-        return _place.rank
+    if _membership is not None:
+        return _membership.place.rank
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
     """The number of ranks, 1 when alone."""
-    if _place is not None:
-        return _place.world_size
+    if _membership is not None:
+        return _membership.place.world_size
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -79,18 +85,22 @@ def current_store() -> dist.Store | None:
 
     Waiting for a key blocks the connection for other threads: a thread takes a `clone()`.
     """
-    return _store
+    return None if _membership is None else _membership.store
 
 
 def has_left(peer: int) -> bool:
     """Whether a rank has left this process group, because it is done or by an exception."""
-    return _store is not None and _store.check([f"left/{peer}"])
+    return _membership is not None and _membership.store.check([f"left/{peer}"])
 
 
 def device() -> torch.device:
     """The device of this rank: its own GPU if the backend is NCCL or it is alone, else the CPU."""
-    if _device is not None:
-        return _device
+    if _membership is not None:
+        return _membership.device
+    return _current_device()
+
+
+def _current_device() -> torch.device:
     alone = not dist.is_initialized()
     if torch.cuda.is_available() and (alone or dist.get_backend() == "nccl"):
         return torch.device("cuda", torch.cuda.current_device())
@@ -99,13 +109,13 @@ def device() -> torch.device:
 
 @contextlib.contextmanager
 def process_group(
-    store_socket: socket.socket | None = None,
+    store_socket: int | None = None,
     timeout: datetime.timedelta = datetime.timedelta(minutes=30),
 ) -> Iterator[torch.device]:
     """Be a member of the process group inside a `with` block; yields the device.
 
-    `store_socket` is the bound socket of the store, which rank 0 has from its agent; without it
-    the store is at MASTER_PORT. `timeout` is that of collectives.
+    `store_socket` is the descriptor of the store's bound socket, which rank 0 has from its agent;
+    without it the store is at MASTER_PORT. `timeout` is that of collectives.
 
     A rank leaves the block once all ranks are in, so that nobody is still connecting to it. Rank 0
     leaves when every other rank has left, so that nobody loses the store. After an exception
@@ -124,12 +134,12 @@ def process_group(
     except BaseException:
         _say_left(store, place)
         raise
-    _leave(place, store, timeout)
+    _leave(store, place, timeout)
 
 
-def _join(place, store_socket, timeout):
+def _join(place: Place, store_socket: int | None, timeout: datetime.timedelta) -> dist.Store:
     """Become a member of the process group; returns the store."""
-    global _place, _device, _store, _group, _joins
+    global _membership, _group, _joins
     _joins += 1
     store = dist.PrefixStore(f"{place.attempt}/{_joins}", _open_store(place, store_socket))
     with explain_lost_store(place.rank):
@@ -139,16 +149,14 @@ def _join(place, store_socket, timeout):
         os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # without it, eth1 also means eth10
         _form_group(store, place, gpus, timeout)
         _group = dist.group.WORLD
-        _device = device()
-        _place = place
-        _store = store
+        _membership = Membership(place, store, _current_device())
         store.set(f"joined/{place.rank}", "")
     return store
 
 
-def _leave(place, store, timeout):
+def _leave(store: dist.Store, place: Place, timeout: datetime.timedelta) -> None:
     """Leave the process group, the store last, and rank 0 as the last rank."""
-    global _place, _device, _store
+    global _membership
     with explain_lost_store(place.rank):
         everybody = range(place.world_size)
         store.wait([f"joined/{peer}" for peer in everybody], timeout)
@@ -164,13 +172,11 @@ def _leave(place, store, timeout):
     # line of a script for torchrun does.
     if dist.is_initialized():
         dist.destroy_process_group()
-    _place = None
-    _device = None
-    _store = None
+    _membership = None
     _say_left(store, place)
 
 
-def _say_left(store, place):
+def _say_left(store: dist.Store, place: Place) -> None:
     """The last message. If it does not arrive, rank 0 has failed, and reports that itself.
 
     Also after an exception, so that nobody waits for this rank. Its group is not destroyed then:
@@ -188,9 +194,8 @@ def explain_lost_store(rank: int) -> Iterator[None]:
         yield
     except dist.DistNetworkError:
         raise Error(
-            f"Rank {rank} lost the store while it waited for other ranks (Connection closed "
-            "by peer): the process that holds it, rank 0 or torchrun, has ended. Its own message "
-            "says why."
+            f"Rank {rank} lost the store while it waited for other ranks (Connection closed by "
+            "peer): rank 0, or torchrun, has ended. Its own message says why."
         ) from None
 
 
@@ -204,20 +209,19 @@ def place_of_this_process() -> Place | None:
     """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     given: Mapping[str, str] = os.environ
-    if "RANK" not in given:
+    if not given.get("RANK"):
         if from_mpi := mpi.variables():
             given = {**given, **from_mpi}
         elif slurm.in_step():
             given = slurm.variables()
-    missing = [name for name in names if name not in given]
+    missing = [name for name in names if not given.get(name)]
     if len(missing) == len(names):
         return None
     if missing:
         raise Error(
             f"A launcher has set some of {', '.join(names)} but not {', '.join(missing)}. Start "
-            "the ranks with torchrun or `make run`, or set these too, in every rank: MASTER_ADDR "
-            "is the host of rank 0, MASTER_PORT any free port there (`mpiexec -x MASTER_ADDR=… "
-            "-x MASTER_PORT=…` of Open MPI, `-genv` of others). Unset all of them to run alone."
+            "the ranks with torchrun, or set these too: MASTER_ADDR is the host of rank 0, "
+            "MASTER_PORT a free port there (`mpiexec -x MASTER_ADDR=… -x MASTER_PORT=…`)."
         )
     run_id = given.get("TORCHELASTIC_RUN_ID", "")
     # Then torchrun's store listens on loopback too, and the host's name may lead nowhere
@@ -233,7 +237,7 @@ def place_of_this_process() -> Place | None:
     )
 
 
-def _open_store(place, store_socket):
+def _open_store(place: Place, store_socket: int | None) -> dist.Store:
     """torch's store: rank 0 opens it, unless torchrun has; the others connect to it."""
     torchrun_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     opens = place.rank == 0 and not torchrun_has_it
@@ -246,8 +250,7 @@ def _open_store(place, store_socket):
             is_master=opens,
             wait_for_workers=False,  # it would not say for whom
             multi_tenant=True,  # a process that joins again finds the port taken by itself
-            # the store owns it from now on; a process has it for the first time that it joins
-            master_listen_fd=store_socket.detach() if store_socket is not None else None,
+            master_listen_fd=store_socket,  # the store owns it from now on
             timeout=datetime.timedelta(seconds=JOIN_TIMEOUT),
         )
     except (dist.DistError, OSError) as error:
@@ -264,7 +267,7 @@ def _open_store(place, store_socket):
         ) from error
 
 
-def _wait_until_somebody_listens(place):
+def _wait_until_somebody_listens(place: Place) -> None:
     """torch's client prints stacks of C++ when nobody does, and looks again after seconds only.
 
     Raises OSError when time is up.
@@ -285,7 +288,7 @@ def _wait_until_somebody_listens(place):
 # Every rank claims its place in the store, and waits for all others.
 
 
-def _meet(store, place):
+def _meet(store: dist.Store, place: Place) -> tuple[str, list[str]]:
     """Claim this rank, and wait until all are claimed.
 
     Returns the address of rank 0's host, and the GPU of each rank ('' for none), in their order.
@@ -296,8 +299,7 @@ def _meet(store, place):
     if holder != me:
         raise Error(
             f"Rank {place.rank} is taken: {holder} has it, and {me} claims it too. Give every "
-            "process a rank of its own; a process of an earlier run that still lives would also "
-            "explain it."
+            "process a rank of its own, and end processes of an earlier run."
         )
     resolved = socket.getaddrinfo(place.address, None, type=socket.SOCK_STREAM)
     *_, (address, *_) = resolved[0]
@@ -326,7 +328,7 @@ def reached_by_others(addresses: list[str]) -> str:
     return (outward or addresses)[0]
 
 
-def _take_gpu(place):
+def _take_gpu(place: Place) -> str:
     """Make this rank's own GPU the current one; returns its unique name, '' without one."""
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
         return ""
@@ -358,7 +360,9 @@ def interface_towards(address: str) -> str:
     )
 
 
-def _form_group(store, place, gpus, timeout):
+def _form_group(
+    store: dist.Store, place: Place, gpus: list[str], timeout: datetime.timedelta
+) -> None:
     """Make the default process group: NCCL if every rank has a GPU that no other rank has."""
     everybody_has_one = all(gpus)
     nobody_shares = len(set(gpus)) == place.world_size

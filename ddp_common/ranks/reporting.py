@@ -3,15 +3,18 @@
 It does so at any time, without a collective, without waiting. What a rank reports goes into a
 queue. One thread turns tensors into numbers and hands the messages to the agent, which passes them
 on to the client (see `ddp_common.messages`). Ten times a second it also says where training is, if
-it has moved: that is how the client knows that a rank is alive. Without an agent (a single
-process) nobody listens, and reports are dropped after the same checks.
+it has moved: that is how the client knows that a rank is alive. A message that fails on its way is
+told once on stderr, and those after it arrive. Without an agent (a single process) nobody listens,
+and reports are dropped after the same checks.
 """
 
 import base64
 import collections
+import contextlib
 import decimal
 import numbers
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Hashable
@@ -19,7 +22,7 @@ from typing import Any
 
 import numpy
 
-from ddp_common.errors import Error
+from ddp_common.errors import Error, first_line
 from ddp_common.files import check_name, refuse_name_of_the_run
 from ddp_common.messages import File, Message, Position, Report
 
@@ -29,25 +32,23 @@ POSITION_INTERVAL = 0.1  # seconds between two messages on where training is
 OWN_COLUMNS = ("rank", "time", "event")  # of every record, written by us
 LARGEST_INTEGER = 2**63  # msgpack knows none from here on
 
-_outbox: queue.SimpleQueue | None = None  # this rank's messages; None when nobody listens
-_position: dict[str, int] = {}  # epoch, step, samples…: kept up to date by the samplers
-_positions: dict[Hashable, dict] = {}  # the same of each sampler, by its name
-_sums: collections.Counter = collections.Counter()  # of their numbers, and how many know no total
-_moves = 0  # counts everything that is progress
+# A message may be a function that makes it: the thread that delivers calls it
+Postable = Message | Callable[[], Message]
 
 
 def report(**values: Any) -> None:
-    """Send scalars to the client: numbers, or tensors with one element.
+    """Send scalars to the client: numbers, or tensors and arrays with one element.
 
     Also sends epoch and step, if a sampler counts them. Raises `Error` at once for anything that
     is not a scalar. A tensor on a GPU is read by another thread: training does not wait for it.
     """
     record: dict[str, Any] = {"time": time.time()}
+    where = position()
     for name in IN_EVERY_RECORD:
-        if name in _position:
-            record[name] = _position[name]
+        if name in where:
+            record[name] = where[name]
     for name, value in values.items():
-        record[name] = _scalar(name, value)
+        record[_column(name)] = _scalar(name, value)
     post(lambda: Report({name: _number(value) for name, value in record.items()}))
 
 
@@ -58,21 +59,25 @@ def _number(value: Any) -> Any:
 def save_file(name: str, content: bytes | str) -> None:
     """Send a small file to the run directory under the relative path `name`.
 
-    Raises `Error` for a name that would leave the run directory, or that the run itself uses.
+    Raises `Error` for a name that would leave the run directory, or that the run itself uses, and
+    for a content that is neither a string nor bytes.
     """
     check_name(name)
     refuse_name_of_the_run(name)
-    as_bytes = content.encode() if isinstance(content, str) else bytes(content)
-    post(File(name, base64.b64encode(as_bytes).decode()))
+    try:
+        as_bytes = content.encode() if isinstance(content, str) else bytes(memoryview(content))
+    except TypeError:
+        raise Error(
+            f"save_file({name!r}, …) takes a string or bytes, not {type(content).__name__}. Write "
+            "numbers with json.dumps; a figure or an array into an io.BytesIO, and its getvalue()."
+        ) from None
+    post(File(_plain(name), base64.b64encode(as_bytes).decode()))
 
 
-def post(message: Message | Callable[[], Message]) -> None:
-    """Queue a message for the client, if there is one.
-
-    It may be a function that makes the message: the thread that delivers calls it.
-    """
-    if _outbox is not None:
-        _outbox.put(message)
+def post(message: Postable) -> None:
+    """Queue a message for the client, if there is one."""
+    if _reporter.is_heard:
+        _reporter.outbox.put(message)
 
 
 # Where training is
@@ -84,33 +89,12 @@ def set_position(whose: Hashable = None, **place: int | None) -> None:
     Where several samplers train in turns, steps and samples are those of all of them together:
     they only ever grow.
     """
-    global _position
-    before = _positions.get(whose)
-    _positions[whose] = place
-    for name in SUMMED:
-        _sums[name] += place.get(name) or 0
-        if before is not None:
-            _sums[name] -= before.get(name) or 0
-    _sums["without_total"] += _has_no_total(place)
-    if before is not None:
-        _sums["without_total"] -= _has_no_total(before)
-
-    together = place
-    if len(_positions) > 1:
-        together = {**place, **{name: _sums[name] for name in SUMMED}}
-    if _sums["without_total"]:
-        together = {**together, "total_samples": None, "epochs": None}
-    _position = {name: value for name, value in together.items() if value is not None}
-    made_progress()
-
-
-def _has_no_total(place: dict) -> bool:
-    return place.get("total_samples") is None
+    _reporter.set_position(whose, place)
 
 
 def steps_of_others(whose: Hashable) -> int:
     """The steps that all samplers but this one have done."""
-    return _sums["step"] - _positions.get(whose, {}).get("step", 0)
+    return _reporter.steps_of_others(whose)
 
 
 def position() -> dict[str, int]:
@@ -118,7 +102,7 @@ def position() -> dict[str, int]:
 
     That is epoch, step, samples, epochs, total_samples.
     """
-    return dict(_position)
+    return dict(_reporter.position)
 
 
 def made_progress(*_: Any) -> None:
@@ -127,11 +111,29 @@ def made_progress(*_: Any) -> None:
     It does so at every step of a sampler or an optimizer, every batch of an evaluation, every
     save.
     """
-    global _moves
-    _moves += 1
+    _reporter.moves += 1
 
 
 # What may be reported
+
+
+def _column(name: str) -> str:
+    """The name of a column. Raises `Error` for one that is taken or cannot be written."""
+    name = _plain(name)
+    if name in OWN_COLUMNS:
+        raise Error(
+            f"report({name}=…): every record has a column {name!r} already. Choose another name."
+        )
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise Error(f"report(**{{{name!r}: …}}): this name is no valid text.") from None
+    return name
+
+
+def _plain(text: str) -> str:
+    """The string itself: of a class of the script (a StrEnum), the agent cannot unpickle it."""
+    return str.__str__(text)
 
 
 def _scalar(name: str, value: Any) -> Any:
@@ -139,14 +141,12 @@ def _scalar(name: str, value: Any) -> Any:
 
     Raises `Error` for anything else.
     """
-    if name in OWN_COLUMNS:
-        raise Error(
-            f"report({name}=…): every record has a column {name!r} already. Choose another name."
-        )
-    if isinstance(value, numpy.generic):
+    if _is_number_of_numpy(value):
         value = value.item()
-    if isinstance(value, (bool, int)) and abs(value) < LARGEST_INTEGER:
+    if isinstance(value, bool):
         return value
+    if isinstance(value, int) and abs(value) < LARGEST_INTEGER:
+        return int(value)  # of an IntEnum: the agent has no class of the script
     if isinstance(value, (numbers.Real, decimal.Decimal)):
         try:
             return float(value)
@@ -155,10 +155,11 @@ def _scalar(name: str, value: Any) -> Any:
                 f"report({name}=…): this {type(value).__name__} does not fit into a float "
                 f"({error})."
             ) from None
-    if _has_one_real_element(value):
-        return value.detach().reshape(()) if value.is_cuda else value.item()
+    if _is_number_of_torch(value):
+        # The thread reads it later: by then training may have changed it
+        return value.detach().clone().reshape(()) if value.is_cuda else value.item()
     if hasattr(value, "shape"):
-        what = f"a tensor of shape {tuple(value.shape)}"
+        what = f"{type(value).__name__} of shape {tuple(value.shape)}"
     else:
         what = repr(value)[:80]
     raise Error(
@@ -167,32 +168,113 @@ def _scalar(name: str, value: Any) -> Any:
     )
 
 
-def _has_one_real_element(value: Any) -> bool:
+def _is_number_of_numpy(value: Any) -> bool:
+    """Whether it is a scalar, or an array with one element, of real numbers. A mask hides one."""
+    is_of_numpy = isinstance(value, (numpy.generic, numpy.ndarray))
+    return (
+        is_of_numpy
+        and value.size == 1
+        and value.dtype.kind in "biuf"
+        and not numpy.ma.is_masked(value)
+    )
+
+
+def _is_number_of_torch(value: Any) -> bool:
     is_tensor = hasattr(value, "detach") and hasattr(value, "is_meta")
     return is_tensor and value.numel() == 1 and not value.is_complex() and not value.is_meta
 
 
-# The thread that delivers
+# The object that this rank has of all that
+
+
+class Reporter:
+    """A rank's messages on their way, and where its samplers are."""
+
+    def __init__(self, is_heard: bool):
+        self.is_heard = is_heard
+        self.outbox: queue.SimpleQueue[Postable | None] = queue.SimpleQueue()
+        self.position: dict[str, int] = {}  # epoch, step, samples…, as far as they are known
+        self.moves = 0  # counts everything that is progress
+        self._counts: dict[Hashable, dict[str, int]] = {}  # of each sampler, what is summed
+        self._sums: collections.Counter[str] = collections.Counter()
+        self._has_complained = False
+
+    def set_position(self, whose: Hashable, place: dict[str, int | None]) -> None:
+        counts = {name: place.get(name) or 0 for name in SUMMED}
+        counts["without_total"] = int(place.get("total_samples") is None)
+        self._sums.subtract(self._counts.get(whose, {}))
+        self._sums.update(counts)
+        self._counts[whose] = counts
+        if len(self._counts) > 1:
+            place = {**place, **{name: self._sums[name] for name in SUMMED}}
+        if self._sums["without_total"]:
+            place = {**place, "total_samples": None, "epochs": None}
+        self.position = {name: value for name, value in place.items() if value is not None}
+        self.moves += 1
+
+    def steps_of_others(self, whose: Hashable) -> int:
+        return self._sums["step"] - self._counts.get(whose, {}).get("step", 0)
+
+    def deliver(self, send: Callable[[Message], None]) -> None:
+        """Pass messages on until None comes.
+
+        In between, and at the end, say where training is if it has moved.
+        """
+        moves_told = 0
+        told = 0.0  # when that was
+        is_over = False
+        while not is_over:
+            try:
+                message = self.outbox.get(timeout=POSITION_INTERVAL)
+            except queue.Empty:
+                pass
+            else:
+                if message is None:
+                    is_over = True
+                else:
+                    self._pass_on(message, send)
+            is_due = is_over or time.monotonic() - told > POSITION_INTERVAL
+            if is_due and moves_told != self.moves:
+                moves_told = self.moves
+                told = time.monotonic()
+                self._pass_on(Position(**self.position), send)  # type: ignore[arg-type]
+
+    def _pass_on(self, message: Postable, send: Callable[[Message], None]) -> None:
+        try:
+            send(message() if callable(message) else message)
+        except Exception as error:  # of CUDA, of the pipe: the next one may arrive all the same
+            if not self._has_complained:
+                self._has_complained = True
+                _complain(error)
+
+
+def _complain(error: Exception) -> None:
+    with contextlib.suppress(Exception):  # the training function has closed or replaced stderr
+        print(
+            "Warning: not all that this rank reports arrives: "
+            f"{type(error).__name__}: {first_line(error)}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+_reporter = Reporter(is_heard=False)  # of this rank; another one for each launch
 
 
 def start(send: Callable[[Message], None]) -> Callable[[], None]:
-    """Give this rank an outbox whose messages go to `send`.
+    """From now on what this rank reports goes to `send`.
 
     Returns a function that sends the rest and ends the thread.
     """
-    global _outbox, _position
-    outbox: queue.SimpleQueue = queue.SimpleQueue()
-    _outbox = outbox
-    _positions.clear()  # of an earlier launch in this process
-    _sums.clear()
-    _position = {}
+    global _reporter
+    reporter = _reporter = Reporter(is_heard=True)
     thread = threading.Thread(
-        target=_deliver, args=(outbox, send), daemon=True, name="ddp-reports"
+        target=reporter.deliver, args=(send,), daemon=True, name="ddp-reports"
     )
     thread.start()
 
     def finish() -> None:
-        outbox.put(None)
+        reporter.outbox.put(None)
         thread.join()
 
     return finish
@@ -200,30 +282,4 @@ def start(send: Callable[[Message], None]) -> Callable[[], None]:
 
 def stop() -> None:
     """Nobody listens any more."""
-    global _outbox
-    _outbox = None
-
-
-def _deliver(outbox: queue.SimpleQueue, send: Callable[[Message], None]) -> None:
-    """Pass messages on until None comes.
-
-    In between, and at the end, say where training is if it has moved.
-    """
-    moves_told = _moves
-    told = 0.0  # when that was
-    is_over = False
-    while not is_over:
-        try:
-            message = outbox.get(timeout=POSITION_INTERVAL)
-        except queue.Empty:
-            pass
-        else:
-            if message is None:
-                is_over = True
-            else:
-                send(message() if callable(message) else message)
-        is_due = is_over or time.monotonic() - told > POSITION_INTERVAL
-        if is_due and moves_told != _moves:
-            moves_told = _moves
-            told = time.monotonic()
-            send(Position(**_position))  # type: ignore[arg-type]  # it holds numbers alone
+    _reporter.is_heard = False

@@ -4,7 +4,7 @@ A Dask DataFrame, Array or Bag, or a list of futures, that was an argument of `l
 `Rows`. Its rows have the numbers that they have in the whole table, on every rank: a sampler deals
 these numbers, and each rank is dealt those of its own partitions. Promises: the partitions are in
 memory once, as the worker handed them over; `take` copies no more than the rows that it gives;
-numbers become tensors as they are, or not at all.
+numbers become tensors as they are, or not at all. What a mask of NumPy hides is a missing value.
 """
 
 from collections.abc import Sequence
@@ -53,9 +53,7 @@ class Partitioned(Dataset):
 
         Raises `Error` for a row that is not on this rank, and for one that is none.
         """
-        numbers = np.asarray(rows, dtype=np.int64)
-        if numbers.ndim != 1:
-            raise Error(f"take wants a list of row numbers, not {rows!r:.60}.")
+        numbers = np.asarray(rows, dtype=np.int64).reshape(-1)
         starts = self.placement.starts[self._filled]
         places = np.searchsorted(starts, numbers, side="right") - 1
         indices = numbers - starts[places]
@@ -71,8 +69,7 @@ class Partitioned(Dataset):
         return Error(
             f"Row {row} of {self.name!r} is in partition {number}, which is not on this rank: it "
             f"holds the partitions {_some(self.placement.held)}. Take rows that a sampler over "
-            f"this very table deals, ElasticSampler({self.name}, …) or EvalSampler({self.name}, "
-            "…). Tables that are used together, row by row, need partitions of the same lengths."
+            f"this table deals: ElasticSampler({self.name}, …)."
         )
 
 
@@ -82,7 +79,7 @@ class Rows(Partitioned):
     `len()` counts the rows of all ranks, `rows` are the numbers of those that are here, and
     `parts` are this rank's partitions as they were: pandas, NumPy, lists of a Bag.
     `ElasticSampler(table, …)` and `EvalSampler(table, …)` deal each rank rows that it holds;
-    `take(rows)` gives them, and so does a `DataLoader(table, batch_sampler=sampler)`.
+    `take(rows)` gives them, and so does a `ddp.DataLoader(table, batch_sampler=sampler)`.
     """
 
     def __init__(self, name: str, placement: Placement, parts: dict[int, Any]):
@@ -125,7 +122,7 @@ class Rows(Partitioned):
 
             data = table.tensors(["distance", "hour"], "late")
             sampler = ddp.ElasticSampler(data, batch_size)
-            for x, y in DataLoader(data, batch_sampler=sampler): …
+            for x, y in ddp.DataLoader(data, batch_sampler=sampler): …
 
         Raises `Error`, with the columns' names, for what is no real number, what would not keep
         its value, and where values are missing.
@@ -134,7 +131,7 @@ class Rows(Partitioned):
         if isinstance(first, list):
             raise Error(
                 f"The partitions of {self.name!r} are lists. Make tensors of what take(rows) "
-                f"gives, or a DataFrame or Array of it before: {self.name}.to_dataframe()."
+                f"gives, or launch with {self.name}.to_dataframe()."
             )
         if not hasattr(first, "columns"):
             if columns:
@@ -152,8 +149,8 @@ class Rows(Partitioned):
         repeated = [name for name in dict.fromkeys(names) if there.count(name) > 1]
         if repeated:
             raise Error(
-                f"{self.name!r} has several columns of one name: {_some(repeated)}. It cannot be "
-                "told which is meant. Rename them, or keep one, before launch."
+                f"{self.name!r} has several columns of one name: {_some(repeated)}. Rename them, "
+                "or keep one, before launch."
             )
 
     def _tensor(self, columns: str | Sequence[str] | None) -> torch.Tensor:
@@ -180,9 +177,8 @@ class Rows(Partitioned):
             raise Error(
                 f"{self.name!r} has columns whose numbers would change in a tensor of "
                 f"{np.dtype(dtype)}, or are none: {listed}. Before launch, make categories of "
-                "texts and identifiers (astype('category'), then categorize()), numbers of dates, "
-                "two columns of complex numbers; scale what is too large. Whole numbers alone, "
-                "without floats in the same tensor, become int64."
+                "texts and identifiers, numbers of anything else, and scale what is too large. "
+                "Whole numbers without floats in the same tensor become int64."
             )
         return torch.from_numpy(whole)
 
@@ -191,9 +187,9 @@ class Rows(Partitioned):
         listed = _some([f"{name} ({count:,})" for name, count in missing.items() if count])
         if listed:
             raise Error(
-                f"{self.name!r} lacks values on this rank, NaN or the like, in {listed}, of "
-                f"{len(self.rows):,} rows. A loss of them is NaN. Fill them (fillna) or drop "
-                "their rows (dropna) before launch."
+                f"{self.name!r} lacks values on this rank, NaN or masked, in {listed}, of "
+                f"{len(self.rows):,} rows. Fill them (fillna, filled) or drop their rows (dropna) "
+                "before launch."
             )
 
 
@@ -224,21 +220,25 @@ class RowTensors(Partitioned):
         return tuple(each[0] for each in taken) if isinstance(taken, tuple) else taken[0]
 
 
-# Numbers
+# A column, or an array, of one partition
 
 
-def _kind(values):
-    """NumPy's letter for what a column, or an array, holds; codes of categories are integers."""
+def _kind(values: Any) -> str:
+    """NumPy's letter for what it holds; codes of categories are integers."""
     return "i" if hasattr(values, "cat") else values.dtype.kind
 
 
-def _missing(values):
+def _missing(values: Any) -> int:
+    """How many values are NaN, None or the like, or masked."""
     if hasattr(values, "isna"):
         return int(values.isna().sum())
-    return int(np.isnan(values).sum()) if values.dtype.kind == "f" else 0
+    masked = np.ma.getmask(values)
+    if values.dtype.kind == "f":
+        masked = masked | np.isnan(np.ma.getdata(values))
+    return int(np.count_nonzero(masked))
 
 
-def _fill(target, pieces):
+def _fill(target: np.ndarray, pieces: list) -> str | None:
     """Copy the pieces of a column into `target`, one after the other.
 
     Returns what would not be the same there, a number or what is none; else None.
@@ -261,8 +261,7 @@ def _fill(target, pieces):
     return None
 
 
-def _array(piece):
-    """A column, or an array, as an array of NumPy."""
+def _array(piece: Any) -> np.ndarray:
     if hasattr(piece, "cat"):
         return piece.cat.codes.to_numpy()
     if hasattr(piece.dtype, "numpy_dtype"):  # pandas' own: nullable numbers, numbers of Arrow
@@ -270,30 +269,34 @@ def _array(piece):
     return np.asarray(piece)
 
 
-# Pieces
+# Partitions, and parts of them
 
 
-def _is_pandas(piece):
+def _is_pandas(piece: Any) -> bool:
     return hasattr(piece, "iloc")
 
 
-def _picked(piece, indices):
+def _picked(piece: Any, indices: np.ndarray) -> Any:
     return piece.take(indices) if _is_pandas(piece) else piece[indices]
 
 
-def _joined(pieces):
+def _joined(pieces: list) -> Any:
     if not _is_pandas(pieces[0]):
-        return np.concatenate(pieces)
+        are_masked = any(isinstance(piece, np.ma.MaskedArray) for piece in pieces)
+        return np.ma.concatenate(pieces) if are_masked else np.concatenate(pieces)
     import pandas as pd  # not at the top: a rank without a table does without it
 
     return pd.concat(pieces)
 
 
-def _as_list(columns):
-    return list(columns) if isinstance(columns, list | tuple) else [columns]
+# Columns by their names
 
 
-def _some(names):
+def _as_list(columns: str | Sequence[str]) -> list[str]:
+    return [columns] if isinstance(columns, str) else list(columns)
+
+
+def _some(names: Sequence) -> str:
     listed = ", ".join(map(str, names[:NAMED]))
     return f"{listed}, …" if len(names) > NAMED else listed
 
@@ -306,9 +309,14 @@ class _Whole(tuple):
     """One element: what `take` gave."""
 
 
-def _unpacked(batch, *, collate_fn_map=None):
+def _unpacked(batch: Any, *, collate_fn_map: Any = None) -> Any:
     ((taken,),) = batch
-    return torch.from_numpy(taken) if isinstance(taken, np.ndarray) else taken
+    if np.ma.is_masked(taken):
+        raise Error(
+            "A batch has masked values, which a tensor cannot have. Fill them before launch "
+            "(da.ma.filled), or give the DataLoader a collate_fn."
+        )
+    return torch.from_numpy(np.asarray(taken)) if isinstance(taken, np.ndarray) else taken
 
 
 default_collate_fn_map[_Whole] = _unpacked

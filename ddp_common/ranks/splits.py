@@ -45,7 +45,9 @@ def split(
     return parts
 
 
-def _split_each_class(length, fractions, classes, seed):
+def _split_each_class(
+    length: int, fractions: Sequence[float], classes: np.ndarray, seed: int
+) -> list[np.ndarray]:
     if classes.shape != (length,):
         raise Error(
             f"split(…, by=): the classes of {length} samples have the shape ({length},), not "

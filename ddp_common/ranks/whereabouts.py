@@ -7,6 +7,7 @@ answer. The recorder is not a documented part of torch: where it is not as expec
 no collectives.
 """
 
+import functools
 import os
 import pickle
 import signal
@@ -33,17 +34,15 @@ def keep_collectives() -> None:
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(KEPT))
 
 
-def unblock_signal() -> None:
-    """In a process that this rank has forked: nobody waits for SIGUSR1 there."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-
-
 def answer_questions(post: Callable[[Whereabouts], None]) -> None:
     """From now on a thread passes a `Whereabouts` to `post` for each SIGUSR1.
 
-    Signals that come while it answers count as one. SIGUSR1 must be blocked in all threads.
+    Signals that come while it answers count as one. SIGUSR1 must be blocked in all threads; it is
+    not in what this process forks, where nobody waits for it.
     """
     threading.Thread(target=_answer, args=(post,), daemon=True, name="ddp-whereabouts").start()
+    unblock = functools.partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, {signal.SIGUSR1})
+    os.register_at_fork(after_in_child=unblock)
 
 
 def _answer(post: Callable[[Whereabouts], None]) -> None:
@@ -62,10 +61,14 @@ def _stack_of_main_thread() -> str:
     identifier = threading.main_thread().ident
     assert identifier is not None, "it runs"
     frames = traceback.extract_stack(sys._current_frames()[identifier])
-    own = [number for number, frame in enumerate(frames) if frame.filename.startswith(OURS)]
-    calls = [number for number in own if frames[number].name == "_call"]
+    calls = [number for number, frame in enumerate(frames) if is_call(frame.filename, frame.name)]
     first = calls[-1] + 1 if calls else 0
     return "".join(reversed(traceback.format_list(frames[first:])))
+
+
+def is_call(path: str, name: str) -> bool:
+    """Whether a frame is the one that calls the training function: that of `life._call`."""
+    return name == "_call" and path.startswith(OURS)
 
 
 def latest_collectives() -> list[Collective] | None:
@@ -134,8 +137,8 @@ def _line_of_user(frames: list[dict[str, Any]]) -> str:
     libraries = (os.path.dirname(torch.__file__), OURS, STANDARD_LIBRARY, "<")
     for frame in frames:
         path = frame["filename"]
-        if path.startswith(OURS) and frame["name"] == "_call":
-            return ""  # of process.py: from here on, what started the rank
+        if is_call(path, frame["name"]):
+            return ""  # from here on, what started the rank
         if "/ipykernel_" in path:
             return f"line {frame['line']} of a notebook cell"
         if not path.startswith(libraries):

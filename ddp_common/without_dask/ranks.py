@@ -39,7 +39,7 @@ from ddp_common.messages import (
     shows_training,
 )
 from ddp_common.ranks import checkpoint, checkpoint_files, rendezvous, reporting, stopping
-from ddp_common.ranks.process import pickled_result
+from ddp_common.ranks.last_word import pickled_result
 from ddp_common.run.places import new_directory
 from ddp_common.run.progress import Progress
 from ddp_common.run.replicas import Replicas

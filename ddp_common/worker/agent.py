@@ -2,8 +2,10 @@
 
 The rank is a process of its own, forked from a process that has torch imported (`nursery`). So it
 starts in a fraction of a second, can be killed at any moment, and leaves nothing behind in the
-worker. One loop looks at the rank's messages, at what it prints, and at its process, until one of
-three things happens: it has said its last word, its process is gone, or nobody wants it any more.
+worker. Two threads read what the rank says, one its messages, one what it prints. They may wait: a
+rank can be suspended in the middle of a message. One loop, which waits for neither, passes on what
+they have read until the rank's process has ended, or nobody wants it any more. Then all that could
+write is ended, and so the threads come to the end of their pipes.
 
 Relies on Dask: when the client cancels the task, or dies, the task's state becomes 'cancelled'
 while it runs. Promises: one rank at a time; when the task ends, its rank is gone, and so is all
@@ -13,7 +15,10 @@ missing.
 """
 
 import contextlib
+import math
 import os
+import pickle
+import queue
 import signal
 import socket
 import sys
@@ -21,9 +26,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import BinaryIO
 
 import psutil
@@ -32,18 +36,19 @@ from distributed import Status, Worker, get_worker
 from distributed.comm import get_address_host
 
 from ddp_common.messages import TOPIC, Ended, Line, Message, RankSpec, Started, pack
-from ddp_common.ranks import pipe
 from ddp_common.worker import nursery
 from ddp_common.worker.nursery import Nursery
-from ddp_common.worker.output import Output
+from ddp_common.worker.output import Output, seconds_for
 
 POLL = 0.03  # seconds between looks at whether the client still wants this rank
 PAUSE = 0.1  # seconds in which messages gather: Dask works for each event, whatever is in it
 EXIT_TIMEOUT = 5.0  # seconds that a rank has to end after its last word
-DRAIN_TIMEOUT = 1.0  # seconds for what a rank that is gone has left in the pipes
+# Seconds for what is left in the pipes. It takes none, unless a process stays that holds them open
+DRAIN_TIMEOUT = 5.0
 FLUSH = 0.1  # seconds for the last message: Dask sends events in batches, and a worker that closes
 # tells the scheduler so beside them
-PIECE = 2**16  # bytes of output read at once
+PIECE = 2**16  # bytes read at once: as many as a pipe holds
+FASTEST = 40 * 2**20  # bytes a second of messages that are larger than a piece
 
 _one_rank = threading.Lock()
 _store_socket: tuple[str, socket.socket] | None = None  # of an attempt, until rank 0 takes it
@@ -159,20 +164,73 @@ def _is_wanted(worker: Worker, key: Key) -> bool:
     return worker.status in (Status.running, Status.paused)
 
 
-@dataclass
 class Child:
-    """A rank's process and our ends of what connects us with it."""
+    """A rank's process, and what it says: messages that wait in `said`, and its last word."""
 
-    nursery: Nursery  # which has forked it, and ends it
-    messages: Connection  # of `ddp_common.messages`
-    output: Connection  # what it prints, and all that it starts
+    def __init__(self, place: Nursery, messages: Connection, output: Connection):
+        """`messages` and `output` (of the rank and its children) are read from now on."""
+        self.nursery = place  # which has forked the process, and ends it
+        self.said: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.last_word: Ended | None = None
+        self._is_gone = threading.Event()
+        self._readers = [
+            threading.Thread(target=read, args=(pipe,), daemon=True, name="ddp-reader")
+            for read, pipe in ((self._read_messages, messages), (self._read_output, output))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def take(self) -> list[Message]:
+        """What has been said since the last call."""
+        return [self.said.get() for _ in range(self.said.qsize())]
 
     def end(self) -> list[int]:
-        """End the rank; returns the numbers of processes that stay although they were killed."""
+        """End the rank, and read to the end what it has said.
+
+        Returns the numbers of processes that stay although they were killed.
+        """
         left = self.nursery.end()
-        self.messages.close()
-        self.output.close()
+        self._is_gone.set()
+        deadline = time.monotonic() + DRAIN_TIMEOUT
+        for reader in self._readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
         return left
+
+    # In a thread each. They close their pipes themselves: who waits there may wait for long
+
+    def _read_messages(self, pipe: Connection) -> None:
+        with pipe:
+            while True:
+                try:
+                    pickled = pipe.recv_bytes()
+                except (EOFError, OSError):  # OSError: the end came within a message
+                    return
+                message = _unpickled(pickled)
+                if isinstance(message, Ended):
+                    self.last_word = message
+                else:
+                    self.said.put(message)
+                if len(pickled) > PIECE:
+                    self._is_gone.wait(len(pickled) / FASTEST)
+
+    def _read_output(self, pipe: Connection) -> None:
+        output = Output()
+        with pipe:
+            while True:
+                piece = os.read(pipe.fileno(), PIECE)
+                lines = output.lines(piece) if piece else output.rest()
+                for line in lines:
+                    self.said.put(Line(line))
+                if not piece:
+                    return
+                self._is_gone.wait(seconds_for(piece, lines))
+
+
+def _unpickled(message: bytes) -> Message:
+    try:
+        return pickle.loads(message)
+    except Exception as error:  # it holds an object of a class that only the rank knows
+        return Line(f"a message of this rank was lost: {type(error).__name__}: {error}")
 
 
 def _start(
@@ -187,24 +245,23 @@ def _start(
     The first start waits while the fork server imports torch.
     """
     global _store_socket
-    with contextlib.ExitStack() as ours:  # what is the rank's alone, once it has its own copies
+    with contextlib.ExitStack() as theirs:  # the rank's alone, once it has its own copies
         descriptors: dict[str, int] = {}
         if spec.rank == 0:
             assert _store_socket is not None, "the client calls `listen` first"
             attempt_id, store_socket = _store_socket
             assert attempt_id == spec.attempt, "the socket is that of another attempt"
             _store_socket = None
-            descriptors["store_socket"] = ours.enter_context(store_socket).fileno()
+            descriptors["store_socket"] = theirs.enter_context(store_socket).fileno()
         if tables is not None:
-            descriptors["tables"] = ours.enter_context(tables).fileno()
+            descriptors["tables"] = theirs.enter_context(tables).fileno()
         place = nursery.connect(is_wanted)
         if place is None:
             return None
-        connections = {}
-        for name in ("messages", "output"):
-            connections[name], theirs = Pipe(duplex=False)
-            descriptors[name] = ours.enter_context(theirs).fileno()
-        child = Child(place, **connections)
+        messages, messages_of_rank = Pipe(duplex=False)
+        output, output_of_rank = Pipe(duplex=False)
+        descriptors["messages"] = theirs.enter_context(messages_of_rank).fileno()
+        descriptors["output"] = theirs.enter_context(output_of_rank).fileno()
         try:
             place.start(
                 "ddp_common.ranks.process",
@@ -215,9 +272,11 @@ def _start(
                 descriptors=descriptors,
             )
         except BaseException:
-            child.end()
+            place.end()
+            messages.close()
+            output.close()
             raise
-    return child
+    return Child(place, messages, output)
 
 
 def _environment(spec: RankSpec) -> dict[str, str]:
@@ -245,80 +304,48 @@ def _follow(
     global _running
     _running = child.nursery
     send([Started(child.nursery.pid, socket.gethostname())])
-    output = Output()
     try:
-        was_wanted, last_word = _pass_on(child, output, send, is_wanted)
+        was_wanted = _pass_on(child, send, is_wanted)
     finally:
         _running = None
         left = child.end()
-    lines = output.rest()
-    for pid in left:
-        lines.append(
-            f"process {pid}, which this rank has started, does not end although it was killed "
-            "(see its state with ps)"
-        )
-    if was_wanted and last_word is not None and child.nursery.exitcode is None:
-        lines.append(
+    remarks = [
+        f"process {pid}, which this rank has started, does not end although it was killed "
+        "(see its state with ps)"
+        for pid in left
+    ]
+    ended = child.last_word or Ended("exited")
+    if not was_wanted:
+        ended = Ended("cancelled")
+    elif child.nursery.exitcode is not None:
+        ended.exitcode = child.nursery.exitcode
+    elif child.last_word is not None:
+        remarks.append(
             f"this rank did not end within {EXIT_TIMEOUT:g} s of its last word, and was killed: a "
             "thread that is no daemon, or a function of atexit, takes longer"
         )
-    ended = (last_word or Ended("exited")) if was_wanted else Ended("cancelled")
-    if was_wanted and child.nursery.exitcode is not None:  # None: it has not ended in time
-        ended.exitcode = child.nursery.exitcode
     result, ended.result = ended.result, None
-    send([*map(Line, lines), ended])
+    send([*child.take(), *map(Line, remarks), ended])
     return result
 
 
 def _pass_on(
-    child: Child,
-    output: Output,
-    send: Callable[[list[Message]], None],
-    is_wanted: Callable[[], bool],
-) -> tuple[bool, Ended | None]:
-    """Pass on what the rank says until it ends, or is not wanted any more.
-
-    Returns whether it was wanted to the end, and its last word.
-    """
-    reader = pipe.Reader(child.messages)
-    open_ends = [child.messages, child.output, child.nursery.connection]
-    last_word: Ended | None = None
-    deadline = float("inf")  # for the end of the process
-    due = 0.0  # when to read again
-    while True:
-        is_due = time.monotonic() >= due and output.is_due()
-        may_read = is_due or child.nursery.has_ended
-        timeout = 0 if child.nursery.has_ended else POLL  # all that it wrote is in the pipes
-        ready = wait(open_ends if may_read else [child.nursery.connection], timeout)
-        said: list[Message] = []
-        if child.output in ready:
-            piece = os.read(child.output.fileno(), PIECE)
-            said += map(Line, output.lines(piece))
-            if not piece:
-                open_ends.remove(child.output)
-        if child.messages in ready:
-            for message in reader.read():
-                if isinstance(message, Ended):
-                    last_word = message
-                    deadline = time.monotonic() + EXIT_TIMEOUT
-                else:
-                    said.append(message)
-            if not reader.is_open:
-                open_ends.remove(child.messages)
-        if said:
-            send(said)
-            due = time.monotonic() + PAUSE
-        if child.nursery.connection in ready:
-            child.nursery.take_note()
-            open_ends.remove(child.nursery.connection)
-            deadline = min(deadline, time.monotonic() + DRAIN_TIMEOUT)
-        is_late = time.monotonic() > deadline
-        # A child of the rank may hold its output open, and print for ever.
-        still_prints = (child.output in ready or not may_read) and not is_late
-        all_is_read = child.messages not in ready and not still_prints
-        # Over: it has ended, and all is read; or it has said its last word, and does not end.
-        is_over = all_is_read if child.nursery.has_ended else is_late
-        if is_over:
-            return True, last_word
+    child: Child, send: Callable[[list[Message]], None], is_wanted: Callable[[], bool]
+) -> bool:
+    """Pass on what the rank says until it ends, or has to; returns whether it was wanted."""
+    next_send = 0.0
+    deadline = math.inf  # for the end of the process
+    while not child.nursery.connection.poll(POLL):
+        now = time.monotonic()
         if not is_wanted():
-            return False, last_word
+            return False
+        if child.last_word is not None:
+            deadline = min(deadline, now + EXIT_TIMEOUT)
+        if now > deadline:
+            return True
+        messages = child.take() if now > next_send else []
+        if messages:
+            send(messages)
+            next_send = now + PAUSE
+    child.nursery.take_note()
+    return True

@@ -71,10 +71,8 @@ NEEDED = (
     "torch._dynamo",  # by the first DistributedDataParallel
     "torch.nn.parallel",
     "ddp_common.ranks.process",
-    "ddp_common.ranks.rendezvous",
+    "ddp_common.ranks.life",
     "ddp_common.ranks.sampling",
-    "ddp_common.ranks.checkpoint",
-    "ddp_common.ranks.stopping",
 )
 
 

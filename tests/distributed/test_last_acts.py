@@ -87,7 +87,7 @@ def change_everything():
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.setrecursionlimit(200)
-    sys.stdout = io.StringIO()
+    sys.stdout, sys.stderr = io.StringIO(), None
     return 7
 
 

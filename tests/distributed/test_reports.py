@@ -1,5 +1,6 @@
 """What ranks report, save and print arrives in the run directory."""
 
+import enum
 import hashlib
 import json
 import math
@@ -18,6 +19,10 @@ import ddp_common as ddp
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
+class Level(enum.IntEnum):
+    LOW = 1
+
+
 def refuse(constant):
     raise AssertionError(f"{constant} is no JSON")
 
@@ -25,14 +30,15 @@ def refuse(constant):
 def test_reports_of_all_ranks_arrive_with_rank_and_time_in_the_order_of_each_rank(client):
     def train():
         for number in range(500):
-            ddp.report(number=number, tensor=torch.tensor([number / 2], requires_grad=True))
+            tensor = torch.tensor([number / 2], requires_grad=True)
+            ddp.report(number=number, tensor=tensor, level=Level.LOW)
 
     metrics = ddp.launch(client, train, workers=3).metrics
     assert len(metrics) == 1500
     for rank in range(3):
         mine = metrics[metrics["rank"] == rank]
         assert mine["number"].tolist() == list(range(500))
-        assert (mine["tensor"] == mine["number"] / 2).all()
+        assert (mine["tensor"] == mine["number"] / 2).all() and (mine["level"] == 1).all()
         assert mine["time"].is_monotonic_increasing
 
 
@@ -109,7 +115,7 @@ def test_every_line_that_a_rank_prints_is_in_the_log_in_its_order(client):
     def train():
         for number in range(500):
             print(f"line {number}")
-        print("an error", file=sys.stderr)
+        print("an error of \udcff", file=sys.stderr)
         print("without an end", end="")
 
     run = ddp.launch(client, train, workers=2)
@@ -122,7 +128,7 @@ def test_every_line_that_a_rank_prints_is_in_the_log_in_its_order(client):
         assert [line for line in said if line.startswith("line ")] == [
             f"line {number}" for number in range(500)
         ]
-        assert "an error" in said and "without an end" in said
+        assert r"an error of \udcff" in said and "without an end" in said
 
 
 def test_a_launch_keeps_no_folder_if_it_is_told_so(client):

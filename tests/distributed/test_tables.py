@@ -263,7 +263,11 @@ BAD = {
     ),
     "other types per partition": (
         lambda: {"x": [ddp_client().submit(np.ones, 4, kind) for kind in ("f4", "i4")]},
-        "Partition 1 of 'x' has other types.*: values int32, not float32.*astype",
+        "Partition 1 of 'x' has other columns or types.*: int32, not float32.*astype",
+    ),
+    "another order of columns": (
+        lambda: {"x": ddp_client().map(columns, ["ab", "ab", "ba"], pure=False)},
+        "Partition 2 of 'x' has other columns.*: b int64, not a int64.*in one order",
     ),
     "not to be pickled": (
         lambda: {"x": ddp_client().map(locks, range(2), pure=False)},
@@ -275,6 +279,10 @@ BAD = {
         r"'data\[0\]' and 'data\[1\]' belong together.*5 and 6 rows in partition 0",
     ),
 }
+
+
+def columns(names):
+    return pd.DataFrame({name: range(4) for name in names})
 
 
 def locks(number):

@@ -1,64 +1,64 @@
-"""The pipe from a rank to its agent: who reads it waits for nothing that is not there yet."""
+"""The pipes from a rank to its agent: whatever comes through them, or stops half-way, is told."""
 
-import pickle
-from multiprocessing import Pipe
-from threading import Thread
+import os
+import signal
+import subprocess
+import sys
+import time
 
+import cloudpickle
 import pytest
+from patience import PATIENCE
 
-from ddp_common.messages import Ended, File, Report
-from ddp_common.ranks import pipe
+import ddp_common as ddp
 
-SMALL = Report({"loss": 1.0})
-LARGE = File("weights.bin", "AAEC" * 2_500_000)  # far more than a pipe holds
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-
-@pytest.fixture
-def ends():
-    reading, writing = Pipe(duplex=False)
-    with reading, writing:
-        yield reading, writing
+LARGE = b"x" * 60_000_000  # while it goes through the pipe, much can happen
 
 
-def test_messages_arrive_whole_and_in_order(ends):
-    reading, writing = ends
-    sent = [SMALL, LARGE, SMALL, Ended("done", result=b"result")]
+class Words(str):
+    """Of the script that launches: no agent can import it."""
 
-    def send():
-        for message in sent:
-            pipe.write(writing, message)
-
-    sender = Thread(target=send)
-    sender.start()
-    reader = pipe.Reader(reading)
-    received = []
-    while len(received) < len(sent):
-        assert reading.poll(60)
-        received += reader.read()
-    sender.join()
-    assert received == sent and reader.is_open
+    __module__ = "__main__"
 
 
-def test_a_message_that_is_not_whole_yet_is_waited_for_by_nobody(ends):
-    reading, writing = ends
-    reader = pipe.Reader(reading)
-    assert reader.read() == []
-    pickled = pickle.dumps(SMALL)
-    content = pipe.LENGTH.pack(len(pickled)) + pickled
-    with open(writing.fileno(), "wb", buffering=0, closefd=False) as stream:
-        for cut in (3, 20):
-            stream.write(content[:cut])
-            assert reader.read() == []
-            stream.write(content[cut:])
-            assert reader.read() == [SMALL]
+def end_within_a_message(number):
+    subprocess.Popen(["sleep", "1000"], close_fds=False)  # it holds the pipes open
+    if os.fork() == 0:  # so does this one
+        time.sleep(0.1)
+        os.kill(os.getppid(), number)
+        time.sleep(1000)
+    ddp.save_file("large", LARGE)
+    time.sleep(1000)
 
 
-def test_the_end_is_noticed_also_within_a_message(ends):
-    reading, writing = ends
-    pipe.write(writing, SMALL)
-    with open(writing.fileno(), "wb", buffering=0, closefd=False) as stream:
-        stream.write(pipe.LENGTH.pack(100) + b"half")
-    writing.close()
-    reader = pipe.Reader(reading)
-    assert reader.read() == [SMALL]
-    assert not reader.is_open
+@pytest.mark.parametrize(
+    ("number", "error", "said"),
+    [
+        (signal.SIGKILL, ddp.RankFailed, "killed by SIGKILL"),
+        (signal.SIGSTOP, ddp.RankStalled, "Its process is stopped"),
+    ],
+)
+def test_a_rank_that_stops_within_a_message_is_named_and_its_worker_is_free(
+    client, number, error, said
+):
+    began = time.monotonic()
+    with pytest.raises(error, match=said):
+        ddp.launch(client, end_within_a_message, workers=1, stall_timeout=5, number=number)
+    assert time.monotonic() - began < PATIENCE / 2
+    assert ddp.launch(client, ddp.world_size, workers=4).result == 4
+
+
+def test_a_message_that_the_agent_cannot_read_is_told_and_the_others_arrive(client):
+    def train():
+        from ddp_common.messages import Line
+        from ddp_common.ranks import reporting
+
+        ddp.report(loss=1.0)
+        reporting.post(Line(Words("hello")))
+        ddp.report(loss=2.0)
+
+    run = ddp.launch(client, train, workers=1)
+    assert [record["loss"] for record in run.records] == [1.0, 2.0]
+    assert "a message of this rank was lost: " in (run.directory / "log.txt").read_text()

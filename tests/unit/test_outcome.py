@@ -100,7 +100,7 @@ Thread 0x00007f3e (most recent call first):
 Thread 0x00007f3f (most recent call first):
   File "/torch/distributed/distributed_c10d.py", line 2 in all_reduce
   File "train.py", line 8 in train
-  File "/x/ddp_common/ranks/process.py", line 148 in _call
+  File "/x/ddp_common/ranks/life.py", line 148 in _call
   File "/x/ddp_common/ranks/process.py", line 69 in main
 """
 
@@ -112,7 +112,7 @@ def test_of_a_rank_that_a_signal_has_killed_the_line_of_the_program_is_shown_and
     said = str(rank_failed(state, 0))
     assert '  File "train.py", line 8 in train\n\nLast lines' in said
     assert "[rank 0] before" in said
-    assert "threading.py" not in said and "process.py" not in said
+    assert "threading.py" not in said and "life.py" not in said and "process.py" not in said
 
 
 def test_the_end_after_sigterm_names_who_was_told_the_step_and_the_checkpoint():

@@ -7,7 +7,7 @@ import pytest
 
 import ddp_common as ddp
 from ddp_common.client import payload
-from ddp_common.ranks import process
+from ddp_common.ranks import last_word
 
 
 def train(epochs, rate=0.1):
@@ -80,10 +80,10 @@ def test_what_cannot_travel_is_told_with_what_to_do():
 
 @pytest.mark.parametrize("said", ["received 0 items of ancdata", "BdbQuit", "No module named 'x'"])
 def test_an_error_of_a_library_is_told_with_what_to_do(said):
-    ended = process._raised(RuntimeError(said))
+    ended = last_word.raised(RuntimeError(said))
     assert ended.message.startswith(f"RuntimeError: {said}. ")
     assert ended.message.endswith(
-        next(hint for part, hint in process.HINTS.items() if part in said)
+        next(hint for part, hint in last_word.HINTS.items() if part in said)
     )
 
 

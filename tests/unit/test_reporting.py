@@ -1,5 +1,6 @@
 """What a rank reports travels to the client, and back from its file, or is refused in words."""
 
+import enum
 import math
 from decimal import Decimal
 from fractions import Fraction
@@ -16,9 +17,19 @@ from ddp_common.messages import Report
 from ddp_common.ranks import reporting
 from ddp_common.run.run_directory import RunDirectory
 
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Metric(enum.StrEnum):
+    LOSS = "loss"
+
+
 MODEST = settings(max_examples=50, deadline=None, derandomize=True)
 NO_SCALARS = [None, "1.0", b"1", 1j, [1], object(), float, Fraction(10**400), 10**5000]
 NO_SCALARS += [np.zeros(3), np.array("x"), np.datetime64("2026-01-01"), Decimal("sNaN")]
+NO_SCALARS += [np.ma.masked, np.datetime64(5, "ns"), np.array([1j])]
 NO_SCALARS += [torch.zeros(2), torch.empty(1, device="meta"), torch.tensor([1j])]
 
 scalars = st.one_of(
@@ -29,28 +40,37 @@ scalars = st.one_of(
     st.fractions(),
     st.floats(width=32).map(np.float32),
     st.integers(-(2**63), 2**63 - 1).map(np.int64),
+    st.integers(-(2**63), 2**63 - 1).map(lambda value: np.array([[value]])),
+    st.floats().map(np.array),
+    st.sampled_from(Level),
     st.floats(width=32).map(torch.tensor),
     st.floats(width=32).map(lambda value: torch.tensor([[value]], requires_grad=True)),
     st.floats(width=16).map(lambda value: torch.tensor(value, dtype=torch.bfloat16)),
 )
-names = st.text(min_size=1, max_size=20)
+names = st.one_of(st.text(min_size=1, max_size=20), st.sampled_from(Metric))
 
 
 @pytest.fixture(autouse=True)
-def no_outbox(monkeypatch):
-    monkeypatch.setattr(reporting, "_outbox", None)
+def nobody_listens():
+    reporting.stop()
+
+
+def received(act):
+    """The messages that the agent gets of what `act` does."""
+    messages = []
+    finish = reporting.start(messages.append)
+    try:
+        act()
+    finally:
+        finish()
+        reporting.stop()
+    return messages
 
 
 def delivered(values):
     """What the agent gets of a report."""
-    messages = []
-    finish = reporting.start(messages.append)
-    try:
-        report(**values)
-    finally:
-        finish()
-        reporting.stop()
-    return next(message.values for message in messages if isinstance(message, Report))
+    (record,) = received(lambda: report(**values))
+    return record.values
 
 
 def same(one, other):
@@ -66,6 +86,7 @@ def test_a_report_travels_or_is_refused(values):
         assert "report(" in str(refused)
         return
     assert set(values) <= set(arrived)
+    assert {type(name) for name in arrived} == {str}
     travelled = msgpack.unpackb(msgpack.packb(arrived), strict_map_key=False)
     for name in values:
         assert type(arrived[name]) in (bool, int, float)
@@ -90,9 +111,32 @@ def test_what_the_client_writes_is_what_it_reads_when_the_run_goes_on(tmp_path_f
         assert all(same(before[name], after[name]) for name in before)
 
 
-def test_the_columns_that_every_record_has_cannot_be_overwritten():
-    with pytest.raises(Error, match="Choose another name"):
-        report(rank=1.0)
+@pytest.mark.parametrize(
+    ("name", "words"), [("rank", "Choose another name"), ("\udcff", "'.udcff'.*no valid text")]
+)
+def test_a_column_that_every_record_has_or_that_cannot_be_written_is_refused(name, words):
+    with pytest.raises(Error, match=words):
+        report(**{name: 1.0})
+
+
+def test_a_report_that_fails_on_its_way_is_told_once_and_later_ones_arrive(capsys):
+    def act():
+        reporting.post(lambda: Report({"loss": 1 / 0}))
+        report(loss=1.0)
+        reporting.post(lambda: Report({"loss": 1 / 0}))
+        report(loss=2.0)
+
+    assert [message.values["loss"] for message in received(act)] == [1.0, 2.0]
+    said = capsys.readouterr().err
+    assert said == (
+        "Warning: not all that this rank reports arrives: ZeroDivisionError: division by zero\n"
+    )
+
+
+@pytest.mark.parametrize("content", [5, [1, 2], None, 1.5])
+def test_a_file_of_something_else_than_bytes_or_a_string_is_refused(content):
+    with pytest.raises(Error, match=f"takes a string or bytes, not {type(content).__name__}"):
+        save_file("x", content)
 
 
 def test_alone_reports_and_files_are_checked_and_dropped(tmp_path, monkeypatch):

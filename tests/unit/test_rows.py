@@ -39,6 +39,8 @@ def test_rows_are_taken_by_their_numbers_in_that_order(rows):
     pd.testing.assert_series_equal(table(FRAME.text).take(rows), FRAME.text.iloc[rows])
     array = np.arange(36).reshape(18, 2)
     np.testing.assert_array_equal(table(array).take(rows), array[rows])
+    masked = np.ma.masked_equal(array, 19)
+    assert str(table(masked).take(rows)) == str(masked[rows])
     samples = FRAME.text.to_list()
     assert table(samples).take(rows) == [samples[row] for row in rows]
 
@@ -84,6 +86,12 @@ def test_a_loader_gives_what_take_gives():
         assert y.tolist() == rows
 
 
+def test_a_batch_with_masked_values_becomes_no_tensor():
+    data = table(np.ma.masked_equal(np.arange(18), 7))
+    with pytest.raises(Error, match="masked values.*da.ma.filled"):
+        list(DataLoader(data, batch_sampler=EvalSampler(data, 5)))
+
+
 # Tensors
 
 
@@ -110,9 +118,10 @@ TWINS = pd.concat([FRAME.share, FRAME.number.rename("share")], axis=1)
         (FRAME.text.to_list(), [], "are lists"),
         (FRAME, [["text", "share"]], r"change .* or are none: text \(.*make categories"),
         (GAPS, [["share", "kind"]], r"share \(3\), kind \(9\), of 18 rows"),
-        (FRAME.assign(z=FRAME.share + 2j), ["z"], r"z \(complex128\)\. .*two columns of complex"),
+        (np.ma.masked_less(FRAME.share, 3), [], r"table \(6\), of 18 rows.*filled"),
+        (FRAME.assign(z=FRAME.share + 2j), ["z"], r"z \(complex128\)\. "),
         (FRAME.number.to_numpy(np.uint64) + 2**63, [], r"int64.*: table \(\d{19}\)\. "),
-        (IDS.convert_dtypes(), [["share", "id"]], r"float32.*: id \(167772\d\d\)\. .*alone"),
+        (IDS.convert_dtypes(), [["share", "id"]], r"float32.*: id \(167772\d\d\)\. .*floats"),
         (IDS, [["share", "huge"]], r"huge \(1e\+300\)\. .*scale"),
     ],
     ids=[
@@ -121,6 +130,7 @@ TWINS = pd.concat([FRAME.share, FRAME.number.rename("share")], axis=1)
         "lists",
         "texts",
         "missing values",
+        "masked values",
         "complex numbers",
         "unsigned numbers",
         "identifiers beside floats",

@@ -1,0 +1,145 @@
+"""A rank's life: `live` has its steps, in their order, around the training function.
+
+Each step is a context manager that undoes at its end what it has done; so whatever ends the
+training function, reports are sent and the process group is left. Promises: ranks have random
+numbers of their own, though all are forked from one state; what a rank forks (the workers of a
+loader) is no rank: it reports nothing, and SIGTERM ends it.
+"""
+
+import contextlib
+import functools
+import linecache
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ddp_common.messages import Ended, Message, Position
+from ddp_common.ranks import (
+    checkpoint,
+    handover,
+    last_word,
+    main_module,
+    rendezvous,
+    reporting,
+    stopping,
+    whereabouts,
+)
+
+
+def live(
+    environment: dict[str, str],
+    threads: int,
+    payload: bytes,
+    tables: int | None,
+    store_socket: int | None,
+    send: Callable[[Message], None],
+) -> Ended:
+    """Call the training function; returns the rank's last word.
+
+    Arguments are those of `process.main`; `send` gives a message to the agent. Raises what the
+    function raises, and `Error` if the ranks do not meet.
+    """
+    _settle(environment, threads)
+    try:
+        with _reports(send), _sigterm():
+            function, arguments = _unpickled(payload, tables)
+            with rendezvous.process_group(store_socket), stopping.in_agreement():
+                result = _call(function, arguments)
+                stopping.training_has_ended()
+                checkpoint.finish_writing()
+                reporting.post(Position(**reporting.position(), has_returned=True))
+    except stopping.Stopped:
+        return Ended(
+            "stopped",
+            got_sigterm=stopping.was_told(),
+            in_loop=stopping.is_in_loop(),
+            step=reporting.position().get("step", 0),
+        )
+    is_rank_0 = environment["RANK"] == "0"
+    return Ended("done", result=last_word.pickled_result(result) if is_rank_0 else None)
+
+
+def _settle(environment: dict[str, str], threads: int) -> None:
+    """What holds for this process until it ends."""
+    os.environ.update(environment)
+    # Every process that the rank starts has this mark.
+    os.environ["DDP_RANK_PROCESS"] = str(os.getpid())
+    torch.set_num_threads(threads)
+    # What this process was forked from has one state for all ranks. `random` draws by itself.
+    numpy.random.seed()
+    torch.seed()
+    # By fork, the workers of a DataLoader know a notebook's classes, as they would in the
+    # notebook itself.
+    multiprocessing.set_start_method("fork", force=True)
+    whereabouts.keep_collectives()
+
+
+@contextlib.contextmanager
+def _reports(send: Callable[[Message], None]) -> Iterator[None]:
+    """What is reported goes to `send`, all of it before the end. Steps count as progress."""
+    finish = reporting.start(send)
+    os.register_at_fork(after_in_child=reporting.stop)
+    hook = register_optimizer_step_post_hook(reporting.made_progress)
+    try:
+        yield
+    finally:
+        hook.remove()
+        finish()
+
+
+@contextlib.contextmanager
+def _sigterm() -> Iterator[None]:
+    """SIGTERM ends training between two steps; after training it changes nothing."""
+    try:
+        stopping.listen_to_sigterm()
+        handler = signal.getsignal(signal.SIGTERM)
+        os.register_at_fork(after_in_child=functools.partial(_end_by_sigterm, handler))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        yield
+    finally:
+        stopping.training_has_ended()
+
+
+def _end_by_sigterm(handler: Any) -> None:
+    """In what the rank has forked: SIGTERM ends it, unless its program has a handler for it."""
+    if signal.getsignal(signal.SIGTERM) is handler:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _unpickled(payload: bytes, tables: int | None) -> tuple[Callable, dict[str, Any]]:
+    """The training function and its arguments; torch's settings become those of the client."""
+    if tables is not None:
+        handover.receive(tables)
+    function, arguments, sources, settings = main_module.loads(payload)
+    linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
+    for set_it in settings:
+        set_it()
+    return function, arguments
+
+
+def _call(function: Callable, arguments: dict[str, Any]) -> Any:
+    """Call the training function. `whereabouts.is_call` finds this frame by its name.
+
+    A process that the function has forked (os.fork) may come back from it too: that one is not
+    the rank, and ends here.
+    """
+    own_pid = os.getpid()
+    try:
+        return function(**arguments)
+    finally:
+        if os.getpid() != own_pid:
+            error = sys.exception()
+            try:
+                if error is not None and not isinstance(error, SystemExit):
+                    traceback.print_exception(error)
+                last_word.flush()
+            finally:
+                os._exit(last_word.exit_code(error))
