@@ -127,7 +127,9 @@ def _column(name: str) -> str:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise Error(f"report(**{{{name!r}: …}}): this name is no valid text.") from None
+        raise Error(
+            f"report(**{{{name!r}: …}}): this name is no valid text. Choose another name."
+        ) from None
     return name
 
 

@@ -292,8 +292,8 @@ def _joined(pieces: list) -> Any:
 # Columns by their names
 
 
-def _as_list(columns: str | Sequence[str]) -> list[str]:
-    return [columns] if isinstance(columns, str) else list(columns)
+def _as_list(columns: Any) -> list:
+    return list(columns) if isinstance(columns, list | tuple) else [columns]
 
 
 def _some(names: Sequence) -> str:
