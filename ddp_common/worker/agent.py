@@ -42,7 +42,7 @@ from ddp_common.worker.output import Output, seconds_for
 
 POLL = 0.03  # seconds between looks at whether the client still wants this rank
 PAUSE = 0.1  # seconds in which messages gather: Dask works for each event, whatever is in it
-EXIT_TIMEOUT = 5.0  # seconds that a rank has to end after its last word
+EXIT_TIMEOUT = 15.0  # seconds that a rank has to end after its last word, on a busy machine too
 # Seconds for what is left in the pipes. It takes none, unless a process stays that holds them open
 DRAIN_TIMEOUT = 5.0
 FLUSH = 0.1  # seconds for the last message: Dask sends events in batches, and a worker that closes
