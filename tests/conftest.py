@@ -142,7 +142,7 @@ def s3(endpoint, monkeypatch):
 def repository(tmp_path_factory):
     """A repository whose one tutorial is `in_no_hurry`: `make run`'s command trains it there."""
     folder = tmp_path_factory.mktemp("repository")
-    for name in ("ddp_common", "clusters"):
+    for name in ("ddp_common", "clusters", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "tutorials").mkdir()
     script = (ROOT / "tests" / "train_in_no_hurry.py").read_text()

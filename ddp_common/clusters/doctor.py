@@ -35,14 +35,12 @@ from ddp_common.clusters.profiles import is_batch, read_profile
 from ddp_common.clusters.queues import ask
 from ddp_common.data.datasets import fetch, registry
 from ddp_common.errors import Error
-from ddp_common.run.places import new_directory
+from ddp_common.run.places import IS_CLONE, REPOSITORY, new_directory
 from ddp_common.values import whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS
 
 OK, WARNING, FAILED, NOT_TRIED = "ok", "warning", "FAILED", "not tried"
 ROW = "{:<10} {:<14} {}"
-ROOT = Path(__file__).parents[2]
-IS_CLONE = (ROOT / "tutorials").is_dir()  # not a wheel
 
 KERNEL_TIMEOUT = 60  # seconds for a notebook's cell
 RANK_TIMEOUT = 60  # seconds for the ranks to find each other and to sum
@@ -137,7 +135,7 @@ def check_packages(subject: Subject) -> Finding:
     """Whether all packages are here, in the versions that were tested."""
     tested = {}
     if IS_CLONE:
-        lines = (ROOT / "constraints.txt").read_text().lower().splitlines()
+        lines = (REPOSITORY / "constraints.txt").read_text().lower().splitlines()
         tested = dict(line.split("==") for line in lines if "==" in line)
     missing, others = [], []
     for requirement in importlib.metadata.requires("ddp-common") or []:

@@ -15,9 +15,9 @@ import click
 from ddp_common.commands.cells import LESSON_TAGS as LESSON_TAGS  # for those who read tutorials
 from ddp_common.commands.run import run_tutorial
 from ddp_common.errors import Error, RunStopped
-from ddp_common.run.places import shown
+from ddp_common.run.places import IS_CLONE, REPOSITORY, shown
 
-TUTORIALS = Path(__file__).parents[2] / "tutorials"
+TUTORIALS = REPOSITORY / "tutorials"
 
 
 class Commands(click.Group):
@@ -114,7 +114,7 @@ def tutorial_path(name: str) -> Path:
     known = {
         path.stem: path
         for path in sorted(TUTORIALS.glob("*.py"))
-        if path.read_text().startswith("# ---\n# jupyter:")
+        if IS_CLONE and path.read_text().startswith("# ---\n# jupyter:")
     }
     if not known:
         raise Error(

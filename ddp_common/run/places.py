@@ -13,6 +13,9 @@ from ddp_common.errors import Error
 from ddp_common.files import absolute, make_private
 from ddp_common.run.mirror import Mirror
 
+REPOSITORY = Path(__file__).parents[2]
+IS_CLONE = (REPOSITORY / "pyproject.toml").is_file()  # not a wheel
+
 mirrors: dict[str, Mirror] = {}  # URL -> Mirror
 
 
@@ -71,10 +74,7 @@ def new_directory(name: str, local: bool = False) -> Path | str:
 
 
 def _default_root():
-    repository = Path(__file__).parents[2]
-    if (repository / "tutorials").is_dir():
-        return repository / "runs"
-    return absolute(".") / "runs"
+    return REPOSITORY / "runs" if IS_CLONE else absolute(".") / "runs"
 
 
 def _make_new(path):

@@ -22,7 +22,8 @@ def train():
 if __name__ == "__main__":
     print(ddp.__file__)
     with ddp.connect(workers=2) as client:
-        print("ranks:", ddp.launch(client, train).result)
+        run = ddp.launch(client, train)
+    print("ranks:", run.result, "in", run.directory.parent)
 """
 
 
@@ -31,7 +32,7 @@ def installed(tmp_path_factory):
     """A fresh environment with the wheel; what it depends on is this environment's."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    for name in ("ddp_common", "clusters"):
+    for name in ("ddp_common", "clusters", "tutorials"):
         shutil.copytree(ROOT / name, source / name)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -70,7 +71,7 @@ def test_it_launches_with_the_profiles_that_it_brings(installed):
     assert done.returncode == 0, done.stderr
     where, ranks = done.stdout.splitlines()[-2:]
     assert Path(where).is_relative_to(folder / "environment")
-    assert ranks == "ranks: 2"
+    assert ranks == f"ranks: 2 in {folder / 'elsewhere' / 'runs' / 'train'}"
 
 
 def test_it_says_that_it_has_no_tutorials(installed):
