@@ -214,7 +214,7 @@ class Jobs:
 
         Raises `Error` for what is wrong in the profile, then without the batch system's commands.
         """
-        job_script(profile)
+        job_script(profile)  # refuses a faulty one: what it returns is not needed here
         self.profile = profile
         self.system = system_of(profile)
         submit = self.system.commands[0]

@@ -22,12 +22,13 @@ from dask.system import CPU_COUNT
 
 from ddp_common.errors import Error, first_line
 from ddp_common.files import is_file
+from ddp_common.run.places import REPOSITORY
 from ddp_common.values import of_kind, whole_number
 
 
 def _folder_of_profiles() -> Path:
     """`clusters/` of the repository, or, where a wheel was installed, the copy that it brought."""
-    in_repository = Path(__file__).parents[2] / "clusters"
+    in_repository = REPOSITORY / "clusters"
     if in_repository.is_dir():
         return in_repository
     for file in importlib.metadata.files("ddp-common") or ():

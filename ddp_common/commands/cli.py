@@ -111,10 +111,9 @@ def doctor(cluster, workers):
 
 def tutorial_path(name: str) -> Path:
     """The file of a tutorial. Raises `Error` if there is none of this name."""
+    scripts = sorted(TUTORIALS.glob("*.py")) if IS_CLONE else []
     known = {
-        path.stem: path
-        for path in sorted(TUTORIALS.glob("*.py"))
-        if IS_CLONE and path.read_text().startswith("# ---\n# jupyter:")
+        path.stem: path for path in scripts if path.read_text().startswith("# ---\n# jupyter:")
     }
     if not known:
         raise Error(

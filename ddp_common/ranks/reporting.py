@@ -83,7 +83,7 @@ def post(message: Postable) -> None:
 # Where training is
 
 
-def set_position(whose: Hashable = None, **place: int | None) -> None:
+def set_position(whose: Hashable, **place: int) -> None:
     """A sampler says where its training is; the client's progress bar is drawn from it.
 
     Where several samplers train in turns, steps and samples are those of all of them together:
@@ -195,23 +195,20 @@ class Reporter:
     def __init__(self, is_heard: bool):
         self.is_heard = is_heard
         self.outbox: queue.SimpleQueue[Postable | None] = queue.SimpleQueue()
-        self.position: dict[str, int] = {}  # epoch, step, samples…, as far as they are known
+        self.position: dict[str, int] = {}  # epoch, step, samples…; empty before the first step
         self.moves = 0  # counts everything that is progress
         self._counts: dict[Hashable, dict[str, int]] = {}  # of each sampler, what is summed
         self._sums: collections.Counter[str] = collections.Counter()
         self._has_complained = False
 
-    def set_position(self, whose: Hashable, place: dict[str, int | None]) -> None:
-        counts = {name: place.get(name) or 0 for name in SUMMED}
-        counts["without_total"] = int(place.get("total_samples") is None)
+    def set_position(self, whose: Hashable, place: dict[str, int]) -> None:
+        counts = {name: place[name] for name in SUMMED}
         self._sums.subtract(self._counts.get(whose, {}))
         self._sums.update(counts)
         self._counts[whose] = counts
         if len(self._counts) > 1:
             place = {**place, **{name: self._sums[name] for name in SUMMED}}
-        if self._sums["without_total"]:
-            place = {**place, "total_samples": None, "epochs": None}
-        self.position = {name: value for name, value in place.items() if value is not None}
+        self.position = place
         self.moves += 1
 
     def steps_of_others(self, whose: Hashable) -> int:
