@@ -1,10 +1,10 @@
 """The rank's side of a run: find the store, form the process group, choose the device.
 
 Relies on the variables that torchrun sets, and our worker's agent likewise (RANK, WORLD_SIZE,
-LOCAL_RANK, MASTER_ADDR, MASTER_PORT), or on those of a Slurm step (`slurm`) or of mpiexec (`mpi`).
-Without them there is one rank, and everything works alone. The ranks meet in a key-value store of
-torch (`TCPStore`), which rank 0 holds, or torchrun. Relies on the launcher to end the other ranks
-when one is killed, as our agents do, torchrun, mpiexec, and `srun --kill-on-bad-exit=1`.
+LOCAL_RANK, MASTER_ADDR, MASTER_PORT), or on those of a Slurm step (`slurm`). Without them there is
+one rank, and everything works alone. The ranks meet in a key-value store of torch (`TCPStore`),
+which rank 0 holds, or torchrun. Relies on the launcher to end the other ranks
+when one is killed, as our agents do, torchrun, and `srun --kill-on-bad-exit=1`.
 
 Promises: the backend is NCCL if every rank has a GPU of its own, else gloo; both use the network
 interface through which the ranks reach each other; a rank that is missing or claimed twice is
@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_common.errors import Error, first_line
-from ddp_common.ranks import mpi, slurm
+from ddp_common.ranks import slurm
 
 JOIN_TIMEOUT = 60.0  # seconds that ranks await each other
 FOREVER = datetime.timedelta(days=24)  # torch's store counts milliseconds in 31 bits
@@ -209,11 +209,8 @@ def place_of_this_process() -> Place | None:
     """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     given: Mapping[str, str] = os.environ
-    if not given.get("RANK"):
-        if from_mpi := mpi.variables():
-            given = {**given, **from_mpi}
-        elif slurm.in_step():
-            given = slurm.variables()
+    if not given.get("RANK") and slurm.in_step():
+        given = slurm.variables()
     missing = [name for name in names if not given.get(name)]
     if len(missing) == len(names):
         return None
@@ -221,7 +218,7 @@ def place_of_this_process() -> Place | None:
         raise Error(
             f"A launcher has set some of {', '.join(names)} but not {', '.join(missing)}. Start "
             "the ranks with torchrun, or set these too: MASTER_ADDR is the host of rank 0, "
-            "MASTER_PORT a free port there (`mpiexec -x MASTER_ADDR=… -x MASTER_PORT=…`)."
+            "MASTER_PORT a free port there."
         )
     run_id = given.get("TORCHELASTIC_RUN_ID", "")
     # Then torchrun's store listens on loopback too, and the host's name may lead nowhere

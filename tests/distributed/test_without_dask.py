@@ -125,34 +125,27 @@ with ddp.connect() as client:
     run = ddp.launch(client, train, directory="run")
     print(ddp.rank(), run.result, file=sys.stderr)
 """
-KUBEFLOW = {"RANK": "{rank}", "WORLD_SIZE": "2"}
-OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "{rank}", "OMPI_COMM_WORLD_SIZE": "2"}
-MPICH = {"PMI_RANK": "{rank}", "PMI_SIZE": "2"}
 
 
-def start(code, folder, launcher=KUBEFLOW, where=True):
+def start(code, folder, where=True):
     """Two ranks that execute `code`. Without `where`, nothing says where rank 0 is."""
     port = free_port()
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if where else {}
     code = f"import os; os.chdir({str(folder)!r})\n{code}"
     ranks = []
     for rank in range(2):
-        own = {name: value.format(rank=rank) for name, value in launcher.items()}
+        own = {"RANK": str(rank), "WORLD_SIZE": "2"}
         ranks.append(Rank(code, folder, {**own, **place}))
     return ranks
 
 
-@pytest.mark.parametrize("launcher", [KUBEFLOW, OPEN_MPI, MPICH], ids=["env", "openmpi", "mpich"])
-def test_ranks_of_another_launcher_train_together(tmp_path, launcher):
-    ranks = start(LAUNCHES, tmp_path, launcher)
+def test_ranks_of_another_launcher_train_together(tmp_path):
+    ranks = start(LAUNCHES, tmp_path)
     assert [rank.said() for rank in ranks] == ["0 2.0\n", "1 2.0\n"]
 
 
-@pytest.mark.parametrize("launcher", [KUBEFLOW, OPEN_MPI], ids=["env", "openmpi"])
-def test_a_launcher_that_does_not_say_where_rank_0_is_is_refused_with_what_to_do(
-    tmp_path, launcher
-):
-    for rank in start(LAUNCHES, tmp_path, launcher, where=False):
+def test_a_launcher_that_does_not_say_where_rank_0_is_is_refused_with_what_to_do(tmp_path):
+    for rank in start(LAUNCHES, tmp_path, where=False):
         assert "but not MASTER_ADDR, MASTER_PORT. Start the ranks with" in rank.complaint()
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ddp_common import device, rank, world_size
+from ddp_common import Error, device, rank, world_size
 from ddp_common.ranks.rendezvous import process_group, reached_by_others
 from ddp_common.without_dask.launchers import started_by
 
@@ -25,12 +25,12 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
     [
         ({}, None),
         ({"WORLD_SIZE": "1", "RANK": "0"}, None),
+        ({"WORLD_SIZE": ""}, None),
         ({"WORLD_SIZE": "2", "RANK": "0"}, "env://"),
         ({"TORCHELASTIC_RUN_ID": "1", **OPEN_MPI}, "torchrun"),
         ({**MPICH, "PMI_SIZE": "1"}, None),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "2"}, "srun"),
         ({**STEP, **MPICH, "SLURM_STEP_NUM_TASKS": "2"}, "srun"),  # as srun --mpi=pmi2
-        ({**STEP, **MPICH, "SLURM_STEP_NUM_TASKS": "1"}, "mpiexec"),  # started by srun itself
     ],
 )
 def test_a_process_knows_which_launcher_has_started_it_as_one_of_several(
@@ -41,6 +41,14 @@ def test_a_process_knows_which_launcher_has_started_it_as_one_of_several(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert started_by() == launcher
+
+
+@pytest.mark.parametrize("variables", [OPEN_MPI, MPICH, {**STEP, **MPICH}], ids=str)
+def test_a_process_of_mpiexec_does_not_train_alone(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Error, match="mpiexec has started .*\n?.*exec python train.py"):
+        started_by()
 
 
 def test_of_the_addresses_found_for_rank_0_one_is_taken_that_other_hosts_reach():
