@@ -143,14 +143,11 @@ class Rows(Partitioned):
 
     def _check_names(self, names: list) -> None:
         there = list(self._pieces[0].columns)
-        missing = [name for name in names if name not in there]
-        if missing:
-            raise Error(f"{self.name!r} has no column {_some(missing)}; it has {_some(there)}.")
-        repeated = [name for name in dict.fromkeys(names) if there.count(name) > 1]
-        if repeated:
+        wrong = [name for name in dict.fromkeys(names) if there.count(name) != 1]
+        if wrong:
             raise Error(
-                f"{self.name!r} has several columns of one name: {_some(repeated)}. Rename them, "
-                "or keep one, before launch."
+                f"{self.name!r} has no column, or several, of the name {_some(wrong)}; it has "
+                f"{_some(there)}."
             )
 
     def _tensor(self, columns: str | Sequence[str] | None) -> torch.Tensor:

@@ -49,12 +49,16 @@ class Agreement:
         self.lock = threading.Lock()  # for the next two
         self.begun = 0  # the step that this rank has begun last
         self.is_frozen = False
+        self.has_asked = False
         self.leave_before = 0  # the step, once it is agreed
         self.is_agreed = threading.Event()
         threading.Thread(target=self._agree, daemon=True, name="ddp-stopping").start()
 
     def request(self) -> None:
-        """Ask all ranks to leave."""
+        """Ask all ranks to leave, once."""
+        if self.has_asked:
+            return
+        self.has_asked = True
         with contextlib.suppress(dist.DistError):  # rank 0 has failed, and reports that itself
             for peer in self.peers:
                 self.store.set(f"wake/{peer}", "leave")

@@ -31,8 +31,9 @@ def started_by() -> str | None:
     for prefix in MPI:
         if int(os.environ.get(f"{prefix}_SIZE") or 1) > 1:
             raise Error(
-                "mpiexec has started this process as one of several, and sets no RANK, WORLD_SIZE, "
-                "MASTER_ADDR or MASTER_PORT. Export the last two, and write: mpiexec -n 8 sh -c "
+                "mpiexec has started this process as one of several, but RANK, WORLD_SIZE, "
+                "MASTER_ADDR and MASTER_PORT are not set. Export the last two, and write: "
+                "mpiexec -n 8 sh -c "
                 f"'RANK=${prefix}_RANK WORLD_SIZE=${prefix}_SIZE exec python train.py'"
             )
     return None

@@ -113,8 +113,8 @@ TWINS = pd.concat([FRAME.share, FRAME.number.rename("share")], axis=1)
 @pytest.mark.parametrize(
     ("whole", "columns", "words"),
     [
-        (FRAME, ["shares"], "no column shares; it has number, share"),
-        (TWINS, ["share"], "several columns of one name: share"),
+        (FRAME, ["shares"], "of the name shares; it has number, share"),
+        (TWINS, ["share"], "or several, of the name share;"),
         (FRAME.text.to_list(), [], "are lists"),
         (FRAME, [["text", "share"]], r"change .* or are none: text \(.*make categories"),
         (GAPS, [["share", "kind"]], r"share \(3\), kind \(9\), of 18 rows"),
