@@ -51,7 +51,9 @@ class Checkpoint:
     moment at which an optimizer of this checkpoint has stepped since the last batch. With a
     `GradScaler`, which skips steps, give it the scaler too. A model is saved without the wrappers
     of DDP and `torch.compile`: `torch.load(path, weights_only=True)["model"]` loads into the
-    plain one. Random states are not stored: the sampler derives them from its position.
+    plain one. Random states are not stored: the sampler derives them from its position. Without
+    the sampler it saves only when `save()` is called, not before a rank leaves: so the best model
+    stays the best (docs/recipes.md).
 
     `directory` defaults to the run's `checkpoints/`. A second Checkpoint of a run, for the best
     model so far, say, needs a folder of its own: `directory="best"` is `checkpoints/best/`.
@@ -236,6 +238,8 @@ class Checkpoint:
         sampler = self.parts.get("sampler")
         if sampler is not None:
             return sampler.steps_done
+        if (steps := reporting.position().get("step")) is not None:  # of all samplers together
+            return steps
         assert self.directory is not None
         earlier = checkpoints(self.directory)
         return step_of(earlier[-1]) + 1 if earlier else 0

@@ -48,10 +48,29 @@ def test_the_example_of_the_readme_trains(tmp_path):
     assert len(losses) == 5 and losses[-1] < losses[0]
 
 
-def test_the_network_of_the_page_on_tables_learns(client):
+def test_a_script_of_torchrun_becomes_one_for_both_by_the_difference_on_the_page(tmp_path):
+    text = (ROOT / "docs/coming-from-elsewhere.md").read_text()
+    (difference,) = re.findall(r"^```diff\n(.*?)^```$", text, re.M | re.S)
+    for name, other in (("before.py", "+"), ("after.py", "-")):
+        lines = [line[1:] for line in difference.splitlines() if not line.startswith(other)]
+        (tmp_path / name).write_text("\n".join(lines))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    errors = []
+    for command in ([*torchrun, "before.py"], [*torchrun, "after.py"], ["after.py"]):
+        done = finished(*command, cwd=tmp_path, env=os.environ | {"WORKERS": "2"})
+        errors.append([float(each) for each in re.findall(r"error (\S+)", done.stdout)])
+    for of_epochs in errors:
+        assert len(of_epochs) == 5 and of_epochs[-1] < 0.2 * of_epochs[0]
+    assert errors[1] == errors[2]
+
+
+def test_the_network_of_the_page_on_tables_learns_also_from_parquet(client, tmp_path):
     names = run_blocks("docs/dask-data.md", client=client)
     minutes = names["compared"].minutes
     assert names["minutes_wrong"] < 0.6 * (minutes - minutes.mean()).abs().mean()
+    names["table"].astype({"day": str}).to_parquet(tmp_path)
+    for code in blocks("docs/dask-data.md", "parquet"):
+        exec(compile(code, "docs/dask-data.md", "exec"), names | {"folder": str(tmp_path)})
 
 
 def test_the_answers_to_questions_do_what_they_say(client):
@@ -74,12 +93,30 @@ def test_recipes_train_as_one_rank_does_are_watched_and_leave_traces(client):
     ):
         one, two = (ddp.launch(client, names[recipe], workers=n, epochs=3).result for n in (1, 2))
         assert torch.allclose(one, two, rtol=0, atol=1e-6), recipe
-    stopped = ddp.launch(client, names["train_until_no_better"], workers=2, epochs=200, patience=2)
-    assert stopped.result < 199
+    _stops_early_and_keeps_the_best_model(client, names)
     assert names["seen"][0]["step"] == 1 and "loss" in names["seen"][0]
     for path in sorted((names["run"].directory / "trace").iterdir()):
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
         assert any(event["name"].startswith("gloo:all_reduce") for event in events)
+
+
+def _stops_early_and_keeps_the_best_model(client, names):
+    train = names["train_until_no_better"]
+    stopped = ddp.launch(client, train, workers=2, epochs=200, patience=2)
+    errors = stopped.metrics.groupby("epoch")["held_out"].first()
+    assert stopped.result == errors.min() and 3 < len(errors) < 200
+    network = names["network"]()
+    network.load_state_dict(names["best_weights"](stopped))
+    x, y = names["samples"]()
+    _, validation = ddp.split(len(x), [0.25], seed=0)
+    with torch.no_grad():
+        error = (network(x[validation]) - y[validation]).square().mean()
+    assert float(error) == pytest.approx(stopped.result, rel=1e-5)
+    # A resumed run compares with the best of the run before, and stops where that would have
+    begun = ddp.launch(client, train, workers=2, epochs=len(errors) - 1, patience=2)
+    again = ddp.launch(client, train, workers=2, epochs=200, patience=2, directory=begun.directory)
+    assert again.result == stopped.result
+    assert again.metrics["epoch"].max() == errors.index[-1]
 
 
 def test_a_search_gives_up_trials_early_and_its_workers_are_free_again(client):
