@@ -238,11 +238,10 @@ class Checkpoint:
         sampler = self.parts.get("sampler")
         if sampler is not None:
             return sampler.steps_done
-        if (steps := reporting.position().get("step")) is not None:  # of all samplers together
-            return steps
         assert self.directory is not None
+        steps_of_samplers = reporting.position().get("step", 0)
         earlier = checkpoints(self.directory)
-        return step_of(earlier[-1]) + 1 if earlier else 0
+        return max(steps_of_samplers, step_of(earlier[-1]) + 1 if earlier else 0)
 
     def _write(self, directory: Path, step: int) -> None:
         """The background thread: write the file, then remove old ones.
