@@ -98,9 +98,8 @@ def raised(error: BaseException) -> Ended:
     else:
         headline = "".join(traceback.format_exception_only(error)).strip()
     headline = _shortened(headline, LONGEST_MESSAGE)
-    for part, hint in HINTS.items():
-        if part in headline:
-            headline = f"{headline}. {hint}"
+    for hint in hints(headline):
+        headline = f"{headline}. {hint}"
     code = exit_code(error)
     if isinstance(error, SystemExit):
         headline = f"it left with exit code {code} before its function returned: {headline}"
@@ -110,6 +109,11 @@ def raised(error: BaseException) -> Ended:
         text = text.removesuffix("".join(traceback.format_exception_only(error)))
     text = _shortened(text, LONGEST_TRACEBACK)
     return Ended("raised", code, headline, text, _pickle_exception(error))
+
+
+def hints(text: str) -> list[str]:
+    """What to do about an error that says `text`."""
+    return [hint for part, hint in HINTS.items() if part in text]
 
 
 def _from_the_function_on(frames: TracebackType | None) -> TracebackType | None:

@@ -22,10 +22,10 @@ def started_by() -> str | None:
     if mpi.variables():
         return "mpiexec"
     if slurm.in_step():
-        tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
+        tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1)
         if tasks > 1 or os.environ.get("DDP_LAUNCHER") == "srun":
             return "srun"
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         return "env://"
     return None
 
