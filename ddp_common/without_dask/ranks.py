@@ -29,7 +29,7 @@ from ddp_common.errors import Error, RunStopped
 from ddp_common.files import RESULT, metrics_of, save_whole
 from ddp_common.messages import Message, ParameterNorms
 from ddp_common.ranks import checkpoint, checkpoint_files, rendezvous, reporting, stopping
-from ddp_common.ranks.last_word import hints, pickled_result
+from ddp_common.ranks.last_word import GROUP_TWICE, HINTS, pickled_result
 from ddp_common.run.job import Job, Launcher
 from ddp_common.run.places import new_directory
 from ddp_common.run.progress import say
@@ -167,9 +167,9 @@ def _call(function, arguments, reports):
             result = function(**arguments)
     except stopping.Stopped:
         was_stopped = True
-    except Exception as error:
-        for hint in hints(str(error)):
-            error.add_note(hint)
+    except ValueError as error:
+        if GROUP_TWICE in str(error):  # the first error of everybody who brings a script here
+            error.add_note(HINTS[GROUP_TWICE])
         raise
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN if was_stopped else earlier_handler)
