@@ -37,8 +37,8 @@ def inject(
     """
     if not callable(fault) and fault not in list(FAULTS):
         raise Error(
-            f"{fault!r} is not a fault: give one of {', '.join(map(repr, FAULTS))}, "
-            "or a function for the rank to call."
+            f"{fault!r} is not a fault.\n"
+            f"Give one of {', '.join(map(repr, FAULTS))}, or a function for the rank to call."
         )
     mark = None if mark is None else str(Path(mark).absolute())
     faulty = functools.partial(_run_with_fault, function, fault, rank, step, mark)

@@ -23,7 +23,7 @@ def absolute(location: str | Path) -> Path | str:
     except (TypeError, RuntimeError, OSError) as error:
         # In this order: no path at all; no such user; the working directory is gone.
         raise Error(
-            f"{location!r} cannot be a run directory: {error}. Give the full path of a folder."
+            f"{location!r} cannot be a run directory: {error}.\nGive the full path of a folder."
         ) from None
 
 
@@ -54,7 +54,7 @@ def save_whole(directory: Path, name: str, content: bytes):
     target = path.resolve()
     if not target.is_relative_to(directory.resolve()):
         raise Error(
-            f"The file name {name!r} leads out of the run directory through a link ({target}). "
+            f"The file name {name!r} leads out of the run directory through a link ({target}).\n"
             "Choose another name."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def check_name(name: str):
     has_odd_part = any(part in ("", ".", "..") for part in parts)
     if not name.isprintable() or has_drive or has_odd_part:
         raise Error(
-            f"The file name {name!r} would leave the run directory. "
+            f"The file name {name!r} would leave the run directory.\n"
             "Use a relative name such as 'samples/epoch-1.txt'."
         )
 
@@ -95,9 +95,8 @@ def refuse_name_of_the_run(name: str):
     first = re.split(r"[/\\]", name)[0]
     if first in OF_THE_RUN or first == RESULT or METRICS_OF_A_RANK.fullmatch(first):
         raise Error(
-            f"save_file({name!r}, …) would overwrite what the run itself keeps there. Choose "
-            f"another name: all but {', '.join(OF_THE_RUN)}, {RESULT} and metrics-0.jsonl, "
-            "metrics-1.jsonl … are free."
+            f"save_file({name!r}, …) would overwrite what the run itself keeps there.\n"
+            f"Choose another name than {', '.join(OF_THE_RUN)}, {RESULT}, metrics-0.jsonl, …"
         )
 
 

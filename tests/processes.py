@@ -119,16 +119,18 @@ def environment_for(client, folder):
 
 
 @contextlib.contextmanager
-def separate_cluster(folder, *prefix, workers=2):
+def separate_cluster(folder, *prefix, workers=2, scheduler=("-m", "dask", "scheduler")):
     """A scheduler and workers as processes of their own.
 
-    Yields (the scheduler's process, its address). `prefix` is a command to start the workers with.
+    Yields (the scheduler's process, its address). `prefix` is a command to start the workers with,
+    `scheduler` what Python executes to be the scheduler.
     """
     file = Path(folder) / "scheduler.json"
     dask = [sys.executable, "-m", "dask"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     ports = "--host 127.0.0.1 --port 0 --dashboard-address 127.0.0.1:0".split()
-    scheduler = subprocess.Popen([*dask, "scheduler", *ports, "--scheduler-file", file], **quiet)
+    command = [sys.executable, *scheduler, *ports, "--scheduler-file", file]
+    scheduler = subprocess.Popen(command, **quiet)
     options = "--nthreads 1 --no-dashboard --memory-limit 0 --local-directory".split()
     each = [*prefix, *dask, "worker", *options, folder, "--scheduler-file", file]
     processes = [scheduler, *(subprocess.Popen(each, **quiet) for _ in range(workers))]

@@ -1,5 +1,6 @@
 """Asking workers that may not answer, and the scheduler which workers there are."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +22,8 @@ def ask_each(client: Client, function: Callable, *arguments: Any, workers: list[
     answers: dict[str, Any] = {}
 
     def ask(address: str) -> None:
-        answers.update(client.run(function, *arguments, workers=[address], on_error="ignore"))
+        with contextlib.suppress(OSError):  # a lost scheduler is heard of otherwise
+            answers.update(client.run(function, *arguments, workers=[address], on_error="ignore"))
 
     for address in workers:
         threading.Thread(target=ask, args=(address,), daemon=True, name="ddp-asking").start()
@@ -52,9 +54,9 @@ def known_workers(client: Client) -> dict[str, dict]:
 
 
 def refuse_without_package(error: Exception) -> None:
-    """Raise `Error` if `error` is that of a worker which cannot import `ddp_common`."""
+    """Raise `Error` if `error` is that of a process which cannot import `ddp_common`."""
     if "No module named 'ddp_common'" in str(error):
         raise Error(
-            "The workers have no ddp_common. Connect with ddp_common.connect(address), which "
-            "sends it to them, or install it in their environment."
+            "The workers, or the scheduler, have no ddp_common.\n"
+            "Connect with ddp_common.connect(address), which sends it there, or install it."
         ) from None

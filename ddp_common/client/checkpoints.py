@@ -27,12 +27,11 @@ FORGET_TIMEOUT = 5  # seconds that workers have to remove their copies
 
 
 class Checkpoints:
-    """The checkpoints of one attempt.
+    """The checkpoints of one attempt: call `find`, then `hand_out`, in the end `close`.
 
-    Finds out which workers see them, hands out the newest, fetches new ones. `place` maps a
-    worker's address to the folder of its rank's checkpoints. Fetching is done by a thread, so that
-    a large file does not keep the client from noticing a failure; `arrived` is called for each.
-    Raises `Error` for a run directory that cannot be written.
+    `place` maps a worker's address to the folder of its rank's checkpoints, `resumed` is the one
+    to go on from. Fetching is done by a thread, so that a large file does not keep the client from
+    noticing a failure; `arrived` is called for each.
     """
 
     def __init__(
@@ -43,36 +42,41 @@ class Checkpoints:
         addresses: list[str],
         arrived: Callable[[], None],
     ):
-        self.arrived = arrived
         self.client = client
         self.attempt_id = attempt_id
         self.directory = directory.absolute()
-        self.place = self._find_place(addresses)
+        self.arrived = arrived
         self.resumed = newest(self.directory)
-        self.blind = [place for place in addresses if self.place[place] != str(self.directory)]
+        self.place: dict[str, str] = {}
+        self.blind = list(addresses)  # those that do not see the run directory, once that is known
         self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="ddp-checkpoints")
         self._fetching: dict[Path, Future] = {}  # the file that was announced last, by its folder
-        if self.blind:
-            self._hand_out()
 
-    def _find_place(self, addresses: list[str]) -> dict[str, str]:
+    def find(self) -> None:
+        """Find out which workers see the run directory.
+
+        Raises `Error` where the client cannot write there.
+        """
         marker = self.directory / f".seen-{self.attempt_id}"
         try:
             marker.touch()
         except OSError as error:
             raise Error(
-                f"The run directory {self.directory.parent} cannot be written: {error.strerror}. "
+                f"The run directory {self.directory.parent} cannot be written: {error.strerror}.\n"
                 "Make room, or choose another one."
             ) from None
         try:
-            return self.client.run(
-                spool.find_checkpoints, self.attempt_id, str(self.directory), workers=addresses
+            self.place = self.client.run(
+                spool.find_checkpoints, self.attempt_id, str(self.directory), workers=self.blind
             )
         finally:
             marker.unlink(missing_ok=True)
+        self.blind = [each for each, place in self.place.items() if place != str(self.directory)]
 
-    def _hand_out(self) -> None:
+    def hand_out(self) -> None:
         """Write the newest of each folder to the workers that do not see them."""
+        if not self.blind:
+            return
         folders = filter(Path.is_dir, self.directory.iterdir())
         for path in filter(None, [self.resumed, *map(newest, folders)]):
             name = str(path.relative_to(self.directory))
@@ -130,8 +134,5 @@ class Checkpoints:
         if not all(fetch.done() for fetch in self._fetching.values()):
             return problem
         alive = [address for address in self.blind if address not in lost]
-        if alive:
-            answers_within(
-                FORGET_TIMEOUT, self.client, spool.forget, self.attempt_id, workers=alive
-            )
+        answers_within(FORGET_TIMEOUT, self.client, spool.forget, self.attempt_id, workers=alive)
         return problem

@@ -60,7 +60,7 @@ def name_culprit(standstill: Standstill) -> tuple[int, str]:
     ]
     different = _different_calls(collectives)
     if standstill.returned and not elsewhere:
-        rank, why = _returned_early(standstill)
+        rank, why = returned_early(standstill.returned, standstill.stuck, "waits for it")
     elif different is not None:
         return different  # it names the collectives itself
     elif elsewhere and len(elsewhere) < len(standstill.addresses):
@@ -90,12 +90,16 @@ def _silent(standstill: Standstill) -> tuple[int, str] | None:
     return None
 
 
-def _returned_early(standstill: Standstill) -> tuple[int, str]:
-    rank = min(standstill.returned)
-    peers = ", ".join(map(str, standstill.stuck))
+def returned_early(returned: dict[int, int], peers: list[int], what: str) -> tuple[int, str]:
+    """Of the ranks whose function has returned, at these steps, the one to blame, and why.
+
+    `peers` went on, and `what` became of them then.
+    """
+    rank = min(returned)
     return rank, (
-        f"Its function returned at step {standstill.returned[rank]}, while rank {peers} went on "
-        "and waits for it. Every rank must run the same number of steps."
+        f"Its function returned at step {returned[rank]}, while rank "
+        f"{', '.join(map(str, peers))} went on and {what}. Every rank must run the same number of "
+        "steps."
     )
 
 

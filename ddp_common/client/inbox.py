@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from distributed import Client, Future
 
@@ -43,6 +44,7 @@ class TaskEnded:
 Event = FromAgent | WorkerLost | TaskEnded
 Inbox = queue.SimpleQueue[Event]
 
+_inboxes: WeakKeyDictionary[Client, dict[str, Inbox]] = WeakKeyDictionary()  # by attempt
 
 RESTARTED = "scheduler-restart"  # Dask's words for why tasks were cancelled: client.restart(),
 CONNECTION_LOST = "scheduler-connection-lost"  # and a scheduler that is gone
@@ -56,6 +58,11 @@ def why_cancelled(future: Future) -> str | None:
     return getattr(future._state.exception, "reason", None)
 
 
+def is_launching(client: Client) -> bool:
+    """Whether a launch of this client is going on."""
+    return bool(_inboxes.get(client))
+
+
 @contextlib.contextmanager
 def open_inbox(client: Client, attempt_id: str) -> Iterator[Inbox]:
     """A queue of everything that concerns this attempt.
@@ -63,7 +70,8 @@ def open_inbox(client: Client, attempt_id: str) -> Iterator[Inbox]:
     That is what its agents send, and workers that the scheduler has lost. A client has one handler
     for a topic, so the inboxes of its launches share one. Handlers run on the client's event loop.
     """
-    inboxes: dict[str, Inbox] = client.__dict__.setdefault("ddp_inboxes", {})
+    with _subscribing:
+        inboxes = _inboxes.setdefault(client, {})
 
     def on_message(stamped: tuple[float, dict]) -> None:
         _, event = stamped

@@ -8,6 +8,7 @@ more: the agents notice that nobody wants their ranks, and end them.
 """
 
 import atexit
+import contextlib
 import inspect
 import os
 import shutil
@@ -18,19 +19,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from distributed import CancelledError, Client
+
 from ddp_common.client import signals, tables
 from ddp_common.client.attempt import Attempt
+from ddp_common.client.ending import end
+from ddp_common.client.following import follow
 from ddp_common.client.inbox import open_inbox
 from ddp_common.client.payload import pickled, refuse_wrong_arguments
-from ddp_common.client.placement import claimed_workers, refuse_unusable
+from ddp_common.client.placement import KeepsWorkers, claimed_workers, refuse_unusable
+from ddp_common.client.starting import note_restart, start
 from ddp_common.client.tables import Tables
 from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 from ddp_common.files import absolute
+from ddp_common.run.job import Job, Launcher
 from ddp_common.run.places import new_directory
 from ddp_common.run.progress import explain_interrupt, say_place
 from ddp_common.run.result import Run
 from ddp_common.run.run_directory import RunDirectory
-from ddp_common.run.settings import current, run_to_resume
+from ddp_common.run.settings import current, describe, run_to_resume
 from ddp_common.values import whole_number
 
 PLACEMENT_TIMEOUT = 60  # seconds to wait for free workers
@@ -40,6 +47,7 @@ STALL_TIMEOUT = 600  # seconds that a rank may live without making progress
 def launch(
     client: Any,
     function: Callable,
+    /,
     *,
     workers: int | None = None,
     restarts: int | None = None,
@@ -57,8 +65,8 @@ def launch(
     launches that find too few free ones, or some that do not answer, wait up to `timeout` seconds.
 
     A Dask DataFrame, Series, Array or Bag, or a list of futures, among `arguments` arrives in each
-    rank as the partitions that lie on its worker (`Rows`). Those of one length, or in one list,
-    tuple or dict, belong together: a rank gets the same partitions of each.
+    rank as the partitions that lie on its worker (`Rows`). Those whose partitions have the same
+    lengths belong together: a rank gets the same partitions of each.
 
     After a failure it starts again from the newest good checkpoint, up to `restarts` times
     (default: RESTARTS from the environment, else 0), on as many workers as there are then. With
@@ -87,91 +95,127 @@ def launch(
         raise Error(f"on_report is to be a function of one record, not {on_report!r}.")
     refuse_wrong_arguments(function, arguments, OPTIONS)
     arguments, collections = tables.find(arguments)
-    if hasattr(client, "run_here"):
-        # The ranks are running already: torchrun or srun has started them
-        tables.refuse_without_dask(collections)
-        return client.run_here(function, arguments, directory or None, on_report, stall_timeout)
-    refuse_unusable(client)
-    payload = pickled(function, arguments)
-    wanted = restarts if restarts is not None else os.environ.get("RESTARTS") or 0
-    restarts = whole_number("restarts", wanted, least=0)
     if directory:
         directory = absolute(directory)  # now: the program may change its working directory
-
-    began = time.monotonic()
-    run_directory: RunDirectory | None = None
-    run: Run | None = None
-    failures: list[Exception] = []
-    own_tables = Tables(client, collections)
-    try:
-        while True:
-            attempt_id = uuid.uuid4().hex[:12]
-            if hasattr(client, "make_ready"):  # one of `connect`: it may have to submit jobs anew
-                client.make_ready(bool(failures))
-            own_tables.ready(timeout)
-            rows_held = own_tables.rows_held()
-            with (
-                open_inbox(client, attempt_id) as inbox,
-                claimed_workers(client, attempt_id, workers, timeout, rows_held) as addresses,
-            ):
-                if run_directory is None:
-                    run_directory = _open_directory(function, directory)
-                attempt = Attempt(
-                    client,
-                    attempt_id,
-                    addresses,
-                    inbox,
-                    run_directory,
-                    own_tables,
-                    timeout,
-                    stall_timeout,
-                    on_report,
-                )
-                try:
-                    previous = failures[-1] if failures else None
-                    result = attempt.run(payload, previous, number=len(failures) + 1)
-                except (RankFailed, RunStopped) as failure:
-                    attempt.tell_records()
-                    if len(failures) == restarts or signals.stop_requested:
-                        raise
-                    failures.append(failure)
-                else:
-                    attempt.tell_records()
-                    run_directory.close()  # now: it may have to say that something was not written
-                    run = Run(
-                        result=result,
-                        directory=None if run_directory.is_temporary else run_directory.path,
-                        world_size=len(addresses),
-                        records=run_directory.records,
-                        seconds=time.monotonic() - began,
-                        failures=failures,
-                        problems=run_directory.problems,
-                    )
-                    return run
-    except KeyboardInterrupt as interrupt:
-        if run_directory is not None:
-            run_directory.log("interrupted from the keyboard")
-            path = run_directory.path
-            interrupt.directory = path  # type: ignore[attr-defined]  # not ours, but read as such
-            explain_interrupt(interrupt, function, run_directory)
-        raise
-    except Error as error:
-        if failures and not isinstance(error, (RankFailed, RunStopped)):
-            assert run_directory is not None, "an attempt has failed in it"
-            reason = first_line(failures[-1])
-            error.args = (f"{error}\nIt was to restart because: {reason}",)
-            error.directory = run_directory.path
-        raise
-    finally:
-        own_tables.close()
-        if run_directory is not None:
-            run_directory.close()
-            if run_directory.is_temporary:
-                _remove(run_directory.path, now=run is not None)
+    job = Job(
+        function=function,
+        arguments=arguments,
+        tables=collections,
+        workers=workers,
+        restarts=restarts,
+        stall_timeout=stall_timeout,
+        directory=directory,
+        timeout=timeout,
+        on_report=on_report,
+    )
+    launcher = client if isinstance(client, Launcher) else OnWorkers(client)
+    return launcher.launch(job)
 
 
 # What `launch` takes for itself; all other names are arguments of the function.
 OPTIONS = inspect.getfullargspec(launch).kwonlyargs
+
+
+class OnWorkers(Launcher):
+    """Ranks on the workers of a Dask cluster: one attempt, and others while restarts are left."""
+
+    def __init__(self, client: Client):
+        """Raises `Error` for what is no client, or one through which no ranks can be started."""
+        refuse_unusable(client)
+        self.client = client
+
+    def launch(self, job: Job) -> Run:
+        payload = pickled(job.function, job.arguments)
+        wanted = job.restarts if job.restarts is not None else os.environ.get("RESTARTS") or 0
+        restarts = whole_number("restarts", wanted, least=0)
+        began = time.monotonic()
+        run_directory: RunDirectory | None = None
+        run: Run | None = None
+        failures: list[Exception] = []
+        own_tables = Tables(self.client, job.tables)
+        try:
+            if job.directory:  # before anything is computed: it may not be one
+                run_directory = _open_directory(job.function, job.directory)
+            while True:
+                attempt_id = uuid.uuid4().hex[:12]
+                if isinstance(self.client, KeepsWorkers):
+                    self.client.make_ready(bool(failures))
+                own_tables.ready(job.timeout)
+                rows_held = own_tables.rows_held()
+                with (
+                    open_inbox(self.client, attempt_id) as inbox,
+                    claimed_workers(
+                        self.client, attempt_id, job.workers, job.timeout, rows_held
+                    ) as addresses,
+                ):
+                    if run_directory is None:
+                        run_directory = _open_directory(job.function, job.directory)
+                    attempt = Attempt(
+                        self.client, attempt_id, addresses, inbox, run_directory, job.on_report
+                    )
+                    try:
+                        result = _run(attempt, job, payload, own_tables, failures)
+                    except (RankFailed, RunStopped) as failure:
+                        attempt.recorder.tell()
+                        if len(failures) == restarts or signals.stop_requested:
+                            raise
+                        failures.append(failure)
+                        continue
+                    attempt.recorder.tell()
+                run_directory.close()  # now: it may have to say that something was not written
+                run = Run(
+                    result=result,
+                    directory=None if run_directory.is_temporary else run_directory.path,
+                    world_size=len(addresses),
+                    records=run_directory.records,
+                    seconds=time.monotonic() - began,
+                    failures=failures,
+                    problems=run_directory.problems,
+                )
+                return run
+        except KeyboardInterrupt as interrupt:
+            if run_directory is not None:
+                run_directory.log("interrupted from the keyboard")
+                path = run_directory.path
+                interrupt.directory = path  # type: ignore[attr-defined]  # read as such
+                explain_interrupt(interrupt, job.function, run_directory)
+            raise
+        except Error as error:
+            if failures and not isinstance(error, (RankFailed, RunStopped)):
+                assert run_directory is not None, "an attempt has failed in it"
+                reason = first_line(failures[-1])
+                error.args = (f"{error}\nIt was to restart because: {reason}",)
+                error.directory = run_directory.path
+            raise
+        finally:
+            own_tables.close()
+            if run_directory is not None:
+                run_directory.close()
+                if run_directory.is_temporary:
+                    _remove(run_directory.path, now=run is not None)
+
+
+def _run(
+    attempt: Attempt, job: Job, payload: bytes, own_tables: Tables, failures: list[Exception]
+) -> Any:
+    """Start the ranks, follow them, and have them gone; returns rank 0's result."""
+    signals.attempts_running += 1
+    try:
+        with contextlib.suppress(OSError):  # it says so itself
+            attempt.directory.check()
+        attempt.recorder.describe(describe(attempt.addresses, attempt.directory.function))
+        if failures:
+            note_restart(attempt, failures[-1], number=len(failures) + 1)
+        try:
+            start(attempt, payload, own_tables, job.timeout)
+        except (OSError, CancelledError) as error:
+            raise attempt.cause_of(error) from None
+        return follow(attempt, job.stall_timeout)
+    finally:
+        try:
+            end(attempt)
+        finally:
+            signals.attempts_running -= 1
 
 
 def _remove(folder: Path, now: bool) -> None:

@@ -8,21 +8,26 @@ not, and is known by its words (`CONSEQUENCE`).
 import re
 import signal
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ddp_common.client.hangs import IN_COLLECTIVE
+from ddp_common.client.hangs import IN_COLLECTIVE, returned_early
 from ddp_common.client.inbox import CONNECTION_LOST, RESTARTED
 from ddp_common.errors import Error, RankFailed, RankStalled, RunStopped, SchedulerLost
 from ddp_common.messages import PROGRESS, Ended, Line, Message, Position, Started
 from ddp_common.ranks.checkpoint_files import step_of
 from ddp_common.ranks.last_word import unpickle_exception
+from ddp_common.run.recorder import WARNING
 
 CONSEQUENCE = re.compile(
     r"Connection (closed|reset) by peer|Connection was likely closed|Broken pipe"
     r"|remote process exited|ncclRemoteError|Failed to recv|Socket closed|failed to connect"
+)
+NURSERY_KILLED = (
+    "the process that forked it was killed, often because memory ran out, and it with that one"
 )
 KEPT_LINES = 50  # of each rank's output, for the error message
 # What C++ prints of an exception that nobody catches, before it aborts
@@ -173,7 +178,11 @@ def rank_failed(state: AttemptState, rank: int) -> RankFailed:
     end = state.ended[rank]
     waited_in_collective = IN_COLLECTIVE.search(end.traceback)
     if state.returned and _is_consequence(state, rank) and waited_in_collective:
-        return _returned_early(state, rank)
+        steps = {each: state.step_of(each) for each in state.returned}
+        culprit, why = returned_early(steps, [rank], "lost the connection to it")
+        where = f"Where rank {rank} was:\n{end.traceback}"
+        text = _full_text(state, culprit, f"failed. {why}", where, state.lines)
+        return RankFailed(text, **_attributes(state, culprit))
     what = f"failed: {_cause(end, _uncaught(state, rank))}"
     # On a line of its own: how many of them are heard of in time differs.
     peers = [peer for peer in sorted(state.failed()) if peer != rank]
@@ -236,6 +245,8 @@ def _cause(end: Ended, uncaught: str | None) -> str:
         return f"killed by SIGABRT: {uncaught}"
     if killed_by:
         return f"killed by {killed_by}"
+    if end.exitcode is None:
+        return NURSERY_KILLED
     return f"it left with exit code {end.exitcode} before its function returned"
 
 
@@ -246,18 +257,6 @@ def _signal_name(end: Ended) -> str | None:
         return signal.Signals(-end.exitcode).name
     except ValueError:  # a realtime signal, which has no name
         return f"signal {-end.exitcode}"
-
-
-def _returned_early(state: AttemptState, waiting: int) -> RankFailed:
-    """For a rank that went on alone: its peer is to blame, whose function returned too soon."""
-    rank = min(state.returned)
-    what = (
-        f"failed: its function returned at step {state.step_of(rank)}, while rank {waiting} went "
-        "on and lost the connection to it. Every rank must run the same number of steps."
-    )
-    where = f"Where rank {waiting} was:\n{state.ended[waiting].traceback}"
-    text = _full_text(state, rank, what, where, state.lines)
-    return RankFailed(text, **_attributes(state, rank))
 
 
 def rank_stalled(
@@ -293,15 +292,31 @@ def where_all_are(waits: dict[int, str], stacks: dict[int, str]) -> str:
 
 
 def _full_text(state: AttemptState, rank: int, what: str, where: str, lines: dict) -> str:
+    """The headline first, the cause last: a terminal shows the end."""
     parts = [
         f"Rank {rank} of {len(state.addresses)} on {state.host_of(rank)} {what}",
-        where.strip("\n"),
+        f"The whole log: {state.directory / 'log.txt'}",
     ]
-    said = [f"\n  [rank {peer}] {line}" for peer, printed in lines.items() for line in printed]
+    plain = {peer: _without_warnings(printed) for peer, printed in lines.items()}
+    if not any(plain.values()):
+        plain = lines
+    said = [f"\n  [rank {peer}] {line}" for peer, printed in plain.items() for line in printed]
     if said:
         parts.append(f"Last lines of the ranks:{''.join(said)}")
-    parts.append(f"The whole log: {state.directory / 'log.txt'}")
+    parts.append(where.strip("\n"))
     return "\n\n".join(part for part in parts if part)
+
+
+def _without_warnings(lines: Iterable[str]) -> list[str]:
+    """Lines but for those of Python's warnings, each with the line of code below it."""
+    kept: list[str] = []
+    is_below_warning = False
+    for line in lines:
+        is_code = is_below_warning and line.startswith("  ")
+        is_below_warning = bool(WARNING.search(line))
+        if not is_below_warning and not is_code:
+            kept.append(line)
+    return kept
 
 
 def _attributes(state: AttemptState, rank: int) -> dict[str, Any]:
@@ -338,7 +353,7 @@ def cancelled(state: AttemptState, scheduler: str, is_connected: bool) -> Error:
     if not is_connected or state.why_cancelled == CONNECTION_LOST:
         return SchedulerLost(
             f"The connection to Dask's scheduler at {scheduler} was lost or closed. The ranks end "
-            f"by themselves. What was saved is in {state.directory}; connect again and launch "
+            f"by themselves.\nWhat was saved is in {state.directory}: connect again, and launch "
             "with directory= to go on.",
             directory=state.directory,
         )
@@ -346,8 +361,8 @@ def cancelled(state: AttemptState, scheduler: str, is_connected: bool) -> Error:
     if state.why_cancelled == RESTARTED:
         what = "The cluster was restarted (client.restart)"
     error = Error(
-        f"{what} while this launch was running, which ended its ranks. What was saved is in "
-        f"{state.directory}; launch with directory= to go on. To end a launch, interrupt it."
+        f"{what} while this launch was running, which ended its ranks.\nWhat was saved is in "
+        f"{state.directory}: launch with directory= to go on."
     )
     error.directory = state.directory
     return error
@@ -357,9 +372,8 @@ def unreadable_result(reason: Exception, directory: Path) -> Error:
     """The exception for a result that cannot be loaded in this process."""
     error = Error(
         f"All ranks finished, but what rank 0 returned cannot be loaded in this process: "
-        f"{type(reason).__name__}: {reason}. A class in it must be importable here too; tensors, "
-        "numbers, a state_dict, lists and dicts of these always are. What was saved is in "
-        f"{directory}."
+        f"{type(reason).__name__}: {reason}. What was saved is in {directory}.\n"
+        "Return tensors, numbers, a state_dict, or what can be imported here too."
     )
     error.directory = directory
     return error
@@ -379,4 +393,4 @@ def in_log(end: Ended) -> str:
     killed_by = _signal_name(end)
     if killed_by:
         return f"was killed by {killed_by}"
-    return f"left with exit code {end.exitcode} before its function returned"
+    return f"failed: {_cause(end, None)}"

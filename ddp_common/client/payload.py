@@ -4,6 +4,7 @@ import copyreg
 import functools
 import importlib
 import inspect
+import io
 import linecache
 import logging
 import os
@@ -13,6 +14,8 @@ from types import ModuleType
 from typing import Any
 
 import cloudpickle
+import dask
+from distributed import Future
 
 from ddp_common.errors import Error
 
@@ -40,15 +43,15 @@ def refuse_wrong_arguments(
     taken = [name for name in signature.parameters if name in options]
     if taken:
         raise Error(
-            f"{called} has a parameter {taken[0]!r}, which launch takes for itself: the function "
-            "would never get it. Give the parameter another name."
+            f"{called} has a parameter {taken[0]!r}, which launch takes for itself.\n"
+            "Give the parameter another name."
         )
     try:
         signature.bind(**arguments)
     except TypeError as error:
         parameters = ", ".join(signature.parameters)
         raise Error(
-            f"{called}({parameters}) cannot be called with the arguments of this launch: {error}. "
+            f"{called}({parameters}) cannot be called with the arguments of launch: {error}.\n"
             f"launch itself takes {', '.join(options)}."
         ) from None
 
@@ -61,19 +64,35 @@ def pickled(function: Callable, arguments: dict[str, Any]) -> bytes:
     for module in ODD_MODULES:
         if module in sys.modules:
             copyreg.pickle(type(sys.modules[module]), _by_name)
+    buffer = io.BytesIO()
     try:
-        return cloudpickle.dumps((function, arguments, _sources_of_cells(), _what_is_set()))
+        _Pickler(buffer).dump((function, arguments, _sources_of_cells(), _what_is_set()))
+        return buffer.getvalue()
+    except Error:
+        raise
     except Exception as error:
         name = getattr(function, "__name__", function)
-        advice = (
-            "Open files, clients, locks and running processes cannot travel: make them inside "
-            "the function."
-        )
+        advice = "Make open files, clients, locks and running processes inside the function."
         if "sqlite3.Connection" in str(error):  # of IPython's history
             advice = "Take %magics and !commands out of the function: they hold all of IPython."
         raise Error(
-            f"{name!r} or its arguments cannot be sent to the workers: {error}. {advice}"
+            f"{name!r} or its arguments cannot be sent to the workers: {error}.\n{advice}"
         ) from None
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Refuses what belongs to the cluster: a rank has no client that could fetch it."""
+
+    def reducer_override(self, value: Any) -> Any:
+        # By the type: an instance may have a word for any name
+        is_collection = hasattr(type(value), "__dask_graph__") and dask.is_dask_collection(value)
+        if is_collection or isinstance(value, Future):
+            raise Error(
+                f"The function, or an argument, holds a Dask {type(value).__name__} in a closure, "
+                "a partial, an object or a global variable.\n"
+                "Make it an argument of the function: launch(client, train, table=table)."
+            )
+        return super().reducer_override(value)
 
 
 def _by_name(module: ModuleType) -> tuple:

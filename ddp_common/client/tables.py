@@ -3,8 +3,8 @@
 They are found, computed if they were not, counted, given to ranks, and handed over on the workers
 (`ddp_common.ranks.handover`). Dask moves what has to move: a partition is an argument of the task
 that hands it over. Relies on the scheduler, which knows where partitions are. Promises: what is
-computed for a launch is let go of once the ranks have it; a partition that cannot be computed,
-and partitions that do not fit together, are errors before any rank starts.
+computed for a launch is let go of once the ranks have it; a partition that cannot be computed, or
+that is no table, is an error before any rank starts.
 """
 
 import contextlib
@@ -38,7 +38,6 @@ class Given:
 
     name: str  # such as `table`, or `data[1]`
     collection: Any
-    container: str  # the argument in which it is an element, if it is in one
     futures: list[Future] = field(default_factory=list)  # of its partitions, in order
     is_ours: bool = False  # computed for this launch
     lengths: list[int] = field(default_factory=list)  # rows of each partition
@@ -55,37 +54,26 @@ def find(arguments: dict[str, Any]) -> tuple[dict[str, Any], list[Given]]:
     """
     found: list[Given] = []
 
-    def replaced(value: Any, name: str, container: str) -> Any:
+    def replaced(value: Any, name: str) -> Any:
         if _is_table(value, name):
-            found.append(Given(name, value, container))
+            found.append(Given(name, value))
             return StandIn(len(found) - 1)
         if type(value) in (list, tuple):
             return type(value)(
-                replaced(each, f"{name}[{number}]", name) for number, each in enumerate(value)
+                replaced(each, f"{name}[{number}]") for number, each in enumerate(value)
             )
         if type(value) is dict:
-            return {key: replaced(each, f"{name}[{key!r}]", name) for key, each in value.items()}
+            return {key: replaced(each, f"{name}[{key!r}]") for key, each in value.items()}
         return value
 
-    return {name: replaced(value, name, "") for name, value in arguments.items()}, found
-
-
-def refuse_without_dask(found: list[Given]) -> None:
-    """Raise `Error` for collections where torchrun or srun has started the ranks."""
-    if found:
-        raise Error(
-            f"The argument {found[0].name} is a Dask collection, and torchrun or srun has started "
-            "these ranks: no Dask worker holds its partitions. Start with Dask (CLUSTER=local, or "
-            "the profile of your cluster). Or write it once, with to_parquet, and let each rank "
-            "read its files in the training function."
-        )
+    return {name: replaced(value, name) for name, value in arguments.items()}, found
 
 
 def _is_table(value: Any, name: str) -> bool:
     if isinstance(value, Future):
         raise Error(
-            f"The argument {name} is a single future. Give launch what it stands for, "
-            f"{name}=future.result(); or, for a table of one partition, a list: {name}=[future]."
+            f"The argument {name} is a single future.\n"
+            f"Give its value, {name}=future.result(), or a list of partitions: {name}=[future]."
         )
     if type(value) is list and value and all(isinstance(each, Future) for each in value):
         return True
@@ -93,16 +81,14 @@ def _is_table(value: Any, name: str) -> bool:
         return False
     if not KINDS & {base.__name__ for base in type(value).__mro__}:
         raise Error(
-            f"The argument {name} is a Dask {type(value).__name__}, which has no rows to train "
-            "on. launch takes DataFrames, Series, Arrays, Bags and lists of futures. Give it the "
-            f"value: {name}={name}.compute()."
+            f"The argument {name} is a Dask {type(value).__name__}, which has no rows.\n"
+            f"Give its value, {name}={name}.compute(), or a DataFrame, Series, Array or Bag."
         )
     blocks = getattr(value, "numblocks", (1,))  # of an Array, along its axes
     if blocks == () or any(count > 1 for count in blocks[1:]):
         raise Error(
-            f"The array {name} has chunks of {blocks} along its axes. A rank gets whole rows: "
-            f"chunk it along the first axis only, {name}.rechunk({{0: 'auto', "
-            f"**dict.fromkeys(range(1, {value.ndim}), -1)}})."
+            f"The array {name} has {blocks} chunks along its axes, and a rank gets whole rows.\n"
+            f"Chunk it along the first: {name}.rechunk({('auto', *[-1] * (value.ndim - 1))})."
         )
     return True
 
@@ -137,7 +123,6 @@ class Tables:
                 self._wait(timeout)
         except OSError as error:
             raise no_answer(self.client, error) from None
-        self._check_groups()
 
     def rows_held(self) -> dict[str, int]:
         """How many rows each worker holds, by its address."""
@@ -194,9 +179,9 @@ class Tables:
             elif time.monotonic() - could_work > timeout:
                 raise Error(
                     f"{self.given[0].name!r} cannot be computed: for {timeout:g} s none of the "
-                    f"cluster's {len(workers)} workers has taken tasks. Without any, start some "
-                    "(cluster.scale(2)). Those whose memory is full are paused by Dask: take more "
-                    "workers or a higher memory_limit, or fewer columns and smaller types."
+                    f"cluster's {len(workers)} workers has taken tasks.\n"
+                    "Start some (cluster.scale(2)), or give more memory to those that Dask has "
+                    "paused, as theirs is full."
                 )
 
     def _raise_for_failed(self) -> None:
@@ -208,17 +193,16 @@ class Tables:
                     assert error is not None, "it has failed"
                     raise Error(
                         f"{partition} could not be computed: {type(error).__name__}: "
-                        f"{first_line(error)}. No rank was started. The error of that partition "
-                        "is shown above; put right what it is made from."
+                        f"{first_line(error)}.\nIts own error is shown above."
                     ) from error.with_traceback(future.traceback())
                 reason = why_cancelled(future)
                 if reason == CONNECTION_LOST or self.client.status != "running":
                     raise no_answer(self.client, ConnectionError("the connection was lost"))
                 if future.status == "cancelled":  # 'lost' is one that is computed again
                     raise Error(
-                        f"{partition} is lost, and Dask cannot compute it again: it was scattered "
-                        "or its futures were cancelled. Make the collection from something that "
-                        "can be read again, and persist it."
+                        f"{partition} is lost. Dask cannot compute it again: it was scattered, "
+                        "or its futures were cancelled.\n"
+                        "Make the collection from what can be read again, and persist that."
                     )
 
     # Counting
@@ -243,23 +227,11 @@ class Tables:
         return True
 
     def _groups(self) -> list[list[Given]]:
-        """Collections that belong together: those of one argument, and of equal length."""
-        groups: dict[Any, list[Given]] = {}
+        """Collections that belong together: those whose partitions are equally long."""
+        groups: dict[tuple[int, ...], list[Given]] = {}
         for given in self.given:
-            groups.setdefault(given.container or sum(given.lengths), []).append(given)
+            groups.setdefault(tuple(given.lengths), []).append(given)
         return list(groups.values())
-
-    def _check_groups(self) -> None:
-        for first, *others in self._groups():
-            for other in others:
-                if other.lengths != first.lengths:
-                    raise Error(
-                        f"{first.name!r} and {other.name!r} belong together, row by row, and have "
-                        f"{_differing(first.lengths, other.lengths)}. Compute them from one "
-                        "collection, so that their partitions are the same, or keep them as "
-                        "columns of one table. If they have nothing to do with each other, give "
-                        f"one in a list of its own: {other.name}=[{other.name}]."
-                    )
 
     # Handing over
 
@@ -311,25 +283,24 @@ class Tables:
                 raise Error(
                     f"{group[0].name!r} cannot be shared by {len(addresses)} ranks: "
                     f"{len(addresses) - len(with_rows)} would have no rows. It has {len(lengths)} "
-                    f"partition(s), the longest with {max(lengths):,} of {sum(lengths):,} rows. "
-                    "Make more and smaller ones before launch, with repartition (an Array: "
-                    "rechunk), or start fewer ranks (workers=…)."
+                    f"partition(s), the longest with {max(lengths):,} of {sum(lengths):,} rows.\n"
+                    "Make more and smaller ones, with repartition (an Array: rechunk), or start "
+                    "fewer ranks: workers=…"
                 )
             goes_to.update((given.name, assigned) for given in group)
         return goes_to
 
-    def handed_over(self, futures: list[Future]) -> None:
+    def handed_over(self, futures: Sequence[Future | None]) -> None:
         """Once these tasks are done: let go of what was computed for the ranks.
 
         Raises `Error` if one has failed.
         """
         for rank, future in enumerate(futures):
-            if future.status == "error":
+            if future is not None and future.status == "error":
                 error = future.exception()
                 raise Error(
                     f"The partitions of rank {rank} could not be handed over to it: "
-                    f"{type(error).__name__}: {error}. No rank was started. Partitions must be "
-                    "picklable, and those that Dask has lost must be possible to compute again."
+                    f"{type(error).__name__}: {error}.\nGive partitions that can be pickled."
                 )
         for given in self.given:
             if given.is_ours:
@@ -377,40 +348,26 @@ def _futures_of(collection: Any) -> list[Future]:
 def _take_in(given: Given, looks: list[Look | str]) -> None:
     """Learn the lengths of a collection's partitions.
 
-    Raises `Error` for what is no partition, for columns that differ in name, order or type, for no
-    rows at all, and for a partition that is not as long as it was.
+    Raises `Error` for what is no partition, and for columns that differ in name, order or type.
     """
-    lengths = []
+    given.lengths = []
     columns: list[tuple[str, str]] = []  # of the first partition that has rows
     for number, look in enumerate(looks):
         partition = f"Partition {number} of {given.name!r}"
         if isinstance(look, str):
             raise Error(
-                f"{partition} is of type {look}. A partition is a DataFrame, a Series, an array "
-                "or a list of samples."
+                f"{partition} is of type {look}.\n"
+                "Give DataFrames, Series, arrays or lists of samples."
             )
         rows, columns_here = look
-        lengths.append(rows)
+        given.lengths.append(rows)
         columns = columns or (columns_here if rows else [])
         if rows and columns_here != columns:
             raise Error(
                 f"{partition} has other columns or types than those before it: "
-                f"{_difference(columns, columns_here)}. Give all partitions the same columns in "
-                "one order (frame[names]) and of one type (astype, categorize()), before launch."
+                f"{_difference(columns, columns_here)}.\n"
+                "Give all the same columns in one order (frame[names]), of one type (astype)."
             )
-        if given.lengths and rows != given.lengths[number]:
-            raise Error(
-                f"{partition} had {given.lengths[number]:,} rows and has {rows:,} now that it was "
-                "computed again. Which rows a step has would depend on when a worker was lost. "
-                "Make what it is computed from reproducible: a seed, sorted input, a file that "
-                "does not change."
-            )
-    if not sum(lengths):
-        raise Error(
-            f"{given.name!r} has no rows in any of its {len(lengths)} partitions. Look at what it "
-            "is filtered by."
-        )
-    given.lengths = lengths
 
 
 def _difference(columns: list[tuple[str, str]], others: list[tuple[str, str]]) -> str:
@@ -418,10 +375,3 @@ def _difference(columns: list[tuple[str, str]], others: list[tuple[str, str]]) -
     pairs = itertools.zip_longest(others, columns, fillvalue=("nothing", ""))
     found, expected = next(pair for pair in pairs if pair[0] != pair[1])
     return f"{' '.join(found).strip()}, not {' '.join(expected).strip()}"
-
-
-def _differing(first: list[int], second: list[int]) -> str:
-    if len(first) != len(second):
-        return f"{len(first)} and {len(second)} partitions"
-    number = next(index for index, pair in enumerate(zip(first, second)) if pair[0] != pair[1])
-    return f"{first[number]:,} and {second[number]:,} rows in partition {number}"

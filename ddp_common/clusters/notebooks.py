@@ -6,6 +6,7 @@ a program that is no notebook, and a cluster with a launch in it is never closed
 
 import sys
 
+from ddp_common.client.inbox import is_launching
 from ddp_common.clusters.client import ClusterClient, open_clients
 from ddp_common.run.progress import kernel
 
@@ -38,7 +39,7 @@ def earlier_in_notebook(*request) -> ClusterClient | None:
                 file=sys.stderr,
             )
             return client
-        if client.__dict__.get("ddp_inboxes"):
+        if is_launching(client):
             print(
                 f"Another cluster of this notebook is open ({workers} workers), a launch runs "
                 "there, and it needs the same cores.",

@@ -21,6 +21,7 @@ LONGEST_MESSAGE = 10_000  # characters of an exception's own message
 LONGEST_TRACEBACK = 100_000  # characters
 # Bytes of a pickled exception; a larger one does not travel, its message does
 LARGEST_EXCEPTION = 2**20
+GROUP_TWICE = "default process group twice"
 HINTS = {  # what to do about an error of torch or Python, by a part of its text
     "No module named": (
         "A rank can import what its worker can. For a module beside your script: start the "
@@ -42,7 +43,7 @@ HINTS = {  # what to do about an error of torch or Python, by a part of its text
         "Batch normalisation got one sample: this rank's share of a small last batch. Leave that "
         "batch out, with ddp.ElasticSampler(…, drop_last=True)."
     ),
-    "default process group twice": (
+    GROUP_TWICE: (
         "The process group is there already: every rank is in it when the function begins. Remove "
         "that line; docs/coming-from-elsewhere.md has a table."
     ),

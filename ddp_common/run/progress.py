@@ -6,11 +6,13 @@ may ask a person for input. A program that executes notebooks forbids it (`allow
 request is false), since nobody could answer; where a person sits, it is allowed.
 """
 
+import contextlib
 import os
 import sys
 import time
 from collections import deque
 from pathlib import Path
+from typing import TextIO
 
 from tqdm import tqdm
 
@@ -41,6 +43,20 @@ def a_person_watches() -> bool:
     return bool(request.get("content", {}).get("allow_stdin"))
 
 
+def say(text: str, stream: TextIO | None) -> None:
+    """Print a line, above the bar if there is one.
+
+    What the stream cannot take is escaped, or not shown: a letter that its encoding lacks, a disk
+    that is full, a pipe that nobody reads, a stream that is closed.
+    """
+    if stream is None:  # closed before the program began
+        return
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    with contextlib.suppress(OSError, ValueError):
+        tqdm.write(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
+        stream.flush()
+
+
 class Progress:
     """Draws how far training is.
 
@@ -49,7 +65,8 @@ class Progress:
     """
 
     def __init__(self):
-        default = "bar" if sys.stderr.isatty() or a_person_watches() else "off"
+        on_terminal = sys.stderr is not None and sys.stderr.isatty()
+        default = "bar" if on_terminal or a_person_watches() else "off"
         self.mode = os.environ.get("DDP_PROGRESS") or default
         self.in_notebook = kernel() is not None
         self.bar = None
@@ -120,14 +137,14 @@ class Progress:
         With `also_in_logs` also where it is not, as in a batch job: to stderr, in no notebook.
         """
         if self.mode == "off" and also_in_logs and not self.in_notebook:
-            print(text, file=sys.stderr, flush=True)
+            say(text, sys.stderr)
         elif self.mode != "off":
             on_stderr = self.mode == "bar" and not self.in_notebook
-            tqdm.write(text, file=sys.stderr if on_stderr else sys.stdout)
+            say(text, sys.stderr if on_stderr else sys.stdout)
 
     def print(self, text: str):
         """Print what a rank has printed: above the bar, or under the cell of a notebook."""
-        tqdm.write(text, file=sys.stdout)
+        say(text, sys.stdout)
 
     def _loss(self):
         return sum(self.losses) / len(self.losses) if self.losses else None
@@ -151,7 +168,7 @@ class Progress:
         if losses:
             loss = sum(losses) / len(losses)
             words = f"{epoch + 1} of {self.place['epochs']} epochs"
-            print(f"{words}  loss {loss:#.4g}  {rate:,.0f} samples/s", flush=True)
+            say(f"{words}  loss {loss:#.4g}  {rate:,.0f} samples/s", sys.stdout)
 
     def close(self):
         """Draw the last state."""
@@ -264,7 +281,7 @@ def explain_interrupt(interrupt: KeyboardInterrupt, function, directory):
     else:
         words = f"{where} There is no checkpoint to go on from; what there is lies in {place}."
     if in_ipython:
-        print(words, flush=True)
+        say(words, sys.stdout)
         interrupt.__traceback__ = None
     else:
         interrupt.add_note(words)

@@ -17,11 +17,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tqdm import tqdm
-
 from ddp_common.errors import Error
 from ddp_common.files import METRICS_OF_A_RANK, make_private, save_whole
 from ddp_common.run.places import local, mirrors
+from ddp_common.run.progress import say
 from ddp_common.run.run_lock import RunLock
 
 CHECK_INTERVAL = 2.0  # seconds between two looks at whether the folder is still there
@@ -172,8 +171,7 @@ class RunDirectory:
 
     @staticmethod
     def _show(text):
-        tqdm.write(text, file=sys.stderr)  # it leaves a progress bar whole
-        sys.stderr.flush()
+        say(text, sys.stderr)
 
     @contextlib.contextmanager
     def _tolerate_failure(self, name):

@@ -23,7 +23,7 @@ def started_by() -> str | None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return "torchrun"
     if slurm.in_step():
-        tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
+        tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1)
         if tasks > 1 or os.environ.get("DDP_LAUNCHER") == "srun":
             return "srun"
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:

@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,21 +27,13 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ddp_common.errors import Error, RunStopped
 from ddp_common.files import RESULT, metrics_of, save_whole
-from ddp_common.messages import (
-    CheckpointFailed,
-    CheckpointSaved,
-    File,
-    Message,
-    ParameterNorms,
-    Position,
-    Report,
-    shows_training,
-)
+from ddp_common.messages import Message, ParameterNorms
 from ddp_common.ranks import checkpoint, checkpoint_files, rendezvous, reporting, stopping
-from ddp_common.ranks.last_word import pickled_result
+from ddp_common.ranks.last_word import GROUP_TWICE, HINTS, pickled_result
+from ddp_common.run.job import Job, Launcher
 from ddp_common.run.places import new_directory
-from ddp_common.run.progress import Progress
-from ddp_common.run.replicas import Replicas
+from ddp_common.run.progress import say
+from ddp_common.run.recorder import Recorder
 from ddp_common.run.result import Run
 from ddp_common.run.run_directory import RunDirectory, as_line, read_records
 from ddp_common.run.settings import current, describe, run_to_resume
@@ -55,13 +46,18 @@ COMPARED_SAVES = 10  # the last ones, of which the ranks' models are compared
 _launches = 0  # of this process: each has keys of its own in the store
 
 
-class Ranks:
+class Ranks(Launcher):
     """Stands for all ranks, as a client stands for a cluster: one of these in each.
 
     Close it, or use it in a `with` block.
     """
 
     def __init__(self):
+        if dist.is_initialized():
+            raise Error(
+                "The process group is there already, and connect() makes it.\n"
+                "Remove init_process_group(…); docs/coming-from-elsewhere.md has a table."
+            )
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(rendezvous.process_group())
         self.ranks = rendezvous.world_size()
@@ -70,14 +66,7 @@ class Ranks:
             sys.stdout.flush()
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
-    def run_here(
-        self,
-        function: Callable,
-        arguments: dict,
-        directory: str | Path | None,
-        on_report: Callable[[dict], Any] | None = None,
-        stall_timeout: float | None = None,
-    ) -> Run:
+    def launch(self, job: Job) -> Run:
         """What `launch` does here: call the function in this very process.
 
         Returns what `launch` returns, on every rank. `on_report` is called on rank 0 at the end,
@@ -88,23 +77,21 @@ class Ranks:
         """
         global _launches
         _launches += 1
+        _refuse_tables(job.tables)
         began = time.monotonic()
         if dist.is_initialized():
-            seconds = stall_timeout or rendezvous.FOREVER.total_seconds()
+            seconds = job.stall_timeout or rendezvous.FOREVER.total_seconds()
             _set_pg_timeout(datetime.timedelta(seconds=seconds))
-        name = getattr(function, "__name__", "run")
+        name = getattr(job.function, "__name__", "run")
         with contextlib.ExitStack() as at_the_end:
-            files = _agree_on_directory(name, directory, at_the_end)
-            earlier = len(files.records)  # of a run that is resumed
-            reports = Reports(files, name)
-            result, was_stopped = _call(function, arguments, reports)
+            files = _agree_on_directory(name, job.directory, at_the_end)
+            reports = Reports(files, name, job.on_report)
+            result, was_stopped = _call(job.function, job.arguments, reports)
             step = reporting.position().get("step", 0)
             if was_stopped and step == 0:  # ranks have left each on its own
                 raise _run_stopped(step, files.path)
             result, problems = _exchange(result, was_stopped, reports, began)
-            if on_report is not None and rendezvous.rank() == 0:
-                for record in files.records[earlier:]:
-                    on_report(dict(record))
+            reports.recorder.tell()
         if was_stopped:
             raise _run_stopped(step, files.path)
         seconds = time.monotonic() - began
@@ -118,6 +105,15 @@ class Ranks:
 
     def close(self) -> None:
         self._stack.close()
+
+
+def _refuse_tables(tables):
+    if tables:
+        raise Error(
+            f"The argument {tables[0].name} is a Dask collection, and no Dask worker has started "
+            "these ranks.\n"
+            "Start with Dask, or write it once, with to_parquet, and let each rank read its files."
+        )
 
 
 def _agree_on_directory(name, directory, at_the_end):
@@ -171,12 +167,16 @@ def _call(function, arguments, reports):
             result = function(**arguments)
     except stopping.Stopped:
         was_stopped = True
+    except ValueError as error:
+        if GROUP_TWICE in str(error):  # the first error of everybody who brings a script here
+            error.add_note(HINTS[GROUP_TWICE])
+        raise
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN if was_stopped else earlier_handler)
         checkpoint.finish_writing()
         finish_reports()
         reporting.stop()
-        reports.progress.close()
+        reports.recorder.close()
     return result, was_stopped
 
 
@@ -195,12 +195,9 @@ def _exchange(result, was_stopped, reports, began):
     if is_first:
         for peer in range(1, rendezvous.world_size()):
             files.take_in(peer, metrics_of(files.path, peer))
-        replicas = Replicas(rendezvous.world_size())
         for rank, (_, norms) in enumerate(last_words):
             for each in norms:
-                apart = replicas.take(rank, ParameterNorms(**each))
-                if apart is not None:
-                    files.problem(apart, "drifted apart")
+                reports.recorder.take(rank, ParameterNorms(**each))
         how = "stopped" if was_stopped else "finished"
         seconds = time.monotonic() - began
         files.log(f"{how}: {rendezvous.world_size()} rank(s), {seconds:.1f} s")
@@ -235,51 +232,28 @@ class Reports:
     `problems` (list of str) is what could not be written.
     """
 
-    def __init__(self, files, name):
+    def __init__(self, files, name, on_report):
         self.files = files
         self.problems = []
         self.norms = collections.deque(maxlen=COMPARED_SAVES)  # of this rank's models
-        self.progress = Progress()
-        self.config = None  # what is to be written into config.json once training has begun
-        if rendezvous.rank() == 0:
-            self.config = describe([], name)
-            # While there are checkpoints, config.json says how they were made
-            if not checkpoint_files.checkpoints(files.path / "checkpoints"):
-                self._write_config()
-        else:
-            self.progress.mode = "off"
+        is_first = rendezvous.rank() == 0
+        on_rank_0 = on_report if is_first else None
+        self.recorder = Recorder(files, rendezvous.world_size(), on_rank_0, draws=is_first)
+        if is_first:
+            self.recorder.describe(describe([], name))
 
     def receive(self, message: Message) -> None:
         """Take a message. Raises nothing: the thread that calls has others to pass on."""
+        if isinstance(message, ParameterNorms):
+            self.norms.append(vars(message))  # compared in the end, on rank 0
+            return
         try:
-            self._take(message)
+            self.recorder.take(rendezvous.rank(), message)
         except (OSError, Error) as error:
             problem = f"Not all that rank {rendezvous.rank()} reported was saved: {error}"
             if problem not in self.problems:
                 self.problems.append(problem)
-                print(problem, file=sys.stderr, flush=True)
-
-    def _take(self, message):
-        if self.config is not None and shows_training(message):
-            self._write_config()
-        match message:
-            case Report():
-                self.progress.record(message.values)
-                self.files.record(rendezvous.rank(), message.values)
-            case Position():
-                self.progress.position(message.known())
-            case File():
-                self.files.save(message.name, message.content())
-            case CheckpointFailed():  # only rank 0 saves
-                self.files.not_saved(message.why)
-            case CheckpointSaved():
-                self.files.saved()
-            case ParameterNorms():
-                self.norms.append(vars(message))
-
-    def _write_config(self):
-        self.files.write_json("config.json", self.config)
-        self.config = None
+                say(problem, sys.stderr)
 
 
 class FilesOfRank:

@@ -15,6 +15,7 @@ missing.
 """
 
 import contextlib
+import errno
 import math
 import os
 import pickle
@@ -101,11 +102,16 @@ def ask_where() -> str | None:
 
 
 def after_the_rank(do: Callable[[], None]) -> None:
-    """Call `do` in the worker's event loop when its rank is gone; at once if there is none."""
-    if _running is None:
-        do()
-    else:
-        _afterwards.append(do)
+    """Call `do` when this worker's rank is gone; at once if there is none."""
+    _afterwards.append(do)
+    if _running is None:  # looked at last: the rank may end at any moment
+        _do_what_has_waited(lambda each: each())
+
+
+def _do_what_has_waited(call: Callable[[Callable[[], None]], object]) -> None:
+    with contextlib.suppress(IndexError):  # there is none left
+        while True:
+            call(_afterwards.pop())
 
 
 def _signal_rank(number: signal.Signals) -> None:
@@ -135,12 +141,14 @@ def run_rank(spec: RankSpec, payload: bytes, tables: BinaryIO | None = None) -> 
         event = {"attempt": spec.attempt, "rank": spec.rank, "messages": pack(messages)}
         worker.log_event(TOPIC, event)
 
+    def call_soon(do: Callable[[], None]) -> None:
+        worker.loop.add_callback(worker.loop.call_later, FLUSH, do)
+
     with _one_rank:
         try:
             child = _start(worker, spec, payload, tables, is_wanted)
-        except Exception:  # of any kind: the client, which waits for this rank, must learn of it
-            message = "The rank could not be started."
-            send([Ended("raised", message=message, traceback=traceback.format_exc())])
+        except Exception as error:  # of any kind: the client waits for this rank
+            send([_not_started(error)])
             return None
         if child is None:
             send([Ended("cancelled")])
@@ -148,8 +156,28 @@ def run_rank(spec: RankSpec, payload: bytes, tables: BinaryIO | None = None) -> 
         try:
             return _follow(child, send, is_wanted)
         finally:
-            while _afterwards:
-                worker.loop.add_callback(worker.loop.call_later, FLUSH, _afterwards.pop())
+            _do_what_has_waited(call_soon)
+
+
+def _not_started(error: Exception) -> Ended:
+    """The last message of a rank that there was not; a traceback where the reason is ours."""
+    message = f"The rank could not be started: {type(error).__name__}: {error}."
+    if not isinstance(error, OSError):
+        return Ended("raised", message=message, traceback=traceback.format_exc())
+    if not _has_folder():
+        message = (
+            "The rank could not be started: the folder in which its worker runs was removed.\n"
+            "Start the workers again, in a folder that stays."
+        )
+    elif error.errno == errno.EMFILE:
+        message += "\nStart the workers with a higher limit: ulimit -n 4096."
+    return Ended("raised", message=message)
+
+
+def _has_folder() -> bool:
+    with contextlib.suppress(OSError):
+        return bool(os.getcwd())
+    return False
 
 
 def _is_wanted(worker: Worker, key: Key) -> bool:
@@ -245,7 +273,8 @@ def _start(
     The first start waits while the fork server imports torch.
     """
     global _store_socket
-    with contextlib.ExitStack() as theirs:  # the rank's alone, once it has its own copies
+    # The rank's alone, once it has its own copies; and ours, which `Child` closes
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         descriptors: dict[str, int] = {}
         if spec.rank == 0:
             assert _store_socket is not None, "the client calls `listen` first"
@@ -255,28 +284,35 @@ def _start(
             descriptors["store_socket"] = theirs.enter_context(store_socket).fileno()
         if tables is not None:
             descriptors["tables"] = theirs.enter_context(tables).fileno()
-        place = nursery.connect(is_wanted)
+        pipes = {}
+        for name in ("messages", "output"):
+            reader, writer = Pipe(duplex=False)
+            pipes[name] = ours.enter_context(reader)
+            descriptors[name] = theirs.enter_context(writer).fileno()
+        arguments = _environment(spec), worker.state.nthreads, payload
+        try:
+            place = _fork(arguments, descriptors, is_wanted)
+        except (EOFError, ConnectionError, RuntimeError):  # what forks was killed a moment ago
+            place = _fork(arguments, descriptors, is_wanted)
         if place is None:
             return None
-        messages, messages_of_rank = Pipe(duplex=False)
-        output, output_of_rank = Pipe(duplex=False)
-        descriptors["messages"] = theirs.enter_context(messages_of_rank).fileno()
-        descriptors["output"] = theirs.enter_context(output_of_rank).fileno()
-        try:
-            place.start(
-                "ddp_common.ranks.process",
-                "main",
-                _environment(spec),
-                worker.state.nthreads,
-                payload,
-                descriptors=descriptors,
-            )
-        except BaseException:
-            place.end()
-            messages.close()
-            output.close()
-            raise
-    return Child(place, messages, output)
+        ours.pop_all()
+    return Child(place, **pipes)
+
+
+def _fork(
+    arguments: tuple, descriptors: dict[str, int], is_wanted: Callable[[], bool]
+) -> Nursery | None:
+    """The nursery in which a rank's process has been forked; None as in `_start`."""
+    place = nursery.connect(is_wanted)
+    if place is None:
+        return None
+    try:
+        place.start("ddp_common.ranks.process", "main", *arguments, descriptors=descriptors)
+    except BaseException:
+        place.end()
+        raise
+    return place
 
 
 def _environment(spec: RankSpec) -> dict[str, str]:
@@ -319,7 +355,7 @@ def _follow(
         ended = Ended("cancelled")
     elif child.nursery.exitcode is not None:
         ended.exitcode = child.nursery.exitcode
-    elif child.last_word is not None:
+    elif not child.nursery.has_ended:
         remarks.append(
             f"this rank did not end within {EXIT_TIMEOUT:g} s of its last word, and was killed: a "
             "thread that is no daemon, or a function of atexit, takes longer"

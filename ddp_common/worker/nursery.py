@@ -5,12 +5,13 @@ that only its user may enter (`ForkServer`). A worker connects to it before its 
 (`connect`), and the server forks a nursery for that connection. The nursery forks one rank after
 the other (`Nursery.start`), and at the end of each it kills its children until there are none
 (`Nursery.end`). It is a child subreaper (Linux, prctl(2)): whatever a rank has started and left
-behind becomes the nursery's child.
+behind becomes the nursery's child; and the fork server's, which kills it, if the nursery itself
+was killed.
 
 Promises: a nursery ends everything and itself when its worker or the owner of the fork server
-ends, however that ended; and a rank ends with its nursery. The rank has the environment, the
-folder, the cores and the `sys.path` that its worker has at that moment. Where nursery and fork
-server have ended, the worker starts a fork server of its own.
+ends, however that ended; a rank, and all that it has started, ends with its nursery. The rank has
+the environment, the folder, the cores and the `sys.path` that its worker has at that moment. Where
+nursery and fork server have ended, the worker starts a fork server of its own.
 
 What a worker and a nursery tell each other, in this order (`Nursery` sends and receives it):
 
@@ -19,7 +20,7 @@ What a worker and a nursery tell each other, in this order (`Nursery` sends and 
 and for each rank:
 
     worker:  surroundings, module, function, arguments, names of descriptors; then these
-    nursery: the number of the rank's process; or the OSError for which that could not be forked
+    nursery: the pid of the rank; or the OSError for which that could not be forked
     nursery: the exit code, when the rank has ended
     worker:  "end", at any time
     nursery: the numbers of processes that are still there although they were killed
@@ -33,6 +34,7 @@ Without prctl (macOS) the rank's process group is ended, and what has left that 
 import atexit
 import contextlib
 import ctypes
+import errno
 import gc
 import importlib
 import multiprocessing.util
@@ -213,7 +215,8 @@ class Nursery:
         """Fork a process that calls `function` of `module`, and then ends.
 
         The function gets `arguments` and, by their names, the file descriptors. Raises OSError if
-        no process can be forked, and EOFError or ConnectionError if the nursery has ended.
+        no process can be forked or this folder is gone, and EOFError or ConnectionError if the
+        nursery has ended.
         """
         self._no_process()
         environment = {**os.environ}
@@ -274,14 +277,23 @@ def main(listener_fd: int, lifeline_fd: int, folder: str) -> None:
     # Read when torch is imported: it would print a stack of C++ for each connection that ends
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import_ahead(NEEDED)
-    # So that ended nurseries do not become zombies; imports may wait for children of theirs.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    children = {*_children(None)}  # of imports, and the nurseries
+    # After the imports, which may wait for children of theirs
+    wakeup_reader, wakeup_writer = _wake_when_a_child_ends()
     listener = socket.socket(fileno=listener_fd)
     lifeline = socket.socket(fileno=lifeline_fd)
     while True:
-        ready, _, _ = select.select([listener, lifeline], [], [])
+        ready, _, _ = select.select([listener, lifeline, wakeup_reader], [], [])
         if lifeline in ready:
             break
+        if wakeup_reader in ready:
+            wakeup_reader.recv(2**16)
+            children -= {pid for pid, _ in _reap()}
+            for left_behind in {*_children(None)} - children:  # by a nursery that was killed
+                _kill(os.kill, left_behind)
+        if listener not in ready:
+            continue
         accepted, _ = listener.accept()
         with Connection(accepted.detach()) as worker:
             try:
@@ -290,8 +302,10 @@ def main(listener_fd: int, lifeline_fd: int, folder: str) -> None:
                 _tell(worker, error)
                 continue
             if pid == 0:
-                listener.close()
+                for not_for_nurseries in (listener, wakeup_reader, wakeup_writer):
+                    not_for_nurseries.close()
                 _be_nursery(worker, lifeline)
+            children.add(pid)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -343,6 +357,8 @@ def _be_nursery(worker: Connection, lifeline: socket.socket) -> NoReturn:
         pass
     except OSError as error:  # no process can be forked, or no file opened
         _tell(worker, error)
+    except RuntimeError as error:  # multiprocessing's, where a descriptor did not arrive
+        _tell(worker, OSError(errno.EMFILE, f"too many open files ({error})"))
     except BaseException:
         traceback.print_exc()
     finally:

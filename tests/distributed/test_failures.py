@@ -141,6 +141,24 @@ def test_a_function_that_cannot_travel_is_refused_before_anything_starts(client)
         ddp.launch(client, lambda file: None, file=lock)
 
 
+def test_a_worker_whose_folder_was_removed_is_told_with_what_to_do(client, tmp_path):
+    def move(folder):
+        before = os.getcwd()
+        os.makedirs(folder, exist_ok=True)
+        os.chdir(folder)
+        return before
+
+    before = client.run(move, str(tmp_path / "gone"))
+    try:
+        os.rmdir(tmp_path / "gone")
+        failed = failure(client, ddp.rank)
+        assert "the folder in which its worker runs was removed" in str(failed)
+        assert "Traceback" not in str(failed)
+    finally:
+        client.run(os.chdir, before.popitem()[1])
+    assert_usable(client)
+
+
 def test_workers_that_are_threads_are_refused():
     threads = LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0")
     with threads as cluster, Client(cluster) as client:

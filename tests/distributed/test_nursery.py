@@ -6,6 +6,7 @@ However rank, launch, worker, client or cluster end.
 import contextlib
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -73,9 +74,8 @@ def test_a_workers_ranks_come_from_one_nursery_and_the_nurseries_from_one_proces
 def test_without_that_process_workers_start_their_own():
     with ddp.connect("local", workers=2) as client:
         nurseries, _ = zip(*launched(client, ancestors))
-        for pid in (client.fork_server.pid, *nurseries):
+        for pid in (client.fork_server.pid, *nurseries):  # and at once the next launch
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: not is_alive(pid))
         nurseries, servers = zip(*launched(client, ancestors))
         workers = client.run(os.getpid).values()
         assert {psutil.Process(pid).ppid() for pid in servers} == set(workers)
@@ -123,6 +123,18 @@ def test_forty_sigusr1_do_not_block_a_rank(client):
     assert ddp.launch(client, train, workers=1).result == "went on"
 
 
+def test_a_nursery_with_too_few_descriptors_is_a_failure_that_says_so(client):
+    def limit():
+        nursery = os.getppid()
+        count = len(os.listdir(f"/proc/{nursery}/fd"))
+        resource.prlimit(nursery, resource.RLIMIT_NOFILE, (count, count))
+
+    ddp.launch(client, limit, workers=4)
+    with pytest.raises(ddp.RankFailed, match="too many open files.*\n.*ulimit -n 4096"):
+        ddp.launch(client, ddp.rank, workers=4)
+    assert ddp.launch(client, ddp.world_size, workers=4).result == 4
+
+
 # What is left of them
 
 
@@ -158,6 +170,7 @@ ENDS = {
     "returns": lambda: None,
     "raises": raise_error,
     "is_killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "loses_its_nursery": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(600)),
     "loses_its_worker": lambda: (faults.worker_of_this_rank().kill(), time.sleep(600)),
     "stays": lambda: time.sleep(600),
 }
@@ -172,14 +185,16 @@ def starts_others(file, end):
         time.sleep(600)
 
 
-@pytest.mark.parametrize("end", ["returns", "raises", "is_killed", "loses_its_worker"])
+@pytest.mark.parametrize(
+    "end", ["returns", "raises", "is_killed", "loses_its_nursery", "loses_its_worker"]
+)
 def test_nothing_outlives_a_rank_that(client, tmp_path, end):
     file, run = tmp_path / "pids", tmp_path / "run"
     bystanders = client.run(lambda: subprocess.Popen(["sleep", "1002"]).pid).values()
     expected = contextlib.nullcontext() if end == "returns" else pytest.raises(ddp.RankFailed)
     with expected:
         ddp.launch(client, starts_others, workers=2, directory=run, file=str(file), end=end)
-    if end == "loses_its_worker":
+    if end.startswith("loses"):
         assert_gone(lambda: left_behind(file))
     else:
         assert not left_behind(file)  # at once: the launch has waited for it

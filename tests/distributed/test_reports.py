@@ -1,12 +1,16 @@
 """What ranks report, save and print arrives in the run directory."""
 
+import contextlib
 import enum
 import hashlib
+import io
 import json
 import math
+import os
 import random
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import cloudpickle
@@ -129,6 +133,45 @@ def test_every_line_that_a_rank_prints_is_in_the_log_in_its_order(client):
             f"line {number}" for number in range(500)
         ]
         assert r"an error of \udcff" in said and "without an end" in said
+
+
+def without_reader():
+    reader, writer = os.pipe()
+    os.close(reader)
+    return open(writer, "w", encoding="utf-8")
+
+
+STREAMS = {
+    "latin-1": lambda: io.TextIOWrapper(io.BytesIO(), encoding="latin-1"),
+    "a full disk": lambda: open("/dev/full", "w", encoding="utf-8"),
+    "a pipe without a reader": without_reader,
+    "none": lambda: None,
+}
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_what_a_screen_cannot_show_ends_no_run_and_loses_no_result(client, stream, monkeypatch):
+    def speak():
+        if ddp.rank() == 0:
+            print("Größe → 5 µm")
+        else:
+            warnings.warn("→", stacklevel=1)
+        return "trained"
+
+    stdout = STREAMS[stream]()
+    monkeypatch.setattr(sys, "stdout", stdout)
+    monkeypatch.setattr(sys, "stderr", stdout)
+    try:
+        run = ddp.launch(client, speak, workers=2)
+    finally:
+        monkeypatch.undo()
+    if stream == "latin-1":
+        assert "Größe \\u2192 5 µm\n".encode("latin-1") in stdout.buffer.getvalue()
+    if stdout is not None:
+        with contextlib.suppress(OSError):  # of what is left in its buffer
+            stdout.close()
+    assert run.result == "trained" and run.problems == []
+    assert "[rank 0] Größe → 5 µm" in log_of(run.directory)
 
 
 def test_a_launch_keeps_no_folder_if_it_is_told_so(client):

@@ -207,9 +207,21 @@ def test_a_host_that_does_not_see_the_run_directory_is_named(tmp_path):
         assert f"is not visible on {socket.gethostname()}" in error
 
 
+PORTED = """
+import torch.distributed as dist
+with ddp.connect() as client:
+    ddp.launch(client, lambda: dist.init_process_group("gloo"), directory="run")
+"""
+
+
+def test_a_script_that_makes_the_process_group_itself_is_told_to_remove_that_line(tmp_path):
+    for rank in start(PORTED, tmp_path):
+        assert "Remove that line; docs/coming-from-elsewhere.md" in rank.complaint()
+
+
 def test_a_collection_is_refused_with_what_to_do(tmp_path):
     code = "import dask.array\nwith ddp.connect() as client:\n"
     code += "    ddp.launch(client, lambda x: x, x=dask.array.ones(4))"
     for rank in start(code, tmp_path):
-        complaint = rank.complaint()
-        assert "x is a Dask collection" in complaint and "to_parquet" in complaint
+        assert "to_parquet" in rank.complaint()
+        assert "The argument x is a Dask collection" in rank.said()

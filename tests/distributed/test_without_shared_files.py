@@ -4,8 +4,10 @@ Their checkpoints reach the client all the same, and come back to them for a res
 run in a mount namespace of their own, where something else lies over the run directory.
 """
 
+import asyncio
 import os
 import sys
+import time
 
 import cloudpickle
 import faults_on_purpose as faults
@@ -16,6 +18,8 @@ from patience import PATIENCE
 from processes import can_hide, hiding, saved_steps, separate_cluster
 
 import ddp_common as ddp
+from ddp_common.client import starting
+from ddp_common.worker import spool
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -44,3 +48,26 @@ def test_checkpoints_reach_the_client_and_a_restart_goes_on_from_them(apart, tmp
     (event,) = [record for record in run.records if record.get("event") == "restart"]
     assert event["step"] in (0, 3, 6)  # the last save may still be on its way to the client
     assert list(client.run(os.listdir, str(hidden)).values()) == [[], []]
+
+
+def spools(dask_worker):
+    return [name for name in os.listdir(dask_worker.local_directory) if name.startswith("ddp-")]
+
+
+def test_the_time_to_answer_is_not_that_to_write_a_checkpoint(apart, monkeypatch):
+    client, hidden = apart
+    ddp.launch(client, faults.train, workers=2, directory=hidden / "slow")
+    write = spool.write
+
+    async def write_slowly(*arguments, dask_worker):
+        await asyncio.sleep(3)
+        await write(*arguments, dask_worker=dask_worker)
+
+    monkeypatch.setattr(spool, "write", write_slowly)
+    monkeypatch.setattr(starting, "ANSWER_TIMEOUT", 1)
+    ddp.launch(client, faults.train, workers=2, directory=hidden / "slow", timeout=1)
+    monkeypatch.setattr(starting, "COPY_TIMEOUT", 1)
+    with pytest.raises(ddp.Error, match="did not answer for 1 s"):
+        ddp.launch(client, faults.train, workers=2, directory=hidden / "slow", timeout=1)
+    time.sleep(3)  # what was still to be written does not come back either
+    assert list(client.run(spools).values()) == [[], []]

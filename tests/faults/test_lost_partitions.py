@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed import Status
-from processes import Background, held_back, log_of, saved_steps, wait_until
+from processes import Background, log_of, wait_until
 from tables_here import everyone, placed
 
 import ddp_common as ddp
@@ -87,34 +87,6 @@ def test_a_worker_lost_while_partitions_move_costs_one_restart(client, tmp_path)
     assert run.result == list(range(40))
 
 
-def changing(number, mark):
-    """Partition 1 has a row less once `mark` is there."""
-    return part(number, 5 if number == 1 and mark.exists() else 6)
-
-
-def test_a_partition_that_has_another_length_after_a_loss_is_refused(client, tmp_path):
-    mark = tmp_path / "mark"
-    futures = placed(client, [0, 1, 2, 3], functools.partial(changing, mark=mark))
-    directory = tmp_path / "run"
-    gate = tmp_path / "gate"
-    with held_back(train, gate) as waits:
-        launching = Background(
-            ddp.launch,
-            client,
-            waits,
-            workers=4,
-            restarts=1,
-            directory=directory,
-            table=futures,
-        )
-        wait_until(lambda: saved_steps(directory))
-        mark.touch()
-        (holder,) = client.who_has(futures[1:2])[futures[1].key]
-        client.run(os._exit, 1, workers=[holder], on_error="ignore")
-    with pytest.raises(ddp.Error, match="Partition 1 of 'table' had 6 rows and has 5 now"):
-        launching.outcome()
-
-
 def test_scattered_partitions_that_are_lost_cannot_come_back(client):
     futures = client.scatter([part(0), part(1)], hash=False)
     (holder,) = client.who_has(futures[:1])[futures[0].key]
@@ -136,7 +108,7 @@ def test_where_all_workers_are_paused_it_says_so_instead_of_waiting_for_ever(cli
     client.run(set_status, Status.paused)
     try:
         wait_until(lambda: client.run_on_scheduler(statuses) == {Status.paused})
-        with pytest.raises(ddp.Error, match="for 2 s none of the cluster's 4 workers.*paused"):
+        with pytest.raises(ddp.Error, match="for 2 s none of the cluster's 4 workers(?s:.*)full"):
             ddp.launch(client, describe, workers=1, directory=tmp_path / "run", timeout=2, x=table)
     finally:
         client.run(set_status, Status.running)

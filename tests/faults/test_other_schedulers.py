@@ -9,9 +9,10 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
+from distributed import Client
 from distributed.security import Security
 from patience import PATIENCE
-from processes import separate_cluster, wait_until
+from processes import Background, log_of, separate_cluster, wait_until
 
 import ddp_common as ddp
 
@@ -96,3 +97,66 @@ def test_a_worker_with_other_source_of_this_package_is_refused_by_name(tmp_path)
     assert "ddp_common" in message and "instead of" in message
     assert "python" not in message.split(". ")[0]  # that one agrees
     assert "use one environment for both" in message
+
+
+def what_is_there(dask_scheduler):
+    """On a scheduler: its plugins, its attributes, and how many messages it keeps of ranks."""
+    kept = dask_scheduler._broker._topics["ddp_common"].events
+    return sorted(dask_scheduler.plugins), sorted(vars(dask_scheduler)), len(kept)
+
+
+def save_some(gate):
+    for number in range(20):
+        ddp.save_file(f"{number}.bin", bytes(2**20))
+    print("saved", flush=True)
+    wait_until(gate.exists)
+
+
+def test_a_scheduler_of_others_is_left_as_it_was_found(tmp_path):
+    """Also by several launches at once: it keeps nothing of what their ranks have sent."""
+    with separate_cluster(tmp_path) as (_, address), Client(address) as client:
+        client.wait_for_workers(2, timeout=2 * PATIENCE)
+        found = client.run_on_scheduler(what_is_there)
+        mine = sorted(vars(client))
+        both = [
+            Background(
+                ddp.launch,
+                client,
+                save_some,
+                workers=1,
+                directory=tmp_path / name,
+                gate=tmp_path / f"gate-{name}",
+            )
+            for name in "ab"
+        ]
+        wait_until(lambda: all("saved" in log_of(tmp_path / name) for name in "ab"))
+        assert client.run_on_scheduler(what_is_there)[2] == 0, "messages that it keeps"
+        (tmp_path / "gate-a").touch()
+        both[0].outcome()
+        with pytest.raises(ddp.Error, match="of which 1 run other launches"):
+            ddp.launch(client, ddp.rank, workers=2, timeout=0.2)
+        (tmp_path / "gate-b").touch()
+        both[1].outcome()
+        assert client.run_on_scheduler(what_is_there) == found
+        assert sorted(vars(client)) == mine
+
+
+WITHOUT_PACKAGE = """
+import sys
+from distributed.cli.dask_scheduler import main
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ddp_common":
+            raise ModuleNotFoundError("No module named 'ddp_common'")
+
+sys.meta_path.insert(0, Hidden())
+main()
+"""
+
+
+def test_a_scheduler_without_this_package_is_refused_with_what_to_do(tmp_path):
+    cluster = separate_cluster(tmp_path, workers=0, scheduler=["-c", WITHOUT_PACKAGE])
+    with cluster as (_, address), Client(address) as client:
+        with pytest.raises(ddp.Error, match="or the scheduler, have no ddp_common"):
+            ddp.launch(client, ddp.rank)

@@ -25,7 +25,7 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
     [
         ({}, None),
         ({"WORLD_SIZE": "1", "RANK": "0"}, None),
-        ({"WORLD_SIZE": ""}, None),
+        ({"WORLD_SIZE": "", "RANK": ""}, None),
         ({"WORLD_SIZE": "2", "RANK": "0"}, "env://"),
         ({"TORCHELASTIC_RUN_ID": "1", **OPEN_MPI}, "torchrun"),
         ({**MPICH, "PMI_SIZE": "1"}, None),

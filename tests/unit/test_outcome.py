@@ -74,11 +74,22 @@ def test_a_failure_names_rank_host_cause_consequences_step_lines_and_log():
         "Rank 1 of 2 on n01 failed: killed by SIGKILL, often because memory ran out\n"
         "As a consequence, rank 0 lost the connection to it.\n"
         "Its last known step is 12.\n\n"
-        "Last lines of the ranks:\n  [rank 1] loading\n\n"
-        "The whole log: runs/demo/log.txt"
+        "The whole log: runs/demo/log.txt\n\n"
+        "Last lines of the ranks:\n  [rank 1] loading"
     )
     assert (failure.rank, failure.host, failure.exitcode) == (1, "n01", -9)
     assert failure.signal == "SIGKILL" and failure.logs == {0: [], 1: ["loading"]}
+
+
+def test_a_failure_ends_with_its_cause_and_shows_warnings_only_where_there_is_nothing_else():
+    state = state_of(2, rank_0=raised("ValueError: no"))
+    for line in ("train.py:3: UserWarning: careful", "  warnings.warn('careful')"):
+        state.take(1, Line(line), now=1.0)
+    assert "[rank 1] train.py:3: UserWarning: careful" in str(rank_failed(state, 0))
+    state.take(1, Line("loading"), now=1.0)
+    assert str(rank_failed(state, 0)).endswith(
+        "Last lines of the ranks:\n  [rank 1] loading\n\nTraceback …\nValueError: no"
+    )
 
 
 def test_ranks_that_fail_each_on_its_own_are_no_consequence_of_each_other():
@@ -110,7 +121,7 @@ def test_of_a_rank_that_a_signal_has_killed_the_line_of_the_program_is_shown_and
     for line in DUMP.splitlines():
         state.take(0, Line(line), now=1.0)
     said = str(rank_failed(state, 0))
-    assert '  File "train.py", line 8 in train\n\nLast lines' in said
+    assert said.endswith('  File "train.py", line 8 in train')
     assert "[rank 0] before" in said
     assert "threading.py" not in said and "life.py" not in said and "process.py" not in said
 

@@ -1,8 +1,11 @@
 """What `launch` is given is looked at before anything starts: no cluster is needed to be told."""
 
+import dataclasses
 import functools
 import sqlite3
+from typing import Any
 
+import dask.array
 import pytest
 
 import ddp_common as ddp
@@ -18,8 +21,8 @@ def test_an_argument_that_nobody_takes_is_told_with_those_of_launch():
     with pytest.raises(ddp.Error) as refused:
         ddp.launch(None, train, epochs=1, restart=3)
     assert str(refused.value) == (
-        "train(epochs, rate) cannot be called with the arguments of this launch: got an "
-        "unexpected keyword argument 'restart'. launch itself takes workers, restarts, "
+        "train(epochs, rate) cannot be called with the arguments of launch: got an "
+        "unexpected keyword argument 'restart'.\nlaunch itself takes workers, restarts, "
         "stall_timeout, directory, timeout, on_report."
     )
 
@@ -74,8 +77,30 @@ def test_what_can_be_called_goes_on_to_the_client(function, arguments):
 
 def test_what_cannot_travel_is_told_with_what_to_do():
     history = sqlite3.connect(":memory:")  # as IPython has it
-    with pytest.raises(ddp.Error, match="sqlite3.Connection.*Take %magics"):
+    with pytest.raises(ddp.Error, match="sqlite3.Connection.*\nTake %magics"):
         payload.pickled(lambda: history, {})
+
+
+@dataclasses.dataclass
+class Data:
+    table: Any
+
+
+@pytest.mark.parametrize("hidden", ["closure", "partial", "object"])
+def test_a_collection_that_is_no_argument_is_refused_with_how_to_give_it(hidden):
+    table = dask.array.ones(4)
+    function, arguments = {
+        "closure": (lambda: len(table), {}),
+        "partial": (functools.partial(len, table), {}),
+        "object": (len, {"obj": Data(table)}),
+    }[hidden]
+    with pytest.raises(ddp.Error) as refused:
+        payload.pickled(function, arguments)
+    assert str(refused.value) == (
+        "The function, or an argument, holds a Dask Array in a closure, a partial, an object or a "
+        "global variable.\n"
+        "Make it an argument of the function: launch(client, train, table=table)."
+    )
 
 
 @pytest.mark.parametrize("said", ["received 0 items of ancdata", "BdbQuit", "No module named 'x'"])
@@ -91,6 +116,6 @@ def test_a_fault_that_there_is_not_is_refused_with_those_there_are():
     with pytest.raises(ddp.Error) as refused:
         ddp.inject(train, "SIGKILL")
     assert str(refused.value) == (
-        "'SIGKILL' is not a fault: give one of 'raise', 'kill', 'stop', 'hang', "
-        "or a function for the rank to call."
+        "'SIGKILL' is not a fault.\n"
+        "Give one of 'raise', 'kill', 'stop', 'hang', or a function for the rank to call."
     )

@@ -1,0 +1,136 @@
+"""Follow the ranks of an attempt until it is known how it ends.
+
+Promises: the first failure ends the attempt, and the rank that caused it is the one that is named;
+a rank that makes no progress is found.
+"""
+
+import io
+import math
+import time
+from typing import Any
+
+from ddp_common.client import hangs, outcome, signals
+from ddp_common.client.asking import ask_each
+from ddp_common.client.attempt import CAUSE_TIMEOUT, LOOK_INTERVAL, SHORT_LOOK, Attempt
+from ddp_common.client.outcome import Failed, Outcome
+from ddp_common.worker import agent
+
+START_TIMEOUT = 600  # seconds that a rank may take to start once the others have
+CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
+WHEREABOUTS_TIMEOUT = 20  # seconds that ranks have to say where they are, on a busy machine
+
+
+def follow(attempt: Attempt, stall_timeout: float | None) -> Any:
+    """Take in messages until every rank is done; returns rank 0's result.
+
+    Raises at the first failure.
+    """
+    decision = outcome.outcome(attempt.state)
+    while decision is Outcome.GOES_ON:
+        attempt.take_next(LOOK_INTERVAL)
+        attempt.recorder.tell()
+        if time.monotonic() - attempt.looked > LOOK_INTERVAL:
+            attempt.take_what_is_there()
+            _look_around(attempt, stall_timeout)
+        decision = outcome.outcome(attempt.state)
+        if isinstance(decision, Failed) and decision.is_consequence:
+            decision = _wait_for_the_cause(attempt)
+    if isinstance(decision, Failed):
+        raise attempt.failure_of(decision.rank)
+    if decision is Outcome.CANCELLED:
+        raise attempt.cancelled()
+    if decision is Outcome.STOPPED:
+        stopped = outcome.run_stopped(attempt.state, attempt.checkpoints.newest())
+        attempt.directory.log(str(stopped))
+        raise stopped
+    return _result(attempt)
+
+
+def _wait_for_the_cause(attempt: Attempt) -> Failed | Outcome:
+    """All ranks that failed have lost a peer: wait a moment for the one that did not."""
+    timeout = CAUSE_TIMEOUT_WHEN_RETURNED if attempt.state.returned else CAUSE_TIMEOUT
+    deadline = time.monotonic() + timeout
+    while True:
+        attempt.take_what_is_there()
+        decision = outcome.outcome(attempt.state)
+        is_consequence = isinstance(decision, Failed) and decision.is_consequence
+        if not is_consequence or time.monotonic() > deadline:
+            return decision
+        attempt.take_next(SHORT_LOOK)
+
+
+def _look_around(attempt: Attempt, stall_timeout: float | None) -> None:
+    """Act on what no message says: this program shall stop, or a rank makes no progress."""
+    now = time.monotonic()
+    attempt.looked = now
+    state = attempt.state
+    if signals.interrupted:
+        raise KeyboardInterrupt
+    if signals.stop_requested and state.moved and not state.stopped():
+        # Said again until it is heard: a rank may not listen yet.
+        ask_each(attempt.client, agent.tell_to_stop, workers=attempt.addresses[:1])
+    unstarted = sorted(set(range(len(attempt.addresses))) - set(state.hosts))
+    if unstarted and now - max(attempt.began, state.last_started) > START_TIMEOUT:
+        why = "It has not started: is its host overloaded, or the disk slow that has torch?"
+        raise outcome.rank_stalled(state, unstarted[0], why, START_TIMEOUT, {}, {})
+    stuck = state.stalled(stall_timeout, now)
+    if stuck:
+        states = _ask_where_ranks_are(attempt)
+        # A rank that has failed meanwhile is the cause
+        if outcome.outcome(state) is Outcome.GOES_ON:
+            raise _stalled(attempt, stuck, states, stall_timeout or math.inf)
+
+
+def _ask_where_ranks_are(attempt: Attempt) -> dict[int, str | None]:
+    """Have all ranks that live say where they are, into `whereabouts`.
+
+    Returns the states of their processes; None where the worker does not answer in time.
+    """
+    addresses = attempt.addresses
+    alive = [rank for rank in range(len(addresses)) if rank not in attempt.state.ended]
+    attempt.whereabouts.clear()  # of a SIGUSR1 that somebody else has sent before
+    workers = [addresses[rank] for rank in alive]
+    answers = ask_each(attempt.client, agent.ask_where, workers=workers)
+    deadline = time.monotonic() + WHEREABOUTS_TIMEOUT
+    expected = set(alive)
+    while expected - set(attempt.whereabouts) and time.monotonic() < deadline:
+        attempt.take_next(SHORT_LOOK)
+        suspended = {rank for rank in alive if answers.get(addresses[rank]) in hangs.SUSPENDED}
+        expected = set(alive) - set(attempt.state.ended) - suspended
+    return {rank: answers.get(addresses[rank]) for rank in alive}
+
+
+def _stalled(
+    attempt: Attempt, stuck: list[int], states: dict[int, str | None], timeout: float
+) -> Exception:
+    state, answers = attempt.state, attempt.whereabouts
+    standstill = hangs.Standstill(
+        addresses=attempt.addresses,
+        stuck=stuck,
+        steps={rank: state.step_of(rank) for rank in range(len(attempt.addresses))},
+        returned={rank: state.step_of(rank) for rank in state.returned},
+        states=states,
+        answers=answers,
+    )
+    rank, why = hangs.name_culprit(standstill)
+    waits = hangs.where_ranks_wait(standstill)
+    stacks = {each: answer.stack for each, answer in sorted(answers.items())}
+    attempt.directory.log(f"rank {rank} stalled: {why}\n{outcome.where_all_are(waits, stacks)}")
+    return outcome.rank_stalled(state, rank, why, timeout, waits, stacks)
+
+
+def _result(attempt: Attempt) -> Any:
+    import torch  # not at the top: it takes a second, and only a result needs it
+
+    pickled = attempt.wait_for(attempt.futures[0].result, math.inf)
+    try:
+        # Our own ranks' pickle
+        result = torch.load(io.BytesIO(pickled), map_location="cpu", weights_only=False)
+    except Exception as error:  # whatever the classes in it do when they are made again
+        attempt.directory.log(
+            f"all ranks finished; the result of rank 0 cannot be loaded here: {error!r}"
+        )
+        raise outcome.unreadable_result(error, attempt.directory.path) from None
+    seconds = time.monotonic() - attempt.began
+    attempt.directory.log(f"finished: {len(attempt.addresses)} rank(s), {seconds:.1f} s")
+    return result

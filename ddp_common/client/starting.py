@@ -1,0 +1,105 @@
+"""Start the ranks of an attempt: from claimed workers to a submitted task for each rank.
+
+Settles where checkpoints are, hands over tables, and has rank 0's worker open the socket at which
+the ranks meet.
+"""
+
+import math
+import time
+from typing import Any
+
+from distributed import Future, wait
+from distributed.comm import get_address_host
+
+from ddp_common.client.attempt import Attempt
+from ddp_common.client.inbox import TaskEnded, why_cancelled
+from ddp_common.client.tables import Tables
+from ddp_common.errors import first_line
+from ddp_common.messages import RankSpec
+from ddp_common.ranks.checkpoint_files import step_of
+from ddp_common.worker import agent
+
+ANSWER_TIMEOUT = 5  # seconds that a worker has to answer, or the launch's `timeout` if longer
+COPY_TIMEOUT = 600  # seconds that a checkpoint may take to all workers that do not see it
+LARGE = 2**20  # bytes of function and arguments
+
+
+def start(attempt: Attempt, payload: Any, tables: Tables, timeout: float) -> None:
+    """Start all ranks; `payload` is the pickled training function with its arguments.
+
+    `timeout`: seconds that a worker has to answer, if it is more than `ANSWER_TIMEOUT`. Raises
+    `RankFailed` if a worker is lost meanwhile, and `Error` for one that does not answer.
+    """
+    timeout = max(timeout, ANSWER_TIMEOUT)
+    attempt.wait_for(attempt.checkpoints.find, timeout)
+    attempt.wait_for(attempt.checkpoints.hand_out, COPY_TIMEOUT)
+    if tables.given:
+        attempt.handed[:] = tables.hand_over(attempt.addresses, attempt.attempt_id)
+        attempt.wait_for(lambda: wait(attempt.handed), math.inf)
+        tables.handed_over(attempt.handed)
+    first = attempt.addresses[:1]
+    answers = attempt.wait_for(
+        lambda: attempt.client.run(agent.listen, attempt.attempt_id, workers=first), timeout
+    )
+    if len(payload) > LARGE:
+        # To one worker, from which the others take it: not through the scheduler
+        payload = attempt.client.scatter(payload, workers=first, hash=False)
+    for spec in _specs(attempt, answers[first[0]]):
+        _submit(attempt, spec, payload)
+
+
+def note_restart(attempt: Attempt, previous: Exception, number: int) -> None:
+    """Put down that this is attempt `number` of the run, and what has ended the one before."""
+    reason = first_line(previous)
+    resumed = attempt.checkpoints.resumed
+    step = step_of(resumed) if resumed is not None else 0
+    ranks = len(attempt.addresses)
+    event = {
+        "time": time.time(),
+        "event": "restart",
+        "attempt": number,
+        "reason": reason,
+        "step": step,
+        "ranks": ranks,
+    }
+    attempt.directory.record(getattr(previous, "rank", 0), event)
+    text = f"Restart {number - 1} on {ranks} rank(s) from step {step}. Why: {reason}"
+    attempt.directory.log(text)
+    attempt.recorder.progress.note(text, also_in_logs=True)
+
+
+def _specs(attempt: Attempt, store: tuple[str, int]) -> list[RankSpec]:
+    hosts = [get_address_host(address) for address in attempt.addresses]
+    return [
+        RankSpec(
+            attempt=attempt.attempt_id,
+            rank=rank,
+            world_size=len(hosts),
+            local_rank=hosts[:rank].count(host),
+            local_world_size=hosts.count(host),
+            store=store,
+            checkpoints=attempt.checkpoints.place[address],
+        )
+        for rank, (address, host) in enumerate(zip(attempt.addresses, hosts))
+    ]
+
+
+def _submit(attempt: Attempt, spec: RankSpec, payload: Any) -> None:
+    """Submit a task that only this rank's worker may run."""
+    future = attempt.client.submit(
+        agent.run_rank,
+        spec,
+        payload,
+        attempt.handed[spec.rank],
+        workers=[attempt.addresses[spec.rank]],
+        pure=False,
+        retries=0,
+        key=f"ddp-rank-{attempt.attempt_id}-{spec.rank}",
+        priority=10,
+    )
+    attempt.futures.append(future)
+
+    def note_end(done: Future) -> None:
+        attempt.inbox.put(TaskEnded(spec.rank, done.status, why_cancelled(done)))
+
+    future.add_done_callback(note_end)
