@@ -141,8 +141,6 @@ class Attempt:
 
         Describes it, settles where checkpoints are, and opens the socket of the store.
         """
-        with contextlib.suppress(OSError):  # it says so itself
-            self.directory.check()
         folder = self.directory.path / "checkpoints"
         self.config = describe(self.addresses, self.directory.function)
         # While there are checkpoints, config.json says how they were made, until ranks train on
@@ -150,9 +148,7 @@ class Attempt:
             self._write_config()
         answer_timeout = max(self.timeout, ANSWER_TIMEOUT)
         self.checkpoints = self._wait_for(
-            lambda: Checkpoints(
-                self.client, self.attempt_id, folder, self.addresses, self.directory.copy_soon
-            ),
+            lambda: Checkpoints(self.client, self.attempt_id, folder, self.addresses),
             answer_timeout,
         )
         if previous is not None:

@@ -4,7 +4,6 @@ The workers' part is `worker.spool`. Promises: what arrives is verified by the d
 and appears whole or not at all.
 """
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 
@@ -31,8 +30,8 @@ class Checkpoints:
 
     Finds out which workers see them, hands out the newest, fetches new ones. `place` maps a
     worker's address to the folder of its rank's checkpoints. Fetching is done by a thread, so that
-    a large file does not keep the client from noticing a failure; `arrived` is called for each.
-    Raises `Error` for a run directory that cannot be written.
+    a large file does not keep the client from noticing a failure. Raises `Error` for a run
+    directory that cannot be written.
     """
 
     def __init__(
@@ -41,9 +40,7 @@ class Checkpoints:
         attempt_id: str,
         directory: Path,
         addresses: list[str],
-        arrived: Callable[[], None],
     ):
-        self.arrived = arrived
         self.client = client
         self.attempt_id = attempt_id
         self.directory = directory.absolute()
@@ -106,7 +103,6 @@ class Checkpoints:
         finally:
             temporary.unlink(missing_ok=True)
         remove_all_but(keep, path)
-        self.arrived()
 
     def _wait(self) -> str | None:
         """Wait until what was announced last is here; returns why it is not, or None."""

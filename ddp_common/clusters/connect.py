@@ -34,7 +34,7 @@ from ddp_common.clusters.profiles import (
     read_profile,
 )
 from ddp_common.errors import Error
-from ddp_common.run.progress import Progress
+from ddp_common.run import progress
 from ddp_common.values import YES
 from ddp_common.without_dask.launchers import LAUNCHERS, command, started_by
 from ddp_common.worker.nursery import ForkServer
@@ -267,7 +267,7 @@ def _show_dashboard(client):
     """Say where Dask's dashboard is, if somebody watches; for jobs `_start` has done so."""
     if client.jobs is not None or client.cluster is None:
         return
-    if Progress().mode == "bar" and importlib.util.find_spec("bokeh"):
+    if progress.mode() is progress.Mode.BAR and importlib.util.find_spec("bokeh"):
         # What a notebook's cell says on stderr looks like an error.
         stream = sys.stderr if notebooks.cell_that_runs() is None else sys.stdout
         print(f"Dask's dashboard: {client.dashboard_link}", file=stream, flush=True)

@@ -1,6 +1,5 @@
 """What a launch returns, whichever launcher has started the ranks."""
 
-import html
 import io
 import reprlib
 import sys
@@ -22,7 +21,7 @@ class Run:
     `result` is what rank 0's function returned, `directory` the run directory (None where `launch`
     was to keep none), `world_size` the number of ranks, `seconds` how long the launch took.
     `records` are all reports, a dict for each. `failures` are the exceptions that restarts have
-    answered, in order. `problems` says what a person must know although training went on:
+    answered, in order. `problems` says what a user must know although training went on:
     checkpoints that a full disk did not take, ranks that drifted apart.
     """
 
@@ -70,8 +69,8 @@ class Run:
             self.problems.append(problem)
             print(problem, file=sys.stderr)
 
-    def _in_words(self):
-        return {
+    def __repr__(self):
+        words = {
             "result": in_short(self.result),
             "world_size": self.world_size,
             "seconds": round(self.seconds, 1),
@@ -79,17 +78,7 @@ class Run:
             "records": len(self.records),
             "restarts": len(self.failures),
         }
-
-    def __repr__(self):
-        words = [f"{name}={value}" for name, value in self._in_words().items()]
-        return f"Run({', '.join(words)})"
-
-    def _repr_html_(self):
-        rows = [
-            f"<tr><th>{name}</th><td style='text-align: left'>{html.escape(str(value))}</td></tr>"
-            for name, value in self._in_words().items()
-        ]
-        return f"<table>{''.join(rows)}</table>"
+        return f"Run({', '.join(f'{name}={value}' for name, value in words.items())})"
 
 
 def in_short(value: Any) -> str:

@@ -24,7 +24,7 @@ def test_two_launches_in_one_directory_at_once_are_refused_and_the_first_is_not_
     with held_back(faults.train, tmp_path / "gate") as train:
         first = Background(ddp.launch, client, train, workers=2, directory=tmp_path / "run")
         wait_until(has_begun(tmp_path / "run"))
-        with pytest.raises(ddp.Error, match="is writing in .*choose another directory"):
+        with pytest.raises(ddp.Error, match="(?s)is writing in .*choose another directory"):
             ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run")
     run = first.outcome()
     assert len(run.records) == 28 and run.problems == []
