@@ -5,11 +5,14 @@ import reprlib
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_common.errors import Error
 from ddp_common.files import save_whole
 from ddp_common.run.places import shown
+
+if TYPE_CHECKING:
+    import pandas
 
 SHOWN_ITEMS = 3  # of a result that is a dict or a list
 
@@ -34,7 +37,7 @@ class Run:
     problems: list = field(default_factory=list)  # of str
 
     @property
-    def metrics(self):
+    def metrics(self) -> "pandas.DataFrame":
         """All reports as a pandas DataFrame, a row for each.
 
         The columns are rank, time (s since 1970), epoch, step and what was reported. After a
@@ -45,7 +48,7 @@ class Run:
 
         return pandas.DataFrame(self.records)
 
-    def save_figure(self, figure, name: str):
+    def save_figure(self, figure: Any, name: str) -> None:
         """Save a matplotlib figure in the run directory, whole or not at all.
 
         The end of `name` is the format (.png, .svg, .pdf). On a full disk nothing is raised,
@@ -69,7 +72,7 @@ class Run:
             self.problems.append(problem)
             print(problem, file=sys.stderr)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         words = {
             "result": in_short(self.result),
             "world_size": self.world_size,
@@ -100,7 +103,7 @@ def in_short(value: Any) -> str:
     return f"{kind} of {len(value)} ({', '.join(items)}{more})"
 
 
-def _kind_and_size(value):
+def _kind_and_size(value: Any) -> str:
     if isinstance(getattr(value, "shape", None), tuple):
         return f"{tuple(value.shape)}"
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, Path)):

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TextIO
 
 from filelock import FileLock, SoftFileLock, Timeout
 
@@ -72,7 +73,7 @@ class RunDirectory:
                 "Choose a folder that you may write to."
             ) from None
 
-    def _open_to_append(self, name):
+    def _open_to_append(self, name: str) -> TextIO:
         path = self.path / name
         return open(path, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
 
@@ -87,7 +88,7 @@ class RunDirectory:
             self.save("metrics.jsonl", lines)
         return records
 
-    def take_in(self, rank: int, path: Path):
+    def take_in(self, rank: int, path: Path) -> None:
         """Put the records in a file of a rank's own into metrics.jsonl, and remove the file.
 
         Ranks have such files where torchrun or srun has started them. It stays if the disk is
@@ -99,14 +100,14 @@ class RunDirectory:
         if "metrics.jsonl" not in self._problems:
             path.unlink(missing_ok=True)
 
-    def record(self, rank: int, values: dict):
+    def record(self, rank: int, values: dict) -> None:
         """Keep what a rank has reported, in memory and in metrics.jsonl."""
         record = _with_names_kept_once({"rank": rank, **values})
         self.records.append(record)
         with self._tolerate_failure("metrics.jsonl"):
             self._metrics.write(as_line(record))
 
-    def log(self, text: str):
+    def log(self, text: str) -> None:
         """Append a line with the time to log.txt."""
         with self._tolerate_failure("log.txt"):
             if not self._log.closed:
@@ -134,33 +135,33 @@ class RunDirectory:
             )
         return sentences
 
-    def saved(self):
+    def saved(self) -> None:
         """Take note that a rank has saved a checkpoint."""
         self._saved += 1
 
-    def not_saved(self, why: str):
+    def not_saved(self, why: str) -> None:
         """Take note that a rank could not save a checkpoint; it trains on, and has logged it."""
         if self._not_saved == 0:
             self._show(why)
         self._not_saved += 1
         self._last_failure = why
 
-    def problem(self, text: str, about: str):
+    def problem(self, text: str, about: str) -> None:
         """Keep a sentence for `problems`, show it and log it: the first one `about` a thing."""
         if about not in self._problems:
             self._say(text, about)
             self.log(text)
 
-    def _say(self, text, about):
+    def _say(self, text: str, about: str) -> None:
         self._problems[about] = text
         self._show(text)
 
     @staticmethod
-    def _show(text):
+    def _show(text: str) -> None:
         show(text, sys.stderr)
 
     @contextlib.contextmanager
-    def _tolerate_failure(self, name):
+    def _tolerate_failure(self, name: str) -> Iterator[None]:
         """Go on after an OSError in writing `name`, and show the first: records stay in memory.
 
         A full disk on the client is no reason to end the training on the ranks.
@@ -176,11 +177,11 @@ class RunDirectory:
             if not is_own:
                 self._lost_files.append(name)
 
-    def write_json(self, name: str, values: dict):
+    def write_json(self, name: str, values: dict) -> None:
         """Write `values` to `name`, as `save` does."""
         self.save(name, (json.dumps(values, indent=2, default=str) + "\n").encode())
 
-    def save(self, name: str, content: bytes):
+    def save(self, name: str, content: bytes) -> None:
         """Write bytes to the relative path `name`, whole or not at all.
 
         Raises `Error` if the name or a link leads out of the directory.
@@ -188,7 +189,7 @@ class RunDirectory:
         with self._tolerate_failure(name):
             save_whole(self.path, name, content)
 
-    def close(self):
+    def close(self) -> None:
         """Finish writing."""
         if self._closed:
             return
@@ -208,7 +209,7 @@ class RunDirectory:
             self._write_metrics_again()
         _unlock(self._lock)
 
-    def _write_metrics_again(self):
+    def _write_metrics_again(self) -> None:
         """After a disk was full: there may be room now, and everything is in memory."""
         lines = "".join(map(as_line, self.records))
         try:
@@ -249,14 +250,14 @@ def _with_names_kept_once(record: dict) -> dict:
     return {sys.intern(str(name)): value for name, value in record.items()}
 
 
-def _for_json(value):
+def _for_json(value: Any) -> Any:
     """JSON has no NaN and no infinity: they are written as their names."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
 
 
-def _from_json(value):
+def _from_json(value: Any) -> Any:
     """A value as it was before it was written."""
     return NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
@@ -290,7 +291,7 @@ def _locked(folder: Path) -> FileLock:
     return lock
 
 
-def _holder(path):
+def _holder(path: Path) -> list[str]:
     """The pid and the host in the file of a lock; empty if nothing can be read."""
     try:
         return path.read_text().split()[:2]
@@ -298,7 +299,7 @@ def _holder(path):
         return []
 
 
-def _unlock(lock):
+def _unlock(lock: FileLock) -> None:
     path = Path(lock.lock_file)
     is_ours = _holder(path) == [str(os.getpid()), socket.gethostname()]  # the folder may be new
     if is_ours and not isinstance(lock, SoftFileLock):

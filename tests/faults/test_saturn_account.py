@@ -104,9 +104,9 @@ def test_make_run_trains_and_says_nothing_but_that_it_takes_minutes(saturn, clie
 
 
 REFUSED = {
-    "token_missing": ({"SATURN_TOKEN": None}, "needs SATURN_TOKEN, which is not set"),
-    "wrong_token": ({"SATURN_TOKEN": "wrong"}, r"refuses SATURN_TOKEN \(401"),
-    "nobody_there": ({"SATURN_BASE_URL": "http://127.0.0.1:9"}, "no Saturn answers there"),
+    "token_missing": ({"SATURN_TOKEN": None}, "environment variable SATURN_TOKEN"),
+    "wrong_token": ({"SATURN_TOKEN": "wrong"}, "Saturn did not start the cluster: .*401"),
+    "nobody_there": ({"SATURN_BASE_URL": "http://127.0.0.1:9"}, "did not start .*refused"),
     "no_such_size": ({"OPTIONS": "worker_size=huge"}, "huge is not a valid option"),
 }
 

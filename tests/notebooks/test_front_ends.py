@@ -93,7 +93,8 @@ def test_where_a_user_watches_one_bar_moves_to_its_end(kernel):
     states = [
         content["data"].get("state", {}) for kind, content in messages if kind.startswith("comm_")
     ]
-    texts = [str(state.get("value")) for state in states]
+    # tqdm's spaces have the width of a digit
+    texts = [str(state.get("value")).replace("\u2007", " ") for state in states]
     assert any("2.0 of 2 epochs" in text for text in texts), texts
     assert any(re.search(r"loss [\d.]+", text) for text in texts), texts
 
