@@ -88,7 +88,8 @@ def pbs_states(ids: Iterable[str]) -> States:
 def read_qstat(text: str) -> States:
     """The jobs that `qstat -f` has listed, by their numbers."""
     states: States = {}
-    unwrapped = re.sub(r"\r?\n\t", "", text)  # it breaks long lines
+    # Long lines are broken, and go on after a tab; Slurm's qstat begins every line with one
+    unwrapped = re.sub(r"\n\t(?![\w.]+ = )", "", text)
     for block in unwrapped.split("Job Id:")[1:]:
         job = block.split(maxsplit=1)[0].partition(".")[0]
         values = dict(re.findall(r"^\s+(\w+) = (.*)$", block, flags=re.M))

@@ -1,7 +1,7 @@
 """What batch systems say of jobs, read from what their commands print.
 
-The texts are as `qstat -f` of OpenPBS and Torque writes them: long lines are broken, and go on
-after a tab.
+The texts are as `qstat -f` of OpenPBS, Torque and Slurm's front end writes them: long lines are
+broken, and go on after a tab.
 """
 
 from ddp_common.clusters.jobs import WholeIds, told
@@ -53,6 +53,16 @@ Job Id: 8.server.site.org
 """
 
 
+OF_SLURM = """\
+Job Id:\t18
+\tJob_Name = dask-worker
+\tjob_state = R
+\tqueue = main
+\tResource_List.walltime = 01:00:00
+
+"""
+
+
 def test_a_reason_that_qstat_has_broken_in_two_is_whole():
     states = read_qstat(OPENPBS)
     resources = "Not Running: Insufficient amount of resource: ncpus (R: 99 A: 16 T: 16)"
@@ -77,6 +87,7 @@ def test_torque_says_it_in_other_words():
     states = read_qstat(TORQUE)
     assert states["7"] == (JobState.ENDED, "its exit status is 1")
     assert states["8"] == (JobState.PENDING, "state H")
+    assert read_qstat(OF_SLURM) == {"18": (JobState.RUNNING, "it runs")}
 
 
 def test_an_id_of_pbs_keeps_the_name_of_its_server():
