@@ -26,7 +26,7 @@ from ddp_common.client.placement import claimed_workers, refuse_unusable
 from ddp_common.client.tables import Tables
 from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 from ddp_common.files import absolute
-from ddp_common.run.places import new_directory
+from ddp_common.run.places import check_place, new_directory
 from ddp_common.run.progress import explain_interrupt, say_place
 from ddp_common.run.result import Run
 from ddp_common.run.run_directory import RunDirectory
@@ -97,6 +97,8 @@ def launch(
     restarts = whole_number("restarts", wanted, least=0)
     if directory:
         directory = absolute(directory)  # now: the program may change its working directory
+    if directory is not False:
+        check_place(directory)  # before tables are computed
 
     began = time.monotonic()
     run_directory: RunDirectory | None = None

@@ -70,13 +70,16 @@ def mode() -> Mode:
             raise Error(
                 f"DDP_PROGRESS={chosen} is none of {', '.join(Mode)}.\nTake one, or leave it out."
             ) from None
-    if sys.stderr.isatty() or a_user_watches():
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    if on_terminal or a_user_watches():
         return Mode.BAR
     return Mode.LINES if kernel() is None else Mode.OFF
 
 
-def show(text: str, stream: TextIO) -> None:
+def say(text: str, stream: TextIO | None) -> None:
     """Print `text` above a bar if there is one. What cannot be shown is left out."""
+    if stream is None:  # closed before the program began
+        return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     with contextlib.suppress(OSError, ValueError):  # a closed pipe, a full disk; a closed stream
         tqdm.write(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
@@ -102,14 +105,14 @@ class Progress:
 
         `place` has epoch, step, samples, epochs and total_samples, as the sampler counts them.
         """
-        if self.mode is Mode.OFF or not place.get("total_samples"):
+        if self.mode == Mode.OFF or not place.get("total_samples"):
             return
         if place["samples"] < self.place.get("samples", 0):
             return
         if not self.place:
             self.last_line = time.monotonic(), place["samples"]
         self.place = place
-        if self.mode is Mode.BAR:
+        if self.mode == Mode.BAR:
             self._draw()
 
     def _draw(self) -> None:
@@ -139,7 +142,7 @@ class Progress:
         if self.bar is not None:
             loss = statistics.fmean(self.losses)
             self.bar.set_postfix_str(f"loss {loss:#.4g}", refresh=False)
-        if self.mode is Mode.LINES and "epoch" in values:
+        if self.mode == Mode.LINES and "epoch" in values:
             self.losses_of.setdefault(values["epoch"], []).append(values["loss"])
             self.epoch_of[rank] = values["epoch"]
             # A rank's last reports of an epoch come after the first step of the next
@@ -154,19 +157,19 @@ class Progress:
                 rate = (self.last_line[1] - samples) / max(self.last_line[0] - then, 1e-9)
                 loss = statistics.fmean(self.losses_of.pop(epoch))
                 words = f"{epoch + 1} of {self.place['epochs']} epochs"
-                show(f"{words}  loss {loss:#.4g}  {rate:,.0f} samples/s", sys.stderr)
+                say(f"{words}  loss {loss:#.4g}  {rate:,.0f} samples/s", sys.stderr)
 
     def note(self, text: str, also_in_logs: bool = False) -> None:
         """Say something to who watches; with `also_in_logs` also where nothing is drawn.
 
         It is on stderr; in a notebook, where that looks like an error, on stdout.
         """
-        if self.mode is not Mode.OFF or (also_in_logs and not self.in_notebook):
-            show(text, sys.stdout if self.in_notebook else sys.stderr)
+        if self.mode != Mode.OFF or (also_in_logs and not self.in_notebook):
+            say(text, sys.stdout if self.in_notebook else sys.stderr)
 
     def print(self, text: str) -> None:
         """Print what a rank has printed: above the bar, or under the cell of a notebook."""
-        show(text, sys.stdout)
+        say(text, sys.stdout)
 
     def close(self) -> None:
         """Draw the last state."""
@@ -179,7 +182,7 @@ class Progress:
 def say_place(path: Path) -> None:
     """On a terminal, say where a run is, and whether it is new."""
     progress = Progress()
-    if progress.mode is not Mode.BAR or progress.in_notebook:
+    if progress.mode != Mode.BAR or progress.in_notebook:
         return
     saved = checkpoints(path / "checkpoints")
     how = f"goes on from step {step_of(saved[-1])}" if saved else "begins"
@@ -209,7 +212,7 @@ def explain_interrupt(
     else:
         words = f"{where} There is no checkpoint to go on from; what there is lies in {place}."
     if in_ipython:
-        print(words, flush=True)
+        say(words, sys.stdout)
         interrupt.__traceback__ = None
     else:
         interrupt.add_note(words)

@@ -22,7 +22,7 @@ from filelock import FileLock, SoftFileLock, Timeout
 from ddp_common.errors import Error
 from ddp_common.files import METRICS_OF_A_RANK, make_private, save_whole
 from ddp_common.run.places import local
-from ddp_common.run.progress import show
+from ddp_common.run.progress import say
 
 LOCK = ".lock"
 WAIT = 3  # seconds for the run before to be gone
@@ -158,7 +158,7 @@ class RunDirectory:
 
     @staticmethod
     def _show(text: str) -> None:
-        show(text, sys.stderr)
+        say(text, sys.stderr)
 
     @contextlib.contextmanager
     def _tolerate_failure(self, name: str) -> Iterator[None]:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from ddp_common import Error
-from ddp_common.run.progress import Progress, show
+from ddp_common.run.progress import Progress, say
 
 
 @pytest.fixture
@@ -44,13 +44,13 @@ def test_what_cannot_be_shown_ends_nothing_and_a_letter_that_is_unknown_is_spell
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as closed_pipe:
-        show("nobody reads this", closed_pipe)
+        say("nobody reads this", closed_pipe)
         with contextlib.suppress(BrokenPipeError):
             closed_pipe.close()
-    show("a closed file", closed_pipe)
+    say("a closed file", closed_pipe)
     memory = io.BytesIO()
     latin = io.TextIOWrapper(memory, encoding="latin-1")
-    show("→ 1", latin)
+    say("→ 1", latin)
     assert memory.getvalue() == b"\\u2192 1\n"
 
 
