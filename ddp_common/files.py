@@ -4,6 +4,8 @@ Promises: a file that `save_whole` writes is never seen half-written, and never 
 folder.
 """
 
+import errno
+import os
 import re
 import uuid
 from pathlib import Path
@@ -57,6 +59,8 @@ def save_whole(directory: Path, name: str, content: bytes):
             f"The file name {name!r} leads out of the run directory through a link ({target}).\n"
             "Choose another name."
         )
+    if not directory.is_dir():  # a run directory that was removed is not made again
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
     path.parent.mkdir(parents=True, exist_ok=True)
     # Of its own for each writer: under torchrun every rank may save the same file
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")

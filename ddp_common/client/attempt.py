@@ -60,7 +60,7 @@ class Attempt:
         self.recorder = Recorder(directory, len(addresses), on_report)
         self.state = AttemptState(addresses, directory.path)
         self.checkpoints = Checkpoints(
-            client, attempt_id, directory.path / "checkpoints", addresses, directory.copy_soon
+            client, attempt_id, directory.path / "checkpoints", addresses
         )
         self.handed: list[Future | None] = [None] * len(addresses)  # the tables of each rank
         self.futures: list[Future] = []  # the tasks of the ranks

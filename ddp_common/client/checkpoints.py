@@ -4,7 +4,6 @@ The workers' part is `worker.spool`. Promises: what arrives is verified by the d
 and appears whole or not at all.
 """
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 
@@ -31,7 +30,7 @@ class Checkpoints:
 
     `place` maps a worker's address to the folder of its rank's checkpoints, `resumed` is the one
     to go on from. Fetching is done by a thread, so that a large file does not keep the client from
-    noticing a failure; `arrived` is called for each.
+    noticing a failure.
     """
 
     def __init__(
@@ -40,12 +39,10 @@ class Checkpoints:
         attempt_id: str,
         directory: Path,
         addresses: list[str],
-        arrived: Callable[[], None],
     ):
         self.client = client
         self.attempt_id = attempt_id
         self.directory = directory.absolute()
-        self.arrived = arrived
         self.resumed = newest(self.directory)
         self.place: dict[str, str] = {}
         self.blind = list(addresses)  # those that do not see the run directory, once that is known
@@ -110,7 +107,6 @@ class Checkpoints:
         finally:
             temporary.unlink(missing_ok=True)
         remove_all_but(keep, path)
-        self.arrived()
 
     def _wait(self) -> str | None:
         """Wait until what was announced last is here; returns why it is not, or None."""

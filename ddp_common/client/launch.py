@@ -8,7 +8,6 @@ more: the agents notice that nobody wants their ranks, and end them.
 """
 
 import atexit
-import contextlib
 import inspect
 import os
 import shutil
@@ -33,7 +32,7 @@ from ddp_common.client.tables import Tables
 from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 from ddp_common.files import absolute
 from ddp_common.run.job import Job, Launcher
-from ddp_common.run.places import new_directory
+from ddp_common.run.places import check_place, new_directory
 from ddp_common.run.progress import explain_interrupt, say_place
 from ddp_common.run.result import Run
 from ddp_common.run.run_directory import RunDirectory
@@ -97,6 +96,8 @@ def launch(
     arguments, collections = tables.find(arguments)
     if directory:
         directory = absolute(directory)  # now: the program may change its working directory
+    if directory is not False:
+        check_place(directory)  # before tables are computed
     job = Job(
         function=function,
         arguments=arguments,
@@ -201,8 +202,6 @@ def _run(
     """Start the ranks, follow them, and have them gone; returns rank 0's result."""
     signals.attempts_running += 1
     try:
-        with contextlib.suppress(OSError):  # it says so itself
-            attempt.directory.check()
         attempt.recorder.describe(describe(attempt.addresses, attempt.directory.function))
         if failures:
             note_restart(attempt, failures[-1], number=len(failures) + 1)

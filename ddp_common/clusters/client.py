@@ -3,7 +3,8 @@
 A `distributed.Client` that takes its cluster down with it and, where workers are jobs, keeps
 their number up. Relies on `connect` to set what it knows of the cluster. Promises: each wait for
 workers ends, at the client's timeout at the latest, with the queue's own word on why they do not
-come; when `close` returns, the cluster that `connect` has started is closed, too.
+come; when `close` returns, the cluster that `connect` has started is closed, too. A notebook has
+one cluster: a cell that connects again goes on with it.
 """
 
 import contextlib
@@ -11,14 +12,16 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from distributed import Client
 
 from ddp_common.client.asking import answers_within, known_workers
+from ddp_common.client.inbox import is_launching
 from ddp_common.clusters.jobs import Jobs
-from ddp_common.clusters.queues import ended, summary
 from ddp_common.errors import Error
+from ddp_common.run.progress import kernel
 from ddp_common.worker.nursery import ForkServer
 from ddp_common.worker.time_limit import time_left
 
@@ -87,8 +90,8 @@ class ClusterClient(Client):
             now = time.monotonic()
             interval = min(LONGEST_INTERVAL, max(SHORTEST_INTERVAL, (now - began) / 10))
             if self.jobs is not None and now - looked > interval:
-                states = self._look_at_jobs()
-                line = f"Waiting for workers: {there} of {self.expected}. Jobs: {summary(states)}"
+                jobs = self._look(self.jobs)
+                line = f"Waiting for workers: {there} of {self.expected}. Jobs: {jobs}"
                 if line != said:
                     print(line, file=sys.stderr, flush=True)
                 looked, said = now, line
@@ -105,17 +108,15 @@ class ClusterClient(Client):
         if self.jobs is not None:
             self.jobs.note_arrivals(self.workers())
 
-    def _look_at_jobs(self):
-        """The jobs' states. Those that have ended are replaced, if their workers had come."""
-        self.jobs.note_arrivals(self.workers())
-        states = self.jobs.states() or {}
-        over = ended(states)
-        self.jobs.refuse_early_ends(over)
+    def _look(self, jobs: Jobs) -> str:
+        """What the queue says. Jobs that have ended are replaced, if their workers had come."""
+        jobs.note_arrivals(self.workers())
+        said, over = jobs.look()
         if over:
-            self._replace(over)
-        return states
+            self._replace(jobs, over)
+        return said
 
-    def _too_late(self, there):
+    def _too_late(self, there: int) -> str:
         message = f"{there} of {self.expected} workers came within {self.timeout:g} s. "
         fewer = f", ask for fewer (WORKERS={max(there, 1)})"
         if self.jobs is not None:
@@ -140,33 +141,31 @@ class ClusterClient(Client):
             return
         if not failed and len(self.workers()) >= self.expected:
             return
-        over = self._jobs_near_their_limit() if failed else {}
-        self._replace(over | ended(self.jobs.states()))
+        over = self._near_their_limit(self.jobs) if failed else {}
+        self._replace(self.jobs, over | self.jobs.ended())
         self.wait_until_there(at_least=1)
 
-    def _jobs_near_their_limit(self):
-        jobs = {address: self.jobs.job_of(worker) for address, worker in self.workers().items()}
-        left = answers_within(ANSWER_TIMEOUT, self, time_left, workers=list(jobs))
+    def _near_their_limit(self, jobs: Jobs) -> dict[str, str]:
+        names = {address: jobs.job_of(worker) for address, worker in self.workers().items()}
+        left = answers_within(ANSWER_TIMEOUT, self, time_left, workers=list(names))
         near = {}
         for address, seconds in left.items():
-            if seconds < 1.5 * self.jobs.warning:
-                near[jobs[address]] = "its time limit is near"
+            if seconds < 1.5 * jobs.warning:
+                near[names[address]] = "its time limit is near"
         return near
 
-    def _replace(self, jobs):
+    def _replace(self, jobs: Jobs, over: dict[str, str]) -> None:
         """Cancel jobs (name -> why), wait until their workers are gone, and submit others."""
         leaving = {
-            address
-            for address, worker in self.workers().items()
-            if self.jobs.job_of(worker) in jobs
+            address for address, worker in self.workers().items() if jobs.job_of(worker) in over
         }
-        self.jobs.cancel(jobs)
+        jobs.cancel(over)
         deadline = time.monotonic() + GONE_TIMEOUT
         while leaving & set(self.workers()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        self.jobs.submit(self.expected)
+        jobs.submit(self.expected)
 
-    def close(self, *args, **kwargs):
+    def close(self, *args: Any, **kwargs: Any) -> Any:
         open_clients.discard(self)
         cluster, self.cluster = self.cluster, None
         fork_server, self.fork_server = self.fork_server, None
@@ -184,12 +183,56 @@ class ClusterClient(Client):
         return closed
 
 
-def _is_ours_to_stop(cluster):
+def _is_ours_to_stop(cluster: Any) -> bool:
     return getattr(cluster, "shutdown_on_close", True)  # Saturn's may be told to stay
 
 
+def cell_that_runs() -> str | None:
+    """What the execution of a notebook's cell is called, each time anew; None elsewhere."""
+    if not hasattr(kernel(), "get_parent"):
+        return None
+    message = kernel().get_parent("shell")
+    return message["header"]["msg_id"] if message else None
+
+
+def earlier_in_notebook(*request: Any) -> ClusterClient | None:
+    """The client that an earlier cell of this notebook has made, if it is as this request.
+
+    None elsewhere, and if there is none. One that is not as this request is closed, unless a
+    launch runs there: then a line says that it needs the same cores.
+    """
+    cell = cell_that_runs()
+    if cell is None:
+        return None
+    for client in list(open_clients):
+        if client.cluster is None or client.status != "running" or client.cell in (None, cell):
+            continue
+        workers = len(client.workers())
+        if client.request == request and workers >= client.expected:
+            print(
+                f"This notebook has started its cluster before: going on with its {client.ranks} "
+                "workers. For a new one, close() the client first.",
+                file=sys.stderr,
+            )
+            return client
+        if is_launching(client):
+            print(
+                f"Another cluster of this notebook is open ({workers} workers), a launch runs "
+                "there, and it needs the same cores.",
+                file=sys.stderr,
+            )
+        else:
+            print(
+                f"The cluster that this notebook has started before ({workers} workers) "
+                "is closed first.",
+                file=sys.stderr,
+            )
+            client.close()
+    return None
+
+
 @contextlib.contextmanager
-def dask_is_silent():
+def dask_is_silent() -> Iterator[None]:
     """Meanwhile Dask logs nothing: what failed is said once, by us."""
     logger = logging.getLogger("distributed")
     level = logger.level

@@ -1,12 +1,13 @@
 """The front door of the clusters: a profile in, a connected client out.
 
-Relies on `profiles` for what to start, on `jobs` where workers are batch jobs, on `at_address`
-where somebody else has started the cluster, and on `shipping` where workers lack this package.
-Promises: when `connect` returns, the wanted number of workers is there and importing torch ahead
-of the first launch; when they do not come, it says why; when its client is closed, so is the
-cluster that it started.
+Relies on `profiles` for what to start, on `jobs` where workers are batch jobs, on Dask's own
+settings for the credentials of a cluster that somebody else has started, and on `shipping` where
+workers lack this package. Promises: when `connect` returns, the wanted number of workers is there
+and importing torch ahead of the first launch; when they do not come, or no scheduler answers at an
+address, it says why; when its client is closed, so is the cluster that it started.
 """
 
+import asyncio
 import contextlib
 import importlib.util
 import math
@@ -16,25 +17,42 @@ import signal
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import dask
 from dask.system import CPU_COUNT
-from distributed import LocalCluster
+from distributed import LocalCluster, Nanny, Worker
+from distributed.comm import connect as connect_to
+from distributed.security import Security
 
-from ddp_common.clusters import notebooks, protection, shipping
-from ddp_common.clusters.at_address import at_address
-from ddp_common.clusters.client import ClusterClient, open_clients
-from ddp_common.clusters.jobs import Jobs, job_script, processes_in_a_job, refused
+from ddp_common.clusters import protection, shipping
+from ddp_common.clusters.client import (
+    ClusterClient,
+    cell_that_runs,
+    dask_is_silent,
+    earlier_in_notebook,
+    open_clients,
+)
+from ddp_common.clusters.jobs import (
+    Jobs,
+    check_commands,
+    job_script,
+    processes_in_a_job,
+    refused,
+)
 from ddp_common.clusters.profiles import (
     cluster_class,
     gpus,
     is_batch,
+    meant,
+    names_of_options,
     number_of_workers,
     read_profile,
 )
-from ddp_common.errors import Error
-from ddp_common.run.progress import Progress
+from ddp_common.errors import Error, first_line
+from ddp_common.run import progress
 from ddp_common.values import YES
 from ddp_common.without_dask.launchers import LAUNCHERS, command, started_by
 from ddp_common.worker.nursery import ForkServer
@@ -43,6 +61,7 @@ from ddp_common.worker.plugin import Preload
 if TYPE_CHECKING:
     from ddp_common.without_dask.ranks import Ranks
 
+ANSWER_TIMEOUT = 10  # seconds that a scheduler has to answer at an address
 SETTINGS = {
     "distributed.worker.daemon": False,  # ranks are children of workers
     # After this, a connection to a host that has vanished counts as closed; Dask takes no less.
@@ -100,15 +119,15 @@ def connect(
     dask.config.set(SETTINGS)
     dask.config.update_defaults({"distributed": LEAN})
     content = read_profile(name)
-    earlier = notebooks.earlier_in_notebook(name, content, wanted)
+    earlier = earlier_in_notebook(name, content, wanted)
     if earlier is not None:
         return earlier
 
     if "://" in name:
-        client = at_address(content, wanted)
+        client = _at_address(content, wanted)
     else:
         client = _start(content, wanted)
-    client.cell = notebooks.cell_that_runs()
+    client.cell = cell_that_runs()
     client.request = (name, content, wanted)
     try:
         client.wait_until_there()
@@ -126,7 +145,50 @@ def connect(
     return client
 
 
-def _join_ranks(launcher):
+def _at_address(profile: dict, wanted: int | str | None) -> ClusterClient:
+    """A client of the scheduler at the profile's address; `wanted` is the number of workers.
+
+    What is no Dask scheduler is an `Error` within seconds, which says what is there instead.
+    """
+    address = profile["cluster"]
+    count = 1 if wanted is None else number_of_workers(wanted)
+    try:
+        with dask_is_silent():
+            # A `Client` would wait forever for a port that takes connections and says nothing.
+            # The thread: in a notebook the main one has a running event loop.
+            with ThreadPoolExecutor(1) as own_thread:
+                own_thread.submit(asyncio.run, _shake_hands(address)).result()
+            client = ClusterClient(address, timeout=ANSWER_TIMEOUT)
+    except Exception as error:  # what does not speak Dask's protocol may look like anything
+        raise Error(
+            f"CLUSTER={address}: no Dask scheduler could be reached there: {_why_not(error)}.\n"
+            "Is it running, is the port right (the dashboard's is another), does it speak TLS? "
+            "For tls://, name the credentials in DASK_DISTRIBUTED__COMM__TLS__CA_FILE, "
+            "…__TLS__CLIENT__CERT and …__TLS__CLIENT__KEY."
+        ) from None
+    client.timeout = profile["timeout"]
+    client.expected = count
+    return client
+
+
+async def _shake_hands(address: str) -> None:
+    security = Security().get_connection_args("client")
+    greeting = connect_to(address, timeout=ANSWER_TIMEOUT, **security)
+    connection = await asyncio.wait_for(greeting, ANSWER_TIMEOUT + 1)
+    connection.abort()
+
+
+def _why_not(error: Exception) -> str:
+    """Why a connection failed, in a few words."""
+    if isinstance(error, MemoryError):  # it took the first bytes for the length of a message
+        return "what answers does not speak Dask's protocol"
+    cause = error.__cause__ or error
+    if not str(cause):
+        return f"no answer within {ANSWER_TIMEOUT} s"
+    return first_line(cause).rpartition("Error: ")[2]
+
+
+def _join_ranks(launcher: str) -> "Ranks":
     if started_by() != launcher:
         raise Error(
             f"CLUSTER={launcher}: this process was not started by {launcher}. "
@@ -138,7 +200,7 @@ def _join_ranks(launcher):
     return Ranks()
 
 
-def _start(profile, wanted):
+def _start(profile: dict, wanted: int | str | None) -> ClusterClient:
     """A client of the cluster that a profile describes, whose workers may be yet to come."""
     count = number_of_workers(wanted if wanted is not None else profile["workers"])
     jobs = cluster = client = fork_server = None
@@ -181,7 +243,7 @@ def _start(profile, wanted):
     return client
 
 
-def _explained(profile, error):
+def _explained(profile: dict, error: Exception) -> Error:
     """What a cluster class says of its options, as an `Error`."""
     cause = error.__cause__ or error
     if is_batch(profile) and isinstance(cause, (TypeError, ValueError, AttributeError)):
@@ -192,12 +254,12 @@ def _explained(profile, error):
         said = f"{type(cause).__name__}: {cause}"
     return Error(
         f"{profile['cluster']} could not be started with the profile's options: "
-        f"{said.rstrip('.')}."
+        f"{said.rstrip('.')}.\nThey stand in OPTIONS, or in the profile."
     )
 
 
 @contextlib.contextmanager
-def interrupts_held():
+def interrupts_held() -> Iterator[None]:
     """Ctrl-C waits until the cluster stands: Dask cannot close half of one."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -212,7 +274,7 @@ def interrupts_held():
             raise KeyboardInterrupt from None
 
 
-def _environment_of_workers(options):
+def _environment_of_workers(options: dict) -> dict[str, str]:
     """What Dask's nanny makes of this process's environment; `options` are the cluster's."""
     environment = {**os.environ, **(options.get("env") or {})}
     for key in ("pre-spawn-environ", "environ"):
@@ -224,13 +286,13 @@ def _environment_of_workers(options):
     return environment
 
 
-def _starts_processes_here(profile):
+def _starts_processes_here(profile: dict) -> bool:
     """Whether workers are processes of this host that may share a torch without GPUs."""
     name, options = _class_and_options(profile, 1)
     return name.endswith("LocalCluster") and options.get("processes") is not False
 
 
-def _make_cluster(profile, count):
+def _make_cluster(profile: dict, count: int) -> Any:
     name, options = _class_and_options(profile, count)
     cls = cluster_class(name)
     if isinstance(cls, type) and issubclass(cls, LocalCluster):
@@ -244,7 +306,7 @@ def _make_cluster(profile, count):
     return protection.private(cls)(n_workers=count, **options)
 
 
-def _class_and_options(profile, count):
+def _class_and_options(profile: dict, count: int) -> tuple[str, dict[str, Any]]:
     """The name of the cluster class, and its keyword arguments.
 
     `security` is True for a cluster that is to speak TLS with credentials of its own.
@@ -253,9 +315,10 @@ def _class_and_options(profile, count):
     if gpus() and profile["gpu_cluster"]:
         name = profile["gpu_cluster"]
     defaults = {}
-    if "LocalCluster" in name:
-        defaults["threads_per_worker"] = max(1, CPU_COUNT // count)
     options = profile["options"]
+    if "LocalCluster" in name:
+        _check_options(profile)
+        defaults["threads_per_worker"] = max(1, CPU_COUNT // count)
     has_processes = options.get("processes") is not False
     speaks_tls = str(options.get("protocol") or "tls").startswith("tls")
     if re.search(r"Local(CUDA)?Cluster$", name) and speaks_tls and has_processes:
@@ -263,14 +326,35 @@ def _class_and_options(profile, count):
     return name, {**defaults, **options}
 
 
-def _show_dashboard(client):
+def _check_options(profile: dict) -> None:
+    """Raise `Error` for options of no `LocalCluster`: Dask would say so when a worker starts."""
+    known = names_of_options(LocalCluster, Nanny, Worker)
+    for option in profile["options"]:
+        if option not in known:
+            raise Error(
+                f"{profile['cluster']} has no option {option!r}{meant(option, known)}.\n"
+                "It stands in OPTIONS, or in the profile. Those of jobs need CLUSTER=slurm or pbs."
+            )
+
+
+def _show_dashboard(client: ClusterClient) -> None:
     """Say where Dask's dashboard is, if somebody watches; for jobs `_start` has done so."""
     if client.jobs is not None or client.cluster is None:
         return
-    if Progress().mode == "bar" and importlib.util.find_spec("bokeh"):
+    if progress.mode() is progress.Mode.BAR and importlib.util.find_spec("bokeh"):
         # What a notebook's cell says on stderr looks like an error.
-        stream = sys.stderr if notebooks.cell_that_runs() is None else sys.stdout
+        stream = sys.stderr if cell_that_runs() is None else sys.stdout
         print(f"Dask's dashboard: {client.dashboard_link}", file=stream, flush=True)
+
+
+def check(name: str) -> None:
+    """Raise `Error` for what can be known of a profile to be wrong before anything is started."""
+    profile = read_profile(name)
+    if is_batch(profile):
+        job_script(profile)
+        check_commands(profile)
+    else:
+        _class_and_options(profile, 1)
 
 
 def describe(name: str, workers: int | str | None = None, tutorial: str = "TUTORIAL") -> str:
@@ -294,7 +378,7 @@ def describe(name: str, workers: int | str | None = None, tutorial: str = "TUTOR
     return f"# No jobs: the cluster is one call.\n{cls}({arguments})"
 
 
-def _about_jobs(name, jobs, count):
+def _about_jobs(name: str, jobs: int, count: int) -> list[str]:
     """What a job script does not say of itself: lines of comment above it."""
     return [
         f"# {jobs} job(s) such as this one, for {count} rank(s):",

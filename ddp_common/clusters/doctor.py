@@ -1,22 +1,20 @@
-"""Ten checks of what usually goes wrong, from the packages up to a sum over all ranks.
+"""What usually goes wrong on a cluster, from the queue up to a sum over all ranks.
 
-`make doctor CLUSTER=slurm` looks at the cluster of a profile; `make check` at this machine, before
-a class. Relies on `connect` for the cluster. Promises: each check is a line as soon as it is made,
-with what to do unless all is well; none waits for ever; nothing is downloaded; no cluster and no
-file is left, but for pictures that the repository draws.
+`make doctor CLUSTER=slurm` looks at the cluster of a profile, `make check` at this machine. Relies
+on `connect`, whose errors say what to do. Promises: each check is a line as soon as it is made;
+the first that fails is the last; none waits for ever; no cluster and no file is left.
 """
 
 import contextlib
-import importlib.metadata
 import math
 import os
-import platform
 import re
 import shutil
 import socket
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,21 +26,18 @@ import psutil
 from distributed.comm import get_address_host
 
 from ddp_common.client.launch import launch
-from ddp_common.clusters import shipping
 from ddp_common.clusters.connect import connect
-from ddp_common.clusters.jobs import system_of
+from ddp_common.clusters.jobs import check_commands, system_of
 from ddp_common.clusters.profiles import is_batch, read_profile
 from ddp_common.clusters.queues import ask
-from ddp_common.data.datasets import fetch, registry
 from ddp_common.errors import Error
-from ddp_common.run.places import IS_CLONE, REPOSITORY, new_directory
+from ddp_common.run.places import new_directory
 from ddp_common.values import whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS
 
-OK, WARNING, FAILED, NOT_TRIED = "ok", "warning", "FAILED", "not tried"
+OK, WARNING, FAILED = "ok", "warning", "FAILED"
 ROW = "{:<10} {:<14} {}"
 
-KERNEL_TIMEOUT = 60  # seconds for a notebook's cell
 RANK_TIMEOUT = 60  # seconds for the ranks to find each other and to sum
 SHORT = 600  # seconds: jobs that end sooner are worth a warning
 GIB = 2**30
@@ -54,10 +49,9 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not 
 
 
 class Finding(NamedTuple):
-    """What a check has found, and what to do about it unless all is well."""
+    """What a check has found, and what to do about it, unless all is well."""
 
     found: str
-    state: str = OK  # or WARNING, FAILED
     advice: str = ""
 
 
@@ -67,7 +61,6 @@ class Subject:
 
     name: str
     count: int
-    profile: dict = field(default_factory=dict)
     client: Any = None
     workers: list[dict] = field(default_factory=list)  # what `facts` says of each
 
@@ -87,146 +80,68 @@ def examine(
     count = whole_number("WORKERS", workers or os.environ.get("WORKERS") or 2, least=1)
     if name in LAUNCHERS:
         raise Error(
-            f"CLUSTER={name} starts ranks without Dask, so there is no cluster to look at. "
+            f"CLUSTER={name} starts ranks without Dask: there is no cluster to look at.\n"
             "Name the profile of one: CLUSTER=slurm, pbs, local."
         )
     say(f"Looking at CLUSTER={name} with {count} worker(s).\n")
     subject = Subject(name, count)
-    states: dict[str | None, str] = {}
     try:
-        for title, check, advice, needs in CHECKS:
-            if needs == CLASS and not (name == "local" and IS_CLONE):
-                continue
-            if states.get(needs) in (FAILED, NOT_TRIED):
-                finding = Finding(f"it needs this first: {needs}", NOT_TRIED)
-            else:
-                finding = _finding(check, subject, advice)
-            states[title] = finding.state
-            _say(title, finding, say)
+        for title, check in CHECKS.items():
+            try:
+                finding = check(subject)
+            except Exception as error:  # of any kind: it is what the doctor was asked for
+                kind = "" if isinstance(error, Error) else f"{type(error).__name__}: "
+                _say(FAILED, title, f"{kind}{error}".strip(), say)
+                say(f"\nNot ready to train: put {title} right first, then look again.")
+                return False
+            state = WARNING if finding.advice else OK
+            advice = f"\n-> {finding.advice}" if finding.advice else ""
+            _say(state, title, f"{finding.found}{advice}", say)
     finally:
         if subject.client is not None:
             subject.client.close()
-    failed = [str(title) for title, state in states.items() if state == FAILED]
-    if failed:
-        say(f"\nNot ready to train: put {failed[0]} right first, then look again.")
-    else:
-        say("\nReady to train.")
-    return not failed
+    say("\nReady to train.")
+    return True
 
 
-def _finding(check, subject, advice):
-    try:
-        return check(subject)
-    except Exception as error:  # whatever it was, the other checks are still to be made
-        words = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
-        return Finding(words.strip(), FAILED, advice or _why_no_workers(subject))
-
-
-def _say(title, finding, say):
-    first, *rest = finding.found.splitlines()
-    if finding.state in (WARNING, FAILED):
-        rest.append(f"-> {finding.advice}")
-    say(ROW.format(finding.state, title, first))
+def _say(state: str, title: str, found: str, say: Callable[[str], None]) -> None:
+    first, *rest = found.splitlines()
+    say(ROW.format(state, title, first))
     for line in rest:
         say(ROW.format("", "", line))
 
 
-def check_packages(subject: Subject) -> Finding:
-    """Whether all packages are here, in the versions that were tested."""
-    tested = {}
-    if IS_CLONE:
-        lines = (REPOSITORY / "constraints.txt").read_text().lower().splitlines()
-        tested = dict(line.split("==") for line in lines if "==" in line)
-    missing, others = [], []
-    for requirement in importlib.metadata.requires("ddp-common") or []:
-        name = re.split(r"[^\w.-]", requirement)[0]
-        is_for_the_course = IS_CLONE and 'extra == "course"' in requirement
-        if "extra ==" in requirement and not is_for_the_course:
-            continue
-        try:
-            version = importlib.metadata.version(name).partition("+")[0]  # 2.13.0+cu130
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(name)
-            continue
-        if version != tested.get(name, version):
-            others.append(f"{name} {version} (tested: {tested[name]})")
-    if missing:
-        return Finding(f"missing: {', '.join(missing)}", FAILED, "`make setup` installs them.")
-    if others:
-        advice = "Should something fail, `make setup` installs the tested versions."
-        return Finding(", ".join(others), WARNING, advice)
-    return Finding(f"all there, for Python {platform.python_version()}")
-
-
-def check_data(subject: Subject) -> Finding:
-    """The data of every tutorial; what is drawn is drawn now, so that a class need not wait."""
-    names = list(registry())
-    for name in names:
-        fetch(name)
-    return Finding(f"here for {', '.join(names)}")
-
-
-def check_notebook(subject: Subject) -> Finding:
-    """Whether a notebook's kernel starts, in this environment."""
-    import nbformat  # here: not needed on a cluster
-    from jupyter_client.manager import KernelManager
-    from nbclient import NotebookClient
-
-    cell = nbformat.v4.new_code_cell("import ddp_common, sys\nprint(sys.prefix)")
-    notebook = nbformat.v4.new_notebook(cells=[cell])
-    kernel = KernelManager(kernel_name="python3", transport="ipc")  # through no port
-    with tempfile.TemporaryDirectory() as folder:
-        kernel.connection_file = f"{folder}/kernel.json"
-        try:
-            NotebookClient(notebook, timeout=KERNEL_TIMEOUT, km=kernel).execute()
-        finally:
-            kernel.shutdown_kernel(now=True)
-    prefix = notebook.cells[0].outputs[0].text.strip()
-    if Path(prefix).resolve() != Path(sys.prefix).resolve():
-        advice = "Start notebooks with `make lab`, or choose the kernel of this environment."
-        return Finding(f"the kernel runs in {prefix}", FAILED, advice)
-    return Finding("a kernel answers")
-
-
-def check_profile(subject: Subject) -> Finding:
-    subject.profile = read_profile(subject.name)
-    return Finding(subject.profile["cluster"])
-
-
 def check_queue(subject: Subject) -> Finding:
-    """Whether the batch system's commands are here, it answers, and the queue is up."""
-    if not is_batch(subject.profile):
-        return Finding("none: these workers are no jobs")
-    system = system_of(subject.profile)
-    missing = [command for command in system.commands if shutil.which(command) is None]
-    if missing:
-        advice = f"Run this where {system.name} is: on a login node, perhaps after `module load`."
-        return Finding(f"not on PATH: {', '.join(missing)}", FAILED, advice)
-    if system.name not in ("Slurm", "PBS"):
-        return Finding(f"{system.name} is not asked for its queues")
+    """The profile can be read, the batch system's commands are here, and the queue is up."""
+    profile = read_profile(subject.name)
+    if not is_batch(profile):
+        return Finding(f"none: the workers of {profile['cluster']} are no jobs")
+    check_commands(profile)
+    system = system_of(profile).name
+    if system not in ("Slurm", "PBS"):
+        return Finding(f"{system} is not asked for its queues")
     try:
-        queues, defaults = queues_of(system.name)
+        queues, defaults = queues_of(system)
     except (OSError, ValueError) as error:
-        return Finding(
-            f"{system.name} gave no answer: {error}",
-            FAILED,
-            f"It is down or cannot be reached from here: try `{system.commands[1]}` by hand; "
-            "if that fails too, ask those who run the cluster.",
-        )
-    from_dask = dask.config.get(f"jobqueue.{system.name.lower()}.queue", None)
-    wanted = subject.profile["options"].get("queue") or from_dask
+        raise Error(
+            f"{system} gave no answer: {error}\n"
+            f"Try `{system_of(profile).commands[1]}` by hand, and ask those who run the cluster."
+        ) from None
+    from_dask = dask.config.get(f"jobqueue.{system.lower()}.queue", None)
+    wanted = profile["options"].get("queue") or from_dask
     asked = str(wanted).split(",") if wanted else defaults  # one of several is enough
-    listing = ", ".join(f"{name} ({'up' if is_up else 'down'})" for name, is_up in queues.items())
-    advice = "Change `queue:` in the profile to one that is up and that you may use."
-    unknown = [name for name in asked if name not in queues]
-    if unknown:
-        found = f"{', '.join(unknown)} does not exist; there is: {listing}"
-        return Finding(found, FAILED, advice)
-    up = [name for name in asked if queues[name]]
+    up = [name for name in asked if queues.get(name)]
     if not up:
-        found = f"{', '.join(asked)} is not up: jobs wait in it for ever; there is: {listing}"
-        return Finding(found, FAILED, advice)
-    return Finding(f"{system.name} answers; {', '.join(up)} is up")
+        names = ", ".join(asked)
+        what = "is not up" if set(asked) & set(queues) else "does not exist"
+        there = ", ".join(
+            f"{name} ({'up' if is_up else 'down'})" for name, is_up in queues.items()
+        )
+        raise Error(
+            f"{names} {what}; there is: {there}\n"
+            "Change `queue:` in the profile to one that is up and that you may use."
+        )
+    return Finding(f"{system} answers; {', '.join(up)} is up")
 
 
 def queues_of(system: str) -> tuple[dict[str, bool], list[str]]:
@@ -248,21 +163,20 @@ def queues_of(system: str) -> tuple[dict[str, bool], list[str]]:
     return queues, defaults or list(queues)
 
 
-def facts(dask_worker) -> dict:
+def facts(dask_worker: Any) -> dict:
     """What a worker knows of itself: free memory (bytes), seconds until its job ends."""
     from ddp_common.worker.time_limit import time_left  # what travels by value must not hold it
 
     return {
         "address": dask_worker.address,
         "host": socket.gethostname(),
-        "versions": shipping.installed(),
         "memory": psutil.virtual_memory().available,
         "left": time_left(),
     }
 
 
 def check_workers(subject: Subject) -> Finding:
-    """Whether the cluster starts, and its workers come and answer, with memory and time."""
+    """The cluster starts, and its workers come and answer, with memory and time."""
     began = time.monotonic()
     subject.client = connect(subject.name, subject.count)
     subject.workers = list(subject.client.run(facts).values())
@@ -275,66 +189,45 @@ def check_workers(subject: Subject) -> Finding:
         found += f", the first job ends in {left / 60:.0f} min"
     if memory < MEMORY:
         advice = "Close programs or ask for fewer workers: with little memory they are killed."
-        return Finding(found, WARNING, advice)
+        return Finding(found, advice)
     if left < SHORT:
         advice = "For more time change `walltime` in the profile, or start the workers anew."
-        return Finding(found, WARNING, advice)
+        return Finding(found, advice)
     return Finding(found)
 
 
-def _why_no_workers(subject):
-    """What to do when a cluster did not start, or its workers did not come or answer."""
-    if "://" in subject.name:
-        return f"A firewall may lie between here and the workers. {LOOPBACK}"
-    if not is_batch(subject.profile):
-        return "Close other clusters on this machine, or ask for fewer workers: WORKERS=1."
-    python = subject.profile["options"].get("python") or sys.executable
-    return (
-        f"A job starts {python}: this file must exist on the compute nodes, on a disk that they "
-        "see; a job that runs without its worker coming cannot reach the scheduler here: name "
-        "the network that both share, `interface:` and scheduler_options: interface."
-    )
-
-
 def check_versions(subject: Subject) -> Finding:
-    here = shipping.installed()
-    for worker in subject.workers:
-        there = worker["versions"]
-        different = [name for name in here if there[name] != here[name]]
-        if different:
-            listing = ", ".join(f"{name} {there[name]} (here {here[name]})" for name in different)
-            return Finding(
-                f"the worker on {worker['host']} has {listing}",
-                WARNING if different == ["distributed"] else FAILED,
-                "Give client and workers one environment, on a disk that all see, or install "
-                "the versions of constraints.txt in both.",
-            )
-    return Finding("all have " + ", ".join(f"{name} {here[name]}" for name in here))
+    """All have the same packages; `connect` has refused workers that cannot train at all."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        versions = subject.client.get_versions(check=True, packages=["torch"])
+    tables = [str(each.message) for each in caught if "Mismatched" in str(each.message)]
+    if tables:
+        advice = "Give client and workers one environment, or the versions of constraints.txt."
+        return Finding(tables[0], advice)
+    here = versions["client"]["packages"]
+    names = ("python", "torch", "distributed")
+    return Finding("all have " + ", ".join(f"{name} {here[name]}" for name in names))
 
 
 def check_addresses(subject: Subject) -> Finding:
-    """Whether workers are where other hosts reach them."""
+    """Workers are where other hosts reach them."""
     hosts = {worker["host"] for worker in subject.workers}
     for worker in subject.workers:
         address = get_address_host(worker["address"])
         if address.startswith("127.") and hosts != {socket.gethostname()}:
-            found = f"the worker on {worker['host']} is at {worker['address']}"
-            return Finding(found, FAILED, LOOPBACK)
+            raise Error(
+                f"The worker on {worker['host']} is at {worker['address']}, which is nowhere else."
+                "\nName the network that all hosts share: `interface: ib0` in the profile's "
+                "options, or `dask worker --interface ib0`."
+            )
     scheduler = subject.client.scheduler.address
     return Finding(f"the scheduler at {scheduler}, workers on {', '.join(sorted(hosts))}")
 
 
 def check_run_directory(subject: Subject) -> Finding:
-    """Whether runs can be written, and whether workers see the same folder."""
-    runs = os.environ.get("RUNS", "")
-    if "://" in runs:
-        import fsspec  # here: it takes time, and only URLs need it
-
-        filesystem, root = fsspec.url_to_fs(runs)
-        filesystem.pipe_file(f"{root}/doctor", b"can this be written?")
-        filesystem.rm_file(f"{root}/doctor")
-        return Finding(f"{runs} can be written from here; workers need not reach it")
-    folder = Path(new_directory("doctor")).resolve()
+    """Runs can be written; whether workers see the same folder."""
+    folder = new_directory("doctor").resolve()
     try:
         names = subject.client.run(leave_a_file, str(folder)).values()
         is_shared = all(name is not None and (folder / name).exists() for name in names)
@@ -345,14 +238,14 @@ def check_run_directory(subject: Subject) -> Finding:
             folder.parent.rmdir()
     found = f"{folder.parents[1]}, {free / GIB:.0f} GiB free"
     if free < ROOM:
-        return Finding(found, FAILED, "Make room on that disk, or choose another: RUNS=/a/folder.")
+        raise Error(f"{found}\nMake room on that disk, or choose another: RUNS=/a/folder.")
     if not is_shared:
         advice = "Training works, files travel through Dask; RUNS=/a/shared/folder saves that."
-        return Finding(f"{found}; not all workers see it", WARNING, advice)
+        return Finding(f"{found}; not all workers see it", advice)
     return Finding(f"{found}; all workers see it")
 
 
-def leave_a_file(folder: str, dask_worker) -> str | None:
+def leave_a_file(folder: str, dask_worker: Any) -> str | None:
     """On a worker: write a file in `folder`; returns its name, None if that is not possible."""
     path = Path(folder, f"{dask_worker.id}.tmp")
     try:
@@ -363,17 +256,18 @@ def leave_a_file(folder: str, dask_worker) -> str | None:
 
 
 def check_ranks(subject: Subject) -> Finding:
-    """Whether ranks start, find each other, and sum without a fault."""
+    """Ranks start, find each other, and sum without a fault."""
     with tempfile.TemporaryDirectory() as folder:
         run = launch(subject.client, add_up, directory=folder, stall_timeout=RANK_TIMEOUT)
     found = ", ".join(rank["place"] for rank in run.result)
     if not all(rank["is_right"] for rank in run.result):
-        advice = "The network or a GPU changes what passes through it: take other hosts."
-        return Finding(f"the sum over all ranks is wrong: {found}", FAILED, advice)
+        raise Error(
+            f"The sum over all ranks is wrong: {found}\n"
+            "The network or a GPU changes what passes through it: take other hosts."
+        )
     if any(rank["has_idle_gpu"] for rank in run.result):
         return Finding(
             f"ranks train on the CPU though there is a GPU: {found}",
-            WARNING,
             "Take as many workers as there are GPUs (WORKERS=), with dask-cuda "
             "(worker_command: dask_cuda.cli), and a torch that has NCCL.",
         )
@@ -400,29 +294,11 @@ def add_up() -> list[dict]:
     return exchange.gather(own)
 
 
-CLASS = "a class on this machine"
-LOOPBACK = (
-    "Nobody on another host reaches an address 127.*: name the network that all hosts share, "
-    "`interface: ib0` in the profile's options or `dask worker --interface ib0`."
-)
-SETUP = "Run `make setup` again."
-# In this order: title, check, what to do if it raises (None: as for workers that do not come), and
-# the check without which it cannot be tried, or CLASS if it is none of a cluster.
-CHECKS = [
-    ("packages", check_packages, SETUP, None),
-    ("data", check_data, "Restore the repository's own files: `git checkout data`.", CLASS),
-    ("notebook", check_notebook, SETUP, CLASS),
-    ("profile", check_profile, "Put it right, or take one of those in clusters/.", None),
-    ("queue", check_queue, "Put the profile right.", "profile"),
-    ("workers", check_workers, None, "queue"),
-    ("versions", check_versions, None, "workers"),
-    ("addresses", check_addresses, None, "workers"),
-    ("run directory", check_run_directory, "Choose a place for runs: RUNS=/a/folder.", "workers"),
-    (
-        "ranks",
-        check_ranks,
-        "Ranks that start and do not find each other: see that TCP passes between the hosts on "
-        "all ports from 1024, or name another network, `interface:` in the profile.",
-        "addresses",
-    ),
-]
+CHECKS = {
+    "queue": check_queue,
+    "workers": check_workers,
+    "versions": check_versions,
+    "addresses": check_addresses,
+    "run directory": check_run_directory,
+    "ranks": check_ranks,
+}

@@ -1,37 +1,38 @@
 """Workers that are jobs of a batch system, from the script of a job to its end.
 
-dask-jobqueue writes the scripts and submits them. What it leaves open is here: credentials of this
-cluster alone, the job's time limit, the batch system's own words when it refuses a job or says
-where one is, and jobs that are cancelled because others are submitted in their place. Relies on a
-folder that the jobs see, too. Promises: `job_script` starts nothing, and needs no batch system;
-when `close` returns, the jobs are cancelled and the credentials are gone.
+dask-jobqueue writes the scripts, the credentials of this cluster alone, and submits. What it
+leaves open is here: paths with a space, the job's time limit, the batch system's own words when it
+refuses a job or says where one is, and jobs that are cancelled because others are submitted in
+their place. Relies on a folder that the jobs see, too. Promises: `job_script` starts nothing, and
+needs no batch system; when `close` returns, the jobs are cancelled and the credentials are gone.
 """
 
 import contextlib
-import difflib
-import inspect
 import itertools
 import math
 import re
+import shlex
 import shutil
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import dask
+import psutil
 from distributed import Status
 from distributed.security import Security
 
 from ddp_common.clusters import protection
-from ddp_common.clusters.profiles import cluster_class
-from ddp_common.clusters.queues import ENDED, RUNNING, SYSTEMS, summary
+from ddp_common.clusters.profiles import cluster_class, meant, names_of_options
+from ddp_common.clusters.queues import SYSTEMS, BatchSystem, JobState, States, summary
 from ddp_common.errors import Error
 from ddp_common.run.places import new_directory
 from ddp_common.worker.time_limit import UNLIMITED
 
 # Options of the cluster that dask-jobqueue's class for a single job does not take.
 CLUSTER_ONLY = {
+    "job_cls",
     "scheduler_options",
     "silence_logs",
     "shared_temp_directory",
@@ -39,6 +40,7 @@ CLUSTER_ONLY = {
     "name",
 }
 LOG_LINES = 15  # of a worker's log, for an error message
+CAUSE = re.compile(r"\w+([.]\w+)*Error: ")  # begins a line that names one
 
 
 def processes_in_a_job(profile: dict) -> int:
@@ -46,11 +48,21 @@ def processes_in_a_job(profile: dict) -> int:
     return profile["options"].get("processes") or 1
 
 
-def system_of(profile: dict) -> SimpleNamespace:
-    """What is known of the profile's batch system: name, states (function), commands."""
+def system_of(profile: dict) -> BatchSystem:
+    """What is known of the profile's batch system."""
     submit = cluster_class(profile["cluster"]).job_cls.submit_command
-    unknown = SimpleNamespace(name=submit, states=lambda ids: {}, commands=(submit,))
-    return SYSTEMS.get(submit, unknown)
+    return SYSTEMS.get(submit) or BatchSystem(submit, lambda ids: {}, (submit,))
+
+
+def check_commands(profile: dict) -> None:
+    """Raise `Error` where there is no command to submit a job."""
+    submit = system_of(profile).commands[0]
+    if shutil.which(submit) is None:
+        raise Error(
+            f"There is no {submit} here, with which {profile['cluster']} submits its jobs.\n"
+            "Run this on a host that has it, perhaps after `module load`. DRY=1 prints the job "
+            "script anywhere."
+        )
 
 
 # The script of a job
@@ -62,10 +74,17 @@ def job_script(profile: dict) -> str:
     Raises `Error` for a cluster class that cannot be imported or that refuses the options.
     """
     with tempfile.TemporaryDirectory() as folder:
-        options = job_options(profile, folder)
+        files = [f"{folder}/{name}" for name in ("ca", "cert", "key")]
+        security = Security(
+            require_encryption=True,
+            tls_ca_file=files[0],
+            tls_worker_cert=files[1],
+            tls_worker_key=files[2],
+        )
+        options = job_options(profile, folder, security)
+        job_class = options["job_cls"]
         for name in CLUSTER_ONLY:
             options.pop(name, None)
-        job_class = cluster_class(profile["cluster"]).job_cls
         try:
             script = job_class("tls://SCHEDULER:PORT", name="worker-0", **options).job_script()
         except (TypeError, ValueError, AttributeError) as error:
@@ -73,22 +92,30 @@ def job_script(profile: dict) -> str:
         return script.replace(folder, "runs/clusters/TIME").strip() + "\n"
 
 
-def job_options(profile: dict, directory: str | Path) -> dict:
+def job_options(profile: dict, directory: str | Path, security: Security) -> dict[str, Any]:
     """The keyword arguments of dask-jobqueue's cluster class: the profile's, and our own.
 
-    `directory` is for the jobs' logs and has the credentials, `cert.pem` and `key.pem`. Raises
-    `Error` for an option of another type than dask-jobqueue's own default.
+    `directory` is for the jobs' logs; dask-jobqueue writes there what is in memory of `security`.
+    Raises `Error` for an option of another type than dask-jobqueue's own default.
     """
     options = {"processes": 1, "silence_logs": "error", **profile["options"]}
-    _compare_with_defaults(profile["cluster"], options)
+    defaults = _compare_with_defaults(profile["cluster"], options)
     scheduler_options = options.get("scheduler_options") or {}
-    certificate, key = f"{directory}/cert.pem", f"{directory}/key.pem"
-    files = {"tls_ca_file": certificate}
-    for role in ("client", "scheduler", "worker"):
-        files |= {f"tls_{role}_cert": certificate, f"tls_{role}_key": key}
+    job_class = cluster_class(profile["cluster"]).job_cls
+    system = system_of(profile).name
+    if system == "Slurm":
+        # In quotes, which dask-jobqueue's own lines lack
+        directives = options.get("job_extra_directives") or defaults["job-extra-directives"]
+        options["job_extra_directives"] = [f'-o "{directory}/worker-%j.log"', *directives]
+    else:
+        options["log_directory"] = str(directory)
+    if system == "PBS":
+        job_class = type(job_class.__name__, (WholeIds, job_class), {})
     return {
         "shebang": "#!/usr/bin/env bash",
+        "python": defaults["python"] or shlex.quote(sys.executable),
         **options,
+        "job_cls": job_class,
         "job_script_prologue": _prologue(profile, directory),
         "worker_extra_args": [
             "--dashboard-address",
@@ -96,27 +123,44 @@ def job_options(profile: dict, directory: str | Path) -> dict:
             "--no-dashboard",
             *(options.get("worker_extra_args") or []),
         ],
-        "security": Security(require_encryption=True, **files),
+        "security": security,
         "protocol": "tls://",
-        "log_directory": str(directory),
+        "shared_temp_directory": str(directory),
         "scheduler_options": {"dashboard_address": "127.0.0.1:0", **scheduler_options},
     }
 
 
-def _compare_with_defaults(cluster, options):
-    """Raise `Error` for a text where dask-jobqueue takes a list, and the like."""
+class WholeIds:
+    """Before dask-jobqueue's class for a PBS job: an id keeps the name of its server."""
+
+    job_id_regexp = r"(?P<job_id>\d+(\[\d*\])?(\.[\w.-]+)?)"
+
+
+class QuotedPaths:
+    """Before a cluster class of dask-jobqueue: the folder may have a space in its name."""
+
+    def _get_worker_security(self, security: Security) -> Security:
+        written = super()._get_worker_security(security)  # type: ignore[misc]  # dask-jobqueue's
+        for name in ("tls_ca_file", "tls_worker_cert", "tls_worker_key"):
+            setattr(written, name, shlex.quote(getattr(written, name)))
+        return written
+
+
+def _compare_with_defaults(cluster: str, options: dict) -> dict:
+    """dask-jobqueue's defaults. Raises `Error` for a text where it takes a list, and the like."""
     defaults = dask.config.get(f"jobqueue.{cluster_class(cluster).job_cls.config_name}")
     for option, value in options.items():
         default = defaults.get(option.replace("_", "-"))
         if None not in (value, default) and not isinstance(value, type(default)):
             kind = type(default).__name__
             raise Error(
-                f"The option {option}={value!r} is no {kind}, which {cluster} takes there: "
-                f"{default!r} without one. It stands in OPTIONS, or in the profile."
+                f"The option {option}={value!r} is no {kind}, which {cluster} takes there.\n"
+                f"It stands in OPTIONS, or in the profile; without it {cluster} takes {default!r}."
             )
+    return defaults
 
 
-def _prologue(profile, directory):
+def _prologue(profile: dict, directory: str | Path) -> list[str]:
     """The lines of bash before the worker starts."""
     end = f"$(($(date +%s) + {seconds_of(profile['options'].get('walltime'))}))"
     lines = []
@@ -136,6 +180,7 @@ def _prologue(profile, directory):
         lines += [
             "export DDP_SCRATCH=$(mktemp -d)  # a folder that only you can read",
             "export DASK_TEMPORARY_DIRECTORY=$DDP_SCRATCH",
+            "trap : TERM  # it is for the worker, for whose end this shell waits",
             """trap 'rm -rf "$DDP_SCRATCH"' EXIT""",
         ]
     lines += profile["options"].get("job_script_prologue") or []
@@ -168,7 +213,7 @@ def seconds_of(walltime: str | None) -> int:
         return int(days or 0) * 86400 + seconds
     except ValueError:
         raise Error(
-            f"walltime={walltime}: it is written hours:minutes:seconds, such as 02:00:00."
+            f"walltime={walltime} is no time.\nIt is written hours:minutes:seconds: 02:00:00."
         ) from None
 
 
@@ -179,23 +224,15 @@ def refused(profile: dict, error: BaseException) -> Error:
     if unknown:
         said = f"there is no option {unknown[1]!r}{_meant(profile, unknown[1])}"
     return Error(
-        f"{profile['cluster']} refuses the profile's options: {said}. "
+        f"{profile['cluster']} refuses the profile's options: {said}.\n"
         "It stands in OPTIONS, or in the profile."
     )
 
 
-def _meant(profile, option):
-    """What an option that does not exist may be called, in brackets."""
+def _meant(profile: dict, option: str) -> str:
     if option == "partition":
         return " (Slurm's partition is `queue`)"
-    known = {
-        parameter.name
-        for cls in cluster_class(profile["cluster"]).job_cls.__mro__
-        for parameter in inspect.signature(cls).parameters.values()
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    }
-    near = difflib.get_close_matches(option, sorted(known), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    return meant(option, names_of_options(cluster_class(profile["cluster"]).job_cls))
 
 
 # The jobs of a cluster
@@ -215,32 +252,37 @@ class Jobs:
         Raises `Error` for what is wrong in the profile, then without the batch system's commands.
         """
         job_script(profile)  # refuses a faulty one: what it returns is not needed here
+        check_commands(profile)
+        _check_interface(profile["options"])
         self.profile = profile
         self.system = system_of(profile)
-        submit = self.system.commands[0]
-        if shutil.which(submit) is None:
-            raise Error(
-                f"There is no {submit} here: {profile['cluster']} submits its jobs with it. "
-                "Log in to a host of the cluster that has the batch system's commands "
-                "(`module load` may bring them), or use CLUSTER=local. "
-                "DRY=1 prints the job script anywhere."
-            )
         self.warning = job_warning(profile)
         self.arrived: set[str] = set()
         self._names = (f"worker-{number}" for number in itertools.count())
-        self.directory = Path(new_directory("clusters", local=True)).absolute()
-        self.directory.chmod(0o700)
-        protection.write_credentials(protection.credentials(), self.directory)
+        self.directory = new_directory("clusters").absolute()
+        cls = cluster_class(profile["cluster"])
+        cls = protection.private(type(cls.__name__, (QuotedPaths, cls), {}))
         try:
-            cls = protection.private(cluster_class(profile["cluster"]))
-            self.cluster = cls(**job_options(profile, self.directory))
+            self._check_paths()
+            self.cluster = cls(
+                **job_options(profile, self.directory, protection.credentials()),
+            )
         except BaseException:
-            self._remove_credentials()
+            self._remove_directory()
             raise
 
-    def _remove_credentials(self):
-        for name in ("cert.pem", "key.pem"):
-            (self.directory / name).unlink(missing_ok=True)
+    def _check_paths(self) -> None:
+        """Raise `Error` for a space where dask-jobqueue writes a path into a script as it is."""
+        if self.system.name == "Slurm":
+            return
+        for path in (str(self.directory), self.profile["options"].get("python") or sys.executable):
+            if " " in path:
+                raise Error(
+                    f"{self.system.name} cannot have jobs with a space in a path: {path}.\n"
+                    "Move the clone, or set RUNS=/a/folder and the profile's `python`."
+                )
+
+    def _remove_directory(self) -> None:
         with contextlib.suppress(OSError):  # not empty: it has logs
             self.directory.rmdir()
 
@@ -270,7 +312,7 @@ class Jobs:
                 "DRY=1 prints the job script; `make doctor` lists the queues."
             ) from None
 
-    def _refuse_if_silent(self):
+    def _refuse_if_silent(self) -> None:
         """Raise `Error` if the batch system does not answer: then no option is to blame."""
         try:
             self.system.states(())
@@ -278,12 +320,11 @@ class Jobs:
             name = self.system.name
             raise Error(
                 f"{name} does not answer: {error}\n"
-                f"{name} is down or cannot be reached from here. Try `{self.system.commands[1]}` "
-                "by hand; if it fails too, ask those who run the cluster. "
-                "CLUSTER=local trains on this machine."
+                f"It is down or cannot be reached from here: try `{self.system.commands[1]}` by "
+                "hand, and ask those who run the cluster. CLUSTER=local trains on this machine."
             ) from None
 
-    def _apply_spec(self):
+    def _apply_spec(self) -> None:
         """Have Dask submit and cancel jobs until there are those of `worker_spec`, now."""
         self.cluster.sync(lambda: self.cluster)  # a cluster can be awaited
 
@@ -297,30 +338,47 @@ class Jobs:
     def note_arrivals(self, workers: dict[str, dict]) -> None:
         self.arrived.update(self.job_of(worker) for worker in workers.values())
 
-    def states(self) -> dict[str, tuple[str, str]] | None:
-        """Name of a job -> (pending, running or ended; why).
-
-        None if the batch system does not answer.
-        """
-        jobs = dict(self.cluster.workers)  # Dask's own thread may change it meanwhile
-        ids = {name: job.job_id for name, job in jobs.items() if job.job_id}
+    def states(self) -> States | None:
+        """What is known of the jobs, by their names; None if the batch system does not answer."""
+        ids = self._ids()
         try:
             known = self.system.states(list(ids.values()))
         except OSError:
             return None
-        forgotten = (ENDED, "no longer in the queue")
+        forgotten = (JobState.ENDED, "it is no longer in the queue")
         return {name: known.get(job_id, forgotten) for name, job_id in ids.items()}
 
-    def refuse_early_ends(self, over: dict[str, str]) -> None:
-        """Raise `Error` if one of the jobs that are `over` (name -> why) never had its worker."""
-        for name, reason in over.items():
-            if name not in self.arrived:
+    def _ids(self) -> dict[str, str]:
+        """Name of a job -> its id, of those that are submitted."""
+        jobs = dict(self.cluster.workers)  # Dask's own thread may change it meanwhile
+        return {name: job.job_id for name, job in jobs.items() if job.job_id}
+
+    def ended(self) -> dict[str, str]:
+        """Name -> why, of the jobs that are over; none where the batch system does not answer."""
+        return _ended(self.states() or {})
+
+    def look(self) -> tuple[str, dict[str, str]]:
+        """What the batch system says of the jobs, in a few words, and those that are over.
+
+        Raises `Error` if a job will never start, or is over and never had its worker.
+        """
+        states = self.states()
+        if states is None:
+            return f"{self.system.name} does not answer", {}
+        for name, (state, reason) in states.items():
+            if state is JobState.NEVER:
                 raise Error(
-                    f"Job {self.cluster.workers[name].job_id} ended before its worker came "
-                    f"({reason}).\n{self.log(name)}\n"
+                    f"{self.system.name} will never start job {self._ids()[name]}: {reason}\n"
+                    'Ask for less: OPTIONS="cores=… memory=…", or `resource_spec` in the profile.'
+                )
+            if state is JobState.ENDED and name not in self.arrived:
+                raise Error(
+                    f"Job {self._ids()[name]} ended before its worker came ({reason}).\n"
+                    f"{self.log(name)}\n"
                     "Fix the cause that it names; DRY=1 prints the job script, "
                     "`make doctor` checks the usual causes."
                 )
+        return summary(states), _ended(states)
 
     def cancel(self, names: dict[str, str]) -> None:
         """Cancel these jobs (name -> why) where they still live, and forget them."""
@@ -337,31 +395,62 @@ class Jobs:
     def why_late(self) -> str:
         """What the batch system says of the jobs, and the logs of those that run in vain."""
         states = self.states()
-        queue = summary(states) if states is not None else "nothing, it does not answer"
-        said = f"{self.system.name} says of the jobs: {queue}. They were cancelled.\n"
-        for name, (kind, _) in (states or {}).items():
-            if kind == RUNNING and name not in self.arrived:
-                said += f"{self.log(name)}\n"
+        if states is None:
+            ids = " ".join(self._ids().values())
+            return f"{self.system.name} does not answer: look later whether jobs {ids} are gone.\n"
+        said = f"{self.system.name} says of the jobs: {summary(states)}. They were cancelled.\n"
+        for name, (state, _) in states.items():
+            if state is JobState.RUNNING and name not in self.arrived:
+                said += (
+                    f"{self.log(name)}\n"
+                    "A job that runs without its worker coming cannot reach the scheduler here: "
+                    "name the network that both share, `interface` and "
+                    "`scheduler_options.interface`.\n"
+                )
         return said
 
     def log(self, name: str) -> str:
         """The end of what a job has printed, with the path; a sentence if there is nothing."""
-        job_id = self.cluster.workers[name].job_id
-        paths = sorted(self.directory.glob(f"*{job_id}*"))
+        job_id = self._ids()[name]
+        its_name = re.compile(rf"(?<!\d){re.escape(job_id)}(?!\d)")
+        paths = [path for path in sorted(self.directory.iterdir()) if its_name.search(path.name)]
         written = [path for path in paths if path.stat().st_size]
         if not written:
             return (
                 f"Job {job_id} has left no log in {self.directory}: "
                 "is that folder visible on the hosts of the jobs?"
             )
-        return "\n".join(f"{path}:\n{_last_lines(path)}" for path in written)
+        return "\n".join(f"{path}:\n{told(path.read_text(errors='replace'))}" for path in written)
 
     def close(self) -> None:
+        """Cancel the jobs, and remove the credentials."""
         try:
             self.cluster.close()
         finally:
-            self._remove_credentials()
+            for name in ("ca_file", "cert", "key"):
+                getattr(self.cluster, f"_job_{name}").close()  # that removes dask-jobqueue's file
+            self._remove_directory()
 
 
-def _last_lines(path):
-    return "\n".join(path.read_text(errors="replace").splitlines()[-LOG_LINES:])
+def _check_interface(options: dict) -> None:
+    """Raise `Error` for a network that this host, where the scheduler runs, does not have."""
+    scheduler = options.get("scheduler_options") or {}
+    name = scheduler.get("interface") or options.get("interface")
+    here = psutil.net_if_addrs()
+    if name and name not in here and "host" not in scheduler:
+        raise Error(
+            f"interface={name}: this host, where the scheduler runs, has no such network.\n"
+            f'Name one of its own beside it: OPTIONS="scheduler_options.interface=…", of '
+            f"{', '.join(here)}."
+        )
+
+
+def _ended(states: States) -> dict[str, str]:
+    return {job: reason for job, (state, reason) in states.items() if state is JobState.ENDED}
+
+
+def told(log: str) -> str:
+    """The lines of a log that name a cause, and its end."""
+    lines = log.splitlines()
+    causes = [line for line in lines[:-LOG_LINES] if CAUSE.match(line)]
+    return "\n".join([*causes, *lines[-LOG_LINES:]])

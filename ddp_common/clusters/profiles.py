@@ -5,9 +5,11 @@ what differs; `OPTIONS=` has the last word. Promises: what is wrong in a profile
 what may stand there, before anything is started.
 """
 
+import difflib
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import re
 import shlex
@@ -81,7 +83,7 @@ def read_profile(name: str, overrides: str | None = None) -> dict:
     return profile
 
 
-def _refuse_all_but_timeout(address, profile, text):
+def _refuse_all_but_timeout(address: str, profile: dict, text: str) -> None:
     without_timeout = {**profile, "timeout": DEFAULTS["timeout"]}
     if without_timeout != {**DEFAULTS, "cluster": address, "options": {}}:
         raise Error(
@@ -90,7 +92,7 @@ def _refuse_all_but_timeout(address, profile, text):
         )
 
 
-def _load(name, extended_by=()):
+def _load(name: str, extended_by: tuple[Path, ...] = ()) -> dict:
     """The dict in a profile's file, on top of those that it extends."""
     if "://" in name:
         return {"cluster": name}
@@ -109,7 +111,7 @@ def _load(name, extended_by=()):
     return {**base, **content}
 
 
-def _path_of(name, extended_by):
+def _path_of(name: str, extended_by: tuple[Path, ...]) -> Path:
     if name.endswith((".yaml", ".yml")):
         path = Path(os.path.expanduser(name))
     else:
@@ -127,7 +129,7 @@ def _path_of(name, extended_by):
     )
 
 
-def _read_yaml(path):
+def _read_yaml(path: Path) -> dict:
     """The dict in one file. Raises `Error` unless it can be read and has only known keys."""
     try:
         content = yaml.safe_load(path.read_text()) or {}
@@ -150,7 +152,7 @@ def _read_yaml(path):
     return content
 
 
-def _override(profile, text):
+def _override(profile: dict, text: str) -> None:
     """Put 'key=value' pairs into a profile: its own keys, else options.
 
     A dot leads into an option that is itself a mapping.
@@ -180,7 +182,7 @@ def _override(profile, text):
             )
 
 
-def _parsed(key, text):
+def _parsed(key: str, text: str) -> Any:
     """What `text` says in YAML: a number, true, a list, a text…; clock times stay texts."""
     if CLOCK.fullmatch(text):
         return text
@@ -217,6 +219,23 @@ def cluster_class(name: str) -> type[Any]:
             signal.signal(signal.SIGINT, handler)
 
 
+def names_of_options(*classes: type) -> set[str]:
+    """The names of all arguments that these classes, and those that they extend, take."""
+    return {
+        parameter.name
+        for each in classes
+        for cls in each.__mro__
+        for parameter in inspect.signature(cls).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+
+
+def meant(option: str, known: set[str]) -> str:
+    """What an option that does not exist may be called, in brackets."""
+    near = difflib.get_close_matches(option, sorted(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
 def number_of_workers(wanted: int | str) -> int:
     """An int of at least 1.
 
@@ -228,7 +247,7 @@ def number_of_workers(wanted: int | str) -> int:
     return whole_number("WORKERS", wanted, least=1)
 
 
-def _default_for_cpus():
+def _default_for_cpus() -> int:
     cores = min(psutil.cpu_count(logical=False) or 1, CPU_COUNT)
     return max(2, min(4, cores))
 

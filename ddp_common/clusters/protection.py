@@ -37,37 +37,22 @@ def credentials() -> Security:
     )
 
 
-def write_credentials(security: Security, folder: str | Path) -> None:
-    """Put the certificate and the key of `credentials` into a folder.
-
-    These are new files, cert.pem and key.pem, that only their user can read.
-    """
-    contents = {
-        "cert.pem": security.tls_ca_file,  # type: ignore[attr-defined]  # Dask sets it by name
-        "key.pem": security.tls_worker_key,  # type: ignore[attr-defined]  # the same
-    }
-    for name, content in contents.items():
-        path = Path(folder) / name
-        path.touch(0o600, exist_ok=False)
-        path.write_text(content)
-
-
 class PrivateScheduler(Scheduler):
     """Dask's scheduler, whose web server answers only below `/<http_prefix>/`.
 
     This covers the dashboard, and everything else that tells of tasks and workers.
     """
 
-    def __init__(self, *arguments, http_prefix: str, **options):
+    def __init__(self, *arguments: Any, http_prefix: str, **options: Any):
         self.dashboard_prefix = http_prefix.strip("/")
         super().__init__(*arguments, http_prefix=http_prefix, **options)
 
-    def start_http_server(self, *arguments, **options):
+    def start_http_server(self, *arguments: Any, **options: Any) -> None:
         super().start_http_server(*arguments, **options)
         application = self.http_application
         find_handler = application.find_handler
 
-        def find_handler_if_invited(request, **options):
+        def find_handler_if_invited(request: Any, **options: Any) -> Any:
             prefix = request.path.lstrip("/").partition("/")[0]
             if hmac.compare_digest(prefix.encode(), self.dashboard_prefix.encode()):
                 return find_handler(request, **options)
@@ -88,13 +73,13 @@ class PrivateDashboard:
     scheduler: Any
     scheduler_spec: dict | None
 
-    async def _start(self):
+    async def _start(self) -> None:
         spec = self.scheduler_spec
         if self.scheduler is None and spec is not None and spec["cls"] is Scheduler:
             secret = secrets.token_urlsafe(SECRET_BYTES)
             options = {"http_prefix": secret, **scratch_option(), **spec["options"]}
             self.scheduler_spec = {**spec, "cls": PrivateScheduler, "options": options}
-        await super()._start()
+        await super()._start()  # type: ignore[misc]  # the same
 
     @property
     def dashboard_link(self) -> str:
@@ -158,7 +143,7 @@ def keep_scripts_out_of_workers() -> None:
     if getattr(prepare, "keeps_scripts_out", False):
         return
 
-    def get_preparation_data(name):
+    def get_preparation_data(name: str) -> dict:
         data = prepare(name)
         if name.startswith(DASK_WORKER):
             data.pop("init_main_from_path", None)

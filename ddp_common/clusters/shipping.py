@@ -14,6 +14,7 @@ import io
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 from distributed import Client, WorkerPlugin
@@ -42,7 +43,7 @@ def provide(client: Client) -> None:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
-def _check_versions(address, there, here):
+def _check_versions(address: str, there: dict, here: dict) -> None:
     if there["torch"] is None:
         raise Error(
             f"The worker at {address} cannot import torch. Ranks are started by workers: "
@@ -81,10 +82,10 @@ class Package(WorkerPlugin):
         self.archive = archive
         self.file_name = file_name
 
-    def setup(self, worker):
+    def setup(self, worker: Any) -> None:
         install(Path(worker.local_directory, self.file_name), self.archive)
 
-    def setup_on_scheduler(self, dask_scheduler):
+    def setup_on_scheduler(self, dask_scheduler: Any) -> None:
         install(Path(dask_scheduler.local_directory, self.file_name), self.archive)
 
 

@@ -48,6 +48,14 @@ def check_launcher(cluster: str):
         )
 
 
+def check_cluster(cluster: str):
+    """Raise `Error` where there are no commands of the batch system, or no such options."""
+    from ddp_common.clusters.connect import check  # imports distributed
+
+    if cluster not in LAUNCHERS and "://" not in cluster:
+        check(cluster)
+
+
 def check_settings(path: Path):
     """Let the tutorial's own call of `settings` check SET, PRESET, RESUME and CHECKPOINT.
 
@@ -62,7 +70,7 @@ def check_settings(path: Path):
 
 def check_place(directory: str | None):
     """Raise `Error` if a run cannot begin in the folder `directory`, that of CHECKPOINT."""
-    if not directory or "://" in directory:
+    if not directory:
         return
     place = Path(directory)
     while not os.path.lexists(place) and place != place.parent:

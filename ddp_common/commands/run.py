@@ -19,7 +19,7 @@ import click
 
 from ddp_common.client import signals
 from ddp_common.commands.cells import job_source
-from ddp_common.commands.checks import check_choices, check_resumable
+from ddp_common.commands.checks import check_choices, check_cluster, check_resumable
 from ddp_common.errors import Error
 from ddp_common.ranks.checkpoint_files import newest, step_of
 from ddp_common.run.places import local, new_directory, shown
@@ -48,6 +48,7 @@ def run_tutorial(tutorial: str, path: Path, choices: dict, dry: bool):
     if is_rank:
         check_resumable(choices["resume"])
     else:
+        check_cluster(cluster or "local")
         announce(tutorial, choices, count)
     os.environ.setdefault("DDP_PROGRESS", "bar" if sys.stderr.isatty() else "lines")
     if cluster in LAUNCHERS and not is_rank:

@@ -1,4 +1,4 @@
-"""Where run directories are: on this machine, or at a URL with a mirror on this machine.
+"""Where run directories are: folders on a disk that this program sees.
 
 Promises: two launches never get the same new directory, and one that is made is private to its
 owner.
@@ -6,42 +6,41 @@ owner.
 
 import os
 import time
-import uuid
 from pathlib import Path
 
 from ddp_common.errors import Error
 from ddp_common.files import absolute, make_private
-from ddp_common.run.mirror import Mirror
 
 REPOSITORY = Path(__file__).parents[2]
 IS_CLONE = (REPOSITORY / "pyproject.toml").is_file()  # not a wheel
 
-mirrors: dict[str, Mirror] = {}  # URL -> Mirror
-
 
 def local(location: str | Path) -> Path:
-    """The path of a run directory on this machine.
+    """The absolute path of a run directory. Raises `Error` if there can be no such directory."""
+    if "://" in str(location):
+        raise Error(
+            f"{location}: a run directory is a folder on a disk, not an address.\n"
+            "Give a folder. docs/recipes.md copies it to a bucket, and back, in a line each."
+        )
+    return Path(absolute(location))
 
-    For a URL that is the path of its mirror, which is made and filled the first time it is asked
-    for. Raises `Error` if there can be no such directory, or if the URL cannot be reached.
-    """
-    if "://" not in str(location):
-        return Path(absolute(location))
-    url = str(location)
-    if url not in mirrors:
-        mirrors[url] = Mirror(url)
-    return mirrors[url].path
+
+def check_place(location: str | Path | None) -> None:
+    """Raise `Error` unless a run can write in the folder `location`, or make it; None is RUNS."""
+    path = local(location or os.environ.get("RUNS") or _default_root())
+    there = path
+    while not os.path.lexists(there) and there != there.parent:
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "you may not write there" if there.is_dir() else "it is no folder"
+        raise Error(
+            f"{path} cannot be a run directory: {there}: {why}.\n"
+            "Choose a folder that you may write to, with directory= or RUNS=."
+        )
 
 
 def shown(path: str | Path) -> str:
-    """A run directory as a person would type it.
-
-    For a mirror, and for what is in it, that is a URL; a path below the working directory is shown
-    relative to it.
-    """
-    for url, mirror in mirrors.items():
-        if Path(path).is_relative_to(mirror.path):
-            return "/".join([url.rstrip("/"), *Path(path).relative_to(mirror.path).parts])
+    """A run directory as a user would type it: below the working directory, a relative path."""
     try:
         if Path(path).resolve().is_relative_to(Path.cwd()):
             return os.path.relpath(path)
@@ -50,21 +49,14 @@ def shown(path: str | Path) -> str:
     return str(path)
 
 
-def new_directory(name: str, local: bool = False) -> Path | str:
-    """A directory under RUNS that no other run has: a path, which is made, or a URL.
+def new_directory(name: str) -> Path:
+    """Make a directory under RUNS that no other run has.
 
-    With `local` it is a path even if RUNS is a URL. The default of RUNS is `runs/` in the
-    repository, or in the working directory if the package is installed elsewhere. Raises `Error`
-    if it cannot be made.
+    The default of RUNS is `runs/` in the repository, or in the working directory if the package is
+    installed elsewhere. Raises `Error` if it cannot be made.
     """
-    root = os.environ.get("RUNS")
-    if not root or (local and "://" in root):
-        root = str(_default_root())
+    folder = local(os.environ.get("RUNS") or _default_root()) / name
     stamp = time.strftime("%Y-%m-%dT%H-%M-%S")
-    if "://" in root:
-        return f"{root.rstrip('/')}/{name}/{stamp}-{uuid.uuid4().hex[:4]}"
-
-    folder = Path(absolute(root)) / name
     path = folder / stamp
     number = 1
     while not _make_new(path):
@@ -73,11 +65,11 @@ def new_directory(name: str, local: bool = False) -> Path | str:
     return path
 
 
-def _default_root():
-    return REPOSITORY / "runs" if IS_CLONE else absolute(".") / "runs"
+def _default_root() -> Path:
+    return REPOSITORY / "runs" if IS_CLONE else Path("runs")
 
 
-def _make_new(path):
+def _make_new(path: Path) -> bool:
     """Make the folder `path`; False if it exists. Of two launches in one second, one makes it."""
     try:
         make_private(path.parent)
@@ -92,6 +84,6 @@ def _make_new(path):
     return True
 
 
-def _cannot_make(path, error):
+def _cannot_make(path: Path, error: Exception) -> Error:
     why = getattr(error, "strerror", None) or error
-    return Error(f"Cannot make the run directory {path}: {why}. Choose another place with RUNS=…")
+    return Error(f"Cannot make the run directory {path}: {why}.\nChoose another place with RUNS=…")

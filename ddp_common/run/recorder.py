@@ -23,7 +23,7 @@ from ddp_common.messages import (
 )
 from ddp_common.ranks.checkpoint_files import checkpoints
 from ddp_common.run.places import shown
-from ddp_common.run.progress import Progress
+from ddp_common.run.progress import Mode, Progress
 from ddp_common.run.replicas import Replicas
 
 WARNING = re.compile(r"\w*Warning: ")
@@ -44,7 +44,7 @@ class Recorder:
         self.told = len(files.records)  # so many `on_report` has had, or is not to
         self.progress = Progress()
         if not draws:
-            self.progress.mode = "off"
+            self.progress.mode = Mode.OFF
         self.replicas = Replicas(world_size)
         self.config: dict | None = None  # to be written into config.json once training has begun
         self.shown: set[str] = set()  # lines of rank 0

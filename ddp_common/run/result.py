@@ -1,16 +1,18 @@
 """What a launch returns, whichever launcher has started the ranks."""
 
-import html
 import io
 import reprlib
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_common.errors import Error
 from ddp_common.files import save_whole
 from ddp_common.run.places import shown
+
+if TYPE_CHECKING:
+    import pandas
 
 SHOWN_ITEMS = 3  # of a result that is a dict or a list
 
@@ -22,7 +24,7 @@ class Run:
     `result` is what rank 0's function returned, `directory` the run directory (None where `launch`
     was to keep none), `world_size` the number of ranks, `seconds` how long the launch took.
     `records` are all reports, a dict for each. `failures` are the exceptions that restarts have
-    answered, in order. `problems` says what a person must know although training went on:
+    answered, in order. `problems` says what a user must know although training went on:
     checkpoints that a full disk did not take, ranks that drifted apart.
     """
 
@@ -35,7 +37,7 @@ class Run:
     problems: list = field(default_factory=list)  # of str
 
     @property
-    def metrics(self):
+    def metrics(self) -> "pandas.DataFrame":
         """All reports as a pandas DataFrame, a row for each.
 
         The columns are rank, time (s since 1970), epoch, step and what was reported. After a
@@ -46,7 +48,7 @@ class Run:
 
         return pandas.DataFrame(self.records)
 
-    def save_figure(self, figure, name: str):
+    def save_figure(self, figure: Any, name: str) -> None:
         """Save a matplotlib figure in the run directory, whole or not at all.
 
         The end of `name` is the format (.png, .svg, .pdf). On a full disk nothing is raised,
@@ -70,8 +72,8 @@ class Run:
             self.problems.append(problem)
             print(problem, file=sys.stderr)
 
-    def _in_words(self):
-        return {
+    def __repr__(self) -> str:
+        words = {
             "result": in_short(self.result),
             "world_size": self.world_size,
             "seconds": round(self.seconds, 1),
@@ -79,17 +81,7 @@ class Run:
             "records": len(self.records),
             "restarts": len(self.failures),
         }
-
-    def __repr__(self):
-        words = [f"{name}={value}" for name, value in self._in_words().items()]
-        return f"Run({', '.join(words)})"
-
-    def _repr_html_(self):
-        rows = [
-            f"<tr><th>{name}</th><td style='text-align: left'>{html.escape(str(value))}</td></tr>"
-            for name, value in self._in_words().items()
-        ]
-        return f"<table>{''.join(rows)}</table>"
+        return f"Run({', '.join(f'{name}={value}' for name, value in words.items())})"
 
 
 def in_short(value: Any) -> str:
@@ -111,7 +103,7 @@ def in_short(value: Any) -> str:
     return f"{kind} of {len(value)} ({', '.join(items)}{more})"
 
 
-def _kind_and_size(value):
+def _kind_and_size(value: Any) -> str:
     if isinstance(getattr(value, "shape", None), tuple):
         return f"{tuple(value.shape)}"
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, Path)):

@@ -1,29 +1,32 @@
 """The run directory: what the client writes down of the things that ranks report.
 
 `runs/<tutorial>/<time>/` holds config.json, metrics.jsonl, log.txt, checkpoints/ and whatever
-ranks save. It may also be an fsspec URL such as s3://bucket/run: then it is a local folder that
-is copied there (`mirror`). Relies on `run_lock` to be the only run there. Promises: a
-file appears whole or not at all, and none lies outside; a disk that is full does not end the
-training; when `close` returns, the remote directory has everything, or an error says where it is
-kept.
+ranks save. Relies on `filelock` to be the only run there. Promises: a file appears whole or not at
+all, and none lies outside; a disk that is full, or a folder that somebody removes, does not end
+the training, and `problems` says what was lost.
 """
 
 import contextlib
 import json
 import math
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TextIO
+
+from filelock import FileLock, SoftFileLock, Timeout
 
 from ddp_common.errors import Error
 from ddp_common.files import METRICS_OF_A_RANK, make_private, save_whole
-from ddp_common.run.places import local, mirrors
+from ddp_common.run.places import local
 from ddp_common.run.progress import say
-from ddp_common.run.run_lock import RunLock
 
-CHECK_INTERVAL = 2.0  # seconds between two looks at whether the folder is still there
+LOCK = ".lock"
+WAIT = 3  # seconds for the run before to be gone
+WAIT_IN_A_JOB = 60  # nobody watches a batch job, and the one before may still be saving
 OWN_FILES = ("metrics.jsonl", "log.txt", "config.json")  # the others are saved by ranks
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # numbers unknown to JSON
 
@@ -31,22 +34,19 @@ NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # numbers un
 class RunDirectory:
     """Where a run leaves what it has to say.
 
-    `location` is a path or an fsspec URL; `path` is where it lies on this machine. It belongs to
-    this run alone until `close`. `records` (list of dict) are all reports, those of a resumed run
-    first; `problems` (list of str) is what could not be written, for a person to read.
+    `path` is its full path. It belongs to this run alone until `close`. `records` (list of dict)
+    are all reports, those of a resumed run first; `problems` (list of str) is what could not be
+    written, for a user to read.
 
     Raises `Error` if there can be no such directory, or if another run holds it.
     """
 
     def __init__(self, location: str | Path):
         self.path = local(location)
-        self.mirror = mirrors.get(str(location))
         self._problems: dict[str, str] = {}  # what it is about -> a sentence
         self._lost_files: list[str] = []
-        self._checked = time.monotonic()
         self.function: str | None = None  # the name of the training function
         self.is_temporary = False  # it goes with the run
-        self._config: bytes | None = None  # the bytes of config.json
         self._closed = False
         # Checkpoints, as the ranks report them.
         self._saved = 0
@@ -54,10 +54,11 @@ class RunDirectory:
         self._last_failure: str | None = None
         try:
             make_private(self.path)
-            self._lock = RunLock(self.path)
+            self._lock = _locked(self.path)
             (self.path / "checkpoints").mkdir(exist_ok=True)
             self.records = self._earlier_records()
-            self._open()
+            self._metrics = self._open_to_append("metrics.jsonl")
+            self._log = self._open_to_append("log.txt")
             for path in self.path.iterdir():
                 is_of_rank = METRICS_OF_A_RANK.fullmatch(path.name)
                 if is_of_rank:  # of a run that was killed
@@ -65,18 +66,14 @@ class RunDirectory:
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             if hasattr(self, "_lock"):
                 # In a notebook the traceback would keep this object, and with it the lock
-                self._lock.release()
+                _unlock(self._lock)
             why = getattr(error, "strerror", None) or error
             raise Error(
-                f"{self.path} cannot be a run directory: {why}. "
+                f"{self.path} cannot be a run directory: {why}.\n"
                 "Choose a folder that you may write to."
             ) from None
 
-    def _open(self):
-        self._metrics = self._open_to_append("metrics.jsonl")
-        self._log = self._open_to_append("log.txt")
-
-    def _open_to_append(self, name):
+    def _open_to_append(self, name: str) -> TextIO:
         path = self.path / name
         return open(path, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
 
@@ -91,7 +88,7 @@ class RunDirectory:
             self.save("metrics.jsonl", lines)
         return records
 
-    def take_in(self, rank: int, path: Path):
+    def take_in(self, rank: int, path: Path) -> None:
         """Put the records in a file of a rank's own into metrics.jsonl, and remove the file.
 
         Ranks have such files where torchrun or srun has started them. It stays if the disk is
@@ -103,26 +100,22 @@ class RunDirectory:
         if "metrics.jsonl" not in self._problems:
             path.unlink(missing_ok=True)
 
-    def record(self, rank: int, values: dict):
+    def record(self, rank: int, values: dict) -> None:
         """Keep what a rank has reported, in memory and in metrics.jsonl."""
-        with self._tolerate_failure("metrics.jsonl"):
-            self._check_now_and_then()
         record = _with_names_kept_once({"rank": rank, **values})
         self.records.append(record)
         with self._tolerate_failure("metrics.jsonl"):
-            if not self._metrics.closed:
-                self._metrics.write(as_line(record))
+            self._metrics.write(as_line(record))
 
-    def log(self, text: str):
+    def log(self, text: str) -> None:
         """Append a line with the time to log.txt."""
         with self._tolerate_failure("log.txt"):
-            self._check_now_and_then()
             if not self._log.closed:
                 self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
     @property
     def problems(self) -> list[str]:
-        """What a person must know of what was not written, in sentences."""
+        """What a user must know of what was not written, in sentences."""
         sentences = list(self._problems.values())
         if len(self._lost_files) > 1:
             sentences.append(
@@ -142,39 +135,33 @@ class RunDirectory:
             )
         return sentences
 
-    def saved(self):
+    def saved(self) -> None:
         """Take note that a rank has saved a checkpoint."""
         self._saved += 1
-        self.copy_soon()
 
-    def copy_soon(self):
-        """Have what is new copied to object storage, if the run is there."""
-        if self.mirror is not None:
-            self.mirror.push_soon()
-
-    def not_saved(self, why: str):
+    def not_saved(self, why: str) -> None:
         """Take note that a rank could not save a checkpoint; it trains on, and has logged it."""
         if self._not_saved == 0:
             self._show(why)
         self._not_saved += 1
         self._last_failure = why
 
-    def problem(self, text: str, about: str):
+    def problem(self, text: str, about: str) -> None:
         """Keep a sentence for `problems`, show it and log it: the first one `about` a thing."""
         if about not in self._problems:
             self._say(text, about)
             self.log(text)
 
-    def _say(self, text, about):
+    def _say(self, text: str, about: str) -> None:
         self._problems[about] = text
         self._show(text)
 
     @staticmethod
-    def _show(text):
+    def _show(text: str) -> None:
         say(text, sys.stderr)
 
     @contextlib.contextmanager
-    def _tolerate_failure(self, name):
+    def _tolerate_failure(self, name: str) -> Iterator[None]:
         """Go on after an OSError in writing `name`, and show the first: records stay in memory.
 
         A full disk on the client is no reason to end the training on the ranks.
@@ -190,51 +177,11 @@ class RunDirectory:
             if not is_own:
                 self._lost_files.append(name)
 
-    def _check_now_and_then(self):
-        if time.monotonic() - self._checked > CHECK_INTERVAL:
-            self.check()
-
-    def check(self):
-        """Make the folder again, with what is known of it, if somebody has removed or moved it.
-
-        Raises OSError if that fails, and `Error` if another run has taken its place.
-        """
-        self._checked = time.monotonic()
-        has_metrics = _is_in_place(self._metrics, self.path / "metrics.jsonl")
-        is_whole = has_metrics and _is_in_place(self._log, self.path / "log.txt")
-        make_private(self.path)
-        (self.path / "checkpoints").mkdir(exist_ok=True)
-        if not is_whole:
-            self._make_again()
-
-    def _make_again(self):
-        self._lock.renew()
-        for file in (self._metrics, self._log):
-            with contextlib.suppress(OSError):  # what is left in its buffer has nowhere to go
-                file.close()
-        metrics_gone = not (self.path / "metrics.jsonl").exists()
-        log_gone = not (self.path / "log.txt").exists()
-        self._open()
-        if metrics_gone:
-            self._metrics.writelines(map(as_line, self.records))
-        if self._config is not None and not (self.path / "config.json").exists():
-            save_whole(self.path, "config.json", self._config)
-        text = (
-            f"{self.path}, or a file of the run in it, was removed while the run was writing "
-            "there. What is known was written there again, all metrics among it."
-        )
-        if log_gone:
-            text += " The log until then and the checkpoints are lost."
-        self.problem(text, "removed")
-
-    def write_json(self, name: str, values: dict):
+    def write_json(self, name: str, values: dict) -> None:
         """Write `values` to `name`, as `save` does."""
-        content = (json.dumps(values, indent=2, default=str) + "\n").encode()
-        if name == "config.json":
-            self._config = content
-        self.save(name, content)
+        self.save(name, (json.dumps(values, indent=2, default=str) + "\n").encode())
 
-    def save(self, name: str, content: bytes):
+    def save(self, name: str, content: bytes) -> None:
         """Write bytes to the relative path `name`, whole or not at all.
 
         Raises `Error` if the name or a link leads out of the directory.
@@ -242,33 +189,27 @@ class RunDirectory:
         with self._tolerate_failure(name):
             save_whole(self.path, name, content)
 
-    def close(self):
-        """Finish writing. With a mirror, upload the rest.
-
-        If that fails, `problems` say where it is kept: it is tried again when the program ends.
-        """
+    def close(self) -> None:
+        """Finish writing."""
         if self._closed:
             return
         self._closed = True
-        try:
-            with self._tolerate_failure("log.txt"):
-                self.check()
-        except Error as error:  # another run has taken the place
-            self._say(str(error), "place")
         with self._tolerate_failure("metrics.jsonl"):
             self._metrics.close()
         with self._tolerate_failure("log.txt"):
             self._log.close()
-        if "metrics.jsonl" in self._problems:
+        if not (self.path / "metrics.jsonl").exists():
+            self._say(
+                f"{self.path} was removed while the run was writing there.\n"
+                "What lay there is lost, but for checkpoints that were saved later. `records` of "
+                "what launch returns has all reports.",
+                "removed",
+            )
+        elif "metrics.jsonl" in self._problems:
             self._write_metrics_again()
-        if self.mirror is not None:
-            try:
-                self.mirror.push()
-            except Error as error:
-                self._say(str(error), "mirror")
-        self._lock.release()
+        _unlock(self._lock)
 
-    def _write_metrics_again(self):
+    def _write_metrics_again(self) -> None:
         """After a disk was full: there may be room now, and everything is in memory."""
         lines = "".join(map(as_line, self.records))
         try:
@@ -309,18 +250,59 @@ def _with_names_kept_once(record: dict) -> dict:
     return {sys.intern(str(name)): value for name, value in record.items()}
 
 
-def _for_json(value):
+def _for_json(value: Any) -> Any:
     """JSON has no NaN and no infinity: they are written as their names."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
 
 
-def _from_json(value):
+def _from_json(value: Any) -> Any:
     """A value as it was before it was written."""
     return NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
-def _is_in_place(file, path):
-    """Whether a file is open and still in a folder, and `path` leads to one."""
-    return not file.closed and os.fstat(file.fileno()).st_nlink > 0 and path.exists()
+# One run at a time
+
+
+def _locked(folder: Path) -> FileLock:
+    """The lock of a run directory, held until `_unlock`, or until this process ends.
+
+    It is `flock`: the kernel takes it back, however the process ends. NFS shares it between hosts,
+    and so does Lustre with its mount option `flock`. Where a file system has none, the file itself
+    is the lock, and one that a killed run has left is removed by hand. Raises `Error` if another
+    run holds it and does not end soon, OSError where no file can be written.
+    """
+    path = folder / LOCK
+    lock = FileLock(path, mode=0o600, thread_local=False)
+    is_job = "SLURM_JOB_ID" in os.environ or "PBS_JOBID" in os.environ
+    try:
+        lock.acquire(timeout=WAIT_IN_A_JOB if is_job else WAIT)
+    except Timeout:
+        who = " on ".join(_holder(path)) or "unknown"
+        by_hand = f" If it is gone, remove {path}." if isinstance(lock, SoftFileLock) else ""
+        raise Error(
+            f"Another run (process {who}) is writing in {folder}.\n"
+            f"Wait until it has ended, or end it; or choose another directory.{by_hand}"
+        ) from None
+    if not isinstance(lock, SoftFileLock):  # that one writes itself who holds it
+        with contextlib.suppress(OSError):  # a full disk: it holds, but nobody can read whose
+            path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
+    return lock
+
+
+def _holder(path: Path) -> list[str]:
+    """The pid and the host in the file of a lock; empty if nothing can be read."""
+    try:
+        return path.read_text().split()[:2]
+    except (OSError, ValueError):
+        return []
+
+
+def _unlock(lock: FileLock) -> None:
+    path = Path(lock.lock_file)
+    is_ours = _holder(path) == [str(os.getpid()), socket.gethostname()]  # the folder may be new
+    if is_ours and not isinstance(lock, SoftFileLock):
+        with contextlib.suppress(OSError):  # where the disk has become read-only it stays
+            path.unlink()
+    lock.release()

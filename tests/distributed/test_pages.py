@@ -83,7 +83,10 @@ def test_the_answers_to_questions_do_what_they_say(client):
     assert all(of_rank == [*range(1, 17)] for of_rank in steps)
 
 
-def test_recipes_train_as_one_rank_does_are_watched_and_leave_traces(client):
+def test_recipes_train_as_one_rank_does_are_watched_leave_traces_and_go_to_a_bucket(
+    client, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     names = run_blocks("docs/recipes.md", client=client)
     for recipe in (
         "train_with_average",
@@ -98,6 +101,12 @@ def test_recipes_train_as_one_rank_does_are_watched_and_leave_traces(client):
     for path in sorted((names["run"].directory / "trace").iterdir()):
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
         assert any(event["name"].startswith("gloo:all_reduce") for event in events)
+    kept, copied = names["run"].directory, tmp_path / "runs" / "from-bucket"
+    files = [path.relative_to(kept) for path in kept.rglob("*") if path.is_file()]
+    assert files and all(
+        (kept / each).read_bytes() == (copied / each).read_bytes() for each in files
+    )
+    assert ddp.launch(client, ddp.rank, workers=1, directory=copied).directory == copied
 
 
 def _stops_early_and_keeps_the_best_model(client, names):

@@ -5,7 +5,9 @@ import sys
 
 import cloudpickle
 import faults_on_purpose as faults
+import pandas as pd
 import pytest
+from dask.dataframe import from_map
 from processes import Background, held_back, saved_steps, wait_until
 
 import ddp_common as ddp
@@ -18,13 +20,30 @@ def has_begun(directory):
     return lambda: metrics.exists() and metrics.stat().st_size > 0
 
 
+def test_a_place_where_no_run_can_be_is_refused_before_a_table_is_computed(
+    client, tmp_path, monkeypatch
+):
+    def partition(number):
+        (tmp_path / f"computed-{number}").touch()
+        return pd.DataFrame({"x": [number]})
+
+    (tmp_path / "a_file").touch()
+    table = from_map(partition, range(2), meta=pd.DataFrame({"x": [0]}))
+    with pytest.raises(ddp.Error, match="a_file: it is no folder"):
+        ddp.launch(client, ddp.rank, directory=tmp_path / "a_file" / "run", table=table)
+    monkeypatch.setenv("RUNS", str(tmp_path / "a_file"))
+    with pytest.raises(ddp.Error, match="a_file: it is no folder"):
+        ddp.launch(client, ddp.rank, table=table)
+    assert not list(tmp_path.glob("computed-*"))
+
+
 def test_two_launches_in_one_directory_at_once_are_refused_and_the_first_is_not_disturbed(
     client, tmp_path
 ):
     with held_back(faults.train, tmp_path / "gate") as train:
         first = Background(ddp.launch, client, train, workers=2, directory=tmp_path / "run")
         wait_until(has_begun(tmp_path / "run"))
-        with pytest.raises(ddp.Error, match="is writing in .*choose another directory"):
+        with pytest.raises(ddp.Error, match="(?s)is writing in .*choose another directory"):
             ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run")
     run = first.outcome()
     assert len(run.records) == 28 and run.problems == []

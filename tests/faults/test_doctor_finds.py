@@ -10,7 +10,7 @@ import yaml
 from patience import PATIENCE
 from processes import can_hide, hiding, separate_cluster
 
-from ddp_common.clusters.doctor import FAILED, NOT_TRIED, OK, ROW, WARNING, examine
+from ddp_common.clusters.doctor import FAILED, OK, ROW, WARNING, examine
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,16 +41,15 @@ def test_without_the_commands_of_the_batch_system_nothing_is_started(tmp_path):
         yaml.safe_dump({"cluster": "dask_jobqueue.SLURMCluster", "options": options})
     )
     code, text = doctor(tmp_path, CLUSTER=str(profile), PATH=str(tmp_path))
-    assert code == 1 and row(OK, "profile") in text
-    assert row(FAILED, "queue", "not on PATH: sbatch, squeue") in text
-    assert row(NOT_TRIED, "workers") in text and row(NOT_TRIED, "ranks") in text
+    assert code == 1 and row(FAILED, "queue", "There is no sbatch here") in text
+    assert " workers " not in text
 
 
 def test_a_place_for_runs_where_nobody_may_write(tmp_path):
     (tmp_path / "file").touch()
     code, text = doctor(tmp_path / "file", CLUSTER="local")
     assert code == 1 and row(FAILED, "run directory", "Cannot make the run directory") in text
-    assert "RUNS=" in text and row(OK, "ranks") in text
+    assert "RUNS=" in text
 
 
 @pytest.mark.skipif(not can_hide(), reason="needs the right to make a mount namespace (root)")
@@ -63,5 +62,5 @@ def test_a_run_directory_that_workers_do_not_share_is_a_warning(tmp_path, monkey
         assert examine(address, 2, lines.append)
     text = "\n".join(lines)
     assert row(WARNING, "run directory") in text and "through Dask" in text
-    assert row(OK, "ranks") in text and "notebook" not in text
+    assert row(OK, "ranks") in text
     assert not list(hidden.iterdir())

@@ -52,7 +52,7 @@ def test_a_sound_slurm_is_fit_to_train(doctor):
         ("queue=gpu", "FAILED queue gpu does not exist; there is: main (up)"),
         (
             "python=/no/python",
-            "A job starts /no/python: this file must exist on the compute nodes",
+            "ended before its worker came (NonZeroExitCode)",
         ),
     ],
     ids=["no_such_partition", "no_python_on_the_nodes"],

@@ -150,7 +150,7 @@ def test_a_killed_task_ends_the_job_of_srun_and_the_log_names_it(slurm, reposito
 
 def refusal(slurm, process, folder):
     said = finish(process, folder, code=1)
-    assert not list((folder / "runs").rglob("*.pem"))
+    assert not list((folder / "runs").rglob(".dask-jobqueue*"))  # credentials
     wait_until(lambda: not jobs(slurm))
     return said
 
@@ -243,8 +243,8 @@ def test_ranks_in_jobs_read_the_partitions_of_a_table_where_they_lie(client):
 def test_a_client_without_the_credentials_of_the_run_is_refused(client, monkeypatch):
     address = client.scheduler.address
     assert address.startswith("tls://")
-    for name in ("cert.pem", "key.pem"):
-        assert (client.jobs.directory / name).stat().st_mode & 0o777 == 0o600
+    credentials = list(client.jobs.directory.glob(".dask-jobqueue*"))
+    assert [path.stat().st_mode & 0o777 for path in credentials] == [0o600] * 3
     plain = address.replace("tls://", "tcp://")
     for stranger, security in ((plain, None), (address, Security.temporary())):
         with pytest.raises(OSError):

@@ -40,12 +40,15 @@ def test_srun_trains_two_ranks_without_dask_and_leaves_what_every_run_leaves(und
 
 def test_pets_is_trained_in_two_jobs_which_leave_nothing_but_their_logs(slurm, tmp_path):
     small = "epochs=1 hidden=16 batch_size=128"
-    process = train(slurm, tmp_path, "pets", ROOT, CLUSTER="slurm", SET=small)
-    assert "Done in" in finish(process, tmp_path)
-    (cluster,) = (tmp_path / "runs" / "clusters").iterdir()
+    folder = tmp_path / "with a space"
+    folder.mkdir()
+    process = train(slurm, folder, "pets", ROOT, CLUSTER="slurm", SET=small)
+    assert "Done in" in finish(process, folder)
+    (cluster,) = (folder / "runs" / "clusters").iterdir()
     assert cluster.stat().st_mode & 0o777 == 0o700
     assert len([path for path in cluster.iterdir() if path.stat().st_size]) == 2
-    assert not list(cluster.glob("*.pem"))
+    assert not list(cluster.glob(".*"))  # credentials
+    assert "Failed to remove" not in "".join(path.read_text() for path in cluster.iterdir())
     wait_until(lambda: not jobs(slurm))
 
 

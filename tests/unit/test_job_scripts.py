@@ -1,12 +1,14 @@
 """What would be submitted: DRY=1 for every profile, on a machine without a batch system."""
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 from processes import finished
 
+from ddp_common import Error, connect
 from ddp_common.clusters.connect import describe
 from ddp_common.clusters.profiles import PROFILES
 
@@ -30,12 +32,13 @@ export DASK_DISTRIBUTED__WORKER__HTTP__ROUTES=[]
 export DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s
 export DDP_SCRATCH=$(mktemp -d)  # a folder that only you can read
 export DASK_TEMPORARY_DIRECTORY=$DDP_SCRATCH
+trap : TERM  # it is for the worker, for whose end this shell waits
 trap 'rm -rf "$DDP_SCRATCH"' EXIT
 PYTHON -m dask_cuda.cli tls://SCHEDULER:PORT --name worker-0 --nthreads 8 \
 --memory-limit 32.00GiB --death-timeout 60 \
 --dashboard-address 127.0.0.1:0 --no-dashboard --protocol tls:// \
---tls-ca-file runs/clusters/TIME/cert.pem \
---tls-cert runs/clusters/TIME/cert.pem --tls-key runs/clusters/TIME/key.pem
+--tls-ca-file runs/clusters/TIME/ca \
+--tls-cert runs/clusters/TIME/cert --tls-key runs/clusters/TIME/key
 """
 
 
@@ -94,15 +97,71 @@ def test_several_gpus_of_one_job_are_several_ranks(monkeypatch):
     assert "--nthreads 8 --memory-limit 32.00GiB" in text
 
 
-def test_a_job_keeps_its_temporary_files_in_a_folder_of_its_user_alone_and_removes_it(tmp_path):
+WORKER = """
+import os, signal, time
+def end(*_):
+    time.sleep(0.5)
+    os.write(1, f"{os.path.isdir(folder)}\\n".encode())
+    os._exit(1)
+folder = os.environ["DASK_TEMPORARY_DIRECTORY"]
+signal.signal(signal.SIGTERM, end)
+found = os.stat(folder)
+os.write(1, f"{found.st_mode & 0o777:o} {found.st_uid}\\n".encode())
+time.sleep(600)
+"""
+
+
+def test_a_cancelled_job_removes_its_temporary_files_when_its_worker_has_ended(tmp_path):
+    """The folder is of its user alone."""
     script = describe("slurm")
     lines = script[script.index("export DDP_SCRATCH") : script.index(sys.executable)]
-    done = subprocess.run(
-        ["bash", "-ec", f"{lines}\nstat -c '%a %u %n' $DASK_TEMPORARY_DIRECTORY"],
-        capture_output=True,
+    (tmp_path / "job.sh").write_text(f"{lines}\n{sys.executable} -c '{WORKER}'\n")
+    (tmp_path / "scratch").mkdir()
+    job = subprocess.Popen(
+        ["bash", tmp_path / "job.sh"],
+        stdout=subprocess.PIPE,
         text=True,
-        env={"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)},
-        check=True,
+        env={"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path / "scratch")},
+        process_group=0,
     )
-    assert done.stdout.startswith(f"700 {os.getuid()} {tmp_path}")
-    assert not list(tmp_path.iterdir())
+    assert job.stdout.readline() == f"700 {os.getuid()}\n"
+    os.killpg(job.pid, signal.SIGTERM)  # as the batch system sends it
+    assert job.communicate()[0] == "True\n"
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_a_clone_in_a_folder_with_a_space_has_jobs_on_slurm_and_is_refused_on_pbs(
+    tmp_path, monkeypatch
+):
+    commands, python = tmp_path / "commands", tmp_path / "a clone" / "python"
+    commands.mkdir()
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    (commands / "qsub").symlink_to("/bin/false")
+    monkeypatch.setattr(sys, "executable", str(python))
+    assert f"\n'{python}' -m distributed.cli.dask_worker tls" in describe("slurm")
+    monkeypatch.setenv("PATH", str(commands))
+    monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
+    with pytest.raises(Error, match="PBS cannot have jobs with a space in a path"):
+        connect("pbs")
+    assert not list((tmp_path / "runs" / "clusters").iterdir())
+
+
+def test_without_the_commands_of_the_batch_system_make_run_says_so_before_it_starts(tmp_path):
+    words = [sys.executable, "-m", "ddp_common", "run", "pets"]
+    variables = {"CLUSTER": "slurm", "PATH": str(tmp_path)}
+    done = subprocess.run(
+        words, cwd=tmp_path, env={**os.environ, **variables}, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    assert "There is no sbatch here" in done.stderr and "DRY=1" in done.stderr
+
+
+def test_a_network_that_this_host_lacks_is_refused_with_the_option_for_the_scheduler(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "sbatch").symlink_to("/bin/false")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("OPTIONS", "interface=ib77")
+    with pytest.raises(Error, match="(?s)interface=ib77: .*scheduler_options.interface=….* of lo"):
+        connect("slurm")

@@ -82,7 +82,7 @@ WRONG = {
     "memory=lots": "refuses the profile's options: Could not interpret 'lots'",
     "job_extra_directives=--exclusive": "job_extra_directives='--exclusive' is no list",
     "scheduler_options=eth0": "scheduler_options='eth0' is no dict",
-    "quue=gpu": "there is no option 'quue' (did you mean queue?). It stands in OPTIONS",
+    "quue=gpu": "there is no option 'quue' (did you mean queue?).\nIt stands in OPTIONS",
     "partition=short": "Slurm's partition is `queue`",
 }
 
@@ -93,6 +93,13 @@ def test_a_wrong_option_is_one_error_before_anything_starts(monkeypatch, options
     with pytest.raises(Error) as refused:
         describe("slurm")
     assert WRONG[options] in str(refused.value)
+
+
+def test_an_option_of_jobs_is_refused_by_a_local_cluster_before_it_starts(monkeypatch):
+    monkeypatch.setenv("OPTIONS", "queue=gpu")
+    assert "LocalCluster has no option 'queue'" in refusal()
+    monkeypatch.setenv("OPTIONS", "memory_limt=1GiB")
+    assert "(did you mean memory_limit?)" in refusal()
 
 
 def test_an_option_that_a_local_cluster_refuses_leaves_no_process(monkeypatch):

@@ -1,10 +1,14 @@
 """The lines that `make run` prints while training goes on."""
 
+import contextlib
+import io
+import os
 import re
 
 import pytest
 
-from ddp_common.run.progress import Progress
+from ddp_common import Error
+from ddp_common.run.progress import Progress, say
 
 
 @pytest.fixture
@@ -18,7 +22,7 @@ def place(epoch, step):
 
 
 def printed(capsys):
-    return re.sub(r"  [\d,]+ samples/s", "", capsys.readouterr().out)
+    return re.sub(r"  [\d,]+ samples/s", "", capsys.readouterr().err)
 
 
 def test_the_loss_of_an_epoch_is_that_of_all_ranks_though_one_reports_late(progress, capsys):
@@ -34,3 +38,23 @@ def test_the_loss_of_an_epoch_is_that_of_all_ranks_though_one_reports_late(progr
     assert printed(capsys) == "1 of 2 epochs  loss 3.000\n"
     progress.close()
     assert printed(capsys) == "2 of 2 epochs  loss 0.2500\n"
+
+
+def test_what_cannot_be_shown_ends_nothing_and_a_letter_that_is_unknown_is_spelled_out():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed_pipe:
+        say("nobody reads this", closed_pipe)
+        with contextlib.suppress(BrokenPipeError):
+            closed_pipe.close()
+    say("a closed file", closed_pipe)
+    memory = io.BytesIO()
+    latin = io.TextIOWrapper(memory, encoding="latin-1")
+    say("→ 1", latin)
+    assert memory.getvalue() == b"\\u2192 1\n"
+
+
+def test_an_unknown_kind_of_progress_is_refused(monkeypatch):
+    monkeypatch.setenv("DDP_PROGRESS", "dots")
+    with pytest.raises(Error, match="DDP_PROGRESS=dots is none of off, bar, lines"):
+        Progress()

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ddp_common import Error
-from ddp_common.run import run_lock
+from ddp_common.run import run_directory
 from ddp_common.run.run_directory import RunDirectory
 
 HOLDER = """
@@ -39,20 +39,20 @@ def holder(folder, seconds):
 
 def test_a_second_run_in_a_directory_is_refused_until_the_first_has_died(tmp_path):
     with holder(tmp_path, 600) as first:
-        words = f"process {first.pid} on .*is writing in {tmp_path}.*choose another directory"
+        words = f"(?s)process {first.pid} on .*is writing in {tmp_path}.*choose another directory"
         with pytest.raises(Error, match=words):
             RunDirectory(tmp_path)
         first.kill()
         first.wait()
         second = RunDirectory(tmp_path)
-    with pytest.raises(Error, match="this very process"):
+    with pytest.raises(Error, match=f"process {os.getpid()} on"):
         RunDirectory(tmp_path)
     second.close()
-    assert not (tmp_path / run_lock.NAME).exists()
+    assert not (tmp_path / run_directory.LOCK).exists()
 
 
 def test_a_batch_job_waits_for_the_one_before_it(tmp_path, monkeypatch):
-    with holder(tmp_path, run_lock.WAIT + 2) as first:
+    with holder(tmp_path, run_directory.WAIT + 2) as first:
         monkeypatch.setenv("SLURM_JOB_ID", "1")
         RunDirectory(tmp_path).close()
         assert first.wait() == 0
