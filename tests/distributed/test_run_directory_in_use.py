@@ -27,13 +27,16 @@ def test_a_place_where_no_run_can_be_is_refused_before_a_table_is_computed(
         (tmp_path / f"computed-{number}").touch()
         return pd.DataFrame({"x": [number]})
 
+    def train(table):
+        return 0
+
     (tmp_path / "a_file").touch()
     table = from_map(partition, range(2), meta=pd.DataFrame({"x": [0]}))
     with pytest.raises(ddp.Error, match="a_file: it is no folder"):
-        ddp.launch(client, ddp.rank, directory=tmp_path / "a_file" / "run", table=table)
+        ddp.launch(client, train, directory=tmp_path / "a_file" / "run", table=table)
     monkeypatch.setenv("RUNS", str(tmp_path / "a_file"))
     with pytest.raises(ddp.Error, match="a_file: it is no folder"):
-        ddp.launch(client, ddp.rank, table=table)
+        ddp.launch(client, train, table=table)
     assert not list(tmp_path.glob("computed-*"))
 
 
