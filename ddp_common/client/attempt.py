@@ -53,11 +53,11 @@ from ddp_common.messages import (
     unpack,
 )
 from ddp_common.ranks.checkpoint_files import checkpoints, step_of
+from ddp_common.run.description import describe
 from ddp_common.run.places import shown
 from ddp_common.run.progress import Progress
 from ddp_common.run.replicas import Replicas
 from ddp_common.run.run_directory import RunDirectory
-from ddp_common.run.settings import describe
 from ddp_common.worker import agent
 
 ANSWER_TIMEOUT = 5  # seconds that a worker has to answer, or the launch's `timeout` if longer
@@ -144,7 +144,8 @@ class Attempt:
         with contextlib.suppress(OSError):  # it says so itself
             self.directory.check()
         folder = self.directory.path / "checkpoints"
-        self.config = describe(self.addresses, self.directory.function)
+        directory = self.directory
+        self.config = describe(directory.path, directory.about, self.addresses, directory.function)
         # While there are checkpoints, config.json says how they were made, until ranks train on
         if not checkpoints(folder):
             self._write_config()

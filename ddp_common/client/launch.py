@@ -30,7 +30,6 @@ from ddp_common.run.places import new_directory
 from ddp_common.run.progress import explain_interrupt, say_place
 from ddp_common.run.result import Run
 from ddp_common.run.run_directory import RunDirectory
-from ddp_common.run.settings import current, run_to_resume
 from ddp_common.values import whole_number
 
 PLACEMENT_TIMEOUT = 60  # seconds to wait for free workers
@@ -47,6 +46,8 @@ def launch(
     directory: str | Path | Literal[False] | None = None,
     timeout: float = PLACEMENT_TIMEOUT,
     on_report: Callable[[dict], Any] | None = None,
+    run_name: str | None = None,
+    run_config: dict | None = None,
     **arguments: Any,
 ) -> Run:
     """Run `function(**arguments)` on one rank for each worker and return a `Run`.
@@ -68,10 +69,12 @@ def launch(
     A rank that makes no progress for `stall_timeout` seconds is a failure (None: never); progress
     is a step of a sampler or an optimizer, a batch of an evaluation, a report, a saved file or
     checkpoint. `directory` continues in an earlier run's
-    directory, whose newest checkpoint `Checkpoint.restore` then finds; default: a new one, or what
-    RESUME names for the first launch of a tutorial. With `False` no folder is kept: a temporary
-    one is removed when `launch` returns, or, after a failure, when the program ends. (Under
-    torchrun and srun it is a new one, since ranks on other hosts must find it.)
+    directory, whose newest checkpoint `Checkpoint.restore` then finds; default: a new one in
+    `runs/<run_name>`; `run_name` is by default that of the function. With `False` no folder is
+    kept: a temporary one is removed when `launch` returns, or, after a failure, when the program
+    ends. (Under torchrun and srun it is a new one, since ranks on other hosts must find it.)
+    `run_config` is what the run's config.json says besides versions and workers, such as the
+    settings of the program.
 
     `on_report` is called here, in this thread, with every record that `Run.metrics` will have, as
     a dict with `rank`, `time` (s since 1970), the position in training and what was reported;
@@ -90,7 +93,9 @@ def launch(
     if hasattr(client, "run_here"):
         # The ranks are running already: torchrun or srun has started them
         tables.refuse_without_dask(collections)
-        return client.run_here(function, arguments, directory or None, on_report, stall_timeout)
+        return client.run_here(
+            function, arguments, directory or None, on_report, stall_timeout, run_name, run_config
+        )
     refuse_unusable(client)
     payload = pickled(function, arguments)
     wanted = restarts if restarts is not None else os.environ.get("RESTARTS") or 0
@@ -115,7 +120,8 @@ def launch(
                 claimed_workers(client, attempt_id, workers, timeout, rows_held) as addresses,
             ):
                 if run_directory is None:
-                    run_directory = _open_directory(function, directory)
+                    run_directory = _open_directory(function, directory, run_name)
+                    run_directory.about = run_config or {}
                 attempt = Attempt(
                     client,
                     attempt_id,
@@ -183,17 +189,17 @@ def _remove(folder: Path, now: bool) -> None:
 
 
 def _open_directory(
-    function: Callable, directory: str | Path | Literal[False] | None
+    function: Callable, directory: str | Path | Literal[False] | None, run_name: str | None
 ) -> RunDirectory:
-    name = getattr(function, "__name__", "run")
+    of_function = getattr(function, "__name__", "run")
     place: str | Path
     if directory is False:
         place = tempfile.mkdtemp(prefix="ddp-run-")
     else:
-        place = directory or run_to_resume(name) or new_directory(current.name or name)
+        place = directory or new_directory(run_name or of_function)
     opened = RunDirectory(place)
-    opened.function = name
+    opened.function = of_function
     opened.is_temporary = directory is False
-    if current.name is None and not opened.is_temporary:  # `make run` says it of a tutorial
+    if not opened.is_temporary:
         say_place(opened.path)
     return opened

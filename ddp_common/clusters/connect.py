@@ -12,6 +12,7 @@ import importlib.util
 import math
 import os
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -36,7 +37,7 @@ from ddp_common.clusters.profiles import (
 from ddp_common.errors import Error
 from ddp_common.run.progress import Progress
 from ddp_common.values import YES
-from ddp_common.without_dask.launchers import LAUNCHERS, command, started_by
+from ddp_common.without_dask.launchers import LAUNCHERS, started_by
 from ddp_common.worker.nursery import ForkServer
 from ddp_common.worker.plugin import Preload
 
@@ -273,14 +274,11 @@ def _show_dashboard(client):
         print(f"Dask's dashboard: {client.dashboard_link}", file=stream, flush=True)
 
 
-def describe(name: str, workers: int | str | None = None, tutorial: str = "TUTORIAL") -> str:
-    """What `make run` would start: a job script, a call, a command, an address. Starts nothing.
+def describe(name: str, workers: int | str | None = None) -> str:
+    """What `connect` would start: a job script, a call, an address. Starts nothing.
 
     Raises `Error` as `connect` does.
     """
-    if name in LAUNCHERS:
-        line = command(name, tutorial, number_of_workers(workers or "auto"), restarts=0)
-        return f"# No Dask: {name} starts the ranks.\n{' '.join(line)}"
     if "://" in name:
         return f"Nothing would be started: there is a scheduler at {name}."
     profile = read_profile(name)
@@ -296,10 +294,14 @@ def describe(name: str, workers: int | str | None = None, tutorial: str = "TUTOR
 
 def _about_jobs(name, jobs, count):
     """What a job script does not say of itself: lines of comment above it."""
+    options = os.environ.get("OPTIONS")
+    doctor = f"make doctor CLUSTER={shlex.quote(name)}"
+    if options:
+        doctor += f" OPTIONS={shlex.quote(options)}"
     return [
         f"# {jobs} job(s) such as this one, for {count} rank(s):",
         "# Each starts Dask workers, to which your program sends its function later. The program",
         "# itself stays where you start it, and submits the jobs. TIME and SCHEDULER:PORT are",
         "# known then. The `export` lines are ours: nothing to change.",
-        f"# Next: make doctor CLUSTER={name}",
+        f"# Next: {doctor}",
     ]

@@ -1,9 +1,8 @@
-"""Ten checks of what usually goes wrong, from the packages up to a sum over all ranks.
+"""Checks of what usually goes wrong, from the packages up to a sum over all ranks.
 
-`make doctor CLUSTER=slurm` looks at the cluster of a profile; `make check` at this machine, before
-a class. Relies on `connect` for the cluster. Promises: each check is a line as soon as it is made,
-with what to do unless all is well; none waits for ever; nothing is downloaded; no cluster and no
-file is left, but for pictures that the repository draws.
+`make doctor CLUSTER=slurm` looks at the cluster of a profile. Relies on `connect` for the cluster.
+Promises: each check is a line as soon as it is made, with what to do unless all is well; none
+waits for ever; nothing is downloaded; no cluster and no file is left.
 """
 
 import contextlib
@@ -33,7 +32,6 @@ from ddp_common.clusters.connect import connect
 from ddp_common.clusters.jobs import system_of
 from ddp_common.clusters.profiles import is_batch, read_profile
 from ddp_common.clusters.queues import ask
-from ddp_common.data.datasets import fetch, registry
 from ddp_common.errors import Error
 from ddp_common.run.places import IS_CLONE, REPOSITORY, new_directory
 from ddp_common.values import whole_number
@@ -42,7 +40,6 @@ from ddp_common.without_dask.launchers import LAUNCHERS
 OK, WARNING, FAILED, NOT_TRIED = "ok", "warning", "FAILED", "not tried"
 ROW = "{:<10} {:<14} {}"
 
-KERNEL_TIMEOUT = 60  # seconds for a notebook's cell
 RANK_TIMEOUT = 60  # seconds for the ranks to find each other and to sum
 SHORT = 600  # seconds: jobs that end sooner are worth a warning
 GIB = 2**30
@@ -95,8 +92,6 @@ def examine(
     states: dict[str | None, str] = {}
     try:
         for title, check, advice, needs in CHECKS:
-            if needs == CLASS and not (name == "local" and IS_CLONE):
-                continue
             if states.get(needs) in (FAILED, NOT_TRIED):
                 finding = Finding(f"it needs this first: {needs}", NOT_TRIED)
             else:
@@ -156,36 +151,6 @@ def check_packages(subject: Subject) -> Finding:
         advice = "Should something fail, `make setup` installs the tested versions."
         return Finding(", ".join(others), WARNING, advice)
     return Finding(f"all there, for Python {platform.python_version()}")
-
-
-def check_data(subject: Subject) -> Finding:
-    """The data of every tutorial; what is drawn is drawn now, so that a class need not wait."""
-    names = list(registry())
-    for name in names:
-        fetch(name)
-    return Finding(f"here for {', '.join(names)}")
-
-
-def check_notebook(subject: Subject) -> Finding:
-    """Whether a notebook's kernel starts, in this environment."""
-    import nbformat  # here: not needed on a cluster
-    from jupyter_client.manager import KernelManager
-    from nbclient import NotebookClient
-
-    cell = nbformat.v4.new_code_cell("import ddp_common, sys\nprint(sys.prefix)")
-    notebook = nbformat.v4.new_notebook(cells=[cell])
-    kernel = KernelManager(kernel_name="python3", transport="ipc")  # through no port
-    with tempfile.TemporaryDirectory() as folder:
-        kernel.connection_file = f"{folder}/kernel.json"
-        try:
-            NotebookClient(notebook, timeout=KERNEL_TIMEOUT, km=kernel).execute()
-        finally:
-            kernel.shutdown_kernel(now=True)
-    prefix = notebook.cells[0].outputs[0].text.strip()
-    if Path(prefix).resolve() != Path(sys.prefix).resolve():
-        advice = "Start notebooks with `make lab`, or choose the kernel of this environment."
-        return Finding(f"the kernel runs in {prefix}", FAILED, advice)
-    return Finding("a kernel answers")
 
 
 def check_profile(subject: Subject) -> Finding:
@@ -400,18 +365,15 @@ def add_up() -> list[dict]:
     return exchange.gather(own)
 
 
-CLASS = "a class on this machine"
 LOOPBACK = (
     "Nobody on another host reaches an address 127.*: name the network that all hosts share, "
     "`interface: ib0` in the profile's options or `dask worker --interface ib0`."
 )
 SETUP = "Run `make setup` again."
 # In this order: title, check, what to do if it raises (None: as for workers that do not come), and
-# the check without which it cannot be tried, or CLASS if it is none of a cluster.
+# the check without which it cannot be tried.
 CHECKS = [
     ("packages", check_packages, SETUP, None),
-    ("data", check_data, "Restore the repository's own files: `git checkout data`.", CLASS),
-    ("notebook", check_notebook, SETUP, CLASS),
     ("profile", check_profile, "Put it right, or take one of those in clusters/.", None),
     ("queue", check_queue, "Put the profile right.", "profile"),
     ("workers", check_workers, None, "queue"),

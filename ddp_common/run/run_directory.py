@@ -46,6 +46,7 @@ class RunDirectory:
         self._lost_files: list[str] = []
         self._checked = time.monotonic()
         self.function: str | None = None  # the name of the training function
+        self.about: dict = {}  # what the program has config.json say
         self.is_temporary = False  # it goes with the run
         self._config: bytes | None = None  # the bytes of config.json
         self._closed = False

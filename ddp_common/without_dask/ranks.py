@@ -40,12 +40,12 @@ from ddp_common.messages import (
 )
 from ddp_common.ranks import checkpoint, checkpoint_files, rendezvous, reporting, stopping
 from ddp_common.ranks.last_word import pickled_result
+from ddp_common.run.description import describe
 from ddp_common.run.places import new_directory
 from ddp_common.run.progress import Progress
 from ddp_common.run.replicas import Replicas
 from ddp_common.run.result import Run
 from ddp_common.run.run_directory import RunDirectory, as_line, read_records
-from ddp_common.run.settings import current, describe, run_to_resume
 from ddp_common.without_dask.launchers import started_by
 
 # Between two looks whether a rank has ended that others wait for.
@@ -77,6 +77,8 @@ class Ranks:
         directory: str | Path | None,
         on_report: Callable[[dict], Any] | None = None,
         stall_timeout: float | None = None,
+        run_name: str | None = None,
+        run_config: dict | None = None,
     ) -> Run:
         """What `launch` does here: call the function in this very process.
 
@@ -92,11 +94,11 @@ class Ranks:
         if dist.is_initialized():
             seconds = stall_timeout or rendezvous.FOREVER.total_seconds()
             _set_pg_timeout(datetime.timedelta(seconds=seconds))
-        name = getattr(function, "__name__", "run")
+        of_function = getattr(function, "__name__", "run")
         with contextlib.ExitStack() as at_the_end:
-            files = _agree_on_directory(name, directory, at_the_end)
+            files = _agree_on_directory(run_name or of_function, directory, at_the_end)
             earlier = len(files.records)  # of a run that is resumed
-            reports = Reports(files, name)
+            reports = Reports(files, run_config or {}, of_function)
             result, was_stopped = _call(function, arguments, reports)
             step = reporting.position().get("step", 0)
             if was_stopped and step == 0:  # ranks have left each on its own
@@ -149,7 +151,7 @@ def _agree_on_directory(name, directory, at_the_end):
 
 
 def _choose_directory(name, directory):
-    chosen = str(directory or run_to_resume(name) or new_directory(current.name or name))
+    chosen = str(directory or new_directory(name))
     if "://" in chosen:
         raise Error(
             f"{chosen}: ranks of {started_by()} need a run directory in a file system that all "
@@ -235,14 +237,14 @@ class Reports:
     `problems` (list of str) is what could not be written.
     """
 
-    def __init__(self, files, name):
+    def __init__(self, files, run_config, function):
         self.files = files
         self.problems = []
         self.norms = collections.deque(maxlen=COMPARED_SAVES)  # of this rank's models
         self.progress = Progress()
         self.config = None  # what is to be written into config.json once training has begun
         if rendezvous.rank() == 0:
-            self.config = describe([], name)
+            self.config = describe(files.path, run_config, [], function)
             # While there are checkpoints, config.json says how they were made
             if not checkpoint_files.checkpoints(files.path / "checkpoints"):
                 self._write_config()
