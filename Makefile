@@ -21,6 +21,10 @@ $(error $(unknown)=$(value $(unknown)): make knows no variable of that name. It 
 `make help` explains them. Settings of a tutorial go into SET, in small letters: SET="epochs=1 batch_size=64")
 endif
 $(foreach name,$(VARIABLES),$(eval $(call as_typed,$(name))))
+tutorial := $(firstword $(filter $(basename $(notdir $(wildcard tutorials/*.ipynb))),$(MAKECMDGOALS)))
+ifneq ($(tutorial),)
+$(error "$(tutorial)" is the name of a tutorial. Write: make $(firstword $(filter-out $(tutorial),$(MAKECMDGOALS)) run) TUTORIAL=$(tutorial))
+endif
 ifneq ($(words $(VENV)),1)
 $(error VENV=$(VENV): the folder of the environment must not have spaces in its name)
 endif
@@ -39,7 +43,7 @@ TEST   := $(VENV)/installed-test
 DOCS   := $(VENV)/installed-docs
 
 # What `make lint` looks at: programs, and the tutorials, which are pages of a notebook. Their lines end where a page cuts them off.
-PROGRAMS := ddp_common tests tutorials/lab.py tutorials/scaling.py tutorials/sync.py tutorials/checks docs data
+PROGRAMS := ddp_common tests tutorials/kit tutorials/lab.py tutorials/scaling.py tutorials/sync.py tutorials/checks docs data
 PAGES    := --line-length 88 tutorials/scripts $(filter-out $(PROGRAMS),$(wildcard tutorials/*.py))
 
 .PHONY: help setup setup-all run lab data test test-slurm test-all lint sync bench scaling doctor check fault-lab docs clean
@@ -95,10 +99,10 @@ $(VENV)/installed-%: $(VENV)/torch pyproject.toml
 $(TEST) $(DOCS): $(COURSE)
 
 run: $(COURSE)
-	@$(PYTHON) -m ddp_common run
+	@$(PYTHON) -m tutorials run
 
 data: $(COURSE)
-	@$(PYTHON) -m ddp_common data
+	@$(PYTHON) -m tutorials data
 
 lab: $(COURSE)
 	@$(PYTHON) tutorials/lab.py
@@ -142,7 +146,7 @@ doctor: $(COURSE)
 	@$(PYTHON) -m ddp_common doctor
 
 check: $(COURSE)
-	@$(PYTHON) -m ddp_common doctor --cluster local
+	@$(PYTHON) -m tutorials check
 
 fault-lab: $(TEST)
 	@$(PYTHON) tests/fault_lab.py

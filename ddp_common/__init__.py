@@ -17,7 +17,6 @@ import importlib
 # The public names, and the module that each lives in.
 _HOME = {
     "launch": "client.launch",
-    "settings": "run.settings",
     "connect": "clusters.connect",
     "device": "ranks.rendezvous",
     "rank": "ranks.rendezvous",
@@ -30,7 +29,6 @@ _HOME = {
     "Checkpoint": "ranks.checkpoint",
     "report": "ranks.reporting",
     "save_file": "ranks.reporting",
-    "fetch": "data.datasets",
     "ImageFolder": "data.images",
     "inject": "faults",
     "Error": "errors",

@@ -17,19 +17,21 @@ ABOVE_0 = sys.float_info.min  # the least number above 0
 MOST = 10**12  # no setting counts further; beyond, steps and samples no longer fit into 64 bits
 
 
-def split_words(text: str) -> list[str]:
-    """The words of SET, quoted as in a shell. Raises `Error` for a quote that is not closed."""
+def pairs(variable: str, text: str, example: str) -> list[tuple[str, str]]:
+    """The words name=value of SET or OPTIONS, quoted as in a shell, as (name, value).
+
+    Raises `Error`, which shows the `example`, for a word without '=' and a quote that is not
+    closed.
+    """
+    example = f'Write {variable}="{example}", quotes around values with spaces.'
     try:
-        return shlex.split(text)
+        words = [word.partition("=") for word in shlex.split(text)]
     except ValueError as error:
-        raise Error(f"SET={text}: {error}. Quote values as in a shell.") from None
-
-
-def example(defaults: dict) -> str:
-    """The first default as it would be written in SET, '' if there are none."""
-    for name, value in defaults.items():
-        return f"{name}={value}"
-    return ""
+        raise Error(f"{variable}={text}: {error}. {example}") from None
+    for name, equals, _ in words:
+        if not equals:
+            raise Error(f"{variable}={text}: {name!r} is no name=value. {example}")
+    return [(name, value) for name, _, value in words]
 
 
 def convert(text: str, kind: type):

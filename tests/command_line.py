@@ -1,4 +1,4 @@
-"""`python -m ddp_common …` as a process of its own, and what it leaves behind."""
+"""`python -m tutorials …` as a process of its own, and what it leaves behind."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ SET_OUTSIDE |= {"LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
 def command(*words, runs, **variables):
     kept = {name: value for name, value in os.environ.items() if name not in SET_OUTSIDE}
     return subprocess.Popen(
-        [sys.executable, "-m", "ddp_common", *words],
+        [sys.executable, "-m", "tutorials", *words],
         cwd=ROOT,
         env=kept | {"RUNS": str(runs)} | variables,
         stdout=subprocess.PIPE,
@@ -53,7 +53,7 @@ def own_tutorial(folder, source):
     """`run` of a tutorial with this job."""
     (folder / "mine.py").write_text("# ---\n# jupyter:\n# ---\n\n# %%" + source)
     program = (
-        "import pathlib, ddp_common.commands.cli as cli; "
+        "import pathlib, tutorials.kit.cli as cli; "
         f"cli.TUTORIALS = pathlib.Path({str(folder)!r}); cli.main()"
     )
     return subprocess.Popen(

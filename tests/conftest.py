@@ -16,7 +16,7 @@ from patience import PATIENCE
 from s3_here import s3_server
 
 import ddp_common as ddp
-from ddp_common.run.settings import current
+from tutorials.kit import parameters
 
 # Tests run side by side. Threads of OpenMP that spin while they wait take the cores from each
 # other: a rank of two threads gets 20 times slower.
@@ -59,9 +59,7 @@ def clean_environment(monkeypatch, tmp_path):
     for name in SET_OUTSIDE:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
-    nothing = {"name": None, "values": {}, "resume": None, "function": None, "changed": {}}
-    for name, value in nothing.items():
-        monkeypatch.setattr(current, name, value)
+    monkeypatch.setattr(parameters, "chosen", None)
 
 
 SHARED_WORKERS = 4
@@ -145,6 +143,8 @@ def repository(tmp_path_factory):
     for name in ("ddp_common", "clusters", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "tutorials").mkdir()
+    for name in ("__init__.py", "__main__.py", "kit"):
+        (folder / "tutorials" / name).symlink_to(ROOT / "tutorials" / name)
     script = (ROOT / "tests" / "train_in_no_hurry.py").read_text()
     (folder / "tutorials" / "in_no_hurry.py").write_text(f"# ---\n# jupyter:\n# ---\n{script}")
     return folder

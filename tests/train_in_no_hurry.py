@@ -15,6 +15,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import ddp_common as ddp
+from tutorials import kit
 
 STEPS = 200
 BATCH = 16
@@ -42,9 +43,9 @@ def train(pause, until):
 
 
 def main():
-    settings = ddp.settings("in_no_hurry", pause=0.0, until="")
+    settings = kit.settings("in_no_hurry", pause=0.0, until="")
     with ddp.connect() as client:
-        ddp.launch(client, train, **vars(settings), directory=os.environ.get("CHECKPOINT"))
+        ddp.launch(client, train, **kit.launch_options(), **vars(settings))
     print("Trained in no hurry.")  # as a job's words after its launch: only rank 0 is heard
 
 

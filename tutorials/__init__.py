@@ -1,1 +1,1 @@
-"""The tutorials, and what they share: `helpers` (pictures) and `checks` (exercises)."""
+"""The tutorials, and what they share: `kit` (settings, data), `helpers`, `checks`."""

@@ -54,13 +54,14 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import ddp_common as ddp
 from tutorials import flights_tables as ready  # what is not today's subject
+from tutorials import kit
 from tutorials.checks import flights as checks
 from tutorials.checks.common import judge
 from tutorials.checks.flights import arrival, change_future
 from tutorials.helpers import curve, show
 
 # %% tags=["parameters"]
-settings = ddp.settings(
+settings = kit.settings(
     "flights",
     data="shipped",  # or a folder with the same four files
     share=0.25,  # of the flights of each month
@@ -74,7 +75,7 @@ settings = ddp.settings(
 
 # %% tags=["nbval-ignore-output"]
 client = ddp.connect()
-dataset = ddp.fetch("flights", settings.data)
+dataset = kit.fetch("flights", settings.data)
 backend = "nccl" if torch.cuda.is_available() else "gloo"
 versions = f"torch {torch.__version__} · {backend} · {client.ranks} ranks"
 print(f"{versions} · {dataset.title}: {dataset.origin} · {dataset.licence}")
@@ -365,7 +366,9 @@ chosen = {
     name: getattr(settings, name)
     for name in ["epochs", "batch_size", "learning_rate", "hidden", "seed"]
 }
-run = ddp.launch(client, train, table=encoded, sizes=sizes, **chosen)
+run = ddp.launch(
+    client, train, **kit.launch_options(), table=encoded, sizes=sizes, **chosen
+)
 
 # %% [markdown]
 # **Predict where the rows are.** `submit` sends the weights once, to one worker, which

@@ -51,7 +51,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset
 
 import ddp_common as ddp
-from ddp_common.data.datasets import read_idx
+from tutorials import kit
 from tutorials.checks import mnist as checks
 from tutorials.checks.common import judge
 from tutorials.helpers import curve, pictures, show
@@ -59,7 +59,7 @@ from tutorials.helpers import curve, pictures, show
 REPOSITORY = Path(ddp.__file__).parents[1]
 
 # %% tags=["parameters"]
-settings = ddp.settings(
+settings = kit.settings(
     "mnist",
     data="shipped",  # or "full", or the path of a folder with IDX files
     epochs=5,
@@ -78,7 +78,7 @@ settings = ddp.settings(
 
 # %% tags=["nbval-ignore-output"]
 client = ddp.connect()
-dataset = ddp.fetch("mnist", settings.data)
+dataset = kit.fetch("mnist", settings.data)
 backend = "NCCL" if torch.cuda.is_available() else "gloo"
 print(
     f"torch {torch.__version__} · {backend} · {client.ranks} ranks on "
@@ -95,8 +95,8 @@ print(
 # %%
 def read_part(folder, part):
     """Images (n, 28, 28) and labels (n,) of one part, uint8. Raises ddp.Error."""
-    images = read_idx(Path(folder) / f"{part}-images-idx3-ubyte.gz")
-    labels = read_idx(Path(folder) / f"{part}-labels-idx1-ubyte.gz")
+    images = kit.read_idx(Path(folder) / f"{part}-images-idx3-ubyte.gz")
+    labels = kit.read_idx(Path(folder) / f"{part}-labels-idx1-ubyte.gz")
     if images.shape[1:] != (28, 28) or len(images) != len(labels):
         raise ddp.Error(
             f"{folder} holds images {tuple(images.shape)} and {len(labels)} labels: "
@@ -360,7 +360,9 @@ def train(images, epochs, batch_size, learning_rate, channels, bottleneck, seed)
 # %%
 NAMES = ["epochs", "batch_size", "learning_rate", "channels", "bottleneck", "seed"]
 hyperparameters = {name: getattr(settings, name) for name in NAMES}
-run = ddp.launch(client, train, images=images, **hyperparameters)
+run = ddp.launch(
+    client, train, **kit.launch_options(), images=images, **hyperparameters
+)
 print(f"{run.world_size} ranks, {settings.epochs} epochs, batch {settings.batch_size}")
 
 figure = curve(run.metrics, label="loss (MSE per pixel)")

@@ -51,12 +51,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import ddp_common as ddp
+from tutorials import kit
 from tutorials.checks import pets as checks
 from tutorials.checks.common import judge, run_script
 from tutorials.helpers import LiveLoss, curve, show
 
 # %% tags=["parameters"]
-settings = ddp.settings(
+settings = kit.settings(
     "pets",
     data="shipped",  # or "full" after `make data TUTORIAL=pets`, or your own names.csv
     repeat=False,  # True: a name counts as often as it was registered
@@ -86,7 +87,7 @@ settings = ddp.settings(
 
 # %% tags=["nbval-ignore-output"]
 client = ddp.connect()
-dataset = ddp.fetch("pets", settings.data)
+dataset = kit.fetch("pets", settings.data)
 backend = "nccl" if torch.cuda.is_available() else "gloo"
 versions = f"torch {torch.__version__} · {backend} · {client.ranks} ranks"
 print(f"{versions} · {dataset.title}: {dataset.origin}")
@@ -385,6 +386,7 @@ watch = LiveLoss("loss (nats per character)")
 run = ddp.launch(
     client,
     train,
+    **kit.launch_options(),
     contexts=contexts,
     targets=targets,
     on_report=watch,

@@ -20,11 +20,11 @@ from matplotlib.figure import Figure
 from scipy.optimize import nnls
 
 from ddp_common.clusters.profiles import gpus
-from ddp_common.commands.checks import check_choices
-from ddp_common.commands.cli import tutorial_path
 from ddp_common.errors import Error
 from ddp_common.run.places import new_directory, shown
-from ddp_common.without_dask.starting import available_cores
+from tutorials.kit.beforehand import check_choices
+from tutorials.kit.cli import tutorial_path
+from tutorials.kit.launchers import available_cores
 
 SMOOTHED = 20  # points of a curve of the training loss
 SAME = 0.02  # losses that differ by less, relatively, are called the same
@@ -36,7 +36,7 @@ def study(tutorial: str, ranks: Sequence[int]) -> None:
     Leaves a folder with scaling.csv, scaling.png, scaling.txt and the runs. Raises `Error` when a
     run fails; the runs before it are compared all the same.
     """
-    folder = Path(new_directory(f"scaling/{tutorial}", local=True))
+    folder = Path(new_directory(f"scaling/{tutorial}"))
     options = of_equal_ranks(os.environ.get("OPTIONS", ""), ranks)
     frames = {}  # number of ranks -> its curve
     try:
@@ -82,7 +82,7 @@ def of_equal_ranks(options: str, ranks: Sequence[int]) -> str:
 def train(tutorial: str, number: int, directory: Path, options: str) -> int:
     """Run `tutorial` on this number of ranks; returns the exit code."""
     own = {"WORKERS": str(number), "CHECKPOINT": str(directory), "OPTIONS": options}
-    command = [sys.executable, "-m", "ddp_common", "run", tutorial]
+    command = [sys.executable, "-m", "tutorials", "run", tutorial]
     process = subprocess.Popen(command, env={**os.environ, **own})
     try:
         return process.wait()

@@ -60,16 +60,16 @@ from torchvision.transforms import v2
 
 import ddp_common as ddp
 from ddp_common.clusters.connect import describe
+from tutorials import kit
 from tutorials.checks import ucmerced as checks
 from tutorials.checks.common import judge
 from tutorials.helpers import curve, interval, pictures, show
 
 # %% tags=["parameters"]
-settings = ddp.settings(
+settings = kit.settings(
     "ucmerced",
     data="shipped",  # or "full" after `make data`, a folder, or s3://bucket/prefix
     anonymous=False,  # True: read a public s3:// bucket without credentials
-    on_error="raise",  # at an image that cannot be decoded; "skip": leave it out
     network="small",  # or a ResNet of torchvision, such as "resnet18"
     views=True,  # train on a random view of each scene; False: your photos have a top
     size=64,  # pixels: images are scaled to size x size
@@ -101,8 +101,8 @@ settings = ddp.settings(
 
 # %%
 client = ddp.connect()
-dataset = ddp.fetch("ucmerced", settings.data)
-to_read = {name: getattr(settings, name) for name in ("size", "anonymous", "on_error")}
+dataset = kit.fetch("ucmerced", settings.data)
+to_read = {name: getattr(settings, name) for name in ("size", "anonymous")}
 images = ddp.ImageFolder(dataset.path, cache="memory", **to_read)
 classes = len(images.classes)
 title = dataset.title if settings.data in ("shipped", "full") else "your own images"
@@ -398,7 +398,7 @@ def evaluate_all(images, network, candidates, rows):
 # %% tags=["nbval-ignore-output"]
 arguments = "network views epochs batch_size learning_rate seed".split()
 recipe = {name: getattr(settings, name) for name in arguments} | {"split": split}
-run = ddp.launch(client, train, images=images, **recipe)
+run = ddp.launch(client, train, **kit.launch_options(), images=images, **recipe)
 best = run.result
 candidates = {"main": best["weights"]}
 

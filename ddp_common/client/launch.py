@@ -31,12 +31,12 @@ from ddp_common.client.starting import note_restart, start
 from ddp_common.client.tables import Tables
 from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 from ddp_common.files import absolute
+from ddp_common.run.description import describe
 from ddp_common.run.job import Job, Launcher
 from ddp_common.run.places import check_place, new_directory
 from ddp_common.run.progress import explain_interrupt, say_place
 from ddp_common.run.result import Run
 from ddp_common.run.run_directory import RunDirectory
-from ddp_common.run.settings import current, describe, run_to_resume
 from ddp_common.values import whole_number
 
 PLACEMENT_TIMEOUT = 60  # seconds to wait for free workers
@@ -54,6 +54,8 @@ def launch(
     directory: str | Path | Literal[False] | None = None,
     timeout: float = PLACEMENT_TIMEOUT,
     on_report: Callable[[dict], Any] | None = None,
+    run_name: str | None = None,
+    run_config: dict | None = None,
     **arguments: Any,
 ) -> Run:
     """Run `function(**arguments)` on one rank for each worker and return a `Run`.
@@ -75,10 +77,12 @@ def launch(
     A rank that makes no progress for `stall_timeout` seconds is a failure (None: never); progress
     is a step of a sampler or an optimizer, a batch of an evaluation, a report, a saved file or
     checkpoint. `directory` continues in an earlier run's
-    directory, whose newest checkpoint `Checkpoint.restore` then finds; default: a new one, or what
-    RESUME names for the first launch of a tutorial. With `False` no folder is kept: a temporary
-    one is removed when `launch` returns, or, after a failure, when the program ends. (Under
-    torchrun and srun it is a new one, since ranks on other hosts must find it.)
+    directory, whose newest checkpoint `Checkpoint.restore` then finds; default: a new one in
+    `runs/<run_name>`; `run_name` is by default that of the function. With `False` no folder is
+    kept: a temporary one is removed when `launch` returns, or, after a failure, when the program
+    ends. (Under torchrun and srun it is a new one, since ranks on other hosts must find it.)
+    `run_config` is what the run's config.json says besides versions and workers, such as the
+    settings of the program.
 
     `on_report` is called here, in this thread, with every record that `Run.metrics` will have, as
     a dict with `rank`, `time` (s since 1970), the position in training and what was reported;
@@ -108,6 +112,8 @@ def launch(
         directory=directory,
         timeout=timeout,
         on_report=on_report,
+        run_name=run_name or str(getattr(function, "__name__", "run")),
+        run_config=run_config or {},
     )
     launcher = client if isinstance(client, Launcher) else OnWorkers(client)
     return launcher.launch(job)
@@ -135,8 +141,6 @@ class OnWorkers(Launcher):
         failures: list[Exception] = []
         own_tables = Tables(self.client, job.tables)
         try:
-            if job.directory:  # before anything is computed: it may not be one
-                run_directory = _open_directory(job.function, job.directory)
             while True:
                 attempt_id = uuid.uuid4().hex[:12]
                 if isinstance(self.client, KeepsWorkers):
@@ -150,7 +154,7 @@ class OnWorkers(Launcher):
                     ) as addresses,
                 ):
                     if run_directory is None:
-                        run_directory = _open_directory(job.function, job.directory)
+                        run_directory = _open_directory(job)
                     attempt = Attempt(
                         self.client, attempt_id, addresses, inbox, run_directory, job.on_report
                     )
@@ -202,7 +206,9 @@ def _run(
     """Start the ranks, follow them, and have them gone; returns rank 0's result."""
     signals.attempts_running += 1
     try:
-        attempt.recorder.describe(describe(attempt.addresses, attempt.directory.function))
+        folder = attempt.directory.path
+        function = attempt.directory.function
+        attempt.recorder.describe(describe(folder, job.run_config, attempt.addresses, function))
         if failures:
             note_restart(attempt, failures[-1], number=len(failures) + 1)
         try:
@@ -225,18 +231,15 @@ def _remove(folder: Path, now: bool) -> None:
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
-def _open_directory(
-    function: Callable, directory: str | Path | Literal[False] | None
-) -> RunDirectory:
-    name = getattr(function, "__name__", "run")
+def _open_directory(job: Job) -> RunDirectory:
     place: str | Path
-    if directory is False:
+    if job.directory is False:
         place = tempfile.mkdtemp(prefix="ddp-run-")
     else:
-        place = directory or run_to_resume(name) or new_directory(current.name or name)
+        place = job.directory or new_directory(job.run_name)
     opened = RunDirectory(place)
-    opened.function = name
-    opened.is_temporary = directory is False
-    if current.name is None and not opened.is_temporary:  # `make run` says it of a tutorial
+    opened.function = getattr(job.function, "__name__", "run")
+    opened.is_temporary = job.directory is False
+    if not opened.is_temporary:
         say_place(opened.path)
     return opened

@@ -13,6 +13,7 @@ import importlib.util
 import math
 import os
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -54,7 +55,7 @@ from ddp_common.clusters.profiles import (
 from ddp_common.errors import Error, first_line
 from ddp_common.run import progress
 from ddp_common.values import YES
-from ddp_common.without_dask.launchers import LAUNCHERS, command, started_by
+from ddp_common.without_dask.launchers import LAUNCHERS, started_by
 from ddp_common.worker.nursery import ForkServer
 from ddp_common.worker.plugin import Preload
 
@@ -357,14 +358,11 @@ def check(name: str) -> None:
         _class_and_options(profile, 1)
 
 
-def describe(name: str, workers: int | str | None = None, tutorial: str = "TUTORIAL") -> str:
-    """What `make run` would start: a job script, a call, a command, an address. Starts nothing.
+def describe(name: str, workers: int | str | None = None) -> str:
+    """What `connect` would start: a job script, a call, an address. Starts nothing.
 
     Raises `Error` as `connect` does.
     """
-    if name in LAUNCHERS:
-        line = command(name, tutorial, number_of_workers(workers or "auto"), restarts=0)
-        return f"# No Dask: {name} starts the ranks.\n{' '.join(line)}"
     if "://" in name:
         return f"Nothing would be started: there is a scheduler at {name}."
     profile = read_profile(name)
@@ -380,10 +378,14 @@ def describe(name: str, workers: int | str | None = None, tutorial: str = "TUTOR
 
 def _about_jobs(name: str, jobs: int, count: int) -> list[str]:
     """What a job script does not say of itself: lines of comment above it."""
+    options = os.environ.get("OPTIONS")
+    doctor = f"make doctor CLUSTER={shlex.quote(name)}"
+    if options:
+        doctor += f" OPTIONS={shlex.quote(options)}"
     return [
         f"# {jobs} job(s) such as this one, for {count} rank(s):",
         "# Each starts Dask workers, to which your program sends its function later. The program",
         "# itself stays where you start it, and submits the jobs. TIME and SCHEDULER:PORT are",
         "# known then. The `export` lines are ours: nothing to change.",
-        f"# Next: make doctor CLUSTER={name}",
+        f"# Next: {doctor}",
     ]

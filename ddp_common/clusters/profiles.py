@@ -12,7 +12,6 @@ import importlib.util
 import inspect
 import os
 import re
-import shlex
 import signal
 import threading
 from pathlib import Path
@@ -25,7 +24,7 @@ from dask.system import CPU_COUNT
 from ddp_common.errors import Error, first_line
 from ddp_common.files import is_file
 from ddp_common.run.places import REPOSITORY
-from ddp_common.values import of_kind, whole_number
+from ddp_common.values import of_kind, pairs, whole_number
 
 
 def _folder_of_profiles() -> Path:
@@ -121,6 +120,11 @@ def _path_of(name: str, extended_by: tuple[Path, ...]) -> Path:
     if is_file(path):
         return path
     extending = f", which {extended_by[-1]} extends" if extended_by else ""
+    if name.endswith((".yaml", ".yml")):
+        raise Error(
+            f"CLUSTER={name}{extending}: no such file, {path.absolute()}. "
+            "Give the path of a profile, or the name of one in clusters/."
+        )
     known = ", ".join(sorted(each.stem for each in PROFILES.glob("*.yaml")))
     raise Error(
         f"There is no cluster profile {name!r}{extending}. "
@@ -157,17 +161,14 @@ def _override(profile: dict, text: str) -> None:
 
     A dot leads into an option that is itself a mapping.
     """
-    example = 'Write OPTIONS="queue=gpu walltime=02:00:00", quotes around values with spaces.'
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise Error(f"OPTIONS={text}: {error}. {example}") from None
     options = profile["options"]
-    for word in words:
-        key, is_pair, value = word.partition("=")
+    for key, value in pairs("OPTIONS", text, "queue=gpu walltime=02:00:00"):
         option, dot, inner = key.partition(".")
-        if not is_pair or not option.isidentifier() or bool(dot) != bool(inner):
-            raise Error(f"OPTIONS={text}: {word!r} is no key=value. {example}")
+        if not option.isidentifier() or bool(dot) != bool(inner):
+            raise Error(
+                f"OPTIONS={text}: {key!r} can be the name of no option. "
+                'Write OPTIONS="queue=gpu scheduler_options.interface=ib0".'
+            )
         content = _parsed(key, value)
         if key in DEFAULTS:
             profile[key] = content

@@ -2,36 +2,31 @@
 
 One rank lists the files and tells the others: every rank has the same index, and storage is asked
 once. A batch is read at once, not one image after the other: from object storage by fsspec's
-concurrent requests, from a disk by threads. Decoded images may be kept, in memory or in a file
-that the ranks of a host share (`kept`). Promises: neither a killed process nor a changed file
-leaves a wrong image; the same object works in the workers of a `DataLoader`.
+concurrent requests, from a disk by threads. Promises: a file that is no image is named; the same
+object works in the workers of a `DataLoader`, also with images that are kept in memory.
 """
 
-import hashlib
 import io
+import mmap
 import os
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import fsspec
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from ddp_common.data.kept import Kept
 from ddp_common.errors import Error
-from ddp_common.ranks import exchange, reporting
-from ddp_common.ranks.rendezvous import rank, world_size
+from ddp_common.ranks import exchange
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".gif", ".webp")
 S3 = {
     "max_concurrency": 1,  # read a file without asking for its size first
     "config_kwargs": {"max_pool_connections": 32},  # of each process, where botocore takes 10
 }
-BATCH = 256  # images read at once in the check for damaged ones
-NAMED = 10  # damaged files that a warning names
 
 
 class ImageFolder(torch.utils.data.Dataset):
@@ -41,15 +36,12 @@ class ImageFolder(torch.utils.data.Dataset):
     the middle. `classes` are the names, sorted; `targets` is the number of each image's class,
     `labels` its name. `anonymous` reads a public s3:// bucket without credentials.
 
-    `cache` is None, 'memory', or a folder on a local disk; it keeps 3 * size * size bytes per
-    image.
-
-    `on_error`: 'raise' stops at the first image that cannot be decoded. With 'skip' the ranks
-    decode all of them once, now, each its share, and leave the damaged ones out of the index,
-    named in a warning.
+    `cache="memory"` keeps decoded images, 3 * size * size bytes for each, in memory that the
+    workers of a `DataLoader` share.
 
     Every rank has to make one, at the same place: they talk. Raises `Error` when there is no such
-    folder or bucket, no right to read it, no image in it, or only one class.
+    folder or bucket, no right to read it, no image in it, or only one class; reading raises it
+    for a file that cannot be decoded.
     """
 
     def __init__(
@@ -57,28 +49,20 @@ class ImageFolder(torch.utils.data.Dataset):
         url: str | Path,
         size: int = 64,
         *,
-        cache: str | Path | None = None,
+        cache: Literal["memory"] | None = None,
         anonymous: bool = False,
-        on_error: str = "raise",
     ):
-        if on_error not in ("raise", "skip"):
-            raise Error(f"on_error takes 'raise' or 'skip', not {on_error!r}.")
+        if cache not in (None, "memory"):
+            raise Error(
+                f"cache={cache!r}: decoded images are kept in memory only. "
+                "Write cache='memory', or leave it out."
+            )
         self.url = str(url)
         self.size = size
         self.anonymous = anonymous
         self._process = None  # the one to which `_mine` belongs
-        self._names, version = exchange.asked_of_rank_0(self._list)
-        self._index(range(len(self._names)))
-        self._kept = None
-        if cache is not None:
-            self._kept = Kept(cache, len(self._names), size, f"{self.url} {size} {version}")
-        if on_error == "skip":
-            self._leave_out_damaged()
-
-    def _index(self, rows):
-        """Let the data set consist of these of the files listed."""
-        self._rows = list(rows)
-        labels = [self._names[row].split("/")[0] for row in self._rows]
+        self._names = exchange.asked_of_rank_0(self._list)
+        labels = [name.split("/")[0] for name in self._names]
         self.classes = sorted(set(labels))
         if len(self.classes) < 2:
             if labels:
@@ -92,6 +76,7 @@ class ImageFolder(torch.utils.data.Dataset):
             )
         number = {label: number for number, label in enumerate(self.classes)}
         self.targets = [number[label] for label in labels]
+        self._memory = Memory(len(labels), size) if cache else None
 
     @property
     def labels(self) -> list[str]:
@@ -99,50 +84,43 @@ class ImageFolder(torch.utils.data.Dataset):
         return [self.classes[number] for number in self.targets]
 
     def __len__(self):
-        return len(self._rows)
+        return len(self._names)
 
     def __getitem__(self, index):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices):
         """The images at `indices` (list of int), read at once; a `DataLoader` calls this."""
-        rows = [self._rows[index] for index in indices]
-        images = {row: self._get_kept(row) for row in rows}
-        missing = [row for row, image in images.items() if image is None]
-        for row, image in zip(missing, self._decode(missing)):
+        images = {index: self._memory and self._memory.get(index) for index in indices}
+        missing = [index for index, image in images.items() if image is None]
+        for index, image in zip(missing, self._decode(missing)):
             if isinstance(image, Exception):
                 raise Error(
-                    f"{self.url}/{self._names[row]} is no image that can be read: {image}. Remove "
-                    "or replace the file, or leave damaged ones out with on_error='skip'."
+                    f"{self.url}/{self._names[index]} is no image that can be read: {image}. "
+                    "Remove or replace the file."
                 )
-            images[row] = image
-        return [
-            (torch.from_numpy(images[row].copy()), self.targets[index])
-            for row, index in zip(rows, indices)
-        ]
+            images[index] = image
+        return [(torch.from_numpy(images[index].copy()), self.targets[index]) for index in indices]
 
-    def _get_kept(self, row):
-        return None if self._kept is None else self._kept.get(row)
-
-    def _decode(self, rows):
-        """An array, or what was wrong with the file, for each of the rows; arrays are kept."""
-        if not rows:
+    def _decode(self, indices):
+        """An array, or what was wrong with the file, for each of the indices; arrays are kept."""
+        if not indices:
             return []
         filesystem, root, pool = self._own()
         is_remote = filesystem.async_impl
-        paths = [f"{root}/{self._names[row]}" for row in rows]
+        paths = [f"{root}/{self._names[index]}" for index in indices]
         if is_remote:
             contents = filesystem.cat_ranges(paths, None, None, on_error="return")
         else:
             contents = pool.map(partial(_read, filesystem), paths)
         images = list(pool.map(partial(_decoded, size=self.size), contents))
-        for row, image in zip(rows, images):
+        for index, image in zip(indices, images):
             is_damaged = isinstance(image, Exception)
             is_file_at_fault = isinstance(image, (FileNotFoundError, Undecodable))
             if is_remote and is_damaged and not is_file_at_fault:
                 raise _unreachable(self.url, image)
-            if self._kept is not None and not is_damaged:
-                self._kept.put(row, image)
+            if self._memory is not None and not is_damaged:
+                self._memory.put(index, image)
         return images
 
     def _own(self):
@@ -165,13 +143,10 @@ class ImageFolder(torch.utils.data.Dataset):
         return {**self.__dict__, "_process": None, "_mine": None}
 
     def _list(self):
-        """The names of all image files, relative and sorted, and a digest.
-
-        The digest changes with the names and with the files' lengths and times.
-        """
+        """The names of all image files, relative and sorted."""
         try:
             filesystem, root, _ = self._own()
-            found = _versions_of_files(filesystem, root)
+            found = _files_below(filesystem, root)
         except ImportError as error:
             raise Error(
                 f"{self.url} needs one more package ({error}). "
@@ -180,57 +155,52 @@ class ImageFolder(torch.utils.data.Dataset):
         # Each file system has its own exceptions: access denied, no such bucket, no network.
         except Exception as error:
             raise _unreachable(self.url, error) from None
-        names = sorted(name for name in found if _is_image_in_folder(name))
-        versions = repr([(name, found[name]) for name in names])
-        return names, hashlib.sha256(versions.encode()).hexdigest()
+        return sorted(name for name in found if _is_image_in_folder(name))
 
-    def _leave_out_damaged(self):
-        """Let the ranks decode all images, each its share, and index those that can be."""
-        mine = self._rows[rank() :: world_size()]
-        damaged = []
-        for start in range(0, len(mine), BATCH):
-            batch = [row for row in mine[start : start + BATCH] if self._get_kept(row) is None]
-            for row, image in zip(batch, self._decode(batch)):
-                if isinstance(image, Exception):
-                    damaged.append((row, str(image)))
-            reporting.made_progress()
-        bad = {row: why for each in exchange.gather(damaged) for row, why in each}
-        if not bad:
-            return
-        named = "; ".join(f"{self._names[row]}: {bad[row]}" for row in sorted(bad)[:NAMED])
-        if len(bad) > NAMED:
-            named += "; …"
-        if rank() == 0:
-            warnings.warn(
-                f"{len(bad)} of {len(self._names)} files in {self.url} are no images that can be "
-                f"read, and left out: {named}.",
-                stacklevel=3,
-            )
-        self._index(row for row in self._rows if row not in bad)
+
+class Memory:
+    """`count` decoded images in memory that processes share which are forked later."""
+
+    def __init__(self, count: int, size: int):
+        self._arguments = count, size
+        bytes_of_an_image = 3 * size * size
+        try:
+            pixels = mmap.mmap(-1, count * bytes_of_an_image)
+            self._is_there = mmap.mmap(-1, count)
+        except (OSError, ValueError, OverflowError) as error:
+            raise Error(
+                f"{count} images of {size} x {size} cannot be kept in memory: {error}. "
+                "Take a smaller size, or leave cache='memory' out."
+            ) from None
+        self._images = np.frombuffer(pixels, np.uint8).reshape(count, 3, size, size)
+
+    def get(self, index: int) -> np.ndarray | None:
+        return self._images[index] if self._is_there[index] else None
+
+    def put(self, index: int, image: np.ndarray):
+        self._images[index] = image
+        self._is_there[index] = 1  # last: a process may be killed before
+
+    def __reduce__(self):
+        return Memory, self._arguments  # in another process it begins empty
 
 
 class Undecodable(Exception):
     """Bytes that are no image."""
 
 
-def _versions_of_files(filesystem, root):
-    """Every file below `root`: relative name -> its length, and what changes with its content.
+def _files_below(filesystem, root):
+    """The names of all files below `root`, relative to it.
 
     On a disk links are followed, and a folder that cannot be read is an OSError.
     """
-    versions = {}
-    if "file" in filesystem.protocol:
-        for folder, _, names in os.walk(root, onerror=_raise, followlinks=True):
-            for path in (os.path.join(folder, name) for name in names):
-                if os.path.isfile(path):
-                    about = os.stat(path)
-                    name = os.path.relpath(path, root)
-                    versions[name] = (about.st_size, about.st_mtime_ns)
-    else:
-        for path, about in filesystem.find(root, detail=True).items():
-            changed = str(about.get("ETag") or about.get("LastModified"))
-            versions[path.removeprefix(f"{root}/")] = (about.get("size"), changed)
-    return versions
+    if "file" not in filesystem.protocol:
+        return [path.removeprefix(f"{root}/") for path in filesystem.find(root)]
+    found = []
+    for folder, _, names in os.walk(root, onerror=_raise, followlinks=True):
+        paths = [os.path.join(folder, name) for name in names]
+        found += [os.path.relpath(path, root) for path in paths if os.path.isfile(path)]
+    return found
 
 
 def _raise(error):

@@ -22,6 +22,8 @@ class Job:
     directory: str | Path | Literal[False] | None
     timeout: float
     on_report: Callable[[dict], Any] | None
+    run_name: str
+    run_config: dict
 
 
 class Launcher(ABC):

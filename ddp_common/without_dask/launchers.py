@@ -1,10 +1,9 @@
-"""Launchers other than Dask: which one has started this process, and the command of each.
+"""Launchers other than Dask: which one has started this process.
 
 Promises: it imports nothing that takes time, so that the command line can ask.
 """
 
 import os
-import sys
 
 from ddp_common.errors import Error
 from ddp_common.ranks import slurm
@@ -37,17 +36,3 @@ def started_by() -> str | None:
                 f"'RANK=${prefix}_RANK WORLD_SIZE=${prefix}_SIZE exec python train.py'"
             )
     return None
-
-
-def command(launcher: str, tutorial: str, workers: int, restarts: int) -> list[str]:
-    """The command line by which torchrun or srun starts the ranks."""
-    program = ["-m", "ddp_common", "run", tutorial]
-    if launcher == "srun":
-        return ["srun", f"--ntasks={workers}", "--kill-on-bad-exit=1", sys.executable, *program]
-    return [
-        "torchrun",
-        "--standalone",
-        f"--nproc-per-node={workers}",
-        f"--max-restarts={restarts}",
-        *program,
-    ]

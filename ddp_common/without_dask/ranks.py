@@ -30,13 +30,13 @@ from ddp_common.files import RESULT, metrics_of, save_whole
 from ddp_common.messages import Message, ParameterNorms
 from ddp_common.ranks import checkpoint, checkpoint_files, rendezvous, reporting, stopping
 from ddp_common.ranks.last_word import GROUP_TWICE, HINTS, pickled_result
+from ddp_common.run.description import describe
 from ddp_common.run.job import Job, Launcher
 from ddp_common.run.places import new_directory
 from ddp_common.run.progress import say
 from ddp_common.run.recorder import Recorder
 from ddp_common.run.result import Run
 from ddp_common.run.run_directory import RunDirectory, as_line, read_records
-from ddp_common.run.settings import current, describe, run_to_resume
 from ddp_common.without_dask.launchers import started_by
 
 # Between two looks whether a rank has ended that others wait for.
@@ -82,10 +82,9 @@ class Ranks(Launcher):
         if dist.is_initialized():
             seconds = job.stall_timeout or rendezvous.FOREVER.total_seconds()
             _set_pg_timeout(datetime.timedelta(seconds=seconds))
-        name = getattr(job.function, "__name__", "run")
         with contextlib.ExitStack() as at_the_end:
-            files = _agree_on_directory(name, job.directory, at_the_end)
-            reports = Reports(files, name, job.on_report)
+            files = _agree_on_directory(job.run_name, job.directory, at_the_end)
+            reports = Reports(files, job)
             result, was_stopped = _call(job.function, job.arguments, reports)
             step = reporting.position().get("step", 0)
             if was_stopped and step == 0:  # ranks have left each on its own
@@ -145,13 +144,7 @@ def _agree_on_directory(name, directory, at_the_end):
 
 
 def _choose_directory(name, directory):
-    chosen = str(directory or run_to_resume(name) or new_directory(current.name or name))
-    if "://" in chosen:
-        raise Error(
-            f"{chosen}: ranks of {started_by()} need a run directory in a file system that all "
-            "of them see. Object storage works where Dask starts the ranks."
-        )
-    return chosen
+    return str(directory or new_directory(name))
 
 
 def _call(function, arguments, reports):
@@ -232,15 +225,18 @@ class Reports:
     `problems` (list of str) is what could not be written.
     """
 
-    def __init__(self, files, name, on_report):
+    def __init__(self, files, job: Job):
         self.files = files
-        self.problems = []
-        self.norms = collections.deque(maxlen=COMPARED_SAVES)  # of this rank's models
+        self.problems: list[str] = []
+        self.norms: collections.deque[dict] = collections.deque(
+            maxlen=COMPARED_SAVES
+        )  # of this rank's models
         is_first = rendezvous.rank() == 0
-        on_rank_0 = on_report if is_first else None
+        on_rank_0 = job.on_report if is_first else None
         self.recorder = Recorder(files, rendezvous.world_size(), on_rank_0, draws=is_first)
         if is_first:
-            self.recorder.describe(describe([], name))
+            function = getattr(job.function, "__name__", "run")
+            self.recorder.describe(describe(files.path, job.run_config, [], function))
 
     def receive(self, message: Message) -> None:
         """Take a message. Raises nothing: the thread that calls has others to pass on."""

@@ -8,6 +8,7 @@ from measuring import compared, seconds_in_turns
 from torch.utils.data import DataLoader
 
 import ddp_common as ddp
+from tutorials import kit
 
 ALPHABET = "*+abcdefghijklmnopqrstuvwxyz-. "  # '*' pads the beginning, '+' ends a name
 WIDTH, BATCH = 8, 16_384
@@ -35,7 +36,7 @@ def measure(quick):
 
 def read_names():
     """Every registered name, as often as it was registered."""
-    with open(ddp.fetch("pets").path, encoding="utf-8", newline="") as file:
+    with open(kit.fetch("pets").path, encoding="utf-8", newline="") as file:
         return [row["name"] for row in csv.DictReader(file) for _ in range(int(row["count"]))]
 
 

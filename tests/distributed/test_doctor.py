@@ -1,12 +1,14 @@
 """The doctor: a sound cluster is ready to train; what is wrong is named with what to do."""
 
 from ddp_common.clusters.doctor import examine
+from tutorials.kit.classroom import is_ready
 
 
-def test_this_machine_is_ready_and_nothing_is_left(tmp_path):
+def test_this_machine_is_ready_for_a_class_and_nothing_is_left(tmp_path):
     lines = []
-    assert examine("local", 2, lines.append)
+    assert is_ready(lines.append)
     text = "\n".join(lines)
+    assert "The data are here for pets, mnist" in text and "A notebook's kernel answers." in text
     for check in ("queue", "workers", "versions", "addresses"):
         assert f" {check} " in text
     assert "all workers see it" in text and "the sum over all ranks is right" in text

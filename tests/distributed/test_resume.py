@@ -1,5 +1,6 @@
-"""Which run is resumed, and which file: RESUME in a program, one file for all ranks."""
+"""What config.json says of a run that goes on, and which file all ranks load."""
 
+import json
 import shutil
 import socket
 
@@ -22,32 +23,31 @@ def train(steps):
     return begun is not None
 
 
-def lesson():
+def look():
     return ddp.rank()
 
 
-def test_resume_is_for_the_launch_of_the_function_that_the_run_was_one_of(client, monkeypatch):
-    ddp.settings("demo", steps=3)
-    first = ddp.launch(client, train, workers=1, steps=3)
-    before = (first.directory / "config.json").read_bytes()
-    monkeypatch.setenv("RESUME", str(first.directory))
-    ddp.settings("demo", steps=3)
-    assert ddp.launch(client, lesson, workers=1).directory != first.directory
-    assert (first.directory / "config.json").read_bytes() == before
-    resumed = ddp.launch(client, train, workers=1, steps=3)
-    assert resumed.directory == first.directory and resumed.result is True
-    assert ddp.launch(client, train, workers=1, steps=3).directory != first.directory, (
-        "RESUME is for one launch"
-    )
+def config_of(run):
+    return json.loads((run.directory / "config.json").read_text())
+
+
+def test_config_json_says_what_the_program_has_said_also_after_another_launch_there(
+    client, tmp_path
+):
+    about = {"settings": {"steps": 3}}
+    run = ddp.launch(client, train, workers=1, steps=3, run_name="mine", run_config=about)
+    assert run.directory.parent == tmp_path / "runs" / "mine"
+    assert config_of(run)["settings"] == {"steps": 3} and config_of(run)["function"] == "train"
+    ddp.launch(client, look, workers=2, directory=run.directory)
+    assert config_of(run)["settings"] == {"steps": 3} and len(config_of(run)["workers"]) == 2
 
 
 def test_a_resume_that_fails_before_it_trains_leaves_the_settings_of_the_run(client, tmp_path):
-    ddp.settings("demo", steps=3)
-    run = ddp.launch(client, train, workers=1, steps=3, directory=tmp_path / "run")
+    place = {"workers": 1, "directory": tmp_path / "run"}
+    run = ddp.launch(client, train, steps=3, run_config={"settings": {"steps": 3}}, **place)
     before = (run.directory / "config.json").read_bytes()
-    ddp.settings("demo", steps=4)
     with pytest.raises(ddp.RankFailed, match="length 3 there, 4 here"):
-        ddp.launch(client, train, workers=1, steps=4, directory=run.directory)
+        ddp.launch(client, train, steps=4, run_config={"settings": {"steps": 4}}, **place)
     assert (run.directory / "config.json").read_bytes() == before
 
 

@@ -34,7 +34,7 @@ def test_make_run_on_a_full_disk_says_in_its_closing_line_that_nothing_was_saved
         "SET": "epochs=1 hidden=64 batch_size=4096",
     }
     done = subprocess.run(
-        [sys.executable, "-m", "ddp_common", "run", "pets"],
+        [sys.executable, "-m", "tutorials", "run", "pets"],
         env={**os.environ, **settings},
         cwd=ROOT,
         capture_output=True,

@@ -66,7 +66,7 @@ def start_pets(**variables):
     """`make run TUTORIAL=pets` as quickly as it goes."""
     environment = {**os.environ, "SET": "epochs=1 hidden=8 batch_size=8192", **variables}
     return subprocess.Popen(
-        [sys.executable, "-m", "ddp_common", "run", "pets"],
+        [sys.executable, "-m", "tutorials", "run", "pets"],
         cwd=ROOT,
         env=environment,
         text=True,

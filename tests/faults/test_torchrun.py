@@ -21,7 +21,7 @@ TESTS = Path(__file__).parents[1]
 
 def run(repository, checkpoint, *options, settings="pause=1", **variables):
     """The command of `make run` with a training under torchrun that waits until it is resumed."""
-    command = "-m ddp_common run in_no_hurry --cluster torchrun --workers 2 --checkpoint"
+    command = "-m tutorials run in_no_hurry --cluster torchrun --workers 2 --checkpoint"
     return subprocess.Popen(
         [sys.executable, *command.split(), checkpoint, *options],
         cwd=repository,

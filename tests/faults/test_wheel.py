@@ -1,4 +1,4 @@
-"""A wheel, built and installed outside of the clone, launches; and it says what it has not."""
+"""A wheel, built and installed outside of the clone, launches; it has nothing of the course."""
 
 import os
 import shutil
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """A fresh environment with the wheel; what it depends on is this environment's."""
+    """The wheel, and a fresh environment with it."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     for name in ("ddp_common", "clusters", "tutorials"):
@@ -39,14 +40,19 @@ def installed(tmp_path_factory):
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
     subprocess.run([*build, "--wheel-dir", folder, source], check=True)
     (wheel,) = folder.glob("*.whl")
+    return folder, environment(folder, "--force-reinstall", wheel)
+
+
+def environment(folder, *installed):
+    """The Python of a fresh environment; what else is imported is this environment's."""
     venv.create(folder / "environment", symlinks=True)
     python = folder / "environment" / "bin" / "python"
     (packages,) = (folder / "environment").glob("lib/python*/site-packages")
     # A plain path: what an editable install has put beside it is not followed.
     (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps"]
-    subprocess.run([*pip, "--no-index", "--force-reinstall", wheel], check=True)
-    return folder, python
+    subprocess.run([*pip, "--no-index", "--no-build-isolation", *installed], check=True)
+    return python
 
 
 def run(installed, *command):
@@ -74,13 +80,19 @@ def test_it_launches_with_the_profiles_that_it_brings(installed):
     assert ranks == f"ranks: 2 in {folder / 'elsewhere' / 'runs' / 'train'}"
 
 
-def test_it_says_that_it_has_no_tutorials(installed):
-    done = run(installed, "-m", "ddp_common", "run", "pets")
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert "clone" in done.stderr
+def test_it_holds_the_package_and_the_profiles_and_nothing_of_the_course(installed):
+    folder, _ = installed
+    (wheel,) = folder.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"ddp_common"}
+    assert any(name.endswith("share/ddp-common/clusters/local.yaml") for name in names)
+    found = "import importlib.util; print(importlib.util.find_spec('tutorials'))"
+    assert run(installed, "-c", found).stdout == "None\n"
 
 
-def test_it_says_that_it_has_no_data(installed):
-    done = run(installed, "-c", "import ddp_common as ddp; ddp.fetch('pets')")
-    assert "this ddp_common was installed from a wheel, which has none" in done.stderr
+def test_an_editable_install_lets_notebooks_import_the_tutorials(installed, tmp_path):
+    folder, _ = installed
+    python = environment(tmp_path, "--ignore-installed", "--editable", folder / "source")
+    program = "import tutorials.kit.cells, ddp_common; print(ddp_common.__file__)"
+    said = subprocess.check_output([python, "-c", program], cwd=tmp_path, text=True)
+    assert Path(said.strip()).is_relative_to(folder / "source")

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 A_RUN = 5 * PATIENCE  # seconds: jobs start, and processes import torch, more than once
 JOB = "cores=1 memory=1GiB"
 LAST_STEP = 200
-RUN = ("-m", "ddp_common", "run")  # what `make run` starts
+RUN = ("-m", "tutorials", "run")  # what `make run` starts
 
 
 def wait_until(condition, within=A_RUN):

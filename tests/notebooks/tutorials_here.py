@@ -11,7 +11,7 @@ import jupytext
 import pytest
 import torch
 
-from ddp_common.commands.cli import LESSON_TAGS
+from tutorials.kit.cells import LESSON_TAGS
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("DDP_DATA", "/nonexistent"))
@@ -70,7 +70,7 @@ def names_of(name, runs):
 
 def make_run(tutorial, runs, values, **variables):
     """What `make run` does with these settings."""
-    command = [sys.executable, "-m", "ddp_common", "run", tutorial, "--set", values]
+    command = [sys.executable, "-m", "tutorials", "run", tutorial, "--set", values]
     return subprocess.run(
         command,
         cwd=ROOT,

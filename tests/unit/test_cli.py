@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from command_line import command, finish, own_tutorial
 from processes import saved_steps
 
-from ddp_common.commands import cli
+from tutorials.kit import cli
+from tutorials.kit.run import resume_hint
 
 QUICK = "epochs=1 hidden=16 batch_size=4096"
 
@@ -59,7 +60,7 @@ def test_resume_goes_on_with_the_settings_of_the_run_until_ctrl_c_stops_all(shor
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the client and to every worker
     code, out, error = finish(process)
     assert code == 130 and "Traceback" not in out + error
-    assert f"make run TUTORIAL=pets RESUME={directory}" in error
+    assert f"\n  make run TUTORIAL=pets RESUME={directory} WORKERS=1\n" in error
     assert "it goes on from step 25 (step-00000025." in out
     assert "changed since then: epochs=1000 (was 1)" in out
     config = json.loads((directory / "config.json").read_text())
@@ -91,13 +92,14 @@ def refusal(tmp_path, monkeypatch):
     [
         ("run cats", {}, "There is no tutorial 'cats'. TUTORIAL takes one of:"),
         ("run pets", {"CLUSTER": "mars"}, "There is no cluster profile 'mars'"),
+        ("run pets", {"CLUSTER": "mine.yaml"}, "CLUSTER=mine.yaml: no such file"),
         ("run pets", {"SET": "epoch=2"}, "pets has no setting 'epoch'. It has: data='shipped'"),
         ("run pets", {"OPTIONS": "x=[1"}, "x=[1 is no valid YAML"),
         ("run pets", {"WORKERS": "0"}, "WORKERS is a whole number of at least 1"),
         ("run pets", {"RESUME": "/nowhere"}, "there is no run in that folder"),
         ("run pets", {"CLUSTER": "torchrun", "RESTARTS": "-1"}, "RESTARTS is a whole number"),
     ],
-    ids=["tutorial", "cluster", "setting", "options", "workers", "resume", "restarts"],
+    ids=["tutorial", "cluster", "file", "setting", "options", "workers", "resume", "restarts"],
 )
 def test_bad_input_gets_one_clear_message(refusal, words, variables, message):
     assert message in refusal(*words.split(), **variables)
@@ -108,6 +110,18 @@ def test_resume_of_a_run_of_another_tutorial_is_refused(refusal, tmp_path):
     said = refusal("run", "mnist", RESUME=str(tmp_path))
     assert f"RESUME={tmp_path}: that is a run of pets, not of mnist" in said
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_the_line_to_go_on_with_keeps_where_and_how_a_run_was_started(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-00000002.pt").touch()
+    started = {"CLUSTER": "slurm", "OPTIONS": "queue=gpu walltime=02:00:00", "RESTARTS": "3"}
+    (tmp_path / "config.json").write_text(json.dumps({"tutorial": "pets", "command": started}))
+    said = resume_hint("pets", tmp_path)
+    line = "CLUSTER=slurm OPTIONS='queue=gpu walltime=02:00:00' RESTARTS=3"
+    assert said.endswith(f"\n  make run TUTORIAL=pets RESUME={tmp_path} {line}")
+    (tmp_path / "config.json").write_text("damaged")
+    assert resume_hint("pets", tmp_path).endswith(f"RESUME={tmp_path}")
 
 
 FAILS = """

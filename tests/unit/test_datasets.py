@@ -6,14 +6,14 @@ from pathlib import Path
 import pandas
 import pytest
 
-from ddp_common.data import datasets
 from ddp_common.errors import Error
+from tutorials.kit import contents, datasets
 
 
 def test_the_digits_and_the_names_that_ship_are_those_that_the_cards_describe():
     folder = datasets.fetch("mnist").path
-    images = datasets.read_idx(folder / "digits-images-idx3-ubyte.gz")
-    labels = datasets.read_idx(folder / "digits-labels-idx1-ubyte.gz")
+    images = contents.read_idx(folder / "digits-images-idx3-ubyte.gz")
+    labels = contents.read_idx(folder / "digits-labels-idx1-ubyte.gz")
     assert images.shape == (10_000, 28, 28)
     assert labels.bincount().tolist() == [1001, 1127, 991, 1032, 980, 863, 1014, 1070, 944, 978]
     table = pandas.read_csv(datasets.fetch("pets").path, keep_default_na=False)

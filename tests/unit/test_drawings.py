@@ -14,8 +14,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from ddp_common.data import datasets
 from ddp_common.errors import Error
+from tutorials.kit import datasets
 
 DATA = Path(__file__).parents[2] / "data"
 

@@ -3,8 +3,6 @@
 The right pixels, the same augmentation for any number of loader workers, bad input named.
 """
 
-import io
-
 import numpy as np
 import pytest
 import torch
@@ -117,32 +115,30 @@ def test_a_place_without_classes_of_images_is_refused_and_says_why(folder, place
         ImageFolder(place if "://" in place else folder.parent / place, SIZE)
 
 
-def test_damaged_files_stop_the_run_or_are_left_out_and_named_once(folder):
-    whole = io.BytesIO()
-    Image.fromarray(noise(9)).save(whole, "PNG")
-    (folder / "cat" / "0.png").write_bytes(b"")
-    (folder / "dog" / "1.png").write_bytes(b"<html>not found</html>")
-    (folder / "emu" / "3.png").write_bytes(whole.getvalue()[:200])
-    words = "set/dog/1.png is no image that can be read: .*on_error='skip'"
-    with pytest.raises(Error, match=words):
+@pytest.mark.parametrize(
+    "content, why",
+    [(b"", "the file is empty"), (b"<html>not found</html>", "its content is of no image format")],
+)
+def test_a_damaged_file_stops_the_run_and_is_named(folder, content, why):
+    (folder / "dog" / "1.png").write_bytes(content)
+    with pytest.raises(Error, match=f"set/dog/1.png is no image that can be read: {why}"):
         ImageFolder(folder, SIZE)[5]
-    words = "3 of 12 files in .*left out: cat/0.png: the file is empty; dog/1.png: its content"
-    with pytest.warns(UserWarning, match=words):
-        dataset = ImageFolder(folder, SIZE, on_error="skip")
-    pixels, labels = everything(dataset)
-    assert labels == dataset.targets == [0] * 3 + [1] * 3 + [2] * 3
-    assert torch.equal(pixels[3], pixels_of(folder / "dog" / "0.png"))
-    assert torch.equal(pixels[4], pixels_of(folder / "dog" / "2.png"))
 
 
-@pytest.mark.parametrize("cache", ["memory", "folder"])
-def test_kept_images_are_read_once_also_by_the_workers_of_a_loader(folder, tmp_path, cache):
-    dataset = ImageFolder(folder, SIZE, cache=tmp_path / "kept" if cache == "folder" else cache)
+def test_kept_images_are_read_once_also_by_the_workers_of_a_loader(folder):
+    dataset = ImageFolder(folder, SIZE, cache="memory")
     pixels = expected(folder)
     assert torch.equal(everything(dataset, num_workers=2)[0], pixels)
     for path in folder.glob("*/*.png"):
         path.write_bytes(b"gone")
     assert torch.equal(everything(dataset)[0], pixels)
+
+
+def test_images_are_kept_in_memory_only_and_what_does_not_fit_is_said(folder):
+    with pytest.raises(Error, match="cache='/a/disk': decoded images are kept in memory only"):
+        ImageFolder(folder, SIZE, cache="/a/disk")
+    with pytest.raises(Error, match="12 images of 10000000000 x 10000000000 cannot be kept"):
+        ImageFolder(folder, 10**10, cache="memory")
 
 
 def test_without_credentials_only_what_is_public_can_be_read_anonymously(

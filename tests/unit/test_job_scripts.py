@@ -58,8 +58,10 @@ def test_dry_prints_the_script_of_slurm_and_starts_and_leaves_nothing(tmp_path):
         "WORKERS": "3",
         "OPTIONS": "queue=gpu account=abc walltime=02:00:00",
     }
-    words = ["-m", "ddp_common", "run", "pets"]
+    words = ["-m", "tutorials", "run", "pets"]
     done = finished(*words, cwd=tmp_path, env={**os.environ, **variables})
+    options = "OPTIONS='queue=gpu account=abc walltime=02:00:00'"
+    assert f"\n# Next: make doctor CLUSTER=slurm {options}\n" in done.stdout
     assert done.stdout.startswith("# 3 job(s) such as this one, for 3 rank(s):\n# Each starts")
     lines = ["-p gpu", "-A abc", "-t 02:00:00", "--cpus-per-task=2", "--mem=4G"]
     assert all(f"#SBATCH {line}" in done.stdout for line in lines)

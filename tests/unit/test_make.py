@@ -68,6 +68,15 @@ def test_a_command_that_make_does_not_know_is_told_so(echo):
     assert done.returncode == 2 and 'There is no command "lap"' in done.stderr
 
 
+def test_the_name_of_a_tutorial_alone_is_answered_with_what_to_type(echo):
+    (echo / "tutorials").mkdir()
+    (echo / "tutorials" / "pets.ipynb").touch()
+    for words in (["run", "pets"], ["pets"]):
+        done = make(echo, *words)
+        assert done.returncode == 2 and "Write: make run TUTORIAL=pets." in done.stderr
+    assert not (echo / "said").exists()
+
+
 def test_make_alone_lists_the_commands(echo):
     said = make(echo).stdout
     for command in ("run", "lab", "test", "test-all", "lint", "docs", "doctor", "setup"):

@@ -48,6 +48,7 @@ def test_the_package_depends_on_what_it_imports():
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 imported.add(node.module.partition(".")[0])
+    assert "tutorials" not in imported, "the package knows nothing of the course"
     distributions = importlib.metadata.packages_distributions()
     others = imported - sys.stdlib_module_names - {"ddp_common"}
     needed = {distributions[name][0].lower() for name in others}

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
-from ddp_common import Error, settings
+from ddp_common import Error
 from ddp_common.clusters.connect import describe
 from ddp_common.clusters.profiles import number_of_workers
-from ddp_common.run.settings import current
-from ddp_common.run.settings import describe as describe_run
+from ddp_common.run.description import describe as describe_run
+from tutorials.kit import launch_options, parameters, settings
 
 DEFAULTS = dict(epochs=3, learning_rate=1e-3, shuffle=True, name="small")
 PRESETS = {"full": dict(epochs=25, name="large")}
@@ -31,6 +31,10 @@ def run_with(tmp_path, text):
     return tmp_path
 
 
+def run_of(tmp_path, **values):
+    return run_with(tmp_path, json.dumps({"tutorial": "demo", "settings": values}))
+
+
 def refusal(monkeypatch, **environment):
     with pytest.raises(Error) as caught:
         outcome(monkeypatch, **environment)
@@ -45,18 +49,61 @@ def test_set_overrides_single_values_in_the_type_of_the_default(monkeypatch):
 
 
 def test_what_differs_from_the_run_that_goes_on_is_known(monkeypatch, tmp_path):
-    run = run_with(tmp_path, json.dumps({"settings": {"epochs": 7, "learning_rate": 0.1}}))
+    run = run_of(tmp_path, epochs=7, learning_rate=0.1)
     outcome(monkeypatch, RESUME=run, SET="epochs=7 learning_rate=0.2 shuffle=no")
-    assert current.changed == {"learning_rate": (0.1, 0.2)}
+    assert parameters.chosen.changed == {"learning_rate": (0.1, 0.2)}
     monkeypatch.delenv("RESUME")
     outcome(monkeypatch)
-    assert current.changed == {}
+    assert parameters.chosen.changed == {}
+
+
+def test_a_launch_is_told_the_folder_the_settings_and_how_the_command_was_given(
+    monkeypatch, tmp_path
+):
+    values = outcome(monkeypatch, SET="epochs=2", CLUSTER="slurm", OPTIONS="queue=a", WORKERS="3")
+    told = launch_options()
+    assert told["run_name"] == "demo" and told["directory"] is None
+    assert told["run_config"] == {
+        "tutorial": "demo",
+        "settings": values,
+        "command": {"CLUSTER": "slurm", "OPTIONS": "queue=a", "WORKERS": "3"},
+    }
+    run = run_of(tmp_path, **values)
+    outcome(monkeypatch, RESUME=run)
+    assert launch_options()["directory"] == str(run)
+
+
+def trained(run, epochs, log):
+    lines = [json.dumps({"rank": 0, "epoch": epoch, "loss": 1.0}) for epoch in range(epochs)]
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (run / "log.txt").write_text(log)
+
+
+@pytest.mark.parametrize(
+    ("log", "change", "is_refused"),
+    [
+        ("10:00:00 finished: 2 rank(s), 3.0 s\n", "epochs=2", True),
+        ("10:00:00 finished: 2 rank(s), 3.0 s\n", "learning_rate=2", True),
+        ("10:00:00 finished: 2 rank(s), 3.0 s\n", "learning_rate=2 epochs=5", False),
+        ("10:00:00 finished: 2 rank(s), 3.0 s\n", "", False),
+        ("10:00:00 interrupted from the keyboard\n", "epochs=3", True),
+        ("10:00:00 interrupted from the keyboard\n", "learning_rate=2", False),
+    ],
+)
+def test_changes_to_a_run_of_which_nothing_is_left_to_train_are_refused(
+    monkeypatch, tmp_path, log, change, is_refused
+):
+    run = run_of(tmp_path, **dict(DEFAULTS, epochs=4))
+    trained(run, 4, log)  # the fourth epoch has begun at least
+    if is_refused:
+        words = refusal(monkeypatch, RESUME=run, SET=change)
+        assert "has trained" in words and 'such as SET="epochs=' in words
+    else:
+        outcome(monkeypatch, RESUME=run, SET=change)
 
 
 def test_set_wins_over_preset_and_preset_over_resume(monkeypatch, tmp_path):
-    run = run_with(
-        tmp_path, json.dumps({"settings": {"epochs": 7, "name": "saved", "shuffle": False}})
-    )
+    run = run_of(tmp_path, epochs=7, name="saved", shuffle=False)
     values = outcome(monkeypatch, RESUME=run, PRESET="full", SET="epochs=1")
     assert values == dict(epochs=1, learning_rate=1e-3, shuffle=False, name="large")
 
@@ -92,7 +139,7 @@ def test_resume_with_a_damaged_config_names_the_file(monkeypatch, tmp_path, text
 
 def test_a_run_is_described_where_there_is_no_git(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert describe_run([])["git"] is None
+    assert describe_run(tmp_path, {}, [], None)["git"] is None
 
 
 # Whatever is typed

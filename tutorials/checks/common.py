@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from ddp_common.errors import RankFailed
-from ddp_common.without_dask.starting import meet_in
+from tutorials.kit.launchers import meet_in
 
 TIMEOUT = 60.0  # seconds that an answer or a script may take
 SHOWN = 4_000  # characters of what an answer prints

@@ -14,11 +14,24 @@ import tempfile
 from pathlib import Path
 
 from ddp_common.errors import Error, RankFailed
-from ddp_common.without_dask.launchers import command
+
+
+def command(launcher: str, tutorial: str, workers: int, restarts: int) -> list[str]:
+    """The command line by which torchrun or srun starts the ranks."""
+    program = ["-m", "tutorials", "run", tutorial]
+    if launcher == "srun":
+        return ["srun", f"--ntasks={workers}", "--kill-on-bad-exit=1", sys.executable, *program]
+    return [
+        "torchrun",
+        "--standalone",
+        f"--nproc-per-node={workers}",
+        f"--max-restarts={restarts}",
+        *program,
+    ]
 
 
 def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> None:
-    """Start `python -m ddp_common run TUTORIAL` on every rank with torchrun or srun, and wait.
+    """Start `python -m tutorials run TUTORIAL` on every rank with torchrun or srun, and wait.
 
     Settings are in the environment. Raises `RankFailed` or `Error` with what the launcher knows:
     the ranks have said the rest themselves. Raises `SystemExit` after SIGTERM and Ctrl-C.

@@ -1,4 +1,4 @@
-"""The settings of a tutorial, and the config.json that keeps them with a run.
+"""The settings of a tutorial, and how an earlier run gives them back.
 
 Settings are stated once, at the top of a tutorial, with defaults for a laptop. Environment
 variables override them by name, in this order:
@@ -8,30 +8,40 @@ variables override them by name, in this order:
 - `PRESET=full` takes the values that the tutorial defines under that name.
 - `SET="epochs=25 batch_size=16384"` takes single values.
 
-Promises: an unknown name, a value of the wrong type or out of its range, and the run of another
-tutorial are errors that say what is expected, raised here, before a cluster starts. A config.json
-that is missing or damaged is an `Error` only where somebody asked to resume that run.
+Promises: an unknown name, a value of the wrong type or out of its range, the run of another
+tutorial, and a resume that would train nothing of what was changed are errors that say what is
+expected, raised here, before a cluster starts. A config.json that is missing or damaged is an
+`Error` only where somebody asked to resume that run.
 """
 
 import json
 import os
-import platform
-import subprocess
-import time
-from collections.abc import Iterable
-from importlib import metadata
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 from ddp_common.errors import Error
 from ddp_common.files import absolute, is_file
 from ddp_common.run.places import local
-from ddp_common.values import KINDS, convert, example, of_kind, split_words, whole_number
+from ddp_common.run.run_directory import read_records
+from ddp_common.values import KINDS, convert, of_kind, pairs, whole_number
 
-# What the last call of `settings` has found: the tutorial's name and the values of its settings;
-# the directory of the run to go on with, and the function that this run called; the settings that
-# differ from that run's, as name -> (its value, the new one).
-current = SimpleNamespace(name=None, values={}, resume=None, function=None, changed={})
+# What a run is started with besides its settings: a resume wants the same
+OF_THE_COMMAND = ("CLUSTER", "OPTIONS", "WORKERS", "RESTARTS")
+
+
+@dataclass
+class Chosen:
+    """What a call of `settings` has found."""
+
+    tutorial: str
+    values: dict
+    directory: str | None  # the run's, as RESUME or CHECKPOINT names it
+    changed: dict  # where a run goes on: name -> (its value, the new one)
+
+
+chosen: Chosen | None = None  # by the latest call: a program is one tutorial
 
 
 def settings(
@@ -51,9 +61,11 @@ def settings(
     may be None.
 
     Raises `Error` for an unknown name or preset, a value of the wrong type or out of its range, a
-    RESTARTS that is no number, and a RESUME or CHECKPOINT that is no run of this tutorial. Raises
-    KeyError for a preset with a name that is not among the defaults.
+    RESTARTS that is no number, a RESUME or CHECKPOINT that is no run of this tutorial, and for
+    changes to a run whose epochs are all trained. Raises KeyError for a preset with a name that is
+    not among the defaults.
     """
+    global chosen
     presets = {"laptop": {}, **(presets or {})}
     limits = limits or {}
     values = dict(defaults)
@@ -72,30 +84,38 @@ def settings(
         for name, value in presets[preset].items():
             values[name] = of_kind(name, value, defaults[name], limits, source)
 
-    for word in split_words(os.environ.get("SET", "")):
-        name, text = _name_and_text(word, tutorial, defaults, values)
+    example = "".join(f"{name}={value}" for name, value in list(defaults.items())[:1])
+    for name, text in pairs("SET", os.environ.get("SET", ""), example):
+        _refuse_unless_setting(name, tutorial, defaults, values)
         default = defaults[name]
         values[name] = of_kind(name, convert(text, type(default)), default, limits)
 
     whole_number("RESTARTS", os.environ.get("RESTARTS") or 0, least=0)
-    current.name = tutorial
-    current.values = values
-    current.resume = str(absolute(directory)) if directory else None
-    current.function = config.get("function")
-    current.changed = {
-        name: (was, values[name]) for name, was in earlier.items() if values[name] != was
-    }
+    changed = {name: (was, values[name]) for name, was in earlier.items() if values[name] != was}
+    if directory and changed:
+        _refuse_if_all_is_trained(directory, values)
+    path = str(absolute(directory)) if directory else None
+    chosen = Chosen(tutorial, dict(values), path, changed)
     return SimpleNamespace(**values)
 
 
-def _name_and_text(word, tutorial, defaults, values):
-    """Split a word of SET, name=value, at its '='. Raises `Error` unless it names a setting."""
-    name, equals, text = word.partition("=")
-    if not equals:
-        raise Error(
-            f"SET takes name=value pairs; {word!r} has no '='. "
-            f'Example: SET="{example(defaults)}".'
-        )
+def launch_options() -> dict:
+    """What `launch` is to know of the tutorial: `ddp.launch(client, train, **launch_options())`.
+
+    The folder of its runs, the run that goes on, and what config.json says for a resume. It
+    follows from the latest call of `settings`.
+    """
+    assert chosen is not None, "settings come first"
+    command = {name: os.environ[name] for name in OF_THE_COMMAND if os.environ.get(name)}
+    config = {"tutorial": chosen.tutorial, "settings": chosen.values, "command": command}
+    return {
+        "directory": chosen.directory,
+        "run_name": chosen.tutorial,
+        "run_config": config,
+    }
+
+
+def _refuse_unless_setting(name, tutorial, defaults, values):
     if name not in defaults:
         listing = ", ".join(f"{known}={value!r}" for known, value in values.items())
         raise Error(f"{tutorial} has no setting {name!r}. It has: {listing}.")
@@ -104,7 +124,6 @@ def _name_and_text(word, tutorial, defaults, values):
             f"The setting {name} cannot be changed with SET: its default is {defaults[name]!r}, "
             "not a number, a text, True or False."
         )
-    return name, text
 
 
 # Runs that are there already
@@ -121,8 +140,7 @@ def _chosen_run(tutorial: str) -> tuple[str | None, dict]:
     if resume and checkpoint and resume.rstrip("/") != checkpoint.rstrip("/"):
         raise Error(
             f"RESUME={resume} and CHECKPOINT={checkpoint} name two folders, and a run has one. "
-            "Give RESUME to go on from a run, or CHECKPOINT to begin in a folder of your choice "
-            "(or to go on, if a run has begun there)."
+            "Give RESUME to go on from a run, CHECKPOINT to begin in a folder of your choice."
         )
     directory = resume or checkpoint
     if directory is None:
@@ -131,32 +149,57 @@ def _chosen_run(tutorial: str) -> tuple[str | None, dict]:
         return directory, {}
 
     variable = "RESUME" if resume else "CHECKPOINT"
-    config = resumed_config(directory, variable)
-    trained = config.get("tutorial", tutorial)
+    config = config_of(directory, variable)
+    trained = config.get("tutorial")
     if trained != tutorial:
-        how = f"make run TUTORIAL={trained} {variable}={directory}"
-        if trained is None:
-            trained = "a program of your own"
+        if trained:
+            whose, how = trained, f"make run TUTORIAL={trained} {variable}={directory}"
+        else:
+            whose = "a program of your own"
             how = f"launch(…, directory={str(directory)!r}) in that program"
         raise Error(
-            f"{variable}={directory}: that is a run of {trained}, not of {tutorial}. "
-            f"Nothing was changed. Go on from it with\n  {how}\nor name a run of {tutorial}."
+            f"{variable}={directory}: that is a run of {whose}, not of {tutorial}. "
+            f"Go on from it with\n  {how}"
         )
     return directory, config
 
 
-def run_to_resume(function: str) -> str | None:
-    """The directory that RESUME or CHECKPOINT names, for a launch of the function of this name.
+def _refuse_if_all_is_trained(directory, values):
+    """Raise `Error` if the run has trained as many epochs as are wanted now.
 
-    None if neither is set. The directory is given to one launch, the first. If the run in it
-    called another function, this is another launch of the same lesson, which gets a directory of
-    its own: None.
+    Nothing would be trained, and config.json would say of it what it was not trained with.
     """
-    if current.function not in (None, function):
-        return None
-    directory = current.resume
-    current.resume = None
-    return directory
+    wanted = sum(value for name, value in values.items() if name.endswith("epochs"))
+    trained = epochs_trained(local(directory))
+    if 0 < wanted <= trained:
+        raise Error(
+            f"{directory} has trained {trained} epochs, so nothing of what was changed would be "
+            f'trained. Ask for more of them, such as SET="epochs={2 * trained}", or start a new '
+            "run without RESUME."
+        )
+
+
+def epochs_trained(directory: Path) -> int:
+    """The epochs that the run in this folder has completed, as its metrics and its log say."""
+    path = directory / "metrics.jsonl"
+    records = read_records(path) if is_file(path) else ()
+    numbers = [record["epoch"] for record in records if isinstance(record.get("epoch"), int)]
+    begun = 1 + max(numbers, default=-1)
+    return begun if has_finished(directory) else max(0, begun - 1)
+
+
+def has_finished(directory: Path) -> bool:
+    """Whether training in this folder came to its end, and nobody went on with it."""
+    try:
+        lines = (directory / "log.txt").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    for line in reversed(lines):
+        if re.match(r"\S+ finished: \d+ rank", line):
+            return True
+        if re.match(r"\S+ (\[rank 0\] Resumed from step|\d+ ranks of )", line):
+            return False
+    return False
 
 
 def has_run(directory: str | Path) -> bool:
@@ -164,7 +207,7 @@ def has_run(directory: str | Path) -> bool:
     return is_file(local(directory) / "config.json")
 
 
-def resumed_config(directory: str | Path, variable: str = "RESUME") -> dict:
+def config_of(directory: str | Path, variable: str = "RESUME") -> dict:
     """The config.json of the run in `directory`, which the user has named with `variable`.
 
     Raises `Error` if there is no run, or if the file is damaged.
@@ -185,43 +228,3 @@ def resumed_config(directory: str | Path, variable: str = "RESUME") -> dict:
             "Start a new run, or repair the file."
         ) from None
     return config
-
-
-def describe(addresses: Iterable[str], function: str | None = None) -> dict:
-    """What config.json says about a run.
-
-    That is its settings, versions, profile, git revision, the workers of its ranks (`addresses`)
-    and the name of the function they call.
-    """
-    return {
-        "tutorial": current.name,
-        "settings": current.values,
-        "preset": os.environ.get("PRESET", "laptop"),
-        "profile": os.environ.get("CLUSTER", "local"),
-        "workers": list(addresses),
-        "versions": _versions(),
-        "platform": platform.platform(),
-        "git": _git_revision(),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "function": function,
-    }
-
-
-def _versions():
-    versions = {"python": platform.python_version()}
-    for name in ("torch", "distributed", "numpy"):
-        versions[name] = metadata.version(name)
-    return versions
-
-
-def _git_revision():
-    try:
-        git = subprocess.run(
-            ["git", "describe", "--always", "--dirty"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-        )
-    except OSError:  # there is no git here
-        return None
-    return git.stdout.strip() or None

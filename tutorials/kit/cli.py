@@ -1,4 +1,4 @@
-"""The command line: `python -m ddp_common run|data|…`, which the Makefile calls.
+"""The commands of the course: `python -m tutorials run|data|check`, which the Makefile calls.
 
 Here is what may be typed; what a command does is in its own module, imported when it is called, so
 that `--help` is quick. Every option is also an environment variable: from there a tutorial takes
@@ -12,12 +12,10 @@ from pathlib import Path
 
 import click
 
-from ddp_common.commands.cells import LESSON_TAGS as LESSON_TAGS  # for those who read tutorials
-from ddp_common.commands.run import run_tutorial
 from ddp_common.errors import Error, RunStopped
-from ddp_common.run.places import IS_CLONE, REPOSITORY, shown
+from ddp_common.run.places import shown
 
-TUTORIALS = REPOSITORY / "tutorials"
+TUTORIALS = Path(__file__).parents[1]
 
 
 class Commands(click.Group):
@@ -74,6 +72,8 @@ def main():
 )
 def run(tutorial, dry, values, **choices):
     """Train TUTORIAL (such as pets) and leave a run directory."""
+    from tutorials.kit.run import run_tutorial
+
     path = tutorial_path(tutorial)
     set_environment(SET=values, **choices)
     run_tutorial(tutorial, path, choices, dry)
@@ -83,7 +83,7 @@ def run(tutorial, dry, values, **choices):
 @click.argument("tutorial", envvar="TUTORIAL", default="")
 def data(tutorial):
     """Download the full data set of TUTORIAL into data/cache/."""
-    from ddp_common.data.datasets import download, entry_of, ships_whole
+    from tutorials.kit.datasets import download, entry_of, ships_whole
 
     entry = entry_of(tutorial)
     click.echo(f"{entry['title']}. Licence: {entry['licence']}.")
@@ -95,31 +95,25 @@ def data(tutorial):
 
 
 @main.command()
-@click.option(
-    "--cluster",
-    envvar="CLUSTER",
-    help="profile in clusters/, a .yaml file, or the address of a scheduler  [default: local]",
-)
-@click.option("--workers", envvar="WORKERS", help="number of workers to look at  [default: 2]")
-def doctor(cluster, workers):
-    """Check what usually goes wrong on a cluster, and say what to do."""
-    from ddp_common.clusters.doctor import examine
+def check():
+    """Look whether this machine is ready for a class."""
+    from tutorials.kit.classroom import is_ready
 
-    if not examine(cluster, workers, click.echo):
+    if not is_ready(click.echo):
         sys.exit(1)
+
+
+def tutorials() -> dict[str, Path]:
+    """The file of each tutorial, by its name: the percent scripts of the folder."""
+    scripts = sorted(TUTORIALS.glob("*.py"))
+    return {
+        path.stem: path for path in scripts if path.read_text().startswith("# ---\n# jupyter:")
+    }
 
 
 def tutorial_path(name: str) -> Path:
     """The file of a tutorial. Raises `Error` if there is none of this name."""
-    scripts = sorted(TUTORIALS.glob("*.py")) if IS_CLONE else []
-    known = {
-        path.stem: path for path in scripts if path.read_text().startswith("# ---\n# jupyter:")
-    }
-    if not known:
-        raise Error(
-            f"There is no tutorial here: {shown(TUTORIALS)} holds none. The tutorials are in a "
-            "clone of the repository, not in the installed package: use make run there."
-        )
+    known = tutorials()
     if name not in known:
         said = f"There is no tutorial {name!r}." if name else "Say which tutorial."
         raise Error(f"{said} TUTORIAL takes one of: {', '.join(known)}.")

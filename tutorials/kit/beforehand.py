@@ -6,14 +6,15 @@ Every check raises `Error` with what to do; together they save the minutes until
 import os
 from pathlib import Path
 
-import ddp_common
-from ddp_common.commands.cells import cells_with_tag
+from ddp_common.clusters.profiles import may_have_gpus, number_of_workers, read_profile
 from ddp_common.errors import Error
 from ddp_common.ranks.checkpoint_files import newest
 from ddp_common.run.places import local
-from ddp_common.run.settings import resumed_config
 from ddp_common.values import whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS
+from tutorials import kit
+from tutorials.kit.cells import cells_with_tag
+from tutorials.kit.parameters import config_of
 
 
 def check_choices(path: Path, workers: str | int | None) -> int | None:
@@ -22,9 +23,6 @@ def check_choices(path: Path, workers: str | int | None) -> int | None:
     Returns the number of workers; None if that is yet to be seen: at an address, or where there
     may be GPUs. Raises `Error` for anything that cannot be.
     """
-    # This reads profiles, which `--help` has no use for.
-    from ddp_common.clusters.profiles import may_have_gpus, number_of_workers, read_profile
-
     check_settings(path)
     check_place(os.environ.get("CHECKPOINT"))
     cluster = os.environ.get("CLUSTER") or "local"
@@ -63,9 +61,9 @@ def check_settings(path: Path):
     """
     cell = cells_with_tag(path.read_text(), "parameters")
     try:
-        exec(compile(cell, path, "exec"), {"__name__": "__main__", "ddp": ddp_common})
+        exec(compile(cell, path, "exec"), {"__name__": "__main__", "kit": kit})
     except NameError:
-        return  # a cell that needs more of the program than `ddp` is checked when its turn comes
+        return  # a cell that needs more of the program than `kit` is checked when its turn comes
 
 
 def check_place(directory: str | None):
@@ -91,7 +89,7 @@ def check_resumable(directory: str | None):
     """Raise `Error` unless the run in `directory`, that of RESUME, has a checkpoint."""
     if not directory:
         return
-    resumed_config(directory)
+    config_of(directory)
     if newest(local(directory) / "checkpoints") is None:
         raise Error(
             f"RESUME={directory}: that run has no checkpoint to go on from. "

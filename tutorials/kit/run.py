@@ -1,4 +1,4 @@
-"""`python -m ddp_common run`: a tutorial's job in this process, and what is printed about it.
+"""`python -m tutorials run`: a tutorial's job in this process, and what is printed about it.
 
 A tutorial is executed cell by cell as in a notebook, but for the cells tagged as part of the
 lesson (proofs, exercises, demonstrations): what is left is the job itself. Relies on the
@@ -18,15 +18,16 @@ from typing import Any
 import click
 
 from ddp_common.client import signals
-from ddp_common.commands.cells import job_source
-from ddp_common.commands.checks import check_choices, check_cluster, check_resumable
+from ddp_common.clusters.profiles import number_of_workers
 from ddp_common.errors import Error
 from ddp_common.ranks.checkpoint_files import newest, step_of
 from ddp_common.run.places import local, new_directory, shown
-from ddp_common.run.settings import current
 from ddp_common.values import whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS, started_by
 from ddp_common.worker.nursery import import_ahead
+from tutorials.kit import launchers, parameters
+from tutorials.kit.beforehand import check_choices, check_cluster, check_resumable
+from tutorials.kit.cells import job_source
 
 
 def run_tutorial(tutorial: str, path: Path, choices: dict, dry: bool):
@@ -41,9 +42,7 @@ def run_tutorial(tutorial: str, path: Path, choices: dict, dry: bool):
     # Whoever has started the ranks has checked, and each rank checks its settings again.
     count = None if is_rank else check_choices(path, choices["workers"])
     if dry:
-        from ddp_common.clusters.connect import describe  # imports distributed
-
-        click.echo(describe(cluster or "local", choices["workers"], tutorial))
+        click.echo(what_would_start(tutorial, choices))
         return
     if is_rank:
         check_resumable(choices["resume"])
@@ -55,6 +54,18 @@ def run_tutorial(tutorial: str, path: Path, choices: dict, dry: bool):
         start_launcher(cluster, tutorial, choices)
     else:
         execute(tutorial, path)
+
+
+def what_would_start(tutorial: str, choices: dict) -> str:
+    """A job script, a call, an address, or the command of a launcher."""
+    cluster = choices["cluster"] or "local"
+    if cluster in LAUNCHERS:
+        workers = number_of_workers(choices["workers"] or "auto")
+        line = launchers.command(cluster, tutorial, workers, restarts=0)
+        return f"# No Dask: {cluster} starts the ranks.\n{shlex.join(line)}"
+    from ddp_common.clusters.connect import describe  # not above: it imports distributed
+
+    return describe(cluster, choices["workers"])
 
 
 def _is_rank(cluster):
@@ -74,9 +85,10 @@ def announce(tutorial: str, choices: dict, count: int | None):
     if directory:
         say(f"{tutorial}: the run is in {shown(local(directory))}")
         check_resumable(choices["resume"])
-        say(f"{tutorial}: {where_it_goes_on(directory)}")
-        changes = [f"{name}={new} (was {was})" for name, (was, new) in current.changed.items()]
-        if changes:
+        chosen = parameters.chosen
+        say(f"{tutorial}: {where_it_goes_on(directory, chosen)}")
+        if chosen is not None and chosen.changed:
+            changes = [f"{name}={new} (was {was})" for name, (was, new) in chosen.changed.items()]
             say(f"{tutorial}: changed since then: {', '.join(changes)}")
     cluster = choices["cluster"] or "local"
     workers = "1 worker" if count == 1 else f"{count or 'the'} workers"
@@ -88,7 +100,7 @@ def announce(tutorial: str, choices: dict, count: int | None):
         say(f"{tutorial}: starting {workers} with CLUSTER={cluster}")
 
 
-def where_it_goes_on(directory: str) -> str:
+def where_it_goes_on(directory: str, chosen: parameters.Chosen | None) -> str:
     """From which step, and in which epoch, a run goes on; or that it begins."""
     path = local(directory)
     checkpoint = newest(path / "checkpoints")
@@ -96,39 +108,22 @@ def where_it_goes_on(directory: str) -> str:
         return "it begins there: no checkpoint yet"
     step = step_of(checkpoint)
     words = f"it goes on from step {step} ({checkpoint.name})"
-    if has_finished(path / "log.txt"):
+    if parameters.has_finished(path):
         words += ", where its training had finished"
-        epochs = current.values.get("epochs")
-        if epochs and not current.changed:
+        if chosen is not None and "epochs" in chosen.values and not chosen.changed:
+            epochs = chosen.values["epochs"]
             words += f'; to train more, give for example SET="epochs={2 * epochs}"'
     return words
 
 
-def has_finished(log: Path) -> bool:
-    """Whether training, of which this is the log, came to its end and nobody went on with it."""
-    try:
-        lines = log.read_text(errors="replace").splitlines()
-    except OSError:
-        return False
-    for line in reversed(lines):
-        if re.match(r"\S+ finished: \d+ rank", line):
-            return True
-        if re.match(r"\S+ (\[rank 0\] Resumed from step|\d+ ranks of )", line):
-            return False
-    return False
-
-
 def start_launcher(launcher: str, tutorial: str, choices: dict):
     """Let torchrun or srun start the ranks, each of which is this command again."""
-    from ddp_common.clusters.profiles import number_of_workers  # these import distributed
-    from ddp_common.without_dask.starting import start_ranks
-
     if not choices["resume"] and not choices["checkpoint"]:
         os.environ["CHECKPOINT"] = str(new_directory(tutorial))  # a restarted rank must find it
     restarts = whole_number("RESTARTS", choices["restarts"] or 0, least=0)
     try:
         workers = number_of_workers(choices["workers"] or "auto")
-        start_ranks(launcher, tutorial, workers, restarts)
+        launchers.start_ranks(launcher, tutorial, workers, restarts)
     except (Error, SystemExit):
         directory = os.environ.get("CHECKPOINT") or choices["resume"]
         click.echo(resume_hint(tutorial, directory).lstrip(), err=True)
@@ -221,14 +216,16 @@ def resume_hint(tutorial: str, directory: Path | str | None) -> str:
     """How to go on with the run in `directory`, to be put after a message; '' if there is none."""
     if directory is None:
         return ""
-    if "://" in str(directory):
-        directory = local(directory)
     if not list(Path(directory, "checkpoints").glob("*.pt")):
         return f" There is no checkpoint yet; what there is lies in {shown(directory)}."
-    return (
-        " Go on from the newest checkpoint with:\n"
-        f"  make run TUTORIAL={tutorial} RESUME={shlex.quote(shown(directory))}"
-    )
+    words = f"make run TUTORIAL={tutorial} RESUME={shlex.quote(shown(directory))}"
+    try:
+        command = parameters.config_of(directory).get("command", {})
+    except Error:  # why the run ended matters more
+        command = {}
+    for name, value in command.items():
+        words += f" {name}={shlex.quote(value)}"
+    return f" Go on from the newest checkpoint with:\n  {words}"
 
 
 def closing_words(run) -> str:
