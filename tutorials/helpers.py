@@ -4,7 +4,10 @@ import time
 
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from scipy import stats
+from torch import nn
+from torch.utils.data import Dataset
 
 
 def show(figure, alt):
@@ -93,3 +96,83 @@ class LiveLoss:
         self.axes.autoscale_view()
         self.shown.update(self.figure, metadata=self.alt)
         self.drawn_at = time.monotonic()
+
+
+# ucmerced
+
+
+def make_network(name, classes):
+    """A ResNet with random weights: `small`, or one of torchvision's.
+
+    `small` has three of torchvision's residual blocks, each of which adds what it
+    computes to its input, and one output for each class.
+    """
+    import torchvision
+    from torchvision.models.resnet import BasicBlock
+
+    if name != "small":
+        return torchvision.models.get_model(name, weights=None, num_classes=classes)
+    widths = (8, 16, 32, 64)
+    stem = nn.Conv2d(3, widths[0], 3, stride=2, padding=1, bias=False)
+    layers = [stem, nn.BatchNorm2d(widths[0]), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    for before, after in zip(widths, widths[1:]):
+        shortcut = nn.Conv2d(before, after, 1, stride=2, bias=False)
+        shortcut = nn.Sequential(shortcut, nn.BatchNorm2d(after))
+        layers.append(BasicBlock(before, after, stride=2, downsample=shortcut))
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes)]
+    return nn.Sequential(*layers)
+
+
+class Views(Dataset):
+    """Scenes (3, size, size) and labels; if `turn`, a random one of each scene's views.
+
+    There are eight: flipped or not in two directions, transposed or not.
+    """
+
+    def __init__(self, scenes, turn):
+        self.scenes, self.turn = scenes, turn
+
+    def __len__(self):
+        return len(self.scenes)
+
+    def __getitem__(self, index):
+        scene, label = self.scenes[index]
+        if self.turn:
+            left_right, up_down, transposed = torch.randint(2, (3,)).tolist()
+            scene = scene.flip(2) if left_right else scene
+            scene = scene.flip(1) if up_down else scene
+            scene = scene.mT if transposed else scene
+        return scene, label
+
+
+def matrix(counts, names):
+    """A figure of a confusion matrix: counts (n, n), a row for each true class."""
+    side = 2.5 + 0.22 * len(names)
+    figure, axes = plt.subplots(figsize=(side, side), layout="constrained")
+    axes.imshow(counts, cmap="Blues")
+    axes.set(xlabel="guessed class", ylabel="true class")
+    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    bright = counts.max() / 2
+    for row, column in np.argwhere(np.asarray(counts) > 0):
+        count = int(counts[row, column])
+        colour = "white" if count > bright else "black"
+        axes.text(
+            column, row, count, ha="center", va="center", fontsize=6, color=colour
+        )
+    return figure
+
+
+def curves(values, xlabel, ylabel):
+    """A figure: a line for each of {(kind, number): Series}, a colour for each kind."""
+    figure, axes = plt.subplots(figsize=(6, 2.8), layout="constrained")
+    kinds = list(dict.fromkeys(kind for kind, _ in values))
+    for (kind, _), line in values.items():
+        line = np.asarray(line.dropna())
+        colour = f"C{kinds.index(kind)}"
+        axes.plot(range(1, len(line) + 1), line, color=colour, alpha=0.8)
+    for kind in kinds:
+        axes.plot([], [], color=f"C{kinds.index(kind)}", label=kind)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.legend()
+    return figure
