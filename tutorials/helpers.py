@@ -1,13 +1,17 @@
 """What the tutorials share and none teaches: pictures, a loss curve, an interval."""
 
+import contextlib
+import io
+import os
+import re
+import signal
+import socket
+import tempfile
 import time
 
 import matplotlib.pyplot as plt
 import numpy as np
-import torch
 from scipy import stats
-from torch import nn
-from torch.utils.data import Dataset
 
 
 def show(figure, alt):
@@ -101,50 +105,6 @@ class LiveLoss:
 # ucmerced
 
 
-def make_network(name, classes):
-    """A ResNet with random weights: `small`, or one of torchvision's.
-
-    `small` has three of torchvision's residual blocks, each of which adds what it
-    computes to its input, and one output for each class.
-    """
-    import torchvision
-    from torchvision.models.resnet import BasicBlock
-
-    if name != "small":
-        return torchvision.models.get_model(name, weights=None, num_classes=classes)
-    widths = (8, 16, 32, 64)
-    stem = nn.Conv2d(3, widths[0], 3, stride=2, padding=1, bias=False)
-    layers = [stem, nn.BatchNorm2d(widths[0]), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-    for before, after in zip(widths, widths[1:]):
-        shortcut = nn.Conv2d(before, after, 1, stride=2, bias=False)
-        shortcut = nn.Sequential(shortcut, nn.BatchNorm2d(after))
-        layers.append(BasicBlock(before, after, stride=2, downsample=shortcut))
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes)]
-    return nn.Sequential(*layers)
-
-
-class Views(Dataset):
-    """Scenes (3, size, size) and labels; if `turn`, a random one of each scene's views.
-
-    There are eight: flipped or not in two directions, transposed or not.
-    """
-
-    def __init__(self, scenes, turn):
-        self.scenes, self.turn = scenes, turn
-
-    def __len__(self):
-        return len(self.scenes)
-
-    def __getitem__(self, index):
-        scene, label = self.scenes[index]
-        if self.turn:
-            left_right, up_down, transposed = torch.randint(2, (3,)).tolist()
-            scene = scene.flip(2) if left_right else scene
-            scene = scene.flip(1) if up_down else scene
-            scene = scene.mT if transposed else scene
-        return scene, label
-
-
 def matrix(counts, names):
     """A figure of a confusion matrix: counts (n, n), a row for each true class."""
     side = 2.5 + 0.22 * len(names)
@@ -163,16 +123,40 @@ def matrix(counts, names):
     return figure
 
 
-def curves(values, xlabel, ylabel):
-    """A figure: a line for each of {(kind, number): Series}, a colour for each kind."""
+def curves(by_epoch, kinds):
+    """A figure: a line for each of {(kind, seed): accuracy of each epoch, in percent}.
+
+    `kinds` is {kind: its name}; each has a colour.
+    """
     figure, axes = plt.subplots(figsize=(6, 2.8), layout="constrained")
-    kinds = list(dict.fromkeys(kind for kind, _ in values))
-    for (kind, _), line in values.items():
-        line = np.asarray(line.dropna())
-        colour = f"C{kinds.index(kind)}"
-        axes.plot(range(1, len(line) + 1), line, color=colour, alpha=0.8)
-    for kind in kinds:
-        axes.plot([], [], color=f"C{kinds.index(kind)}", label=kind)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
+    for number, (kind, name) in enumerate(kinds.items()):
+        lines = [line for (of, _), line in by_epoch.items() if of == kind]
+        for line in lines:
+            label = name if line is lines[0] else None
+            epochs = range(1, len(line) + 1)
+            axes.plot(epochs, line.to_numpy(), color=f"C{number}", label=label)
+    axes.set(xlabel="epoch", ylabel="validation accuracy, %")
     axes.legend()
     return figure
+
+
+def broken(client, train, signal_name, step, directory, **arguments):
+    """Launch `train` on two ranks, send rank 1 a signal at a step, restart once.
+
+    Returns the first line of the failure, without the host and the step, and the steps
+    of rank 0. A file in `directory` marks that the signal was sent: it is sent once.
+    """
+    import ddp_common as ddp
+
+    def get_it():
+        os.kill(os.getpid(), signal.Signals[signal_name])
+
+    with tempfile.TemporaryDirectory(dir=directory) as folder:
+        mark = f"{folder}/it-has-struck"
+        faulty = ddp.inject(train, get_it, step=step, mark=mark)
+        two = {"workers": 2, "restarts": 1, "directory": False}
+        with contextlib.redirect_stdout(io.StringIO()):
+            whole = ddp.launch(client, faulty, **arguments, **two)
+    steps = whole.metrics.dropna(subset="loss").query("rank == 0")["step"]
+    said = str(whole.failures[0]).replace(socket.gethostname(), "HOST").splitlines()[0]
+    return re.sub(r"step \d+", "step …", said), steps

@@ -12,7 +12,8 @@ from tutorials_here import DATA, ROOT, make_run
 
 from tutorials.checks import ucmerced as checks
 from tutorials.checks.common import Wrong
-from tutorials.helpers import Views, interval
+from tutorials.helpers import interval
+from tutorials.land import Views
 
 AERIAL = DATA / "ucmerced" / "rsscn7_subset"
 SITE = {"account": "lab", "partitions": {"long": 4320, "short": 60, "medium": 240}}
