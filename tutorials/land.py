@@ -33,9 +33,9 @@ def make_network(name, classes):
         import torchvision
 
         return torchvision.models.get_model(name, weights=None, num_classes=classes)
-    stem = nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False)
-    layers = [stem, nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-    layers += [Block(8, 16), Block(16, 32), Block(32, 64)]
+    stem = nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False)
+    layers = [stem, nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    layers += [Block(16, 32), Block(32, 64)]
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes)]
     return nn.Sequential(*layers)
 

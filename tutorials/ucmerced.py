@@ -138,7 +138,7 @@ my_second_prediction = None  # a number from 0 to 100
 # %% [markdown]
 # ## 3. What the job computes
 #
-# The network is a *ResNet* with three blocks. A scene from above has no top: flipped or
+# The network is a *ResNet* with two blocks. A scene from above has no top: flipped or
 # transposed it is as good as before. `Views` draws one of these eight *views* each
 # time. (Both are in `tutorials/land.py`.)
 #
@@ -482,7 +482,7 @@ is_at_an_edge = best in (min(scores), max(scores))
 print("the best C is", "at an edge: try more" if is_at_an_edge else "not at an edge")
 
 # %% [markdown]
-# <details><summary>A small question: why does not the test set choose `C`?</summary>
+# <details><summary>A small question: why must the test set not choose `C`?</summary>
 #
 # It would have chosen the opponent, whose test accuracy would then be too high.
 # </details>
