@@ -1,5 +1,12 @@
 """What the tutorials share and none teaches: pictures, a loss curve, an interval."""
 
+import contextlib
+import io
+import os
+import re
+import signal
+import socket
+import tempfile
 import time
 
 import matplotlib.pyplot as plt
@@ -93,3 +100,63 @@ class LiveLoss:
         self.axes.autoscale_view()
         self.shown.update(self.figure, metadata=self.alt)
         self.drawn_at = time.monotonic()
+
+
+# ucmerced
+
+
+def matrix(counts, names):
+    """A figure of a confusion matrix: counts (n, n), a row for each true class."""
+    side = 2.5 + 0.22 * len(names)
+    figure, axes = plt.subplots(figsize=(side, side), layout="constrained")
+    axes.imshow(counts, cmap="Blues")
+    axes.set(xlabel="guessed class", ylabel="true class")
+    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    bright = counts.max() / 2
+    for row, column in np.argwhere(np.asarray(counts) > 0):
+        count = int(counts[row, column])
+        colour = "white" if count > bright else "black"
+        axes.text(
+            column, row, count, ha="center", va="center", fontsize=6, color=colour
+        )
+    return figure
+
+
+def curves(by_epoch, kinds):
+    """A figure: a line for each of {(kind, seed): accuracy of each epoch, in percent}.
+
+    `kinds` is {kind: its name}; each has a colour.
+    """
+    figure, axes = plt.subplots(figsize=(6, 2.8), layout="constrained")
+    for number, (kind, name) in enumerate(kinds.items()):
+        lines = [line for (of, _), line in by_epoch.items() if of == kind]
+        for line in lines:
+            label = name if line is lines[0] else None
+            epochs = range(1, len(line) + 1)
+            axes.plot(epochs, line.to_numpy(), color=f"C{number}", label=label)
+    axes.set(xlabel="epoch", ylabel="validation accuracy, %")
+    axes.legend()
+    return figure
+
+
+def broken(client, train, signal_name, step, directory, **arguments):
+    """Launch `train` on two ranks, send rank 1 a signal at a step, restart once.
+
+    Returns the first line of the failure, without the host and the step, and the steps
+    of rank 0. A file in `directory` marks that the signal was sent: it is sent once.
+    """
+    import ddp_common as ddp
+
+    def get_it():
+        os.kill(os.getpid(), signal.Signals[signal_name])
+
+    with tempfile.TemporaryDirectory(dir=directory) as folder:
+        mark = f"{folder}/it-has-struck"
+        faulty = ddp.inject(train, get_it, step=step, mark=mark)
+        two = {"workers": 2, "restarts": 1, "directory": False}
+        with contextlib.redirect_stdout(io.StringIO()):
+            whole = ddp.launch(client, faulty, **arguments, **two)
+    steps = whole.metrics.dropna(subset="loss").query("rank == 0")["step"]
+    said = str(whole.failures[0]).replace(socket.gethostname(), "HOST").splitlines()[0]
+    return re.sub(r"step \d+", "step …", said), steps

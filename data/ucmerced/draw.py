@@ -8,14 +8,9 @@ place that there is.
 writes FOLDER/<class>/<class><number>.png, 100 pictures of each of the 21 classes, under the
 names that the real set gives them.
 
-A picture is composed in four steps, and the file follows them:
-
-1. the map: season, sun, and the colours of grass, leaves, soil, asphalt, concrete and water are
-   chosen by lot (`Scene`);
-2. things that stand in many scenes: trees, cars, houses, roads, traffic;
-3. the scene, one function for each class: it lays the ground, then what lies on it, and at last
-   what stands on that;
-4. the light: the scene is photographed from an aeroplane.
+A picture is composed in three steps, and the file follows them: the map (`Scene`), whose season,
+sun and colours are chosen by lot; one function for each class, which lays the ground and what
+lies and stands on it; the light, in which an aeroplane photographs the scene.
 
 A scene is laid out in metres with the origin in its middle, then turned, scaled and shifted as
 a whole, so that a picture shows about the 77 m that one of the real set shows. Points are
@@ -26,10 +21,8 @@ sparse residential are one drawing with overlapping densities.
 The promises are those of `data/drawing.py`, which has what this program shares with other ones.
 """
 
-import cmath
 import math
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +35,7 @@ from drawing import (
     command_line,
     darker,
     lighter,
+    mixed,
     photographed,
     polar,
 )
@@ -49,12 +43,13 @@ from drawing import (
 SEED = 2010
 PER_CLASS = 100
 TILE = 77  # metres that a picture is wide, before scaling
-FAR = 90  # metres from the middle: roads that cross the picture begin and end here
-REACH = 75  # metres from the middle beyond which nothing is seen
+FAR = 90  # metres from the middle: what crosses the picture begins and ends here
+LANE = 3.6  # metres
 UPRIGHT = math.pi / 2
 
 WHITE = (236, 236, 230)
 YELLOW = (226, 190, 70)
+SAND = (214, 194, 156)
 SEASONS = (  # grass, leaves, soil
     ((98, 142, 66), (48, 92, 44), (140, 112, 80)),
     ((128, 148, 84), (62, 98, 52), (158, 132, 96)),
@@ -65,17 +60,15 @@ SEASONS = (  # grass, leaves, soil
 ASPHALTS = ((92, 92, 96), (116, 114, 112), (142, 138, 132), (74, 76, 82))
 CONCRETES = ((186, 182, 172), (164, 162, 158), (198, 190, 176))
 WATERS = ((46, 84, 98), (58, 98, 122), (66, 88, 74), (86, 96, 78), (36, 58, 72), (84, 118, 128))
-ROOFS = (
-    (150, 92, 70), (118, 106, 98), (172, 152, 128),
-    (96, 98, 106), (190, 184, 174), (134, 78, 62),
-)
-FLAT_ROOFS = (
-    (206, 204, 196), (170, 166, 158), (142, 140, 138),
-    (186, 172, 150), (112, 112, 116), (222, 222, 220),
-)
-CARS = (
-    (232, 232, 232), (40, 42, 48), (176, 40, 36), (44, 72, 140),
-    (150, 154, 160), (206, 196, 170), (90, 96, 100), (52, 96, 70),
+ROOFS = ((150, 92, 70), (118, 106, 98), (172, 152, 128), (96, 98, 106), (134, 78, 62))
+FLAT_ROOFS = ((206, 204, 196), (170, 166, 158), (142, 140, 138), (186, 172, 150), (112, 112, 116))
+CARS = ((232, 232, 232), (40, 42, 48), (176, 40, 36), (44, 72, 140), (150, 154, 160))
+COURTS = (  # around the lines, within them
+    ((72, 112, 84), (52, 92, 138)),
+    ((150, 86, 66), (78, 118, 82)),
+    ((66, 96, 140), (66, 96, 140)),
+    ((130, 126, 120), (104, 116, 110)),
+    ((178, 116, 82), (178, 116, 82)),
 )
 
 AEROPLANE = Camera(
@@ -131,7 +124,7 @@ class Scene(Sheet):
         place = point * self.axis + self.middle
         return place.real, place.imag
 
-    def sees(self, point, margin=0):
+    def sees(self, point, margin):
         """Whether a point is in the picture, or not more than `margin` metres beside it."""
         x, y = self.at(point)
         margin *= self.unit
@@ -142,43 +135,42 @@ class Scene(Sheet):
         place = complex(self.uniform(0, self.canvas), self.uniform(0, self.canvas))
         return (place - self.middle) / self.axis
 
-    def dashes(self, start, end, width, colour, on, off):
-        """A line of dashes: `on` metres of colour, then `off` metres of none."""
-        step = (end - start) / abs(end - start)
-        for k in range(int(abs(end - start) / (on + off))):
-            begin = start + step * k * (on + off)
-            if self.sees(begin, on):
-                self.line([begin, begin + step * on], width, colour)
+    def dashes(self, y, width, colour, on, off, turn=1, begin=-FAR):
+        """Dashes, `on` metres long and `off` apart, that lie as a `strip` does."""
+        x = begin
+        while x < FAR:
+            if self.sees(turn * complex(x, y), on):
+                self.line([turn * complex(x, y), turn * complex(x + on, y)], width, colour)
+            x += on + off
 
-    def blob(self, centre, radius, colour, rough=0.25, corners=14):
+    def strip(self, y, width, colour, turn=1, begin=-FAR):
+        """A line across the picture, `y` metres beside the middle, turned by the number `turn`."""
+        self.line([turn * complex(begin, y), turn * complex(FAR, y)], width, colour)
+
+    def blob(self, centre, radius, colour, rough=0.25):
         """A round patch with an uneven edge."""
         edge = []
-        for k in range(corners):
+        for k in range(14):
             distance = radius * self.uniform(1 - rough, 1 + rough)
-            edge.append(centre + polar(distance, 2 * math.pi * k / corners))
+            edge.append(centre + polar(distance, 2 * math.pi * k / 14))
         self.polygon(edge, colour)
+
+    def patches(self, *colours):
+        """The ground in one of these colours, and uneven patches of all of them."""
+        self.fill(self.choice(colours))
+        for _ in range(10):
+            self.blob(self.anywhere(), self.uniform(4, 12), self.tint(self.choice(colours), 11))
 
     def box(self, centre, length, width, colour, turn=0.0, height=0.0):
         """A rectangle, `length` along the direction `turn`; with a height it throws a shadow."""
         along = polar(length / 2, turn)
-        across = polar(width / 2, turn + UPRIGHT)
-        corners = [
-            centre - along - across,
-            centre + along - across,
-            centre + along + across,
-            centre - along + across,
-        ]
-        if height > 4:
-            steps = (0.35, 0.7, 1.0)
-        elif height:
-            steps = (1.0,)
-        else:
-            steps = ()
+        aside = polar(width / 2, turn + UPRIGHT)
+        corners = [-along - aside, along - aside, along + aside, -along + aside]
+        steps = (0.35, 0.7, 1.0) if height > 4 else (1.0,) if height else ()
         for part in steps:
-            self.polygon([corner + part * height * self.shadow for corner in corners], self.dark)
-        self.polygon(corners, colour)
-
-    # Things that stand in many scenes
+            fallen = centre + part * height * self.shadow
+            self.polygon([fallen + corner for corner in corners], self.dark)
+        self.polygon([centre + corner for corner in corners], colour)
 
     def tree(self, centre, radius, colour=None):
         """A crown, its shadow, and the side of it that the sun shines on."""
@@ -196,30 +188,27 @@ class Scene(Sheet):
             self.tree(self.anywhere(), self.uniform(smallest, largest))
 
     def car(self, centre, turn, length=4.6):
-        """A body, and a cabin that is darker because of its windows."""
-        if not self.sees(centre, 4):
-            return
-        paint = self.choice(CARS)
-        self.box(centre, length, 2.1, paint, turn, 1.0)
-        self.box(centre - polar(0.3, turn), length * 0.45, 1.7, darker(paint, 0.67), turn)
+        if self.sees(centre, 4):
+            self.box(centre, length, 2.1, self.choice(CARS), turn, 1.0)
 
-    def house(self, centre, length, width, turn, colour=None):
+    def house(self, centre, length, width, turn, colour):
         """A gabled roof, its two sides in different light; often with a wing."""
-        roof = self.tint(colour or self.choice(ROOFS), 12)
+        roof = self.tint(colour, 12)
         lit = lighter(roof, 24)
-        across = turn + UPRIGHT
-        wing = centre + polar(length * self.choice((-0.25, 0.25)), turn)
-        wing += polar(width * 0.45, across)
+        aside = polar(width / 4, turn + UPRIGHT)
         if self.chance(0.6):
-            self.box(wing, length * 0.42, width * 0.8, lit, turn, 4.0)
+            wing = polar(length * self.choice((-0.25, 0.25)), turn) + 1.8 * aside
+            self.box(centre + wing, length * 0.42, width * 0.8, lit, turn, 4.0)
         self.box(centre, length, width, roof, turn, 4.5)
         towards_sun = -1 if (self.shadow * polar(1, -turn)).imag > 0 else 1
-        self.box(centre + polar(width / 4 * towards_sun, across), length, width / 2, lit, turn)
+        self.box(centre + aside * towards_sun, length, width / 2, lit, turn)
 
 
-def centred(k, count):
-    """Where the k-th of `count` things in a row lies, in steps from the middle of the row."""
-    return k - (count - 1) / 2
+def places(columns, rows, wide, deep):
+    """The middles of so many fields, `wide` and `deep` metres large, around the origin."""
+    for column in range(columns):
+        for row in range(rows):
+            yield complex((column - (columns - 1) / 2) * wide, (row - (rows - 1) / 2) * deep)
 
 
 def winding(scene, amplitude, wavelength, centre=0.0):
@@ -227,228 +216,123 @@ def winding(scene, amplitude, wavelength, centre=0.0):
     first = scene.uniform(0, 6.3)
     second = scene.uniform(0, 6.3)
     points = []
-    for x in range(-REACH, REACH + 1, 5):
+    for x in range(-75, 76, 5):
         wave = math.sin(x / wavelength + first) + 0.4 * math.sin(2.3 * x / wavelength + second)
         points.append(complex(x, centre + amplitude * wave))
     return points
 
 
-def across(y=0, turn=1):
-    """Both ends of a straight line across the picture, `y` metres beside the middle.
-
-    `turn` is its direction: a number of the length 1, by which the points are multiplied.
-    """
-    return [turn * complex(-FAR, y), turn * complex(FAR, y)]
+# Roads
 
 
-# Roads and what drives on them
-
-LANE = 3.6  # metres
-
-
-def road(scene, y, width, turn=1, middle=YELLOW, kerb=True):
-    """A street `y` metres beside the middle, with dashes in the colour `middle` or with none."""
-    start, end = across(y, turn)
-    if kerb:
-        scene.line([start, end], width + 3, scene.concrete)
-    scene.line([start, end], width, scene.asphalt)
-    if middle:
-        scene.dashes(start, end, 0.4, middle, 4, 4)
-
-
-def traffic(scene, y, turn, density):
-    """Cars and some lorries along a lane."""
-    x = -80 + scene.uniform(0, 15)
-    while x < 80:
-        place = turn * complex(x, y)
-        if scene.chance(0.15):
-            lorry = scene.choice((WHITE, (150, 60, 50), (120, 130, 150)))
-            scene.box(place, 14, 2.6, lorry, cmath.phase(turn), 3)
-        else:
-            scene.car(place, cmath.phase(turn))
-        x += scene.uniform(9, 40) / density
-
-
-def carriageways(scene, lanes, gap, density):
-    """Two one-way roads side by side: solid edges, dashed lanes, no crossing.
-
-    Returns the width of both and of the gap.
-    """
-    width = lanes * LANE + 4
-    for side in (-1, 1):
-        y = side * (gap / 2 + width / 2)
-        scene.line(across(y), width, scene.asphalt)
-        scene.line(across(y - side * lanes * LANE / 2), 0.45, YELLOW)
-        scene.line(across(y + side * lanes * LANE / 2), 0.45, WHITE)
-        for k in range(1, lanes):
-            scene.dashes(*across(y + (k - lanes / 2) * LANE), 0.45, WHITE, 3, 6)
-        for k in range(lanes):
-            traffic(scene, y + (k + 0.5 - lanes / 2) * LANE, 1, density)
-    return gap + 2 * width
-
-
-def roadside(scene):
-    """What lies beside a great road: patches of grass and soil, a few trees."""
-    scene.fill(scene.choice((scene.grass, scene.soil, scene.tint(scene.grass, 25))))
-    for _ in range(8):
-        place = scene.anywhere()
-        radius = scene.uniform(5, 12)
-        scene.blob(place, radius, scene.tint(scene.choice((scene.grass, scene.soil)), 10))
-    scene.trees(scene.choice((3, 10, 20)), 1.2, 3.2)
+def carriageway(scene, y, lanes, turn, surface, density):
+    """A road with edges, dashed lanes and traffic. Returns its width."""
+    width = lanes * LANE + 3
+    scene.strip(y, width, surface, turn)
+    for edge, colour in ((-1, YELLOW), (1, WHITE)):
+        scene.strip(y + edge * lanes * LANE / 2, 0.45, colour, turn)
+    for k in range(1, lanes):
+        scene.dashes(y + (k - lanes / 2) * LANE, 0.45, WHITE, 3, 6, turn)
+    for k in range(lanes):
+        x = scene.uniform(-FAR, -70)
+        while x < FAR:
+            place = turn * complex(x, y + (k + 0.5 - lanes / 2) * LANE)
+            scene.car(place, math.atan2(turn.imag, turn.real), scene.choice((4.6, 4.6, 4.6, 13)))
+            x += scene.uniform(9, 40) / density
+    return width
 
 
 def freeway(scene):
-    """Two carriageways with grass or concrete between them, sometimes with a ramp that leaves."""
-    roadside(scene)
-    gap = scene.choice((1.5, 3, 8, 14))
-    barrier = gap < 5
-    if barrier:
-        scene.line(across(), gap, scene.concrete)
-    lanes = scene.choice((2, 3, 4))
-    width = carriageways(scene, lanes, gap, scene.uniform(0.4, 1.6))
-    if barrier:
-        scene.line(across(), 0.9, lighter(scene.concrete, 20))
-    if scene.chance(0.35):
-        ramp = [complex(x, width / 2 + 3 + 0.004 * max(0, x + 30) ** 2) for x in range(-80, 81, 8)]
-        scene.line(ramp, 7, scene.asphalt)
-        scene.line([point + 3j for point in ramp], 0.4, WHITE)
+    """Two carriageways with grass or a barrier between them."""
+    scene.patches(scene.grass, scene.soil)
+    scene.trees(scene.choice((3, 10, 20)), 1.2, 3.2)
+    two_carriageways(scene, scene.choice((2, 3, 4)), scene.choice((1.5, 3, 8, 14)))
+
+
+def two_carriageways(scene, lanes, gap):
+    if gap < 5:
+        scene.strip(0, gap, scene.concrete)
+    for side in (-1, 1):
+        y = side * (gap / 2 + lanes * LANE / 2 + 1.5)
+        carriageway(scene, y, lanes, 1 + 0j, scene.asphalt, scene.uniform(0.4, 1.6))
 
 
 def overpass(scene):
     """A freeway, and a road on a bridge across it."""
-    roadside(scene)
-    below = scene.choice((2, 2, 3))
-    gap = scene.choice((2, 6, 10))
-    carriageways(scene, below, gap, scene.uniform(0.4, 1.4))
-
+    scene.patches(scene.grass, scene.soil)
+    scene.trees(scene.choice((3, 10, 20)), 1.2, 3.2)
+    two_carriageways(scene, scene.choice((2, 2, 3)), scene.choice((2, 6, 10)))
     turn = polar(1, scene.uniform(1.1, 2.04))
     lanes = scene.choice((2, 2, 4, 6))
     width = lanes * LANE + 3
-    bridge = across(turn=turn)
     for part in (0.5, 1):
-        scene.line([end + scene.shadow * 9 * part for end in bridge], width, scene.dark)
-    scene.line(bridge, width + 1.8, lighter(scene.concrete, 22))
+        ends = [end * turn + scene.shadow * 9 * part for end in (-FAR, FAR)]
+        scene.line(ends, width, scene.dark)
+    scene.strip(0, width + 2, lighter(scene.concrete, 22), turn)
     deck = scene.tint(scene.choice((scene.asphalt, scene.concrete)), 12)
-    scene.line(bridge, width, deck)
-    scene.line(bridge, 0.6, YELLOW)
-    for k in range(1, lanes):
-        if k != lanes // 2:
-            scene.dashes(*across((k - lanes / 2) * LANE, turn), 0.45, WHITE, 3, 6)
-    for k in range(lanes):
-        y = (k + 0.5 - lanes / 2) * LANE
-        traffic(scene, y, turn, scene.uniform(0.3, 1.2))
+    carriageway(scene, 0, lanes, turn, deck, scene.uniform(0.3, 1.2))
 
 
 def intersection(scene):
-    """Two streets that cross, houses at the corners, cars that wait."""
+    """Two streets that cross, houses at the corners, cars that wait at zebra crossings."""
     scene.fill(scene.choice((scene.grass, scene.soil, scene.concrete)))
     scene.trees(scene.choice((4, 10)), 1.5, 3.2)
-    bend = polar(1, UPRIGHT + scene.uniform(-0.25, 0.25))
-    first = scene.choice((9, 12, 16, 19))
-    second = scene.choice((9, 12, 16, 19))
-    for corner in (1 + 1j, 1 - 1j, -1 + 1j, -1 - 1j):
+    for corner in places(2, 2, 60, 60):
         if scene.chance(0.7):
-            corner_house(scene, corner)
-
-    for width, turn in ((first, 1), (second, bend)):
-        scene.line(across(turn=turn), width + 4, scene.concrete)
-    for width, turn in ((first, 1), (second, bend)):
-        scene.line(across(turn=turn), width, scene.asphalt)
+            size = scene.uniform(12, 22), scene.uniform(10, 18)
+            scene.house(corner, *size, scene.choice((0, UPRIGHT)), scene.choice(ROOFS))
+    bend = polar(1, UPRIGHT + scene.uniform(-0.25, 0.25))
+    streets = [(scene.choice((9, 12, 16, 19)), turn) for turn in (1, bend)]
+    for more, colour in ((4, scene.concrete), (0, scene.asphalt)):
+        for width, turn in streets:
+            scene.strip(0, width + more, colour, turn)
     zebra = scene.chance(0.55)
-    for width, other, turn in ((first, second, 1), (second, first, bend)):
+    for (width, turn), (other, _) in zip(streets, reversed(streets)):
+        stop = other / 2 + 3
         for way in (turn, -turn):
-            approach(scene, way, width, other / 2 + 3, zebra)
-    if scene.chance(0.4):
-        place = complex(scene.uniform(-3, 3), scene.uniform(-3, 3))
-        scene.car(place, scene.uniform(0, 6.3))
-
-
-def corner_house(scene, corner):
-    place = complex(corner.real * scene.uniform(27, 34), corner.imag * scene.uniform(27, 34))
-    if scene.chance(0.5):
-        scene.house(place, scene.uniform(12, 18), scene.uniform(9, 13), scene.choice((0, UPRIGHT)))
-    else:
-        length = scene.uniform(14, 24)
-        width = scene.uniform(12, 20)
-        scene.box(place, length, width, scene.choice(FLAT_ROOFS), 0, scene.uniform(4, 9))
-
-
-def approach(scene, way, width, stop, zebra):
-    """One arm of a crossing in the direction `way`: markings at `stop` metres, cars that wait."""
-    if zebra:
-        for k in range(int(width / 1.6)):
-            y = (k + 0.5) * 1.6 - width / 2
-            scene.line([way * complex(stop - 1.6, y), way * complex(stop + 1.4, y)], 0.7, WHITE)
-    else:
-        for x, thick in ((stop, 0.6), (stop - 2, 0.4)):
-            scene.line([way * complex(x, -width / 2), way * complex(x, width / 2)], thick, WHITE)
-    scene.line([way * (stop + 2.4), way * FAR], 0.6, YELLOW)
-    if width > 13:
-        for y in (-width / 4, width / 4):
-            scene.dashes(way * complex(stop + 3, y), way * complex(FAR, y), 0.4, WHITE, 3, 4)
-    for k in range(scene.choice((0, 1, 2, 3))):
-        scene.car(way * complex(stop + 6 + 8 * k, width / 4), cmath.phase(way))
+            if zebra:
+                for k in range(int(width / 1.6)):
+                    y = (k + 0.5) * 1.6 - width / 2
+                    stripe = [way * complex(stop - 2, y), way * complex(stop + 1, y)]
+                    scene.line(stripe, 0.7, WHITE)
+            else:
+                bar = [way * complex(stop, -width / 2), way * complex(stop, width / 2)]
+                scene.line(bar, 0.7, WHITE)
+            scene.strip(0, 0.6, YELLOW, way, stop + 2.4)
+            for k in range(scene.choice((0, 1, 2, 3))):
+                place = way * complex(stop + 6 + 8 * k, width / 4)
+                scene.car(place, math.atan2(way.imag, way.real))
 
 
 # Fields, woods and shores
 
 
-@dataclass
-class Crop:
-    plants: tuple  # a colour, as is the soil between the rows
-    soil: tuple
-    pitch: float  # metres from row to row
-
-
 def agricultural(scene):
     """One field of slanting rows, or two with a lane between them."""
-    two_fields = scene.chance(0.4)
-    crop = any_crop(scene)
-    slant = polar(1, scene.uniform(-0.4, 0.4))
-    if two_fields:
-        field(scene, crop, 0, 110)
-        field(scene, any_crop(scene), -110, 0)
-        scene.line([-90j, 90j], scene.uniform(3, 5), scene.soil)
-    else:
-        field(scene, crop, -FAR, FAR, slant)
-    if scene.chance(0.15):
-        road(scene, scene.uniform(25, 45), 5, 1j, middle=None, kerb=False)
-
-
-def any_crop(scene):
+    fields = [(-FAR, FAR)]
+    if scene.chance(0.4):
+        fields = [(-FAR, 0), (0, FAR)]
     wheat = (196, 172, 104)
-    clover = (120, 136, 72)
     ploughed = (104, 82, 62)
-    stubble = (150, 132, 84)
-    colours = (scene.grass, scene.soil, scene.leaf, wheat, clover, ploughed, stubble)
-    plants, soil = scene.random.sample(colours, 2)
-    return Crop(plants, soil, scene.uniform(2.2, 6.5))
-
-
-def field(scene, crop, left, right, slant=1):
-    y = -90.0
-    while y < 90:
-        begin = [complex(left, y) * slant, complex(left, y + crop.pitch) * slant]
-        end = [complex(right, y) * slant, complex(right, y + crop.pitch) * slant]
-        scene.polygon([begin[0], end[0], end[1], begin[1]], scene.tint(crop.plants, 7))
-        furrow = [(end[1] + end[0]) / 2, (begin[0] + begin[1]) / 2]
-        width = crop.pitch * scene.uniform(0.4, 0.55)
-        scene.line(furrow, width, scene.tint(crop.soil, 7))
-        y += crop.pitch
+    colours = (scene.grass, scene.soil, scene.leaf, wheat, ploughed)
+    for left, right in fields:
+        plants, soil = scene.random.sample(colours, 2)
+        pitch = scene.uniform(2.2, 6.5)
+        slant = polar(1, scene.uniform(-0.4, 0.4)) if len(fields) == 1 else 1
+        for k in range(int(-FAR / pitch), int(FAR / pitch) + 1):
+            row = [slant * complex(x, k * pitch) for x in (left, right)]
+            furrow = [end + slant * 0.5j * pitch for end in row]
+            scene.line(row, pitch + 0.5, scene.tint(plants, 7))
+            scene.line(furrow, pitch * scene.uniform(0.4, 0.55), scene.tint(soil, 7))
+    if len(fields) == 2:
+        scene.strip(0, scene.uniform(3, 5), scene.soil, 1j)
 
 
 def chaparral(scene):
     """Dry ground with many small bushes, sometimes a track."""
-    ground = (scene.soil, scene.tint(scene.soil, 30), scene.tint((192, 172, 134), 20), scene.grass)
-    scene.fill(scene.choice(ground))
-    for _ in range(14):
-        place = scene.anywhere()
-        radius = scene.uniform(4, 12)
-        scene.blob(place, radius, scene.tint(scene.soil, 10))
+    scene.patches(scene.soil, scene.tint(scene.soil, 30), scene.tint((192, 172, 134), 20))
     if scene.chance(0.25):
-        track = winding(scene, 10, 25)
-        width = scene.uniform(1.5, 3)
-        scene.line(track, width, scene.tint((204, 184, 148), 10))
+        scene.line(winding(scene, 10, 25), scene.uniform(1.5, 3), scene.tint((204, 184, 148)))
     bush = scene.choice((scene.leaf, (84, 88, 58), (66, 78, 54), (98, 94, 62), (58, 62, 48)))
     for _ in range(scene.random.randrange(90, 190)):
         scene.tree(scene.anywhere(), scene.choice((0.8, 1.0, 1.3, 1.7, 2.3)), bush)
@@ -457,90 +341,59 @@ def chaparral(scene):
 def forest(scene):
     """Crown beside crown, in autumn some of them yellow and red."""
     scene.fill(darker(scene.leaf, 0.5))
-    autumn = scene.chance(0.2)
     crowns = [scene.tint(scene.leaf, 16) for _ in range(3)]
-    if autumn:
+    if scene.chance(0.2):
         crowns += [(168, 120, 50), (150, 84, 46)]
-    elif scene.chance(0.3):
-        crowns += [scene.grass]
     small, large = scene.choice(((1.6, 3.0), (2.2, 4.2), (3, 5.5)))
     for _ in range(int(1500 / (small + large))):
-        place = scene.anywhere()
-        scene.tree(place, scene.uniform(small, large), scene.choice(crowns))
-    for _ in range(scene.choice((0, 0, 1))):
-        clearing = scene.anywhere()
-        scene.blob(clearing, scene.uniform(4, 8), scene.grass)
+        scene.tree(scene.anywhere(), scene.uniform(small, large), scene.choice(crowns))
+    if scene.chance(0.3):
+        scene.blob(scene.anywhere(), scene.uniform(4, 8), scene.grass)
 
 
 def river(scene):
-    """Meadows, a bank, the water with a deeper middle, perhaps islands of sand, trees along it."""
-    scene.fill(scene.choice((scene.grass, scene.soil, scene.leaf, scene.grass)))
-    for _ in range(12):
-        place = scene.anywhere()
-        radius = scene.uniform(4, 12)
-        scene.blob(place, radius, scene.tint(scene.choice((scene.grass, scene.soil)), 12))
+    """Meadows, a bank, the water with a deeper middle, trees along it."""
+    scene.patches(scene.grass, scene.soil, scene.leaf, scene.grass)
     width = scene.uniform(10, 24)
     course = winding(scene, scene.uniform(8, 16), scene.uniform(12, 22))
-    wooded = scene.choice((20, 60, 110))
-
-    bank = width + scene.uniform(3, 7)
-    ground = scene.choice((scene.soil, scene.leaf, (206, 190, 156)))
-    scene.line(course, bank, scene.tint(ground, 12))
-    scene.line(course, width, scene.water)
-    for point in course:
-        aside = complex(scene.uniform(-2, 2), scene.uniform(-2, 2))
-        scene.disc(point + aside, width / 2, scene.water)
-    deep = [point + 1j * width * 0.12 for point in course]
-    scene.line(deep, width * 0.4, lighter(scene.water, -8))
-    for _ in range(scene.choice((0, 0, 1, 2))):
-        island = scene.choice(course) + 1j * scene.uniform(-0.5, 0.5) * width
-        scene.blob(island, scene.uniform(2, 4), (200, 184, 150), 0.3)
-    for _ in range(wooded):
-        foot = scene.choice(course)
-        along = scene.uniform(-4, 4)
-        aside = scene.choice((-1, 1)) * (width / 2 + scene.uniform(1.5, 30))
-        scene.tree(foot + complex(along, aside), scene.uniform(1.4, 3.6))
+    bank = scene.tint(scene.choice((scene.soil, scene.leaf, SAND)), 12)
+    for wide, colour in ((width + scene.uniform(3, 7), bank), (width, scene.water)):
+        for point in course:
+            scene.disc(point, wide / 2, colour)
+        scene.line(course, wide, colour)
+    scene.line(course, width * 0.4, lighter(scene.water, -8))
+    if scene.chance(0.4):
+        scene.blob(scene.choice(course), scene.uniform(2, 4), SAND)
+    for _ in range(scene.choice((20, 60, 110))):
+        aside = scene.choice((-1j, 1j)) * (width / 2 + scene.uniform(1.5, 30))
+        foot = scene.choice(course) + scene.uniform(-4, 4)
+        scene.tree(foot + aside, scene.uniform(1.4, 3.6))
 
 
 def beach(scene):
     """Sand, the sea that gets deeper, surf, parasols, and sometimes trees behind."""
-    sands = ((220, 202, 164), (200, 180, 142), (186, 170, 148), (232, 220, 192))
-    sand = scene.tint(scene.choice(sands), 8)
+    sand = scene.tint(scene.choice((SAND, (200, 180, 142), (232, 220, 192))), 8)
     scene.fill(sand)
-    amplitude = scene.uniform(1.5, 6)
-    wavelength = scene.uniform(14, 30)
-    shore = winding(scene, amplitude, wavelength, scene.uniform(-12, 14))
+    shore = winding(scene, scene.uniform(1.5, 6), scene.uniform(14, 30), scene.uniform(-12, 14))
     seas = ((40, 110, 128), (52, 96, 116), (70, 130, 132), (62, 92, 96))
     sea = scene.tint(scene.choice(seas), 10)
-
-    beyond(scene, shore, -5, darker(sand, 0.8))
-    beyond(scene, shore, -1.5, WHITE)
-    for part in range(5):
-        deeper = tuple((sea[i] * (part + 3) + sand[i] * (4 - part)) // 7 for i in range(3))
-        beyond(scene, shore, 7 * part, deeper)
-    breakers = scene.choice((1, 2, 3, 4))
-    for offset in scene.random.sample(range(4, 50, 5), breakers):
+    stripes = [(-5, darker(sand, 0.8)), (-1.5, WHITE)]
+    stripes += [(7 * part, mixed(sea, sand, (4 - part) / 7)) for part in range(5)]
+    for offset, colour in stripes:
+        edge = [point + 1j * (offset + scene.uniform(-0.6, 0.6)) for point in shore]
+        scene.polygon([*edge, 90 + 110j, -90 + 110j], colour)
+    for offset in scene.random.sample(range(4, 50, 5), scene.choice((1, 2, 3, 4))):
         left = scene.random.randrange(0, 18)
-        right = left + scene.random.randrange(6, 14)
-        breaker = [point + 1j * offset for point in shore[left:right]]
+        breaker = [point + 1j * offset for point in shore[left : left + 10]]
         scene.line(breaker, scene.uniform(0.8, 2.6), WHITE)
-
     for _ in range(scene.choice((0, 4, 12, 20))):
-        place = scene.anywhere()
-        if place.imag < shore[0].imag - 14:
-            scene.disc(place + scene.shadow * 1.6, 1.4, darker(sand, 0.67))
-            scene.disc(place, 1.4, scene.choice(CARS[2:] + (WHITE, YELLOW)))
+        place = complex(scene.uniform(-50, 50), shore[0].imag - scene.uniform(14, 40))
+        scene.disc(place + scene.shadow * 1.6, 1.4, darker(sand, 0.67))
+        scene.disc(place, 1.4, scene.choice((*CARS, YELLOW)))
     if scene.chance(0.5):
-        behind = scene.uniform(-46, -28)
         for _ in range(40):
-            place = complex(scene.uniform(-70, 70), behind - scene.uniform(0, 25))
+            place = complex(scene.uniform(-70, 70), scene.uniform(-70, -35))
             scene.tree(place, scene.uniform(1, 2.8))
-
-
-def beyond(scene, shore, offset, colour):
-    """Everything that lies more than `offset` metres outside the shore."""
-    edge = [point + 1j * (offset + scene.uniform(-0.6, 0.6)) for point in shore]
-    scene.polygon(edge + [90 + 110j, -90 + 110j], colour)
 
 
 # Homes
@@ -548,77 +401,60 @@ def beyond(scene, shore, offset, colour):
 
 def denseresidential(scene):
     """Houses close to one another on small lots."""
-    frontage = scene.uniform(10.5, 15)
-    depth = scene.uniform(14.5, 19)
-    homes(scene, frontage, depth, scene.uniform(8.8, 10.5), scene.uniform(8.5, 11))
+    homes(scene, scene.uniform(10.5, 15), scene.uniform(14.5, 19), scene.uniform(8.8, 10.5))
 
 
 def mediumresidential(scene):
     """Houses with a garden each."""
-    frontage = scene.uniform(15.5, 25)
-    depth = scene.uniform(20, 28)
-    homes(scene, frontage, depth, scene.uniform(12, 15), scene.uniform(9, 11.5))
+    homes(scene, scene.uniform(15.5, 25), scene.uniform(20, 28), scene.uniform(12, 15))
 
 
 def sparseresidential(scene):
     """Few large houses among trees."""
-    frontage = scene.uniform(29, 60)
-    depth = scene.uniform(33, 55)
-    homes(scene, frontage, depth, scene.uniform(13, 20), scene.uniform(9, 13))
+    homes(scene, scene.uniform(29, 60), scene.uniform(33, 55), scene.uniform(13, 20))
     scene.trees(scene.choice((4, 12, 30)), 2, 4.5)
 
 
-def homes(scene, frontage, depth, length, width):
+def homes(scene, frontage, depth, length):
     """Streets with a house every `frontage` metres on both sides, on lots `depth` metres deep."""
     scene.trees(10, 1.5, 4)
     street = scene.uniform(6, 9)
     roofs = scene.random.sample(ROOFS, 4)
     pitch = street + 2 * depth
-    start = scene.uniform(0, frontage)
     nearest = round(-depth / 2 - street / 2) * scene.choice((-1, 1))
     further = int(80 / pitch) + 1
     for k in range(-further, further + 1):
         y = nearest + k * pitch
-        road(scene, y, street, middle=None)
-        for side in (-1, 1):
-            kerb = y + side * street / 2
-            x = start - REACH - frontage
-            while x < REACH + frontage:
-                here = complex(x, y + side * (street / 2 + 1.5 + depth * scene.uniform(0.4, 0.5)))
-                if scene.sees(here, max(frontage, depth)):
-                    lot(scene, here, frontage, depth, kerb, side)
-                    home(scene, here, length, width, roofs)
+        scene.strip(y, street + 3, scene.concrete)
+        scene.strip(y, street, scene.asphalt)
+        for side in (-1j, 1j):
+            x = -75 - scene.uniform(0, frontage)
+            while x < 75 + frontage:
+                kerb = complex(x, y) + side * street / 2
+                if scene.sees(kerb + side * depth / 2, max(frontage, depth)):
+                    home(scene, kerb, side, frontage, depth, length, scene.choice(roofs))
                 x += frontage * scene.uniform(0.94, 1.06)
-            if scene.chance(0.5):
-                parked_cars(scene, y + side * (street / 2 - 1))
+            for x in range(-66, 70, scene.choice((14, 22, 60))):
+                scene.car(complex(x, y) + side * (street / 2 - 1), 0)
 
 
-def lot(scene, here, frontage, depth, kerb, side):
-    """What is around a house: a lawn of its own, a drive, sometimes a car and a pool, trees."""
-    lawn = here + 1j * side * depth * 0.1
+def home(scene, kerb, side, frontage, depth, length, roof):
+    """A lawn, a drive, a house, sometimes a car and a pool, trees behind it."""
+    house = kerb + side * (1.5 + depth * scene.uniform(0.4, 0.5))
+    lawn = house + side * depth * 0.1
     scene.box(lawn, frontage * 0.92, depth * 0.8, scene.tint(scene.grass, 12))
-    drive = here.real + min(frontage * 0.28, 8)
-    scene.line([complex(drive, kerb), complex(drive, here.imag)], 3.2, scene.concrete)
+    drive = min(frontage * 0.28, 8)
+    scene.line([kerb + drive, house + drive], 3.2, scene.concrete)
     if scene.chance(0.3):
-        scene.car(complex(drive, (kerb + here.imag) / 2), UPRIGHT)
-    behind = here + 1j * side * depth * 0.32
+        scene.car((kerb + house) / 2 + drive, UPRIGHT)
+    behind = house + side * depth * 0.32
     if scene.chance(0.16):
-        scene.blob(behind, 3.0, (84, 170, 190), 0.2, 8)
+        scene.blob(behind, 3.0, (84, 170, 190))
     for _ in range(int(scene.uniform(0.4, 2.6) + frontage * depth / 700)):
-        aside = complex(scene.uniform(-0.45, 0.45) * frontage, scene.uniform(-0.2, 0.12) * depth)
+        aside = complex(scene.uniform(-0.45, 0.45) * frontage, scene.uniform(-0.16, 0.16) * depth)
         scene.tree(behind + aside, scene.uniform(1.4, 3.4))
-
-
-def home(scene, here, length, width, roofs):
-    length *= scene.uniform(0.85, 1.12)
-    width *= scene.uniform(0.85, 1.1)
-    turn = 0 if scene.chance(0.8) else UPRIGHT
-    scene.house(here, length, width, turn, scene.choice(roofs))
-
-
-def parked_cars(scene, y):
-    for x in range(-66, 70, scene.choice((9, 14, 22))):
-        scene.car(complex(x + scene.uniform(-3, 3), y), 0)
+    size = length * scene.uniform(0.85, 1.12), length * scene.uniform(0.65, 0.95)
+    scene.house(house, *size, scene.choice((0, 0, 0, UPRIGHT)), roof)
 
 
 def mobilehomepark(scene):
@@ -628,110 +464,83 @@ def mobilehomepark(scene):
     width = scene.uniform(4.4, 5.6)
     pitch = width + scene.uniform(4.5, 7.5)
     lane = scene.uniform(5, 7)
-    slant = scene.choice((-1, 1)) * scene.uniform(0.0, 0.5) + UPRIGHT
+    slant = scene.uniform(-0.5, 0.5) + UPRIGHT
     depth = length + scene.uniform(2, 5)
     for k in range(-3, 4):
         y = k * (2 * depth + lane)
-        scene.line(across(y), lane, scene.asphalt)
-        for side in (-1, 1):
-            x = -REACH + scene.uniform(0, pitch)
-            while x < REACH:
-                here = complex(x, y + side * (lane / 2 + depth / 2))
-                if scene.sees(here, length) and scene.chance(0.94):
-                    mobile_home(scene, here, length, width, slant)
-                    beside = here + pitch / 2
-                    if scene.chance(0.4):
-                        scene.car(beside - 1j * side * length * 0.25, slant)
-                    elif scene.chance(0.4):
-                        scene.tree(beside + 1j * side * length * 0.2, scene.uniform(1, 2.2))
+        scene.strip(y, lane, scene.asphalt)
+        for side in (-1j, 1j):
+            x = -75 + scene.uniform(0, pitch)
+            while x < 75:
+                here = complex(x, y) + side * (lane / 2 + depth / 2)
                 x += pitch
-
-
-def mobile_home(scene, here, length, width, turn):
-    roofs = (
-        (226, 226, 222), (206, 202, 192), (190, 186, 184),
-        (168, 160, 150), (214, 204, 186), (184, 196, 200),
-    )
-    roof = scene.tint(scene.choice(roofs), 8)
-    scene.box(here, length * scene.uniform(0.85, 1), width, roof, turn, 2.6)
-    ridge = polar(length * 0.4, turn)
-    scene.line([here - ridge, here + ridge], 0.4, darker(roof, 0.83))
+                if not scene.sees(here, length):
+                    continue
+                roof = scene.tint(scene.choice((WHITE, *FLAT_ROOFS[:2], (184, 196, 200))), 8)
+                scene.box(here, length * scene.uniform(0.85, 1), width, roof, slant, 2.6)
+                ridge = polar(length * 0.4, slant)
+                scene.line([here - ridge, here + ridge], 0.4, darker(roof, 0.83))
+                beside = here + pitch / 2
+                if scene.chance(0.4):
+                    scene.car(beside - side * length * 0.25, slant)
+                elif scene.chance(0.4):
+                    scene.tree(beside + side * length * 0.2, scene.uniform(1, 2.2))
 
 
 # Town and industry
 
 
 def buildings(scene):
-    """Blocks with flat roofs between streets, trees and parked cars."""
+    """Blocks with flat roofs and machines on them, a street, trees and parked cars."""
     scene.fill(scene.choice((scene.asphalt, scene.concrete, scene.grass, scene.asphalt)))
     for turn in (1, 1j):
         if scene.chance(0.75):
             y = scene.uniform(34, 44) * scene.choice((-1, 1))
-            road(scene, y, scene.uniform(8, 12), turn)
+            scene.strip(y, 13, scene.concrete, turn)
+            scene.strip(y, 10, scene.asphalt, turn)
+            scene.dashes(y, 0.4, YELLOW, 4, 4, turn)
     scene.trees(scene.choice((0, 4, 9)))
-    for row in (-1, 1):
-        for k in range(scene.choice((3, 6, 9))):
-            place = complex(-34 + k * 8 + scene.uniform(-1, 1), row * 3)
-            scene.car(place, scene.choice((0, UPRIGHT)))
+    for place in places(scene.choice((3, 6, 9)), 2, 8, 6):
+        scene.car(place, UPRIGHT)
     columns, rows = scene.choice(((1, 1), (2, 1), (2, 2), (3, 1), (3, 2)))
-    for column in range(columns):
-        for row in range(rows):
-            cell = complex(centred(column, columns) * 76 / columns, centred(row, rows) * 76 / rows)
-            length = 76 / columns * scene.uniform(0.6, 0.88)
-            width = 76 / rows * scene.uniform(0.5, 0.85)
-            block(scene, cell, length, width, scene.uniform(5, 11))
-
-
-def block(scene, centre, length, width, height):
-    """A flat roof with a parapet and machines on top; some have a second wing or a court."""
-    roof = scene.tint(scene.choice(FLAT_ROOFS), 10)
-    parapet = lighter(roof, 26)
-    wings = [(centre, length, width)]
-    if scene.chance(0.4):
-        wings.append((centre + complex(length * 0.3, width * 0.25), length * 0.4, width * 1.1))
-    for place, long, wide in wings:
-        scene.box(place, long, wide, parapet, 0, height)
-        scene.box(place, long - 1.6, wide - 1.6, roof)
-    if scene.chance(0.25):
-        court = scene.choice((scene.dark, scene.grass, (70, 90, 110)))
-        scene.box(centre, length * 0.4, width * 0.4, court)
-    for _ in range(scene.random.randrange(2, 8)):
-        aside = complex(scene.uniform(-0.4, 0.4) * length, scene.uniform(-0.4, 0.4) * width)
-        long = scene.uniform(2, 5)
-        wide = scene.uniform(2, 4)
-        machine = scene.choice(((120, 120, 122), WHITE, (90, 92, 96)))
-        scene.box(centre + aside, long, wide, machine, 0, 1.8)
+    for place in places(columns, rows, 76 / columns, 76 / rows):
+        length = 76 / columns * scene.uniform(0.6, 0.88)
+        width = 76 / rows * scene.uniform(0.5, 0.85)
+        roof = scene.tint(scene.choice(FLAT_ROOFS), 10)
+        height = scene.uniform(5, 11)
+        if scene.chance(0.4):
+            wing = complex(length * 0.3, width * 0.25)
+            scene.box(place + wing, length * 0.4, width * 1.1, roof, 0, height)
+        scene.box(place, length, width, lighter(roof, 26), 0, height)
+        scene.box(place, length - 1.6, width - 1.6, roof)
+        if scene.chance(0.25):
+            court = scene.choice((scene.dark, scene.grass, (70, 90, 110)))
+            scene.box(place, length * 0.4, width * 0.4, court)
+        for _ in range(scene.random.randrange(2, 8)):
+            aside = complex(scene.uniform(-0.4, 0.4) * length, scene.uniform(-0.4, 0.4) * width)
+            scene.box(place + aside, scene.uniform(2, 5), 3, scene.choice(CARS), 0, 1.8)
 
 
 def parkinglot(scene):
     """Rows of stalls, most of them taken; some have islands with trees, or a store beside them."""
     scene.fill(scene.asphalt)
-    stall = 2.8
-    deep = 5.2
     aisle = scene.uniform(6, 8)
     busy = scene.uniform(0.6, 0.97)
     paint = scene.choice((WHITE, YELLOW, WHITE))
     islands = scene.chance(0.45)
-    for k in range(-5, 6):
-        y = k * (2 * deep + aisle)
-        if abs(y) > 66:
-            continue
-        middle = [complex(-80, y), complex(80, y)]
-        if islands:
-            scene.line(middle, 1.8, scene.grass)
-        else:
-            scene.line(middle, 0.5, paint)
+    for k in range(-4, 5):
+        y = k * (10.4 + aisle)
+        scene.strip(y, 1.8 if islands else 0.5, scene.grass if islands else paint)
         for j in range(-25, 26):
-            x = j * stall
+            x = j * 2.8
             if not scene.sees(complex(x, y), 6):
                 continue
-            scene.line([complex(x, y - deep), complex(x, y + deep)], 0.3, paint)
+            scene.line([complex(x, y - 5.2), complex(x, y + 5.2)], 0.3, paint)
             for side in (-1, 1):
+                place = complex(x + 1.4, y + side * (2.6 + scene.uniform(-0.3, 0.3)))
                 if islands and j % 12 == 0:
-                    scene.tree(complex(x + stall / 2, y + side * deep * 0.5), 1.7)
+                    scene.tree(place, 1.7)
                 elif scene.chance(busy):
-                    away = deep / 2 + scene.uniform(-0.3, 0.3)
-                    place = complex(x + stall / 2, y + side * away)
                     scene.car(place, UPRIGHT, scene.uniform(4, 5))
     if scene.chance(0.25):
         store = complex(0, scene.uniform(44, 52))
@@ -744,44 +553,34 @@ def storagetanks(scene):
     metals = ((226, 226, 220), (196, 198, 198), (212, 200, 176), (176, 150, 126), (150, 156, 158))
     metal = scene.choice(metals)
     for x in range(-60, 61, scene.choice((30, 40))):
-        scene.line([complex(x, -80), complex(x, 80)], 1.5, scene.tint(scene.soil, 20))
-    count, largest = scene.choice(((1, 22), (2, 16), (4, 14), (4, 11), (6, 9), (9, 8)))
-    columns = math.ceil(math.sqrt(count))
-    rows = math.ceil(count / columns)
-    pitch = 2 * largest * scene.uniform(1.2, 1.5)
-    scene.line([complex(-60, -pitch / 2), complex(60, -pitch / 2)], 1.0, (120, 118, 112))
+        scene.strip(x, 1.5, scene.tint(scene.soil, 20), 1j)
+    fields = ((1, 1, 22), (2, 1, 16), (2, 2, 14), (2, 2, 11), (3, 2, 9), (3, 3, 8))
+    columns, rows, radius = scene.choice(fields)
+    pitch = 2 * radius * scene.uniform(1.2, 1.5)
+    scene.strip(-pitch / 2, 1.0, (120, 118, 112))
     scene.trees(scene.choice((0, 0, 5)), 1.5, 3)
-    if scene.chance(0.3):
-        scene.car(scene.anywhere(), scene.uniform(0, 3))
-    for k in range(count):
-        column = centred(k % columns, columns)
-        row = centred(k // columns, rows)
-        centre = complex(column * pitch, row * pitch)
-        radius = largest
-        if count < 5:
-            radius *= scene.uniform(0.75, 1.0)
-        tank(scene, centre, radius, scene.tint(metal, 10))
+    if columns < 3:
+        radius *= scene.uniform(0.75, 1.0)
+    for place in places(columns, rows, pitch, pitch):
+        tank(scene, place, radius, scene.tint(metal, 10))
 
 
 def tank(scene, centre, radius, metal):
-    """A tank with a shadow, a rim, a roof with or without ribs, and stairs around it."""
+    """A tank with a shadow, a rim, and a roof that may have ribs or lie deep."""
     for part in (0.35, 0.7, 1):
         scene.disc(centre + scene.shadow * 9 * part, radius, scene.dark)
     scene.disc(centre, radius, darker(metal, 0.8))
-    sun = -scene.shadow / abs(scene.shadow)
     scene.disc(centre, radius * 0.94, metal)
+    away_from_sun = scene.shadow / abs(scene.shadow)
+    if scene.chance(0.35):  # the wall's shadow falls inside
+        scene.disc(centre, radius * 0.9, darker(metal, 0.5))
+        scene.disc(centre + away_from_sun * radius * 0.16, radius * 0.76, darker(metal, 0.83))
+    else:
+        scene.disc(centre - away_from_sun * radius * 0.3, radius * 0.5, lighter(metal, 14))
     ribs = scene.choice((0, 0, 8, 12))
     for k in range(ribs):
-        rib = polar(radius * 0.9, 6.283 * k / ribs)
+        rib = polar(radius * 0.9, 2 * math.pi * k / ribs)
         scene.line([centre, centre + rib], 0.3, darker(metal, 0.88))
-    floating_roof = scene.chance(0.35)
-    if floating_roof:  # it lies deep: the wall's shadow falls inside
-        scene.disc(centre, radius * 0.9, darker(metal, 0.5))
-        scene.disc(centre - sun * radius * 0.16, radius * 0.76, darker(metal, 0.83))
-    else:
-        scene.disc(centre + sun * radius * 0.3, radius * 0.5, lighter(metal, 14))
-    stairs = [centre + polar(radius, 0.4 * k + abs(centre)) for k in range(5)]
-    scene.line(stairs, 0.8, (110, 106, 100))
 
 
 # Harbour and airport
@@ -797,162 +596,99 @@ def harbor(scene):
     quay = scene.uniform(24, 60)
     for k in range(-3, 4):
         x = k * pitch + pitch / 4
-        if abs(x) > 62:
-            continue
         scene.line([complex(x, -80), complex(x, quay)], 2.2, planks)
         y = quay - 5
         while y > -68:
             for side in (-1, 1):
-                moored(scene, complex(x, y), side, length, berth, planks)
+                place = complex(x + side * (length / 2 + 1.8), y)
+                if scene.sees(place, length) and scene.chance(0.85):
+                    jetty = complex(x, y + berth / 2)
+                    scene.line([jetty, jetty + side * length * 0.8], 0.8, planks)
+                    boat(scene, place, scene.choice((-1, 1)) * length * scene.uniform(0.75, 1.0))
             y -= berth
     land = [complex(-90, quay), complex(90, quay), 90 + 120j, -90 + 120j]
     scene.polygon(land, scene.choice((scene.concrete, scene.asphalt)))
-    for x in range(-60, 61, 5):
-        if scene.chance(0.5):
-            scene.car(complex(x, quay + 6), UPRIGHT)
+    for x in range(-60, 61, 10):
+        scene.car(complex(x + scene.uniform(-2, 2), quay + 6), UPRIGHT)
 
 
-def moored(scene, pier, side, length, berth, planks):
-    """A berth on one side of a pier: a narrow jetty, and mostly a boat, seldom turned round."""
-    place = pier + side * (length / 2 + 1.8)
-    if not scene.sees(place, length):
-        return
-    jetty = pier + 1j * berth / 2
-    scene.line([jetty, jetty + side * length * 0.8], 0.8, planks)
-    if scene.chance(0.85):
-        long = length * scene.uniform(0.75, 1.0)
-        turned_round = scene.chance(0.2)
-        outwards = (side > 0) != turned_round
-        boat(scene, place, long, 0 if outwards else math.pi)
-
-
-def boat(scene, centre, length, turn):
-    """A hull with its shadow on the water, a cabin, sometimes the shadow of a mast."""
-    bow = polar(length / 2, turn)
-    beam = polar(length * 0.17, turn + UPRIGHT)
+def boat(scene, centre, length):
+    """A hull with its shadow on the water, and a cabin. It points to the right if length > 0."""
+    bow = length / 2
+    beam = 1j * length * 0.17
     hull = [bow, bow * 0.3 + beam, -bow + beam * 0.9, -bow - beam * 0.9, bow * 0.3 - beam]
-    shadow = [centre + point + scene.shadow * 1.2 for point in hull]
-    scene.polygon(shadow, darker(scene.water, 0.5))
-    scene.polygon([centre + point for point in hull], scene.tint(WHITE, 14))
+    scene.polygon([centre + x + scene.shadow * 1.2 for x in hull], darker(scene.water, 0.5))
+    scene.polygon([centre + x for x in hull], scene.tint(WHITE, 14))
     cabins = ((40, 60, 110), (150, 120, 84), (190, 196, 200), (120, 40, 40), (80, 90, 96))
-    scene.polygon([centre + point * 0.55 - bow * 0.15 for point in hull], scene.choice(cabins))
-    if scene.chance(0.3):
-        mast = centre + bow * 0.2
-        scene.line([mast, mast + scene.shadow * length * 0.5], 0.3, scene.dark)
+    scene.polygon([centre + x * 0.55 - bow * 0.15 for x in hull], scene.choice(cabins))
 
 
 def airplane(scene):
-    """An apron with joints and a yellow line, sometimes a hangar, aeroplanes, cars around them."""
+    """An apron with joints and a yellow line, sometimes a hangar, one to three aeroplanes."""
     scene.fill(scene.choice((scene.concrete, scene.asphalt)))
     for x in range(-70, 71, 14):
-        scene.line([complex(x, -80), complex(x, 80)], 0.3, scene.tint(scene.concrete, 25))
+        scene.strip(x, 0.3, scene.tint(scene.concrete, 25), 1j)
     scene.line(winding(scene, 6, 40, scene.uniform(-30, 30)), 0.8, YELLOW)
     if scene.chance(0.35):
-        scene.box(complex(0, 58), 160, 40, scene.choice(FLAT_ROOFS), 0, 6)
+        scene.box(58j, 160, 40, scene.choice(FLAT_ROOFS), 0, 6)
     count = scene.choice((1, 1, 2, 3))
-    for k in range(count):
-        if count == 1:
-            length = scene.uniform(28, 42)
-            heading = scene.uniform(-0.3, 0.3) + scene.uniform(0, 6.3)
-        else:
-            length = scene.uniform(17, 26)
-            heading = scene.uniform(-0.3, 0.3) + UPRIGHT
-        centre = complex(centred(k, count) * 30, scene.uniform(-6, 6))
-        plane(scene, centre, length, polar(1, heading))
+    length = scene.uniform(28, 42) if count == 1 else scene.uniform(17, 26)
+    heading = scene.uniform(0, 6.3) if count == 1 else UPRIGHT
+    for place in places(count, 1, 30, 0):
+        turn = heading + scene.uniform(-0.3, 0.3)
+        plane(scene, place + scene.uniform(-6, 6) * 1j, length * polar(1, turn))
     for _ in range(scene.choice((1, 3, 5))):
-        place = scene.anywhere()
-        scene.car(place, scene.uniform(0, 3), scene.uniform(3, 8))
+        scene.car(scene.anywhere(), scene.uniform(0, 3), scene.uniform(3, 8))
 
 
-def plane(scene, centre, length, nose):
-    """An aeroplane that points in the direction `nose`: shadow, wings, tail, engines, hull.
+def plane(scene, centre, nose):
+    """An aeroplane that reaches from tail to nose along `nose`: shadow, wings, tail, hull.
 
-    Its outlines are in lengths of it, from tail to nose, and show its right side.
+    Its outlines are in lengths of it, and show its right side.
     """
     body = scene.tint(scene.choice((WHITE, WHITE, (200, 204, 210), (176, 180, 188))), 8)
-    wing = length * scene.uniform(0.42, 0.52)
     stripe = scene.choice(((40, 60, 130), (170, 40, 40), (30, 110, 90), (200, 120, 30), body))
-    span = wing / length
+    span = scene.uniform(0.42, 0.52)
     sweep = scene.uniform(0.1, 0.22)
     wings = [(0.12, 0), (0.1 - sweep, span), (0.03 - sweep, span), (-0.08, 0.04), (-0.08, 0)]
     tail = [(-0.36, 0), (-0.45, 0.17), (-0.49, 0.17), (-0.46, 0)]
     hull = [(0.5, 0), (0.47, 0.025), (0.4, 0.05), (-0.3, 0.05), (-0.5, 0.012)]
-
-    def both_sides(outline, colour, offset=0j):
+    parts = [(shape, scene.dark, scene.shadow * 2.6) for shape in (wings, tail, hull)]
+    parts += [(wings, darker(body, 0.9), 0), (tail, stripe, 0), (hull, body, 0)]
+    for outline, colour, offset in parts:
         right = [complex(x, y) for x, y in outline]
-        left = [complex(x, -y) for x, y in reversed(outline)]
-        scene.polygon([centre + offset + nose * length * point for point in right + left], colour)
-
-    for shape in (wings, tail, hull):
-        both_sides(shape, scene.dark, scene.shadow * 2.6)
-    both_sides(wings, darker(body, 0.9))
-    both_sides(tail, stripe)
-    two_engines = length < 26 or scene.chance(0.6)
-    for side in (0.16, -0.16) if two_engines else (0.14, -0.14, 0.28, -0.28):
-        front = complex(0.1 - abs(side) * 0.4, side)
-        back = complex(-0.02 - abs(side) * 0.4, side)
-        engine = [centre + nose * length * front, centre + nose * length * back]
-        scene.line(engine, length * 0.045, (120, 122, 128))
-    both_sides(hull, body)
-    fin = [centre + nose * length * -0.5, centre + nose * length * -0.36]
-    scene.line(fin, length * 0.02, stripe)
+        left = [point.conjugate() for point in reversed(right)]
+        scene.polygon([centre + offset + nose * point for point in right + left], colour)
+    for side in (0.16j, -0.16j):
+        engine = [centre + nose * (side + 0.04), centre + nose * (side - 0.08)]
+        scene.line(engine, abs(nose) * 0.045, (120, 122, 128))
 
 
 def runway(scene):
-    """A broad strip with edges and dashes; some with its end, with skid marks, with a taxiway."""
+    """A broad strip with edges and dashes; some with its end, some with skid marks."""
     scene.fill(scene.choice((scene.grass, scene.soil, scene.tint(scene.grass, 20))))
     width = scene.uniform(26, 44)
     y = scene.uniform(-8, 8)
-    strip = scene.choice((scene.asphalt, scene.concrete))
-    shoulder = width + scene.choice((0, 4, 12))
-    scene.line([complex(-95, y), complex(95, y)], shoulder, scene.tint(scene.asphalt, 16))
-    scene.line([complex(-95, y), complex(95, y)], width, strip)
+    surface = scene.choice((scene.asphalt, scene.concrete))
+    scene.strip(y, width + scene.choice((0, 4, 12)), scene.tint(scene.asphalt, 16))
+    scene.strip(y, width, surface)
     for side in (-1, 1):
-        scene.line([complex(x, y + side * width * 0.45) for x in (-95, 95)], 0.9, WHITE)
-    ends_here = scene.chance(0.6)
-    end = scene.uniform(-38, -8) if ends_here else -120
+        scene.strip(y + side * width * 0.45, 0.9, WHITE)
     if scene.chance(0.6):
-        skid_marks(scene, y, width, darker(strip, 0.75))
-    begin = complex(max(end + 30, -90), y)
-    scene.dashes(begin, complex(90, y), 1.1, WHITE, scene.uniform(14, 22), scene.uniform(9, 14))
-    if ends_here:
-        threshold(scene, end, y, width)
-    elif scene.chance(0.7):
-        touchdown_zone(scene, y)
-    if scene.chance(0.3):
-        edge = y + width / 2
-        taxiway = [complex(20, edge - 1), complex(45, edge + 14), complex(60, 80)]
-        scene.line(taxiway, 14, scene.asphalt)
-        scene.line(taxiway, 0.6, YELLOW)
-
-
-def skid_marks(scene, y, width, rubber):
-    for _ in range(5):
-        middle = complex(scene.uniform(-10, 50), y + scene.uniform(-0.2, 0.2) * width)
-        mark = [middle - scene.uniform(10, 30), middle + scene.uniform(10, 30)]
-        scene.line(mark, scene.uniform(0.6, 1.8), rubber)
-
-
-def threshold(scene, end, y, width):
-    """The end of a runway: a white line, bars behind it, chevrons before it."""
-    scene.line([complex(end, y - width / 2), complex(end, y + width / 2)], 1.2, WHITE)
-    bars = scene.choice((6, 8, 10))
-    for k in range(bars):
-        aside = (k + 0.5 - bars / 2) * width * 0.84 / bars
-        bar = [complex(end + 3, y + aside), complex(end + 21, y + aside)]
-        scene.line(bar, width * 0.42 / bars, WHITE)
-    if scene.chance(0.5):
-        for chevron in range(1, 5):
-            tip = end - 12 * chevron
-            arms = [complex(tip, y - width / 2), complex(tip + 10, y), complex(tip, y + width / 2)]
-            scene.line(arms, 1.0, YELLOW)
-
-
-def touchdown_zone(scene, y):
-    for side in (-1, 1):
-        for k in range(3):
-            bar = y + side * (6 + 2.6 * k)
-            scene.line([complex(-12, bar), complex(8, bar)], 1.5, WHITE)
+        for _ in range(5):
+            place = complex(scene.uniform(-10, 50), y + scene.uniform(-0.2, 0.2) * width)
+            length = scene.uniform(20, 60)
+            scene.box(place, length, scene.uniform(0.6, 1.8), darker(surface, 0.75))
+    begin = -FAR
+    if scene.chance(0.6):  # its end: a white line, and bars behind it
+        end = scene.uniform(-38, -8)
+        begin = end + 30
+        scene.box(complex(end, y), 1.2, width, WHITE)
+        bars = scene.choice((6, 8, 10))
+        for k in range(bars):
+            aside = (k + 0.5 - bars / 2) * width * 0.84 / bars
+            scene.box(complex(end + 12, y + aside), 18, width * 0.42 / bars, WHITE)
+    scene.dashes(y, 1.1, WHITE, scene.uniform(14, 22), scene.uniform(9, 14), begin=begin)
 
 
 # Sports
@@ -967,44 +703,26 @@ def baseballdiamond(scene):
     home_plate = complex(-0.72 * base, 0)
     if scene.chance(0.5):
         scene.fill(scene.choice((scene.soil, scene.tint(scene.grass, 24))))
-
-    def fan(radius, opening, colour):
+    corner = math.pi / 4
+    fans = ((base * scene.uniform(3, 3.6), corner + 0.09, lawn), (base * 1.72, corner, dirt))
+    for radius, opening, colour in fans:
         edge = [home_plate + polar(radius, opening * k / 12) for k in range(-12, 13)]
-        scene.polygon([home_plate] + edge, colour)
-
-    fan(base * scene.uniform(3, 3.6), math.pi / 4 + 0.09, lawn)
-    fan(base * 1.72, math.pi / 4 + 0.05, dirt)
-    corners = ((1, math.pi / 4), (1.414, 0), (1, -math.pi / 4))
+        scene.polygon([home_plate, *edge], colour)
+    bases = [polar(base, corner), polar(base * 1.414, 0), polar(base, -corner)]
     if scene.chance(0.8):
         inner = home_plate + 0.1 * base
-        infield = [inner + polar(base * 0.86 * reach, turn) for reach, turn in corners]
-        scene.polygon([inner] + infield, lawn)
+        scene.polygon([inner, *(inner + 0.86 * place for place in bases)], lawn)
     scene.disc(home_plate + base * 0.66, 2.8, dirt)
     scene.disc(home_plate, 4.2, dirt)
-    for side in (1, -1):
-        scene.line([home_plate, home_plate + polar(base * 3.2, side * math.pi / 4)], 0.5, WHITE)
-    for reach, turn in corners:
-        scene.box(home_plate + polar(base * reach, turn), 1.3, 1.3, WHITE, math.pi / 4)
-
-    backstop = [home_plate + polar(7, turn) for turn in (2.2, 2.7, math.pi, -2.7, -2.2)]
-    scene.line(backstop, 0.8, scene.dark)
-    for side in (1, -1):
-        dugout = home_plate + polar(base * 0.62, side * (math.pi / 4 + 0.42))
-        scene.box(dugout, 9, 2.4, scene.choice(FLAT_ROOFS), side * math.pi / 4, 2.5)
+    for place in bases:
+        scene.box(home_plate + place, 1.3, 1.3, WHITE, corner)
+    for side in (-corner, corner):
+        scene.line([home_plate, home_plate + polar(base * 3.2, side)], 0.5, WHITE)
+        dugout = home_plate + polar(base * 0.62, side * 1.53)
+        scene.box(dugout, 9, 2.4, scene.choice(FLAT_ROOFS), side, 2.5)
     for _ in range(scene.choice((0, 3, 6))):
         place = polar(scene.uniform(46, 60), scene.uniform(0, 6.3))
         scene.tree(place, scene.uniform(2, 4))
-
-
-COURTS = (  # around the lines, within them
-    ((72, 112, 84), (52, 92, 138)),
-    ((150, 86, 66), (78, 118, 82)),
-    ((96, 128, 96), (92, 124, 92)),
-    ((66, 96, 140), (66, 96, 140)),
-    ((130, 126, 120), (104, 116, 110)),
-    ((178, 116, 82), (178, 116, 82)),
-    ((84, 120, 90), (150, 88, 72)),
-)
 
 
 def tenniscourt(scene):
@@ -1015,78 +733,49 @@ def tenniscourt(scene):
     around, inside = scene.choice(COURTS)
     around = scene.tint(around, 12)
     inside = scene.tint(inside, 12)
-    wide = 17.0
-    deep = 35.0
-    scene.box(0j, columns * wide + 3, rows * deep + 3, around)
-    for column in range(columns):
-        for row in range(rows):
-            middle = complex(centred(column, columns) * wide, centred(row, rows) * deep)
-            court(scene, middle, inside)
-    right = (columns * wide + 3) / 2
-    top = (rows * deep + 3) / 2
-    fence = [
-        complex(-right, -top), complex(right, -top), complex(right, top), complex(-right, top),
-        complex(-right, -top),
-    ]
-    scene.line(fence, 0.5, scene.dark)
+    scene.box(0j, columns * 17 + 4, rows * 35 + 4, scene.dark)
+    scene.box(0j, columns * 17 + 3, rows * 35 + 3, around)
+    for middle in places(columns, rows, 17, 35):
+        scene.box(middle, 11.6, 24.4, inside)
+        for x in (-5.5, -4.1, 4.1, 5.5):
+            scene.box(middle + x, 0.6, 23.8, WHITE)
+        for y, width in ((-11.9, 11), (-6.4, 8.2), (6.4, 8.2), (11.9, 11), (0, 12.8)):
+            scene.box(middle + 1j * y, width, 0.6, WHITE)
+        scene.box(middle, 0.6, 12.8, WHITE)
     if scene.chance(0.5):
-        clubhouse = complex(columns * wide / 2 + 14, scene.uniform(-15, 15))
-        scene.house(clubhouse, scene.uniform(12, 18), 10, scene.choice((0, UPRIGHT)))
-
-
-def court(scene, middle, colour):
-    """Lines, and a net with its shadow."""
-    scene.box(middle, 11.6, 24.4, colour)
-    for x in (-5.5, -4.1, 4.1, 5.5):
-        scene.line([middle + complex(x, -11.9), middle + complex(x, 11.9)], 0.6, WHITE)
-    for y, half in ((-11.9, 5.5), (-6.4, 4.1), (6.4, 4.1), (11.9, 5.5)):
-        scene.line([middle + complex(-half, y), middle + complex(half, y)], 0.6, WHITE)
-    scene.line([middle - 6.4j, middle + 6.4j], 0.6, WHITE)
-    net = [middle - 6.4, middle + 6.4]
-    scene.line([end + 0.5 * scene.shadow for end in net], 0.8, scene.dark)
-    scene.line(net, 0.4, WHITE)
+        clubhouse = complex(columns * 8.5 + 14, scene.uniform(-15, 15))
+        scene.house(clubhouse, scene.uniform(12, 18), 10, UPRIGHT, scene.choice(ROOFS))
 
 
 def golfcourse(scene):
     """A mown fairway, a green with flag and bunkers, sometimes a pond and a path, trees."""
-    greens = (scene.grass, (104, 146, 70), (124, 158, 80), (92, 134, 78))
-    lush = scene.tint(scene.choice(greens), 10)
+    lush = scene.tint(scene.choice((scene.grass, (104, 146, 70), (124, 158, 80))), 10)
     scene.fill(scene.choice((scene.grass, scene.leaf, lighter(lush, -14))))
-    amplitude = scene.uniform(7, 13)
-    wavelength = scene.uniform(18, 30)
-    course = winding(scene, amplitude, wavelength, scene.uniform(-8, 8))
+    course = winding(scene, scene.uniform(7, 13), scene.uniform(18, 30), scene.uniform(-8, 8))
     width = scene.uniform(18, 26)
-    mown = [lighter(lush, 6), lighter(lush, 18)]
-    for point in course:
-        scene.disc(point, width / 2 + 0.8, lush)
     for k, point in enumerate(course):
-        scene.disc(point, width / 2, mown[k // 2 % 2])
-
+        scene.disc(point, width / 2, lighter(lush, (6, 18)[k // 2 % 2]))
     hole = scene.choice(course[10:20])
     if scene.chance(0.4):
-        aside = complex(scene.uniform(-16, 16), scene.uniform(22, 32) * scene.choice((-1, 1)))
-        scene.blob(hole + aside, scene.uniform(8, 12), scene.water, 0.15, 20)
-    collar = scene.uniform(10, 12)
-    green = scene.uniform(7.5, 9)
-    scene.blob(hole, collar, lighter(lush, 26), 0.1, 20)
-    scene.blob(hole, green, lighter(lush, 44), 0.1, 20)
+        pond = complex(scene.uniform(-16, 16), scene.uniform(22, 32) * scene.choice((-1, 1)))
+        scene.blob(hole + pond, scene.uniform(8, 12), scene.water, 0.15)
+    for radius, light in ((scene.uniform(10, 12), 26), (scene.uniform(7.5, 9), 44)):
+        scene.blob(hole, radius, lighter(lush, light), 0.1)
     sand = scene.tint((226, 208, 168), 12)
     for k in range(scene.random.randrange(3, 7)):
         bunker = hole + polar(scene.uniform(13, 16 + 3 * k), scene.uniform(0, 6.3))
         stretch = polar(scene.uniform(1.5, 3.4), scene.uniform(0, 3.1))
         for part in (-1, 0, 1):
-            scene.blob(bunker + stretch * part, scene.uniform(2.6, 4.4), sand, 0.15, 10)
+            scene.blob(bunker + stretch * part, scene.uniform(2.6, 4.4), sand, 0.15)
     scene.line([hole, hole + scene.shadow * 5], 0.5, scene.dark)
     scene.disc(hole, 0.8, scene.choice((WHITE, YELLOW, (200, 50, 40))))
-
     if scene.chance(0.6):
         aside = 1j * (width / 2 + 5) * scene.choice((-1, 1))
         scene.line([point + aside for point in course], 2, scene.concrete)
     for _ in range(scene.choice((10, 24, 40))):
-        foot = scene.choice(course)
-        along = scene.uniform(-4, 4)
-        aside = scene.choice((-1, 1)) * scene.uniform(width / 2 + 8, 40)
-        scene.tree(foot + complex(along, aside), scene.uniform(1.8, 4))
+        aside = scene.choice((-1j, 1j)) * scene.uniform(width / 2 + 8, 40)
+        foot = scene.choice(course) + scene.uniform(-4, 4)
+        scene.tree(foot + aside, scene.uniform(1.8, 4))
 
 
 SCENES = (

@@ -5,30 +5,39 @@ import re
 import jupytext
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from scipy.stats import binomtest, ttest_1samp
 from tutorials_here import DATA, ROOT, make_run
 
 from tutorials.checks import ucmerced as checks
 from tutorials.checks.common import Wrong
+from tutorials.helpers import interval
+from tutorials.land import Views
 
 AERIAL = DATA / "ucmerced" / "rsscn7_subset"
 SITE = {"account": "lab", "partitions": {"long": 4320, "short": 60, "medium": 240}}
 NEED = {"ranks": 4, "cpus": 2, "memory": 3, "minutes": 95, "warning": 120}
 
 
+def wilson(right):
+    return binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
+
+
 @pytest.fixture(scope="module")
 def solutions():
-    names = {"re": re}
+    names = {"np": np, "wilson": wilson, "interval": interval}
     for cell in jupytext.read(ROOT / "tutorials" / "ucmerced.py").cells:
         if "solution" in cell.metadata.get("tags", []):
             exec(cell.source, names)
     return names
 
 
-def test_the_solutions_are_right_for_any_site_and_any_log(solutions):
+def test_the_solutions_are_right_for_any_site_and_any_ranks(solutions):
     for _ in range(20):
         assert "any site" in checks.header(solutions["my_header"])
-        assert "why a job ended" in checks.log(solutions["my_reading"])
+        assert "counts once" in checks.report(solutions["my_report"])
+    assert "why a job ended" in checks.reading(solutions["my_reading"])
 
 
 # The header of a job
@@ -49,6 +58,9 @@ RIGHT = {
     "signal 15, and a comment": ("TERM@120", "15@120   # before the limit"),
     "short names": ("--ntasks=4", "-n4 -N 2"),
     "nodes and tasks on each": ("--ntasks=4", "--nodes=2 --ntasks-per-node=2"),
+    "another name of it": ("--ntasks=4", "--nodes=2 --tasks-per-node=2"),
+    "all tasks on the only node": ("--ntasks=4", "--ntasks-per-node=4"),
+    "a signal in small letters": ("TERM@120", "term@120"),
     "room for more": ("--ntasks=4", "--ntasks=4 --nodes=1 --ntasks-per-node=8"),
     "memory of the only node": ("--mem-per-cpu=3G", "--nodes=1 --mem=24G"),
     "MiB": ("--mem-per-cpu=3G", "--mem-per-cpu 3072"),
@@ -66,6 +78,8 @@ WRONG = {
     "a begin in a week": ("--ntasks=4", "--ntasks=4 --begin=now+7days", "Who asked for it"),
     "all GPUs of a node": ("--ntasks=4", "--ntasks=4 --gres=gpu:8 --exclusive", "Who asked"),
     "two kinds of memory": ("--mem-per-cpu=3G", "--mem-per-cpu=3G --mem=24G", "of the two"),
+    "too few tasks on the only node": ("--ntasks=4", "--ntasks-per-node=2", "A task is a rank"),
+    "a signal for the shell, in small letters": ("TERM", "b:term", "who has to save"),
     "too few places": ("--ntasks=4", "--ntasks=4 --nodes=1 --ntasks-per-node=2", "fit together"),
     "more nodes than ranks": ("--ntasks=4", "--ntasks=4 --nodes=8", "fit together"),
     "cores for ranks": ("--ntasks=4", "--ntasks=8", "A task is a rank"),
@@ -103,44 +117,241 @@ def test_a_wrong_header_is_refused_with_a_question(old, new, asks):
         checks.fits(HEADER.replace(old, new, 1), SITE, NEED)
 
 
-# The log of a job that has ended
-
-
-def test_a_log_may_be_read_into_a_list_of_numpy_numbers(solutions):
-    def as_list(log):
-        cause, lost = solutions["my_reading"](log)
-        return [cause, np.int64(lost)]
-
-    assert "what it cost" in checks.log(as_list)
+@pytest.mark.parametrize(("partitions", "minutes", "right"), checks.EDGES)
+def test_the_partition_is_the_smallest_that_is_large_enough(partitions, minutes, right):
+    site, need = {**SITE, "partitions": partitions}, {**NEED, "minutes": minutes}
+    options = {"partition": right, "time": str(minutes)}
+    found = {name: is_right for name, is_right, *_ in checks.requirements(options, site, need)}
+    assert found["partition"] and found["time"]
 
 
 @pytest.mark.parametrize(
-    ("misread", "asks"),
+    "choose",
     [
-        (lambda log, cause, lost: ("cancelled" if "CANCELLED" in log else cause, lost), "line"),
-        (lambda log, cause, lost: (cause, int(re.findall(r"step (\d+)", log)[-1])), "step"),
-        (lambda log, cause, lost: (cause, lost + 1 if "SIGTERM" in log else lost), "the signal"),
-        (lambda log, cause, lost: cause, "two things"),
-        (lambda log, cause, lost: None, "two things"),
+        lambda limits, minutes: min(name for name in limits if limits[name] >= minutes),
+        lambda limits, minutes: next(name for name in limits if limits[name] >= minutes),
+        lambda limits, minutes: min(
+            (name for name in limits if limits[name] > minutes), key=limits.get, default="none"
+        ),
+        lambda limits, minutes: max(limits, key=limits.get),
+        lambda limits, minutes: min(limits, key=limits.get),
+        lambda limits, minutes: sorted(limits)[-1],
     ],
-    ids=["all_cancelled", "last_step", "warned_but_lost", "cause_alone", "nothing"],
+    ids=["by_name", "the_first", "strictly_larger", "the_largest", "the_smallest", "the_last"],
 )
-def test_a_log_that_is_misread_is_refused_with_a_question(solutions, misread, asks):
-    with pytest.raises(Wrong, match=asks):
-        checks.log(lambda log: misread(log, *solutions["my_reading"](log)))
+def test_a_partition_that_is_chosen_otherwise_is_refused_every_time(solutions, choose):
+    def header(site, need):
+        name = choose(site["partitions"], need["minutes"])
+        only = {name: 4 * max(site["partitions"].values())}  # the solution has no other choice
+        return solutions["my_header"]({**site, "partitions": only}, need)
+
+    for _ in range(20):
+        with pytest.raises(Wrong, match="--partition"):
+            checks.header(header)
 
 
-def test_what_an_earlier_job_has_saved_is_not_lost(solutions):
-    log = "job 7: 2 ranks on node1\nResumed from step-00000240.pt\nstep 260: loss 0.7\n{}"
-    log = log.format("slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED DUE TO TIME LIMIT ***")
-    assert solutions["my_reading"](log) == ("time limit", 20)
+# Four logs
 
-    def forgets(log):
-        return solutions["my_reading"](log.replace("Resumed", "Began"))
+READING = {1: ("T", 20), 2: ("M", 17), 3: ("W", 0), 4: ("P", 42)}
 
-    with pytest.raises(Wrong, match="from which would the run go on"):
-        for _ in range(10):  # not each draw of 15 logs has such a one
-            checks.log(forgets)
+
+def test_the_steps_in_vain_are_those_that_the_logs_say():
+    for number, text in checks.LOGS.items():
+        steps = [int(step) for step in re.findall(r"step[ -]0*(\d+)", text)]
+        kept = re.findall(r"(?:step-0*|step )(\d+)(?:\.pt|: epoch \d+ done, saved|, saved)", text)
+        assert steps[-1] - int(kept[-1]) == READING[number][1]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        READING,
+        {
+            str(number): [letter.lower(), np.int64(vain)]
+            for number, (letter, vain) in READING.items()
+        },
+        list(READING.values()),
+        [(f"({letter})", float(vain)) for letter, vain in READING.values()],
+        {number: (f"{letter}: see the table", vain) for number, (letter, vain) in READING.items()},
+    ],
+    ids=["dict", "small_letters_and_numpy", "list", "floats", "words"],
+)
+def test_four_logs_may_be_answered_in_any_form(given):
+    assert "what it cost" in checks.reading(lambda: given)
+
+
+@pytest.mark.parametrize(
+    ("given", "asks"),
+    [
+        (READING | {1: ("P", 20)}, "beside CANCELLED"),
+        (READING | {2: ("P", 17)}, "Which line of this one says why"),
+        (READING | {3: ("T", 0)}, "what had the ranks done then"),
+        (READING | {4: ("T", 42)}, "What is missing here"),
+        (READING | {1: ("T", 260)}, "Which step was the last"),
+        (READING | {3: ("W", 42)}, "Which step was the last"),
+        (READING | {2: ("T M", 17)}, "Which line"),
+        (READING | {4: "P"}, "What did you read"),
+        ({1: ("T", 20)}, "What did you read"),
+        (None, "What did you read"),
+        ("TMWP", "What did you read"),
+    ],
+    ids=str,
+)
+def test_logs_that_are_misread_are_refused_with_a_question_and_without_the_answer(given, asks):
+    with pytest.raises(Wrong, match=asks) as refused:
+        checks.reading(lambda: given)
+    assert "another" in str(refused.value) or "a letter and a number" in str(refused.value)
+
+
+# An accuracy from unequal ranks, its interval, a verdict
+
+
+def joined(ranks):
+    return (np.concatenate(arrays) for arrays in zip(*ranks))
+
+
+def verdict_by(low, high):
+    return "A" if low > 0 else "B" if high < 0 else "not told apart"
+
+
+def counted_by_hand(ranks):
+    """Sums of counts, the normal interval, a z of the differences."""
+    n = sum(len(a) for a, _ in ranks)
+    p = sum(int(a.sum()) for a, _ in ranks) / n
+    half = 1.96 * (p * (1 - p) / n) ** 0.5
+    only_a = sum(int((a & ~b).sum()) for a, b in ranks)
+    only_b = sum(int((b & ~a).sum()) for a, b in ranks)
+    error = 1.96 * (only_a + only_b) ** 0.5
+    return p, p - half, p + half, verdict_by(only_a - only_b - error, only_a - only_b + error)
+
+
+def exact(ranks):
+    """Clopper and Pearson's interval, McNemar's exact test, other words for a verdict."""
+    a, b = joined(ranks)
+    only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
+    low, high = binomtest(int(a.sum()), len(a)).proportion_ci(method="exact")
+    apart = only_a + only_b > 0 and binomtest(only_a, only_a + only_b).pvalue < 0.05
+    verdict = ("model A" if only_a > only_b else "model B") if apart else "Neither"
+    return [a.mean(), [low, high], verdict]
+
+
+def resampled(ranks):
+    """Percentiles of test sets that are drawn again from this one."""
+    a, b = joined(ranks)
+    rows = np.random.default_rng(0).integers(0, len(a), (4_000, len(a)))
+    low, high = np.percentile(a[rows].mean(1), [2.5, 97.5])
+    ends = np.percentile((a * 1.0 - b)[rows].mean(1), [2.5, 97.5])
+    return {"p": a.mean(), "low": low, "high": high, "verdict": verdict_by(*ends)}
+
+
+def with_torch(ranks):
+    a, b = (torch.from_numpy(array).double() for array in joined(ranks))
+    error = 2 * (a.mean() * (1 - a.mean()) / len(a)).sqrt()
+    apart = (a != b).any() and ttest_1samp((a - b).numpy(), 0).pvalue < 0.05
+    verdict = ("a" if a.mean() > b.mean() else "b") if apart else "NOT TOLD APART"
+    return a.mean(), (a.mean() - error, a.mean() + error), verdict
+
+
+@pytest.mark.parametrize("answer", [counted_by_hand, exact, resampled, with_torch])
+def test_a_right_report_in_other_words_is_accepted(answer):
+    for _ in range(3):
+        assert "counts once" in checks.report(answer)
+
+
+def mean_of_ranks(ranks, low, high, verdict):
+    return np.mean([a.mean() for a, _ in ranks if len(a)]), low, high, verdict
+
+
+def rank_0_alone(ranks, low, high, verdict):
+    return ranks[0][0].mean(), low, high, verdict
+
+
+def in_percent(ranks, low, high, verdict):
+    return 100 * next(joined(ranks)).mean(), low, high, verdict
+
+
+def one_standard_error(ranks, low, high, verdict):
+    p, half = next(joined(ranks)).mean(), (high - low) / 4
+    return p, p - half, p + half, verdict
+
+
+def ninety_percent(ranks, low, high, verdict):
+    p, half = next(joined(ranks)).mean(), (high - low) / 2 * 1.645 / 1.96
+    return p, p - half, p + half, verdict
+
+
+def of_one_rank(ranks, low, high, verdict):
+    p = next(joined(ranks)).mean()
+    half = (high - low) / 2 * len(ranks) ** 0.5
+    return p, p - half, p + half, verdict
+
+
+def by_the_larger(ranks, low, high, verdict):
+    a, b = joined(ranks)
+    return a.mean(), low, high, "A" if a.mean() >= b.mean() else "B"
+
+
+def by_overlap(ranks, low, high, verdict):
+    a, b = joined(ranks)
+    ends = wilson(b)
+    return a.mean(), low, high, verdict_by(low - ends.high, high - ends.low)
+
+
+def unpaired(ranks, low, high, verdict):
+    a, b = joined(ranks)
+    error = 1.96 * ((a.var() + b.var()) / len(a)) ** 0.5
+    gap = a.mean() - b.mean()
+    return a.mean(), low, high, verdict_by(gap - error, gap + error)
+
+
+def upside_down(ranks, low, high, verdict):
+    return next(joined(ranks)).mean(), low, high, {"A": "B", "B": "A"}.get(verdict, verdict)
+
+
+def always_unsure(ranks, low, high, verdict):
+    return next(joined(ranks)).mean(), low, high, "not told apart"
+
+
+def no_verdict(ranks, low, high, verdict):
+    return next(joined(ranks)).mean(), low, high
+
+
+@pytest.mark.parametrize(
+    ("wrong", "asks"),
+    [
+        (mean_of_ranks, "each image count once"),
+        (rank_0_alone, "each image count once"),
+        (in_percent, "share from 0 to 1"),
+        (one_standard_error, "how many standard errors"),
+        (ninety_percent, "how many standard errors"),
+        (of_one_rank, "How many images"),
+        (by_the_larger, "Which differences|Which is better"),
+        (by_overlap, "same images"),
+        (unpaired, "same images"),
+        (upside_down, "same images"),
+        (always_unsure, "same images"),
+        (no_verdict, "Which four things"),
+    ],
+)
+def test_a_wrong_report_is_refused_with_a_question_every_time(solutions, wrong, asks):
+    def answer(ranks):
+        _, *rest = solutions["my_report"](ranks)
+        return wrong(ranks, *rest)
+
+    for _ in range(5):
+        with pytest.raises(Wrong, match=asks):
+            checks.report(answer)
+
+
+# The views
+
+
+def test_a_scene_has_eight_views_and_all_of_them_come():
+    scene = torch.arange(12).reshape(3, 2, 2)
+    data = Views([(scene, 5)], turn=True)
+    seen = {tuple(data[0][0].flatten().tolist()) for _ in range(400)}
+    assert len(seen) == 8 and data[0][1] == 5
+    assert (Views([(scene, 5)], turn=False)[0][0] == scene).all()
 
 
 # A folder of one's own
@@ -158,8 +369,8 @@ def test_three_images_of_each_class_train_and_it_says_how_little_they_show(tmp_p
     folder = make_folder(tmp_path / "mine", {"forest": 3, "lake": 3, "river": 3})
     done = make_run("ucmerced", tmp_path / "runs", f"data={folder} epochs=2")
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "3 test images: the standard error is at most 28.9%" in done.stdout
-    assert re.search(r"small +\d+\.\d% +\d+\.\d% to \d+\.\d%", done.stdout), done.stdout
+    assert "Accuracy on 3 test images" in done.stdout
+    assert re.search(r"model.pt +\d+\.\d% +\d+\.\d% to \d+\.\d%", done.stdout), done.stdout
 
 
 def test_a_class_that_is_too_small_for_three_sets_is_refused_in_one_message(tmp_path):
@@ -173,17 +384,14 @@ def test_a_class_that_is_too_small_for_three_sets_is_refused_in_one_message(tmp_
     not AERIAL.is_dir(),
     reason="DDP_DATA names no folder with ucmerced/rsscn7_subset, real aerial scenes",
 )
-def test_real_aerial_scenes_are_told_apart_better_than_by_a_linear_model(tmp_path):
+def test_real_aerial_scenes_are_told_apart_far_better_than_by_chance(tmp_path):
     """The bar is low because the data are few: 105 photographs to learn from, 35 for the test.
 
-    With this seed 71 % were right; over four seeds 61 %, from 51 to 71 %. With twice the epochs it
-    was 59 % over five.
+    There are seven classes. With the weights of the best epoch 71 % were right with this seed;
+    over four seeds 61 %, from 51 to 71 %.
     """
-    sizes = "epochs=10 batch_size=16 learning_rate=1e-3 held_out=0.2"
+    sizes = "size=64 epochs=10 batch_size=16 learning_rate=1e-3 held_out=0.2"
     done = make_run("ucmerced", tmp_path / "runs", f"data={AERIAL} network=resnet18 {sizes}")
     assert done.returncode == 0, done.stderr[-3000:]
-    network, linear = (
-        float(re.search(rf"{name} +([\d.]+)%", done.stdout)[1])
-        for name in ("resnet18", "linear on pixels")
-    )
-    assert network > 45 and network > linear + 10, done.stdout
+    accuracy = float(re.search(r"model.pt +([\d.]+)%", done.stdout)[1])
+    assert accuracy > 45, done.stdout

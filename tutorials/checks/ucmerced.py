@@ -1,7 +1,8 @@
-"""The checks of `ucmerced`: the header of a Slurm job, and the log of a job that has ended.
+"""The checks of `ucmerced`: the header of a Slurm job, four logs, an accuracy and a verdict.
 
 A header is read as `sbatch` reads it (https://slurm.schedmd.com/sbatch.html), so that it can be
-judged where there is no Slurm. Logs are made up, with lines as Slurm prints them.
+judged where there is no Slurm. Logs are made up, with lines as Slurm prints them. Where an edge
+decides, cases are fixed; others are drawn at random.
 """
 
 import math
@@ -9,6 +10,7 @@ import re
 import shlex
 
 import numpy as np
+from scipy.stats import binomtest
 
 from tutorials.checks.common import Wrong
 
@@ -20,12 +22,24 @@ LONG_NAMES = {
 }
 ASKED = "account partition ntasks cpus-per-task mem-per-cpu time signal".split()
 HARMLESS = "nodes ntasks-per-node mem job-name output error mail-type mail-user comment".split()
-ENDS = ("finished", "time limit", "warned", "memory", "cancelled")
+ALIASES = {"tasks-per-node": "ntasks-per-node"}  # sbatch takes both
+# Partitions whose order by name, by limit and in the dict differ; the job's minutes, the right one
+EDGES = (
+    ({"batch": 720, "short": 60, "day": 1440}, 60, "short"),  # exactly its limit
+    ({"batch": 720, "short": 60, "day": 1440}, 61, "batch"),
+    ({"medium": 240, "cpu": 4320, "short": 120}, 30, "short"),  # all are large enough
+    ({"cpu": 4320, "long": 2880, "batch": 1440}, 1440, "batch"),
+    ({"day": 1440, "medium": 2880, "batch": 4320}, 1500, "medium"),
+)
 
 
 def header(answer):
-    """Judge `answer(site, need)`, the header of a job script, for jobs drawn at random."""
+    """Judge `answer(site, need)`, the header of a job script: fixed jobs, and others at random."""
     random = np.random.default_rng()
+    for partitions, minutes, _ in EDGES:
+        site, need = any_job(random)
+        site["partitions"], need["minutes"] = dict(partitions), minutes
+        fits(answer(dict(site), dict(need)), site, need)
     for _ in range(8):
         site, need = any_job(random)
         fits(answer(dict(site), dict(need)), site, need)
@@ -87,7 +101,7 @@ def options_of(text):
                 name, has_value, value = LONG_NAMES.get(word[1:2], word), word[2:], word[2:]
             if not has_value and words and not words[0].startswith("-"):
                 value = words.pop(0)
-            options[name] = value
+            options[ALIASES.get(name, name)] = value
     return options, unread
 
 
@@ -104,8 +118,9 @@ def requirements(options, site, need):
     partition = min((name for name in limits if limits[name] >= need["minutes"]), key=limits.get)
     most = min(limits[partition], TOO_MUCH * need["minutes"])
     in_time = need["minutes"] <= minutes <= most
-    places = number("nodes") * number("ntasks-per-node")
-    ranks = number("ntasks") or places
+    on_each = number("ntasks-per-node")
+    places = number("nodes") * on_each
+    ranks = number("ntasks") or places or on_each  # without --nodes all are on one
     fit = number("nodes") <= ranks and (places == 0 or places >= ranks)
     memory, gib = "mem-per-cpu", gib_of(options.get("mem-per-cpu", ""))
     if number("nodes") == 1 and "mem" in options:
@@ -113,9 +128,9 @@ def requirements(options, site, need):
     one_memory = not {"mem", "mem-per-cpu"} <= options.keys()
     enough = need["memory"] <= gib <= TOO_MUCH * need["memory"]
     said = options.get("signal", "")
-    signal = re.fullmatch(r"(?:R:)?(?:SIG)?(?:TERM|15)@(\d+)", said)
+    signal = re.fullmatch(r"(?:R:)?(?:SIG)?(?:TERM|15)@(\d+)", said.upper())
     warned = signal is not None and int(signal[1]) == need["warning"]
-    whom = "(B: warns only the shell)" if said.startswith("B:") else ""
+    whom = "(B: warns only the shell)" if said.upper().startswith("B:") else ""
     wanted_time = f"{need['minutes']} minutes"
     if minutes >= 0:
         wanted_time += f"; Slurm reads yours as {minutes:g}"
@@ -154,52 +169,139 @@ def gib_of(text):
     return int(found[1]) * GIB[found[2]] if found else math.nan
 
 
-def log(answer):
-    """Judge `answer(log)`: (why a job ended, how many steps were trained in vain)."""
-    random = np.random.default_rng()
-    for end in random.permutation(ENDS * 3):
-        text, cause, lost = any_log(random, end)
-        yours = answer(text)
-        if not isinstance(yours, (list, tuple)) or len(yours) != 2:
-            raise Wrong(repr(yours), (cause, lost), "Which two things do you return?")
-        if yours[0] != cause:
-            question = "Which line names the cause?"
-        elif end == "warned":
-            question = "What did the ranks do between the signal and their end?"
-        else:
-            question = "Which step was the last, and from which would the run go on?"
-        if tuple(yours) != (cause, lost):
-            raise Wrong(yours, (cause, lost), f"{question}\n\n{text}")
+# What an answer says of four logs
+
+LOGS = {
+    1: """job 70223: 2 ranks on node14
+Resumed from step-00000240.pt
+memory in use: 5.8 of 6.0 GiB
+step 260: loss 0.718
+slurmstepd: error: *** STEP 70223.0 ON node14 CANCELLED AT … DUE TO TIME LIMIT ***
+srun: error: node14: task 0: Terminated""",
+    2: """job 70231: 2 ranks on node14
+step 120: epoch 2 done, saved
+step 180: epoch 3 done, saved
+step 197: loss 0.981
+slurmstepd: error: Detected 1 oom_kill event in StepId=70231.0. Some of the step tasks have
+been OOM Killed.
+slurmstepd: error: *** STEP 70231.0 ON node14 CANCELLED AT … ***
+srun: error: node14: task 1: Terminated""",
+    3: """job 70240: 2 ranks on node11
+Resumed from step-00000240.pt
+step 360: epoch 6 done, saved
+step 402: loss 0.655
+SIGTERM: all ranks left after step 402, saved
+srun: error: node11: tasks 0-1: Exited with exit code 143""",
+    4: """job 70244: 2 ranks on node09
+step 240: epoch 4 done, saved
+step 300: epoch 5 done, saved
+step 342: loss 0.690
+slurmstepd: error: *** STEP 70244.0 ON node09 CANCELLED AT … ***
+srun: error: node09: task 0: Terminated""",
+}
+READINGS = {1: ("T", 20), 2: ("M", 17), 3: ("W", 0), 4: ("P", 42)}
+LETTERS = {
+    "T": "Which words stand beside CANCELLED?",
+    "M": "Three of the logs say CANCELLED. Which line of this one says why?",
+    "W": "Who wrote the line with SIGTERM, and what had the ranks done then?",
+    "P": "What is missing here that stands beside CANCELLED in log 1?",
+}
+
+
+def reading(answer):
+    """Judge `answer()`: {number of a log: (letter, steps in vain)}, or pairs in their order."""
+    given = answer()
+    pairs = given if isinstance(given, dict) else dict(enumerate(given or (), start=1))
+    for number, (letter, vain) in READINGS.items():
+        mine = pairs.get(number, pairs.get(str(number)))
+        if not isinstance(mine, (tuple, list)) or len(mine) != 2:
+            raise Wrong(f"log {number}: {mine!r}", "a letter and a number", "What did you read?")
+        yours = f"log {number}: {mine[0]!r}, {mine[1]!r}"
+        found = set(re.findall(r"\b[TWMP]\b", str(mine[0]).upper()))
+        if found != {letter}:
+            raise Wrong(yours, "another letter of T, W, M, P", LETTERS[letter])
+        if mine[1] != vain:
+            question = "Which step was the last, and which was the last that was saved?"
+            raise Wrong(yours, "another number of steps", question)
     return "you know why a job ended, and what it cost"
 
 
-def any_log(random, end):
-    """A log, the cause of the job's end, and how many steps were trained in vain.
+# An accuracy from unequal ranks, its interval, a verdict
 
-    `end` is one of `ENDS`. Ranks that were 'warned' of the time limit have saved and left.
-    """
-    job, node = random.integers(1_000, 99_999), f"node{random.integers(10, 99)}"
-    epoch, epochs = (int(random.integers(*ends)) for ends in ((20, 90), (1, 9)))  # steps, saved
-    last = epochs * epoch + int(random.integers(1, epoch))
-    # the earlier job has saved so many epochs: perhaps all that were ever saved
-    begin = int(random.integers(0, epochs + (end != "finished")))
-    step = f"step {last}: loss {random.uniform(0.1, 2):.3f}"
-    cancelled = f"slurmstepd: error: *** STEP {job}.0 ON {node} CANCELLED AT 2026-11-22T10:00:00"
-    oom = f"slurmstepd: error: Detected 1 oom_kill event in StepId={job}.0. Some of the step tasks"
-    killed = f"srun: error: {node}: task 0: Terminated"
-    left = f"SIGTERM: all ranks left after step {last}, saved"
-    said = {
-        "finished": ["Done: the weights are saved"],
-        "time limit": [step, f"{cancelled} DUE TO TIME LIMIT ***", killed],
-        "warned": [step, left, f"srun: error: {node}: tasks 0-1: Exited with exit code 143"],
-        "memory": [step, f"{oom} have been OOM Killed.", f"{cancelled} ***", killed],
-        "cancelled": [step, f"{cancelled} ***", killed],
-    }
-    lines = [f"job {job}: 2 ranks on {node}"]
-    lines += [f"Resumed from step-{begin * epoch:08d}.pt"] if begin else []
-    for number in range(begin + 1, epochs + 1):
-        lines.append(f"step {number * epoch}: epoch {number} done, saved")
-    lines += said[end]
-    lines.insert(int(random.integers(1, len(lines))), "memory in use: 3.1 of 6.0 GiB")
-    cause = "time limit" if end == "warned" else str(end)
-    return "\n".join(lines), cause, 0 if end in ("warned", "finished") else last - epochs * epoch
+UNSURE = "not told apart"
+
+
+def models(only_a, only_b, both, neither):
+    """Arrays of bool: of each image whether A was right, and whether B was."""
+    counts = only_a, only_b, both, neither
+    a = np.repeat([True, False, True, False], counts)
+    b = np.repeat([False, True, True, False], counts)
+    return a, b
+
+
+def dealt(a, b, sizes):
+    """The pair of each rank, which has so many of the images; the last one has the rest."""
+    ends = np.cumsum(sizes)
+    return list(zip(np.split(a, ends), np.split(b, ends)))
+
+
+# (images right by A only, by B only, by both, by neither; shares of ranks; verdict; a question)
+PAIRED = "Both models have judged the same images. What is the difference on each of them?"
+NO_CHOICE = "Which differences does the interval contain?"
+CASES = (
+    ((30, 10, 270, 90), (300,), "A", PAIRED),  # single intervals overlap
+    ((10, 30, 270, 90), (150, 150), "B", PAIRED),
+    ((30, 26, 260, 84), (200,), UNSURE, NO_CHOICE),
+    ((0, 0, 300, 100), (100, 100), UNSURE, "The two models are equal here. Which is better?"),
+    ((90, 20, 200, 90), (17, 0), "A", "Which rank has how many images?"),  # one rank has none
+)
+
+
+def report(answer):
+    """Judge `answer(ranks)`: (accuracy of A, low, high, verdict)."""
+    for counts, sizes, verdict, question in CASES:
+        fits_ranks(answer, dealt(*models(*counts), sizes), verdict, question)
+    random = np.random.default_rng()
+    for _ in range(8):
+        only_a, only_b = random.permutation([int(random.integers(4, 12)), 40])
+        a, b = models(only_a, only_b, *random.integers(100, 250, 2))
+        order = random.permutation(len(a))
+        ranks = dealt(a[order], b[order], random.integers(0, 60, 2))
+        fits_ranks(answer, ranks, "A" if only_a > only_b else "B", PAIRED)
+    return "each image counts once, and the verdict is that of the images that both have judged"
+
+
+def fits_ranks(answer, ranks, verdict, question):
+    """Raise `Wrong` for the first thing in a report on these ranks that is not right."""
+    given = answer([(a.copy(), b.copy()) for a, b in ranks])
+    shares = "; ".join(f"{a.sum()} of {len(a)}" for a, _ in ranks)
+    context = f"\n  A on each rank: {shares}"
+    if isinstance(given, dict):
+        given = list(given.values())
+    given = list(given) if isinstance(given, (tuple, list)) else [given]
+    if len(given) == 3 and len(np.shape(given[1])) == 1:  # the interval is a pair
+        given = [given[0], *given[1], given[2]]
+    if len(given) != 4:
+        expected = "an accuracy, two ends of an interval, a verdict"
+        raise Wrong(f"{given!r:.100}", expected, "Which four things do you return?")
+    a = np.concatenate([first for first, _ in ranks])
+    accuracy, low, high = (float(number) for number in given[:3])
+    if not math.isclose(accuracy, a.mean(), abs_tol=1e-4):
+        ask = "Does each image count once? And is it a share from 0 to 1?"
+        raise Wrong(f"{accuracy:.4f}", f"{a.mean():.4f}", ask + context)
+    ends = binomtest(int(a.sum()), len(a)).proportion_ci(method="wilson")
+    room = 0.14 * (ends.high - ends.low) / 2  # other methods differ by less
+    if abs(low - ends.low) > room or abs(high - ends.high) > room:
+        ask = "How many images are there? And how many standard errors make 95 %?"
+        wanted = f"about {ends.low:.3f} to {ends.high:.3f}"
+        raise Wrong(f"{low:.3f} to {high:.3f}", wanted, ask + context)
+    if verdict_of(given[3]) != verdict:
+        raise Wrong(repr(given[3]), repr(verdict), question + context)
+
+
+def verdict_of(text):
+    """'A', 'B' or `UNSURE`, however it is written; None if it is none of these."""
+    if re.search(r"\b(not|no|neither|none|equal|same|unsure)\b", str(text).lower()):
+        return UNSURE
+    letters = set(re.findall(r"\b[AB]\b", str(text).upper()))
+    return letters.pop() if len(letters) == 1 else None
