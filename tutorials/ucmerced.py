@@ -34,7 +34,6 @@
 # %%
 from contextlib import redirect_stdout
 from io import StringIO
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
@@ -49,7 +48,7 @@ from torch.utils.data import DistributedSampler, Subset
 
 import ddp_common as ddp
 from ddp_common.clusters.connect import describe
-from tutorials import helpers
+from tutorials import helpers, kit
 from tutorials.checks import ucmerced as checks
 from tutorials.checks.common import judge
 from tutorials.helpers import interval, show
@@ -58,12 +57,11 @@ from tutorials.land import Views, make_network
 # %% tags=["parameters"]
 full = {"data": "full", "network": "resnet101", "size": 224, "cache": "memory"}
 full |= {"epochs": 60, "learning_rate": 1e-3}
-settings = ddp.settings(
+settings = kit.settings(
     "ucmerced",
     data="shipped",  # or "full" after `make data`, a folder, or s3://bucket/prefix
     anonymous=False,  # True: read a public s3:// bucket without credentials
-    on_error="raise",  # at an image that cannot be decoded; "skip": leave it out
-    cache="",  # a folder for decoded images; "": a temporary one; or "memory"
+    cache="memory",  # of decoded images; "": none are kept
     network="small",  # or a ResNet of torchvision, such as "resnet18"
     views=True,  # train on a random view of each scene; False: your photos have a top
     size=32,  # pixels: images are scaled to size x size
@@ -94,11 +92,9 @@ settings = ddp.settings(
 
 # %%
 client = ddp.connect()
-dataset = ddp.fetch("ucmerced", settings.data)
-temporary = TemporaryDirectory(prefix="decoded-")
-reading = {name: getattr(settings, name) for name in ("size", "anonymous", "on_error")}
-cache = settings.cache or temporary.name
-images = ddp.ImageFolder(dataset.path, cache=cache, **reading)
+dataset = kit.fetch("ucmerced", settings.data)
+reading = {name: getattr(settings, name) for name in ("size", "anonymous")}
+images = ddp.ImageFolder(dataset.path, cache=settings.cache or None, **reading)
 targets = np.array(images.targets)  # the number of each image's class
 split = {"fractions": [settings.held_out] * 2, "seed": settings.split_seed}
 training, validation, test = ddp.split(len(images), by=images.labels, **split)
@@ -313,7 +309,7 @@ judge(checks.header, my_header)
 arguments = "network epochs batch_size learning_rate".split()
 recipe = {name: getattr(settings, name) for name in arguments} | {"split": split}
 main = {"views": settings.views, "seed": settings.seed}
-run = ddp.launch(client, train, images=images, **recipe, **main)
+run = ddp.launch(client, train, **kit.launch_options(), images=images, **recipe, **main)
 trained = {(settings.views, settings.seed): run}  # section 10 adds more
 chosen_views = settings.views  # section 10 may choose otherwise
 log = (run.directory / "log.txt").read_text().splitlines()
@@ -671,4 +667,3 @@ judge(checks.report, my_report)
 
 # %%
 client.close()
-temporary.cleanup()
