@@ -19,7 +19,7 @@
 # **Afterwards you can**
 # - port a training script to `torchrun`;
 # - *prove* what a step of two ranks does to the weights;
-# - read the timeline of a step: who computes, who sends, who waits;
+# - read the timeline of a step;
 # - accumulate gradients over parts of a batch;
 # - say which lines of a batch job make the ranks.
 #
@@ -118,8 +118,8 @@ def autoencoder(hidden=128, bottleneck=8):
 
 
 # %% [markdown]
-# Here is the plain loop, for one *epoch*: once over all digits. Read it line by line: it
-# comes back three times. In SGD, a step is the learning rate times the gradient. The
+# Here is the plain loop, for one *epoch*: once over all digits. Read it line by line.
+# It comes back three times. In SGD, a step is the learning rate times the gradient. The
 # rate is large, because the gradient of a mean over 784 pixels is small.
 
 # %% tags=["lesson"]
@@ -303,8 +303,8 @@ display(
 #
 # ## 8. The training itself
 #
-# `make run` trains with this function: the plain loop, DDP, and five helpers that `pets`
-# explains.
+# `make run` trains with this function. It is the plain loop with DDP, and with helpers
+# that `pets` explains.
 
 
 # %%
@@ -414,11 +414,11 @@ helpers.show(
 #
 # If samples cannot be shared out evenly, `DistributedSampler` repeats some.
 #
-# **Names that you will meet.** *DataParallel* is older: one process has a thread for
-# each GPU, and copies the model to all GPUs in every step. PyTorch
-# [recommends DDP][5], on a single machine too. *Mixed precision* ([autocast][3])
-# computes the forward pass in 16 bits. *FSDP* ([fully_shard][4]) spreads the weights
-# over the ranks, if one GPU cannot hold them.
+# **Three names that you will meet.** *DataParallel* is older: one process has a thread
+# for each GPU, and copies the model to all GPUs in every step. PyTorch
+# [recommends DDP][5], on one machine too. *Mixed precision* ([autocast][3]) computes
+# the forward pass in 16 bits. *FSDP* ([fully_shard][4]) spreads the weights over the
+# ranks, if one GPU cannot hold them.
 #
 # <details><summary><b>A minute:</b> two machines have four GPUs each. What are rank and
 # local rank of the last process?</summary>
@@ -457,8 +457,8 @@ helpers.show(
 #   names of the plain model.
 # - It runs with and without GPUs. Choose by `torch.cuda.is_available()`.
 #
-# The check runs your script on two ranks, and compares its weights with those of one
-# process. It has no GPU: it only *reads* your lines for these.
+# The check compares your weights with those of one process. It has no GPU: it only
+# *reads* your lines for these.
 #
 # <details><summary>Hint</summary>
 # Seven places change: the imports; the device; the loader and its batch size; the
@@ -545,17 +545,17 @@ found = ddp.launch(
 print(f"find_unused_parameters=True: no error; {found} of 4 parameters have a gradient")
 
 # %% [markdown]
-# A bucket waits for a gradient that never comes. DDP notices in the next step. It counts
-# parameters from 0: `classifier` has 2 and 3. Take the layer out, or use it in the
-# loss. `find_unused_parameters` costs time: it is for layers that only some steps need.
+# A bucket waits for a gradient that never comes. DDP notices in the next step. It
+# counts parameters from 0: `classifier` has 2 and 3. Take the layer out, or use it.
+# `find_unused_parameters` costs time: it is for layers that only some steps need.
 #
 # <details><summary><b>A minute:</b> both ranks run
 # <code>if not os.path.exists("out"): os.mkdir("out")</code>. What can go
 # wrong?</summary>
 #
-# It is a <em>race</em>: both look, both find nothing, both make the folder. The second
-# gets <code>FileExistsError</code>. Use <code>os.makedirs("out",
-# exist_ok=True)</code>.</details>
+# It is a <em>race</em>: both find nothing, both make the folder. The second gets
+# <code>FileExistsError</code>. Use
+# <code>os.makedirs("out", exist_ok=True)</code>.</details>
 #
 # ## 12. The batch job
 #
