@@ -290,10 +290,9 @@ def steps_in_order(tree: ast.Module) -> list[ast.Call | ast.Assign]:
                 body = [line for each in methods if each.name == "__init__" for line in each.body]
             for line in body:
                 visit(line)
-        if isinstance(node, ast.Call):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.Call) or any(VISIBLE in ast.unparse(each) for each in targets):
             steps.append(node)
-        elif isinstance(node, ast.Assign):
-            steps += [node] if VISIBLE in " ".join(map(ast.unparse, node.targets)) else []
 
     for line in tree.body:
         visit(line)
