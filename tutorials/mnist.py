@@ -376,8 +376,8 @@ plt.close(figure)
 # %% tags=["lesson"]
 helpers.show(
     figure,
-    "Rows of digits: held out, the mean digit, PCA, autoencoder. The mean digit is a "
-    "grey blur. PCA draws blurred digits, the autoencoder clearer ones.",
+    "Four rows of digits: held out, the mean digit, PCA, autoencoder. The mean digit is "
+    "the same grey blur for all. The last two rows draw each digit again.",
 )
 
 # %% [markdown]
