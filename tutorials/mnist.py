@@ -376,7 +376,7 @@ plt.close(figure)
 # %% tags=["lesson"]
 helpers.show(
     figure,
-    "Four rows of digits: held out, the mean digit, PCA, autoencoder. The mean digit is "
+    "Four rows of digits: held out, the mean digit, PCA, autoencoder. The mean is "
     "the same grey blur for all. The last two rows draw each digit again.",
 )
 
