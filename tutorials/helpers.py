@@ -7,7 +7,11 @@ import re
 import signal
 import socket
 import tempfile
+
+
+import re
 import time
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -160,3 +164,67 @@ def broken(client, train, signal_name, step, directory, **arguments):
     steps = whole.metrics.dropna(subset="loss").query("rank == 0")["step"]
     said = str(whole.failures[0]).replace(socket.gethostname(), "HOST").splitlines()[0]
     return re.sub(r"step \d+", "step …", said), steps
+
+
+# mnist
+
+
+def read_digits(folder):
+    """Training images (n, 28, 28) and labels (n,), then those held out: bytes.
+
+    Where the folder has no test set, a tenth is held out. Raises `ddp.Error` for files
+    that do not fit together.
+    """
+    import ddp_common as ddp
+
+    if (Path(folder) / "train-images-idx3-ubyte.gz").exists():
+        return [*_read_part(folder, "train"), *_read_part(folder, "t10k")]
+    digits = _read_part(folder, "digits")
+    kept, held_out = ddp.split(len(digits[0]), [0.1], seed=0)
+    return [tensor[rows] for rows in (kept, held_out) for tensor in digits]
+
+
+def _read_part(folder, part):
+    import ddp_common as ddp
+    from ddp_common.data.datasets import read_idx
+
+    images = read_idx(Path(folder) / f"{part}-images-idx3-ubyte.gz")
+    labels = read_idx(Path(folder) / f"{part}-labels-idx1-ubyte.gz")
+    if images.shape[1:] != (28, 28) or len(images) != len(labels):
+        raise ddp.Error(
+            f"{folder} holds images {tuple(images.shape)} and {len(labels)} labels: "
+            "these are not digits of 28 x 28 with one label each. Restore both files: "
+            "git checkout for shipped data, `make data TUTORIAL=mnist` for full ones."
+        )
+    return images, labels
+
+
+def pca(pixels, held_out, numbers):
+    """`held_out`, drawn again from so many numbers of each row.
+
+    No other linear map through so many numbers has a smaller squared error on `pixels`.
+    """
+    mean = pixels.mean(0)
+    _, directions = np.linalg.eigh(np.cov(pixels.numpy().T))  # by rising variance
+    directions = pixels.new_tensor(directions[:, -numbers:])
+    return mean + (held_out - mean) @ directions @ directions.T
+
+
+def lines_of_digits(rows, count=12):
+    """A figure: for each name in `rows` the first of its digits (n, 784), in a line."""
+    lines = [
+        np.hstack(pixels[:count].numpy().reshape(-1, 28, 28))
+        for pixels in rows.values()
+    ]
+    figure, axes = plt.subplots(figsize=(9, 0.8 * len(rows)), layout="constrained")
+    axes.imshow(np.vstack(lines), cmap="gray_r", vmin=0, vmax=1)
+    axes.set(xticks=[], yticks=range(14, 28 * len(rows), 28), yticklabels=list(rows))
+    return figure
+
+
+def unused_parameters(failure):
+    """What DDP says of parameters without a gradient, in short, in a RankFailed."""
+    message = " ".join(failure.traceback.split())
+    said = re.search(r"Expected to have finished[^.,]*", message)[0]
+    named = re.search(r"Parameter indices .*? for rank \d+: ([ 0-9]*)", message)[1]
+    return f"{said} ... indices {named.strip()}"

@@ -3,16 +3,24 @@
 import contextlib
 import functools
 import gzip
+import os
 import re
+import shutil
+import socket
+import subprocess
+import sys
 
+import jupytext
 import numpy as np
 import pytest
+import torch
 import torch.nn.functional as F
-from tutorials_here import ROOT, names_of
+from tutorials_here import ROOT
 
 import ddp_common as ddp
 from tutorials.checks import mnist as checks
 from tutorials.checks.common import judge
+from tutorials.helpers import read_digits
 
 SOLUTION = (ROOT / "tutorials" / "scripts" / "solutions" / "plain_loop.py").read_text()
 
@@ -34,8 +42,8 @@ def said_of(check, answer, capsys):
 
 # A: the port of a script
 
-SAMPLER = "DistributedSampler(digits, shuffle=True)"
-SHARE = "torch.utils.data.Subset(digits, range(dist.get_rank(), len(digits), 2))"
+SAMPLER = "DistributedSampler(data, shuffle=True)"
+SHARE = "torch.utils.data.Subset(data, range(dist.get_rank(), len(data), 2))"
 SAVE = 'if dist.get_rank() == 0:\n        torch.save(model.module.state_dict(), "model.pt")'
 LOCAL = 'local_rank = int(os.environ["LOCAL_RANK"])'
 IDS = ', device_ids=[local_rank] if device.type == "cuda" else None'
@@ -48,7 +56,7 @@ BARRIER = ("loss.backward()", "(dist.barrier() if local_rank else None, loss.bac
 def test_a_port_with_another_way_to_share_and_save_is_right(tmp_path, capsys):
     text = changed(
         (SAMPLER, SHARE),
-        ("DataLoader(digits, ", "DataLoader(sampler, "),
+        ("DataLoader(data, ", "DataLoader(sampler, "),
         ("sampler=sampler", "shuffle=True"),
         ("        sampler.set_epoch(epoch)\n", ""),
         (SAVE, SAVE.replace('"model.pt"', 'f=open("model.pt", "wb")').replace("e(m", "e(obj=m")),
@@ -56,6 +64,29 @@ def test_a_port_with_another_way_to_share_and_save_is_right(tmp_path, capsys):
     )
     (tmp_path / "port.py").write_text(text)
     said = said_of(checks.port, lambda: str(tmp_path / "port.py"), capsys)
+    assert said.startswith("right: two ranks"), said
+
+
+IMPORT = ("import gzip\n", "import atexit\nimport gzip\n")
+AT_EXIT = [("    dist.destroy_process_group()\n", ""), IMPORT]
+AT_EXIT += [
+    (
+        "    torch.manual_seed(0)\n",
+        "    atexit.register(dist.destroy_process_group)\n    torch.manual_seed(0)\n",
+    )
+]
+CHOSEN = 'os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["LOCAL_RANK"]'
+OWN_GPU = [("import gzip\n", f"import os\n\n{CHOSEN}\nimport gzip\n")]
+OWN_GPU += [('"cuda", local_rank', '"cuda"'), ("        " + SET + "\n", ""), (IDS, "")]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("replacements", [AT_EXIT, OWN_GPU], ids=["atexit", "own GPU"])
+def test_a_port_may_leave_its_group_at_exit_and_see_only_its_own_gpu(
+    replacements, tmp_path, capsys
+):
+    (tmp_path / "port.py").write_text(changed(*replacements))
+    said = said_of(checks.port, lambda: tmp_path / "port.py", capsys)
     assert said.startswith("right: two ranks"), said
 
 
@@ -85,7 +116,11 @@ def test_a_port_with_a_fault_gets_a_question_that_leads_on(
     assert said.count("not yet") == 1 and "right:" not in said and re.search(question, said), said
 
 
+NCCL = '"nccl")'
+SETUP = 'def choose():\n    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n\n\n'
 BOTH = 'rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])'
+DOC = '"""Train an autoencoder on handwritten digits, on as many ranks as torchrun starts.'
+LATE = ("    optimizer =", "    torch.cuda.set_device(local_rank)\n    optimizer =")
 HELPER = 'def numbers():\n    return int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])\n\n\n'
 
 
@@ -98,6 +133,16 @@ HELPER = 'def numbers():\n    return int(os.environ["RANK"]), int(os.environ["LO
         [(LOCAL, "local_rank = dist.get_node_local_rank()")],
         [(LOCAL, LOCAL.replace('"LOCAL_RANK"]', '"RANK"]') + " % torch.cuda.device_count()")],
         [('torch.device("cuda", local_rank)', 'f"cuda:{local_rank}"')],
+        [(SET, "pass"), (NCCL, '"nccl", device_id=device)')],
+        [(SET, "torch.accelerator.set_device_index(local_rank)")],
+        [
+            (SET, SET.replace("device)", "local_rank)")),
+            ('"cuda", local_rank', '"cuda"'),
+            (IDS, ""),
+        ],
+        [("def main", SETUP + "def main"), (SET, "choose()")],
+        OWN_GPU,
+        [*OWN_GPU, (NCCL, NCCL + "\n        torch.cuda.set_device(0)")],
     ],
 )
 def test_lines_for_gpus_may_be_written_in_several_ways(replacements):
@@ -108,7 +153,23 @@ def test_lines_for_gpus_may_be_written_in_several_ways(replacements):
     ("replacements", "said"),
     [
         ([(SET, "pass")], "set_device is never called"),
-        ([(LOCAL, "pass"), ('"cuda", local_rank', '"cuda"'), (IDS, "")], "LOCAL_RANK is never"),
+        (
+            [(LOCAL, "pass"), ('"cuda", local_rank', '"cuda"'), (IDS, ""), (SET, "pass")],
+            "'cuda' as long as",
+        ),
+        ([(SET, 'torch.cuda.set_device(torch.device("cuda"))')], "without a number"),
+        ([(SET, 'torch.cuda.set_device("cuda")')], "without a number"),
+        ([(DOC, DOC + " torch.cuda.set_device(local_rank)"), (SET, "pass")], "is never called"),
+        ([(DOC, DOC + " nccl"), ('"nccl"', '"gloo"')], "nccl where there are GPUs"),
+        ([("def main", SETUP + "def main"), (SET, "pass")], "set_device is never called"),
+        (
+            [('"cuda", local_rank', '"cuda"'), (SET, "pass"), (IDS, ""), LATE],
+            "'cuda' as long as",
+        ),
+        (
+            [("def main", 'VISIBLE = os.environ["CUDA_VISIBLE_DEVICES"] = "0"\n\n\ndef main')],
+            "All",
+        ),
         ([("LOCAL_RANK", "RANK")], "Rank 5 is the second"),
         ([(SET, "torch.cuda.set_device(0)")], "All ranks run this line"),
         (
@@ -180,13 +241,101 @@ def test_accumulation_is_wrong(accumulation, answer, question, capsys):
     assert said.count("not yet") == 1 and question in said, said
 
 
+# What is typed in a terminal
+
+LESSON = "\n".join(
+    cell.source
+    for cell in jupytext.read(ROOT / "tutorials" / "mnist.py").cells
+    if cell.cell_type == "markdown"
+)
+PATH = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+
+
+def typed(begins):
+    """The lines of the lesson's text that a student types, from the one that begins so."""
+    block = LESSON[LESSON.index(begins) :].split("\n\n")[0]
+    return re.sub(r"(?m)^ +", "", block)
+
+
+@pytest.fixture
+def my_work(tmp_path):
+    """A copy of the repository's parts that are typed about, as JupyterLab would show them."""
+    for name in ("tutorials/scripts", "data/mnist"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    (tmp_path / "tutorials" / "my-work").mkdir()
+    return tmp_path / "tutorials" / "my-work"
+
+
+def shell(lines, my_work, **variables):
+    """A terminal in which these lines are typed."""
+    root = str(my_work.parent)
+    return subprocess.Popen(
+        ["bash", "-ec", lines],
+        cwd=root,
+        env={**os.environ, "PATH": PATH, "JUPYTER_SERVER_ROOT": root, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.timeout(300)
+def test_a_script_that_torchrun_starts_unchanged_trains_twice_and_the_port_once(my_work):
+    start = typed('cd "$JUPYTER_SERVER_ROOT/my-work"')
+    printed, errors = shell(start, my_work).communicate()
+    lines = printed.splitlines()
+    assert len(lines) == 2 * 3 and len(set(lines)) == 3, printed + errors
+    assert "scripts/plain_loop.py" in start
+    solved = start.replace("scripts/plain_loop.py", "scripts/solutions/plain_loop.py")
+    printed, errors = shell(solved, my_work).communicate()
+    assert len(printed.splitlines()) == 3, printed + errors
+
+
+@pytest.mark.timeout(300)
+def test_the_command_for_two_machines_trains_one_model(my_work):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meet = f"127.0.0.1:{free.getsockname()[1]}"
+    start = typed("torchrun --nnodes 2")
+    assert "first-host:29400" in start and "--nproc-per-node 4" in start
+    start = start.replace("first-host:29400", meet).replace("node 4", "node 1")
+    (my_work / "my_port.py").write_text(SOLUTION)
+    digits = my_work.parents[1] / "data" / "mnist" / "digits-images-idx3-ubyte.gz"
+    machines = [shell("cd my-work\n" + start, my_work, DIGITS=str(digits)) for _ in range(2)]
+    said = [machine.communicate() for machine in machines]
+    assert sorted(len(printed.splitlines()) for printed, _ in said) == [0, 3], said
+    assert torch.load(my_work / "model.pt", weights_only=True)
+
+
+def test_the_table_of_the_batch_job_is_true_to_its_file():
+    job = (ROOT / "clusters" / "batch" / "mnist.sbatch").read_text()
+    lines = [line for line in job.splitlines() if re.match(r"#SBATCH|[^#]", line)]
+    table = LESSON[LESSON.index("| in the job |") :].split("\n\n")[0]
+    named = re.findall(r"`([^`]+)`", " ".join(row.split("|")[1] for row in table.splitlines()))
+    assert len(named) == 8
+    for word in named:
+        assert any(word in line for line in lines), f"{word} is not in mnist.sbatch"
+
+
+# The prediction
+
+
+@pytest.mark.parametrize(
+    ("meant", "spellings"),
+    [
+        ("right", ["same", "Same", " SAME.", "the same", "equal", "Identical", 1, "as far: same"]),
+        ("'half'", ["half", "Half", "halved", "half as far", 0.5, "1/2"]),
+        ("'double'", ["double", "DOUBLE", "twice as far", 2]),
+        ("is that half, double", ["not the same", "half or double", "", "none", "twelve"]),
+        ("no prediction", [None]),
+    ],
+)
+def test_a_prediction_is_read_in_any_spelling(meant, spellings):
+    for said in spellings:
+        assert meant in checks.prediction(said), said
+
+
 # Digits of one's own
-
-
-@pytest.fixture(scope="module")
-def read_digits(tmp_path_factory):
-    with names_of("mnist", tmp_path_factory.mktemp("runs")) as names:
-        yield names["read_digits"]
 
 
 def write_idx(path, array):
@@ -198,16 +347,14 @@ def write_idx(path, array):
     ("parts", "read"),
     [({"digits": 50}, [45, 45, 5, 5]), ({"train": 30, "t10k": 20}, [30, 30, 20, 20])],
 )
-def test_digits_of_ones_own_come_with_a_test_set_or_a_tenth_is_held_out(
-    read_digits, tmp_path, parts, read
-):
+def test_digits_of_ones_own_come_with_a_test_set_or_a_tenth_is_held_out(tmp_path, parts, read):
     for part, count in parts.items():
         write_idx(tmp_path / f"{part}-images-idx3-ubyte.gz", np.zeros((count, 28, 28), np.uint8))
         write_idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", np.arange(count, dtype=np.uint8))
     assert [len(tensor) for tensor in read_digits(tmp_path)] == read
 
 
-def test_digits_without_a_label_each_are_refused(read_digits, tmp_path):
+def test_digits_without_a_label_each_are_refused(tmp_path):
     write_idx(tmp_path / "digits-images-idx3-ubyte.gz", np.zeros((5, 28, 28), np.uint8))
     write_idx(tmp_path / "digits-labels-idx1-ubyte.gz", np.zeros(4, np.uint8))
     with pytest.raises(ddp.Error, match="not digits of 28 x 28 with one label each"):

@@ -8,9 +8,10 @@ wait at most `PATIENCE` for a rank that does not come.
 
 torch 2.13 may hang or abort where the last reference to a gloo group goes right after a backward.
 A script that is right would not end. So the group is kept, and the process ends without taking
-the script's objects apart.
+the script's objects apart. What the script has registered with `atexit` is called before.
 """
 
+import atexit
 import datetime
 import functools
 import os
@@ -46,6 +47,7 @@ class Seen:
 
 def watch(seen: Seen) -> None:
     """Have torch note in `seen` what the script asks of it."""
+    torch.cuda.is_available = lambda: False  # also if the script sets CUDA_VISIBLE_DEVICES
     dist.init_process_group = _with_patience(dist.init_process_group)
     for module, name in COUNTED:
         setattr(module, name, _counted(getattr(module, name), seen.calls))
@@ -138,6 +140,8 @@ def main(script: str, *arguments: str) -> None:
     watch(seen)
     sys.argv = [script, *arguments]
     code = run(script, seen)
+    if not seen.error:
+        atexit._run_exitfuncs()  # the script may leave its group there
     sys.stdout.flush()
     sys.stderr.flush()
     seen.printed = os.fstat(1).st_size  # torchrun has it written to a file

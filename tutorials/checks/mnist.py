@@ -22,7 +22,11 @@ PLAIN = Path(__file__).parents[1] / "scripts" / "plain_loop.py"
 RANKS = 2
 SAMPLES = 1_024  # a multiple of the batch: no rank has to repeat a digit
 TIMEOUT = 120.0  # seconds for the script
-CHOOSE_GPU = ("set_device", "device", "to", "cuda")  # functions whose argument names a GPU
+CHOOSE_FOR_ALL = ("set_device", "set_device_index")  # functions: 'cuda' is now that GPU
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+# words that name no GPU in particular
+NO_GPU = {"torch", "device", "cuda", "cpu", "str", "int", "current_device"}
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 OF_MACHINE = "LOCAL_RANK|local_rank|device_count"  # a rank's number on its own machine
 OTHER_MACHINE = "Rank 5 is the second rank on the second machine. Which GPU is its own?"
 OF_A_PEER = ("gloo", "onnection", "imed out", "timeout")  # said on a rank that has lost another
@@ -32,6 +36,31 @@ QUESTIONS = {  # by a word of the error
     "device_ids": "Here is no GPU. What must device_ids be for a model on the CPU?",
     "": "Which of your changes does this line need?",
 }
+
+
+# The prediction
+
+MEANINGS = {
+    "half": {"half", "halve", "halved", "0.5", ".5", "1/2"},
+    "double": {"double", "doubled", "twice", "2", "2.0", "2x"},
+    "same": {"same", "equal", "equally", "identical", "1", "1.0", "1x"},
+}
+REPLIES = {
+    "half": "you predicted 'half': is the mean over 64 digits half of that over 128?",
+    "double": "you predicted 'double': which line divides by the world size?",
+    "same": "your prediction was right",
+}
+
+
+def prediction(said: object) -> str:
+    """What is to be said of a prediction, whatever its words and their spelling."""
+    if said is None:
+        return "you have made no prediction: section 5"
+    words = set(re.findall(r"[a-z0-9./]*[a-z0-9]", str(said).lower()))
+    meant = [meaning for meaning, its_words in MEANINGS.items() if words & its_words]
+    if len(meant) != 1 or words & {"not", "no", "never"}:
+        return f"you predicted {said!r:.60}: is that half, double or the same?"
+    return REPLIES[meant[0]]
 
 
 # A port of scripts/plain_loop.py
@@ -44,6 +73,7 @@ def port(answer):
         raise Wrong(f"{path!r:.80}", "the path of a file", "Where have you saved your script?")
     plain = runpy.run_path(str(PLAIN))
     pixels = torch.randint(256, (SAMPLES, 784), dtype=torch.uint8)
+    pixels *= torch.rand(pixels.shape) < 0.2  # as much ink as in digits, for steps as stable
     with tempfile.TemporaryDirectory() as folder:
         digits = Path(folder) / "digits-images-idx3-ubyte.gz"
         header = b"\0\0\x08\x03" + b"".join(size.to_bytes(4) for size in (SAMPLES, 28, 28))
@@ -154,7 +184,7 @@ def check_rank_0(ranks: list[dict]) -> None:
 def check_weights(ranks, steps, pixels: torch.Tensor, plain: dict, file: Path) -> None:
     """The replicas are equal, and one process saves the same after the same batches."""
     mine, other = (seen["final"] for seen in ranks)
-    if not all(torch.equal(mine[name], other[name]) for name in mine):
+    if not all(torch.equal(mine[name].nan_to_num(), other[name].nan_to_num()) for name in mine):
         question = "What changes weights or gradients after DDP has averaged them?"
         raise Wrong("the replicas differ in the end", "equal, bit for bit", question)
     alone, loaded = plain["autoencoder"](), plain["autoencoder"]()
@@ -180,51 +210,118 @@ def check_weights(ranks, steps, pixels: torch.Tensor, plain: dict, file: Path) -
 
 
 def check_text(text: str) -> None:
-    """Refuse what is surely wrong on GPUs. What the text does not tell is accepted."""
+    """Refuse what is surely wrong on GPUs. What the code does not tell is accepted."""
     tree = ast.parse(text)
-    text = ast.unparse(tree)  # without comments
-    if "'gloo'" in text and "nccl" not in text:
+    steps, values = steps_in_order(tree), values_of_names(tree)
+    words = set().union(*(origins(step, values) for step in steps))
+    if "gloo" in words and not any("nccl" in word for word in words):
         raise Wrong("only gloo", "nccl where there are GPUs", "Which backend moves GPU tensors?")
-    values = values_of_names(tree)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    for call in sorted(calls, key=lambda call: call.lineno):
-        gpus = [word.value for word in call.keywords if word.arg == "device_ids"]
-        gpus = [each.body if isinstance(each, ast.IfExp) else each for each in gpus]
-        if ast.unparse(call.func).split(".")[-1] in CHOOSE_GPU:
-            gpus += call.args
-        origin = " ".join(traced(gpu, values) for gpu in gpus)
-        yours, expected = f"line {call.lineno}: {ast.unparse(call)}", "a number from LOCAL_RANK"
-        if re.search(r"\bRANK\b|get_rank", origin) and not re.search(OF_MACHINE, origin):
+    own_gpu_alone = False  # this rank sees no GPU but its own: that is number 0
+    chosen = False
+    for step in steps:
+        name, gpus, chooses = gpus_of(step)
+        origin = set().union(*(origins(gpu, values) for gpu in gpus))
+        of_machine = any(re.search(OF_MACHINE, word) for word in origin)
+        names = {word for word in origin - NO_GPU if not re.fullmatch(r"(cuda:)?\d+", word)}
+        yours, expected = f"line {step.lineno}: {ast.unparse(step)}", "a number from LOCAL_RANK"
+        if origin & {"RANK", "get_rank"} and not of_machine:
             raise Wrong(yours, expected, OTHER_MACHINE)
-        names = set(re.findall(r"[A-Za-z_]+", origin)) - {"torch", "device", "cuda", "cpu"}
-        if re.search(r"\d", origin) and not names:
-            raise Wrong(yours, expected, "All ranks run this line. Which GPU does each take?")
-    if not re.search(OF_MACHINE, text):
+        if any(re.fullmatch(r"(cuda:)?\d+", word) for word in origin) and not names:
+            if not own_gpu_alone:
+                raise Wrong(yours, expected, "All ranks run this line. Which GPU does each take?")
+        elif chooses and not names:
+            raise Wrong(yours, expected, "'cuda' without a number: which GPU is that?")
+        if name in ("to", "cuda") and not names and (not gpus or "cuda" in origin) and not chosen:
+            question = "Which GPU is 'cuda' as long as the rank has not chosen its own?"
+            raise Wrong(yours, "set_device before it", question)
+        chosen = chosen or chooses
+        own_gpu_alone = own_gpu_alone or name == VISIBLE
+    if not any(re.search(OF_MACHINE, word) for word in words):
         raise Wrong("LOCAL_RANK is never read", "it chooses the GPU", OTHER_MACHINE)
-    if "set_device" not in text:
+    if not chosen:
         question = "A machine has two GPUs. Which of your lines keeps rank 1 off the first?"
         raise Wrong("set_device is never called", "set_device, with local_rank", question)
 
 
-def values_of_names(tree: ast.Module) -> dict[str, str]:
-    """For each name the text of what it gets. Of several names, only if each has a value."""
-    values = defaultdict(str)
+def gpus_of(step: ast.Call | ast.Assign) -> tuple[str, list[ast.expr], bool]:
+    """The name of what is called, the arguments that name a GPU, and whether it chooses one.
+
+    A choice holds for all that follows: `set_device`, `init_process_group(device_id=…)`, or
+    `os.environ["CUDA_VISIBLE_DEVICES"] = …`.
+    """
+    if isinstance(step, ast.Assign):
+        return VISIBLE, [step.value], True
+    name = ast.unparse(step.func).split(".")[-1]
+    gpus = [word.value for word in step.keywords if word.arg in ("device_ids", "device_id")]
+    chooses = name in CHOOSE_FOR_ALL or ast.unparse(step.func).endswith("cuda.device")
+    chooses = chooses or (name == "init_process_group" and bool(gpus))
+    if chooses and not gpus:
+        gpus = [*step.args, *(word.value for word in step.keywords)]
+    elif name in ("device", "to"):
+        gpus += [*step.args, *(word.value for word in step.keywords if word.arg == "device")]
+    elif name == "cuda":
+        gpus += step.args
+    return name, gpus, chooses
+
+
+def steps_in_order(tree: ast.Module) -> list[ast.Call | ast.Assign]:
+    """Calls, and assignments to CUDA_VISIBLE_DEVICES, about in the order in which they run.
+
+    A function's own are where it is first named outside of its definition. Of a function that is
+    never named nothing runs.
+    """
+    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, DEFINITIONS)}
+    entered, steps = set(), []
+
+    def visit(node):
+        if isinstance(node, DEFINITIONS):
+            return
+        parts = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Call):  # arguments come first
+            parts = [*node.args, *node.keywords, node.func]
+        for part in parts:
+            visit(part)
+        name = getattr(node, "id", getattr(node, "attr", None))
+        if isinstance(node, (ast.Name, ast.Attribute)) and name in functions.keys() - entered:
+            entered.add(name)
+            body = functions[name].body
+            if isinstance(functions[name], ast.ClassDef):
+                methods = [each for each in body if isinstance(each, ast.FunctionDef)]
+                body = [line for each in methods if each.name == "__init__" for line in each.body]
+            for line in body:
+                visit(line)
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.Call) or any(VISIBLE in ast.unparse(each) for each in targets):
+            steps.append(node)
+
+    for line in tree.body:
+        visit(line)
+    return steps
+
+
+def values_of_names(tree: ast.Module) -> dict[str, list[ast.expr]]:
+    """What each name gets. Of several names at once, only if each has a value of its own."""
+    values = defaultdict(list)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             names = getattr(target, "elts", [target])
             parts = getattr(node.value, "elts", []) if len(names) > 1 else [node.value]
             for name, part in zip(names, parts):
-                values[ast.unparse(name)] += f" {ast.unparse(part)}"
+                values[ast.unparse(name)].append(part)
     return values
 
 
-def traced(node: ast.AST, values: dict[str, str]) -> str:
-    """The text of an expression, with values in place of names."""
-    text = ast.unparse(node)
-    for _ in range(3):  # device_ids from device, device from local_rank, that from LOCAL_RANK
-        text = re.sub(r"\w+", lambda word: values.get(word[0], word[0]), text)
-    return text
+def origins(node: ast.AST, values: dict[str, list], known: frozenset = frozenset()) -> set[str]:
+    """All names, strings and numbers that a value is made from; a known name's are its own."""
+    if isinstance(node, (ast.Name, ast.Attribute)) and (name := ast.unparse(node)) not in known:
+        if name in values:
+            return set().union(*(origins(each, values, known | {name}) for each in values[name]))
+    if isinstance(node, ast.IfExp):  # either may be, whatever is asked
+        return origins(node.body, values, known) | origins(node.orelse, values, known)
+    fields = [getattr(node, field, None) for field in ("id", "attr", "value")]
+    own = {str(each) for each in fields if isinstance(each, (str, int))}
+    return own.union(*(origins(part, values, known) for part in ast.iter_child_nodes(node)))
 
 
 # Gradients that add up over the parts of a batch

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 EPOCHS = 3
 BATCH_SIZE = 128
-LEARNING_RATE = 0.5
+LEARNING_RATE = 15
 
 
 def read_digits(path):
@@ -26,22 +26,24 @@ def read_digits(path):
     return torch.from_numpy(values.reshape(-1, 784) / np.float32(255))
 
 
-def autoencoder():
-    return nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 784))
+def autoencoder(hidden=128, bottleneck=8):
+    squeeze = [nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, bottleneck)]
+    draw = [nn.Linear(bottleneck, hidden), nn.ReLU(), nn.Linear(hidden, 784)]
+    return nn.Sequential(*squeeze, *draw)
 
 
 def main(path):
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    digits = read_digits(path)
-    loader = DataLoader(digits, batch_size=BATCH_SIZE, shuffle=True)
+    data = TensorDataset(read_digits(path))
+    loader = DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
     model = autoencoder().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     for epoch in range(EPOCHS):
         losses = []
-        for batch in loader:
-            batch = batch.to(device)
-            loss = F.mse_loss(model(batch), batch)
+        for (digits,) in loader:
+            digits = digits.to(device)
+            loss = F.mse_loss(model(digits), digits)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

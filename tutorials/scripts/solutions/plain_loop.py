@@ -15,11 +15,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 EPOCHS = 3
 BATCH_SIZE = 128  # of all ranks together
-LEARNING_RATE = 0.5
+LEARNING_RATE = 15
 
 
 def read_digits(path):
@@ -29,8 +29,10 @@ def read_digits(path):
     return torch.from_numpy(values.reshape(-1, 784) / np.float32(255))
 
 
-def autoencoder():
-    return nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 784))
+def autoencoder(hidden=128, bottleneck=8):
+    squeeze = [nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, bottleneck)]
+    draw = [nn.Linear(bottleneck, hidden), nn.ReLU(), nn.Linear(hidden, 784)]
+    return nn.Sequential(*squeeze, *draw)
 
 
 def main(path):
@@ -43,19 +45,19 @@ def main(path):
         device = torch.device("cpu")
         dist.init_process_group("gloo")
     torch.manual_seed(0)
-    digits = read_digits(path)
-    sampler = DistributedSampler(digits, shuffle=True)
+    data = TensorDataset(read_digits(path))
+    sampler = DistributedSampler(data, shuffle=True)
     per_rank = BATCH_SIZE // dist.get_world_size()
-    loader = DataLoader(digits, batch_size=per_rank, sampler=sampler)
+    loader = DataLoader(data, batch_size=per_rank, sampler=sampler)
     model = autoencoder().to(device)
     model = DDP(model, device_ids=[local_rank] if device.type == "cuda" else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
         losses = []
-        for batch in loader:
-            batch = batch.to(device)
-            loss = F.mse_loss(model(batch), batch)
+        for (digits,) in loader:
+            digits = digits.to(device)
+            loss = F.mse_loss(model(digits), digits)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
