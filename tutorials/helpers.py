@@ -7,9 +7,6 @@ import re
 import signal
 import socket
 import tempfile
-
-
-import re
 import time
 from pathlib import Path
 
@@ -186,7 +183,7 @@ def read_digits(folder):
 
 def _read_part(folder, part):
     import ddp_common as ddp
-    from ddp_common.data.datasets import read_idx
+    from tutorials.kit import read_idx
 
     images = read_idx(Path(folder) / f"{part}-images-idx3-ubyte.gz")
     labels = read_idx(Path(folder) / f"{part}-labels-idx1-ubyte.gz")
