@@ -174,7 +174,7 @@ def shortly(settings, reading, weights, changes):
 
 def photos_of(images, most):
     """At most so many images, equally many of each breed, and their labels."""
-    rows = of_each_breed(images.targets, most // len(images.classes)).tolist()
+    rows = of_each_breed(images.targets, most // len(set(images.targets))).tolist()
     photos = torch.stack([image for image, _ in images.__getitems__(rows)])
     return photos, torch.tensor(images.targets)[rows]
 
