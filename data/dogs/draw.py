@@ -11,10 +11,8 @@ A picture is composed from the back to the front, and the file follows it:
 
 1. the dogs that there are: anatomies and coats (`BREEDS`);
 2. the place: the sky, or a wall, and the ground before it;
-3. perhaps a thing that lies about: a ball, a bowl, a bone, a pot of flowers;
-4. the dog: its coat and its limbs; the whole of it from the side, or the head alone from the
-   side or from the front;
-5. falling snow, and the light: the picture is photographed by a passer-by.
+3. the dog: its coat and its limbs; the whole of it from the side, or its face from the front;
+4. the light: the picture is photographed by a passer-by.
 
 The coats of different breeds share their colours, and pose, place, light and distance vary, so
 that shape and coat together make the breed. A part of a dog is a limb: a list of (point,
@@ -55,7 +53,6 @@ BROWN = (66, 42, 28)
 BLUE = (120, 178, 214)
 PINK = (226, 128, 132)
 NOSE = (30, 26, 28)
-SNOW = (255, 255, 255)
 
 PASSER_BY = Camera(
     blur=0.3,
@@ -82,27 +79,21 @@ def draw(label: str, number: int, size: int = 64) -> np.ndarray:
 
     place = picture.choice(PLACES)
     place(picture)
-    if picture.chance(0.4):
-        thing(picture)
     pose = picture.choice(POSES)
     mirrored = picture.chance(0.5)
-    if pose in (profile, portrait):
-        come_near(picture, breed, pose, mirrored)
+    if pose is portrait:
+        come_near(picture, breed, mirrored)
     else:
         step_back(picture, breed, mirrored)
     pose(picture, breed, coat)
-    picture.place()
-    falling_snow(picture)
     return photographed(picture, PASSER_BY)
 
 
-def come_near(picture, breed, pose, mirrored):
-    """So near that the head fills the picture; from the side, muzzle and all."""
-    ahead = breed.muzzle * breed.head if pose is profile else 0
-    aside = ahead or 0.6 * breed.ear * breed.head
-    nearer = picture.uniform(54, 69) / (2.3 * breed.head + aside)
-    x = 50 - 0.45 * ahead * nearer + picture.uniform(-7, 7)
-    picture.place(nearer, complex(x, picture.uniform(42, 55)), mirrored)
+def come_near(picture, breed, mirrored):
+    """So near that the face fills the picture."""
+    nearer = picture.uniform(54, 69) / ((2.3 + 0.6 * breed.ear) * breed.head)
+    middle = complex(50 + picture.uniform(-7, 7), picture.uniform(42, 55))
+    picture.place(nearer, middle, mirrored)
 
 
 def step_back(picture, breed, mirrored):
@@ -248,7 +239,6 @@ class Picture(Sheet):
     def __init__(self, name, size):
         super().__init__(name, size)
         self.floor = None  # the colour of the ground, on which shadows fall
-        self.flakes = 0  # of falling snow
         self.place()
 
     def place(self, scale=1.0, middle=50 + 50j, mirrored=False):
@@ -386,7 +376,7 @@ def fence(picture, horizon):
 
 
 def beach(picture):
-    """The sea with waves, sometimes a sailing boat, and sand."""
+    """The sea with waves, and sand."""
     horizon = picture.uniform(30, 46)
     above = picture.tint((110, 170, 220), 20)
     sky(picture, horizon, above, picture.tint((224, 228, 226), 12))
@@ -395,9 +385,6 @@ def beach(picture):
     for _ in range(7):
         wave = complex(picture.uniform(-5, 90), picture.uniform(horizon + 2, horizon + 16))
         picture.line([wave, wave + picture.uniform(6, 22)], 0.7, mixed(sea, WHITE, 0.5))
-    if picture.chance(0.5):
-        sailing_boat(picture, complex(picture.uniform(8, 92), horizon))
-
     sand = picture.tint(picture.choice(((222, 200, 156), (206, 184, 146), (190, 172, 144))), 10)
     shore = horizon + 20
     floor(picture, shore, sand)
@@ -406,70 +393,6 @@ def beach(picture):
     for _ in range(30):
         pebble = complex(picture.uniform(0, 100), picture.uniform(horizon + 24, 100))
         picture.oval(pebble, 1.2, 0.5, mixed(sand, BLACK, picture.uniform(0.05, 0.2)))
-
-
-def sailing_boat(picture, at):
-    picture.polygon([at - 1j, at - 13j, at + 7 - 2j], WHITE)
-    hull = [at - 5 - 1j, at + 7 - 1j, at + 5 + 1.5j, at - 4 + 1.5j]
-    picture.polygon(hull, picture.choice(((170, 50, 40), (60, 60, 80))))
-
-
-def snow(picture):
-    """Firs with snow on them, a white ground with bluish hollows; sometimes it snows."""
-    horizon = picture.uniform(46, 64)
-    white = picture.tint((226, 232, 242), 10)
-    above = picture.tint((150, 178, 208), 24)
-    sky(picture, horizon, above, picture.tint((226, 226, 232), 8))
-    for _ in range(picture.choice((3, 6, 9))):
-        x = picture.uniform(0, 100)
-        fir(picture, x, horizon, picture.uniform(16, 34), white)
-    floor(picture, horizon, white)
-    for _ in range(5):
-        hollow = complex(picture.uniform(0, 100), picture.uniform(horizon, 100))
-        wide = picture.uniform(12, 30)
-        high = picture.uniform(2, 5)
-        picture.oval(hollow, wide, high, mixed(white, (170, 190, 220), picture.uniform(0.1, 0.4)))
-    picture.flakes = picture.choice((0, 0, 40))
-
-
-def fir(picture, x, horizon, height, white):
-    """Three storeys of branches, each with snow on its top."""
-    for k in range(3):
-        top = horizon - height * (1 - 0.24 * k)
-        wide = height * (0.16 + 0.09 * k)
-        tip = complex(x, top)
-        hem = top + height * 0.42
-        branches = [tip, complex(x - wide, hem), complex(x + wide, hem)]
-        picture.polygon(branches, picture.tint((54, 88, 76), 8))
-        left = complex(x - wide * 0.5, top + height * 0.18)
-        right = complex(x + wide * 0.3, top + height * 0.2)
-        picture.polygon([tip, left, right], white)
-
-
-def falling_snow(picture):
-    for _ in range(picture.flakes):
-        flake = complex(picture.uniform(0, 100), picture.uniform(0, 100))
-        picture.disc(flake, 0.8, SNOW)
-
-
-def autumn(picture):
-    """Trees in yellow and red, their leaves on the ground."""
-    horizon = picture.uniform(44, 62)
-    earth = picture.tint((150, 112, 70), 12)
-    above = picture.tint((190, 206, 216), 14)
-    sky(picture, horizon, above, picture.tint((236, 224, 200), 8))
-    for _ in range(8):
-        x = picture.uniform(-5, 105)
-        radius = picture.uniform(9, 18)
-        trunk(picture, x, horizon, radius, 1.6, (84, 62, 48))
-        leaves = picture.choice(((206, 132, 50), (184, 84, 44), (214, 170, 70), (130, 120, 60)))
-        crown = complex(x, horizon - radius * 1.3)
-        picture.oval(crown, radius, radius * 0.95, picture.tint(leaves, 12))
-    floor(picture, horizon, earth)
-    for _ in range(70):
-        leaf = complex(picture.uniform(0, 100), picture.uniform(horizon, 100))
-        colour = picture.choice(((206, 132, 50), (184, 84, 44), (222, 180, 80), (120, 84, 52)))
-        picture.oval(leaf, 1.5, 0.9, picture.tint(colour, 12))
 
 
 def street(picture):
@@ -498,7 +421,7 @@ def street(picture):
 
 
 def room(picture):
-    """A wall, perhaps with stripes, a window or a painting on it, tiles or boards, a skirting."""
+    """A wall, perhaps with stripes, a floor of boards, a skirting."""
     horizon = picture.uniform(60, 74)
     walls = (
         (206, 196, 176), (168, 188, 196), (196, 172, 168), (172, 188, 160),
@@ -509,45 +432,8 @@ def room(picture):
     if picture.chance(0.4):
         for x in range(-4, 105, 9):
             picture.box(complex(x, -5), complex(x + 4, horizon), mixed(wall, WHITE, 0.14))
-    corner = complex(picture.uniform(4, 62), picture.uniform(4, 16))
-    if picture.chance(0.5):
-        window(picture, corner)
-    else:
-        painting(picture, corner)
-    if picture.chance(0.5):
-        tiles(picture, horizon)
-    else:
-        boards(picture, horizon)
+    boards(picture, horizon)
     picture.box(complex(-5, horizon - 2.6), complex(105, horizon + 0.4), mixed(wall, WHITE, 0.6))
-
-
-def window(picture, corner):
-    picture.box(corner, corner + 32 + 30j, WHITE)
-    picture.box(corner + 2 + 2j, corner + 30 + 28j, picture.tint((156, 198, 226), 14))
-    picture.box(corner + 15, corner + 17 + 30j, WHITE)
-    picture.box(corner + 14j, corner + 32 + 16j, WHITE)
-
-
-def painting(picture, corner):
-    picture.box(corner, corner + 22 + 18j, picture.choice(((92, 62, 44), BLACK, (200, 170, 90))))
-    canvas = picture.choice(((180, 200, 170), (220, 180, 140), (140, 170, 200)))
-    picture.box(corner + 2 + 2j, corner + 20 + 16j, picture.tint(canvas, 14))
-
-
-def tiles(picture, horizon):
-    """A chequered floor in perspective."""
-    light = picture.tint((222, 218, 208), 10)
-    darks = ((170, 90, 70), (110, 120, 130), (90, 130, 120), (180, 170, 156))
-    dark = picture.tint(picture.choice(darks), 10)
-    floor(picture, horizon, mixed(light, dark, 0.5))
-    rows = [horizon + (104 - horizon) * share for share in (0, 0.14, 0.34, 0.62, 1)]
-    for row, (top, bottom) in enumerate(zip(rows, rows[1:])):
-        near = (bottom - horizon + 30) / 30 * 11  # the width of a tile there
-        far = (top - horizon + 30) / 30 * 11
-        for k in range(-6, 6):
-            edge = [complex(50 + k * far, top), complex(50 + (k + 1) * far, top)]
-            opposite = [complex(50 + (k + 1) * near, bottom), complex(50 + k * near, bottom)]
-            picture.polygon(edge + opposite, light if (row + k) % 2 else dark)
 
 
 def boards(picture, horizon):
@@ -559,74 +445,7 @@ def boards(picture, horizon):
         picture.line(gap, 0.5, mixed(wood, BLACK, 0.3))
 
 
-def sofa(picture):
-    """A room, and before it a sofa that fills the picture: back, seat, arms, perhaps a cushion."""
-    room(picture)
-    cloths = (
-        (150, 60, 60), (70, 96, 130), (110, 130, 100), (180, 150, 110),
-        (96, 90, 100), (200, 190, 176), (190, 140, 60),
-    )
-    cloth = picture.tint(picture.choice(cloths), 12)
-    shade = mixed(cloth, BLACK, 0.12)
-    crease = mixed(cloth, BLACK, 0.35)
-    top = picture.uniform(30, 42)
-    seat = picture.uniform(70, 76)
-    upper_left, upper_right = complex(6, top + 6), complex(94, top + 6)
-    lower_left, lower_right = complex(6, seat), complex(94, seat)
-    picture.limb([(upper_left, 6), (upper_right, 6), (lower_right, 6), (lower_left, 6)], shade)
-    picture.box(upper_left, lower_right, shade)
-    picture.line([complex(50, top + 2), complex(50, seat)], 0.8, crease)
-    picture.limb([(complex(9, seat + 9), 9), (complex(91, seat + 9), 9)], cloth)
-    picture.box(complex(0, seat + 9), complex(100, 101), cloth)
-    picture.line([complex(0, 94), complex(100, 94)], 0.8, crease)
-    for x in (0, 100):
-        picture.limb([(complex(x, seat - 12), 7), (complex(x, 101), 7)], mixed(cloth, WHITE, 0.1))
-    if picture.chance(0.6):
-        left = complex(picture.choice((18, 82)), seat - 8)
-        right = complex(picture.choice((18, 82)), seat - 10)
-        cushion = picture.choice(((230, 200, 90), WHITE, (90, 140, 150), (180, 80, 90)))
-        picture.limb([(left, 8), (right, 8)], picture.tint(cushion, 10))
-    picture.floor = cloth
-
-
-PLACES = (lawn, lawn, beach, snow, autumn, room, sofa, street)
-
-
-# Things that lie about
-
-
-def thing(picture):
-    """Something that lies about, to the left or to the right."""
-    x = picture.choice((picture.uniform(5, 22), picture.uniform(78, 95)))
-    at = complex(x, picture.uniform(88, 95))
-    colour = picture.choice(((200, 50, 44), (240, 200, 60), (60, 120, 190), (90, 160, 80), WHITE))
-    what = picture.choice((ball, bowl, bone, flowers))
-    what(picture, at, colour)
-
-
-def ball(picture, at, colour):
-    picture.disc(at, 5, mixed(colour, BLACK, 0.3))
-    picture.disc(at - 0.6 - 0.6j, 4.2, colour)
-    picture.line([at - 4 - 1j, at - 0.5 + 0.6j, at + 3.4 - 1j], 0.9, WHITE)
-
-
-def bowl(picture, at, colour):
-    picture.polygon([at - 6 - 3j, at + 6 - 3j, at + 8 + 4j, at - 8 + 4j], colour)
-    picture.oval(at - 3j, 6, 1.8, mixed(colour, BLACK, 0.5))
-
-
-def bone(picture, at, _):
-    picture.limb([(at - 5, 1.5), (at + 5, 1.5)], WHITE)
-    for end in (-5 - 1.4j, -5 + 1.4j, 5 - 1.4j, 5 + 1.4j):
-        picture.disc(at + end, 1.9, WHITE)
-
-
-def flowers(picture, at, colour):
-    picture.polygon([at - 4 - 4j, at + 4 - 4j, at + 3 + 4j, at - 3 + 4j], (170, 96, 66))
-    for _ in range(6):
-        blossom = at + complex(picture.uniform(-6, 6), picture.uniform(-17, -9))
-        picture.line([at - 4j, blossom], 0.8, (70, 120, 60))
-        picture.disc(blossom, 2.2, colour)
+PLACES = (lawn, lawn, beach, room, street)
 
 
 # The dog: its coat
@@ -789,28 +608,6 @@ def standing(picture, breed, coat):
         hind_leg(breed, hip, ground - 1.2, 3 + stride),
     ]
     whole(picture, breed, coat, hip, shoulder, near, far, ground)
-
-
-def lying(picture, breed, coat):
-    ground = 86
-    w = 1.5 + breed.waist * 0.14
-    hip = complex(46 - breed.length / 2, ground - breed.waist)
-    shoulder = complex(46 + breed.length / 2, ground - breed.chest - 1.5)
-    reach = 9 + breed.leg * 0.35
-    front = [
-        (shoulder + 4j, 2.2 * w),
-        (complex(shoulder.real + 4, ground - w), 1.3 * w),
-        (complex(shoulder.real + reach, ground - w), w),
-        (complex(shoulder.real + reach + 2, ground - w), w),
-    ]
-    hind = [
-        (hip + 2 + 1j, breed.waist * 0.95),
-        (complex(hip.real + 4, ground - 2 * w), 2 * w),
-        (complex(hip.real + 8, ground - w), w),
-        (complex(hip.real + 6 + reach * 0.6, ground - w), w),
-    ]
-    far = [(point + 3.5 - 0.8j, radius) for point, radius in front]
-    whole(picture, breed, coat, hip, shoulder, [front, hind], [far], ground)
 
 
 def sitting(picture, breed, coat):
@@ -1041,24 +838,6 @@ def markings_from_the_side(picture, breed, coat, head, pen):
         picture.oval(head.at(0.52, -0.42), 0.15 * r, 0.12 * r, coat["brows"], pen)
 
 
-def profile(picture, breed, coat):
-    """Head and neck from the side, near."""
-    r = breed.head
-    middle = 50 + 50j
-    neck = [
-        (middle + complex(-0.35, 0.2) * r, 0.85 * r),
-        (middle + complex(-1.2, 2.4) * r, 1.5 * r),
-        (middle + complex(-1.5, 6) * r, 2.6 * r),
-    ]
-    hip = middle + complex(-5, 6.5) * r
-    shoulder = middle + complex(-1, 3.9) * r
-    layer = body_coat(picture, breed, coat, hip, shoulder, legs=[])
-    picture.part([neck], layer, shaggy=ruffled(breed, 1.2, 1.6))
-    if picture.chance(0.5):
-        collar(picture, [neck[1], neck[0]])
-    head_from_the_side(picture, breed, coat, middle, picture.uniform(-0.3, 0.15))
-
-
 # The dog: a head from the front
 
 
@@ -1196,13 +975,7 @@ def snout(picture, breed, coat, head):
         picture.line(wrinkle, 0.07 * r, mixed(coat["base"], BLACK, 0.35))
 
 
-POSES = (
-    standing, standing, standing, standing,
-    sitting, sitting, sitting,
-    lying,
-    profile,
-    portrait, portrait, portrait,
-)
+POSES = (standing, standing, sitting, portrait)
 
 
 if __name__ == "__main__":

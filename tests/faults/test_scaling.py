@@ -51,10 +51,14 @@ def test_words_say_how_much_faster_it_was_and_whether_the_model_is_another():
     table = scaling.compare({1: frame(1.0), 2: frame(0.5), 4: frame(0.5, batch=20, loss=1.5)})
     assert table["samples/s"].tolist() == pytest.approx([10, 20, 40])  # without the pauses
     words = scaling.in_words("dogs", table, cores=2)
-    assert "2 ranks train 2.00 times as fast as 1 (ideal: 2; efficiency 1.00)" in words
-    assert "With 4 ranks, after 10 steps, the loss is 50% higher" in words
+    assert (
+        "In these runs 2 ranks train 2.00 times as fast as 1 (ideal: 2; efficiency 1.00)" in words
+    )
+    assert "with 4 ranks, after 10 steps, it is 50.0% higher than with 1 after 20" in words
+    assert "Their training is another one" in words
+    assert "whether another seed gives the same difference is not known" in words
     assert "There are 2 cores here" in words
-    assert "The loss is the same" in scaling.in_words("dogs", table[:2], cores=2)
+    assert "The global batch has not grown" in scaling.in_words("dogs", table[:2], cores=2)
 
 
 def test_amdahls_law_comes_back_from_speeds_that_follow_it():
@@ -121,4 +125,4 @@ def test_a_study_compares_the_runs_before_one_that_fails(monkeypatch, tmp_path, 
     }
     assert pd.read_csv(folder / "scaling.csv")["ranks"].tolist() == [1, 2]
     words = (folder / "scaling.txt").read_text().strip()
-    assert words in capsys.readouterr().out and "The loss is the same" in words
+    assert words in capsys.readouterr().out and "largest difference of the loss" in words

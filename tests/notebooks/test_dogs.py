@@ -78,6 +78,53 @@ def test_a_wrong_rate_is_refused_with_a_question(case, question):
 # Exercise B
 
 
+def comparison_of(case):
+    """An answer that may be wrong in one thing."""
+
+    def answer(log, images, samples):
+        found = {}
+        for workers, right in log.items():
+            seen = workers * images
+            if case == "steps, not samples":
+                seen = images
+            step = samples // seen
+            if case == "the next step":
+                step = math.ceil(samples / seen)
+            if case == "the nearest step":
+                step = int(samples / seen + 0.5)
+            found[workers] = right[step] if case == "counts from 0" else right[step - 1]
+        forms = {"a series": pd.Series(found), "pairs": list(found.items())}
+        forms |= {"arrays": {key: np.float32(each) for key, each in found.items()}}
+        forms |= {"a list": list(found.values()), "nothing": None}
+        return forms.get(case, found)
+
+    return answer
+
+
+@pytest.mark.parametrize("case", ["as asked", "a series", "pairs", "arrays"])
+def test_a_fair_comparison_is_accepted_in_every_form(case):
+    assert "equally many samples" in checks.comparison(comparison_of(case))
+
+
+@pytest.mark.parametrize(
+    ("case", "question"),
+    [
+        ("steps, not samples", "How many images has a step of several workers"),
+        ("counts from 0", "At which place of the list"),
+        ("the next step", "Is that step finished"),
+        ("the nearest step", "After how many steps"),
+        ("a list", "After how many steps"),
+        ("nothing", "After how many steps"),
+    ],
+)
+def test_an_unfair_comparison_is_refused_with_a_question(case, question):
+    with pytest.raises(Wrong, match=question):
+        checks.comparison(comparison_of(case))
+
+
+# Exercise C
+
+
 def totals_of(model, inputs, labels, rows):
     """The sum of the loss, of right answers, and the number of rows."""
     with torch.no_grad():
@@ -94,10 +141,14 @@ def validation(case):
         mine = used[ddp.rank() :: ddp.world_size()]
         if case == "every rank all":
             mine = used
+        if case == "rank 0 all, rank 1 a half":
+            mine = used if ddp.rank() == 0 else mine
         if case == "padded":
             mine = torch.cat([used, used[:1]])[ddp.rank() :: 2]
         totals = totals_of(model, inputs, labels, mine)
-        local = (totals[0] / totals[2]).item()
+        if case == "rank 0 all, rank 1 a half":
+            totals = totals if ddp.rank() == 0 else torch.zeros(3)
+        local = (totals[0] / totals[2].clamp(min=1)).item()
         if case == "mean of means":
             totals = totals / totals[2]
         if case not in ("local", "every rank all"):
@@ -130,7 +181,8 @@ def test_a_repaired_validation_is_accepted_in_every_form(dogs, case):
         ("padded", "counts twice"),
         ("twice", "When may the rate be lowered"),
         ("rank 0 only", "Does every rank return two numbers"),
-        ("every rank all", "What does a second rank save"),
+        ("every rank all", "judged more than once"),
+        ("rank 0 all, rank 1 a half", "judged more than once"),
     ],
 )
 def test_a_validation_with_one_fault_is_refused_with_a_question(dogs, case, question):
@@ -141,6 +193,7 @@ def test_a_validation_with_one_fault_is_refused_with_a_question(dogs, case, ques
 def test_the_original_is_refused_and_the_solution_accepted(dogs):
     check = checks.end_of_epoch(dogs["client"])
     assert check(dogs["my_end_of_epoch"]) and checks.rate(dogs["my_rate"])
+    assert checks.comparison(dogs["my_comparison"])
     with pytest.raises(Wrong, match="Which images"):
         check(dogs["original_end_of_epoch"])
 
@@ -262,7 +315,9 @@ def test_photographs_of_six_breeds_are_told_apart_with_a_pretrained_backbone(tmp
     Of the 600 here, 120 are held out. With three seeds 73 to 79 % of them were right; from scratch
     17 %, as by chance.
     """
-    done = make_run("dogs", tmp_path, f"data={PHOTOS} size=160 head_epochs=5 epochs=0")
+    done = make_run(
+        "dogs", tmp_path, f"data={PHOTOS} images_per_breed=100 size=160 head_epochs=5 epochs=0"
+    )
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "dogs").glob("*/metrics.jsonl")
     metrics = pd.DataFrame(map(json.loads, path.read_text().splitlines()))

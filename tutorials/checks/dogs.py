@@ -1,4 +1,4 @@
-"""Checks of the exercises of `dogs`: a learning rate for many ranks, the end of an epoch."""
+"""Checks of the exercises of `dogs`: a rate for many ranks, a fair comparison, a repair."""
 
 import itertools
 import math
@@ -55,6 +55,49 @@ def _number(value):
 # Exercise B
 
 
+def comparison(answer):
+    """Whether models are compared after equally many samples, in whole steps."""
+    log = {workers: [100 * workers + step for step in range(1, 41)] for workers in (1, 2, 4)}
+    for images, samples in ((10, 80), (10, 90), (10, 119), (25, 200), (3, 12)):
+        # 80 is the end of a step for all workers; 90 and 119 are not, for two or for four
+        def after(step_of, images=images, samples=samples):
+            return {w: right[step_of(w, images, samples) - 1] for w, right in log.items()}
+
+        wanted = after(lambda w, images, samples: samples // (w * images))
+        mistakes = [
+            (
+                after(lambda w, images, samples: samples // images),
+                "How many images has a step of several workers?",
+            ),
+            (
+                after(lambda w, images, samples: samples // (w * images) + 1),
+                "At which place of the list is the first step?",
+            ),
+            (
+                after(lambda w, images, samples: -(-samples // (w * images))),
+                "Is that step finished by then?",
+            ),
+        ]
+        yours = _numbers(answer({w: list(right) for w, right in log.items()}, images, samples))
+        if yours == wanted:
+            continue
+        found = (question for mistake, question in mistakes if yours == mistake)
+        question = next(found, "After how many steps have all seen equally many samples?")
+        raise Wrong(f"{yours}  ({images=}, {samples=})", wanted, question)
+    return "equally many samples, and whole steps"
+
+
+def _numbers(value):
+    """A dict of floats of what is one; what it is, in words, for anything else."""
+    try:
+        return {int(key): float(each) for key, each in dict(value).items()}
+    except (TypeError, ValueError):
+        return repr(value)
+
+
+# Exercise C
+
+
 def end_of_epoch(client):
     """The check of an answer that two ranks of `client` run, on random images."""
 
@@ -76,9 +119,9 @@ def end_of_epoch(client):
         if any(one["moved"] for one in seen):
             raise Wrong("other weights than before", "the same", "Does validation train?")
         judged = [one["judged"] for one in seen]
-        if min(judged) >= len(given["held_out"]):
+        if sum(judged) != len(given["held_out"]):
             said = f"{judged} images judged on ranks 0 and 1"
-            raise Wrong(said, "7 on both together", "What does a second rank save here?")
+            raise Wrong(said, "7 on both together", "Is an image judged more than once?")
         return "each held-out image counts once, and both ranks decide by the same loss"
 
     return check
