@@ -46,18 +46,18 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ddp_common as ddp
 from tutorials import dogs_study as ready  # what is not today's subject
+from tutorials import kit
 from tutorials.checks import dogs as checks
 from tutorials.checks.common import judge
 from tutorials.helpers import show
 
 # %% tags=["parameters"]
-settings = ddp.settings(
+settings = kit.settings(
     "dogs",
     data="shipped",  # "full" after `make data`, a folder, s3://…: class = folder
     anonymous=False,  # True: read a public bucket without credentials
-    on_error="raise",  # "skip": leave damaged images out, and say which
     images_per_breed=40,  # 0: all there are
-    cache="memory",  # of decoded images; or a folder, which ranks of a host share
+    cache="memory",  # of decoded images; "": none are kept
     size=64,  # pixels
     backbone="efficientnet-lite0",  # or "resnet50", if its weights are here
     download=False,  # True: fetch the weights of resnet50, 98 MB, if they are not
@@ -79,7 +79,7 @@ os.environ["WORKERS"] = "4"  # we compare 1, 2 and 4 ranks; two cores are enough
 
 # %%
 client = ddp.connect()
-dataset = ddp.fetch("dogs", settings.data)
+dataset = kit.fetch("dogs", settings.data)
 backend = "NCCL" if torch.cuda.is_available() else "gloo"
 title = dataset.title if settings.data == "full" else "dogs"
 print(f"{client.ranks} ranks · {backend} · {title}: {dataset.origin}")
@@ -390,7 +390,7 @@ ready.refuse_nothing_to_train(settings)
 first_weights = weights if settings.pretrained else None
 settings.head_epochs *= settings.pretrained  # random layers are not to be frozen
 given = {"settings": settings, "reading": reading, "weights": first_weights}
-run = ddp.launch(client, train, **given)
+run = ddp.launch(client, train, **kit.launch_options(), **given)
 torch.save(run.result, run.directory / "best.pt")
 print(f"{run.world_size} ranks, {settings.head_epochs} epochs of the head, ", end="")
 print(f"{settings.epochs} of all layers")
