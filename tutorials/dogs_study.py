@@ -126,7 +126,7 @@ def imagenet_weights(name, download=False):
 FULL = {
     **{"data": "full", "backbone": "resnet50", "download": True, "size": 224},
     **{"batch_size": 100, "grow_batch": True, "warm_up": 16_000, "epochs": 6},
-    **{"images_per_breed": 0, "head_epochs": 2, "on_error": "skip"},
+    **{"images_per_breed": 0, "head_epochs": 2},
 }
 LIMITS = {
     **dict.fromkeys(("images_per_breed", "head_epochs", "epochs"), (0, None)),
@@ -142,7 +142,6 @@ def reading_of(dataset, settings):
         "size": settings.size,
         "cache": settings.cache or None,
         "anonymous": settings.anonymous,
-        "on_error": settings.on_error,
     }
 
 
