@@ -150,7 +150,7 @@ def test_a_clone_in_a_folder_with_a_space_has_jobs_on_slurm_and_is_refused_on_pb
 
 
 def test_without_the_commands_of_the_batch_system_make_run_says_so_before_it_starts(tmp_path):
-    words = [sys.executable, "-m", "ddp_common", "run", "pets"]
+    words = [sys.executable, "-m", "tutorials", "run", "pets"]
     variables = {"CLUSTER": "slurm", "PATH": str(tmp_path)}
     done = subprocess.run(
         words, cwd=tmp_path, env={**os.environ, **variables}, capture_output=True, text=True

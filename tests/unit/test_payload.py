@@ -23,7 +23,7 @@ def test_an_argument_that_nobody_takes_is_told_with_those_of_launch():
     assert str(refused.value) == (
         "train(epochs, rate) cannot be called with the arguments of launch: got an "
         "unexpected keyword argument 'restart'.\nlaunch itself takes workers, restarts, "
-        "stall_timeout, directory, timeout, on_report."
+        "stall_timeout, directory, timeout, on_report, run_name, run_config."
     )
 
 
