@@ -426,7 +426,8 @@ print(f"a constant guess: {on_test_days['late'].mean():.3f}")
 # `ready.fetched` adds up its bytes. (Gradients are not in it: the ranks exchange them.)
 
 # %% tags=["lesson"]
-short = {"epochs": 2, "batch_size": 384, "learning_rate": 5e-3, "hidden": 16, "seed": 0}
+short = {"epochs": 2, "batch_size": 384, "learning_rate": 5e-3, "hidden": 16}
+short["seed"] = settings.seed
 layouts = {
     "every second month": ([0, 1] * 6, 2),  # the places, and the number of ranks
     "half a year each": ([0] * 6 + [1] * 6, 2),

@@ -74,6 +74,13 @@ def halves(rows, random):
     return [*random.permutation(half), *half + random.permutation(rows - half)]
 
 
+def even_numbers_first(rows, random):
+    return [
+        *random.permutation(np.arange(0, rows, 2)),
+        *random.permutation(np.arange(1, rows, 2)),
+    ]
+
+
 def from_one_state(lengths, batch_size, seed):
     """Partitions of one length get one permutation."""
     return in_order(lambda rows, _: np.random.default_rng(seed).permutation(rows))(
@@ -143,6 +150,7 @@ def test_a_deal_that_meets_the_criteria_is_right():
             "What shuffles",
         ),
         (in_order(halves), "Can each of them come at each place"),
+        (in_order(even_numbers_first), "Can each of them come at each place"),
         (from_one_state, "the next permutation drawn"),
         (from_one_list, "the next permutation drawn"),
         (in_order(lambda rows, _: np.random.default_rng(0).permutation(rows)), "`seed` used"),
