@@ -385,8 +385,9 @@ def guesses(part, model, rule, otherwise):
 
 
 model = client.submit(make_model, run.result, sizes, settings.hidden)
+types = {"date": "M8[us]", "late": "f4", "network": "f4", "rule": "f8"}
 judged = {
-    name: part.map_partitions(guesses, model, rule, late_share)
+    name: part.map_partitions(guesses, model, rule, late_share, meta=types)
     for name, part in (("validation", validation), ("test", test))
 }
 run.save_figure(curve(run.metrics, label="loss (nats per flight)"), "loss.png")
