@@ -12,41 +12,35 @@
 # ## 1. The question
 #
 # A table has been prepared on the workers of a Dask cluster. **Why train where the
-# table already is**, instead of writing files and reading them elsewhere?
+# table already is?** The usual way is a detour: write files, start ranks elsewhere,
+# read the files.
 #
 # **Afterwards you can**
 # - prepare a table with Dask, and keep the held-out days out of it;
-# - give it to `launch`, so that each worker trains on the rows that it already has;
-# - write the deal: the rule that spreads these rows over the batches;
-# - bring predictions back as a column, and survive the loss of a worker;
-# - test whether a feature knows the future.
+# - give it to `launch`, so that each rank trains on the rows of its worker;
+# - write the deal: the rule that says which rows make a batch;
+# - bring predictions back as a column, and compare them with a simple rule;
+# - survive the loss of a worker and its rows.
 #
-# **You need** the notebooks `mnist` and `pets` (*rank*, *worker*, *checkpoint*). If you
-# know `dogs`, you know most of `train`. There, every worker could read every image.
-# Here, a worker has some rows of a table only. No GPU and no network are needed.
+# **You need** `mnist` and `pets` (*rank*, *worker*, *checkpoint*). There, every rank
+# could read every sample. Here, a worker has some rows only.
 #
-# **Time:** 75 minutes, 26 of them for two exercises. **Data:** flights from New York in
+# **Time:** 80 minutes, 25 of them for two exercises. **Data:** flights from New York in
 # 2013, shipped with the repository.
 
 # %% [markdown]
 # ## 2. Set-up
 #
-# All settings are here. `make run TUTORIAL=flights SET="epochs=2"` changes one of them.
-# `share=1` takes all flights instead of a quarter. A share above 1 draws flights with
-# replacement: `PRESET=full` makes a table that is larger than one worker's memory.
-# `client.dashboard_link` is the address of Dask's dashboard.
+# All settings are here. `make run TUTORIAL=flights SET="share=1"` takes all flights
+# instead of a quarter. `PRESET=full` draws with replacement, 20 million rows.
 
 # %%
-import os
-import time
-
 import dask
 import dask.dataframe as dd
 import distributed
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import psutil
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -54,20 +48,19 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import ddp_common as ddp
 from tutorials import flights_tables as ready  # what is not today's subject
-from tutorials import kit
 from tutorials.checks import flights as checks
 from tutorials.checks.common import judge
-from tutorials.checks.flights import arrival, change_future
+from tutorials.flights_tables import arrival, duration
 from tutorials.helpers import curve, show
 
 # %% tags=["parameters"]
-settings = kit.settings(
+settings = ddp.settings(
     "flights",
     data="shipped",  # or a folder with the same four files
     share=0.25,  # of the flights of each month
-    epochs=5,
-    batch_size=512,  # of all ranks together
-    learning_rate=3e-3,
+    epochs=4,
+    batch_size=1_024,  # of all ranks together
+    learning_rate=5e-3,
     hidden=64,
     seed=0,
     presets={"full": {"share": 60.0, "batch_size": 8_192, "hidden": 256}},
@@ -75,7 +68,7 @@ settings = kit.settings(
 
 # %% tags=["nbval-ignore-output"]
 client = ddp.connect()
-dataset = kit.fetch("flights", settings.data)
+dataset = ddp.fetch("flights", settings.data)
 backend = "nccl" if torch.cuda.is_available() else "gloo"
 versions = f"torch {torch.__version__} · {backend} · {client.ranks} ranks"
 print(f"{versions} · {dataset.title}: {dataset.origin} · {dataset.licence}")
@@ -83,10 +76,9 @@ print(f"{versions} · {dataset.title}: {dataset.origin} · {dataset.licence}")
 # %% [markdown]
 # ## 3. The data
 #
-# There are three tables: flights, the weather of each hour at the airports, and
-# aircraft. We ask: **will a flight arrive more than 15 minutes late?** We ask at the
-# beginning of the hour in which it is scheduled to depart. A *feature* is a column that
-# the model reads. It may only use what was known at that moment.
+# We ask: **will a flight arrive more than 15 minutes late?** We ask at the beginning of
+# the hour in which it is scheduled to depart. A *feature* is a column that the model
+# reads. It may only use what was known at that moment.
 #
 # A Dask *DataFrame* is a table in *partitions*. Each partition is a pandas DataFrame;
 # here it is one month of flights. Dask writes down what is to be done with it, and does
@@ -105,9 +97,8 @@ flights = flights.map_partitions(draw, settings.share)
 
 # %% [markdown]
 # `prepare` makes the features of one partition. `time_hour` is the hour of the
-# scheduled departure, in UTC: one clock for all places. Delays are in minutes. The
-# weather of an hour is measured *during* that hour. So a flight gets the weather of the
-# hour *before*.
+# scheduled departure, in UTC. Delays are in minutes. The weather of an hour is measured
+# *during* that hour. So a flight gets the weather of the hour *before*.
 
 # %%
 CATEGORIES = ["carrier", "origin", "dest", "manufacturer", "hour", "weekday", "month"]
@@ -126,7 +117,7 @@ def prepare(flights, weather, planes):
     table["date"] = pd.to_datetime(table[["month", "day"]].assign(year=year))
     table["hour"] = table["sched_dep_time"] // 100
     table["weekday"] = table["date"].dt.day_of_week
-    table["duration"] = ready.duration(table)
+    table["duration"] = duration(table)
     table["age"] = year - table["built"].astype("float32")
     table["precip"] = np.log1p(100 * table["precip"])  # many hours have a little rain
     table["late"] = (table["arr_delay"] > 15).astype("float32")
@@ -137,12 +128,12 @@ table = flights.map_partitions(prepare, weather, planes).persist()
 
 # %% [markdown]
 # `persist` starts the computing. The results stay on the workers; `table` only points
-# to them. (Cancelled flights never arrive and are left out. So the model says how
-# likely a flight is to be late *if* it arrives.)
+# to them.
 #
 # **Split by day, not by row.** The flights of one day share its weather and its delays.
-# They are not independent. So we hold out whole *days*: a fifth for validation, a fifth
-# for the test.
+# So we hold out whole *days*: a fifth for validation, a fifth for the test. The days
+# are drawn at random, and training days follow test days. So the result is about other
+# days of the same year. To ask about next year, hold out the *last* weeks.
 
 # %%
 days = ready.days_of(table)
@@ -154,59 +145,81 @@ days_for = {
 training = table[table["date"].isin(days_for["training"])]
 
 # %% [markdown]
-# **Categories and scales come from training days only.** Dask counts each category and
-# computes means over all partitions at once. A rare or unknown category gets code 0. A
-# missing number becomes 0, which is the mean after scaling; two more columns say that
-# it was missing. The last lines count what is in each part.
+# **Means and categories come from training days only.** A missing number becomes 0,
+# which is the mean after scaling. Each column with missing numbers gets a second
+# column, its *flag*, which says where.
+
+# %%
+mean, spread, missing = dask.compute(
+    training[NUMBERS].astype("float64").mean(),
+    training[NUMBERS].astype("float64").std(),
+    training[NUMBERS].isna().mean(),
+)
+FLAGGED = [name for name in NUMBERS if missing[name] > 0]
+SCALED = [f"{name} scaled" for name in NUMBERS] + [f"no {name}" for name in FLAGGED]
+print("missing, of the training flights:")
+print(*(f"{name} {missing[name]:.1%}" for name in FLAGGED), sep=", ")
+
+# %% [markdown]
+# A network needs numbers for categories. Each worker counts the categories of its
+# partitions, and we add the counts. A rare or unknown category gets code 0.
 
 # %%
 CODES = [f"{name} code" for name in CATEGORIES]
-SCALED = [*(f"{name} scaled" for name in NUMBERS), "no weather", "no aircraft"]
 
-mean, spread, *counts = dask.compute(
-    training[NUMBERS].astype("float64").mean(),
-    training[NUMBERS].astype("float64").std(),
-    *(training[name].value_counts() for name in CATEGORIES),
-)
-codes = {}
-for name, count in zip(CATEGORIES, counts):
-    frequent = sorted(count[count >= 30].index)
-    codes[name] = {value: 1 + place for place, value in enumerate(frequent)}
-sizes = [1 + len(codes[name]) for name in CATEGORIES]
+
+def count(part):
+    """How often each category is in a partition: {column: Series}."""
+    return {name: part[name].value_counts() for name in CATEGORIES}
 
 
 def encode(part, codes, mean, spread):
     """The partition with numbers for a network beside its columns."""
     scaled = (part[NUMBERS].astype("float64") - mean) / spread.replace(0, 1)
     new = {f"{name} scaled": scaled[name].fillna(0) for name in NUMBERS}
-    new |= {"no weather": scaled["temp"].isna(), "no aircraft": scaled["seats"].isna()}
+    new |= {f"no {name}": part[name].isna() for name in FLAGGED}
     new = {name: values.astype("float32") for name, values in new.items()}
     for name in CATEGORIES:
         new[f"{name} code"] = part[name].map(codes[name]).fillna(0).astype("int16")
     return part.assign(**new)
 
 
+counted = dask.compute(*map(dask.delayed(count), training.to_delayed()))
+codes = {}
+for name in CATEGORIES:
+    of_all = pd.concat([each[name] for each in counted]).groupby(level=0).sum()
+    frequent = sorted(of_all[of_all >= 30].index)
+    codes[name] = {value: 1 + place for place, value in enumerate(frequent)}
+sizes = [1 + len(codes[name]) for name in CATEGORIES]
 table = table.map_partitions(encode, codes, mean, spread)
 training, validation, test = dask.persist(
     *(table[table["date"].isin(days_for[name])] for name in days_for)
 )
-in_each = [part["late"] for part in (training, validation, test)]
-flights_in, late_in = dask.compute(
-    [late.count() for late in in_each], [late.mean() for late in in_each]
+flights_in = dask.compute(
+    *(part["late"].count() for part in (training, validation, test))
 )
-for name, count, share in zip(days_for, flights_in, late_in):
-    print(
-        f"{name:10} {len(days_for[name]):3} days, {count:7,} flights, {share:.1%} late"
-    )
+for name, number in zip(days_for, flights_in):
+    print(f"{name:10} {len(days_for[name]):3} days, {number:7,} flights")
 
 # %% [markdown]
-# ## 4. One partition and a plain loop
+# ## 4. A rule to beat, and a model
 #
-# The model turns each category into a small vector, an *embedding*, and joins the
+# **The rule:** of the training flights of this month and this hour, how many were late?
+# That share is its guess. A network is worth its trouble only if it is better.
+
+# %%
+rule, late_share = dask.compute(
+    training.groupby(["month", "hour"])["late"].mean().rename("rule"),
+    training["late"].mean(),
+)
+for hour in (7, 13, 19):
+    print(f"July, hour {hour:2}: {rule.get((7, hour), late_share):.0%} were late")
+
+# %% [markdown]
+# **The model** turns each category into a small vector, an *embedding*, and joins the
 # numbers to it. Three linear layers follow. The output is a score. The *sigmoid* maps
-# it to a number between 0 and 1: the probability of being late. The loss is the binary
-# cross-entropy. Its unit is the *nat*, because it uses the natural logarithm; smaller
-# is better.
+# it to a probability of being late. The loss is the binary cross-entropy, in *nats*: it
+# uses the natural logarithm. Smaller is better.
 
 
 # %%
@@ -229,114 +242,31 @@ class LateModel(nn.Module):
         return self.layers(torch.cat([*embedded, numbers], dim=1))[:, 0]
 
 
-# %% tags=["lesson"]
-torch.manual_seed(settings.seed)
-january = training.partitions[0].compute()  # one partition comes to this process
-codes_here = torch.tensor(january[CODES].to_numpy(), dtype=torch.long)
-numbers_here = torch.tensor(january[SCALED].to_numpy())
-late_here = torch.tensor(january["late"].to_numpy())
-model = LateModel(sizes, hidden=32)
-optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-for epoch in range(6):
-    losses = []
-    for rows in torch.randperm(len(january)).split(128):
-        scores = model(codes_here[rows], numbers_here[rows])
-        loss = F.binary_cross_entropy_with_logits(scores, late_here[rows])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-share = late_here.mean()
-constant = F.binary_cross_entropy(share.expand_as(late_here), late_here).item()
-print(f"the same probability for every flight: {constant:.2f} nats per flight")
-print(
-    "the training loss of the last epoch is below it:", bool(np.mean(losses) < constant)
-)
+# %% [markdown]
+# Our flights would fit into one process: `training.compute()` brings them. Today's
+# subject is a table that does not fit.
+#
+# <details><summary><b>A minute:</b> someone splits by row. A storm makes the flights of
+# one evening late. Why can the test result become too good?</summary>
+# Some flights of that evening are training rows, others test rows. Month, hour and
+# weather tell which evening it is. On a new day they cannot.</details>
 
 # %% [markdown]
-# This works as long as the rows fit into one process. With the settings as they are,
-# ours do: `training.compute()` and this loop are enough. Today's subject is a table
-# that does not fit. The usual way is then a detour: write files, leave the cluster,
-# start ranks elsewhere, read the files.
-
-# %% [markdown]
-# ## 5. Predict
-#
-# Instead, we train on the workers. Two workers hold twelve partitions. In one run, each
-# has every second month. In another run, one worker has January to June and the other
-# July to December. So the two ranks see quite different flights. Compare the loss of
-# each step in the two runs:
-#
-# - `"same"`: equal up to rounding;
-# - `"noisy"`: other batches, so other losses, but no worse in the end;
-# - `"biased"`: each rank has its own season, and gradients pull apart.
-#
-# **Write your guess before you go on**, and one sentence why. Section 6 says how the
-# rows are dealt, and section 8 scores the guess.
-
-# %% tags=["lesson"]
-my_prediction = None  # "same", "noisy" or "biased"
-
-# %% [markdown]
-# ## 6. What changes
-#
-# | line | what it does |
-# |---|---|
-# | `launch(…, table=encoded)` | a Dask table is an argument like any other |
-# | `table` in the rank | this rank's partitions |
-# | `table.tensors(CODES, SCALED, "late")` | its rows as tensors, made once |
-# | `ElasticSampler(data, …)` | the table instead of the number of samples |
-# | `ddp.DataLoader(data, …)` | gives the rows that the sampler deals to this rank |
+# ## 5. The deal
 #
 # **Ranks start where the partitions are.** Each worker starts one rank and hands its
 # partitions over in *shared memory*, which two processes of a machine can both read. If
-# one worker has many more rows than another, whole partitions move first, as few as
-# possible.
+# one worker has many more rows than another, some partitions move first.
 #
 # **The deal decides which rows make a batch.** In `mnist`, rank 0 took every second
 # sample of a batch. Here a rank cannot take rows that another worker has. So a batch
 # takes from *every* partition its proportional share. A rank trains on those rows of
-# the batch that it has: a half, or a tenth. All ranks compute the same deal from the
-# seed and the epoch, so they need not talk about it.
+# the batch that it has. All ranks compute the same deal from the seed and the epoch.
 #
-# **`sampler.weight` makes the average exact.** A rank with 300 of 512 rows must count
-# 300/512. DDP divides the sum over two ranks by 2. So the weight is 2 · 300/512.
-
-
-# %%
-def train(table, sizes, epochs, batch_size, learning_rate, hidden, seed):
-    """Train a LateModel on the rows that this rank has; returns its weights."""
-    device = ddp.device()
-    torch.manual_seed(seed)  # the same initial weights on all ranks
-    data = table.tensors(CODES, SCALED, "late")
-    sampler = ddp.ElasticSampler(data, batch_size, seed=seed)
-    loader = ddp.DataLoader(data, batch_sampler=sampler)
-    model = DDP(LateModel(sizes, hidden).to(device))
-    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
-    checkpoint = ddp.Checkpoint(
-        model=model, optimizer=optimizer, sampler=sampler, every_steps=20
-    )
-    checkpoint.restore()  # nothing to restore on a first attempt
-    for epoch in sampler.epochs(epochs):
-        for codes, numbers, late in loader:
-            scores = model(codes.to(device), numbers.to(device))
-            loss = F.binary_cross_entropy_with_logits(scores, late.to(device))
-            loss = loss * sampler.weight
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            ddp.report(loss=loss)
-    checkpoint.save()
-    return model.module.state_dict()
-
-
-# %% [markdown]
-# ### The deal, as a picture
-#
-# How can a batch get the right share of each partition? Shuffle the rows of each
-# partition. Then spread them evenly between 0 and 1, from a random beginning: a
-# partition of 1,000 rows has one at every thousandth. Read all partitions together from
-# left to right, and cut after every `batch_size` rows.
+# How does a batch get the right share? Shuffle the rows of each partition. Spread them
+# evenly between 0 and 1, from a random beginning: a partition of 1,000 rows has one at
+# every thousandth. Read all partitions together from left to right, and cut after every
+# `batch_size` rows.
 
 
 # %% tags=["lesson"]
@@ -355,27 +285,84 @@ show(
 )
 
 # %% [markdown]
+# ## 6. The loop, and your prediction
+#
+# | line | what it does |
+# |---|---|
+# | `table` | this rank's partitions; they do not pass through your notebook |
+# | `table.tensors(…)` | their rows as tensors, made once |
+# | `ElasticSampler(data, …)` | the deal; it gets the table instead of a number |
+# | `ddp.DataLoader(data, …)` | the rows that are dealt to this rank |
+#
+# **The ranks' parts of a batch differ in size.** A rank's loss is the mean over its own
+# rows. With 300 of 512 rows, it should count 300/512. DDP divides the sum over two
+# ranks by 2. So `sampler.weight` is 2 · 300/512.
+
+
+# %%
+def train(table, sizes, epochs, batch_size, learning_rate, hidden, seed):
+    """Train a LateModel on the rows that this rank has; returns its weights."""
+    device = ddp.device()
+    torch.manual_seed(seed)  # the same initial weights on all ranks
+    data = table.tensors(CODES, SCALED, "late")
+    sampler = ddp.ElasticSampler(data, batch_size, seed=seed)
+    loader = ddp.DataLoader(data, batch_sampler=sampler)
+    model = DDP(LateModel(sizes, hidden).to(device))
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
+    checkpoint = ddp.Checkpoint(
+        model=model, optimizer=optimizer, sampler=sampler, every_steps=10
+    )
+    checkpoint.restore()  # nothing to restore on a first attempt
+    for epoch in sampler.epochs(epochs):
+        for codes, numbers, late in loader:
+            scores = model(codes.to(device), numbers.to(device))
+            loss = F.binary_cross_entropy_with_logits(scores, late.to(device))
+            loss = loss * sampler.weight
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            ddp.report(loss=loss)
+    checkpoint.save()
+    return model.module.state_dict()
+
+
+# %% [markdown]
+# **Predict.** Two workers hold twelve partitions. In one run, each has every second
+# month. In another run, one worker has January to June and the other July to December.
+# All else is equal. Compare the loss of each step, averaged over the ranks:
+#
+# - `"same"`: equal up to rounding;
+# - `"noisy"`: other batches, other losses, but no worse in the end;
+# - `"biased"`: each rank has its own season, and the result is worse.
+#
+# **Write your guess before you go on**, and one sentence why. Section 8 scores it.
+
+# %% tags=["lesson"]
+my_prediction = None  # "same", "noisy" or "biased"
+
+# %% [markdown]
+# <details><summary><b>A minute:</b> someone leaves out <code>sampler.weight</code>.
+# Rank 0 has 300 rows of a batch, rank 1 has 212. Which rows count too much?</summary>
+# Those of rank 1. Each rank counts one half. A row of rank 1 gets 1/212 of its half, a
+# row of rank 0 only 1/300.</details>
+
+# %% [markdown]
 # ## 7. Train and predict on Dask
 #
-# `encoded` has the columns that the network reads. Dask computes it on the workers that
-# have `training` already.
+# `encoded` has only the columns that the network reads.
 
 # %%
 encoded = training[[*CODES, *SCALED, "late"]].persist()
-chosen = {
-    name: getattr(settings, name)
-    for name in ["epochs", "batch_size", "learning_rate", "hidden", "seed"]
-}
-run = ddp.launch(
-    client, train, **kit.launch_options(), table=encoded, sizes=sizes, **chosen
-)
+arguments = {"table": encoded, "sizes": sizes}
+for name in ("epochs", "batch_size", "learning_rate", "hidden", "seed"):
+    arguments[name] = getattr(settings, name)
+run = ddp.launch(client, train, **arguments)
 
 # %% [markdown]
-# **Predict where the rows are.** `submit` sends the weights once, to one worker, which
-# builds the model. It returns a *future*: a name for the result, which other workers
-# can fetch. `map_partitions` runs `probability` on each partition. The predictions are
-# one more column of their table. Errors on *validation* days are drawn into the folder
-# of the run, `errors.png`.
+# **Predict where the rows are.** `submit` sends the weights to one worker, which builds
+# the model. It returns a *future*: a name for the result, which other workers can
+# fetch. `map_partitions` runs `guesses` on each partition: two more columns of the
+# table.
 
 
 # %%
@@ -386,71 +373,90 @@ def make_model(weights, sizes, hidden):
     return model
 
 
-def probability(part, model):
-    """The probability of being late, for each row of a partition."""
+def guesses(part, model, rule, otherwise):
+    """A partition's days, with the two guesses for each flight."""
     codes = torch.tensor(part[CODES].to_numpy(), dtype=torch.long)
     numbers = torch.tensor(part[SCALED].to_numpy(), dtype=torch.float32)
     with torch.no_grad():
-        return pd.Series(torch.sigmoid(model(codes, numbers)).numpy(), part.index)
-
-
-def with_predictions(table, model):
-    """A Dask table with one more column, `probability`."""
-    column = table.map_partitions(probability, model, meta=(None, "float32"))
-    return table.assign(probability=column)
+        network = torch.sigmoid(model(codes, numbers)).numpy()
+    by_rule = part[["month", "hour"]].join(rule, on=["month", "hour"])["rule"]
+    by_rule = by_rule.fillna(otherwise)  # an hour that no training day has
+    return part[["date", "late"]].assign(network=network, rule=by_rule)
 
 
 model = client.submit(make_model, run.result, sizes, settings.hidden)
-judged = with_predictions(validation, model)
+types = {"date": "M8[us]", "late": "f4", "network": "f4", "rule": "f8"}
+judged = {
+    name: part.map_partitions(guesses, model, rule, late_share, meta=types)
+    for name, part in (("validation", validation), ("test", test))
+}
 run.save_figure(curve(run.metrics, label="loss (nats per flight)"), "loss.png")
-run.save_figure(ready.errors_picture(judged), "errors.png")
+year = ready.year_picture(judged["validation"].compute(), ["network", "rule"])
+run.save_figure(year, "year.png")
 plt.close("all")
 
+# %% tags=["lesson"]
+show(
+    year,
+    "The share of late flights on each validation day of 2013: dots for what was "
+    "observed, a line for the network's mean guess and a broken line for the rule's. "
+    "The network's line goes up and down with the dots more than the rule's.",
+)
+
 # %% [markdown]
-# **The test days judge once, now.** *Average precision* asks whether late flights come
-# first when flights are sorted by their probability. 1 is perfect; a constant guess
-# gets the share of late flights. Flights of one day share its weather. So for the 95 %
-# interval we draw whole *days* with replacement.
+# On which days is the rule far off, and the network not? What did it know?
+#
+# **The test days are used once, here.** Sort the flights by the guess, highest first.
+# *Average precision* says whether the late ones come first: 1 is perfect, and a
+# constant guess gets the share of late flights. The flights of one day belong together.
+# So for a 95 % interval we draw whole *days* with replacement. The last row is the
+# difference, on the same draws.
 
 # %% tags=["nbval-ignore-output"]
-judged = with_predictions(test, model)[["date", "late", "probability"]]
 enough = min(1, 200_000 / flights_in[2])  # 1, unless the table is huge
-judged = judged.sample(frac=enough, random_state=0).compute()
-point, low, high = ready.precision_over_days(judged)
-print("test days  average precision")
-print(f"network    {point:.3f} ({low:.3f} to {high:.3f})")
-print(f"a constant guess has an average precision of {judged['late'].mean():.3f}")
+on_test_days = judged["test"].sample(frac=enough, random_state=0).compute()
+precision = ready.precision_over_days(on_test_days, ["network", "rule"])
+print(precision.round(3))
+print(f"a constant guess: {on_test_days['late'].mean():.3f}")
 
 # %% [markdown]
 # ## 8. Proofs
 #
 # `ready.placed` puts copies of short, uneven partitions where we want them. Then we
-# train. Each Dask worker keeps a log of what it has fetched from other workers, and
-# `ready.fetched` adds up its bytes. (Gradients are not in this log: the ranks exchange
-# them themselves.)
+# train. Each Dask worker has a log of what it has fetched from other workers, and
+# `ready.fetched` adds up its bytes. (Gradients are not in it: the ranks exchange them.)
 
 # %% tags=["lesson"]
-short = {"epochs": 2, "batch_size": 256, "learning_rate": 3e-3, "hidden": 16, "seed": 0}
+short = {"epochs": 2, "batch_size": 384, "learning_rate": 5e-3, "hidden": 16}
+short["seed"] = settings.seed
 layouts = {
     "every second month": ([0, 1] * 6, 2),  # the places, and the number of ranks
     "half a year each": ([0] * 6 + [1] * 6, 2),
     "all on one worker, two ranks": ([0] * 12, 2),
     "all on one worker, one rank": ([0] * 12, 1),
 }
-curves, crossed = {}, {}
+curves, fetched = {}, {}
 for name, (layout, ranks) in layouts.items():
     few = ready.placed(client, encoded, layout, lengths=[50, 350, 650] * 4)
+    size = sum(client.gather(client.map(lambda part: part.memory_usage().sum(), few)))
     before = ready.fetched(client)
     run_of = ddp.launch(
         client, train, table=few, sizes=sizes, **short, workers=ranks, directory=False
     )
-    crossed[name] = ready.fetched(client) - before
+    fetched[name] = (ready.fetched(client) - before) / size
     curves[name] = run_of.metrics.groupby("step")["loss"].mean()
 curves = pd.DataFrame(curves)
-size = sum(client.gather(client.map(lambda part: part.memory_usage().sum(), few)))
+show(
+    ready.layouts_picture(layouts, curves, fetched),
+    "Left: four rows of twelve squares, coloured by the worker that has the partition, "
+    "and the share of the table's bytes that was fetched: 0 %, 0 %, about a half, 0 %. "
+    "Right: the losses of the four runs; the four lines lie on each other.",
+)
 
 # %% [markdown]
-# **The loss does not depend on the layout.**
+# **The loss does not depend on the layout. And rows move once at most.** Where the
+# workers have equal shares, none is fetched. Where one worker has everything, a part
+# moves, so that both ranks have work. Yet each row was read in two epochs.
 
 # %% tags=["proof"]
 first = curves["every second month"]
@@ -459,37 +465,33 @@ assert first.iloc[-1] < first.iloc[0], "it should learn"
 for name in curves:
     assert np.allclose(curves[name], first, rtol=1e-6, atol=0), curves
 print(f"equal to a relative 1e-6 in each of {len(curves)} steps:", *curves, sep="\n  ")
-if my_prediction is None:
-    print("you have made no prediction; the ranks say 'same'")
-else:
-    verdict = "right" if my_prediction == "same" else "not right: the ranks say 'same'"
-    print(f"your prediction was {my_prediction!r}: {verdict}")
+print(checks.prediction(my_prediction))
+
+moved = [name for name, share in fetched.items() if share > 0]
+assert moved == ["all on one worker, two ranks"]
+assert 0.25 < fetched[moved[0]] < 0.75
+print("no byte was fetched:", *sorted(fetched.keys() - moved), sep="\n  ")
+print("a part was fetched, 25 to 75 % of the bytes of one copy:", *moved, sep="\n  ")
 
 # %% [markdown]
-# **Rows do not move again and again.** Where the workers have equal shares, none is
-# fetched at all. Where one worker has everything, a part moves, so that both ranks have
-# work: less than one copy of the table, though each row was read in two epochs.
-
-# %% tags=["proof"]
-moved = {name: count for name, count in crossed.items() if count > 0}
-assert [*moved] == ["all on one worker, two ranks"]
-assert 0.25 * size < sum(moved.values()) < 0.75 * size
-print("no byte was fetched:", *sorted(crossed.keys() - moved), sep="\n  ")
-print("a part was fetched, 25 to 75 % of the bytes of one copy:", *moved, sep="\n  ")
+# <details><summary><b>A minute:</b> by way of files, how often does each byte of the
+# table move before the first step?</summary>
+# At least twice: a worker writes it, a rank reads it.</details>
 
 # %% [markdown]
 # ## 9. Exercises
 #
-# ### Exercise A · Write the deal (14 minutes)
+# ### Exercise A · Write the deal (15 minutes)
 #
-# Deal the rows of all partitions into batches, as section 6 describes. The places are
-# given. Return a list of int arrays, one for each batch, of shape (rows, 2): the number
-# of the partition, and the number of the row in it.
+# Deal the rows of all partitions into batches, as in section 5. The places are given.
+# Return a list of int arrays, one for each batch, of shape (rows, 2): the number of the
+# partition, and the number of the row in it.
 #
 # - Every row comes once. All batches but the last have `batch_size` rows.
 # - Each batch has from each partition its proportional share, to within three rows.
-# - The rows of a partition come in random order.
-# - The same seed gives the same deal on every rank; another seed gives another deal.
+# - The rows of a partition come in random order, and each partition has an order of its
+#   own.
+# - One seed gives one deal on every rank; another seed gives another deal.
 #
 # <details><summary>Hint</summary>
 # <code>random.permutation(rows)</code> shuffles the rows of a partition. Make a list of
@@ -519,35 +521,15 @@ def my_deal(lengths, batch_size, seed):
 judge(checks.deal, my_deal)
 
 # %% [markdown]
-# ### Exercise B · Write features without a leak (12 minutes)
+# ### Exercise B · Two features that leak (10 minutes)
 #
-# A *leak* is a feature that uses what nobody knew when the question was asked. It makes
-# a model look splendid and be useless. A test can find leaks: **change the future, and
-# see which features change.** `leaks` does so for some hours. `change_future` changes
-# what was not known when the hour began: the delays of all flights that arrive later,
-# and the weather from that hour on. The features of the flights of that hour must stay
-# as they were.
-
-
-# %% tags=["lesson"]
-def leaks(features, flights, weather, hours=8):
-    """The columns of `features(flights, weather)` that know the future, sorted."""
-    random = np.random.default_rng(0)
-    known, found = features(flights, weather), set()
-    hour_of = flights.dropna(subset=["arr_delay"])["time_hour"].reset_index(drop=True)
-    for hour in random.choice(hour_of.unique(), hours):
-        changed = features(*change_future(flights, weather, hour, random))
-        now = (hour_of == hour).to_numpy()
-        for name in known:
-            if not known[name][now].equals(changed[name][now]):
-                found.add(name)
-    return sorted(found)
-
-
-# %% [markdown]
-# Here are three features. `delay of the carrier` is the mean arrival delay of the
-# carrier's flights that were scheduled to depart in the last 24 hours. Which of the
-# three leak? Guess before you run the test.
+# Whoever trains where the table is also trusts who prepared it. A *leak* is a feature
+# that uses what nobody knew when the question was asked. `ready.leaks` changes what was
+# not known when an hour began: delays of flights that arrive later, and the weather
+# from that hour on. Which features of that hour's flights change?
+#
+# `delay of the carrier` is the mean arrival delay of the carrier's flights that were
+# scheduled to depart in the last 24 hours. Which of the three leak? Guess first.
 
 
 # %% tags=["lesson"]
@@ -574,33 +556,28 @@ def our_features(flights, weather):
     return prepare(flights, weather, planes).drop(columns="late")
 
 
-some_days = flights.partitions[0].compute().reset_index(drop=True)
-some_days = some_days[some_days["day"] < some_days["day"].min() + 3]
-found = leaks(features_with_leaks, some_days, weather)
-assert found and leaks(our_features, some_days, weather) == []
+two_days = flights.partitions[0].compute()
+two_days = two_days[two_days["day"] < two_days["day"].min() + 2]
+found = ready.leaks(features_with_leaks, two_days, weather)
+assert found and ready.leaks(our_features, two_days, weather) == []
 print("the features of section 3: no leak found")
 print("these three features:", ", ".join(found))
 
 # %% [markdown]
-# **The test can find a leak. It can never exclude one.** It tries a few hours, of a few
-# days, and changes nothing but these two tables.
+# The test can find a leak. It cannot exclude one.
 #
-# Write the same three columns without a leak. Copy `features_with_leaks`, and change
-# what is wrong:
+# Copy the body of `features_with_leaks`, and mend it:
 #
-# - `rain`: of the hour before;
-# - `delay of the carrier`: the mean delay of the carrier's flights whose delay *became
-#   known* in the 24 hours before `time_hour`. `arrival(flights)` gives the time of each
-#   arrival, in UTC.
+# - `rain`: of the hour before, in the unit of `weather`;
+# - `delay of the carrier`: of the carrier's flights that *arrived* in the 24 hours
+#   before `time_hour`. `arrival(t)` gives the times, in UTC, at which the flights of
+#   the table `t` arrived, with the index of `t`.
 #
 # Where nothing was known, leave NaN.
 #
-# <details><summary>Hint 1</summary>
-# Shift <code>weather</code> as <code>prepare</code> does, by one hour. Do not call
-# <code>prepare</code>; it also transforms the rain.</details>
-# <details><summary>Hint 2</summary>
-# The loop may stay. What must <code>when</code> be, if a delay is known at the
-# arrival?</details>
+# <details><summary>Hint</summary>
+# Shift <code>weather</code> as <code>prepare</code> does. The loop may stay, with
+# <code>when = arrival(arrived)</code>.</details>
 
 
 # %% tags=["exercise", "solution"]
@@ -631,38 +608,24 @@ judge(checks.features, my_features)
 # %% [markdown]
 # ## 10. Break it: a worker dies
 #
-# At step 30, the *worker* of rank 1 is killed, with its partitions. Dask has written
-# down how they were made: which file, which functions. So it can make them again.
-# `restarts=1` waits for that and goes on from the newest checkpoint. Read the message.
-# Reports travel in the background, so the last known step can be earlier than 30.
-
+# We train as in section 7. After 15 steps, the *worker* of rank 1 is killed, with its
+# partitions. Dask has written down how they were made: which file, which functions. So
+# it makes them again. `restarts=1` waits for that and goes on from the newest
+# checkpoint. (Reports travel in the background. The last known step can be below 15.)
 
 # %% tags=["lesson", "nbval-ignore-output"]
-mark = run.directory / "killed"
+mark = run.directory / "killed"  # so that it happens once
 mark.unlink(missing_ok=True)  # if this cell has run before
-
-
-def kill_the_worker_once():
-    if not mark.exists():
-        mark.touch()
-        psutil.Process(int(os.environ["DDP_WORKER_PROCESS"])).kill()
-        time.sleep(60)  # this rank ends with its worker
-
-
-dies = ddp.inject(train, kill_the_worker_once, rank=1, step=30)
-arguments = {"table": encoded, "sizes": sizes, **short, "batch_size": 512}
-undisturbed = ddp.launch(client, train, **arguments, workers=2, directory=False)
+dies = ddp.inject(train, ready.kill_the_worker, rank=1, step=15, mark=mark)
 had = client.who_has(encoded)  # {the name of a partition: its workers}
 killed = ddp.launch(client, dies, **arguments, workers=2, restarts=1, directory=False)
 print("", killed.failures[0], sep="\n")
 
 # %% [markdown]
-# **The lost partitions are made again, and training goes on as before.**
-# In `pets`, the resumed run was equal bit for bit. Here the new worker may get other
-# partitions than the old one had. Then the rows of a batch are summed in another order,
-# and the last digits can differ. Training amplifies that: after some hundred steps the
-# weights may differ visibly. So we compare the losses of the 40 steps after step 20,
-# from which the run went on.
+# **The lost partitions are made again, and training goes on.** The new worker may get
+# other partitions than the old one had. Then the rows of a batch are summed in another
+# order, and the last digits can differ. Training amplifies that. So we compare with
+# section 7 for 40 steps only, and to 1e-3.
 
 # %% tags=["proof"]
 assert len(killed.failures) == 1
@@ -672,44 +635,47 @@ lost = [name for name, workers in had.items() if not alive & set(workers)]
 assert all(alive & set(has[name]) for name in had), has
 print("some partitions were only on the killed worker:", bool(lost))
 print("all partitions are in memory again")
-# What the killed ranks had done after step 20 was done again: the last report counts.
+# Steps after the checkpoint were done again: the last report counts.
 losses = [
     each.metrics.drop_duplicates(["rank", "step"], keep="last")
     .groupby("step")["loss"]
     .mean()
-    .loc[21:60]
-    for each in (undisturbed, killed)
+    .loc[11:50]
+    for each in (run, killed)
 ]
-assert len(losses[0]) == len(losses[1]) > 10
+assert len(losses[0]) == len(losses[1]) > 5
 assert np.allclose(*losses, rtol=1e-3, atol=0), losses
-print("the killed run goes on with the losses of the undisturbed one, to 1e-3")
+print("the killed run goes on with the losses of section 7, to a relative 1e-3")
+
+# %% [markdown]
+# <details><summary><b>A minute:</b> your notebook makes a table with pandas, and sends
+# it to the workers (<code>client.scatter</code>). One dies. What is lost?</summary>
+# The rows that only it had: Dask does not know how to make them.</details>
 
 # %% [markdown]
 # ## 11. Recap
 #
 # **Why train where the table already is?**
 #
-# - There is no detour by files. Rows move only to even out the shares. Predictions come
-#   back as a column, and the model travels, not the table. `docs/measured.md` compares:
-#   1 GB was in two ranks more than 8 times as fast as by way of Parquet files.
-# - You need not care where the rows are. A batch takes its share from each partition.
-#   In section 8, the loss depended neither on the layout nor on the number of ranks.
-# - Lost partitions are made again, as long as Dask knows how. It does not know this of
-#   rows that your own process made and sent to the workers (`client.scatter`).
+# - **No detour.** Rows move only to even out the shares, once. The model travels, and
+#   predictions come back as a column. In `docs/measured.md`, 1 GB was in two ranks 7.8
+#   to 9.7 times as fast as by way of Parquet files.
+# - **Nothing to arrange.** In section 8, the losses depended neither on the layout nor
+#   on the number of ranks.
+# - **A worker may die.** Dask makes its partitions again, and the ranks go on.
 #
-# If the table fits into one process, you need none of this: use section 4.
-#
-# **Common mistakes.** Splitting by row. Scaling with the held-out days. Using the
-# weather of the hour of departure, or delays of flights that are still in the air.
+# If the table fits into one process, you need none of this. On tables, trees are often
+# better than networks ([Grinsztajn and others][5]): compare.
 #
 # **Next:** your own table, with `docs/dask-data.md`. **Read:** Dask's [DataFrame][1]
-# and [resilience][2]; Chen and Guestrin, [*XGBoost*][3], which also trains where the
-# partitions are; the original of this table, [nycflights13][4].
+# and [resilience][2]; Chen and Guestrin, [*XGBoost*][3]; the original of this table,
+# [nycflights13][4].
 #
 # [1]: https://docs.dask.org/en/stable/dataframe.html
 # [2]: https://distributed.dask.org/en/stable/resilience.html
 # [3]: https://arxiv.org/abs/1603.02754
 # [4]: https://github.com/tidyverse/nycflights13
+# [5]: https://arxiv.org/abs/2207.08815
 
 # %%
 client.close()

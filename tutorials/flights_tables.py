@@ -1,17 +1,20 @@
-"""What `flights` uses and does not teach: its side tables, pictures, an interval.
+"""What `flights` uses and does not teach: side tables, pictures, intervals, leaks.
 
 Promises: what is in it travels to the workers with the functions of the notebook. So
-workers of a distant cluster do not need this file.
+workers of a distant cluster do not need this file. The functions that travel are
+imported by name: with a name of this module would travel all of it.
 """
 
+import os
 import sys
+import time
 
 import cloudpickle
 import distributed
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from sklearn.metrics import average_precision_score
+import psutil
 
 import ddp_common as ddp
 
@@ -76,6 +79,30 @@ def deal_picture(lengths, places, batch_size):
     return figure
 
 
+def layouts_picture(layouts, curves, fetched):
+    """A figure: on which worker the partitions are; the losses of the runs.
+
+    `layouts` maps names to (workers of the partitions, number of ranks), `curves` has a
+    column of losses for each name, and `fetched` a share of the table's bytes.
+    """
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(10, 2.8), layout="constrained", width_ratios=[1.2, 1]
+    )
+    colours = np.array(["tab:blue", "tab:orange"])
+    for row, (name, (places, _)) in enumerate(layouts.items()):
+        left.scatter(range(12), [row] * 12, c=colours[places], marker="s", s=90)
+        left.text(11.8, row, f"{fetched[name]:.0%} fetched", va="center")
+    left.set_yticks(range(len(layouts)), layouts)
+    left.set_xticks(range(12), range(1, 13))
+    left.set(xlabel="partition (month)", xlim=(-0.7, 15.7), ylim=(3.5, -0.5))
+    left.set_title("Blue: on one worker. Orange: on the other", fontsize=9)
+    for place, name in enumerate(curves):  # from wide to narrow: all can be seen
+        right.plot(curves[name], lw=9 - 2.4 * place, label=name)
+    right.set(xlabel="step", ylabel="loss (nats per flight)")
+    right.legend(fontsize=7)
+    return figure
+
+
 def placed(client, table, layout, lengths):
     """Copies of a Dask table's partitions, on chosen workers: a future for each.
 
@@ -103,34 +130,118 @@ def fetched(client):
     return sum(client.run(of_one).values())
 
 
-def errors_picture(judged):
-    """A figure: late flights, observed and predicted, by hour and by airline."""
-    figure, panels = plt.subplots(
-        1, 2, figsize=(10, 3), sharey=True, layout="constrained"
-    )
-    labels = {"hour": "scheduled hour of departure", "carrier": "airline (code)"}
-    for axes, (key, label) in zip(panels, labels.items()):
-        mean = judged.groupby(key)[["late", "probability"]].mean().compute()
-        mean = 100 * mean.sort_index()
-        of = mean.index.astype(str)
-        axes.plot(of, mean["late"], "o", label="observed")
-        axes.plot(of, mean["probability"], "_", ms=12, label="predicted")
-        axes.set_xlabel(label)
-    panels[0].set_ylabel("late (% of flights)")
-    panels[0].legend()
+def kill_the_worker():
+    """On a rank: kill the Dask worker that has started it, with its partitions."""
+    psutil.Process(int(os.environ["DDP_WORKER_PROCESS"])).kill()
+    time.sleep(60)  # this rank ends with its worker
+
+
+# Pictures and numbers of the held-out days
+
+
+def year_picture(judged, guesses):
+    """A figure: late flights of each day, observed and as each of `guesses` has them.
+
+    `judged` is a pandas DataFrame with `date`, `late` and the columns `guesses`.
+    """
+    of_day = 100 * judged.groupby("date")[["late", *guesses]].mean()
+    figure, axes = plt.subplots(figsize=(9, 3), layout="constrained")
+    axes.plot(of_day.index, of_day["late"], "o", color="black", ms=4, label="observed")
+    for name, style in zip(guesses, ("-", "--")):
+        axes.plot(of_day.index, of_day[name], style, label=name)
+    axes.set(xlabel="validation day", ylabel="late (% of the day's flights)")
+    figure.legend(loc="outside upper center", ncols=3)
     return figure
 
 
-def precision_over_days(table, draws=500):
-    """Average precision, and the ends of its 95 % interval: days are drawn again."""
-    dates, day_of = np.unique(table["date"], return_inverse=True)
-    chances = np.full(len(dates), 1 / len(dates))
-    drawn = np.random.default_rng(0).multinomial(len(dates), chances, size=draws)
+def average_precision(late, guess, weights=None):
+    """Average precision of each row of `weights`, of shape (draws, flights): an array.
 
-    late, probability = table["late"], table["probability"]
-    of_draws = [
-        average_precision_score(late, probability, sample_weight=times[day_of])
-        for times in drawn
+    The mean precision over the late flights, from the highest guess to the lowest;
+    flights with one guess count together. Without `weights`, one draw of all flights.
+    """
+    order = np.argsort(-np.asarray(guess), kind="stable")
+    guess, late = np.asarray(guess)[order], np.asarray(late, "float64")[order]
+    weights = np.ones((1, len(late))) if weights is None else weights[:, order]
+    last = np.flatnonzero(np.append(np.diff(guess) != 0, True))  # of those with a guess
+    flights = weights.cumsum(axis=1)[:, last]
+    late_so_far = (weights * late).cumsum(axis=1)[:, last]
+    precision = late_so_far / np.maximum(flights, 1e-12)
+    return (precision * np.diff(late_so_far, prepend=0)).sum(axis=1) / late_so_far[
+        :, -1
     ]
-    point = average_precision_score(late, probability)
-    return point, *np.percentile(of_draws, [2.5, 97.5])
+
+
+def precision_over_days(judged, guesses, draws=400):
+    """Average precision of the columns `guesses`, with 95 % intervals: days drawn anew.
+
+    A DataFrame with a row for each of `guesses`, and one for the first minus the
+    second; both are judged by the same draws.
+    """
+    dates, day_of = np.unique(judged["date"], return_inverse=True)
+    chances = np.full(len(dates), 1 / len(dates))
+    random = np.random.default_rng(0)
+    drawn = random.multinomial(len(dates), chances, size=draws).astype("float32")
+    of_all, of_draws = {}, {name: [] for name in guesses}
+    for name in guesses:
+        of_all[name] = average_precision(judged["late"], judged[name])[0]
+        for times in np.array_split(drawn, 20):  # not all draws at once in memory
+            weights = times[:, day_of]
+            of_draws[name].extend(
+                average_precision(judged["late"], judged[name], weights)
+            )
+    first, second = guesses
+    difference = f"{first} - {second}"
+    of_all[difference] = of_all[first] - of_all[second]
+    of_draws[difference] = np.subtract(of_draws[first], of_draws[second])
+    ends = {name: np.percentile(of_draws[name], [2.5, 97.5]) for name in of_all}
+    return pd.DataFrame(
+        {name: [point, *ends[name]] for name, point in of_all.items()},
+        ["average precision", "from", "to"],
+    ).T
+
+
+# Leaks
+
+
+def arrival(flights):
+    """When each of these flights arrived, in UTC; NaT if it did not."""
+    return _after_departure(flights, duration(flights) + flights["arr_delay"])
+
+
+def _after_departure(flights, minutes):
+    """So many minutes after the scheduled departure, in UTC."""
+    minutes = (flights["sched_dep_time"] % 100 + minutes).astype("float64")
+    return flights["time_hour"] + pd.to_timedelta(minutes, unit="min")
+
+
+def change_future(flights, weather, hour, random):
+    """Copies in which all is different that was not known when `hour` began."""
+    flights, weather = flights.copy(), weather.copy()
+    left, landed = _after_departure(flights, flights["dep_delay"]), arrival(flights)
+    change = random.integers(20, 60, size=len(flights)).astype("int16")
+    flights["dep_delay"] += change * (left >= hour)
+    flights["arr_delay"] += change * (landed >= hour)
+    measured = weather.columns.difference(["origin", "time_hour"])
+    weather.loc[weather["time_hour"] >= hour, measured] += 30
+    return flights, weather
+
+
+def leaks(features, flights, weather, hours=3):
+    """The columns of `features(flights, weather)` that know the future, sorted.
+
+    Some hours are tried. For each, all is changed that was not known when it began. The
+    features of the flights of that hour must stay as they were.
+    """
+    random = np.random.default_rng(0)
+    known, found = features(flights, weather), set()
+    hour_of = flights.dropna(subset=["arr_delay"])["time_hour"].reset_index(drop=True)
+    tried = np.sort(hour_of.unique())
+    tried = tried[len(tried) // 2 :]  # the first ones have nothing before them
+    for hour in random.choice(tried, hours, replace=False):
+        changed = features(*change_future(flights, weather, hour, random))
+        now = (hour_of == hour).to_numpy()
+        for name in known:
+            if not known[name][now].equals(changed[name][now]):
+                found.add(name)
+    return sorted(found)

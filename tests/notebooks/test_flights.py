@@ -1,10 +1,13 @@
 """The exercises of `flights` judge rightly, held-out days stay out, tables are checked."""
 
+import functools
 import shutil
+from random import Random
 
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.metrics import average_precision_score
 from tutorials_here import ROOT, make_run, names_of
 
 import ddp_common as ddp
@@ -28,6 +31,23 @@ def assert_asks(check, answer, question):
     assert question in str(caught.value).splitlines()[-1]
 
 
+# A prediction
+
+
+@pytest.mark.parametrize("answer", ["same", " Same ", "SAME.", '"same"', "the same, I think"])
+def test_a_right_prediction_is_right_however_it_is_spelled(answer):
+    assert checks.prediction(answer).endswith(": right")
+
+
+@pytest.mark.parametrize("answer", ["noisy", "Biased", "", 3])
+def test_a_wrong_prediction_is_told_what_the_ranks_say(answer):
+    assert checks.prediction(answer).endswith("not right: the ranks say 'same'")
+
+
+def test_no_prediction_is_no_wrong_one():
+    assert "made no prediction" in checks.prediction(None)
+
+
 # A deal
 
 
@@ -49,6 +69,57 @@ def permuted(rows, random):
     return random.permutation(rows)
 
 
+def halves(rows, random):
+    half = rows // 2
+    return [*random.permutation(half), *half + random.permutation(rows - half)]
+
+
+def even_numbers_first(rows, random):
+    return [
+        *random.permutation(np.arange(0, rows, 2)),
+        *random.permutation(np.arange(1, rows, 2)),
+    ]
+
+
+def from_one_state(lengths, batch_size, seed):
+    """Partitions of one length get one permutation."""
+    return in_order(lambda rows, _: np.random.default_rng(seed).permutation(rows))(
+        lengths, batch_size, seed
+    )
+
+
+def from_one_list(lengths, batch_size, seed):
+    """All rows have keys by their number; each partition sorts its first ones."""
+    keys = np.random.default_rng(seed).random(max(lengths))
+    return in_order(lambda rows, _: np.argsort(keys[:rows]))(lengths, batch_size, seed)
+
+
+def batch_by_batch(lengths, batch_size, seed):
+    """Without places: each batch takes the next rows of each partition, in proportion."""
+    random = np.random.default_rng(seed)
+    rows = [random.permutation(length) for length in lengths]
+    total, pairs, before = sum(lengths), [], [0] * len(lengths)
+    for end in [*range(batch_size, total, batch_size), total]:
+        until = [round(end * length / total) for length in lengths]
+        for n, (start, stop) in enumerate(zip(before, until)):
+            pairs += [(n, row) for row in rows[n][start:stop]]
+        before = until
+    return [np.array(pairs[k : k + batch_size]) for k in range(0, total, batch_size)]
+
+
+def sorted_by_place(lengths, batch_size, seed):
+    """Tuples that sort themselves, from the random module."""
+    random = Random(seed)
+    rows = []
+    for n, length in enumerate(lengths):
+        order = list(range(length))
+        random.shuffle(order)
+        begin = random.random()
+        rows += [((k + begin) / length, n, row) for k, row in enumerate(order)]
+    rows = [pair for _, *pair in sorted(rows)]
+    return [rows[k : k + batch_size] for k in range(0, len(rows), batch_size)]
+
+
 RIGHT = in_order(permuted)
 
 
@@ -62,6 +133,9 @@ def test_a_deal_that_meets_the_criteria_is_right():
         RIGHT,
         in_order(permuted, begin=lambda random: 0.5, batch_type=tuple),
         in_order(permuted, batch_type=lambda rows: np.array(rows, "float32")),
+        in_order(lambda rows, random: np.argsort(random.random(rows))),
+        batch_by_batch,
+        sorted_by_place,
     ):
         assert "not where the rows are" in checks.deal(deal)
 
@@ -75,6 +149,10 @@ def test_a_deal_that_meets_the_criteria_is_right():
             in_order(lambda rows, random: np.roll(range(rows), random.integers(60))),
             "What shuffles",
         ),
+        (in_order(halves), "Can each of them come at each place"),
+        (in_order(even_numbers_first), "Can each of them come at each place"),
+        (from_one_state, "the next permutation drawn"),
+        (from_one_list, "the next permutation drawn"),
         (in_order(lambda rows, _: np.random.default_rng(0).permutation(rows)), "`seed` used"),
         (lambda lengths, size, seed: RIGHT(lengths, size, 0), "`seed` used"),
         (lambda lengths, size, seed: RIGHT(lengths, size, None), "Do they agree"),
@@ -95,7 +173,7 @@ def features_with(first, last=0, when="landed", weather_of=1):
 
     def features(flights, weather):
         arrived = flights.dropna(subset=["arr_delay"]).reset_index(drop=True)
-        arrived["landed"] = checks.arrival(arrived)
+        arrived["landed"] = flights_tables.arrival(arrived)
         delay = []
         for carrier, hour in zip(arrived["carrier"], arrived["time_hour"]):
             ago = hour - arrived[when]
@@ -116,11 +194,31 @@ JUST_BEFORE = features_with(1, when="time_hour")  # scheduled then: most are in 
 A_DAY_BEFORE = features_with(36, 12, when="time_hour")  # some are many hours late
 
 
+def by_index_of_all_flights(flights, weather):
+    """The rows keep the numbers that they have among all flights."""
+    arrived = flights[flights["arr_delay"].notna()]
+    when, delay = flights_tables.arrival(flights), flights["arr_delay"].astype("float64")
+    known = [
+        (when < hour) & (when >= hour - 24 * HOUR) & (flights["carrier"] == carrier)
+        for carrier, hour in zip(arrived["carrier"], arrived["time_hour"])
+    ]
+    before = weather.assign(hour_after=weather["time_hour"] + HOUR)[
+        ["origin", "hour_after", "precip"]
+    ]
+    keys = {"left_on": ["origin", "time_hour"], "right_on": ["origin", "hour_after"]}
+    return {
+        "distance": arrived["distance"],
+        "rain": arrived.merge(before, how="left", **keys)["precip"],
+        "delay of the carrier": [delay[rows].mean() for rows in known],
+    }
+
+
 def test_features_that_know_no_more_than_had_arrived_are_right():
     for features in (
         HONEST,
         lambda *tables: HONEST(*tables).astype("float32").round(2),
         lambda *tables: HONEST(*tables).to_dict("list"),
+        by_index_of_all_flights,
     ):
         assert "no leak was found" in checks.features(features)
 
@@ -143,7 +241,8 @@ def test_wrong_features_get_a_question(features, question):
 
 
 def test_the_test_of_leaks_goes_by_the_time_of_arrival(flights):
-    leaks, tables = flights["leaks"], checks._tables(np.random.default_rng(0))
+    tables = checks._tables(np.random.default_rng(0))
+    leaks = functools.partial(flights_tables.leaks, hours=8)
     assert leaks(flights["my_features"], *tables) == []
     for features in (JUST_BEFORE, A_DAY_BEFORE):
         assert leaks(features, *tables) == ["delay of the carrier"]
@@ -169,6 +268,26 @@ def test_held_out_days_have_no_part_in_categories_and_scales(flights):
     for name in ("distance", "temp"):
         assert np.isclose(there[name].mean(), flights["mean"][name], rtol=1e-5)
     assert not there[flights["SCALED"]].isna().any(axis=None)
+
+
+def test_each_column_with_missing_numbers_has_a_flag(flights):
+    there = flights["training"][flights["NUMBERS"] + flights["SCALED"]].compute()
+    incomplete = [name for name in flights["NUMBERS"] if there[name].isna().any()]
+    assert {"temp", "pressure", "age", "seats"} <= set(incomplete)
+    for name in incomplete:
+        assert np.array_equal(there[f"no {name}"] == 1, there[name].isna())
+
+
+def test_average_precision_is_that_of_scikit_learn_also_with_ties_and_weights():
+    random = np.random.default_rng(0)
+    late, guess = random.integers(0, 2, 500), random.integers(0, 20, 500) / 20
+    weights = random.integers(0, 3, (4, 500)).astype("float32")
+    ours = flights_tables.average_precision(late, guess, weights)
+    theirs = [average_precision_score(late, guess, sample_weight=each) for each in weights]
+    assert np.allclose(ours, theirs, rtol=1e-5)
+    assert np.isclose(
+        flights_tables.average_precision(late, guess)[0], average_precision_score(late, guess)
+    )
 
 
 def test_durations_add_the_hours_between_time_zones():

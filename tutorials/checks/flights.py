@@ -1,22 +1,33 @@
-"""The checks of `flights`: a deal of rows, and features that do not know the future."""
+"""The checks of `flights`: a prediction, a deal of rows, features that know no future."""
 
+import itertools
+import re
 from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 
 from tutorials.checks.common import Wrong
-from tutorials.flights_tables import duration
+from tutorials.flights_tables import arrival, change_future
 
 HOUR = pd.Timedelta(hours=1)
 CLOSE = {"distance": 0.5, "rain": 0.006, "delay of the carrier": 0.06}  # rounded is right
+
+
+def prediction(answer: object) -> str:
+    """What became of the prediction of section 6, however it is spelled."""
+    if answer is None or answer is ...:
+        return "you have made no prediction; the ranks say 'same'"
+    words = re.findall("[a-z]+", str(answer).lower())
+    verdict = "right" if "same" in words else "not right: the ranks say 'same'"
+    return f"your prediction was {answer!r}: {verdict}"
 
 
 def deal(answer: Callable) -> str:
     """Whether `answer(lengths, batch_size, seed)` deals the rows of all partitions."""
     random = np.random.default_rng()
     for _ in range(3):
-        lengths = [0, 7, *random.integers(60, 400, size=4).tolist(), 900]
+        lengths = [0, 7, 300, 300, *random.integers(60, 400, size=3).tolist(), 900]
         random.shuffle(lengths)
         batch_size, seed = (int(n) for n in random.integers([40, 1], [90, 1_000]))
         batches = _batches(answer, lengths, batch_size, seed)
@@ -27,8 +38,11 @@ def deal(answer: Callable) -> str:
         other = _batches(answer, lengths, batch_size, seed + 1)
         if not np.array_equal(np.concatenate(batches), np.concatenate(again)):
             raise Wrong("two deals from one seed", "one", "Two ranks call it. Do they agree?")
-        for partition in np.flatnonzero(np.array(lengths) > 50):
-            _order(*(np.concatenate(each) for each in (batches, other)), partition)
+        orders, of_another_seed = _orders(batches, lengths), _orders(other, lengths)
+        for partition, rows in enumerate(lengths):
+            if rows > 50:
+                _order(orders[partition], of_another_seed[partition], partition)
+        _orders_differ([order for order in orders if len(order) > 50])
     return "the deal needs lengths, batch size and seed, and not where the rows are."
 
 
@@ -80,50 +94,53 @@ def _shares(batches, lengths):
             )
 
 
-def _order(rows, of_another_seed, partition):
+def _orders(batches, lengths):
+    """The rows of each partition, in the order in which they are dealt."""
+    dealt = np.concatenate(batches).astype(int)
+    return [dealt[dealt[:, 0] == partition, 1] for partition in range(len(lengths))]
+
+
+def _order(order, of_another_seed, partition):
     """Whether the rows of a partition come at random, and otherwise with another seed.
 
     In a random order, the steps from one row to the next, modulo the number of rows, take 63 % of
-    all values that there are. Reversed rows, or every seventh, have one or two.
+    all values that there are. Reversed rows, or every seventh, have one or two. And neither its
+    place nor the row before it tells which row comes, or whether its number is odd: correlations
+    are within five standard errors of 0. If each half is shuffled by itself, two are about 0.75.
     """
-    order, other = (
-        each[each[:, 0] == partition, 1].astype(int) for each in (rows, of_another_seed)
-    )
     steps = np.diff(order) % len(order)
-    if len(np.unique(steps)) < 0.4 * len(order):
+    place = range(len(order))
+    pairs = (order, place), (order % 2, place), (order[1:], order[:-1])
+    follows = [np.corrcoef(*pair) for pair in pairs]
+    strongest = max(abs(pair[0, 1]) for pair in follows)
+    if len(np.unique(steps)) < 0.4 * len(order) or strongest > 5 / np.sqrt(len(order)):
         raise Wrong(
-            f"rows {order[:6].tolist()} … of partition {partition}",
+            f"rows {order[:6].tolist()} … of partition {partition}, which has {len(order)}",
             "a random order",
-            "What shuffles the rows of a partition?",
+            "What shuffles the rows of a partition? Can each of them come at each place?",
         )
-    neighbours, others = (set(zip(each[:-1], each[1:])) for each in (order, other))
-    if len(neighbours & others) > 0.3 * len(neighbours):
+    if _alike(order, of_another_seed):
         raise Wrong(
             f"one order of partition {partition} from two seeds", "two", "What is `seed` used for?"
         )
 
 
-def arrival(flights):
-    """When each flight arrived, in UTC; NaT if it did not."""
-    return _after_departure(flights, duration(flights) + flights["arr_delay"])
+def _orders_differ(orders):
+    """Whether each partition has an order of its own; of longer ones the first rows count."""
+    for first, second in itertools.combinations(orders, 2):
+        rows = min(len(first), len(second))
+        if _alike(first[first < rows], second[second < rows]):
+            raise Wrong(
+                f"one order for two partitions: rows {second[:6].tolist()} …",
+                "an order of its own for each",
+                "When is the next permutation drawn, and from which state of `random`?",
+            )
 
 
-def change_future(flights, weather, hour, random):
-    """Copies in which all is different that was not known at the beginning of `hour`."""
-    flights, weather = flights.copy(), weather.copy()
-    left, landed = _after_departure(flights, flights["dep_delay"]), arrival(flights)
-    change = random.integers(20, 60, size=len(flights)).astype("int16")
-    flights["dep_delay"] += change * (left >= hour)
-    flights["arr_delay"] += change * (landed >= hour)
-    measured = weather.columns.difference(["origin", "time_hour"])
-    weather.loc[weather["time_hour"] >= hour, measured] += 30
-    return flights, weather
-
-
-def _after_departure(flights, minutes):
-    """So many minutes after the scheduled departure, in UTC."""
-    minutes = (flights["sched_dep_time"] % 100 + minutes).astype("float64")
-    return flights["time_hour"] + pd.to_timedelta(minutes, unit="min")
+def _alike(order, other):
+    """Whether many rows have the same neighbour in both orders; at random, one or two have."""
+    neighbours, others = (set(zip(each[:-1], each[1:])) for each in (order, other))
+    return len(neighbours & others) > 0.3 * len(neighbours)
 
 
 def features(answer: Callable) -> str:
