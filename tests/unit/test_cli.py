@@ -13,7 +13,7 @@ from processes import saved_steps
 
 from ddp_common.commands import cli
 
-QUICK = "epochs=1 hidden=16 batch_size=4096"
+QUICK = "epochs=1 hidden=16 batch_size=256"
 
 
 @pytest.fixture(scope="module")
