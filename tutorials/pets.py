@@ -351,8 +351,7 @@ watch = LiveLoss("loss (nats per character)")
 #
 #     cd "$(git rev-parse --show-toplevel)"
 #
-# Then run the cell. For more time, write `epochs=20` into the cell of settings, run it
-# and the cell of `train` again, and then this one.
+# Then run the cell. For more time, begin it with `hyperparameters["epochs"] = 20`.
 #
 # 1. **The plot above** grows.
 # 2. **The progress line** shows epoch, loss, and windows per second of all ranks.
