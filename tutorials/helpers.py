@@ -2,12 +2,14 @@
 
 import contextlib
 import io
+import math
 import os
 import re
 import signal
 import socket
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -225,3 +227,85 @@ def unused_parameters(failure):
     said = re.search(r"Expected to have finished[^.,]*", message)[0]
     named = re.search(r"Parameter indices .*? for rank \d+: ([ 0-9]*)", message)[1]
     return f"{said} ... indices {named.strip()}"
+
+
+# pets
+
+
+def name_filter(registered):
+    """A function that says whether an invented name is tame: new, and made of familiar parts.
+
+    Such a name is one word with three groups of vowels. Any four letters in a row occur in
+    two or more of the `registered` names. No rule finds all rude words.
+    """
+
+    def fours(name):
+        return {name[start : start + 4] for start in range(len(name) - 3)}
+
+    known = set(registered)
+    names_with = Counter(group for name in known for group in fours(name))
+    familiar = {group for group, count in names_with.items() if count >= 2}
+
+    # a function within a function travels to the ranks by value: they need no helpers
+    def is_tame(name):
+        vowels = re.findall("[aeiouy]+", name)
+        is_familiar = name.isalpha() and len(vowels) >= 3 and fours(name) <= familiar
+        return is_familiar and name not in known
+
+    return is_tame
+
+
+def n_gram(names, held_out, n, prior):
+    """Nats per character of `held_out` names, for a rule that counts; '+' ends a name.
+
+    It knows which characters followed the last n - 1 in `names`, and how often. To these
+    cases it adds `prior` imagined ones, in the proportions of the context that is shorter
+    by one (Dirichlet smoothing). Below the shortest, all of the characters are equally
+    likely: those that occur in `names`, and '+'.
+    """
+
+    def places(of):
+        for name in of:
+            text = "+" * n + name + "+"
+            for end in range(n, len(text)):
+                # the contexts from the shortest to the longest, and what follows
+                yield [text[start:end] for start in range(end, end - n, -1)], text[end]
+
+    seen, followed = Counter(), Counter()
+    for contexts, character in places(names):
+        seen.update(contexts)
+        followed.update(context + character for context in contexts)
+    equally = 1 / len(set("".join(names)) | {"+"})
+    surprises = []
+    for contexts, character in places(held_out):
+        chance = equally
+        for context in contexts:
+            cases = followed[context + character] + prior * chance
+            chance = cases / (seen[context] + prior)
+        surprises.append(-math.log(chance))
+    return sum(surprises) / len(surprises)
+
+
+def loss_twice(undisturbed, killed, saved, first=1):
+    """A figure: the loss of an undisturbed run, and of one that was killed and resumed.
+
+    Both are `run.metrics`. The killed run holds the steps after `saved`, its checkpoint,
+    twice: as the killed ranks did them, and again. Steps before `first` are left out.
+    """
+    is_second = killed.duplicated(["rank", "step"])
+    reported = max([saved, *killed.loc[is_second, "step"]])  # by the killed ranks, last
+    figure, axes = plt.subplots(figsize=(6.5, 3), layout="constrained")
+    for records, ends, keep, style, label in [
+        (undisturbed, (first, None), "last", "C7-", "undisturbed"),
+        (killed, (first, reported), "first", "C0-", "killed"),
+        (killed, (saved + 1, None), "last", "C1--", "resumed"),
+    ]:
+        once = records.drop_duplicates(["rank", "step"], keep=keep)
+        loss = once.groupby("step")["loss"].mean().loc[slice(*ends)]
+        width, alpha = (6, 0.4) if label == "undisturbed" else (1.5, 1)
+        axes.plot(loss.index, loss, style, label=label, linewidth=width, alpha=alpha)
+    axes.axvline(saved, color="C2", label=f"checkpoint of step {saved}")
+    axes.axvline(reported, color="C3", label=f"killed; last report of step {reported}")
+    axes.set(xlabel="step", ylabel="loss (nats per character)")
+    figure.legend(loc="outside upper center", ncols=3, fontsize=8)
+    return figure

@@ -1,4 +1,4 @@
-"""The data of the tutorial `pets`: windows of all names, and an epoch of batches of them."""
+"""Windows of all names of pets, one for each character, and an epoch of batches of them."""
 
 import csv
 

@@ -31,7 +31,7 @@ def test_make_run_on_a_full_disk_says_in_its_closing_line_that_nothing_was_saved
     settings = {
         "WORKERS": "2",
         "CHECKPOINT": str(small_disk / "run"),
-        "SET": "epochs=1 hidden=64 batch_size=4096",
+        "SET": "epochs=1 hidden=64 batch_size=256",
     }
     done = subprocess.run(
         [sys.executable, "-m", "tutorials", "run", "pets"],

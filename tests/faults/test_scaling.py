@@ -116,7 +116,7 @@ def test_a_study_compares_the_runs_before_one_that_fails(monkeypatch, tmp_path, 
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
-    monkeypatch.setenv("SET", "epochs=1 hidden=8 batch_size=4096")
+    monkeypatch.setenv("SET", "epochs=1 hidden=8 batch_size=256")
     with pytest.raises(Error, match=r"3-ranks was not finished \(exit code 3\)"):
         scaling.study("pets", [1, 2, 3, 4])
     (folder,) = (tmp_path / "runs" / "scaling" / "pets").iterdir()

@@ -85,7 +85,7 @@ def test_the_client_is_a_job_too_and_submits_those_of_the_workers(slurm, system,
     command = {"slurm": ["sbatch", "pets.sbatch"], "pbs": ["qsub", "pets.pbs"]}[system]
     variables = {
         "OPTIONS": OPTIONS[system],
-        "SET": "epochs=1 hidden=16 batch_size=128",
+        "SET": "epochs=1 hidden=16 batch_size=8",
         "CHECKPOINT": str(tmp_path / "run"),
         "RUNS": str(tmp_path / "runs"),
     }

@@ -39,7 +39,7 @@ def test_srun_trains_two_ranks_without_dask_and_leaves_what_every_run_leaves(und
 
 
 def test_pets_is_trained_in_two_jobs_which_leave_nothing_but_their_logs(slurm, tmp_path):
-    small = "epochs=1 hidden=16 batch_size=128"
+    small = "epochs=1 hidden=16 batch_size=8"
     folder = tmp_path / "with a space"
     folder.mkdir()
     process = train(slurm, folder, "pets", ROOT, CLUSTER="slurm", SET=small)

@@ -2,14 +2,20 @@
 
 import json
 import re
+from functools import partial
 
-import jupytext
 import pytest
-from tutorials_here import ROOT, names_of
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+from tutorials_here import names_of
 
 import ddp_common as ddp
 from tutorials.checks import pets as checks
 from tutorials.checks.common import Wrong
+from tutorials.helpers import n_gram
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +50,15 @@ def test_a_log_tells_what_was_done_to_a_run(log, question):
 
 
 def test_a_run_is_accepted_unless_its_settings_were_changed_on_the_way(pets, tmp_path):
-    """A run of other settings than the notebook's is right, too."""
+    """A run of other settings than the notebook's is right, too, but for those of the data."""
     folder = tmp_path / "run"
-    chosen = {"epochs": 1, "batch_size": 4096, "layers": 1, "hidden": 8}
+    chosen = {"epochs": 1, "batch_size": 256, "layers": 1, "hidden": 8}
     chosen |= {"learning_rate": 0.01, "seed": 0}
-    samples = {name: pets[name] for name in ("contexts", "targets")}
-    train = pets["train"]
-    ddp.launch(pets["client"], train, **samples, **chosen, workers=2, directory=folder)
+    windows, train = pets["windows"], pets["train"]
+    ddp.launch(pets["client"], train, windows=windows, **chosen, workers=2, directory=folder)
+    judged = partial(
+        checks.resumed_by_hand, train_again=pets["train_again"], notebook=pets["settings"]
+    )
 
     def says(**changed):
         settings = {**vars(pets["settings"]), **chosen, **changed}
@@ -59,112 +67,176 @@ def test_a_run_is_accepted_unless_its_settings_were_changed_on_the_way(pets, tmp
         (folder / "log.txt").write_text(STOPPED + RESUMED + KILLED + RESUMED + FINISHED)
         return folder
 
-    assert "bit for bit" in checks.resumed_by_hand(says)
+    assert "bit for bit" in judged(says)
+    assert "bit for bit" in judged(lambda: f" {says()}\n")
     with pytest.raises(Wrong, match="Did you change a setting"):
-        checks.resumed_by_hand(lambda: says(learning_rate=0.02))
+        judged(lambda: says(learning_rate=0.02))
+    with pytest.raises(Wrong, match="What else did you set"):
+        judged(lambda: says(seed=1))
 
 
 @pytest.mark.parametrize("nothing", [None, "runs/pets/…", 3])
 def test_what_is_no_run_directory_is_refused(nothing):
     with pytest.raises(Wrong, match="Run directory"):
-        checks.resumed_by_hand(lambda: nothing)
+        checks.resumed_by_hand(lambda: nothing, train_again=None, notebook=None)
 
 
-# Exercise B: the repair of a script
-
-LOOP = "for epoch in range(3):\n"
-TOLD = (LOOP, LOOP + "    sampler.set_epoch(epoch)\n")
-SAVED = ("model.state_dict()", "model.module.state_dict()")
+# Exercise B: the repair of a training
 
 
-@pytest.fixture(scope="module")
-def script():
-    """The script with two faults, as it stands in the notebook."""
-    cells = jupytext.read(ROOT / "tutorials" / "pets.py").cells
-    (source,) = [cell.source for cell in cells if "def broken_script" in cell.source]
-    names = {}
-    exec(source, names)
-    return names["broken_script"]()
+def training(
+    data,
+    seed,
+    *,
+    tell=lambda sampler, epoch: sampler.set_epoch(epoch),
+    wrap=DDP,
+    steps=lambda: True,
+    result=lambda model: model.module.state_dict(),
+    batches=None,
+):
+    """The training of exercise B. What may be right or wrong in it is an argument."""
+    torch.manual_seed(seed)
+    sampler = DistributedSampler(data, seed=seed)
+    loader = DataLoader(data, batch_size=4, sampler=sampler)
+    model = wrap(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        tell(sampler, epoch)
+        for x, y in loader if batches is None else batches(data, seed, epoch):
+            loss = F.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            if steps():
+                optimizer.step()
+    return result(model)
 
 
-def repaired(script, *changes):
-    for old, new in changes:
-        assert old in script
-        script = script.replace(old, new)
-    return script
+def own_permutation(data, seed, epoch):
+    generator = torch.Generator().manual_seed(1_000 * seed + epoch)
+    mine = torch.randperm(len(data), generator=generator)[ddp.rank() :: 2].tolist()
+    return DataLoader(Subset(data, mine), batch_size=4)
 
 
-PERMUTED = """    torch.manual_seed(seed + epoch)
-    mine = torch.randperm(samples)[rank::2].tolist()
-    loader = DataLoader(torch.utils.data.Subset(data, mine), batch_size=4)
-"""
+def rows_at_once(data, seed, epoch):
+    generator = torch.Generator().manual_seed(1_000 * seed + epoch)
+    mine = torch.randperm(len(data), generator=generator)[ddp.rank() :: 2]
+    return [data[rows] for rows in mine.split(4)]
 
 
-OTHERWISE = "    loader.sampler.set_epoch(100 + epoch)\n"
+def with_elastic_sampler(data, seed):
+    torch.manual_seed(seed)
+    sampler = ddp.ElasticSampler(len(data), batch_size=8, seed=seed)
+    model = DDP(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in sampler.epochs(3):
+        for x, y in ddp.DataLoader(data, batch_sampler=sampler):
+            loss = F.mse_loss(model(x), y) * sampler.weight
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model.module.state_dict()
+
+
+def averaged_by_hand(data, seed):
+    class Averaging(nn.Linear):
+        def __init__(self):
+            super().__init__(1, 1)
+            for parameter in self.parameters():
+                parameter.register_hook(self.average)
+
+        def average(self, gradient):
+            torch.distributed.all_reduce(gradient)
+            return gradient / 2
+
+    return training(
+        data, seed, wrap=lambda _: Averaging(), result=lambda model: model.state_dict()
+    )
+
+
+def names_stripped(model):
+    return {name.removeprefix("module."): value for name, value in model.state_dict().items()}
+
+
 RIGHT = {
-    "lower case": lambda script: ({"b", "e"}, repaired(script, TOLD, SAVED)),
-    "letters as text": lambda script: [repaired(script, (LOOP, LOOP + OTHERWISE), SAVED), "E, B"],
-    "a sentence": lambda script: (
-        "B: a new order is missing; E: names",
-        repaired(script, TOLD, SAVED),
+    "as told": training,
+    "another epoch number": partial(training, tell=lambda s, epoch: s.set_epoch(7 - epoch)),
+    "names stripped": partial(training, result=names_stripped),
+    "the plain model kept": partial(
+        training, result=lambda model: dict(model.module.state_dict())
     ),
-    "own sampler": lambda script: (["B", "E"], repaired(script, (LOOP, LOOP + PERMUTED), SAVED)),
+    "own order": partial(training, batches=own_permutation),
+    "rows at once": partial(training, batches=rows_at_once),
+    "ElasticSampler": with_elastic_sampler,
+    "averaged by hand": averaged_by_hand,
 }
 
 
 @pytest.mark.parametrize("answer", RIGHT.values(), ids=RIGHT)
-def test_every_right_repair_is_accepted(script, answer):
-    assert "replicas agree" in checks.script_repaired(lambda: answer(script))
+def test_every_right_repair_is_accepted(pets, answer):
+    assert "replicas agree" in checks.training_repaired(answer, client=pets["client"])
+
+
+def not_told(sampler, epoch):
+    pass
 
 
 WRONG = {
-    "DDP removed": ([TOLD, ("DDP(torch.nn.Linear(1, 1))", "torch.nn.Linear(1, 1)")], "averaged"),
-    "all ranks save": ([TOLD, SAVED, ("if rank == 0:", "if True:")], "write one file"),
-    "rank 0 alone steps": (
-        [TOLD, SAVED, ("        optimizer.step()", "        if rank == 0: optimizer.step()")],
-        "each rank take each step",
+    "nothing repaired": (
+        partial(training, tell=not_told, result=lambda model: model.state_dict()),
+        "Whose state",
     ),
-    "the epoch told once": ([SAVED, (LOOP, "sampler.set_epoch(1)\n" + LOOP)], "told, and when"),
+    "the wrapper's state": (
+        partial(training, result=lambda model: model.state_dict()),
+        "Whose state",
+    ),
+    "no epoch told": (partial(training, tell=not_told), "told, and when"),
+    "one epoch told": (partial(training, tell=lambda s, _: s.set_epoch(1)), "told, and when"),
+    "the seed of torch in its place": (
+        partial(training, tell=lambda s, epoch: torch.manual_seed(epoch)),
+        "told, and when",
+    ),
     "an order for each rank": (
-        [SAVED, (LOOP, LOOP + "    sampler.set_epoch(2 * epoch + rank)\n")],
+        partial(training, tell=lambda s, epoch: s.set_epoch(2 * epoch + ddp.rank())),
         "out of the same order",
     ),
-    "the wrapper's state": ([TOLD], "Whose state do you save"),
+    "all samples on both ranks": (
+        partial(training, batches=lambda data, *_: DataLoader(data, batch_size=4, shuffle=True)),
+        "out of the same order",
+    ),
+    "no shuffle": (
+        partial(
+            training,
+            batches=lambda data, seed, epoch: DataLoader(
+                Subset(data, range(ddp.rank(), len(data), 2)), batch_size=4
+            ),
+        ),
+        "told, and when",
+    ),
+    "DDP removed": (
+        partial(training, wrap=lambda model: model, result=lambda model: model.state_dict()),
+        "averaged",
+    ),
+    "rank 0 alone steps": (partial(training, steps=lambda: ddp.rank() == 0), "take each step"),
     "a new model": (
-        [TOLD, ("model.state_dict()", "torch.nn.Linear(1, 1).state_dict()")],
+        partial(training, result=lambda _: {"weight": torch.ones(1, 1), "bias": torch.ones(1)}),
         "that you trained",
     ),
+    "the model": (partial(training, result=lambda model: model.module), "your function return"),
+    "rank 0 alone returns": (
+        partial(
+            training,
+            result=lambda model: model.module.state_dict() if ddp.rank() == 0 else None,
+        ),
+        "rank 1 returns None",
+    ),
+    "nothing": (lambda data, seed: None, "your function return"),
 }
 
 
-@pytest.mark.parametrize(("changes", "question"), WRONG.values(), ids=WRONG)
-def test_a_wrong_repair_is_refused_with_a_question_that_leads_on(script, changes, question):
+@pytest.mark.parametrize(("answer", "question"), WRONG.values(), ids=WRONG)
+def test_a_wrong_repair_is_refused_with_a_question_that_leads_on(pets, answer, question):
     with pytest.raises(Wrong, match=question):
-        checks.script_repaired(lambda: ({"B", "E"}, repaired(script, *changes)))
-
-
-def test_a_repair_whose_faults_are_named_wrongly_is_refused(script):
-    with pytest.raises(Wrong, match="letters B, F"):
-        checks.script_repaired(lambda: ({"B", "F"}, repaired(script, TOLD, SAVED)))
-    with pytest.raises(Wrong, match="What does your function return"):
-        checks.script_repaired(lambda: None)
-
-
-@pytest.mark.parametrize(
-    ("text", "letters"),
-    [
-        ("B: a new order is missing; E: names", "BE"),
-        ("B and E", "BE"),
-        ("(b) (e)", "BE"),
-        ("BE", "BE"),
-        ("{'b', 'e'}", "BE"),
-        ("A: a seed for each rank; F", "AF"),
-        ("a bad deed", ""),
-        ("", ""),
-    ],
-)
-def test_letters_are_read_in_any_form_and_not_out_of_words(text, letters):
-    assert checks.letters_in(text) == set(letters)
+        checks.training_repaired(answer, client=pets["client"])
 
 
 # The data, and the names that are invented
@@ -180,11 +252,25 @@ def test_names_that_cannot_be_learned_are_refused(pets, tmp_path, content, said)
         pets["read_names"](tmp_path / "names.csv")
 
 
-def test_every_window_of_a_name_is_followed_by_its_next_character(pets):
-    contexts, targets = pets["windows"](["luna"])
-    spelled = ["".join(pets["ALPHABET"][code] for code in row) for row in contexts]
-    assert spelled == ["********", "*******l", "******lu", "*****lun", "****luna"]
-    assert "".join(pets["ALPHABET"][code] for code in targets) == "luna+"
+def test_windows_hold_every_character_once_and_the_one_before_them(pets):
+    codes = pets["encode"](["luna"] * 20)
+    text = "".join(pets["ALPHABET"][code] for code in codes)
+    assert text == "+" + "luna+" * 20
+    windows = pets["cut"](codes)
+    assert windows.shape == (6, 17)
+    assert torch.equal(windows[:, 1:].flatten(), codes[1 : 6 * 16 + 1])
+    assert torch.equal(windows[1:, 0], windows[:-1, -1])
+
+
+def test_n_grams_count_what_follows():
+    names = ["ab", "ab", "ab", "ac"]
+    equally = -torch.tensor(1 / 4).log()  # of a, b, c and '+'
+    assert n_gram(names, ["ab"], n=1, prior=1e9) == pytest.approx(float(equally), rel=1e-6)
+    single = n_gram(names, ["ab"], n=1, prior=0)
+    letters = torch.tensor([4 / 12, 3 / 12, 4 / 12])  # a, b and '+' among 12 characters
+    assert single == pytest.approx(float(-letters.log().mean()))
+    pair = n_gram(names, ["ab"], n=2, prior=0)  # after a: b in 3 of 4 cases
+    assert pair == pytest.approx(float(-torch.tensor(3 / 4).log() / 3), rel=1e-6)
 
 
 def test_no_invented_name_is_short_rare_or_registered(pets):
@@ -193,6 +279,6 @@ def test_no_invented_name_is_short_rare_or_registered(pets):
     for name in pets["invent"](model, count=5_000):
         assert re.fullmatch("[a-z]+", name) and name not in registered
         assert len(re.findall("[aeiouy]+", name)) >= 3
-    assert pets["is_familiar"]("marabella")
+    assert pets["is_tame"]("marabella")
     for refused in ("sam", "bella", "mara bella", "xqzaxqoxqu"):
-        assert not pets["is_familiar"](refused)
+        assert not pets["is_tame"](refused)

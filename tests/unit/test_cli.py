@@ -14,7 +14,7 @@ from processes import saved_steps
 from tutorials.kit import cli
 from tutorials.kit.run import resume_hint
 
-QUICK = "epochs=1 hidden=16 batch_size=4096"
+QUICK = "epochs=1 hidden=16 batch_size=256"
 
 
 @pytest.fixture(scope="module")

@@ -1,32 +1,36 @@
-"""The checks of `pets`: a run that was stopped, killed and resumed; a script with two faults."""
+"""The checks of `pets`: a run that was stopped, killed and resumed; a training with two faults."""
 
 import json
-import math
-import os
-import re
-import subprocess
-import sys
-import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
 
-from tutorials.checks.common import Wrong, run_script
+import ddp_common as ddp
+from tutorials.checks.common import Wrong
 
 REPOSITORY = Path(__file__).parents[2]
 
-# Variables that would change what `make run` does
-CHOICES = {"CLUSTER", "OPTIONS", "PRESET", "SET", "RESUME", "CHECKPOINT", "RESTARTS", "WORKERS"}
+# Settings that decide which windows there are, and arguments of the notebook's `train`
+OF_DATA = ("data", "repeat", "seed")
+OF_TRAINING = ("epochs", "batch_size", "learning_rate", "layers", "hidden", "seed")
 
 
 # Exercise A: a run that was stopped, killed and resumed
 
 
-def resumed_by_hand(answer):
-    """`answer()` is the directory of a run of `make run TUTORIAL=pets`, a str or a Path."""
+def resumed_by_hand(answer, *, train_again, notebook):
+    """`answer()` is the directory of a run of `make run TUTORIAL=pets`, a str or a Path.
+
+    `train_again(chosen, ranks)` is the weights of a run that nobody disturbs, with the names of
+    this notebook, whose settings are `notebook`.
+    """
     given = answer()
-    folder = REPOSITORY / str(given)  # an absolute path stays itself
+    folder = REPOSITORY / str(given).strip()  # an absolute path stays itself
     if not (folder / "config.json").is_file() or not (folder / "log.txt").is_file():
         question = "After 'Run directory:', what did `make run` print?"
         raise Wrong(repr(given), "a run directory with config.json and log.txt", question)
@@ -35,14 +39,23 @@ def resumed_by_hand(answer):
         if not happened:
             raise Wrong(f"a log without this event: {event}", "all events", question)
     config = json.loads((folder / "config.json").read_text())
+    settings = config["settings"]
+    for name in OF_DATA:
+        here = getattr(notebook, name)
+        if settings[name] != here:
+            question = "The check has the names of this notebook. What else did you set?"
+            raise Wrong(f"a run with {name}={settings[name]}", f"{name}={here}", question)
     yours = final_weights(folder)
-    expected = undisturbed(config["settings"], len(config["workers"]))
-    if set(yours) != set(expected) or not all(
-        torch.equal(yours[name], expected[name]) for name in expected
-    ):
+    chosen = {name: settings[name] for name in OF_TRAINING}
+    expected = train_again(chosen, len(config["workers"]))
+    if not are_equal(yours, expected):
         question = "Did you change a setting, or the number of ranks, when you resumed?"
         raise Wrong("other final weights", "those of an undisturbed run", question)
     return "stopped, killed, resumed, and the weights of an undisturbed run, bit for bit"
+
+
+def are_equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def events_in(log):
@@ -79,132 +92,118 @@ def final_weights(folder):
     return torch.load(newest, map_location="cpu", weights_only=True)["model"]
 
 
-def undisturbed(settings, workers):
-    """The final weights of a new run with these settings, which nobody disturbs."""
-    environment = {name: text for name, text in os.environ.items() if name not in CHOICES}
-    values = " ".join(f"{name}={value}" for name, value in settings.items())
-    with tempfile.TemporaryDirectory() as folder:
-        words = ["run", "pets", "--workers", str(workers), "--checkpoint", folder, "--set", values]
-        done = subprocess.run(
-            [sys.executable, "-m", "ddp_common", *words],
-            env={**environment, "MPLBACKEND": "agg"},
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"training once more, undisturbed, has failed: {done.stderr}")
-        return final_weights(Path(folder))
+# Exercise B: a training with two faults
 
 
-# Exercise B: a script with two faults
+class Data(TensorDataset):
+    """Samples that note in which order they are asked for; the input of sample i is i / n."""
+
+    def __init__(self, samples):
+        x = torch.arange(samples)[:, None] / samples
+        super().__init__(x, 1 - 2 * x)
+        self.asked = []
+
+    def __getitem__(self, index):
+        self.asked += torch.arange(len(self))[index].flatten().tolist()
+        return super().__getitem__(index)
 
 
-def script_repaired(answer):
-    """`answer()` is the letters of the two faults, in any form, and the repaired script."""
-    given = answer()
-    parts = list(given) if isinstance(given, (tuple, list)) else [given]
-    script = next((part for part in parts if isinstance(part, str) and "\n" in part), None)
-    if script is None:
-        expected = "the letters, and the script as text"
-        raise Wrong(f"{given!r:.100}", expected, "What does your function return?")
-    others = " ".join(str(part) for part in parts if part is not script)
-    letters = letters_in(others)
+@dataclass
+class Seen:
+    """What a rank did: samples in their order, by epoch; what it returned, and its DDP model."""
 
+    orders: list
+    returned: object
+    trained: dict | None  # the weights within the last DDP model, None if there was none
+
+
+def watched(client, train, *, samples, seed, epochs=3):
+    """Launch `train(data, seed)` on two ranks; returns what each has `Seen`, a list."""
+    options = {"workers": 2, "directory": False, "stall_timeout": 15}
+    run = ddp.launch(
+        client, _watch, train=train, samples=samples, seed=seed, epochs=epochs, **options
+    )
+    return run.result
+
+
+def _watch(train, samples, seed, epochs):
+    """What `watched` has each rank do."""
+    models, wrap = [], DistributedDataParallel.__init__
+
+    def __init__(self, module, *arguments, **named):
+        wrap(self, module, *arguments, **named)
+        models.append(module)
+
+    data = Data(samples)
+    DistributedDataParallel.__init__ = __init__
+    try:
+        returned = train(data, seed)
+    finally:
+        DistributedDataParallel.__init__ = wrap
+    if not isinstance(returned, dict):
+        returned = repr(returned)
+    share = max(1, -(-len(data.asked) // epochs))
+    orders = [data.asked[start : start + share] for start in range(0, len(data.asked), share)]
+    mine = Seen(orders, returned, dict(models[-1].state_dict()) if models else None)
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return every
+
+
+def training_repaired(answer, *, client):
+    """`answer(data, seed)` trains on each rank and returns its weights, without the faults."""
     random = np.random.default_rng()
     samples, seed = 2 * int(random.integers(8, 14)), int(random.integers(1, 1_000))
-    first = "from tutorials.checks import pets; pets.say_who_saves()\n"
-    done = run_script(first + script.lstrip("\n"), str(samples), str(seed))
-    if not done.ok:
-        said = done.ended_because or done.output[-600:]
-        question = "Which line of yours does the traceback name?"
-        raise Wrong(f"a script that fails:\n{said}", "one that ends without an error", question)
-    look_at_order(done.output, samples)
-    look_at_replicas(done.output)
-    look_at_file(done.output, done.folder)
-    if letters != {"B", "E"}:
-        yours = f"a repaired script, and the letters {', '.join(sorted(letters)) or 'none'}"
-        expected = "the letters of the two faults, as capital letters"
-        raise Wrong(yours, expected, "What did each change mend?")
-    return "each epoch has its own order, the replicas agree, and anybody can load the file"
+    ranks = watched(client, answer, samples=samples, seed=seed)
+    look_at_weights(ranks)
+    look_at_orders(ranks, samples)
+    look_at_replicas(ranks)
+    return "each epoch has its own order, the replicas agree, and anybody can load the weights"
 
 
-def letters_in(text):
-    """The letters A to F that a text names: alone, in any form, or as words of a sentence.
-
-    In a sentence only capital letters count, and only those that are a word.
-    """
-    words = re.findall(r"\w+", text)
-    if len(words) == 1 or all(len(word) == 1 for word in words):
-        text = text.upper()
-    return set("".join(re.findall(r"\b[A-F]+\b", text)))
-
-
-def say_who_saves():
-    """Have each rank print that it saves. A repaired script calls this before its first line."""
-    save = torch.save
-
-    def say_and_save(*arguments, **named):
-        print("rank", os.environ["RANK"], "saves", flush=True)
-        save(*arguments, **named)
-
-    torch.save = say_and_save
+def look_at_weights(ranks):
+    """Raise Wrong unless each rank returns the weights under the model's own names."""
+    for rank, seen in enumerate(ranks):
+        if not isinstance(seen.returned, dict):
+            yours = f"rank {rank} returns {seen.returned:.60}"
+            raise Wrong(yours, "the weights, a state_dict", "What does your function return?")
+        if set(seen.returned) != {"weight", "bias"}:
+            yours = f"weights with the names {', '.join(map(str, seen.returned))}"
+            raise Wrong(yours, "weight, bias", "Whose state do you return?")
 
 
-def look_at_order(output, samples):
+def look_at_orders(ranks, samples):
     """Raise Wrong unless each epoch deals each sample once, in an order of its own."""
-    found = re.findall(r"epoch (\d) rank (\d) saw([ \d]*)", output)
-    seen = {(int(epoch), int(rank)): text.split() for epoch, rank, text in found}
-    if set(seen) != {(epoch, rank) for epoch in range(3) for rank in range(2)}:
-        expected = "'epoch … rank … saw …' for each epoch and rank"
-        raise Wrong(f"{len(seen)} such lines", expected, "Is a line that prints missing?")
-    orders = [seen[epoch, 0] + seen[epoch, 1] for epoch in range(3)]
-    every = sorted(map(str, range(samples)))
-    if any(sorted(order) != every for order in orders):
+    if any(len(seen.orders) != 3 for seen in ranks):
+        raise Wrong("another number of epochs", "3", "Over which samples does your loop go?")
+    orders = [ranks[0].orders[epoch] + ranks[1].orders[epoch] for epoch in range(3)]
+    if any(sorted(order) != list(range(samples)) for order in orders):
         question = "Do both ranks cut their shares out of the same order?"
         raise Wrong("samples that no rank saw, or both", "each sample once per epoch", question)
     different = len(set(map(tuple, orders)))
     if different < 3:
         question = "What must the sampler be told, and when?"
         raise Wrong(f"{different} different order(s) in 3 epochs", "3", question)
-    if seen[0, 0] == sorted(seen[0, 0], key=int):
+    if any(order == sorted(order) for order in ranks[0].orders):
         raise Wrong("samples in rising order", "a shuffled order", "What shuffles them?")
 
 
-def ends_in(output):
-    """{rank: its final weight and bias}, as the script has printed them."""
-    found = re.findall(r"rank (\d) ends with (\S+) (\S+)", output)
-    return {int(rank): (float(weight), float(bias)) for rank, weight, bias in found}
-
-
-def look_at_replicas(output):
-    """Raise Wrong unless both ranks end with the same weights."""
-    ends = ends_in(output)
-    if set(ends) != {0, 1}:
-        expected = "'rank … ends with …' of each rank"
-        raise Wrong(f"{len(ends)} such lines", expected, "Is a line that prints missing?")
-    if not are_close(ends[0], ends[1]):
-        yours = f"rank 0 ends with {ends[0]}, rank 1 with {ends[1]}"
+def look_at_replicas(ranks):
+    """Raise Wrong unless both ranks return the same weights, those of the trained model."""
+    one, other = (seen.returned for seen in ranks)
+    if not are_close(one, other):
+        yours = f"rank 0 ends with {told(one)}, rank 1 with {told(other)}"
         question = "Are the gradients averaged, and does each rank take each step?"
         raise Wrong(yours, "the same weights on both ranks", question)
+    trained = ranks[0].trained
+    if trained is not None and not are_close(one, trained):
+        question = "Is the model that you return the one that you trained?"
+        raise Wrong("other weights", "those after the training", question)
 
 
 def are_close(one, other):
-    return all(math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-7) for a, b in zip(one, other))
+    return all(torch.allclose(one[name], other[name], rtol=1e-5, atol=1e-7) for name in one)
 
 
-def look_at_file(output, folder):
-    """Raise Wrong unless one rank has saved the final weights, under the model's own names."""
-    ranks = set(re.findall(r"rank (\d) saves", output))
-    if len(ranks) > 1:
-        question = "Two processes write one file. Whose is it in the end?"
-        raise Wrong("both ranks save model.pt", "one of them", question)
-    if not (folder / "model.pt").is_file():
-        raise Wrong("no file model.pt", "one", "Who saves, and when?")
-    saved = torch.load(folder / "model.pt", weights_only=True)
-    if set(saved) != {"weight", "bias"}:
-        yours = f"a file with the names {', '.join(map(str, saved))}"
-        raise Wrong(yours, "weight, bias", "Whose state do you save?")
-    if not are_close((saved["weight"].item(), saved["bias"].item()), ends_in(output)[0]):
-        question = "Is the model that you save the one that you trained?"
-        raise Wrong("a file with other weights", "those after the training", question)
+def told(weights):
+    return ", ".join(f"{name} {value.item():.3f}" for name, value in weights.items())
