@@ -48,13 +48,14 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import ddp_common as ddp
 from tutorials import flights_tables as ready  # what is not today's subject
+from tutorials import kit
 from tutorials.checks import flights as checks
 from tutorials.checks.common import judge
 from tutorials.flights_tables import arrival, duration
 from tutorials.helpers import curve, show
 
 # %% tags=["parameters"]
-settings = ddp.settings(
+settings = kit.settings(
     "flights",
     data="shipped",  # or a folder with the same four files
     share=0.25,  # of the flights of each month
@@ -68,7 +69,7 @@ settings = ddp.settings(
 
 # %% tags=["nbval-ignore-output"]
 client = ddp.connect()
-dataset = ddp.fetch("flights", settings.data)
+dataset = kit.fetch("flights", settings.data)
 backend = "nccl" if torch.cuda.is_available() else "gloo"
 versions = f"torch {torch.__version__} · {backend} · {client.ranks} ranks"
 print(f"{versions} · {dataset.title}: {dataset.origin} · {dataset.licence}")
@@ -356,7 +357,7 @@ encoded = training[[*CODES, *SCALED, "late"]].persist()
 arguments = {"table": encoded, "sizes": sizes}
 for name in ("epochs", "batch_size", "learning_rate", "hidden", "seed"):
     arguments[name] = getattr(settings, name)
-run = ddp.launch(client, train, **arguments)
+run = ddp.launch(client, train, **kit.launch_options(), **arguments)
 
 # %% [markdown]
 # **Predict where the rows are.** `submit` sends the weights to one worker, which builds

@@ -46,12 +46,13 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
 
 import ddp_common as ddp
+from tutorials import kit
 from tutorials.checks import pets as checks
 from tutorials.checks.common import judge
 from tutorials.helpers import LiveLoss, curve, loss_twice, n_gram, name_filter, show
 
 # %% tags=["parameters"]
-settings = ddp.settings(
+settings = kit.settings(
     "pets",
     data="shipped",  # or "full" after `make data TUTORIAL=pets`, or your own names.csv
     repeat=False,  # True: a name counts as often as it was registered
@@ -81,7 +82,7 @@ settings = ddp.settings(
 
 # %% tags=["nbval-ignore-output"]
 client = ddp.connect()
-dataset = ddp.fetch("pets", settings.data)
+dataset = kit.fetch("pets", settings.data)
 backend = "nccl" if torch.cuda.is_available() else "gloo"
 versions = f"torch {torch.__version__} · {backend} · {client.ranks} ranks"
 print(f"{versions} · {dataset.title}: {dataset.origin}")
@@ -363,7 +364,14 @@ watch = LiveLoss("loss (nats per character)")
 # 4. **The dashboard.** Each worker is *processing* a task: it looks after its rank.
 
 # %%
-run = ddp.launch(client, train, windows=windows, on_report=watch, **hyperparameters)
+run = ddp.launch(
+    client,
+    train,
+    **kit.launch_options(),
+    windows=windows,
+    on_report=watch,
+    **hyperparameters,
+)
 if watch:
     watch.draw()
 figure = curve(run.metrics, label="loss (nats per character)")
