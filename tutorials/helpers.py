@@ -233,10 +233,10 @@ def unused_parameters(failure):
 
 
 def name_filter(registered):
-    """A function that says whether an invented name is tame: new, and made of familiar parts.
+    """A function that says whether an invented name is tame: new, of familiar parts.
 
-    Such a name is one word with three groups of vowels. Any four letters in a row occur in
-    two or more of the `registered` names. No rule finds all rude words.
+    Such a name is one word with three groups of vowels. Any four letters in a row occur
+    in two or more of the `registered` names. No rule finds all rude words.
     """
 
     def fours(name):
@@ -258,10 +258,10 @@ def name_filter(registered):
 def n_gram(names, held_out, n, prior):
     """Nats per character of `held_out` names, for a rule that counts; '+' ends a name.
 
-    It knows which characters followed the last n - 1 in `names`, and how often. To these
-    cases it adds `prior` imagined ones, in the proportions of the context that is shorter
-    by one (Dirichlet smoothing). Below the shortest, all of the characters are equally
-    likely: those that occur in `names`, and '+'.
+    It knows which characters followed the last n - 1 in `names`, and how often. To
+    these cases it adds `prior` imagined ones, in the proportions of the context that is
+    shorter by one (Dirichlet smoothing). Below the shortest, all of the characters are
+    equally likely: those that occur in `names`, and '+'.
     """
 
     def places(of):
@@ -289,8 +289,9 @@ def n_gram(names, held_out, n, prior):
 def loss_twice(undisturbed, killed, saved, first=1):
     """A figure: the loss of an undisturbed run, and of one that was killed and resumed.
 
-    Both are `run.metrics`. The killed run holds the steps after `saved`, its checkpoint,
-    twice: as the killed ranks did them, and again. Steps before `first` are left out.
+    Both are `run.metrics`. The killed run holds the steps after `saved`, its
+    checkpoint, twice: as the killed ranks did them, and again. Steps before `first` are
+    left out.
     """
     is_second = killed.duplicated(["rank", "step"])
     reported = max([saved, *killed.loc[is_second, "step"]])  # by the killed ranks, last
