@@ -270,8 +270,8 @@ my_prediction = None  # "same", "close" or "different"
 # | `model.module` | the model without DDP's wrapper |
 #
 # Lines of a torchrun script are missing. `launch` calls `init_process_group` and
-# `destroy_process_group`, and `ddp.device` calls `set_device`. `sampler.epochs` replaces
-# `set_epoch`, and `checkpoint.save` needs no `if rank == 0`.
+# `destroy_process_group`, and `ddp.device` calls `set_device`. `sampler.epochs`
+# replaces `set_epoch`, and `checkpoint.save` needs no `if rank == 0`.
 #
 # **The checkpoint.** Weights are not enough to resume exactly. Adam has its means. The
 # schedule counts the steps, the sampler the batches. So `ddp.Checkpoint` gets all four.
