@@ -270,10 +270,14 @@ class Checkpoint:
         last_good = None
         with contextlib.suppress(OSError):  # a disk that cannot be read either
             last_good = newest_good(directory)
+        if last_good is not None and step_of(last_good) == step:
+            reporting.post(CheckpointSaved(self._name_in_run(last_good), self.keep))
+            what = f"Old checkpoints in {directory} were not removed"
+        else:
+            what = f"The checkpoint of step {step} in {directory} was not saved"
         self._problem = Error(
-            f"The checkpoint of step {step} in {directory} was not saved: {_cause_of(error)}. The "
-            f"last good one is {last_good.name if last_good else 'none'}. Make room, or choose "
-            "another directory."
+            f"{what}: {_cause_of(error)}. The last good one is "
+            f"{last_good.name if last_good else 'none'}. Make room, or choose another directory."
         )
         reporting.post(CheckpointFailed(str(self._problem)))
         consequence = " Training goes on." if self.on_error == "warn" else ""
@@ -305,11 +309,19 @@ class Checkpoint:
 
 
 def finish_writing() -> None:
-    """Wait for every checkpoint of this process's run that is still being written."""
-    saving = list(_saving.values())
-    _saving.clear()
-    for checkpoint in saving:
-        checkpoint.wait()
+    """Wait for every checkpoint of this process's run that is still being written.
+
+    Raises the first `Error` of those with `on_error='stop'`.
+    """
+    problems = []
+    while _saving:
+        _, checkpoint = _saving.popitem()
+        try:
+            checkpoint.wait()
+        except Error as error:
+            problems.append(error)
+    if problems:
+        raise problems[0]
 
 
 def _cause_of(error: BaseException) -> str:
@@ -330,13 +342,13 @@ def write(state: dict[str, Any], directory: Path, step: int, read_back: bool) ->
     """
     temporary = directory / TEMPORARY
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "w+b") as file:  # to read, too: NFS locks no other for sharing
             hold(file)
             torch.save(state, file)
             file.flush()
             sync(file.fileno())
             if read_back:
-                load(temporary, "cpu")
+                load(temporary)
             return install(temporary, step)
     finally:
         temporary.unlink(missing_ok=True)

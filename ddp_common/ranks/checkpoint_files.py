@@ -68,7 +68,7 @@ def remove_unfinished(directory: Path) -> None:
     """Remove what a killed process has left half-written, unless somebody is writing there."""
     temporary = directory / TEMPORARY
     with contextlib.suppress(OSError):  # there is none, it is held, or the disk has no locks
-        with open(temporary, "rb") as file:
+        with open(temporary, "r+b") as file:  # to write, too: NFS locks no other
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             temporary.unlink()
 
@@ -76,8 +76,9 @@ def remove_unfinished(directory: Path) -> None:
 def remove_all_but(keep: int, newest: Path) -> None:
     """Retention: `newest`, which was just written, and the last of those with fewer steps stay.
 
-    `keep` is how many stay together. Others of its step are replaced by it, and later ones can
-    only be damaged. Raises FileNotFoundError if `newest` has gone.
+    `keep` is how many stay together. Others of its step are replaced by it. Later ones go if they
+    are damaged; a good one is of a run that this one has not resumed. Raises FileNotFoundError if
+    `newest` has gone.
     """
     found = checkpoints(newest.parent)
     if newest not in found:
@@ -88,7 +89,8 @@ def remove_all_but(keep: int, newest: Path) -> None:
     first_kept = max(0, len(earlier) - (keep - 1))
     kept = [*earlier[first_kept:], newest]
     for path in found:
-        if path not in kept:
+        is_of_another_run = step_of(path) > step_of(newest) and fault(path) is None
+        if path not in kept and not is_of_another_run:
             path.unlink(missing_ok=True)
 
 

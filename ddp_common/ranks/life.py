@@ -51,11 +51,14 @@ def live(
     try:
         with _reports(send), _sigterm():
             function, arguments = _unpickled(payload, tables)
-            with rendezvous.process_group(store_socket), stopping.in_agreement():
-                result = _call(function, arguments)
-                stopping.training_has_ended()
+            try:
+                with rendezvous.process_group(store_socket), stopping.in_agreement():
+                    result = _call(function, arguments)
+                    stopping.training_has_ended()
+                    checkpoint.finish_writing()
+                    reporting.post(Position(**reporting.position(), has_returned=True))
+            finally:  # after an exception: what is being written is whole, and told
                 checkpoint.finish_writing()
-                reporting.post(Position(**reporting.position(), has_returned=True))
     except stopping.Stopped:
         return Ended(
             "stopped",

@@ -23,7 +23,7 @@ from ddp_common.ranks.descriptions import (
     difference,
     settings,
 )
-from ddp_common.ranks.rendezvous import device, rank
+from ddp_common.ranks.rendezvous import rank
 
 
 def chosen_file(directory: Path) -> Path | None:
@@ -60,14 +60,16 @@ def _check_seen(path: Path) -> None:
         )
 
 
-def load(path: Path, device: torch.device | str) -> Any:
-    """The state in a checkpoint file, its tensors on `device`.
+def load(path: Path) -> Any:
+    """The state in a checkpoint file, on the CPU: `load_state_dict` moves what belongs on a GPU.
+
+    An optimizer's count of steps does not belong there: each step would wait for the GPU.
 
     Raises `Error` rather than execute anything that is no plain state, and whatever else is wrong
     with the content.
     """
     try:
-        return torch.load(path, map_location=device, weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         lines = str(error).splitlines()
         reasons = [line.strip() for line in lines if "Unpickler error" in line]
@@ -87,7 +89,7 @@ def load_into(parts: dict[str, Any], path: Path) -> None:
     Settings that the program has made otherwise than the run that saved are named on stderr.
     Raises `Error` for what another program wrote.
     """
-    state = load(path, device())
+    state = load(path)
     _check_origin(parts, state, path)
     for name, part in parts.items():
         before = settings(part)

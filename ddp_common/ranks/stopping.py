@@ -27,7 +27,8 @@ from ddp_common.ranks import rendezvous
 
 PEERS_TIMEOUT = datetime.timedelta(minutes=10)  # for all to answer, and to come to the step
 
-# A byte that this process shares with what it forks: told to stop, and still in its last step
+# A byte that a rank shares with what it forks, its loader workers: told to stop, and still in its
+# last step. Each rank has its own: they are all forked from one process.
 _is_leaving = mmap.mmap(-1, 1)
 
 
@@ -125,6 +126,8 @@ def listen_to_sigterm() -> None:
 
     Call it in the main thread.
     """
+    global _is_leaving
+    _is_leaving = mmap.mmap(-1, 1)
     _state.is_in_loop = False
     _state.is_done = False
     signal.signal(signal.SIGTERM, _on_sigterm)

@@ -6,9 +6,11 @@ import cloudpickle
 import faults_on_purpose as faults
 import pytest
 import torch
+import torch.distributed as dist
 from processes import assert_nothing_left, saved_steps
 
 import ddp_common as ddp
+from ddp_common.ranks import exchange, stopping
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -37,3 +39,14 @@ def test_sigterm_before_the_first_step_ends_the_run_at_once(client):
     early = faults.inject(faults.train, "SIGTERM", rank=0, when="start")
     with pytest.raises(ddp.RunStopped, match="before the first step"):
         ddp.launch(client, early, workers=2)
+
+
+def leave_alone():
+    """Which ranks finish their last step, as each says, where only rank 0 does."""
+    stopping._is_leaving[0] = ddp.rank() == 0
+    dist.barrier()
+    return exchange.gather(stopping.is_rank_leaving())
+
+
+def test_loader_workers_stay_for_their_own_rank_only(client):
+    assert ddp.launch(client, leave_alone, workers=2).result == [True, False]

@@ -13,12 +13,14 @@ import cloudpickle
 import faults_on_purpose as faults
 import pytest
 import torch
+import torch.distributed as dist
 from distributed import Client
 from patience import PATIENCE
 from processes import can_hide, hiding, saved_steps, separate_cluster
 
 import ddp_common as ddp
 from ddp_common.client import starting
+from ddp_common.ranks import checkpoint
 from ddp_common.worker import spool
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -48,6 +50,26 @@ def test_checkpoints_reach_the_client_and_a_restart_goes_on_from_them(apart, tmp
     (event,) = [record for record in run.records if record.get("event") == "restart"]
     assert event["step"] in (0, 3, 6)  # the last save may still be on its way to the client
     assert list(client.run(os.listdir, str(hidden)).values()) == [[], []]
+
+
+def save_slowly_and_fail(model):
+    """What is still being written when the function raises is whole, and told."""
+    sync = checkpoint.sync
+    checkpoint.sync = lambda file: (time.sleep(1), sync(file))
+    ddp.Checkpoint(model=model).save()
+    if ddp.rank() == 0:
+        raise RuntimeError("on purpose")
+    dist.barrier()
+
+
+def test_a_save_that_goes_on_when_the_function_raises_reaches_the_client(apart):
+    client, hidden = apart
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(ddp.RankFailed, match="on purpose"):
+        ddp.launch(
+            client, save_slowly_and_fail, workers=2, directory=hidden / "raised", model=model
+        )
+    assert saved_steps(hidden / "raised") == [0]
 
 
 def spools(dask_worker):

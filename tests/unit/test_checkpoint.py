@@ -190,6 +190,13 @@ def test_retention_never_removes_the_file_that_was_just_written(tmp_path):
     assert steps(tmp_path) == [5] and step_of(newest(tmp_path)) == 5
 
 
+def test_a_good_checkpoint_of_another_run_stays(tmp_path):
+    """A program that does not restore begins again in the folder of a run that came further."""
+    State(tmp_path).save(9).checkpoint.wait()
+    State(tmp_path).save(2).checkpoint.wait()
+    assert steps(tmp_path) == [1, 2, 8, 9]
+
+
 def test_a_file_that_retention_removes_while_somebody_looks_gives_way_to_the_newer_one(
     tmp_path, monkeypatch, capsys
 ):
