@@ -319,7 +319,7 @@ print("\nlog.txt begins and ends so:", *log[:2], "…", *log[-2:], sep="\n")
 # ### Four logs to read (6 minutes)
 #
 # These jobs ended before they were done. `slurmstepd` and `srun` are Slurm. Its `STEP
-# 70231.0` is what `srun` has started, no training step.
+# 70231.0` is a program that `srun` has started. It is not a training step.
 
 # %% tags=["exercise"]
 print(*(f"--- log {number}\n{text}" for number, text in checks.LOGS.items()), sep="\n")
@@ -343,10 +343,11 @@ def my_reading():
 judge(checks.reading, my_reading)
 
 # %% [markdown]
-# <details><summary>A small question: which of the four jobs ends in the same way if you
-# just hand it in again?</summary>
+# <details><summary>A small question: which two jobs end in the same way if you just
+# hand them in again?</summary>
 #
-# That of log 2: it needs more memory, or a smaller batch.
+# That of log 2: it needs more memory, or a smaller batch. And that of log 1: its time
+# ends before its next checkpoint. It needs more time, a warning, or earlier saves.
 # </details>
 #
 # ## 6. Break it: the time limit
@@ -446,7 +447,8 @@ show(
 )
 
 # %% [markdown]
-# (The largest of 420 counts beside the diagonal is large in part by chance.)
+# (We have picked the largest of 420 fields beside the diagonal. With other images it is
+# probably smaller.)
 #
 # ## 9. A simple rule beside it
 #
@@ -529,11 +531,13 @@ show(
 # %% [markdown]
 # We look at **differences within a seed**. Their interval, by Student's *t*, is about
 # chance in the *training*. If it contains 0, the recipes are *not told apart*. They may
-# still differ: the interval says by how much.
+# still differ: the interval says by how much. We must take one, and take the higher
+# mean. That proves nothing.
 #
-# The curves are flat at the end because the learning rate falls to almost 0. So this is
-# the verdict of **one budget of epochs**. Another may decide otherwise: try
-# `SET="epochs=4"`.
+# The curves rise little at the end, where the learning rate is almost 0. This does not
+# show that longer training would not help: it is the verdict of **one budget of
+# epochs**. Another may decide otherwise: set `epochs=24` in section 2, and run up to
+# here.
 #
 # ## 11. The test, once
 #
@@ -596,13 +600,15 @@ print(f"and a colleague's in {holds_other:.0%} (you: {my_second_prediction})")
 # %% [markdown]
 # **What these intervals say.** That of `model.pt` is about chance in the *images*, for
 # one network. It holds the true accuracy in about 95 of 100 cases, and that of
-# *another* test set less often: there, chance plays twice.
+# *another* test set less often: both sets are drawn by chance.
 #
 # That of the difference is *paired*: both have judged the same images, so we subtract
 # image by image. Two single intervals may overlap, and the models are still told apart.
 #
-# That of the mean of seeds is about the *recipe*, and chance in the *training*. To take
-# the best seed is one more choice.
+# That of the mean of seeds is about chance in the *training*, for **these 420 images
+# only**: all seeds are judged by the same ones. So it is narrow, and it does not hold
+# the recipe's true accuracy in 95 of 100 cases. To take the best seed is one more
+# choice.
 #
 # **What they do not say:** how accurate the model is on another city or camera. And
 # tiles of one photograph are not independent: split by photograph.
@@ -657,8 +663,9 @@ judge(checks.report, my_report)
 # ## 13. Recap
 #
 # **How far can I trust the accuracy of a model that a job has trained?** As far as its
-# log says that no step was lost, validation has chosen, each new image was judged once,
-# and its interval goes, beside a baseline and over seeds.
+# interval goes, if the log says that training ended as planned, if only validation
+# images have chosen, and if each test image was counted once. Beside it belong a
+# baseline and other seeds. All of it is about images like these.
 #
 # **Next:** `dogs`: does more hardware make a better model, or only a faster one?
 #
