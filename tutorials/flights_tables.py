@@ -193,7 +193,7 @@ def precision_over_days(judged, guesses, draws=300):
     of_all, of_draws = {}, {name: [] for name in guesses}
     for name in guesses:
         of_all[name] = average_precision(judged["late"], judged[name])[0]
-        for times in np.array_split(drawn, 20):  # not all draws at once in memory
+        for times in np.array_split(drawn, 5):  # not all draws at once in memory
             weights = times[:, day_of]
             of_draws[name].extend(
                 average_precision(judged["late"], judged[name], weights)

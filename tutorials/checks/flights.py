@@ -217,7 +217,7 @@ def _tables(random):
     One flight in seven is many hours late, so that some arrive a day later; one in twenty never
     arrives. No flight arrives at a full hour, and a tenth of the weather is missing.
     """
-    count = 240
+    count = 180
     first = pd.Timestamp(2013, random.choice([1, 2, 11, 12]), random.integers(1, 20), 5)
     day, hour, minute = random.integers([0, 5, 0], [3, 23, 60], (count, 3)).T
     distance = random.integers(200, 2_600, count)
