@@ -60,8 +60,8 @@ settings = kit.settings(
     data="shipped",  # or a folder with the same four files
     share=0.25,  # of the flights of each month
     epochs=4,
-    batch_size=1_024,  # of all ranks together
-    learning_rate=5e-3,
+    batch_size=2_048,  # of all ranks together
+    learning_rate=1e-2,
     hidden=64,
     seed=0,
     presets={"full": {"share": 60.0, "batch_size": 8_192, "hidden": 256}},
@@ -192,9 +192,9 @@ for name in CATEGORIES:
     frequent = sorted(of_all[of_all >= 30].index)
     codes[name] = {value: 1 + place for place, value in enumerate(frequent)}
 sizes = [1 + len(codes[name]) for name in CATEGORIES]
-table = table.map_partitions(encode, codes, mean, spread)
-training, validation, test = dask.persist(
-    *(table[table["date"].isin(days_for[name])] for name in days_for)
+table = table.map_partitions(encode, codes, mean, spread).persist()
+training, validation, test = (
+    table[table["date"].isin(days_for[name])] for name in days_for
 )
 flights_in = dask.compute(
     *(part["late"].count() for part in (training, validation, test))
@@ -311,7 +311,7 @@ def train(table, sizes, epochs, batch_size, learning_rate, hidden, seed):
     model = DDP(LateModel(sizes, hidden).to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
     checkpoint = ddp.Checkpoint(
-        model=model, optimizer=optimizer, sampler=sampler, every_steps=10
+        model=model, optimizer=optimizer, sampler=sampler, every_steps=5
     )
     checkpoint.restore()  # nothing to restore on a first attempt
     for epoch in sampler.epochs(epochs):
@@ -428,7 +428,7 @@ print(f"a constant guess: {on_test_days['late'].mean():.3f}")
 # `ready.fetched` adds up its bytes. (Gradients are not in it: the ranks exchange them.)
 
 # %% tags=["lesson"]
-short = {"epochs": 2, "batch_size": 384, "learning_rate": 5e-3, "hidden": 16}
+short = {"epochs": 2, "batch_size": 512, "learning_rate": 5e-3, "hidden": 16}
 short["seed"] = settings.seed
 layouts = {
     "every second month": ([0, 1] * 6, 2),  # the places, and the number of ranks
@@ -439,14 +439,14 @@ layouts = {
 curves, fetched = {}, {}
 for name, (layout, ranks) in layouts.items():
     few = ready.placed(client, encoded, layout, lengths=[50, 350, 650] * 4)
-    size = sum(client.gather(client.map(lambda part: part.memory_usage().sum(), few)))
     before = ready.fetched(client)
     run_of = ddp.launch(
         client, train, table=few, sizes=sizes, **short, workers=ranks, directory=False
     )
-    fetched[name] = (ready.fetched(client) - before) / size
+    fetched[name] = ready.fetched(client) - before
     curves[name] = run_of.metrics.groupby("step")["loss"].mean()
-curves = pd.DataFrame(curves)
+curves, size = pd.DataFrame(curves), ready.size(client, few)
+fetched = {name: count / size for name, count in fetched.items()}
 show(
     ready.layouts_picture(layouts, curves, fetched),
     "Left: four rows of twelve squares, coloured by the worker that has the partition, "
@@ -557,10 +557,10 @@ def our_features(flights, weather):
     return prepare(flights, weather, planes).drop(columns="late")
 
 
-two_days = flights.partitions[0].compute()
-two_days = two_days[two_days["day"] < two_days["day"].min() + 2]
-found = ready.leaks(features_with_leaks, two_days, weather)
-assert found and ready.leaks(our_features, two_days, weather) == []
+some = flights.partitions[0].compute()
+some = some[some["day"] < some["day"].min() + 2].head(150)  # of two days
+found = ready.leaks(features_with_leaks, some, weather)
+assert found and ready.leaks(our_features, some, weather) == []
 print("the features of section 3: no leak found")
 print("these three features:", ", ".join(found))
 
@@ -609,24 +609,25 @@ judge(checks.features, my_features)
 # %% [markdown]
 # ## 10. Break it: a worker dies
 #
-# We train as in section 7. After 15 steps, the *worker* of rank 1 is killed, with its
-# partitions. Dask has written down how they were made: which file, which functions. So
-# it makes them again. `restarts=1` waits for that and goes on from the newest
-# checkpoint. (Reports travel in the background. The last known step can be below 15.)
+# We train the first epoch again. After 8 steps, the *worker* of rank 1 is killed, with
+# its partitions. Dask has written down how they were made: which file, which functions.
+# So it makes them again. `restarts=1` waits for that and goes on from the newest
+# checkpoint. (Reports travel in the background. The last known step can be below 8.)
 
 # %% tags=["lesson", "nbval-ignore-output"]
 mark = run.directory / "killed"  # so that it happens once
 mark.unlink(missing_ok=True)  # if this cell has run before
-dies = ddp.inject(train, ready.kill_the_worker, rank=1, step=15, mark=mark)
+dies = ddp.inject(train, ready.kill_the_worker, rank=1, step=8, mark=mark)
 had = client.who_has(encoded)  # {the name of a partition: its workers}
-killed = ddp.launch(client, dies, **arguments, workers=2, restarts=1, directory=False)
+arguments |= {"epochs": 1, "workers": 2, "restarts": 1, "directory": False}
+killed = ddp.launch(client, dies, **arguments)
 print("", killed.failures[0], sep="\n")
 
 # %% [markdown]
 # **The lost partitions are made again, and training goes on.** The new worker may get
 # other partitions than the old one had. Then the rows of a batch are summed in another
-# order, and the last digits can differ. Training amplifies that. So we compare with
-# section 7 for 40 steps only, and to 1e-3.
+# order, and the last digits can differ. Training amplifies that. So we compare the
+# losses of this epoch only, to 1e-3.
 
 # %% tags=["proof"]
 assert len(killed.failures) == 1
@@ -637,15 +638,15 @@ assert all(alive & set(has[name]) for name in had), has
 print("some partitions were only on the killed worker:", bool(lost))
 print("all partitions are in memory again")
 # Steps after the checkpoint were done again: the last report counts.
-losses = [
+expected, losses = (
     each.metrics.drop_duplicates(["rank", "step"], keep="last")
     .groupby("step")["loss"]
     .mean()
-    .loc[11:50]
     for each in (run, killed)
-]
-assert len(losses[0]) == len(losses[1]) > 5
-assert np.allclose(*losses, rtol=1e-3, atol=0), losses
+)
+losses = losses.loc[6:]
+assert len(losses) > 3
+assert np.allclose(losses, expected.loc[losses.index], rtol=1e-3, atol=0), losses
 print("the killed run goes on with the losses of section 7, to a relative 1e-3")
 
 # %% [markdown]

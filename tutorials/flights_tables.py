@@ -10,6 +10,7 @@ import sys
 import time
 
 import cloudpickle
+import dask
 import distributed
 import matplotlib.pyplot as plt
 import numpy as np
@@ -54,7 +55,8 @@ def duration(flights):
 
 def days_of(table):
     """All days of a Dask table, sorted. Raises `ddp.Error` if they are too few."""
-    days = sorted(table["date"].unique().compute())
+    of_partitions = map(dask.delayed(pd.unique), table["date"].to_delayed())
+    days = sorted(set().union(*dask.compute(*of_partitions)))
     if len(days) < 10:
         raise ddp.Error(
             f"The table holds flights of {len(days)} day(s), and 10 are needed: whole "
@@ -121,6 +123,12 @@ def placed(client, table, layout, lengths):
     return futures
 
 
+def size(client, partitions):
+    """Bytes of these partitions, a future for each."""
+    bytes_of = client.map(lambda part: int(part.memory_usage().sum()), partitions)
+    return sum(client.gather(bytes_of))
+
+
 def fetched(client):
     """Bytes that all workers have fetched from other workers, by their own logs."""
 
@@ -172,7 +180,7 @@ def average_precision(late, guess, weights=None):
     ]
 
 
-def precision_over_days(judged, guesses, draws=400):
+def precision_over_days(judged, guesses, draws=300):
     """Average precision of the columns `guesses`, with 95 % intervals: days drawn anew.
 
     A DataFrame with a row for each of `guesses`, and one for the first minus the
@@ -185,7 +193,7 @@ def precision_over_days(judged, guesses, draws=400):
     of_all, of_draws = {}, {name: [] for name in guesses}
     for name in guesses:
         of_all[name] = average_precision(judged["late"], judged[name])[0]
-        for times in np.array_split(drawn, 20):  # not all draws at once in memory
+        for times in np.array_split(drawn, 5):  # not all draws at once in memory
             weights = times[:, day_of]
             of_draws[name].extend(
                 average_precision(judged["late"], judged[name], weights)
