@@ -609,7 +609,7 @@ def my_run():
 
     def start(*words):
         return subprocess.Popen(
-            [sys.executable, "-m", "ddp_common", "run", "pets", *words],
+            [sys.executable, "-m", "tutorials", "run", "pets", *words],
             env={**os.environ, **choices, "SET": ""},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
