@@ -14,7 +14,6 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-from scipy import stats
 
 
 def show(figure, alt):
@@ -71,6 +70,8 @@ def interval(values, level=0.95):
     values = np.asarray(values, dtype=float)
     mean = values.mean()
     error = values.std(ddof=1) / np.sqrt(len(values))
+    from scipy import stats  # not at the top: half of the notebooks do without it
+
     half = stats.t.ppf((1 + level) / 2, len(values) - 1) * error
     return mean, mean - half, mean + half
 

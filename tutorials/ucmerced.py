@@ -246,7 +246,7 @@ def train(images, split, network, views, epochs, batch_size, learning_rate, seed
 
 # %% tags=["lesson"]
 for system, mark in (("slurm", "#SBATCH"), ("pbs", "#PBS")):
-    script = describe(system, workers=4, tutorial="ucmerced")
+    script = describe(system, workers=4)
     header = [line for line in script.splitlines() if line.startswith(mark)]
     print(f"make run … WORKERS=4 CLUSTER={system} DRY=1", *header, sep="\n")
 

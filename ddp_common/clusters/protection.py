@@ -37,6 +37,21 @@ def credentials() -> Security:
     )
 
 
+def write_credentials(security: Security, folder: str | Path) -> None:
+    """Put the certificate and the key of `credentials` into a folder, for another program.
+
+    These are new files, cert.pem and key.pem, that only their user can read.
+    """
+    contents = {
+        "cert.pem": security.tls_ca_file,  # type: ignore[attr-defined]  # Dask sets it by name
+        "key.pem": security.tls_worker_key,  # type: ignore[attr-defined]  # the same
+    }
+    for name, content in contents.items():
+        path = Path(folder) / name
+        path.touch(0o600, exist_ok=False)
+        path.write_text(content)
+
+
 class PrivateScheduler(Scheduler):
     """Dask's scheduler, whose web server answers only below `/<http_prefix>/`.
 
