@@ -205,8 +205,8 @@ for name, number in zip(days_for, flights_in):
 # %% [markdown]
 # ## 4. A rule to beat, and a model
 #
-# **The rule:** of the training flights of this month and this hour, how many were late?
-# That share is its guess. A network is worth its trouble only if it is better.
+# **The rule:** its guess for a flight is the share of late training flights in the same
+# month and hour. A network is worth its trouble only if it is better.
 
 # %%
 rule, late_share = dask.compute(
@@ -244,8 +244,8 @@ class LateModel(nn.Module):
 
 
 # %% [markdown]
-# Our flights would fit into one process: `training.compute()` brings them. Today's
-# subject is a table that does not fit.
+# Our flights would fit into one process: `training.compute()` brings them. We treat
+# them as a table that does not fit.
 #
 # <details><summary><b>A minute:</b> someone splits by row. A storm makes the flights of
 # one evening late. Why can the test result become too good?</summary>
@@ -457,7 +457,8 @@ show(
 # %% [markdown]
 # **The loss does not depend on the layout. And rows move once at most.** Where the
 # workers have equal shares, none is fetched. Where one worker has everything, a part
-# moves, so that both ranks have work. Yet each row was read in two epochs.
+# moves, so that both ranks have work. The rows were used in two epochs, and fetched
+# only before the first.
 
 # %% tags=["proof"]
 first = curves["every second month"]
@@ -524,10 +525,10 @@ judge(checks.deal, my_deal)
 # %% [markdown]
 # ### Exercise B · Two features that leak (10 minutes)
 #
-# Whoever trains where the table is also trusts who prepared it. A *leak* is a feature
-# that uses what nobody knew when the question was asked. `ready.leaks` changes what was
-# not known when an hour began: delays of flights that arrive later, and the weather
-# from that hour on. Which features of that hour's flights change?
+# If you train on a table from somebody else, you rely on how they made it. A *leak* is
+# a feature that uses what nobody knew when the question was asked. `ready.leaks`
+# changes what was not known when an hour began: delays of flights that arrive later,
+# and the weather from that hour on. Which features of that hour's flights change?
 #
 # `delay of the carrier` is the mean arrival delay of the carrier's flights that were
 # scheduled to depart in the last 24 hours. Which of the three leak? Guess first.
@@ -660,8 +661,8 @@ print("the killed run goes on with the losses of section 7, to a relative 1e-3")
 # **Why train where the table already is?**
 #
 # - **No detour.** Rows move only to even out the shares, once. The model travels, and
-#   predictions come back as a column. In `docs/measured.md`, 1 GB was in two ranks 7.8
-#   to 9.7 times as fast as by way of Parquet files.
+#   predictions come back as a column. In `docs/measured.md`, 1 GB came into two ranks
+#   7.8 to 9.7 times as fast as by way of Parquet files.
 # - **Nothing to arrange.** In section 8, the losses depended neither on the layout nor
 #   on the number of ranks.
 # - **A worker may die.** Dask makes its partitions again, and the ranks go on.

@@ -119,8 +119,9 @@ def autoencoder(hidden=128, bottleneck=8):
 
 # %% [markdown]
 # Here is the plain loop, for one *epoch*: once over all digits. Read it line by line.
-# It comes back three times. In SGD, a step is the learning rate times the gradient. The
-# rate is large, because the gradient of a mean over 784 pixels is small.
+# You will meet it again in sections 6, 8 and 10. SGD subtracts the learning rate times
+# the gradient from each weight. The gradient of a mean over 784 pixels is small, so the
+# rate is large.
 
 # %% tags=["lesson"]
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -297,7 +298,8 @@ display(
 # 1. **One by one.** `average_gradients` sends a message for each parameter.
 # 2. **One bucket.** All gradients go in one long tensor, a *bucket*, as one message.
 # 3. **DDP.** It sends each of several buckets when it is full, while `backward()` goes
-#    on. This is *overlap*: sending hides behind computing.
+#    on. This is *overlap*: a part of the sending hides behind computing. `backward()`
+#    ends when the last bucket is averaged, so its bar is longer here.
 # 4. **A late rank.** Rank 0's first green bar is long: rank 0 waits. In every step, all
 #    ranks wait for the slowest.
 #
@@ -353,7 +355,7 @@ helpers.show(figure, "The ranks' mean loss falls steeply, then slowly, step by s
 # %% [markdown]
 # Is it any good? Here are held-out digits, and two rivals. The *mean digit* is one
 # picture for all. *PCA* (principal component analysis) also keeps 8 numbers of each
-# digit. No way without a layer such as ReLU does it better on the training digits.
+# digit. No linear method with 8 numbers has a smaller error on the training digits.
 
 # %% tags=["nbval-ignore-output"]
 pixels, held_out = as_pixels(images), as_pixels(held_out_images)
@@ -459,8 +461,8 @@ helpers.show(
 #   names of the plain model.
 # - It runs with and without GPUs. Choose by `torch.cuda.is_available()`.
 #
-# The check compares your weights with those of one process. It has no GPU: it only
-# *reads* your lines for these.
+# The check compares your weights with those of one process. It has no GPU: it reads
+# your lines for GPUs, and does not run them.
 #
 # <details><summary>Hint</summary>
 # Seven places change: the imports; the device; the loader and its batch size; the
@@ -483,15 +485,16 @@ judge(checks.port, my_port, timeout=150)
 #
 # If a batch does not fit into memory, take it in parts, and let their gradients add up.
 # `model` is wrapped in DDP. `parts` is a list of tensors of pixels, all of one size.
-# Leave in `.grad`, which is empty at first, the gradient of the mean loss over *all*
-# parts. Call `backward()` on a part before the next forward. DDP averages in every
+# At the end, `.grad` must be the gradient of the mean loss over *all* parts. It starts
+# empty. Call `backward()` on a part before the next forward. DDP averages in every
 # `backward()`, but not inside `with model.no_sync():`. Let it average exactly *once*.
 #
 # <details><summary>Hint 1</summary>
 # DDP decides when the model is <em>called</em> whether <code>backward()</code>
-# averages. Put both inside <code>no_sync()</code>. Which part is outside?</details>
+# averages. Put both calls inside <code>no_sync()</code>, but not for every
+# part.</details>
 # <details><summary>Hint 2</summary>
-# Gradients add up. The mean of four losses is not their sum.</details>
+# Gradients add up. You want the mean over the parts, not the sum.</details>
 
 
 # %% tags=["exercise", "solution"]
@@ -511,8 +514,8 @@ judge(lambda answer: checks.accumulation(client, answer), my_accumulation)
 # %% [markdown]
 # ## 11. Break it
 #
-# Somebody adds a layer and forgets to call it. A plain model does not mind. DDP does,
-# even with one rank. Which parameters does it name?
+# Somebody adds a layer and forgets to call it. A plain model trains. DDP raises an
+# error, even with one rank. Which parameters does it name?
 
 
 # %% tags=["lesson"]

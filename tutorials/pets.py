@@ -357,7 +357,7 @@ watch = LiveLoss("loss (nats per character)")
 # 1. **The plot above** grows.
 # 2. **The progress line** shows epoch, loss, and windows per second of all ranks.
 # 3. **The run directory** is the newest folder in `runs/pets`. Which process is which
-#    rank? The names are new after each epoch:
+#    rank? And which names are invented after each epoch?
 #
 #        cat runs/pets/$(ls runs/pets | tail -1)/{log,names}.txt
 #
@@ -382,8 +382,8 @@ plt.close(figure)
 # ### Is it any good?
 #
 # A fair opponent is a good simple rule. A *trigram* counts which character follows each
-# pair of characters. An *n-gram* does so for the last n − 1; where it has seen little,
-# it relies on fewer. All are judged by the names that were held out.
+# pair of characters. An *n-gram* counts what follows the last n − 1 characters. If it
+# saw these rarely, it uses fewer. All are judged by the names that were held out.
 
 # %% tags=["lesson"]
 for n in (3, 5):
@@ -412,7 +412,7 @@ print(f"LSTM {loss:.3f} nats per held-out character ({blind})")
 # A file that `torch.save` has written. `weights_only=True` loads tensors and plain
 # values, and refuses to execute code. That protection has had holes, such as
 # [CVE-2025-32434][cve]. Keep PyTorch up to date, and load no files of strangers. The
-# part `written_by` describes the others: what another model wrote is not loaded.
+# part `written_by` describes the others: a checkpoint of another model is refused.
 #
 # [cve]: https://nvd.nist.gov/vuln/detail/CVE-2025-32434
 
@@ -496,8 +496,8 @@ else:
 # %% [markdown]
 # The lost steps are done again with the same batches, the same state of Adam and the
 # same learning rate. The sums come in the same order, too, as long as the number of
-# ranks and the kind of processor stay the same. Otherwise expect `"close"`. On GPUs,
-# too: some of their functions add in another order each time.
+# ranks and the kind of processor stay the same. Otherwise expect `"close"`. Expect it
+# on GPUs too, because some GPU functions add in a different order each time.
 #
 # The last reports can die with the rank, so the *last known step* may be below 90.
 # 'Often because memory ran out' is a guess: the system tells the signal, not who sent
@@ -506,8 +506,8 @@ else:
 # ### Resume on another number of ranks
 #
 # Begin on two ranks, kill one, and resume on three. We compare with one undisturbed
-# rank. A global batch has 256 windows, the last one of an epoch 235. Three ranks can
-# share neither equally. So each rank multiplies its mean loss by `sampler.weight`, and
+# rank. A global batch has 256 windows, the last one of an epoch 235. Neither number is
+# divisible by 3. So each rank multiplies its mean loss by `sampler.weight`, and
 # each window counts equally. A Dask cluster grows while it runs:
 
 # %% tags=["proof"]
@@ -754,8 +754,8 @@ for rank, stack in stalled.stacks.items():
 # - *Stop*: Ctrl-C. If a rank fails, the message says which.
 # - *Resume*: launch in the same directory, or `RESUME=`. `restarts=1` does so once by
 #   itself. A checkpoint of model, optimizer, schedule and sampler gives the same
-#   weights, bit for bit, on the same number of ranks; on another, the same loss up to
-#   rounding.
+#   weights, bit for bit, on the same number of ranks and the same kind of processor. On
+#   another number, the loss is at first the same up to rounding.
 #
 # **Next:** `ucmerced`: a job in a queue, and how far to trust its accuracy.
 #
