@@ -248,6 +248,7 @@ class Checkpoint:
 
         Whatever fails here leaves the earlier files as they are.
         """
+        path = None
         try:
             make_private(directory)
             with _writing:
@@ -256,7 +257,12 @@ class Checkpoint:
             remove_all_but(self.keep, path)
             reporting.post(CheckpointSaved(self._name_in_run(path), self.keep))
         except BaseException as error:  # of any kind: this thread has nobody to raise it to
-            self._note_failure(error, directory, step)
+            if path is not None and path.exists():
+                reporting.post(CheckpointSaved(self._name_in_run(path), self.keep))
+                what = f"Old checkpoints in {directory} were not removed"
+            else:
+                what = f"The checkpoint of step {step} in {directory} was not saved"
+            self._note_failure(error, what, directory)
         reporting.made_progress()
 
     def _name_in_run(self, path: Path) -> str:
@@ -265,16 +271,11 @@ class Checkpoint:
             return str(path.relative_to(self._run_folder))
         return str(path)
 
-    def _note_failure(self, error: BaseException, directory: Path, step: int) -> None:
+    def _note_failure(self, error: BaseException, what: str, directory: Path) -> None:
         """Keep it for `wait`, and report it to the client, which shows it to the user."""
         last_good = None
         with contextlib.suppress(OSError):  # a disk that cannot be read either
             last_good = newest_good(directory)
-        if last_good is not None and step_of(last_good) == step:
-            reporting.post(CheckpointSaved(self._name_in_run(last_good), self.keep))
-            what = f"Old checkpoints in {directory} were not removed"
-        else:
-            what = f"The checkpoint of step {step} in {directory} was not saved"
         self._problem = Error(
             f"{what}: {_cause_of(error)}. The last good one is "
             f"{last_good.name if last_good else 'none'}. Make room, or choose another directory."

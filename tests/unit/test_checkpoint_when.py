@@ -174,3 +174,14 @@ def test_a_state_that_changes_its_shape_is_copied_anew():
         copy = copy_of(state, copy, "part")
         assert torch.equal(copy["rows"], state["rows"]) and copy["rows"] is not state["rows"]
         assert (copy["list"], copy["pair"]) == (state["list"], state["pair"])
+
+
+def test_an_old_file_that_cannot_be_removed_is_no_failed_save(tmp_path, monkeypatch, capsys):
+    def refuse(keep, newest):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(module, "remove_all_but", refuse)
+    train(tmp_path, every_steps=8)
+    said = capsys.readouterr().err
+    assert f"Old checkpoints in {tmp_path} were not removed: Permission denied" in said
+    assert "was not saved" not in said and len(checkpoints(tmp_path)) == 2

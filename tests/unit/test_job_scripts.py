@@ -1,6 +1,7 @@
 """What would be submitted: DRY=1 for every profile, on a machine without a batch system."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def test_dry_prints_the_script_of_slurm_and_starts_and_leaves_nothing(tmp_path):
 
 
 def test_the_script_of_pbs_pro_asks_with_select():
-    assert describe("pbs-gpu").replace(sys.executable, "PYTHON") == PBS_PRO
+    assert describe("pbs-gpu").replace(shlex.quote(sys.executable), "PYTHON") == PBS_PRO
 
 
 def test_a_program_of_ones_own_prints_the_script_with_dry_and_ends(tmp_path):
@@ -116,8 +117,9 @@ time.sleep(600)
 def test_a_cancelled_job_removes_its_temporary_files_when_its_worker_has_ended(tmp_path):
     """The folder is of its user alone."""
     script = describe("slurm")
-    lines = script[script.index("export DDP_SCRATCH") : script.index(sys.executable)]
-    (tmp_path / "job.sh").write_text(f"{lines}\n{sys.executable} -c '{WORKER}'\n")
+    python = shlex.quote(sys.executable)
+    lines = script[script.index("export DDP_SCRATCH") : script.index(python)]
+    (tmp_path / "job.sh").write_text(f"{lines}\n{python} -c '{WORKER}'\n")
     (tmp_path / "scratch").mkdir()
     job = subprocess.Popen(
         ["bash", tmp_path / "job.sh"],
