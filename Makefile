@@ -60,7 +60,7 @@ help:
 	@echo 'make lab                    open the notebooks in JupyterLab'
 	@echo 'make check                  look whether this machine is ready for a class: under a minute, and once set up nothing is downloaded'
 	@echo 'make data TUTORIAL=pets     download the full data set (the tutorials work without)'
-	@echo 'make test                   test all that a user relies on, the five notebooks included: 10 to 15 minutes on two cores'
+	@echo 'make test                   test all that a user relies on, the five notebooks included: about ten minutes on two cores'
 	@echo 'make test-all               and the rest: a real Slurm, hosts, faults at many moments, what students do: up to 45 minutes in all'
 	@echo 'make lint                   look at layout, mistakes, who imports whom, types, workflows; nothing is changed'
 	@echo 'make sync                   write the notebooks from the scripts (TUTORIAL=pets: only this one)'
