@@ -112,7 +112,7 @@ def launch(
         directory=directory,
         timeout=timeout,
         on_report=on_report,
-        run_name=run_name or str(getattr(function, "__name__", "run")),
+        run_name=run_name,
         run_config=run_config or {},
     )
     launcher = client if isinstance(client, Launcher) else OnWorkers(client)
@@ -236,9 +236,9 @@ def _open_directory(job: Job) -> RunDirectory:
     if job.directory is False:
         place = tempfile.mkdtemp(prefix="ddp-run-")
     else:
-        place = job.directory or new_directory(job.run_name)
+        place = job.directory or new_directory(job.run_name or job.function_name)
     opened = RunDirectory(place)
-    opened.function = getattr(job.function, "__name__", "run")
+    opened.function = job.function_name
     opened.is_temporary = job.directory is False
     if not opened.is_temporary:
         say_place(opened.path)

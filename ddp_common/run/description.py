@@ -33,13 +33,8 @@ def describe(
 def _earlier(path):
     try:
         return dict(json.loads(path.read_text()))
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        RecursionError,
-    ):  # none, or damaged: it is written anew
-        return {}
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}  # there is none, or it is damaged: it is written anew
 
 
 def _versions():

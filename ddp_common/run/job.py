@@ -22,8 +22,13 @@ class Job:
     directory: str | Path | Literal[False] | None
     timeout: float
     on_report: Callable[[dict], Any] | None
-    run_name: str
+    run_name: str | None
     run_config: dict
+
+    @property
+    def function_name(self) -> str:
+        """That of the training function; 'run' for a callable without one."""
+        return getattr(self.function, "__name__", "run")
 
 
 class Launcher(ABC):

@@ -83,7 +83,7 @@ class Ranks(Launcher):
             seconds = job.stall_timeout or rendezvous.FOREVER.total_seconds()
             _set_pg_timeout(datetime.timedelta(seconds=seconds))
         with contextlib.ExitStack() as at_the_end:
-            files = _agree_on_directory(job.run_name, job.directory, at_the_end)
+            files = _agree_on_directory(job, at_the_end)
             reports = Reports(files, job)
             result, was_stopped = _call(job.function, job.arguments, reports)
             step = reporting.position().get("step", 0)
@@ -115,14 +115,14 @@ def _refuse_tables(tables):
         )
 
 
-def _agree_on_directory(name, directory, at_the_end):
+def _agree_on_directory(job, at_the_end):
     """Rank 0 chooses and makes the run directory. Returns what this rank has of it.
 
     Raises `Error` unless all ranks see it.
     """
     own = None
     if rendezvous.rank() == 0:
-        own = RunDirectory(_choose_directory(name, directory))
+        own = RunDirectory(job.directory or new_directory(job.run_name or job.function_name))
         at_the_end.callback(own.close)  # and with it the lock, also after a failure
         own.log(
             f"{rendezvous.world_size()} ranks of {started_by()}; "
@@ -141,10 +141,6 @@ def _agree_on_directory(name, directory, at_the_end):
         own = FilesOfRank(path)
         at_the_end.callback(own.close)
     return own
-
-
-def _choose_directory(name, directory):
-    return str(directory or new_directory(name))
 
 
 def _call(function, arguments, reports):
@@ -228,15 +224,13 @@ class Reports:
     def __init__(self, files, job: Job):
         self.files = files
         self.problems: list[str] = []
-        self.norms: collections.deque[dict] = collections.deque(
-            maxlen=COMPARED_SAVES
-        )  # of this rank's models
+        # Of this rank's models
+        self.norms: collections.deque[dict] = collections.deque(maxlen=COMPARED_SAVES)
         is_first = rendezvous.rank() == 0
         on_rank_0 = job.on_report if is_first else None
         self.recorder = Recorder(files, rendezvous.world_size(), on_rank_0, draws=is_first)
         if is_first:
-            function = getattr(job.function, "__name__", "run")
-            self.recorder.describe(describe(files.path, job.run_config, [], function))
+            self.recorder.describe(describe(files.path, job.run_config, [], job.function_name))
 
     def receive(self, message: Message) -> None:
         """Take a message. Raises nothing: the thread that calls has others to pass on."""

@@ -68,8 +68,7 @@ def test_the_network_of_the_page_on_tables_learns_also_from_parquet(client, tmp_
     minutes = names["compared"].minutes
     assert names["minutes_wrong"] < 0.6 * (minutes - minutes.mean()).abs().mean()
     names["table"].astype({"day": str}).to_parquet(tmp_path)
-    for code in blocks("docs/dask-data.md", "parquet"):
-        exec(compile(code, "docs/dask-data.md", "exec"), names | {"folder": str(tmp_path)})
+    run_blocks("docs/dask-data.md", "parquet", **names, folder=str(tmp_path))
 
 
 def test_the_answers_to_questions_do_what_they_say(client):
@@ -130,8 +129,7 @@ def _stops_early_and_keeps_the_best_model(client, names):
 def test_a_search_gives_up_trials_early_and_its_workers_are_free_again(client):
     optuna = pytest.importorskip("optuna")
     names = run_blocks("docs/recipes.md", client=client)
-    for code in blocks("docs/recipes.md", "optuna"):
-        exec(compile(code, "docs/recipes.md", "exec"), names)
+    names = run_blocks("docs/recipes.md", "optuna", **names)
     states = [trial.state for trial in names["study"].trials]
     assert len(states) == 8 and optuna.trial.TrialState.FAIL not in states
     assert ddp.launch(client, ddp.world_size, workers=4).result == 4

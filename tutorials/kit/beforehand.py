@@ -9,7 +9,7 @@ from pathlib import Path
 from ddp_common.clusters.profiles import may_have_gpus, number_of_workers, read_profile
 from ddp_common.errors import Error
 from ddp_common.ranks.checkpoint_files import newest
-from ddp_common.run.places import local
+from ddp_common.run.places import local, nearest_that_exists
 from ddp_common.values import whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS
 from tutorials import kit
@@ -70,9 +70,7 @@ def check_place(directory: str | None):
     """Raise `Error` if a run cannot begin in the folder `directory`, that of CHECKPOINT."""
     if not directory:
         return
-    place = Path(directory)
-    while not os.path.lexists(place) and place != place.parent:
-        place = place.parent
+    place = nearest_that_exists(Path(directory))
     if not place.is_dir():
         raise Error(
             f"CHECKPOINT={directory}: {place} is a file, not a folder. "
