@@ -153,13 +153,14 @@ def _at_address(profile: dict, wanted: int | str | None) -> ClusterClient:
     """
     address = profile["cluster"]
     count = 1 if wanted is None else number_of_workers(wanted)
+    security = protection.Credentials()
     try:
         with dask_is_silent():
             # A `Client` would wait forever for a port that takes connections and says nothing.
             # The thread: in a notebook the main one has a running event loop.
             with ThreadPoolExecutor(1) as own_thread:
-                own_thread.submit(asyncio.run, _shake_hands(address)).result()
-            client = ClusterClient(address, timeout=ANSWER_TIMEOUT)
+                own_thread.submit(asyncio.run, _shake_hands(address, security)).result()
+            client = ClusterClient(address, security=security, timeout=ANSWER_TIMEOUT)
     except Exception as error:  # what does not speak Dask's protocol may look like anything
         raise Error(
             f"CLUSTER={address}: no Dask scheduler could be reached there: {_why_not(error)}.\n"
@@ -172,9 +173,9 @@ def _at_address(profile: dict, wanted: int | str | None) -> ClusterClient:
     return client
 
 
-async def _shake_hands(address: str) -> None:
-    security = Security().get_connection_args("client")
-    greeting = connect_to(address, timeout=ANSWER_TIMEOUT, **security)
+async def _shake_hands(address: str, security: Security) -> None:
+    arguments = security.get_connection_args("client")
+    greeting = connect_to(address, timeout=ANSWER_TIMEOUT, **arguments)
     connection = await asyncio.wait_for(greeting, ANSWER_TIMEOUT + 1)
     connection.abort()
 

@@ -22,8 +22,26 @@ from distributed import Scheduler, SpecCluster
 from distributed.security import Security
 from tornado import web
 
+from ddp_common.worker.plugin import allow_ends_without_notice
+
 SECRET_BYTES = 16  # of the dashboard's address
 DASK_WORKER = "Dask Worker process"  # what Dask's nanny calls the processes that it starts
+
+
+class Credentials(Security):
+    """Dask's `Security`, whose connections may end without notice."""
+
+    def get_connection_args(self, role: str) -> dict[str, Any]:
+        """Dask's arguments for a connection that is made."""
+        arguments = super().get_connection_args(role)
+        allow_ends_without_notice(arguments["ssl_context"])
+        return arguments
+
+    def get_listen_args(self, role: str) -> dict[str, Any]:
+        """Dask's arguments for connections that are accepted."""
+        arguments = super().get_listen_args(role)
+        allow_ends_without_notice(arguments["ssl_context"])
+        return arguments
 
 
 def credentials() -> Security:
@@ -32,7 +50,7 @@ def credentials() -> Security:
     Whoever has them may connect, nobody else. What the user's Dask settings say of TLS is meant
     for other clusters, and ignored.
     """
-    return Security.temporary(
+    return Credentials.temporary(
         tls_ciphers=None, tls_min_version=ssl.TLSVersion.TLSv1_3, tls_max_version=None
     )
 

@@ -1,10 +1,11 @@
 """What a worker does before its first launch.
 
-It has torch imported, and leaves signals to the ranks.
+It has torch imported, leaves signals to the ranks, and survives that connections end.
 """
 
 import logging
 import signal
+import ssl
 import threading
 from types import FrameType
 from typing import Any
@@ -38,6 +39,8 @@ class Preload(WorkerPlugin):
                     signal.signal(number, signal.SIG_IGN)
                 else:
                     self.handlers[number] = signal.signal(number, _handler(number))
+        for context in tls_contexts(worker):
+            allow_ends_without_notice(context)
         logging.getLogger("distributed.worker").addFilter(_is_no_lost_connection)
         nursery.prepare(self.fork_server)
         watch_time_limit(tell_to_stop)
@@ -46,6 +49,24 @@ class Preload(WorkerPlugin):
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         nursery.close()
+
+
+def allow_ends_without_notice(context: ssl.SSLContext | None) -> None:
+    """Let TLS connections end as Dask ends them: by closing the socket, without `close_notify`.
+
+    OpenSSL answers such an end with an alert (seen in 3.5.9 and 3.6.5, not in 3.0.22). It cannot
+    be sent; its EPIPE stays in the thread's queue of errors, and Python takes it for that of the
+    next read, of another connection: in one of four starts a worker was lost. Nothing is given up,
+    as each message of Dask says how long it is.
+    """
+    if context is not None:  # else there is no TLS
+        context.options |= ssl.OP_IGNORE_UNEXPECTED_EOF
+
+
+def tls_contexts(worker: Worker) -> list[ssl.SSLContext | None]:
+    """Those of the connections that a worker makes, and of those that it accepts, from now on."""
+    listening = [getattr(each, "server_args", {}).get("ssl_options") for each in worker.listeners]
+    return [worker.connection_args.get("ssl_context"), *listening]
 
 
 def _handler(number: signal.Signals) -> Any:

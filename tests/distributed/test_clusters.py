@@ -1,13 +1,18 @@
 """Clusters that `connect` starts, and what is left of them after they were closed."""
 
+import socket
+import ssl
 import sys
 
 import cloudpickle
+import pytest
 from children import children
 from processes import Background, assert_gone, is_alive
 
 import ddp_common as ddp
 from ddp_common.client.asking import known_workers
+from ddp_common.clusters import protection
+from ddp_common.worker.plugin import tls_contexts
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -38,3 +43,44 @@ def test_no_worker_is_missed_while_dask_asks_for_something_else(client):
     assert {len(known_workers(client)) for _ in range(300)} == {4}
     is_over = True
     asking.outcome()
+
+
+def shaken_hands(listening, connecting):
+    """Both ends of a new TLS connection; reading never waits."""
+    ends = socket.socketpair()
+    for end in ends:
+        end.setblocking(False)
+    later = {"do_handshake_on_connect": False}
+    ends = (
+        listening.wrap_socket(ends[0], server_side=True, **later),
+        connecting.wrap_socket(ends[1], **later),
+    )
+    for _ in range(3):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+    return ends
+
+
+def test_the_end_of_one_tls_connection_is_not_taken_for_that_of_another(client):
+    """With OpenSSL 3.5.9 and 3.6.5 it was, and clusters lost workers at the start."""
+    security = protection.credentials()
+    contexts = (
+        security.get_listen_args("scheduler")["ssl_context"],
+        security.get_connection_args("client")["ssl_context"],
+    )
+    ended, other = shaken_hands(*contexts), shaken_hands(*contexts)
+    ended[1].close()
+    for _ in range(2):
+        assert ended[0].recv(1) == b""
+        with pytest.raises(ssl.SSLWantReadError):
+            other[0].recv(1)
+
+    def options(dask_worker):
+        return [context.options for context in tls_contexts(dask_worker)]
+
+    for of_a_worker in client.run(options).values():
+        assert len(of_a_worker) == 2
+        assert all(each & ssl.OP_IGNORE_UNEXPECTED_EOF for each in of_a_worker)
