@@ -105,7 +105,7 @@ def test_make_run_trains_and_says_nothing_but_that_it_takes_minutes(saturn, clie
 
 REFUSED = {
     "token_missing": ({"SATURN_TOKEN": None}, "environment variable SATURN_TOKEN"),
-    "wrong_token": ({"SATURN_TOKEN": "wrong"}, "Saturn did not start the cluster: .*401"),
+    "wrong_token": ({"SATURN_TOKEN": "wrong"}, "Saturn did not start the cluster: Invalid token"),
     "nobody_there": ({"SATURN_BASE_URL": "http://127.0.0.1:9"}, "did not start .*refused"),
     "no_such_size": ({"OPTIONS": "worker_size=huge"}, "huge is not a valid option"),
 }

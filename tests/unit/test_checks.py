@@ -35,18 +35,18 @@ def test_a_right_answer_is_told_why_and_a_wrong_one_gets_a_question(capsys):
     )
 
 
-def divides_by_zero(number):
+def looks_up_nothing(number):
     half = number / 2
-    return half / (number - number)
+    return {}[half]
 
 
 @pytest.mark.parametrize(
     "answer, why",
     [
         (
-            divides_by_zero,
-            "divides_by_zero cannot be judged. Its line 3, `return half / (number - number)`, "
-            "raises: ZeroDivisionError: float division by zero\n",
+            looks_up_nothing,
+            "looks_up_nothing cannot be judged. Its line 3, `return {}[half]`, raises: KeyError: "
+            "0.5\n",
         ),
         (lambda number: "two", "<lambda> cannot be judged. The check cannot use what it returns"),
         (lambda number: sys.exit("enough"), "<lambda> calls sys.exit('enough'). That would end"),

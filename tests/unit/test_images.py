@@ -125,10 +125,11 @@ def test_a_damaged_file_stops_the_run_and_is_named(folder, content, why):
         ImageFolder(folder, SIZE)[5]
 
 
-def test_kept_images_are_read_once_also_by_the_workers_of_a_loader(folder):
+def test_kept_images_are_read_once_also_by_the_forked_workers_of_a_loader(folder):
     dataset = ImageFolder(folder, SIZE, cache="memory")
     pixels = expected(folder)
-    assert torch.equal(everything(dataset, num_workers=2)[0], pixels)
+    workers = {"num_workers": 2, "multiprocessing_context": "fork"}
+    assert torch.equal(everything(dataset, **workers)[0], pixels)
     for path in folder.glob("*/*.png"):
         path.write_bytes(b"gone")
     assert torch.equal(everything(dataset)[0], pixels)
