@@ -69,6 +69,7 @@ RIGHT = {
     "twice the time and memory": ("3G\n#SBATCH --time=95", "6G\n#SBATCH --time=190"),
     "bash found by env": ("#!/bin/bash", "#!/usr/bin/env bash"),
     "a place for what it prints": ("--ntasks=4", "--ntasks=4 -o job-%j.log -e job-%j.err"),
+    "a comment on SBATCH": ("#SBATCH --time", "# SBATCH: what sbatch reads\n#SBATCH --time"),
     "more than was asked for": ("#SBATCH --time", "# a name\n#SBATCH -J job\n\n#SBATCH --time"),
 }
 
@@ -91,6 +92,8 @@ WRONG = {
     "another account": ("=lab", "=mine", "Who pays"),
     "a signal for the shell": ("TERM", "B:TERM", "who has to save"),
     "another signal": ("TERM", "USR1", "asks to end"),
+    "blanks around =": ("--time=95", "--time = 95", "an option or its value"),
+    "a word that is no option": ("--time=95", "--time=95 on", "an option or its value"),
     "a blank": ("#SBATCH --time", "# SBATCH --time", "exactly #SBATCH"),
     "after a command": ("#SBATCH --time", "module load x\n#SBATCH --time", "the first command"),
     "no program": ("#!/bin/bash", "#", "Which program"),
@@ -125,9 +128,16 @@ def test_the_partition_is_the_smallest_that_is_large_enough(partitions, minutes,
     assert found["partition"] and found["time"]
 
 
+def from_a_site_that_it_changes(limits, minutes):
+    for name in [name for name, limit in limits.items() if limit <= minutes]:
+        del limits[name]
+    return min(limits, key=limits.get)
+
+
 @pytest.mark.parametrize(
     "choose",
     [
+        from_a_site_that_it_changes,
         lambda limits, minutes: min(name for name in limits if limits[name] >= minutes),
         lambda limits, minutes: next(name for name in limits if limits[name] >= minutes),
         lambda limits, minutes: min(
@@ -137,7 +147,7 @@ def test_the_partition_is_the_smallest_that_is_large_enough(partitions, minutes,
         lambda limits, minutes: min(limits, key=limits.get),
         lambda limits, minutes: sorted(limits)[-1],
     ],
-    ids=["by_name", "the_first", "strictly_larger", "the_largest", "the_smallest", "the_last"],
+    ids=["changed", "name", "first", "strictly_larger", "largest", "smallest", "last"],
 )
 def test_a_partition_that_is_chosen_otherwise_is_refused_every_time(solutions, choose):
     def header(site, need):

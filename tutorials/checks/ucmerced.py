@@ -5,6 +5,7 @@ judged where there is no Slurm. Logs are made up, with lines as Slurm prints the
 decides, cases are fixed; others are drawn at random.
 """
 
+import copy
 import math
 import re
 import shlex
@@ -39,10 +40,10 @@ def header(answer):
     for partitions, minutes, _ in EDGES:
         site, need = any_job(random)
         site["partitions"], need["minutes"] = dict(partitions), minutes
-        fits(answer(dict(site), dict(need)), site, need)
+        fits(answer(copy.deepcopy(site), dict(need)), site, need)
     for _ in range(8):
         site, need = any_job(random)
-        fits(answer(dict(site), dict(need)), site, need)
+        fits(answer(copy.deepcopy(site), dict(need)), site, need)
     return "any site, any job. Where there is a Slurm, ask it, too: sbatch --test-only"
 
 
@@ -72,7 +73,8 @@ def fits(text, site, need):
         raise Wrong(repr(text), "a str whose first line is #!/bin/bash", question)
     options, unread = options_of(text)
     if unread:
-        question = "Slurm reads lines that begin with exactly #SBATCH, up to the first command."
+        question = "Slurm reads lines that begin with exactly #SBATCH, up to the first command. "
+        question += "Each word there is an option or its value."
         raise Wrong(repr(unread[0]), "a line that Slurm reads", question)
     for name in options:
         if name not in (*ASKED, *HARMLESS):
@@ -90,11 +92,14 @@ def options_of(text):
     for line in text.splitlines():
         in_header = in_header and (line.startswith("#") or not line.strip())
         if not (in_header and line.startswith("#SBATCH")):
-            unread += [line] if re.match(r"\s*#\s*SBATCH", line) else []
+            unread += [line] if re.match(r"\s*#\s*SBATCH\s+--?\w", line) else []
             continue
         words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
         while words:
             word = words.pop(0)
+            if not word.startswith("-"):  # a time such as `1 day`, or blanks around `=`
+                unread.append(line)
+                break
             if word.startswith("--"):
                 name, has_value, value = word[2:].partition("=")
             else:  # -n 4 or -n4
@@ -131,7 +136,7 @@ def requirements(options, site, need):
     signal = re.fullmatch(r"(?:R:)?(?:SIG)?(?:TERM|15)@(\d+)", said.upper())
     warned = signal is not None and int(signal[1]) == need["warning"]
     whom = "(B: warns only the shell)" if said.upper().startswith("B:") else ""
-    wanted_time = f"{need['minutes']} minutes"
+    wanted_time = f"{need['minutes']} to {most} minutes"
     if minutes >= 0:
         wanted_time += f"; Slurm reads yours as {minutes:g}"
     wanted_memory = f"{need['memory']} GiB for each CPU"
