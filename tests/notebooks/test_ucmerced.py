@@ -182,9 +182,10 @@ def test_the_steps_in_vain_are_those_that_the_logs_say():
         },
         list(READING.values()),
         [(f"({letter})", float(vain)) for letter, vain in READING.values()],
+        [(letter, str(vain)) for letter, vain in READING.values()],
         {number: (f"{letter}: see the table", vain) for number, (letter, vain) in READING.items()},
     ],
-    ids=["dict", "small_letters_and_numpy", "list", "floats", "words"],
+    ids=["dict", "small_letters_and_numpy", "list", "floats", "quoted", "words"],
 )
 def test_four_logs_may_be_answered_in_any_form(given):
     assert "what it cost" in checks.reading(lambda: given)

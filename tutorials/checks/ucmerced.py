@@ -225,7 +225,7 @@ def reading(answer):
         found = set(re.findall(r"\b[TWMP]\b", str(mine[0]).upper()))
         if found != {letter}:
             raise Wrong(yours, "another letter of T, W, M, P", LETTERS[letter])
-        if mine[1] != vain:
+        if mine[1] not in (vain, str(vain)):
             question = "Which step was the last, and which was the last that was saved?"
             raise Wrong(yours, "another number of steps", question)
     return "you know why a job ended, and what it cost"
