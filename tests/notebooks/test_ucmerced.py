@@ -315,6 +315,16 @@ def unpaired(ranks, low, high, verdict):
     return a.mean(), low, high, verdict_by(gap - error, gap + error)
 
 
+def by_one_interval(ranks, low, high, verdict):
+    a, b = joined(ranks)
+    return a.mean(), low, high, verdict_by(low - b.mean(), high - b.mean())
+
+
+def difference_of_ninety_percent(ranks, low, high, verdict):
+    a, b = joined(ranks)
+    return a.mean(), low, high, verdict_by(*interval(1.0 * a - b, 0.9)[1:])
+
+
 def upside_down(ranks, low, high, verdict):
     return next(joined(ranks)).mean(), low, high, {"A": "B", "B": "A"}.get(verdict, verdict)
 
@@ -339,6 +349,8 @@ def no_verdict(ranks, low, high, verdict):
         (by_the_larger, "Which differences|Which is better"),
         (by_overlap, "same images"),
         (unpaired, "same images"),
+        (by_one_interval, "same images"),
+        (difference_of_ninety_percent, "Which differences"),
         (upside_down, "same images"),
         (always_unsure, "same images"),
         (no_verdict, "Which four things"),

@@ -254,9 +254,9 @@ def dealt(a, b, sizes):
 PAIRED = "Both models have judged the same images. What is the difference on each of them?"
 NO_CHOICE = "Which differences does the interval contain?"
 CASES = (
-    ((30, 10, 270, 90), (300,), "A", PAIRED),  # single intervals overlap
-    ((10, 30, 270, 90), (150, 150), "B", PAIRED),
-    ((30, 26, 260, 84), (200,), UNSURE, NO_CHOICE),
+    ((18, 6, 276, 100), (300,), "A", PAIRED),  # A's interval holds the accuracy of B
+    ((6, 18, 276, 100), (150, 150), "B", PAIRED),
+    ((70, 51, 230, 49), (200,), UNSURE, NO_CHOICE),  # and here it does not
     ((0, 0, 300, 100), (100, 100), UNSURE, "The two models are equal here. Which is better?"),
     ((90, 20, 200, 90), (17, 0), "A", "Which rank has how many images?"),  # one rank has none
 )
