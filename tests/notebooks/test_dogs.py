@@ -93,6 +93,8 @@ def comparison_of(case):
             if case == "the nearest step":
                 step = int(samples / seen + 0.5)
             found[workers] = right[step] if case == "counts from 0" else right[step - 1]
+            if case == "the best so far":
+                found[workers] = max(right[:step])
         forms = {"a series": pd.Series(found), "pairs": list(found.items())}
         forms |= {"arrays": {key: np.float32(each) for key, each in found.items()}}
         forms |= {"a list": list(found.values()), "nothing": None}
@@ -113,6 +115,7 @@ def test_a_fair_comparison_is_accepted_in_every_form(case):
         ("counts from 0", "At which place of the list"),
         ("the next step", "Is that step finished"),
         ("the nearest step", "After how many steps"),
+        ("the best so far", "After how many steps"),
         ("a list", "After how many steps"),
         ("nothing", "After how many steps"),
     ],

@@ -57,7 +57,8 @@ def _number(value):
 
 def comparison(answer):
     """Whether models are compared after equally many samples, in whole steps."""
-    log = {workers: [100 * workers + step for step in range(1, 41)] for workers in (1, 2, 4)}
+    # it also falls: the best step so far is another one than the last
+    log = {w: [100 * w + step * 17 % 41 for step in range(1, 41)] for w in (1, 2, 4)}
     for images, samples in ((10, 80), (10, 90), (10, 119), (25, 200), (3, 12)):
         # 80 is the end of a step for all workers; 90 and 119 are not, for two or for four
         def after(step_of, images=images, samples=samples):
@@ -82,7 +83,9 @@ def comparison(answer):
         if yours == wanted:
             continue
         found = (question for mistake, question in mistakes if yours == mistake)
-        question = next(found, "After how many steps have all seen equally many samples?")
+        question = next(
+            found, "After how many steps of its own is each at `samples` or just before?"
+        )
         raise Wrong(f"{yours}  ({images=}, {samples=})", wanted, question)
     return "equally many samples, and whole steps"
 
