@@ -93,6 +93,8 @@ def comparison_of(case):
             if case == "the nearest step":
                 step = int(samples / seen + 0.5)
             found[workers] = right[step] if case == "counts from 0" else right[step - 1]
+            if case == "the best so far":
+                found[workers] = max(right[:step])
         forms = {"a series": pd.Series(found), "pairs": list(found.items())}
         forms |= {"arrays": {key: np.float32(each) for key, each in found.items()}}
         forms |= {"a list": list(found.values()), "nothing": None}
@@ -113,6 +115,7 @@ def test_a_fair_comparison_is_accepted_in_every_form(case):
         ("counts from 0", "At which place of the list"),
         ("the next step", "Is that step finished"),
         ("the nearest step", "After how many steps"),
+        ("the best so far", "After how many steps"),
         ("a list", "After how many steps"),
         ("nothing", "After how many steps"),
     ],
@@ -145,15 +148,21 @@ def validation(case):
             mine = used if ddp.rank() == 0 else mine
         if case == "padded":
             mine = torch.cat([used, used[:1]])[ddp.rank() :: 2]
-        totals = totals_of(model, inputs, labels, mine)
+        one_by_one = case == "one image at a time"
+        net = (lambda images: torch.stack([*map(model, images)])) if one_by_one else model
+        totals = totals_of(net, inputs, labels, mine)
         if case == "rank 0 all, rank 1 a half":
             totals = totals if ddp.rank() == 0 else torch.zeros(3)
         local = (totals[0] / totals[2].clamp(min=1)).item()
+        share = totals[1] / totals[2]
         if case == "mean of means":
             totals = totals / totals[2]
         if case not in ("local", "every rank all"):
             dist.all_reduce(totals)
         loss, accuracy = totals[0] / totals[2], totals[1] / totals[2]
+        if case == "mean of accuracies":
+            dist.all_reduce(share)
+            accuracy = share / 2
         plateau.step(local if case == "schedule on a local loss" else loss)
         if case == "twice":
             plateau.step(loss)
@@ -166,7 +175,9 @@ def validation(case):
     return answer
 
 
-@pytest.mark.parametrize("case", ["as asked", "a list, rounded", "a tensor"])
+@pytest.mark.parametrize(
+    "case", ["as asked", "a list, rounded", "a tensor", "one image at a time"]
+)
 def test_a_repaired_validation_is_accepted_in_every_form(dogs, case):
     assert "counts once" in checks.end_of_epoch(dogs["client"])(validation(case))
 
@@ -178,6 +189,7 @@ def test_a_repaired_validation_is_accepted_in_every_form(dogs, case):
         ("local", "What is the rate of each rank"),
         ("schedule on a local loss", "What is the rate of each rank"),
         ("mean of means", "What does each image weigh"),
+        ("mean of accuracies", "mean over all held-out images"),
         ("padded", "counts twice"),
         ("twice", "When may the rate be lowered"),
         ("rank 0 only", "Does every rank return two numbers"),
@@ -196,6 +208,8 @@ def test_the_original_is_refused_and_the_solution_accepted(dogs):
     assert checks.comparison(dogs["my_comparison"])
     with pytest.raises(Wrong, match="Which images"):
         check(dogs["original_end_of_epoch"])
+    with pytest.raises(Wrong, match="a loop of your own"):
+        check(dogs["repaired"])  # it calls `evaluate`
 
 
 # What its conclusions rest on

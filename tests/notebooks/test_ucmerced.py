@@ -69,6 +69,7 @@ RIGHT = {
     "twice the time and memory": ("3G\n#SBATCH --time=95", "6G\n#SBATCH --time=190"),
     "bash found by env": ("#!/bin/bash", "#!/usr/bin/env bash"),
     "a place for what it prints": ("--ntasks=4", "--ntasks=4 -o job-%j.log -e job-%j.err"),
+    "a comment on SBATCH": ("#SBATCH --time", "# SBATCH: what sbatch reads\n#SBATCH --time"),
     "more than was asked for": ("#SBATCH --time", "# a name\n#SBATCH -J job\n\n#SBATCH --time"),
 }
 
@@ -91,6 +92,8 @@ WRONG = {
     "another account": ("=lab", "=mine", "Who pays"),
     "a signal for the shell": ("TERM", "B:TERM", "who has to save"),
     "another signal": ("TERM", "USR1", "asks to end"),
+    "blanks around =": ("--time=95", "--time = 95", "an option or its value"),
+    "a word that is no option": ("--time=95", "--time=95 on", "an option or its value"),
     "a blank": ("#SBATCH --time", "# SBATCH --time", "exactly #SBATCH"),
     "after a command": ("#SBATCH --time", "module load x\n#SBATCH --time", "the first command"),
     "no program": ("#!/bin/bash", "#", "Which program"),
@@ -125,9 +128,16 @@ def test_the_partition_is_the_smallest_that_is_large_enough(partitions, minutes,
     assert found["partition"] and found["time"]
 
 
+def from_a_site_that_it_changes(limits, minutes):
+    for name in [name for name, limit in limits.items() if limit <= minutes]:
+        del limits[name]
+    return min(limits, key=limits.get)
+
+
 @pytest.mark.parametrize(
     "choose",
     [
+        from_a_site_that_it_changes,
         lambda limits, minutes: min(name for name in limits if limits[name] >= minutes),
         lambda limits, minutes: next(name for name in limits if limits[name] >= minutes),
         lambda limits, minutes: min(
@@ -137,7 +147,7 @@ def test_the_partition_is_the_smallest_that_is_large_enough(partitions, minutes,
         lambda limits, minutes: min(limits, key=limits.get),
         lambda limits, minutes: sorted(limits)[-1],
     ],
-    ids=["by_name", "the_first", "strictly_larger", "the_largest", "the_smallest", "the_last"],
+    ids=["changed", "name", "first", "strictly_larger", "largest", "smallest", "last"],
 )
 def test_a_partition_that_is_chosen_otherwise_is_refused_every_time(solutions, choose):
     def header(site, need):
@@ -172,9 +182,10 @@ def test_the_steps_in_vain_are_those_that_the_logs_say():
         },
         list(READING.values()),
         [(f"({letter})", float(vain)) for letter, vain in READING.values()],
+        [(letter, str(vain)) for letter, vain in READING.values()],
         {number: (f"{letter}: see the table", vain) for number, (letter, vain) in READING.items()},
     ],
-    ids=["dict", "small_letters_and_numpy", "list", "floats", "words"],
+    ids=["dict", "small_letters_and_numpy", "list", "floats", "quoted", "words"],
 )
 def test_four_logs_may_be_answered_in_any_form(given):
     assert "what it cost" in checks.reading(lambda: given)
@@ -304,6 +315,16 @@ def unpaired(ranks, low, high, verdict):
     return a.mean(), low, high, verdict_by(gap - error, gap + error)
 
 
+def by_one_interval(ranks, low, high, verdict):
+    a, b = joined(ranks)
+    return a.mean(), low, high, verdict_by(low - b.mean(), high - b.mean())
+
+
+def difference_of_ninety_percent(ranks, low, high, verdict):
+    a, b = joined(ranks)
+    return a.mean(), low, high, verdict_by(*interval(1.0 * a - b, 0.9)[1:])
+
+
 def upside_down(ranks, low, high, verdict):
     return next(joined(ranks)).mean(), low, high, {"A": "B", "B": "A"}.get(verdict, verdict)
 
@@ -328,6 +349,8 @@ def no_verdict(ranks, low, high, verdict):
         (by_the_larger, "Which differences|Which is better"),
         (by_overlap, "same images"),
         (unpaired, "same images"),
+        (by_one_interval, "same images"),
+        (difference_of_ninety_percent, "Which differences"),
         (upside_down, "same images"),
         (always_unsure, "same images"),
         (no_verdict, "Which four things"),

@@ -5,6 +5,7 @@ judged where there is no Slurm. Logs are made up, with lines as Slurm prints the
 decides, cases are fixed; others are drawn at random.
 """
 
+import copy
 import math
 import re
 import shlex
@@ -39,10 +40,10 @@ def header(answer):
     for partitions, minutes, _ in EDGES:
         site, need = any_job(random)
         site["partitions"], need["minutes"] = dict(partitions), minutes
-        fits(answer(dict(site), dict(need)), site, need)
+        fits(answer(copy.deepcopy(site), dict(need)), site, need)
     for _ in range(8):
         site, need = any_job(random)
-        fits(answer(dict(site), dict(need)), site, need)
+        fits(answer(copy.deepcopy(site), dict(need)), site, need)
     return "any site, any job. Where there is a Slurm, ask it, too: sbatch --test-only"
 
 
@@ -72,7 +73,8 @@ def fits(text, site, need):
         raise Wrong(repr(text), "a str whose first line is #!/bin/bash", question)
     options, unread = options_of(text)
     if unread:
-        question = "Slurm reads lines that begin with exactly #SBATCH, up to the first command."
+        question = "Slurm reads lines that begin with exactly #SBATCH, up to the first command. "
+        question += "Each word there is an option or its value."
         raise Wrong(repr(unread[0]), "a line that Slurm reads", question)
     for name in options:
         if name not in (*ASKED, *HARMLESS):
@@ -90,11 +92,14 @@ def options_of(text):
     for line in text.splitlines():
         in_header = in_header and (line.startswith("#") or not line.strip())
         if not (in_header and line.startswith("#SBATCH")):
-            unread += [line] if re.match(r"\s*#\s*SBATCH", line) else []
+            unread += [line] if re.match(r"\s*#\s*SBATCH\s+--?\w", line) else []
             continue
         words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
         while words:
             word = words.pop(0)
+            if not word.startswith("-"):  # a time such as `1 day`, or blanks around `=`
+                unread.append(line)
+                break
             if word.startswith("--"):
                 name, has_value, value = word[2:].partition("=")
             else:  # -n 4 or -n4
@@ -131,7 +136,7 @@ def requirements(options, site, need):
     signal = re.fullmatch(r"(?:R:)?(?:SIG)?(?:TERM|15)@(\d+)", said.upper())
     warned = signal is not None and int(signal[1]) == need["warning"]
     whom = "(B: warns only the shell)" if said.upper().startswith("B:") else ""
-    wanted_time = f"{need['minutes']} minutes"
+    wanted_time = f"{need['minutes']} to {most} minutes"
     if minutes >= 0:
         wanted_time += f"; Slurm reads yours as {minutes:g}"
     wanted_memory = f"{need['memory']} GiB for each CPU"
@@ -220,7 +225,7 @@ def reading(answer):
         found = set(re.findall(r"\b[TWMP]\b", str(mine[0]).upper()))
         if found != {letter}:
             raise Wrong(yours, "another letter of T, W, M, P", LETTERS[letter])
-        if mine[1] != vain:
+        if mine[1] not in (vain, str(vain)):
             question = "Which step was the last, and which was the last that was saved?"
             raise Wrong(yours, "another number of steps", question)
     return "you know why a job ended, and what it cost"
@@ -249,9 +254,9 @@ def dealt(a, b, sizes):
 PAIRED = "Both models have judged the same images. What is the difference on each of them?"
 NO_CHOICE = "Which differences does the interval contain?"
 CASES = (
-    ((30, 10, 270, 90), (300,), "A", PAIRED),  # single intervals overlap
-    ((10, 30, 270, 90), (150, 150), "B", PAIRED),
-    ((30, 26, 260, 84), (200,), UNSURE, NO_CHOICE),
+    ((18, 6, 276, 100), (300,), "A", PAIRED),  # A's interval holds the accuracy of B
+    ((6, 18, 276, 100), (150, 150), "B", PAIRED),
+    ((70, 51, 230, 49), (200,), UNSURE, NO_CHOICE),  # and here it does not
     ((0, 0, 300, 100), (100, 100), UNSURE, "The two models are equal here. Which is better?"),
     ((90, 20, 200, 90), (17, 0), "A", "Which rank has how many images?"),  # one rank has none
 )
