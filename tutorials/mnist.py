@@ -449,7 +449,7 @@ helpers.show(
 #
 #    Each line comes twice: two processes train on all digits, and neither knows of the
 #    other. (A warning about `OMP_NUM_THREADS` is harmless.)
-# 2. Open `my_port.py` in JupyterLab. Change it: section 9 has the lines. Do not use
+# 2. Change `my_port.py` in JupyterLab: section 9 has the lines. Do not use
 #    `ddp_common`. Save it, and start it again (arrow up).
 # 3. Let `my_port` below return `"my_port.py"`. Run the check as often as you like.
 #
@@ -457,12 +457,12 @@ helpers.show(
 #
 # - DDP wraps the model. Loss, learning rate, epochs and global batch (128) stay.
 # - In each epoch, each digit goes to one rank, in a new order.
-# - Rank 0 alone prints. Rank 0 alone saves, once, at the end: `model.pt`, with the
-#   names of the plain model.
+# - Rank 0 alone prints. At the end, rank 0 alone saves, once: `model.pt` in the current
+#   folder, with the plain model's names. Then all leave the group.
 # - It runs with and without GPUs. Choose by `torch.cuda.is_available()`.
 #
-# The check compares your weights with those of one process. It has no GPU: it reads
-# your lines for GPUs, and does not run them.
+# The check compares your weights with those of one process. It has no GPU: it only
+# reads your lines for GPUs.
 #
 # <details><summary>Hint</summary>
 # Seven places change: the imports; the device; the loader and its batch size; the
@@ -485,7 +485,7 @@ judge(checks.port, my_port, timeout=150)
 #
 # If a batch does not fit into memory, take it in parts, and let their gradients add up.
 # `model` is wrapped in DDP. `parts` is a list of tensors of pixels, all of one size.
-# At the end, `.grad` must be the gradient of the mean loss over *all* parts. It starts
+# At the end, `.grad` must be the gradient of the MSE over *all* parts. It starts
 # empty. Call `backward()` on a part before the next forward. DDP averages in every
 # `backward()`, but not inside `with model.no_sync():`. Let it average exactly *once*.
 #

@@ -682,7 +682,7 @@ except RuntimeError as error:
     print(error)
 
 # %% [markdown]
-# Choose two, then repair the function. Each rank returns its weights.
+# Choose two, and repair only these. Each rank returns its weights.
 #
 # - each rank starts with other weights
 # - every epoch has the same order

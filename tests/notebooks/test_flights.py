@@ -123,6 +123,12 @@ def sorted_by_place(lengths, batch_size, seed):
 RIGHT = in_order(permuted)
 
 
+def one_too_many(lengths, batch_size, seed):
+    """Cut as often as batches fit, and once more: that one may be empty."""
+    batches = RIGHT(lengths, batch_size, seed)
+    return batches + [batches[0][:0]] if len(batches[-1]) == batch_size else batches
+
+
 def one_permutation(lengths, batch_size, seed):
     dealt = np.random.default_rng(seed).permutation(np.concatenate(RIGHT(lengths, batch_size, 0)))
     return [dealt[start : start + batch_size] for start in range(0, len(dealt), batch_size)]
@@ -158,6 +164,7 @@ def test_a_deal_that_meets_the_criteria_is_right():
         (lambda lengths, size, seed: RIGHT(lengths, size, None), "Do they agree"),
         (lambda lengths, size, seed: RIGHT(lengths, size, seed)[:-1], "the last batch get"),
         (lambda lengths, size, seed: RIGHT(lengths, size + 1, seed), "do you cut"),
+        (one_too_many, "do you cut"),
         (one_permutation, "the middle row of each partition"),
     ],
 )
@@ -192,6 +199,11 @@ def features_with(first, last=0, when="landed", weather_of=1):
 HONEST = features_with(24)
 JUST_BEFORE = features_with(1, when="time_hour")  # scheduled then: most are in the air
 A_DAY_BEFORE = features_with(36, 12, when="time_hour")  # some are many hours late
+
+
+def moves_the_weather(flights, weather):
+    weather["time_hour"] += HOUR  # and again in the next call
+    return features_with(24, weather_of=0)(flights, weather)
 
 
 def by_index_of_all_flights(flights, weather):
@@ -231,6 +243,7 @@ def test_features_that_know_no_more_than_had_arrived_are_right():
         (features_with(24, weather_of=0), "When was it measured"),
         (features_with(24, weather_of=2), "nothing older"),
         (features_with(12), "all that was known"),
+        (moves_the_weather, "change the tables"),
         (lambda *tables: HONEST(*tables).fillna(0), "Nothing was known"),
         (lambda *tables: HONEST(*tables)[["distance"]], "What do you return"),
         (lambda *tables: HONEST(*tables).head(9), "repeat or drop"),

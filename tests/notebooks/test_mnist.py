@@ -96,6 +96,9 @@ def test_a_port_may_leave_its_group_at_exit_and_see_only_its_own_gpu(
     [
         ([("sampler.set_epoch(epoch)", "pass")], "Who tells it the epoch"),
         ([("BATCH_SIZE // dist.get_world_size()", "BATCH_SIZE")], "optimizer's batch"),
+        ([("sampler=sampler", "sampler=sampler, drop_last=True")], "less than a batch"),
+        ([('"model.pt")', '"../model.pt")')], "In which folder"),
+        ([("    if torch.cuda.is_available():\n", "    if True:\n")], "Which lines are only for"),
         ([("sampler=sampler", "shuffle=True")], "How does the loader of rank 1 know"),
         ([("lr=LEARNING_RATE", "lr=2 * LEARNING_RATE")], "Has a rate, a loss or a gradient"),
         ([(IDS, ", device_ids=[local_rank]")], "Here is no GPU"),
@@ -153,6 +156,7 @@ def test_lines_for_gpus_may_be_written_in_several_ways(replacements):
     ("replacements", "said"),
     [
         ([(SET, "pass")], "set_device is never called"),
+        ([("import gzip\n", "import gzip\nfrom ddp_common import rank\n")], "PyTorch alone"),
         (
             [(LOCAL, "pass"), ('"cuda", local_rank', '"cuda"'), (IDS, ""), (SET, "pass")],
             "'cuda' as long as",
@@ -233,6 +237,7 @@ def test_accumulation_is_right(accumulation, answer, capsys):
         (accumulate(lambda number, count: False), "averages 0 times"),
         (accumulate(lambda number, count: number == 0), "Which part must be the last?"),
         (accumulate(at_the_last, divisor=lambda parts: 1), "By what is each loss divided"),
+        (accumulate(at_the_last, divisor=lambda parts: 2), "By what is each loss divided"),
         (one_backward_for_all, "in memory at once"),
     ],
 )

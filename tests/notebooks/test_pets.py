@@ -37,6 +37,7 @@ FINISHED = "10:00:20 finished: 2 rank(s), 11.0 s\n"
     [
         (STOPPED + RESUMED + KILLED + RESUMED + FINISHED, None),
         (KILLED + RESUMED + STOPPED + RESUMED + FINISHED, None),
+        (STOPPED + RESUMED + KILLED + STOPPED + RESUMED + FINISHED, None),
         (STOPPED + RESUMED + STOPPED + RESUMED + FINISHED, "`kill` without -9"),
         (KILLED + RESUMED + FINISHED, "before you came"),
         (STOPPED + KILLED + RESUMED + FINISHED, "a checkpoint"),
@@ -216,6 +217,7 @@ WRONG = {
         partial(training, wrap=lambda model: model, result=lambda model: model.state_dict()),
         "averaged",
     ),
+    "no rank steps": (partial(training, steps=lambda: False), "leave out or change"),
     "rank 0 alone steps": (partial(training, steps=lambda: ddp.rank() == 0), "take each step"),
     "a new model": (
         partial(training, result=lambda _: {"weight": torch.ones(1, 1), "bias": torch.ones(1)}),

@@ -26,10 +26,11 @@ def prediction(answer: object) -> str:
 def deal(answer: Callable) -> str:
     """Whether `answer(lengths, batch_size, seed)` deals the rows of all partitions."""
     random = np.random.default_rng()
-    for _ in range(3):
+    for last_is_full in (True, False, False):
         lengths = [0, 7, 300, 300, *random.integers(60, 400, size=3).tolist(), 900]
-        random.shuffle(lengths)
         batch_size, seed = (int(n) for n in random.integers([40, 1], [90, 1_000]))
+        lengths[-1] += -sum(lengths) % batch_size if last_is_full else 0  # else, mostly, not
+        random.shuffle(lengths)
         batches = _batches(answer, lengths, batch_size, seed)
         _every_row_once(batches, lengths)
         _batch_sizes(batches, batch_size)
@@ -51,13 +52,10 @@ def _batches(answer, lengths, batch_size, seed):
     if batches is None or isinstance(batches, (str, int, float)):
         raise Wrong(repr(batches), "a list of batches", "What do you return?")
     batches = [np.asarray(batch) for batch in batches]
-    shapes = {batch.shape[1:] for batch in batches}
-    if shapes != {(2,)}:
-        raise Wrong(
-            f"batches of shape (rows, *{min(shapes, default=())})",
-            "(rows, 2)",
-            "Which two numbers name a row?",
-        )
+    strange = [batch.shape for batch in batches if batch.shape[1:] != (2,)]
+    if strange or not batches:
+        yours = f"a batch of shape {strange[0]}" if strange else "no batch"
+        raise Wrong(yours, "(rows, 2)", "Which two numbers name a row?")
     return batches
 
 
@@ -148,7 +146,12 @@ def features(answer: Callable) -> str:
     random = np.random.default_rng()
     flights, weather = _tables(random)
     arrived = flights.dropna(subset=["arr_delay"]).reset_index(drop=True)
-    yours = _columns(answer, flights, weather, arrived)
+    given = flights.copy(), weather.copy()
+    yours, again = (_columns(answer, *given, arrived) for _ in range(2))
+    for name in CLOSE:
+        if not np.array_equal(yours[name], again[name], equal_nan=True):
+            question = "Does it change the tables that it gets?"
+            raise Wrong(f"another {name} from a second call", "the same", question)
     hours = arrived["time_hour"].unique()
     last_day = hours[hours > hours.max() - 20 * HOUR]
     for hour in [last_day.min(), *random.choice(hours, 3)]:
@@ -181,7 +184,7 @@ def _compare(name, yours, right):
 
 def _columns(answer, flights, weather, arrived):
     """What an answer gives: {name: float64 array}, in the order of the flights that arrived."""
-    yours = answer(flights.copy(), weather.copy())
+    yours = answer(flights, weather)
     if not isinstance(yours, (dict, pd.DataFrame)) or set(yours) != set(CLOSE):
         got = list(yours) if isinstance(yours, (dict, pd.DataFrame)) else type(yours).__name__
         raise Wrong(got, f"a DataFrame with the columns {list(CLOSE)}", "What do you return?")

@@ -20,7 +20,7 @@ from tutorials.checks.common import ScriptRun, Wrong, run_script
 
 PLAIN = Path(__file__).parents[1] / "scripts" / "plain_loop.py"
 RANKS = 2
-SAMPLES = 1_024  # a multiple of the batch: no rank has to repeat a digit
+SAMPLES = 1_088  # even: no rank repeats a digit; the last batch of an epoch is half a batch
 TIMEOUT = 120.0  # seconds for the script
 CHOOSE_FOR_ALL = ("set_device", "set_device_index")  # functions: 'cuda' is now that GPU
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -34,6 +34,7 @@ QUESTIONS = {  # by a word of the error
     "process group has not": "What must every process do before it can talk to the others?",
     "shuffle": "Who shuffles now, the loader or its sampler?",
     "device_ids": "Here is no GPU. What must device_ids be for a model on the CPU?",
+    "cuda": "Here is no GPU. Which lines are only for machines that have one?",
     "": "Which of your changes does this line need?",
 }
 
@@ -103,7 +104,7 @@ def records_of(run: ScriptRun) -> list[dict]:
     own = [each for each in errors if not any(word in each[1]["error"] for word in OF_A_PEER)]
     for rank, seen in own:
         error = seen["error"].splitlines()[0][:300]
-        question = next(QUESTIONS[word] for word in QUESTIONS if word in error)
+        question = next(QUESTIONS[word] for word in QUESTIONS if word in error.lower())
         raise Wrong(f"rank {rank}, {seen['line']}: {error}", "no error", question)
     if errors:
         places = ", ".join(f"rank {rank} in {seen['line']}" for rank, seen in errors)
@@ -145,18 +146,20 @@ def steps_of(ranks: list[dict], pixels: torch.Tensor) -> list[tuple]:
 
 def check_batches(steps: list[tuple], batch: int, epochs: int) -> None:
     """A step takes `batch` digits, an epoch all of them, and no two epochs deal alike."""
-    for shares in steps:
+    full, in_epoch = SAMPLES // batch, -(-SAMPLES // batch)
+    for shares in steps[:full]:
         if sum(map(len, shares)) != batch:
             yours = f"a step takes {' + '.join(str(len(share)) for share in shares)} digits"
             question = "batch_size is that of one rank. How large is the optimizer's batch?"
             raise Wrong(yours, f"{batch} of all ranks together", question)
-    in_epoch = SAMPLES // batch
     dealt = [steps[start : start + in_epoch] for start in range(0, len(steps), in_epoch)]
     for epoch, its_steps in enumerate(dealt):
         counts = Counter(index for shares in its_steps for share in shares for index in share)
         if len(counts) < SAMPLES:
             yours = f"in epoch {epoch}, {SAMPLES - len(counts)} digits are never taken"
             question = "How does the loader of rank 1 know that it is not that of rank 0?"
+            if len(steps) == full * epochs:
+                question = "What becomes of the last digits, which are less than a batch?"
             raise Wrong(yours, "each digit once, by one rank", question)
     if len(dealt) != epochs:
         question = "The ranks share each epoch. Why another number of epochs?"
@@ -187,11 +190,14 @@ def check_weights(ranks, steps, pixels: torch.Tensor, plain: dict, file: Path) -
     if not all(torch.equal(mine[name].nan_to_num(), other[name].nan_to_num()) for name in mine):
         question = "What changes weights or gradients after DDP has averaged them?"
         raise Wrong("the replicas differ in the end", "equal, bit for bit", question)
+    if not file.is_file():
+        question = "In which folder does the plain loop save?"
+        raise Wrong("no model.pt in the current folder", "one", question)
     alone, loaded = plain["autoencoder"](), plain["autoencoder"]()
     try:
         loaded.load_state_dict(torch.load(file, weights_only=True))
         alone.load_state_dict(ranks[0]["initial"])
-    except Exception as error:  # no file, a whole model, other names, another model
+    except Exception as error:  # a whole model, other names, another model
         question = "Whose state_dict() did you save, the wrapper's or that of the model inside?"
         yours = f"loading model.pt raises {type(error).__name__}: {str(error)[:200]}"
         raise Wrong(yours, "weights that the plain model can load", question) from None
@@ -210,8 +216,12 @@ def check_weights(ranks, steps, pixels: torch.Tensor, plain: dict, file: Path) -
 
 
 def check_text(text: str) -> None:
-    """Refuse what is surely wrong on GPUs. What the code does not tell is accepted."""
+    """Refuse ddp_common and what is surely wrong on GPUs. What is not told is accepted."""
     tree = ast.parse(text)
+    for line in ast.walk(tree):
+        if isinstance(line, (ast.Import, ast.ImportFrom)) and "ddp_common" in ast.unparse(line):
+            question = "Which line of section 9 does the same?"
+            raise Wrong(f"line {line.lineno}: {ast.unparse(line)}", "PyTorch alone", question)
     steps, values = steps_in_order(tree), values_of_names(tree)
     words = set().union(*(origins(step, values) for step in steps))
     if "gloo" in words and not any("nccl" in word for word in words):
@@ -329,7 +339,8 @@ def origins(node: ast.AST, values: dict[str, list], known: frozenset = frozenset
 
 def accumulation(client, answer):
     """Call `answer(model, parts)` on two ranks, and compare with the whole batch at once."""
-    count, size = (int(torch.randint(2, 6, ())) for _ in range(2))
+    # neither is the number of ranks, nor the other: a wrong divisor is not right by chance
+    count, size = int(torch.randint(5, 10, ())), int(torch.randint(10, 15, ()))
     pixels = torch.rand(RANKS * count * size, 784)
     model = small_model()
     F.mse_loss(model(pixels), pixels).backward()

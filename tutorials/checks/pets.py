@@ -1,12 +1,15 @@
 """The checks of `pets`: a run that was stopped, killed and resumed; a training with two faults."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
@@ -60,29 +63,31 @@ def are_equal(one, other):
 
 def events_in(log):
     """What must be in a log, in words; whether it is there; what to ask if not."""
-    stopped = log.rfind("interrupted from the keyboard")
-    killed = log.rfind("was killed by SIGKILL")
-    resumed = log.rfind("Resumed from step")
-    was_resumed_between = "Resumed from step" in log[min(stopped, killed) : max(stopped, killed)]
+    stopped, killed, resumed = "from the keyboard", "was killed by SIGKILL", "Resumed from step"
+
+    def has(*events):  # in this order, whatever else came between
+        return re.search(".*".join(events), log, re.DOTALL) is not None
+
+    between = [stopped, resumed, killed], [killed, resumed, stopped]
     return [
-        ("interrupted by Ctrl-C", stopped >= 0, "Did the run finish before you came?"),
+        ("interrupted by Ctrl-C", has(stopped), "Did the run finish before you came?"),
         (
             "a rank was killed",
-            killed >= 0,
+            has(killed),
             "Which process did you kill, and how? `kill` without -9 only asks it to leave. Or had "
             "the run finished already?",
         ),
         (
             "resumed after the first of the two",
-            was_resumed_between,
+            any(has(*events) for events in between),
             "Was there a checkpoint? Which command did the terminal print?",
         ),
         (
             "resumed after the second",
-            resumed > max(stopped, killed),
+            any(has(*events, resumed) for events in between),
             "Which command did the terminal print after the run had failed?",
         ),
-        ("finished", log.rfind("finished:") > resumed, "Is it still training?"),
+        ("finished", log.rfind("finished:") > log.rfind(resumed), "Is it still training?"),
     ]
 
 
@@ -115,6 +120,7 @@ class Seen:
     orders: list
     returned: object
     trained: dict | None  # the weights within the last DDP model, None if there was none
+    initial: dict | None  # the same when DDP had made them equal
 
 
 def watched(client, train, *, samples, seed, epochs=3):
@@ -128,11 +134,13 @@ def watched(client, train, *, samples, seed, epochs=3):
 
 def _watch(train, samples, seed, epochs):
     """What `watched` has each rank do."""
-    models, wrap = [], DistributedDataParallel.__init__
+    models, initial, wrap = [], None, DistributedDataParallel.__init__
 
     def __init__(self, module, *arguments, **named):
+        nonlocal initial
         wrap(self, module, *arguments, **named)
         models.append(module)
+        initial = {name: value.clone() for name, value in module.state_dict().items()}
 
     data = Data(samples)
     DistributedDataParallel.__init__ = __init__
@@ -144,7 +152,7 @@ def _watch(train, samples, seed, epochs):
         returned = repr(returned)
     share = max(1, -(-len(data.asked) // epochs))
     orders = [data.asked[start : start + share] for start in range(0, len(data.asked), share)]
-    mine = Seen(orders, returned, dict(models[-1].state_dict()) if models else None)
+    mine = Seen(orders, returned, dict(models[-1].state_dict()) if models else None, initial)
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     return every
@@ -158,6 +166,7 @@ def training_repaired(answer, *, client):
     look_at_weights(ranks)
     look_at_orders(ranks, samples)
     look_at_replicas(ranks)
+    look_at_steps(ranks, samples)
     return "each epoch has its own order, the replicas agree, and anybody can load the weights"
 
 
@@ -201,8 +210,28 @@ def look_at_replicas(ranks):
         raise Wrong("other weights", "those after the training", question)
 
 
-def are_close(one, other):
-    return all(torch.allclose(one[name], other[name], rtol=1e-5, atol=1e-7) for name in one)
+def look_at_steps(ranks, samples):
+    """Raise Wrong if the steps of `broken`, with the samples of each rank, end elsewhere."""
+    if ranks[0].initial is None:  # without DDP nobody knows where it began
+        return
+    alone, data = nn.Linear(1, 1), Data(samples)
+    alone.load_state_dict(ranks[0].initial)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for epoch in range(3):
+        shares = [torch.tensor(seen.orders[epoch]).split(4) for seen in ranks]
+        for rows in map(torch.cat, zip(*shares)):
+            x, y = (column[rows] for column in data.tensors)
+            optimizer.zero_grad()
+            F.mse_loss(alone(x), y).backward()
+            optimizer.step()
+    yours, expected = ranks[0].returned, alone.state_dict()
+    if not are_close({name: value.cpu() for name, value in yours.items()}, expected, 1e-4):
+        question = "Which line of `broken` did you leave out or change, besides its two faults?"
+        raise Wrong(f"{told(yours)} after the training", told(expected), question)
+
+
+def are_close(one, other, atol=1e-7):
+    return all(torch.allclose(one[name], other[name], rtol=1e-5, atol=atol) for name in one)
 
 
 def told(weights):
