@@ -31,11 +31,10 @@ from ddp_common.client.starting import note_restart, start
 from ddp_common.client.tables import Tables
 from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 from ddp_common.files import absolute
-from ddp_common.run.description import describe
-from ddp_common.run.job import Job, Launcher
+from ddp_common.run.job import Job, Launcher, Run
 from ddp_common.run.places import check_place, new_directory
 from ddp_common.run.progress import explain_interrupt, say_place
-from ddp_common.run.result import Run
+from ddp_common.run.recorder import describe
 from ddp_common.run.run_directory import RunDirectory
 from ddp_common.values import whole_number
 

@@ -1,12 +1,25 @@
-"""What `launch` is asked for, and who can do it: ranks on Dask's workers, or those of torchrun."""
+"""What `launch` is asked for, who can do it, and what it returns.
 
+There are ranks on Dask's workers, and those of torchrun; both return a `Run`.
+"""
+
+import io
+import reprlib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ddp_common.run.result import Run
+from ddp_common.errors import Error
+from ddp_common.files import save_whole
+from ddp_common.run.places import shown
+
+if TYPE_CHECKING:
+    import pandas
+
+SHOWN_ITEMS = 3  # of a result that is a dict or a list
 
 
 @dataclass
@@ -35,5 +48,100 @@ class Launcher(ABC):
     """Runs a function on ranks."""
 
     @abstractmethod
-    def launch(self, job: Job) -> Run:
+    def launch(self, job: Job) -> "Run":
         """What `launch` does; it has looked at function and arguments."""
+
+
+@dataclass(repr=False)
+class Run:
+    """What a launch leaves.
+
+    `result` is what rank 0's function returned, `directory` the run directory (None where `launch`
+    was to keep none), `world_size` the number of ranks, `seconds` how long the launch took.
+    `records` are all reports, a dict for each. `failures` are the exceptions that restarts have
+    answered, in order. `problems` says what a user must know although training went on:
+    checkpoints that a full disk did not take, ranks that drifted apart.
+    """
+
+    result: Any
+    directory: Path | None
+    world_size: int
+    records: list  # of dict
+    seconds: float
+    failures: list = field(default_factory=list)  # of exceptions
+    problems: list = field(default_factory=list)  # of str
+
+    @property
+    def metrics(self) -> "pandas.DataFrame":
+        """All reports as a pandas DataFrame, a row for each.
+
+        The columns are rank, time (s since 1970), epoch, step and what was reported. After a
+        restart the steps since the last checkpoint are there twice: `drop_duplicates(["rank",
+        "step"], keep="last")` leaves the last report of each.
+        """
+        import pandas  # it takes its time, and not every run is asked for a table
+
+        return pandas.DataFrame(self.records)
+
+    def save_figure(self, figure: Any, name: str) -> None:
+        """Save a matplotlib figure in the run directory, whole or not at all.
+
+        The end of `name` is the format (.png, .svg, .pdf). On a full disk nothing is raised,
+        since the training is done and its numbers are worth more than a picture: `problems` says
+        it, and the terminal. Raises `Error` for a name that leads out of the directory, and where
+        there is none.
+        """
+        if self.directory is None:
+            raise Error(
+                f"{name} cannot be saved: launch(directory=False) has kept no folder. Leave "
+                "directory=False out, or use figure.savefig."
+            )
+        picture = io.BytesIO()
+        kind = Path(name).suffix.lstrip(".") or "png"
+        figure.savefig(picture, format=kind, dpi=120, bbox_inches="tight")
+        try:
+            save_whole(Path(self.directory), name, picture.getvalue())
+        except OSError as error:
+            why = error.strerror or error
+            problem = f"The file {name} was not saved in {shown(self.directory)}: {why}."
+            self.problems.append(problem)
+            print(problem, file=sys.stderr)
+
+    def __repr__(self) -> str:
+        words = {
+            "result": in_short(self.result),
+            "world_size": self.world_size,
+            "seconds": round(self.seconds, 1),
+            "directory": str(shown(self.directory)) if self.directory else "none was kept",
+            "records": len(self.records),
+            "restarts": len(self.failures),
+        }
+        return f"Run({', '.join(f'{name}={value}' for name, value in words.items())})"
+
+
+def in_short(value: Any) -> str:
+    """A value in a few words: what it is and how large.
+
+    The numbers in a tensor or a table are nobody's first question.
+    """
+    kind = type(value).__name__
+    if isinstance(getattr(value, "shape", None), tuple):
+        return f"{kind} {tuple(value.shape)}"
+    if isinstance(value, dict):
+        first = list(value.items())[:SHOWN_ITEMS]
+        items = [f"{key}: {_kind_and_size(item)}" for key, item in first]
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        items = [_kind_and_size(item) for item in list(value)[:SHOWN_ITEMS]]
+    else:
+        return _kind_and_size(value)
+    more = ", …" if len(value) > SHOWN_ITEMS else ""
+    return f"{kind} of {len(value)} ({', '.join(items)}{more})"
+
+
+def _kind_and_size(value: Any) -> str:
+    if isinstance(getattr(value, "shape", None), tuple):
+        return f"{tuple(value.shape)}"
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, Path)):
+        return reprlib.repr(value)
+    kind = type(value).__name__
+    return f"{kind} of {len(value)}" if hasattr(value, "__len__") else kind

@@ -5,8 +5,15 @@ these. Promises: what a screen or a pipe cannot take is nobody's failure; the lo
 """
 
 import contextlib
+import json
+import math
+import platform
 import re
-from collections.abc import Callable
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from ddp_common.messages import (
@@ -24,9 +31,10 @@ from ddp_common.messages import (
 from ddp_common.ranks.checkpoint_files import checkpoints
 from ddp_common.run.places import shown
 from ddp_common.run.progress import Mode, Progress
-from ddp_common.run.replicas import Replicas
 
 WARNING = re.compile(r"\w*Warning: ")
+TOLERANCE = 1e-5  # relative, of norms of parameters: float32 has 1e-7
+KEPT = 50  # saves of which the norms of some ranks have not arrived yet
 
 
 class Recorder:
@@ -131,3 +139,100 @@ class Recorder:
 def _draw(draw: Callable[..., None], *arguments: Any) -> None:
     with contextlib.suppress(OSError, ValueError):  # of a screen that is gone, or a closed stream
         draw(*arguments)
+
+
+# Drift
+
+
+class Replicas:
+    """Whether the ranks' models are still alike, by the norms that each rank sends at a save.
+
+    Replicas start alike and get the same averaged gradients, so they stay alike. Where they do
+    not, rank 0's are saved and returned, and nothing else says that the others trained something
+    else. Norms and not a digest: on different kinds of processors the last bits may differ.
+    """
+
+    def __init__(self, world_size: int):
+        self.world_size = world_size
+        # By checkpoint and step, then by rank
+        self.pending: dict[tuple[str, int], dict[int, ParameterNorms]] = {}
+
+    def take(self, rank: int, message: ParameterNorms) -> str | None:
+        """Take in the norms of a rank; returns a sentence if the ranks have drifted apart."""
+        save = message.checkpoint, message.step
+        by_rank = self.pending.setdefault(save, {})
+        by_rank.setdefault(rank, message)  # the first, where one step is saved twice
+        if len(by_rank) == self.world_size:
+            return _apart(self.pending.pop(save))
+        if len(self.pending) > KEPT:  # where not all ranks save
+            self.pending.pop(next(iter(self.pending)))
+        return None
+
+
+def _apart(by_rank: dict[int, ParameterNorms]) -> str | None:
+    first = by_rank[0]
+    for rank in sorted(by_rank):
+        for name, here, there in zip(first.names, first.norms, by_rank[rank].norms):
+            both_diverged = math.isnan(here) and math.isnan(there)
+            if not both_diverged and not math.isclose(here, there, rel_tol=TOLERANCE):
+                return (
+                    f"The models of the ranks have drifted apart: after step {first.step} the "
+                    f"parameter {name} has the norm {here:.6g} on rank 0 and {there:.6g} on rank "
+                    f"{rank}. Rank 0's is saved, and the others train something else. DDP "
+                    "averages the gradients of its own forward pass, for parameters that had "
+                    "requires_grad=True when it was made: call the wrapped model, not the one "
+                    "inside; wrap it again after unfreezing; have schedules step by a value that "
+                    "is the same on all ranks."
+                )
+    return None
+
+
+# config.json
+
+
+def describe(
+    folder: Path, run_config: dict, addresses: Iterable[str], function: str | None
+) -> dict:
+    """The content of config.json for the run in `folder`.
+
+    That is `run_config`, which the program has given to `launch`, with versions, git revision, the
+    workers of the ranks (`addresses`) and the name of the function that they call. What an earlier
+    launch in this folder has said of itself stays, where this one says nothing.
+    """
+    return {
+        **_earlier(folder / "config.json"),
+        **run_config,
+        "workers": list(addresses),
+        "versions": _versions(),
+        "platform": platform.platform(),
+        "git": _git_revision(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "function": function,
+    }
+
+
+def _earlier(path):
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}  # there is none, or it is damaged: it is written anew
+
+
+def _versions():
+    versions = {"python": platform.python_version()}
+    for name in ("torch", "distributed", "numpy"):
+        versions[name] = metadata.version(name)
+    return versions
+
+
+def _git_revision():
+    try:
+        git = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+        )
+    except OSError:  # there is no git here
+        return None
+    return git.stdout.strip() or None

@@ -30,12 +30,10 @@ from ddp_common.files import RESULT, metrics_of, save_whole
 from ddp_common.messages import Message, ParameterNorms
 from ddp_common.ranks import checkpoint, checkpoint_files, rendezvous, reporting, stopping
 from ddp_common.ranks.last_word import GROUP_TWICE, HINTS, pickled_result
-from ddp_common.run.description import describe
-from ddp_common.run.job import Job, Launcher
+from ddp_common.run.job import Job, Launcher, Run
 from ddp_common.run.places import new_directory
 from ddp_common.run.progress import say
-from ddp_common.run.recorder import Recorder
-from ddp_common.run.result import Run
+from ddp_common.run.recorder import Recorder, describe
 from ddp_common.run.run_directory import RunDirectory, as_line, read_records
 from ddp_common.without_dask.launchers import started_by
 

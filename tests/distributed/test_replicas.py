@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ddp_common as ddp
 from ddp_common.messages import ParameterNorms
-from ddp_common.run.replicas import Replicas
+from ddp_common.run.recorder import Replicas
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ddp_common import Error
 from ddp_common.clusters.connect import describe
 from ddp_common.clusters.profiles import number_of_workers
-from ddp_common.run.description import describe as describe_run
+from ddp_common.run.recorder import describe as describe_run
 from tutorials.kit import launch_options, parameters, settings
 
 DEFAULTS = dict(epochs=3, learning_rate=1e-3, shuffle=True, name="small")
