@@ -290,10 +290,13 @@ def _start(
             pipes[name] = ours.enter_context(reader)
             descriptors[name] = theirs.enter_context(writer).fileno()
         arguments = _environment(spec), worker.state.nthreads, payload
-        try:
-            place = _fork(arguments, descriptors, is_wanted)
-        except (EOFError, ConnectionError, RuntimeError):  # what forks was killed a moment ago
-            place = _fork(arguments, descriptors, is_wanted)
+        for may_be_dying in (True, True, False):  # the nursery; the fork server; neither
+            try:
+                place = _fork(arguments, descriptors, is_wanted)
+                break
+            except (EOFError, ConnectionError, RuntimeError):  # it was killed a moment ago
+                if not may_be_dying:
+                    raise
         if place is None:
             return None
         ours.pop_all()

@@ -51,7 +51,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Client, Connection, wait
-from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -224,9 +223,9 @@ class Nursery:
         cores = os.sched_getaffinity(0) if sys.platform == "linux" else None
         surroundings = environment, os.getcwd(), cores, sys.path, sys.argv
         self.connection.send((surroundings, module, function, arguments, [*descriptors]))
-        for descriptor in descriptors.values():
-            send_handle(self.connection, descriptor, None)
-        answer = self.connection.recv()
+        with contextlib.suppress(ConnectionError), _socket_of(self.connection) as channel:
+            socket.send_fds(channel, [b"d"], [*descriptors.values()])
+        answer = self.connection.recv()  # also where it did not take them: it says why, or is gone
         if isinstance(answer, OSError):
             raise answer
         self.pid = answer
@@ -357,8 +356,6 @@ def _be_nursery(worker: Connection, lifeline: socket.socket) -> NoReturn:
         pass
     except OSError as error:  # no process can be forked, or no file opened
         _tell(worker, error)
-    except RuntimeError as error:  # multiprocessing's, where a descriptor did not arrive
-        _tell(worker, OSError(errno.EMFILE, f"too many open files ({error})"))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -376,8 +373,12 @@ def _fork_rank(
     names: list[str],
 ) -> int:
     """Fork a rank; returns the number of its process, and tells it the worker."""
-    descriptors = {name: recv_handle(worker) for name in names}
-    for descriptor in descriptors.values():
+    with _socket_of(worker) as channel:
+        _, received, *_ = socket.recv_fds(channel, 1, len(names))
+    if len(received) < len(names):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    descriptors = dict(zip(names, received))
+    for descriptor in received:
         os.set_inheritable(descriptor, False)  # programs that a rank starts do not get them
     nursery = os.getpid()
     rank_pid = os.fork()
@@ -392,6 +393,11 @@ def _fork_rank(
         os.close(descriptor)
     worker.send(rank_pid)
     return rank_pid
+
+
+def _socket_of(connection: Connection) -> socket.socket:
+    """A connection's socket, over which descriptors travel."""
+    return socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 def _wake_when_a_child_ends() -> tuple[socket.socket, socket.socket]:

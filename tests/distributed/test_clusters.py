@@ -1,5 +1,6 @@
 """Clusters that `connect` starts, and what is left of them after they were closed."""
 
+import contextlib
 import socket
 import ssl
 import sys
@@ -55,12 +56,10 @@ def shaken_hands(listening, connecting):
         listening.wrap_socket(ends[0], server_side=True, **later),
         connecting.wrap_socket(ends[1], **later),
     )
-    for _ in range(3):
+    for step in (*["do_handshake"] * 3, "recv"):  # which takes in what follows the handshake
         for end in ends:
-            try:
-                end.do_handshake()
-            except ssl.SSLWantReadError:
-                pass
+            with contextlib.suppress(ssl.SSLWantReadError):
+                getattr(end, step)()
     return ends
 
 
