@@ -152,7 +152,7 @@ class Ended(Message):
 
     how: str
     exitcode: int | None = None  # negative: the signal that killed it
-    message: str = ""
+    message: str = ""  # why it failed; of one that was told to stop, when
     traceback: str = ""
     exception: str | None = None  # pickled, as base64; None if it cannot travel
     got_sigterm: bool = False  # whether it was this rank

@@ -340,7 +340,8 @@ def run_stopped(state: AttemptState, newest: Path | None) -> RunStopped:
     asked = sorted(rank for rank in state.stopped() if state.ended[rank].got_sigterm)
     who = "no rank that has left says that it got SIGTERM itself"
     if asked:
-        who = f"rank {', '.join(map(str, asked))} on {state.host_of(asked[0])} got SIGTERM"
+        why = " ".join(["got SIGTERM", state.ended[asked[0]].message]).rstrip()
+        who = f"rank {', '.join(map(str, asked))} on {state.host_of(asked[0])} {why}"
     return RunStopped(
         f"The run was told to stop: {who}. All ranks left {left}.",
         step=step,

@@ -37,7 +37,7 @@ from distributed import Status, Worker, get_worker
 from distributed.comm import get_address_host
 
 from ddp_common.messages import TOPIC, Ended, Line, Message, RankSpec, Started, pack
-from ddp_common.worker import nursery
+from ddp_common.worker import nursery, time_limit
 from ddp_common.worker.nursery import Nursery
 from ddp_common.worker.output import Output, seconds_for
 
@@ -354,6 +354,8 @@ def _follow(
         for pid in left
     ]
     ended = child.last_word or Ended("exited")
+    if ended.got_sigterm and time_limit.is_near():
+        ended.message = "near the time limit of its job"
     if not was_wanted:
         ended = Ended("cancelled")
     elif child.nursery.exitcode is not None:

@@ -30,6 +30,16 @@ def time_left() -> float:
     return end - time.time()
 
 
+def is_near() -> bool:
+    """Whether the job has been warned of its time limit, or would be by now."""
+    return time_left() <= _warning()
+
+
+def _warning() -> float:
+    """Seconds before the time limit at which ranks are told."""
+    return float(os.environ.get("DDP_JOB_WARNING", 0))
+
+
 def watch_time_limit(tell: Callable[[], None]) -> None:
     """Call `tell` when the job's time limit is near, and again until its end.
 
@@ -37,9 +47,8 @@ def watch_time_limit(tell: Callable[[], None]) -> None:
     """
     if time_left() == math.inf:
         return
-    warning = float(os.environ.get("DDP_JOB_WARNING", 0))
     watching = threading.Thread(
-        target=_watch, args=(tell, warning), daemon=True, name="ddp-time-limit"
+        target=_watch, args=(tell, _warning()), daemon=True, name="ddp-time-limit"
     )
     watching.start()
 

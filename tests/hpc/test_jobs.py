@@ -108,7 +108,9 @@ def test_near_the_time_limit_ranks_save_and_the_run_goes_on_in_new_jobs(
     process = in_jobs(options=f"walltime=00:{minutes:02}:00 warning={warning}", RESTARTS="20")
     said = finish(process, tmp_path)
     assert re.search(r"Job \d+ makes room for a new one: its time limit is near", said), said
-    assert re.search(r"Restart \d+ on 2 rank\(s\) from step [1-9].*got SIGTERM", said), said
+    assert re.search(
+        r"Restart \d+ on 2 rank\(s\) from step [1-9].*got SIGTERM near the time", said
+    ), said
     assert same_weights(tmp_path, undisturbed)
 
 
