@@ -32,6 +32,7 @@ endif
 PYTHON := "$$VENV/bin/python"
 PIP    := $(PYTHON) -m pip install --disable-pip-version-check --constraint constraints.txt
 UV     := "$$VENV/bin/uv" pip install --python $(PYTHON) --constraints constraints.txt
+FAST   := $(if $(PIP_NO_INDEX),$(PIP),$(UV))
 
 # With TORCH=cpu: the index of that build, and the version that only this index has
 INDEX  := $${TORCH:+--index-url "https://download.pytorch.org/whl/$$TORCH"}
@@ -78,7 +79,7 @@ setup: $(COURSE)
 setup-all: $(TEST) $(DOCS)
 
 # pip takes torch, since it knows the settings of a site (an index, a folder of wheels); uv takes the rest, in a tenth of the
-# time. Where uv fails, pip says what is wrong.
+# time, unless pip's settings forbid an index, which uv does not know. Where uv fails, pip says what is wrong.
 $(VENV)/torch: constraints.txt
 	@"$$PYTHON_BASE" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "$$PYTHON_BASE is no Python of 3.11 or newer with the module venv (Debian, Ubuntu: apt install python3-venv)."; \
@@ -93,7 +94,7 @@ $(VENV)/torch: constraints.txt
 	@touch "$$VENV/torch"
 
 $(VENV)/installed-%: $(VENV)/torch pyproject.toml
-	$(UV) --editable '.[$*]' || $(PIP) --editable '.[$*]'
+	$(FAST) --editable '.[$*]' || $(PIP) --editable '.[$*]'
 	@touch "$$VENV/installed-$*"
 
 $(TEST) $(DOCS): $(COURSE)

@@ -96,3 +96,11 @@ def test_a_build_of_torch_that_is_no_word_is_refused_before_anything_is_made(ech
     assert done.returncode != 0
     assert f"TORCH={build}: it takes the last word" in done.stdout and "TORCH=cpu" in done.stdout
     assert not (echo / "other").exists()
+
+
+@pytest.mark.parametrize(("settings", "with_uv"), [({}, True), ({"PIP_NO_INDEX": "1"}, False)])
+def test_where_pip_may_ask_no_index_uv_which_would_is_not_used(echo, settings, with_uv):
+    (echo / ".venv" / "installed-course").unlink()
+    would = make(echo, "--dry-run", "setup", **settings).stdout
+    (install,) = [line for line in would.splitlines() if "--editable" in line]
+    assert ("bin/uv" in install) is with_uv
