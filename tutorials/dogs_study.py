@@ -396,11 +396,11 @@ def compare(study, overlap):
     """A row for each comparison: difference in points, its interval, a verdict.
 
     What is compared is `judged`, within a seed: a batch and a rate minus the smallest
-    batch with its best rate. A rate that was not tried has no row. `overlap` is the
-    number of judged images over that of images learned from: trials share images, so
-    the interval is widened by it, after Nadeau and Bengio
-    (2003). All intervals of a table together hold with about 95 % (Bonferroni): the
-    widening is an approximation.
+    batch with its best rate. A rate that was not tried has no row. Ways that lead to
+    the same rate share one. `overlap` is the number of judged images over that of
+    images learned from: trials share images, so the interval is widened by it, after
+    Nadeau and Bengio (2003). All intervals of a table together hold with about 95 %
+    (Bonferroni): the widening is an approximation.
     """
     import pandas as pd
 
@@ -409,24 +409,34 @@ def compare(study, overlap):
     best = best_rates(study)
     small, *_, large = best
     base, k = best[small], large / small
-    compared = {f"{batch}, its own best": (batch, best[batch]) for batch in best}
-    del compared[f"{small}, its own best"]
+    ways = [("its own best", batch, best[batch]) for batch in best if batch != small]
     for rule, times in (("kept", 1), ("square root", math.sqrt(k)), ("linear", k)):
-        compared[f"{large}, {rule}"] = (large, base * times)
+        ways.append((rule, large, base * times))
     judged = study.pivot(index="seed", columns=["batch", "rate"], values="judged")
-    compared = {name: way for name, way in compared.items() if way in judged}
+    rows = {}
+    for way, batch, rate in ways:
+        if (batch, rate) in judged:
+            rows.setdefault((batch, rate), []).append(way)
     found = {}
-    for name, way in compared.items():
-        differences = 100 * (judged[way] - judged[small, base])
+    for (batch, rate), names in rows.items():
+        differences = 100 * (judged[batch, rate] - judged[small, base])
         n = len(differences)
-        mean, _, high = interval(differences, level=1 - 0.05 / len(compared))
+        mean, _, high = interval(differences, level=1 - 0.05 / len(rows))
         reach = (high - mean) * math.sqrt(1 + overlap * n)
-        found[f"{name} - {small}"] = [way[1], mean, mean - reach, mean + reach]
+        name = f"{batch}, {' = '.join(names)}"
+        found[name] = [rate, mean, mean - reach, mean + reach]
     table = pd.DataFrame(found, index=["rate", "points", "low", "high"]).T
     table["verdict"] = "not told apart"
     table.loc[table["high"] < 0, "verdict"] = "lower"
     table.loc[table["low"] > 0, "verdict"] = "higher"
     return table
+
+
+def verdict_of(table, batch, way):
+    """The verdict on this batch and way, of a table that `compare` has made."""
+    of_batch = [name for name in table.index if name.startswith(f"{batch}, ")]
+    (name,) = [name for name in of_batch if way in name]
+    return table.loc[name, "verdict"]
 
 
 def draw_breeds(photos, labels, classes):
@@ -476,50 +486,49 @@ def draw_study(study):
 def draw_budgets(budgets):
     """Judged accuracy against the epoch, a thin line a seed, a thick one for the mean.
 
-    `budgets` has a dict for each seed: batch -> accuracy after each epoch.
+    `budgets` has a dict for each seed: batch -> accuracy after each epoch. The title
+    has the difference of the means.
     """
     figure, axes = _subplots(figsize=(7, 3))
     for number, batch in enumerate(budgets[0]):
         lines = 100 * np.array([of_seed[batch] for of_seed in budgets])
         epochs = np.arange(1, lines.shape[1] + 1)
         axes.plot(epochs, lines.T, color=f"C{2 * number}", linewidth=0.6)
-        axes.plot(epochs, lines.mean(0), color=f"C{2 * number}", label=f"batch {batch}")
+        label = f"batch {batch}, mean of {len(lines)} seeds"
+        axes.plot(epochs, lines.mean(0), color=f"C{2 * number}", label=label)
     axes.axvline(5, color="grey", linestyle=":", label="5 epochs")
-    axes.set(xlabel="epoch", ylabel="judged accuracy (%)")
-    axes.legend()
+    axes.set(xlabel="epoch", ylabel="judged accuracy (%)", xticks=epochs[4::5])
+    axes.legend(loc="lower right")
+    words = " and ".join(
+        f"{gap(budgets, epoch):+.1f} points after {epoch} epochs" for epoch in (5, 20)
+    )
+    axes.set_title(f"batch 128 minus batch 8: {words}", fontsize=10)
     return figure, (
-        "Judged accuracy against the epoch. The lines of batch 8 rise at once. Those "
-        "of batch 128 rise slowly and come near."
+        "Judged accuracy against the epoch, with one rate for both batches. Batch 128 "
+        f"minus batch 8, mean of the seeds: {words}."
     )
 
 
 # The study from which the lesson comes: right of 100 training images, by its logs
 
-ORIGINAL = {  # workers -> {step: right}; step 100, and the one after 82,000 samples
-    1: {100: 59, 820: 95.5},
-    4: {100: 79, 205: 94.2},
-    7: {100: 88, 117: 90.8},
-    10: {82: 87.7, 100: 92},
+ORIGINAL = {  # when: {workers: right}
+    "100 steps": {1: 59, 4: 79, 7: 88, 10: 92},
+    # after whole steps: 820, 205, 117 and 82
+    "82,000 samples": {1: 95.5, 4: 94.2, 7: 90.8, 10: 87.7},
 }
 
 
 def draw_original():
-    """The figures of `ORIGINAL`, against steps and against samples."""
-    figure, both = _subplots(1, 2, figsize=(9, 3), sharey=True)
-    for workers, right in ORIGINAL.items():
-        for axes, images in zip(both, (1, 100 * workers)):
-            steps = [step * images for step in right]
-            axes.plot(steps, right.values(), "o-", label=f"workers: {workers}")
-    for axes, place, name in zip(both, (100, 82_000), ("steps", "samples seen")):
-        axes.axvline(place, color="grey", linestyle=":")
-        axes.set(xlabel=name)
-    both[0].set(ylabel="right training images (%)", xscale="log")
-    both[0].set_xticks([100, 200, 400, 800], [100, 200, 400, 800])
-    both[0].minorticks_off()
-    both[1].legend()
+    """The figures of `ORIGINAL`: a bar for each number of workers that was tried."""
+    figure, both = _subplots(1, 2, figsize=(8, 2.8), sharey=True)
+    for axes, (moment, right) in zip(both, ORIGINAL.items()):
+        bars = axes.bar([str(workers) for workers in right], right.values(), width=0.6)
+        axes.bar_label(bars)
+        axes.set(title=f"after {moment}", xlabel="workers", ylim=(0, 110))
+    both[0].set(ylabel="right training images (%)", yticks=range(0, 101, 20))
     return figure, (
-        "Right training images against steps, and against samples. After 100 steps ten "
-        "workers are highest; after 82,000 samples one worker is."
+        "Bars of right training images, for 1, 4, 7 and 10 workers. After 100 steps: "
+        "59, 79, 88 and 92 of 100. After 82,000 samples: 95.5, 94.2, 90.8 and 87.7."
     )
 
 
@@ -568,17 +577,23 @@ def _training_loss(metrics):
 
 
 def draw_runs(runs):
-    """Training loss of several runs against samples seen, smoothed over 64 samples."""
-    figure, axes = _subplots(figsize=(7, 3))
-    for name, run in runs.items():
+    """Training loss of several runs against samples seen, smoothed over 64 samples.
+
+    The legend has the loss of each run in the last of its 4 epochs.
+    """
+    figure, axes = _subplots(figsize=(9, 3))
+    _, losses = rates_and_losses(runs)
+    labels = [f"{name}: {last:.2f}" for name, last in zip(runs, losses)]
+    for label, run in zip(labels, runs.values()):
         loss = _training_loss(run.metrics)
         smooth = loss.groupby((loss.index.to_numpy() - 1) // 64).mean()
-        axes.plot(64 * smooth.index + 32, smooth, label=name)
+        axes.plot(64 * smooth.index + 32, smooth, label=label)
     axes.set(xlabel="samples seen", ylabel="training loss (cross-entropy)")
-    axes.legend(fontsize=8)
+    title = "run: loss of the last epoch"
+    figure.legend(loc="outside right center", fontsize=8, title=title, title_fontsize=8)
     return figure, (
-        "Training loss against samples seen, a line for each run. It falls more slowly "
-        "with the kept rate than with the linear rule, and from random weights."
+        "Training loss against samples seen, a line for each run. In the last epoch: "
+        f"{', '.join(labels)}."
     )
 
 
@@ -587,18 +602,19 @@ def draw_rates(rates):
     figure, axes = _subplots(figsize=(6, 2.5))
     for rank, of_rank in enumerate(rates):
         epochs = range(1, len(of_rank) + 1)
-        axes.step(epochs, of_rank, where="post", label=f"rank {rank}")
+        width = 1.5 if rank else 4  # where they are equal, both are seen
+        axes.step(epochs, of_rank, where="post", label=f"rank {rank}", linewidth=width)
     axes.set(xlabel="epoch", ylabel="learning rate", yscale="log")
     axes.legend()
     return figure, (
-        "The learning rate of two ranks against the epoch. They fall in steps, at "
-        "different epochs."
+        "The learning rate of two ranks against the epoch: rank 0 ends with "
+        f"{rates[0][-1]:.1e}, rank 1 with {rates[1][-1]:.1e}."
     )
 
 
 def draw_run(metrics, classes):
     """Training loss of each rank, held-out loss and accuracy, against samples seen."""
-    figure, (left, right) = _subplots(1, 2, figsize=(10, 3.4), sharex=True)
+    figure, (left, right) = _subplots(1, 2, figsize=(11, 3.4), sharex=True)
     for column, name in (("head_loss", "head"), ("loss", "all layers")):
         steps = metrics.dropna(subset=column) if column in metrics else metrics[:0]
         for rank, of_rank in steps.groupby("rank"):
@@ -609,11 +625,10 @@ def draw_run(metrics, classes):
         held_out["samples"], held_out["validation_loss"], "ko--", label="held out"
     )
     left.set(xlabel="samples seen", ylabel="loss (cross-entropy)")
-    left.legend()
     right.plot(held_out["samples"], 100 * held_out["validation_accuracy"], "ko--")
     right.axhline(100 / classes, color="grey", linestyle=":", label="a blind guess")
     right.set(xlabel="samples seen", ylabel="held-out accuracy (%)", ylim=(0, 100))
-    right.legend(loc="lower right")
+    figure.legend(loc="outside right center", fontsize=8)
     return figure, (
         "Left: training loss of each rank, and held-out loss, against samples seen. "
         "Right: held-out accuracy; a dotted line is a blind guess."
@@ -624,4 +639,6 @@ def _subplots(*shape, **options):
     """matplotlib's, imported here: the ranks, which get this module, do without it."""
     import matplotlib.pyplot as plt
 
-    return plt.subplots(*shape, layout="constrained", **options)
+    figure, axes = plt.subplots(*shape, layout="constrained", **options)
+    plt.close(figure)  # else the notebook shows it a second time
+    return figure, axes

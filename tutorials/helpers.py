@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import math
 import os
 import re
@@ -130,17 +131,19 @@ def matrix(counts, names):
 def curves(by_epoch, kinds):
     """A figure: a line for each of {(kind, seed): accuracy of each epoch, in percent}.
 
-    `kinds` is {kind: its name}; each has a colour.
+    `kinds` is {kind: its name}; each has a colour, and each seed a style of line.
     """
-    figure, axes = plt.subplots(figsize=(6, 2.8), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 2.8), layout="constrained")
+    seeds = sorted({seed for _, seed in by_epoch})
+    styles = dict(zip(seeds, itertools.cycle(["-", "--", ":", "-."])))
     for number, (kind, name) in enumerate(kinds.items()):
-        lines = [line for (of, _), line in by_epoch.items() if of == kind]
-        for line in lines:
-            label = name if line is lines[0] else None
-            epochs = range(1, len(line) + 1)
-            axes.plot(epochs, line.to_numpy(), color=f"C{number}", label=label)
+        for seed in seeds:
+            line = by_epoch[kind, seed].to_numpy()
+            look = {"color": f"C{number}", "linestyle": styles[seed]}
+            label = f"{name}, seed {seed}"
+            axes.plot(range(1, len(line) + 1), line, label=label, **look)
     axes.set(xlabel="epoch", ylabel="validation accuracy, %")
-    axes.legend()
+    figure.legend(loc="outside right center", fontsize=8)
     return figure
 
 

@@ -236,16 +236,21 @@ def test_the_table_chooses_by_one_set_and_judges_by_the_other_within_a_seed():
     ]
     columns = ["seed", "batch", "rate", "chosen_by", "judged"]
     table = dogs_study.compare(pd.DataFrame(rows, columns=columns), overlap=0)
-    assert table["rate"].tolist() == pytest.approx([0.002, 0.016, 0.001, 0.004, 0.016])
-    assert table["points"].tolist() == pytest.approx([2.4] + 4 * [12])
+    assert table["rate"].tolist() == pytest.approx([0.002, 0.016, 0.001, 0.004])
+    assert table["points"].tolist() == pytest.approx([2.4] + 3 * [12])
     assert set(table["verdict"]) == {"higher"}
+    # 16 times 0.001 is also the best rate of batch 128: one row, to be found by either name
+    assert list(table.index)[1:3] == ["128, its own best = linear", "128, kept"]
+    table["verdict"] = list(table.index)
+    for way in ("its own best", "linear"):
+        assert dogs_study.verdict_of(table, 128, way) == "128, its own best = linear"
 
 
 def test_a_rule_whose_rate_was_not_tried_has_no_row():
     rows = [(seed, batch, 1, 0, seed * batch) for seed in range(4) for batch in (8, 32, 128)]
     columns = ["seed", "batch", "rate", "chosen_by", "judged"]
     table = dogs_study.compare(pd.DataFrame(rows, columns=columns), overlap=0)
-    assert list(table.index) == ["32, its own best - 8", "128, its own best - 8", "128, kept - 8"]
+    assert list(table.index) == ["32, its own best", "128, its own best = kept"]
 
 
 @pytest.mark.parametrize("most, sizes", [(10, (24, 6)), (0, (96, 24))])

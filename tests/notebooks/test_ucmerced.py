@@ -396,6 +396,15 @@ def test_three_images_of_each_class_train_and_it_says_how_little_they_show(tmp_p
     assert re.search(r"model.pt +\d+\.\d% +\d+\.\d% to \d+\.\d%", done.stdout), done.stdout
 
 
+def test_while_one_chooses_the_test_images_are_not_judged(tmp_path):
+    folder = make_folder(tmp_path / "mine", {"forest": 3, "lake": 3})
+    done = make_run("ucmerced", tmp_path / "runs", f"data={folder} epochs=1 test=False")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "validation accuracy" in done.stdout and "Accuracy on" not in done.stdout
+    (model,) = (tmp_path / "runs").glob("ucmerced/*/model.pt")
+    assert len(torch.load(model, weights_only=True)["classes"]) == 2
+
+
 def test_a_class_that_is_too_small_for_three_sets_is_refused_in_one_message(tmp_path):
     folder = make_folder(tmp_path / "mine", {"forest": 5, "river": 2})
     done = make_run("ucmerced", tmp_path / "runs", f"data={folder}")
