@@ -69,10 +69,13 @@ def prepare(originals, mine):
 
 def options(environment, arguments):
     """What JupyterLab is told beside `arguments`, and the lines that say why."""
+    shell = [environment.get("SHELL", "sh")]
     told = [
         f"--ServerApp.root_dir={HERE}",
         f"--ContentsManager.hide_globs={HIDDEN}",
         f"--LabApp.default_url=/lab/tree/my-work/{FIRST_PAGE}",
+        # No login shell, as it is where the output is a file: /etc/profile may set another PATH
+        f"--ServerApp.terminado_settings={ {'shell_command': shell} }",
     ]
     said = []
     if hasattr(os, "geteuid") and os.geteuid() == 0 and "--allow-root" not in arguments:

@@ -197,7 +197,8 @@ class Checkpoint:
         if self._run_folder is not None and _saving.setdefault(directory, self) is not self:
             raise Error(
                 f"Two Checkpoints of this run save in {directory}: each would remove the "
-                "other's files. Give one a folder of its own: Checkpoint(directory='best', …)."
+                "other's files. Make it once, before the loop, or give one a folder of its own: "
+                "Checkpoint(directory='best', …)."
             )
 
     def _tell_norms(self) -> None:

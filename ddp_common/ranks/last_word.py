@@ -47,6 +47,12 @@ HINTS = {  # what to do about an error of torch or Python, by a part of its text
         "The process group is there already: every rank is in it when the function begins. Remove "
         "that line; docs/coming-from-elsewhere.md has a table."
     ),
+    "has no attribute 'set_epoch'": (
+        "Remove that line: `for epoch in sampler.epochs(n)` gives each epoch an order of its own."
+    ),
+    "Torch not compiled with CUDA enabled": (
+        "This torch knows no GPU. Write .to(ddp.device()): it is this rank's GPU, or the CPU."
+    ),
     "context has already been set": (
         "A rank has set its start method already. Set that of loader workers in the loader: "
         "ddp.DataLoader(…, multiprocessing_context='spawn')."

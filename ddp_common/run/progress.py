@@ -155,9 +155,10 @@ class Progress:
                 then, samples = self.last_line
                 self.last_line = time.monotonic(), self.place["samples"]
                 rate = (self.last_line[1] - samples) / max(self.last_line[0] - then, 1e-9)
+                speed = f"  {rate:,.0f} samples/s" if rate > 0 else ""  # else both came at once
                 loss = statistics.fmean(self.losses_of.pop(epoch))
                 words = f"{epoch + 1} of {self.place['epochs']} epochs"
-                say(f"{words}  loss {loss:#.4g}  {rate:,.0f} samples/s", sys.stderr)
+                say(f"{words}  loss {loss:#.4g}{speed}", sys.stderr)
 
     def note(self, text: str, also_in_logs: bool = False) -> None:
         """Say something to who watches; with `also_in_logs` also where nothing is drawn.

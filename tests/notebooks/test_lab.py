@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 
 import lab  # in tutorials/
+import psutil
 import pytest
 from tutorials_here import ROOT
 
@@ -117,6 +118,14 @@ def test_students_find_a_copy_of_each_notebook_and_saving_it_writes_nothing_else
     assert {name for name in before | after if before.get(name) != after.get(name)} == {
         "tutorials/my-work/pets.ipynb"
     }
+
+
+def test_a_terminal_has_the_python_of_the_notebooks_also_where_lab_writes_into_a_pipe(ask):
+    """A login shell would read /etc/profile, and that sets another PATH."""
+    ask("terminals", "POST")
+    of_this_test = psutil.Process().children(recursive=True)
+    shells = [each.cmdline() for each in of_this_test if each.terminal() and each.cmdline()]
+    assert [shell[1:] for shell in shells] == [[]], shells
 
 
 def test_what_a_student_has_done_is_never_overwritten_and_an_untouched_copy_follows(tmp_path):

@@ -95,6 +95,9 @@ def test_changes_to_a_run_of_which_nothing_is_left_to_train_are_refused(
 ):
     run = run_of(tmp_path, **dict(DEFAULTS, epochs=4))
     trained(run, 4, log)  # the fourth epoch has begun at least
+    outcome(monkeypatch, RESUME=run, SET=change)  # without a checkpoint: another message follows
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "step-00000004.pt").touch()
     if is_refused:
         words = refusal(monkeypatch, RESUME=run, SET=change)
         assert "has trained" in words and 'such as SET="epochs=' in words

@@ -90,6 +90,6 @@ def check_resumable(directory: str | None):
     config_of(directory)
     if newest(local(directory) / "checkpoints") is None:
         raise Error(
-            f"RESUME={directory}: that run has no checkpoint to go on from. "
-            "It ended before its first save; start a new run."
+            f"RESUME={directory}: there is no checkpoint in that folder to go on from. "
+            "Start a new run."
         )

@@ -89,10 +89,10 @@ def _folder_of_full(name, entry):
 def _check_present(name, path):
     """Raise `Error` unless `path` is there, and not an empty file."""
     if not path.exists():
-        raise Error(
-            f"There is no file {path} to read {name} from. "
-            "Use data=shipped, data=full, or the path of your own."
-        )
+        advice = "Use data=shipped, data=full, or the path of your own."
+        if path.is_relative_to(DATA):
+            advice = "It is a part of the repository: `git checkout -- data` brings it back."
+        raise Error(f"There is no file {path} to read {name} from. {advice}")
     if path.is_file() and path.stat().st_size == 0:
         raise Error(
             f"{path} is empty. Restore it (git checkout for shipped data, "

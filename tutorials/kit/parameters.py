@@ -23,6 +23,7 @@ from types import SimpleNamespace
 
 from ddp_common.errors import Error
 from ddp_common.files import absolute, is_file
+from ddp_common.ranks.checkpoint_files import checkpoints
 from ddp_common.run.places import local
 from ddp_common.run.run_directory import read_records
 from ddp_common.values import KINDS, convert, of_kind, pairs, whole_number
@@ -171,7 +172,7 @@ def _refuse_if_all_is_trained(directory, values):
     """
     wanted = sum(value for name, value in values.items() if name.endswith("epochs"))
     trained = epochs_trained(local(directory))
-    if 0 < wanted <= trained:
+    if 0 < wanted <= trained and checkpoints(local(directory) / "checkpoints"):
         raise Error(
             f"{directory} has trained {trained} epochs, so nothing of what was changed would be "
             f'trained. Ask for more of them, such as SET="epochs={2 * trained}", or start a new '
