@@ -112,6 +112,11 @@ def connect(
     name = profile or os.environ.get("CLUSTER") or launcher or "local"
     if name in LAUNCHERS or name == launcher:
         return _join_ranks(name)
+    if launcher == "torchrun":
+        raise Error(
+            f"CLUSTER={name}, and torchrun has started this process as one of several: each would "
+            "start a cluster.\nUnset CLUSTER, or start the program without torchrun."
+        )
 
     wanted = workers if workers is not None else os.environ.get("WORKERS")
     if os.environ.get("DRY", "").lower() in YES:

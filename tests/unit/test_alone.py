@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ddp_common import Error, device, rank, world_size
+from ddp_common import Error, connect, device, rank, world_size
 from ddp_common.ranks.rendezvous import process_group, reached_by_others
 from ddp_common.without_dask.launchers import started_by
 
@@ -55,3 +55,9 @@ def test_of_the_addresses_found_for_rank_0_one_is_taken_that_other_hosts_reach()
     assert reached_by_others(["127.0.1.1", "10.0.0.7", "127.0.1.1"]) == "10.0.0.7"
     assert reached_by_others(["::1", "fe80::1%eth0"]) == "fe80::1%eth0"
     assert reached_by_others(["127.0.0.1", "127.0.0.1"]) == "127.0.0.1"
+
+
+def test_no_rank_of_torchrun_starts_a_cluster_of_its_own(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    with pytest.raises(Error, match="CLUSTER=slurm, and torchrun has started this process"):
+        connect("slurm")
