@@ -50,7 +50,7 @@ import ddp_common as ddp
 from tutorials import flights_tables as ready  # what is not today's subject
 from tutorials import kit
 from tutorials.checks import flights as checks
-from tutorials.checks.common import judge
+from tutorials.checks.common import judge, prediction
 from tutorials.flights_tables import arrival, duration
 from tutorials.helpers import curve, show
 
@@ -411,7 +411,8 @@ show(
 # *Average precision* says whether the late ones come first: 1 is perfect, and a
 # constant guess gets the share of late flights. The flights of one day belong together.
 # So for a 95 % interval we draw whole *days* with replacement. The last row is the
-# difference, on the same draws.
+# difference, on the same draws. (Another training would differ, too. The interval does
+# not say by how much.)
 
 # %% tags=["nbval-ignore-output"]
 enough = min(1, 200_000 / flights_in[2])  # 1, unless the table is huge
@@ -455,25 +456,23 @@ show(
 )
 
 # %% [markdown]
-# **The loss does not depend on the layout. And rows move once at most.** Where the
-# workers have equal shares, none is fetched. Where one worker has everything, a part
-# moves, so that both ranks have work. The rows were used in two epochs, and fetched
-# only before the first.
+# **In these runs, the loss did not depend on the layout.** Where the workers have equal
+# shares, no row is fetched. Where one worker has everything, a part moves, so that both
+# ranks have work: once, although two epochs use it.
 
-# %% tags=["proof"]
+# %% tags=["proof", "nbval-ignore-output"]
 first = curves["every second month"]
 assert len(curves) >= 4 and not curves.isna().any(axis=None)
 assert first.iloc[-1] < first.iloc[0], "it should learn"
+print(f"In {len(curves)} steps, compared with the first layout:")
 for name in curves:
-    assert np.allclose(curves[name], first, rtol=1e-6, atol=0), curves
-print(f"equal to a relative 1e-6 in each of {len(curves)} steps:", *curves, sep="\n  ")
-print(checks.prediction(my_prediction))
+    off = (curves[name] / first - 1).abs().max()
+    print(f"{name:28}  losses off by {off:.0e} at most, {fetched[name]:.0%} fetched")
+    assert off < 1e-6
+print(prediction(my_prediction))
 
 moved = [name for name, share in fetched.items() if share > 0]
-assert moved == ["all on one worker, two ranks"]
-assert 0.25 < fetched[moved[0]] < 0.75
-print("no byte was fetched:", *sorted(fetched.keys() - moved), sep="\n  ")
-print("a part was fetched, 25 to 75 % of the bytes of one copy:", *moved, sep="\n  ")
+assert moved == ["all on one worker, two ranks"] and 0.25 < fetched[moved[0]] < 0.75
 
 # %% [markdown]
 # <details><summary><b>A minute:</b> by way of files, how often does each byte of the
@@ -560,10 +559,11 @@ def our_features(flights, weather):
 
 some = flights.partitions[0].compute()
 some = some[some["day"] < some["day"].min() + 2].head(150)  # of two days
+ours = ready.leaks(our_features, some, weather)
 found = ready.leaks(features_with_leaks, some, weather)
-assert found and ready.leaks(our_features, some, weather) == []
-print("the features of section 3: no leak found")
-print("these three features:", ", ".join(found))
+print("of the features of section 3 leak:", ", ".join(ours) or "none that was found")
+print("of these three leak:", ", ".join(found))
+assert found and not ours
 
 # %% [markdown]
 # The test can find a leak. It cannot exclude one.
@@ -628,27 +628,26 @@ print("", killed.failures[0], sep="\n")
 # **The lost partitions are made again, and training goes on.** The new worker may get
 # other partitions than the old one had. Then the rows of a batch are summed in another
 # order, and the last digits can differ. Training amplifies that. So we compare the
-# losses of this epoch only, to 1e-3.
+# losses of this epoch only.
 
-# %% tags=["proof"]
+# %% tags=["proof", "nbval-ignore-output"]
 assert len(killed.failures) == 1
 distributed.wait(encoded)
 has, alive = client.who_has(encoded), set(client.workers())
 lost = [name for name, workers in had.items() if not alive & set(workers)]
-assert all(alive & set(has[name]) for name in had), has
-print("some partitions were only on the killed worker:", bool(lost))
-print("all partitions are in memory again")
-# Steps after the checkpoint were done again: the last report counts.
+there = [name for name in had if alive & set(has[name])]
+print(f"of {len(had)} partitions {len(lost)} were lost; {len(there)} are in memory now")
+assert lost and len(there) == len(had)
 expected, losses = (
-    each.metrics.drop_duplicates(["rank", "step"], keep="last")
+    each.metrics.drop_duplicates(["rank", "step"], keep="last")  # of steps done twice
     .groupby("step")["loss"]
     .mean()
     for each in (run, killed)
 )
 losses = losses.loc[6:]
-assert len(losses) > 3
-assert np.allclose(losses, expected.loc[losses.index], rtol=1e-3, atol=0), losses
-print("the killed run goes on with the losses of section 7, to a relative 1e-3")
+off = (losses / expected.loc[losses.index] - 1).abs().max()
+print(f"losses of {len(losses)} steps: off by {off:.0e} of those in section 7, at most")
+assert len(losses) > 3 and off < 1e-3
 
 # %% [markdown]
 # <details><summary><b>A minute:</b> your notebook makes a table with pandas, and sends
@@ -658,14 +657,12 @@ print("the killed run goes on with the losses of section 7, to a relative 1e-3")
 # %% [markdown]
 # ## 11. Recap
 #
-# **Why train where the table already is?**
-#
 # - **No detour.** Rows move only to even out the shares, once. The model travels, and
-#   predictions come back as a column. In `docs/measured.md`, 1 GB came into two ranks
-#   7.8 to 9.7 times as fast as by way of Parquet files.
+#   predictions come back as a column. `docs/measured.md` compares the time with that by
+#   way of files.
 # - **Nothing to arrange.** In section 8, the losses depended neither on the layout nor
-#   on the number of ranks.
-# - **A worker may die.** Dask makes its partitions again, and the ranks go on.
+#   on the number of ranks, up to rounding.
+# - **A worker may die.** Dask made its partitions again, and the ranks went on.
 #
 # If the table fits into one process, you need none of this. On tables, trees are often
 # better than networks ([Grinsztajn and others][5]): compare.

@@ -13,7 +13,7 @@ from tutorials_here import ROOT, make_run, names_of
 import ddp_common as ddp
 from tutorials import flights_tables
 from tutorials.checks import flights as checks
-from tutorials.checks.common import Wrong, judge
+from tutorials.checks.common import Wrong, judge, prediction
 
 HOUR = pd.Timedelta(hours=1)
 
@@ -36,16 +36,16 @@ def assert_asks(check, answer, question):
 
 @pytest.mark.parametrize("answer", ["same", " Same ", "SAME.", '"same"', "the same, I think"])
 def test_a_right_prediction_is_right_however_it_is_spelled(answer):
-    assert checks.prediction(answer).endswith(": right")
+    assert prediction(answer).endswith(": right")
 
 
 @pytest.mark.parametrize("answer", ["noisy", "Biased", "", 3])
 def test_a_wrong_prediction_is_told_what_the_ranks_say(answer):
-    assert checks.prediction(answer).endswith("not right: the ranks say 'same'")
+    assert prediction(answer).endswith("not right: the ranks say 'same'")
 
 
 def test_no_prediction_is_no_wrong_one():
-    assert "made no prediction" in checks.prediction(None)
+    assert "made no prediction" in prediction(None)
 
 
 # A deal

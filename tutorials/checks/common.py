@@ -7,6 +7,7 @@ and a flood of output are each told in a sentence. What an answer leaves running
 import contextlib
 import io
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -81,6 +82,15 @@ def _place(function, error):
         if code is not None and (frame.name, frame.filename) == (code.co_name, code.co_filename):
             return f"Its line {frame.lineno - code.co_firstlineno + 1}, `{frame.line}`, raises"
     return "The check cannot use what it returns"
+
+
+def prediction(answer: object) -> str:
+    """What became of a prediction to which "same" is right, however it is spelled."""
+    if answer is None or answer is ...:
+        return "you have made no prediction; the ranks say 'same'"
+    words = re.findall("[a-z]+", str(answer).lower())
+    verdict = "right" if "same" in words else "not right: the ranks say 'same'"
+    return f"your prediction was {answer!r}: {verdict}"
 
 
 class _Limited(io.StringIO):

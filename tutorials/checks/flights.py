@@ -1,7 +1,6 @@
-"""The checks of `flights`: a prediction, a deal of rows, features that know no future."""
+"""The checks of `flights`: a deal of rows, features that know no future."""
 
 import itertools
-import re
 from collections.abc import Callable
 
 import numpy as np
@@ -12,15 +11,6 @@ from tutorials.flights_tables import arrival, change_future
 
 HOUR = pd.Timedelta(hours=1)
 CLOSE = {"distance": 0.5, "rain": 0.006, "delay of the carrier": 0.06}  # rounded is right
-
-
-def prediction(answer: object) -> str:
-    """What became of the prediction of section 6, however it is spelled."""
-    if answer is None or answer is ...:
-        return "you have made no prediction; the ranks say 'same'"
-    words = re.findall("[a-z]+", str(answer).lower())
-    verdict = "right" if "same" in words else "not right: the ranks say 'same'"
-    return f"your prediction was {answer!r}: {verdict}"
 
 
 def deal(answer: Callable) -> str:
