@@ -290,6 +290,12 @@ def n_gram(names, held_out, n, prior):
     return sum(surprises) / len(surprises)
 
 
+def resumed_from(directory):
+    """From which step the run in `directory` went on last, as its log says."""
+    log = (Path(directory) / "log.txt").read_text()
+    return int(re.findall(r"Resumed from step-0*(\d+)", log)[-1])
+
+
 def loss_twice(undisturbed, killed, saved, first=1):
     """A figure: the loss of an undisturbed run, and of one that was killed and resumed.
 

@@ -1,16 +1,19 @@
 """The checks of `pets` judge rightly, its data are checked, and the names it invents are tame."""
 
 import json
+import os
 import re
+import subprocess
 from functools import partial
 
+import jupytext
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset
-from tutorials_here import names_of
+from tutorials_here import ROOT, names_of
 
 import ddp_common as ddp
 from tutorials.checks import pets as checks
@@ -80,6 +83,27 @@ def test_a_run_is_accepted_unless_its_settings_were_changed_on_the_way(pets, tmp
 def test_what_is_no_run_directory_is_refused(nothing):
     with pytest.raises(Wrong, match="Run directory"):
         checks.resumed_by_hand(lambda: nothing, train_again=None, notebook=None)
+
+
+# What is typed in a terminal
+
+
+def test_terminal_lines_work_where_jupyterlab_opens_one_in_plain_sh_and_without_git(tmp_path):
+    cells = jupytext.read(ROOT / "tutorials" / "pets.py").cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    opened, run = tmp_path / "tutorials", tmp_path / "runs" / "pets" / "2026-01-31T10-00-00"
+    opened.mkdir()
+    run.mkdir(parents=True)
+    for name in ("log", "names"):
+        (run / f"{name}.txt").write_text(f"{name}\n")
+    typed = "\n".join(re.findall("(?m)^ {4,}((?:cd|cat) .*)", text))
+    assert typed.startswith('cd "$JUPYTER_SERVER_ROOT/.."\ncat ')
+    assert '`cd "$JUPYTER_SERVER_ROOT/.."`' in text[text.index("### Exercise A") :]
+    environment = {"PATH": os.defpath, "JUPYTER_SERVER_ROOT": str(opened)}
+    done = subprocess.run(
+        ["sh", "-ec", typed], cwd=opened, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "log\nnames\n" + "log\n", done.stderr
 
 
 # Exercise B: the repair of a training
