@@ -56,6 +56,19 @@ def test_student_notebook_is_generated_from_the_notebook_and_has_no_solution(nam
     )
 
 
+@pytest.mark.parametrize("name", ["mnist", "pets", "flights"])
+def test_a_student_can_read_and_do_it_in_a_class(name):
+    """What an hour and a half has room for."""
+    student = nbformat.read(sync.HERE / "student" / f"{name}.ipynb", 4)
+    texts, cells = (
+        [cell.source for cell in student.cells if cell.cell_type == kind]
+        for kind in ("markdown", "code")
+    )
+    assert len(" ".join(texts).split()) <= 1_900
+    assert sum(bool(line.strip()) for cell in cells for line in cell.splitlines()) <= 300
+    assert 20 <= len(cells) <= 28 and max(len(cell.splitlines()) for cell in cells) <= 40
+
+
 def test_a_solution_without_marks_is_refused():
     with pytest.raises(ValueError, match="end of your code"):
         sync.stub("def f():\n    return 1")
