@@ -234,10 +234,10 @@ before = nn.utils.parameters_to_vector(autoencoder().parameters()).detach()
 distance = (two_ranks[0] - before).norm() / (one_process[0] - before).norm()
 print(f"two ranks moved {len(before):,} weights {distance:.3f} times as far as one")
 
-# %% tags=["proof", "nbval-ignore-output"]
+# %% tags=["proof"]
 moved = (one_process[0] - before).abs().max()
 off = (two_ranks[0] - one_process[0]).abs().max()
-print(f"one process moves weights by up to {moved:.0e}; two ranks are off by {off:.0e}")
+print(f"one process moves weights by up to {moved:.3f}; two ranks are off by {off:.5f}")
 assert moved > 1e-4 and off < 1e-6
 print(checks.prediction(my_prediction))
 
@@ -262,7 +262,7 @@ print(checks.prediction(my_prediction))
 #
 # Each rank holds a copy of the model, a *replica*. Are these equal after thirty steps?
 
-# %% tags=["proof", "nbval-ignore-output"]
+# %% tags=["proof"]
 thirty_batches = as_pixels(images[: 30 * 128])
 weights = {}
 for way in ["by hand", "DDP", "no averaging"]:
@@ -272,7 +272,7 @@ for way in ["by hand", "DDP", "no averaging"]:
     assert equal == (way != "no averaging"), way
     print(f"{way:12}: two replicas, equal bit for bit after 30 steps: {equal}")
 off = (weights["DDP"] - weights["by hand"]).abs().max()
-print(f"by hand and DDP: weights differ by {off:.0e} at most")
+print(f"by hand and DDP: weights differ by {off:.5f} at most")
 assert off < 1e-6
 
 # %% [markdown]
@@ -408,7 +408,7 @@ helpers.show(
 # | `dist.init_process_group("nccl")` | meet the others; without GPUs: `"gloo"` |
 # | `model = model.to(device)` | first move, then wrap |
 # | `model = DDP(model, device_ids=[local_rank])` | without GPUs: `device_ids=None` |
-# | `sampler = DistributedSampler(data)` | shuffles; each rank gets its own share |
+# | `sampler = DistributedSampler(data)` | of `torch.utils.data`; shuffles; each rank gets its own share |
 # | `DataLoader(data, 64, sampler=sampler)` | 64 *per rank*: global batch 128 on two |
 # | `sampler.set_epoch(epoch)` | before each epoch: a new order |
 # | `if dist.get_rank() == 0:` | what one rank does for all: print, save |
@@ -418,7 +418,7 @@ helpers.show(
 # If samples cannot be shared out evenly, `DistributedSampler` repeats some.
 #
 # *DataParallel* is older: one process has a thread for each GPU, and copies the model
-# to all GPUs in every step. PyTorch [recommends DDP][3], on one machine too. (*Mixed
+# to all GPUs in every step. PyTorch [recommends DDP][3]. (*Mixed
 # precision* and *FSDP* are in `docs/gpu.md`.)
 #
 # <details><summary><b>A minute:</b> two machines have four GPUs each. What are rank and
@@ -442,10 +442,11 @@ helpers.show(
 #        DIGITS=../../data/mnist/digits-images-idx3-ubyte.gz
 #        torchrun --standalone --nproc-per-node 2 my_port.py $DIGITS
 #
-#    Each line comes twice: two processes train on all digits, and neither knows of the
-#    other. (A warning about `OMP_NUM_THREADS` is harmless.)
+#    Each line comes twice: two processes train on all digits. (Harmless: a warning about
+#    `OMP_NUM_THREADS`; and at the end, now and then, `terminate called without an active
+#    exception`. Start it again.)
 # 2. Change `my_port.py` in JupyterLab: section 9 has the lines. Do not use
-#    `ddp_common`. Save it, and start it again (arrow up).
+#    `ddp_common`. Save it, start it again.
 # 3. Let `my_port` below return `"my_port.py"`.
 #
 # What your script must do:
@@ -454,7 +455,7 @@ helpers.show(
 # - In each epoch, each digit goes to one rank, in a new order.
 # - Rank 0 alone prints. At the end, rank 0 alone saves, once: `model.pt` in the current
 #   folder, with the plain model's names. Then all leave the group.
-# - It runs with and without GPUs. Choose by `torch.cuda.is_available()`.
+# - It runs with and without GPUs (`torch.cuda.is_available()`).
 #
 # The check compares your weights with those of one process. It has no GPU: it only
 # reads your lines for GPUs.
