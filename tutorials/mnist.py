@@ -408,7 +408,7 @@ helpers.show(
 # | `dist.init_process_group("nccl")` | meet the others; without GPUs: `"gloo"` |
 # | `model = model.to(device)` | first move, then wrap |
 # | `model = DDP(model, device_ids=[local_rank])` | without GPUs: `device_ids=None` |
-# | `sampler = DistributedSampler(data)` | of `torch.utils.data`; shuffles; each rank gets its own share |
+# | `sampler = DistributedSampler(data)` | `torch.utils.data` has it: own shares |
 # | `DataLoader(data, 64, sampler=sampler)` | 64 *per rank*: global batch 128 on two |
 # | `sampler.set_epoch(epoch)` | before each epoch: a new order |
 # | `if dist.get_rank() == 0:` | what one rank does for all: print, save |
@@ -442,9 +442,9 @@ helpers.show(
 #        DIGITS=../../data/mnist/digits-images-idx3-ubyte.gz
 #        torchrun --standalone --nproc-per-node 2 my_port.py $DIGITS
 #
-#    Each line comes twice: two processes train on all digits. (Harmless: a warning about
-#    `OMP_NUM_THREADS`; and at the end, now and then, `terminate called without an active
-#    exception`. Start it again.)
+#    Each line comes twice: two processes train on all digits. (Harmless: a warning
+#    about `OMP_NUM_THREADS`; at the end, now and then, `terminate called without an
+#    active exception`. Start it again.)
 # 2. Change `my_port.py` in JupyterLab: section 9 has the lines. Do not use
 #    `ddp_common`. Save it, start it again.
 # 3. Let `my_port` below return `"my_port.py"`.
