@@ -187,7 +187,7 @@ def say_place(path: Path) -> None:
         return
     saved = checkpoints(path / "checkpoints")
     how = f"goes on from step {step_of(saved[-1])}" if saved else "begins"
-    progress.note(f"The run {how}, in {path}")
+    progress.note(f"The run {how}, in {shown(path)}")
 
 
 def explain_interrupt(
