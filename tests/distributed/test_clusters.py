@@ -78,7 +78,7 @@ def test_the_end_of_one_tls_connection_is_not_taken_for_that_of_another(client):
             other[0].recv(1)
 
     def options(dask_worker):
-        return [context.options for context in tls_contexts(dask_worker)]
+        return [int(context.options) for context in tls_contexts(dask_worker)]
 
     for of_a_worker in client.run(options).values():
         assert len(of_a_worker) == 2

@@ -30,7 +30,7 @@ def short_run(tmp_path_factory):
 def test_run_shows_progress_names_and_where_the_run_is(short_run):
     out, error, directory = short_run
     assert out.startswith("pets: starting 2 workers on this machine\n")
-    for words in ("2 ranks", "Invented:", directory.name):
+    for words in ("2 ranks", "invented names:", directory.name):
         assert words in out
     (line,) = error.splitlines()
     assert line.startswith("1 of 1 epochs  loss ") and line.endswith(" samples/s")
