@@ -32,7 +32,6 @@ endif
 PYTHON := "$$VENV/bin/python"
 PIP    := $(PYTHON) -m pip install --disable-pip-version-check --constraint constraints.txt
 UV     := "$$VENV/bin/uv" pip install --python $(PYTHON) --constraints constraints.txt
-FAST   := $(if $(PIP_NO_INDEX),$(PIP),$(UV))
 
 # With TORCH=cpu: the index of that build, and the version that only this index has
 INDEX  := $${TORCH:+--index-url "https://download.pytorch.org/whl/$$TORCH"}
@@ -94,7 +93,7 @@ $(VENV)/torch: constraints.txt
 	@touch "$$VENV/torch"
 
 $(VENV)/installed-%: $(VENV)/torch pyproject.toml
-	$(FAST) --editable '.[$*]' || $(PIP) --editable '.[$*]'
+	$(if $(PIP_NO_INDEX),,$(UV) --editable '.[$*]' ||) $(PIP) --editable '.[$*]'
 	@touch "$$VENV/installed-$*"
 
 $(TEST) $(DOCS): $(COURSE)
