@@ -13,15 +13,13 @@
 #
 # **How far can I trust the accuracy of a model that a job has trained?**
 #
-# Part 1 is the job. Part 2 is the accuracy, and how much of it is chance.
-#
 # **Afterwards you can**
 # - write the header of a Slurm job, and read that of a PBS job;
 # - say from a log why a job ended, and what that cost;
 # - prepare a run for its time limit;
 # - report an accuracy: counted over ranks, with a baseline, an interval and seeds.
 #
-# **You need** the tutorials `mnist` and `pets`. No GPU, no network, no cluster.
+# **You need** `mnist` and `pets`. No GPU, no network, no cluster.
 #
 # **Time:** 80 minutes, 25 of them for three exercises.
 #
@@ -178,8 +176,7 @@ def evaluate(model, images, rows, batch_size=64):
 
 
 # %% [markdown]
-# We keep the **last** epoch. To keep the one that is best on validation images would be
-# one more choice.
+# We keep the **last** epoch: to keep the best by validation would be one more choice.
 
 
 # %%
@@ -254,8 +251,8 @@ for system, mark in (("slurm", "#SBATCH"), ("pbs", "#PBS")):
 
 # %% [markdown]
 # **Where does the client run meanwhile?** The *client*, this notebook or `make run`,
-# hands in the jobs. If it ends, they end. So it must live as long as the training: in
-# `tmux` on the login node, where it goes on when you log out, or in a small job
+# hands in the jobs. If it ends, they end. So it lives as long as the training: in
+# `tmux` on the login node, which outlives your login, or in a small job
 # (`clusters/batch/pets.sbatch`). Without a client, *one* job has all ranks, and `srun`
 # starts them.
 #
@@ -274,9 +271,8 @@ for system, mark in (("slurm", "#SBATCH"), ("pbs", "#PBS")):
 # **Goal.** Add `--partition`, `--ntasks` (ranks), `--cpus-per-task`, `--mem-per-cpu` (a
 # number alone is in MiB), `--time` (in minutes) and `--signal` (`TERM@300` for 300
 # seconds; `B:TERM@300` only warns the shell). Take the partition with the smallest
-# limit that is large enough (`min(names, key=…)`). Take the time that the job needs:
-# short jobs often start sooner. The check accepts up to twice the time and the memory,
-# and no other options.
+# limit that is large enough (`min(names, key=…)`). Ask for the time that the job needs.
+# The check accepts up to twice the time and the memory, and no other options.
 
 
 # %% tags=["exercise", "solution"]
@@ -355,9 +351,8 @@ judge(checks.reading, my_reading)
 # ## 6. Break it: the time limit
 #
 # At the time limit Slurm sends SIGTERM, and by default 30 seconds later SIGKILL, which
-# no program can catch. That may be too short to save. With `--signal=TERM@300` SIGTERM
-# comes 300 seconds before the limit, or a minute earlier still. `warning: 60` in a
-# profile does this for Dask's jobs.
+# no program can catch. With `--signal=TERM@300` SIGTERM comes 300 seconds before the
+# limit. `warning: 60` in a profile does this for Dask's jobs.
 #
 # A rank that gets SIGTERM tells the others. All finish the same step, save and leave.
 # With `RESTARTS=1` the run goes on in new jobs. Here one of two local ranks gets
@@ -537,13 +532,13 @@ show(
 # apart*. They may still differ: the interval says by how much. We must take one, and
 # take the higher mean. That proves nothing.
 #
-# The curves rise little at the end: the learning rate is almost 0 there. Longer
-# training may still help. Another **budget of epochs** may decide otherwise: set
-# `epochs=24` in section 2, and run up to here.
+# The curves rise little at the end: the learning rate is almost 0 there. Another
+# **budget of epochs** may decide otherwise: set `epochs=24` in section 2, and run up to
+# here.
 #
 # ## 11. The test, once
 #
-# All choices are made. Now the test images are judged, in this cell only. Nothing is
+# All choices are made. The test images are judged in this cell only, and nothing is
 # chosen after it.
 #
 # The *standard error* is the typical distance of an accuracy $p$ on $n$ images from the
@@ -610,7 +605,7 @@ print(f"{holds_other:.0%} a colleague's (you: {my_second_prediction})")
 #
 # That of the mean of seeds is about chance in the *training*, for **these images
 # only**: they judge all seeds. So it holds the recipe's true accuracy in fewer than 95
-# of 100 cases. To take the best seed is one more choice.
+# of 100 cases.
 #
 # **What they do not say:** how accurate the model is on another city or camera. And
 # tiles of one photograph are not independent: split by photograph.
@@ -667,7 +662,7 @@ judge(checks.report, my_report)
 # **How far can I trust the accuracy of a model that a job has trained?** As far as its
 # interval goes, on three conditions: the log says that training ended as planned, only
 # validation images have chosen, and each test image was counted once. Beside it belong
-# a baseline and other seeds. All of it is about images like these.
+# a baseline and other seeds.
 #
 # **Next:** `dogs`: does more hardware make a better model, or only a faster one?
 #
