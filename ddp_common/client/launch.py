@@ -77,9 +77,10 @@ def launch(
     is a step of a sampler or an optimizer, a batch of an evaluation, a report, a saved file or
     checkpoint. `directory` continues in an earlier run's
     directory, whose newest checkpoint `Checkpoint.restore` then finds; default: a new one in
-    `runs/<run_name>`; `run_name` is by default that of the function. With `False` no folder is
-    kept: a temporary one is removed when `launch` returns, or, after a failure, when the program
-    ends. (Under torchrun and srun it is a new one, since ranks on other hosts must find it.)
+    `runs/<run_name>`; `run_name` is by default that of your script, or, in a notebook, that of
+    the function. With `False` no folder is kept: a temporary one is removed when `launch`
+    returns, or, after a failure, when the program ends. (Under torchrun and srun it is a new one,
+    since ranks on other hosts must find it.)
     `run_config` is what the run's config.json says besides versions and workers, such as the
     settings of the program.
 
@@ -235,7 +236,7 @@ def _open_directory(job: Job) -> RunDirectory:
     if job.directory is False:
         place = tempfile.mkdtemp(prefix="ddp-run-")
     else:
-        place = job.directory or new_directory(job.run_name or job.function_name)
+        place = job.directory or new_directory(job.folder_name)
     opened = RunDirectory(place)
     opened.function = job.function_name
     opened.is_temporary = job.directory is False

@@ -43,6 +43,20 @@ class Job:
         """That of the training function; 'run' for a callable without one."""
         return getattr(self.function, "__name__", "run")
 
+    @property
+    def folder_name(self) -> str:
+        """What a new run directory is called by: `run_name`, the script, or the function."""
+        return self.run_name or _script_name() or self.function_name
+
+
+def _script_name() -> str | None:
+    """The name of the script that this program is, without '.py'; None in a notebook or shell."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if file is None:
+        return None
+    path = Path(file).absolute()
+    return path.parent.name if path.stem == "__main__" else path.stem
+
 
 class Launcher(ABC):
     """Runs a function on ranks."""

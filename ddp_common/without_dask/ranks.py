@@ -120,7 +120,7 @@ def _agree_on_directory(job, at_the_end):
     """
     own = None
     if rendezvous.rank() == 0:
-        own = RunDirectory(job.directory or new_directory(job.run_name or job.function_name))
+        own = RunDirectory(job.directory or new_directory(job.folder_name))
         at_the_end.callback(own.close)  # and with it the lock, also after a failure
         own.log(
             f"{rendezvous.world_size()} ranks of {started_by()}; "

@@ -71,13 +71,13 @@ def run(installed, *command):
 
 def test_it_launches_with_the_profiles_that_it_brings(installed):
     folder, _ = installed
-    script = folder / "train.py"
+    script = folder / "kites.py"
     script.write_text(LAUNCH)
     done = run(installed, script)
     assert done.returncode == 0, done.stderr
     where, ranks = done.stdout.splitlines()[-2:]
     assert Path(where).is_relative_to(folder / "environment")
-    assert ranks == f"ranks: 2 in {folder / 'elsewhere' / 'runs' / 'train'}"
+    assert ranks == f"ranks: 2 in {folder / 'elsewhere' / 'runs' / 'kites'}"
 
 
 def test_it_holds_the_package_and_the_profiles_and_nothing_of_the_course(installed):
