@@ -276,8 +276,13 @@ def _locked(folder: Path) -> FileLock:
     path = folder / LOCK
     lock = FileLock(path, mode=0o600, thread_local=False)
     is_job = "SLURM_JOB_ID" in os.environ or "PBS_JOBID" in os.environ
+    seconds = WAIT_IN_A_JOB if is_job else WAIT
     try:
-        lock.acquire(timeout=WAIT_IN_A_JOB if is_job else WAIT)
+        with contextlib.suppress(Timeout):
+            lock.acquire(blocking=False)
+        if not lock.is_locked:
+            say(f"Another run is writing in {folder}: waiting {seconds} s for its end", sys.stderr)
+            lock.acquire(timeout=seconds)
     except Timeout:
         who = " on ".join(_holder(path)) or "unknown"
         by_hand = f" If it is gone, remove {path}." if isinstance(lock, SoftFileLock) else ""

@@ -51,8 +51,9 @@ def test_a_second_run_in_a_directory_is_refused_until_the_first_has_died(tmp_pat
     assert not (tmp_path / run_directory.LOCK).exists()
 
 
-def test_a_batch_job_waits_for_the_one_before_it(tmp_path, monkeypatch):
+def test_a_batch_job_waits_for_the_one_before_it_and_says_so(tmp_path, monkeypatch, capsys):
     with holder(tmp_path, run_directory.WAIT + 2) as first:
         monkeypatch.setenv("SLURM_JOB_ID", "1")
         RunDirectory(tmp_path).close()
         assert first.wait() == 0
+    assert f"Another run is writing in {tmp_path}: waiting 60 s" in capsys.readouterr().err
