@@ -152,7 +152,7 @@ class Ended(Message):
 
     how: str
     exitcode: int | None = None  # negative: the signal that killed it
-    message: str = ""  # why it failed; of one that was told to stop, when
+    message: str = ""  # why it failed; of one that was told to stop, when; of a lost one, its job
     traceback: str = ""
     exception: str | None = None  # pickled, as base64; None if it cannot travel
     got_sigterm: bool = False  # whether it was this rank

@@ -29,6 +29,7 @@ from ddp_common.client.inbox import (
     why_cancelled,
 )
 from ddp_common.client.outcome import AttemptState
+from ddp_common.client.placement import KeepsWorkers
 from ddp_common.errors import Error, SchedulerLost
 from ddp_common.messages import CheckpointSaved, Ended, Message, Whereabouts, unpack
 from ddp_common.run.recorder import Recorder
@@ -188,6 +189,9 @@ class Attempt:
         if any(why_cancelled(task) == RESTARTED for task in tasks):
             self.state.cancel(RESTARTED)
             return self.cancelled()
+        end = self.state.ended[rank]
+        if end.how == "lost" and isinstance(self.client, KeepsWorkers):
+            end.message = self.client.why_lost(self.addresses[rank])
         return outcome.rank_failed(self.state, rank)
 
     def cancelled(self) -> Exception:

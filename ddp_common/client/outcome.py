@@ -227,7 +227,8 @@ def _without_dump(lines: list[str]) -> tuple[list[str], str]:
 
 def _cause(end: Ended, uncaught: str | None) -> str:
     if end.how == "lost":
-        return "its worker died or cannot be reached"
+        job = f" ({end.message})" if end.message else ""
+        return f"its worker died or cannot be reached{job}"
     if end.how == "cancelled":
         return "its worker was closed"
     if end.how == "raised":

@@ -30,6 +30,9 @@ class KeepsWorkers(Protocol):
     def make_ready(self, failed: bool) -> None:
         """Before an attempt (`failed`: after one that failed), replace workers that have ended."""
 
+    def why_lost(self, address: str) -> str:
+        """What is known of the end of the worker that was there, in words; '' if nothing."""
+
 
 @contextlib.contextmanager
 def claimed_workers(

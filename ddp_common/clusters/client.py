@@ -145,6 +145,10 @@ class ClusterClient(Client):
         self._replace(self.jobs, over | self.jobs.ended())
         self.wait_until_there(at_least=1)
 
+    def why_lost(self, address: str) -> str:
+        """What the queue says of the job whose worker was at this address; '' if nothing."""
+        return "" if self.jobs is None else self.jobs.said_of(address)
+
     def _near_their_limit(self, jobs: Jobs) -> dict[str, str]:
         names = {address: jobs.job_of(worker) for address, worker in self.workers().items()}
         left = answers_within(ANSWER_TIMEOUT, self, time_left, workers=list(names))

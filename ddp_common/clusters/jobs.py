@@ -243,7 +243,7 @@ class Jobs:
 
     `cluster` is dask-jobqueue's, `directory` has the logs and, as long as the cluster lives, its
     credentials. `warning` is in seconds before a job's time limit, `arrived` are the names of the
-    jobs whose workers have been there.
+    jobs whose workers have been there, by these workers' addresses.
     """
 
     def __init__(self, profile: dict):
@@ -257,7 +257,7 @@ class Jobs:
         self.profile = profile
         self.system = system_of(profile)
         self.warning = job_warning(profile)
-        self.arrived: set[str] = set()
+        self.arrived: dict[str, str] = {}
         self._names = (f"worker-{number}" for number in itertools.count())
         self.directory = new_directory("clusters").absolute()
         cls = cluster_class(profile["cluster"])
@@ -336,7 +336,7 @@ class Jobs:
         return name.rpartition("-")[0]  # one of several workers in a job
 
     def note_arrivals(self, workers: dict[str, dict]) -> None:
-        self.arrived.update(self.job_of(worker) for worker in workers.values())
+        self.arrived.update({there: self.job_of(worker) for there, worker in workers.items()})
 
     def states(self) -> States | None:
         """What is known of the jobs, by their names; None if the batch system does not answer."""
@@ -371,7 +371,7 @@ class Jobs:
                     f"{self.system.name} will never start job {self._ids()[name]}: {reason}\n"
                     'Ask for less: OPTIONS="cores=… memory=…", or `resource_spec` in the profile.'
                 )
-            if state is JobState.ENDED and name not in self.arrived:
+            if state is JobState.ENDED and name not in self.arrived.values():
                 raise Error(
                     f"Job {self._ids()[name]} ended before its worker came ({reason}).\n"
                     f"{self.log(name)}\n"
@@ -379,6 +379,12 @@ class Jobs:
                     "`make doctor` checks the usual causes."
                 )
         return summary(states), _ended(states)
+
+    def said_of(self, address: str) -> str:
+        """What the batch system says of the job whose worker was there; '' if that is unknown."""
+        name = self.arrived.get(address, "")
+        states = self.states() or {}
+        return f"job {self._ids()[name]}: {states[name][1]}" if name in states else ""
 
     def cancel(self, names: dict[str, str]) -> None:
         """Cancel these jobs (name -> why) where they still live, and forget them."""
@@ -388,7 +394,6 @@ class Jobs:
             job_id = self.cluster.workers[name].job_id
             print(f"Job {job_id} makes room for a new one: {why}", file=sys.stderr, flush=True)
             self.cluster.worker_spec.pop(name, None)
-            self.arrived.discard(name)
         if names:
             self._apply_spec()
 
@@ -400,7 +405,7 @@ class Jobs:
             return f"{self.system.name} does not answer: look later whether jobs {ids} are gone.\n"
         said = f"{self.system.name} says of the jobs: {summary(states)}. They were cancelled.\n"
         for name, (state, _) in states.items():
-            if state is JobState.RUNNING and name not in self.arrived:
+            if state is JobState.RUNNING and name not in self.arrived.values():
                 said += (
                     f"{self.log(name)}\n"
                     "A job that runs without its worker coming cannot reach the scheduler here: "
