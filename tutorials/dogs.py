@@ -21,8 +21,8 @@
 # - find three faults of a published study.
 #
 # **You need** *rank* and *global batch* from `mnist`, checkpoints from `pets`, sums
-# over ranks from `ucmerced`. No GPU, no network. **Time:** 80 minutes in class, 26 of
-# them for three exercises.
+# over ranks from `ucmerced`. No GPU, no network. **Time:** about 80 minutes in class,
+# 22 of them for three exercises.
 
 # %% [markdown]
 # ## 2. Set-up
@@ -178,8 +178,8 @@ _, right = ready.evaluate_head(head, features, labels, choose)
 show(*ready.draw_losses(losses, right))
 
 # %% [markdown]
-# **A question.** Stanford Dogs was taken from ImageNet. With `PRESET=full`, does the
-# accuracy on held-out photographs say how good the model is on new ones?
+# **A small question.** Stanford Dogs was taken from ImageNet. With `PRESET=full`, does
+# the accuracy on held-out photographs say how good the model is on new ones?
 #
 # <details><summary>Answer</summary>
 # No. The backbone has probably seen images that are held out from the head. The drawn
@@ -194,7 +194,7 @@ show(*ready.draw_losses(losses, right))
 #
 # - `"better"`: a gradient over 128 images is less noisy than one over 8;
 # - `"same"`: both have seen the same images;
-# - `"worse"`: there were a sixteenth of the steps.
+# - `"worse"`: it made a sixteenth of the steps.
 #
 # And after 20 epochs: is the difference `"larger"` or `"smaller"` than after 5?
 
@@ -209,7 +209,7 @@ after_20 = None  # "larger" or "smaller"
 # old rate may no longer fit. Three rules for a batch *k* times as large: the rate is
 # **kept**, or multiplied by √k (**square root**), or by k (**linear**).
 #
-# One process with a batch of 128 makes the steps of 16 ranks with 8 images each, if no
+# One process with batch 128 makes the same steps as 16 ranks with 8 images each, if no
 # sample influences another. (Section 8 compares real ranks.) So we can afford **many
 # trials**. The seed of a *trial* deals out images to learn from and images to judge by.
 # A trial trains a head with each batch and each of five rates, for 5 epochs. Dask runs
@@ -249,9 +249,9 @@ show(*ready.draw_study(study))
 # seed**, in *points*: from 70 % to 72 % is 2 points.
 #
 # The table has their mean and an interval. Trials share most of their images, so
-# `ready.compare` widens it (Nadeau and Bengio, 2003). It is wider again so that *all
-# rows together* are right with about 95 %. Where a rule leads to the best rate, both
-# share a row.
+# `ready.compare` widens it (Nadeau and Bengio, 2003). We widen it again: *all rows
+# together* are then right with about 95 %. The rules are applied to batch 128 alone.
+# Where one gives its best rate, one row shows both.
 
 
 # %% tags=["lesson", "nbval-ignore-output"]
@@ -295,8 +295,8 @@ print(f"after 20, the mean difference is {then}. You said: {after_20}")
 print(f"batch 128 with its own best rate, after 5 epochs: {tuned}")
 
 # %% [markdown]
-# **A question.** Somebody shows: 'With 16 ranks and the old rate the model is worse.'
-# What do you ask?
+# **A small question.** Somebody shows: 'With 16 ranks and the old rate the model is
+# worse.' What do you ask?
 #
 # <details><summary>Answer</summary>
 # After how many epochs? A kept rate makes fewer steps: it needs more time. And what
@@ -338,7 +338,7 @@ def evaluate(model, samples):
 # | `best`, in the checkpoint | the best weights so far outlive a restart |
 #
 # On a *plateau* the loss does not fall. `patience=1`: lower the rate after two such
-# epochs. In few epochs that may never happen; section 11 shows it.
+# epochs. Six epochs may be too few; section 11 shows a rate that falls.
 
 
 # %%
@@ -480,8 +480,8 @@ assert moved and not any(name.endswith(("weight", "bias")) for name in moved), m
 print(f"BatchNorm in training mode: {len(moved)} of {len(weights)} tensors")
 
 # %% [markdown]
-# **How much faster?** A time is never one measurement: we measure one rank and two in
-# turns, in three rounds. A step has 32 small images.
+# **How much faster?** One measurement is not enough: we time one rank and two ranks in
+# turns, three times. A step has 32 small images.
 
 # %% tags=["lesson", "nbval-ignore-output"]
 given = ready.for_step_times(Classifier, settings, photos, labels, weights)
@@ -500,8 +500,8 @@ print(table.agg(["min", "max"]).round(2).to_string(header=False))
 # More rounds may differ more. `make scaling TUTORIAL=dogs WORKERS="1 2 4"` compares
 # whole runs.
 #
-# **A question.** Each of two ranks has half of the images. Why may a step take more
-# than half of the time?
+# **A small question.** Each of two ranks has half of the images. Why may a step take
+# more than half of the time?
 #
 # <details><summary>Answer</summary>
 # Each rank does the whole update. Gradients must be averaged; a rank may wait for the
@@ -523,9 +523,9 @@ print(table.agg(["min", "max"]).round(2).to_string(header=False))
 # | 4 | 400 | 165 | 65,856 |
 # | 10 | 1,000 | 165 | 164,640 |
 #
-# 16,464 images, 80 % of all, are there to learn from. Every worker passed over all of
-# them (`SubsetRandomSampler`, in `tools/setup2.py`). The logs have one run for each
-# number of workers:
+# 16,464 images, 80 % of all, are there to learn from. Every worker used all of them
+# (`SubsetRandomSampler`, in `tools/setup2.py`). The logs have one run for each number
+# of workers:
 
 # %% tags=["lesson"]
 show(*ready.draw_original())
@@ -536,13 +536,12 @@ show(*ready.draw_original())
 #
 # ## 10. Exercises
 #
-# ### Exercise A · Choose a rate (7 minutes)
+# ### Exercise A · Choose a rate (6 minutes)
 #
 # You have tuned a rate, `base`, on one rank. Now you get `ranks` ranks. Each keeps its
-# batch. Return the learning rate after `seen` samples. `rule` is `"kept"`,
-# `"square root"` or `"linear"`. Training starts with `base`. The rate grows evenly with
-# the samples. From `warm_up` samples on it is that of the rule: at once, if `warm_up`
-# is 0.
+# batch. Return the learning rate after `seen` samples. `rule` is `"kept"`, `"square
+# root"` or `"linear"`. Training starts with `base`. The rate grows evenly with the
+# samples. After `warm_up` samples it is the rule's rate: at once, if `warm_up` is 0.
 
 
 # %% tags=["exercise", "solution"]
@@ -558,12 +557,12 @@ def my_rate(seen, base, ranks, rule, warm_up):
 judge(checks.rate, my_rate)
 
 # %% [markdown]
-# ### Exercise B · Compare fairly (5 minutes)
+# ### Exercise B · Compare fairly (6 minutes)
 #
-# `log[workers]` is a list: right answers after the first step, the second, and so on.
-# A step has `images` images of *each* worker. When `samples` samples have been seen,
-# some steps are finished, at least one. Return a dict with the keys of `log`: the right
-# answers after the last of these steps.
+# `log[workers]` is a list: right answers after the first step, the second, and so on. A
+# step has `images` images of *each* worker. After `samples` samples, at least one step
+# is finished. Return a dict with the keys of `log`: the right answers after the last
+# finished step.
 
 
 # %% tags=["exercise", "solution"]
@@ -578,7 +577,7 @@ def my_comparison(log, images, samples):
 judge(checks.comparison, my_comparison)
 
 # %% [markdown]
-# ### Exercise C · Repair the study (14 minutes)
+# ### Exercise C · Repair the study (10 minutes)
 #
 # Section 9 has the first fault: every worker learns from all images. **Two more** are
 # here. Every rank calls this function after each epoch, to validate and to lower the
@@ -603,8 +602,8 @@ def original_end_of_epoch(model, inputs, labels, training, held_out, plateau):
 # %% [markdown]
 # `training` and `held_out` are rows of `inputs` and `labels`. Repair the loop yourself,
 # without `evaluate`. Each held-out image is judged once, by one rank. Every rank calls
-# `plateau.step` once, with the loss of all held-out images. It returns this loss and
-# their accuracy.
+# `plateau.step` once, with the loss of all held-out images. The function returns this
+# loss and accuracy.
 #
 # <details><summary>Hint 1</summary>
 # Which images does the loop see?</details>
@@ -676,16 +675,16 @@ show(*ready.draw_rates([rates for rates, _ in outcome["own losses"]]))
 #
 # **Does more hardware make a better model, or only a faster one?** With the settings as
 # they are, we found no better one. *Faster* was measured for one case: a step of 32
-# small images, on one rank and on two, in three rounds on one machine.
+# small images, on one machine. Read the quotient in section 8: it need not be near 2.
 #
 # - With a fixed global batch, several ranks made the steps of one, up to rounding, in
 #   all steps that we compared.
 # - A batch that grows with the ranks is *another* training, with fewer steps. With the
-#   kept rate it was worse after 5 epochs, and much less so after 20: name the budget.
+#   kept rate it was worse after 5 epochs, and less so after 20: name the budget.
 # - Larger batches, tuned alike, were not told apart from the smallest after 5 epochs.
 #   The intervals say which difference is still possible.
 # - A comparison needs equal samples, several seeds, and intervals.
-# - Split, validation loss, moment to stop: decide by what is the same on all ranks.
+# - Split, validation loss, moment to stop: base each decision on what all ranks share.
 #
 # **Next:** your own photographs:
 # `make run TUTORIAL=dogs SET="data=/path/to/photos images_per_breed=0 size=128"`. Then

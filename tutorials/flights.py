@@ -25,8 +25,8 @@
 # **You need** `mnist` and `pets` (*rank*, *worker*, *checkpoint*). There, every rank
 # could read every sample. Here, a worker has some rows only.
 #
-# **Time:** 80 minutes, 25 of them for two exercises. **Data:** flights from New York in
-# 2013, shipped with the repository.
+# **Time:** about 80 minutes in class, 21 of them for two exercises. **Data:** flights
+# from New York in 2013, shipped with the repository.
 
 # %% [markdown]
 # ## 2. Set-up
@@ -133,7 +133,7 @@ table = flights.map_partitions(prepare, weather, planes).persist()
 #
 # **Split by day, not by row.** The flights of one day share its weather and its delays.
 # So we hold out whole *days*: a fifth for validation, a fifth for the test. The days
-# are drawn at random, and training days follow test days. So the result is about other
+# are drawn at random: some training days follow test days. So the result is about other
 # days of the same year. To ask about next year, hold out the *last* weeks.
 
 # %%
@@ -247,8 +247,8 @@ class LateModel(nn.Module):
 # Our flights would fit into one process: `training.compute()` brings them. We treat
 # them as a table that does not fit.
 #
-# <details><summary><b>A minute:</b> someone splits by row. A storm makes the flights of
-# one evening late. Why can the test result become too good?</summary>
+# <details><summary><b>A small question:</b> someone splits by row. A storm makes the
+# flights of one evening late. Why can the test result become too good?</summary>
 # Some flights of that evening are training rows, others test rows. Month, hour and
 # weather tell which evening it is. On a new day they cannot.</details>
 
@@ -261,13 +261,12 @@ class LateModel(nn.Module):
 #
 # **The deal decides which rows make a batch.** In `mnist`, rank 0 took every second
 # sample of a batch. Here a rank cannot take rows that another worker has. So a batch
-# takes from *every* partition its proportional share. A rank trains on those rows of
-# the batch that it has. All ranks compute the same deal from the seed and the epoch.
+# takes from *every* partition its proportional share. A rank trains on its own rows of
+# the batch. All ranks compute the same deal from the seed and the epoch.
 #
-# How does a batch get the right share? Shuffle the rows of each partition. Spread them
-# evenly between 0 and 1, from a random beginning: a partition of 1,000 rows has one at
-# every thousandth. Read all partitions together from left to right, and cut after every
-# `batch_size` rows.
+# How does a batch get the right share? Shuffle the rows of each partition. Place them
+# evenly between 0 and 1, from a random start: 1,000 rows lie one thousandth apart. Read
+# all partitions together from left to right, and cut after every `batch_size` rows.
 
 
 # %% tags=["lesson"]
@@ -328,9 +327,9 @@ def train(table, sizes, epochs, batch_size, learning_rate, hidden, seed):
 
 
 # %% [markdown]
-# **Predict.** Two workers hold twelve partitions. In one run, each has every second
-# month. In another run, one worker has January to June and the other July to December.
-# All else is equal. Compare the loss of each step, averaged over the ranks:
+# **Predict.** Two workers hold twelve partitions. In one run, the months alternate
+# between them. In another run, one worker has January to June and the other July to
+# December. All else is equal. Compare the loss of each step, averaged over the ranks:
 #
 # - `"same"`: equal up to rounding;
 # - `"noisy"`: other batches, other losses, but no worse in the end;
@@ -342,8 +341,9 @@ def train(table, sizes, epochs, batch_size, learning_rate, hidden, seed):
 my_prediction = None  # "same", "noisy" or "biased"
 
 # %% [markdown]
-# <details><summary><b>A minute:</b> someone leaves out <code>sampler.weight</code>.
-# Rank 0 has 300 rows of a batch, rank 1 has 212. Which rows count too much?</summary>
+# <details><summary><b>A small question:</b> someone leaves out
+# <code>sampler.weight</code>. Rank 0 has 300 rows of a batch, rank 1 has 212. Which
+# rows count too much?</summary>
 # Those of rank 1. Each rank counts one half. A row of rank 1 gets 1/212 of its half, a
 # row of rank 0 only 1/300.</details>
 
@@ -410,9 +410,9 @@ show(
 # **The test days are used once, here.** Sort the flights by the guess, highest first.
 # *Average precision* says whether the late ones come first: 1 is perfect, and a
 # constant guess gets the share of late flights. The flights of one day belong together.
-# So for a 95 % interval we draw whole *days* with replacement. The last row is the
-# difference, on the same draws. (Another training would differ, too. The interval does
-# not say by how much.)
+# So for a 95 % interval we draw whole *days* with replacement. The last row, the
+# difference, uses the same draws. (Another training would differ, too. The interval
+# does not say by how much.)
 
 # %% tags=["nbval-ignore-output"]
 enough = min(1, 200_000 / flights_in[2])  # 1, unless the table is huge
@@ -475,20 +475,20 @@ moved = [name for name, share in fetched.items() if share > 0]
 assert moved == ["all on one worker, two ranks"] and 0.25 < fetched[moved[0]] < 0.75
 
 # %% [markdown]
-# <details><summary><b>A minute:</b> by way of files, how often does each byte of the
+# <details><summary><b>A small question:</b> with files, how often does each byte of the
 # table move before the first step?</summary>
 # At least twice: a worker writes it, a rank reads it.</details>
 
 # %% [markdown]
 # ## 9. Exercises
 #
-# ### Exercise A · Write the deal (15 minutes)
+# ### Exercise A · Write the deal (9 minutes)
 #
 # Deal the rows of all partitions into batches, as in section 5. The places are given.
 # Return a list of int arrays, one for each batch, of shape (rows, 2): the number of the
 # partition, and the number of the row in it.
 #
-# - Every row comes once. All batches but the last have `batch_size` rows.
+# - Every row comes once. All batches except the last have `batch_size` rows.
 # - Each batch has from each partition its proportional share, to within three rows.
 # - The rows of a partition come in random order, and each partition has an order of its
 #   own.
@@ -496,8 +496,8 @@ assert moved == ["all on one worker, two ranks"] and 0.25 < fetched[moved[0]] < 
 #
 # <details><summary>Hint</summary>
 # <code>random.permutation(rows)</code> shuffles the rows of a partition. Make a list of
-# all (partition, row), in the order in which <code>place</code> lists them: partition
-# after partition. What does <code>np.argsort(place)</code> give you?</details>
+# all (partition, row) in the order of <code>place</code>: partition after partition.
+# What does <code>np.argsort(place)</code> give you?</details>
 
 
 # %% tags=["exercise", "solution"]
@@ -522,15 +522,15 @@ def my_deal(lengths, batch_size, seed):
 judge(checks.deal, my_deal)
 
 # %% [markdown]
-# ### Exercise B · Two features that leak (10 minutes)
+# ### Exercise B · Features that leak (12 minutes)
 #
 # If you train on a table from somebody else, you rely on how they made it. A *leak* is
 # a feature that uses what nobody knew when the question was asked. `ready.leaks`
-# changes what was not known when an hour began: delays of flights that arrive later,
-# and the weather from that hour on. Which features of that hour's flights change?
+# changes what nobody knew when an hour began: delays of later arrivals, and the weather
+# from that hour on. Features of that hour's flights that change then are leaks.
 #
 # `delay of the carrier` is the mean arrival delay of the carrier's flights that were
-# scheduled to depart in the last 24 hours. Which of the three leak? Guess first.
+# scheduled to depart in the 24 hours before. Which of the three leak? Guess first.
 
 
 # %% tags=["lesson"]
@@ -650,16 +650,17 @@ print(f"losses of {len(losses)} steps: off by {off:.2f} of those in section 7, a
 assert len(losses) > 3 and off < 1e-3
 
 # %% [markdown]
-# <details><summary><b>A minute:</b> your notebook makes a table with pandas, and sends
-# it to the workers (<code>client.scatter</code>). One dies. What is lost?</summary>
+# <details><summary><b>A small question:</b> your notebook makes a table with pandas,
+# and sends it to the workers (<code>client.scatter</code>). One dies. What is
+# lost?</summary>
 # The rows that only it had: Dask does not know how to make them.</details>
 
 # %% [markdown]
 # ## 11. Recap
 #
-# - **No detour.** Rows move only to even out the shares, once. The model travels, and
-#   predictions come back as a column. `docs/measured.md` compares the time with that by
-#   way of files.
+# - **No detour.** Rows move once, and only to make shares equal. The model travels, and
+#   predictions come back as a column. `docs/measured.md` compares the time with the way
+#   through files.
 # - **Nothing to arrange.** In section 8, the losses depended neither on the layout nor
 #   on the number of ranks, up to rounding.
 # - **A worker may die.** Dask made its partitions again, and the ranks went on.

@@ -24,8 +24,8 @@
 # - say which lines of a batch job make the ranks.
 #
 # **You need** Python, and from PyTorch a model, a loss, an optimizer. No GPU, no
-# network. **Data:** 10,000 handwritten digits. **Time:** 80 minutes in class, 25 of
-# them for two exercises.
+# network. **Data:** 10,000 handwritten digits. **Time:** about 80 minutes in class, 27
+# of them for two exercises.
 
 # %% [markdown]
 # ## 2. Set-up
@@ -139,8 +139,8 @@ for (digits,) in loader:
 print(f"{len(losses)} steps; loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last")
 
 # %% [markdown]
-# <details><summary><b>A minute:</b> two processes share this work. Which lines can
-# stay?</summary>
+# <details><summary><b>A small question:</b> two processes share this work. Which lines
+# can stay?</summary>
 #
 # Model, loss and optimizer. The loader must change: each process needs other digits.
 # And something must happen between <code>backward()</code> and <code>step()</code>, or
@@ -150,8 +150,8 @@ print(f"{len(losses)} steps; loss {losses[0]:.3f} at first, {losses[-1]:.3f} at 
 #
 # The digits of one step, of all ranks together, are the *global batch*: here 128. Two
 # ranks hold the same model. Each calls `backward()` on 64 digits. DDP combines their
-# gradients, and each rank makes one step of SGD. Compared with one process that takes
-# all 128 at the same rate, the weights of a rank move
+# gradients, and each rank makes one step of SGD. One process takes all 128, with the
+# same learning rate. Compared with it, a rank's weights move
 #
 # - `"half"` as far, because each rank saw half of the digits;
 # - `"double"` as far, because there were two gradients;
@@ -166,7 +166,7 @@ my_prediction = None  # "half", "double" or "same"
 # ## 6. Two ranks, by hand
 #
 # The first rank is rank 0. The number of ranks is the *world size*. All run the same
-# program. None sees the memory of another.
+# program. No rank sees another's memory.
 
 # %% tags=["lesson"]
 display(
@@ -249,7 +249,7 @@ print(checks.prediction(my_prediction))
 # digits of a share influence each other; *dropout*, where each rank draws random
 # numbers of its own.
 #
-# <details><summary><b>A minute:</b> why SGD here, and not Adam?</summary>
+# <details><summary><b>A small question:</b> why SGD here, and not Adam?</summary>
 #
 # Adam divides the gradient by its own recent size
 # (<a href="https://arxiv.org/abs/1412.6980">Kingma and Ba</a>, section 2.1). A wrong
@@ -296,7 +296,7 @@ display(
 #
 # 1. **One by one.** `average_gradients` sends a message for each parameter.
 # 2. **One bucket.** All gradients go in one long tensor, a *bucket*, as one message.
-# 3. **DDP.** It sends each of several buckets when it is full, while `backward()` goes
+# 3. **DDP.** It fills several buckets. Each is sent when full, while `backward()` goes
 #    on. This is *overlap*: a part of the sending hides behind computing. `backward()`
 #    ends when the last bucket is averaged.
 # 4. **A late rank.** Rank 0's first green bar is long: it waits. In every step, all
@@ -384,8 +384,8 @@ helpers.show(
 )
 
 # %% [markdown]
-# <details><summary><b>A minute:</b> rank 0 prints <code>loss.item()</code>. Whose loss
-# is that?</summary>
+# <details><summary><b>A small question:</b> rank 0 prints <code>loss.item()</code>.
+# Whose loss is that?</summary>
 #
 # That of rank 0's 64 digits. DDP averages gradients, not losses. The curve shows the
 # mean of both ranks' reports.</details>
@@ -396,8 +396,8 @@ helpers.show(
 #
 #     torchrun --standalone --nproc-per-node 2 my_script.py
 #
-# The script runs twice on one machine. Each process finds its numbers in the variables
-# `RANK`, `WORLD_SIZE`, and `LOCAL_RANK`, its number *on its own machine*. The script
+# The script runs twice on one machine. Each process finds three numbers in variables:
+# `RANK`, `WORLD_SIZE` and `LOCAL_RANK`, which counts *on its own machine*. The script
 # does the rest:
 #
 # | line of the script | why |
@@ -415,14 +415,14 @@ helpers.show(
 # | `model.module.state_dict()` | DDP adds `module.` to all names |
 # | `dist.destroy_process_group()` | the last line: leave the group |
 #
-# If samples cannot be shared out evenly, `DistributedSampler` repeats some.
+# If samples do not divide evenly, `DistributedSampler` repeats some.
 #
 # *DataParallel* is older: one process has a thread for each GPU, and copies the model
 # to all GPUs in every step. PyTorch [recommends DDP][3]. (*Mixed
 # precision* and *FSDP* are in `docs/gpu.md`.)
 #
-# <details><summary><b>A minute:</b> two machines have four GPUs each. What are rank and
-# local rank of the last process?</summary>
+# <details><summary><b>A small question:</b> two machines have four GPUs each. What are
+# rank and local rank of the last process?</summary>
 #
 # 7 and 3. No machine has a GPU 7: so <code>LOCAL_RANK</code> chooses.</details>
 #
@@ -431,7 +431,7 @@ helpers.show(
 # %% [markdown]
 # ## 10. Exercises
 #
-# ### Exercise A · Port a script (18 minutes)
+# ### Exercise A · Port a script (20 minutes)
 #
 # `plain_loop.py` is the loop of section 4 as a script. Port it to two ranks.
 #
@@ -452,13 +452,13 @@ helpers.show(
 # What your script must do:
 #
 # - DDP wraps the model. Loss, learning rate, epochs and global batch (128) stay.
-# - In each epoch, each digit goes to one rank, in a new order.
+# - Each epoch deals each digit to one rank, in a new order.
 # - Rank 0 alone prints. At the end, rank 0 alone saves, once: `model.pt` in the current
 #   folder, with the plain model's names. Then all leave the group.
 # - It runs with and without GPUs (`torch.cuda.is_available()`).
 #
-# The check compares your weights with those of one process. It has no GPU: it only
-# reads your lines for GPUs.
+# The check compares your weights with those of one process. It has no GPU, so it does
+# not run your lines for GPUs: it reads them.
 #
 # <details><summary>Hint</summary>
 # Seven places change: the imports; the device; the loader and its batch size; the
@@ -480,8 +480,8 @@ judge(checks.port, my_port, timeout=150)
 # ### Exercise B · A large batch in small parts (7 minutes)
 #
 # If a batch does not fit into memory, take it in parts, and let their gradients add up.
-# `model` is wrapped in DDP. `parts` is a list of tensors of pixels, all of one size.
-# At the end, `.grad` must be the gradient of the MSE over *all* parts. It starts
+# `model` is wrapped in DDP. `parts` is a list of tensors of pixels, all of one size. At
+# the end, `.grad` must be the gradient of the MSE over *all* parts. `.grad` starts
 # empty. Call `backward()` on a part before the next forward. DDP averages in every
 # `backward()`, but not inside `with model.no_sync():`. Let it average exactly *once*.
 #
@@ -550,9 +550,8 @@ print(f"find_unused_parameters=True: no error; {found} of 4 parameters have a gr
 # counts parameters from 0: `classifier` has 2 and 3. Take the layer out, or use it.
 # `find_unused_parameters` costs time: keep it for layers that only some steps need.
 #
-# <details><summary><b>A minute:</b> both ranks run
-# <code>if not os.path.exists("out"): os.mkdir("out")</code>. What can go
-# wrong?</summary>
+# <details><summary><b>A small question:</b> both ranks run <code>if not
+# os.path.exists("out"): os.mkdir("out")</code>. What can go wrong?</summary>
 #
 # It is a <em>race</em>: both find nothing, both make the folder. The second gets
 # <code>FileExistsError</code>. Use
@@ -589,14 +588,14 @@ for number, line in enumerate(job.splitlines(), start=1):
 #     torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d \
 #         --rdzv-endpoint first-host:29400 my_port.py $DIGITS
 #
-# In a job with `--nodes=2 --ntasks-per-node=1`, write `srun` before it.
+# In a job with `--nodes=2 --ntasks-per-node=1`, write `srun` before `torchrun`.
 #
 # ## 13. Recap
 #
 # `DDP(model)` averages the gradients in `backward()`. You add the rest: the ranks meet,
-# each has its own GPU and its own share of each batch, and one prints and saves. Then a
-# step of all ranks is that of one process with the whole batch: up to rounding, and but
-# for the three things of section 6.
+# each has its own GPU and its own share of each batch, and one prints and saves. Then,
+# up to rounding, all ranks together make the step of one process with the whole batch,
+# except for the three things of section 6.
 #
 # **Next:** `pets`, where Dask runs the ranks.
 # **Read more:** PyTorch on [DDP][1] and [torchrun][2]; Li et al.,

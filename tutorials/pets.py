@@ -23,7 +23,7 @@
 # *global batch*. No GPU, no network. **Data:** names of pets in Seattle, shipped with
 # the repository.
 #
-# **Time:** 80 minutes in class, 26 of them for two exercises.
+# **Time:** about 80 minutes in class, 25 of them for two exercises.
 
 # %% [markdown]
 # ## 2. Set-up
@@ -76,8 +76,8 @@ settings = kit.settings(
 # %% [markdown]
 # Dask runs Python functions in other processes, on this machine or on many. Your
 # notebook is the *client*. It sends functions to a *scheduler*, which passes them on to
-# *workers*. `connect()` starts two to four workers, each a process of its own. It
-# shows the address of Dask's *dashboard*, a web page about the cluster.
+# *workers*. `connect()` starts two to four workers, each a process of its own. The last
+# line shows the address of Dask's *dashboard*, a web page about the cluster.
 
 # %% tags=["nbval-ignore-output"]
 client = ddp.connect()
@@ -265,16 +265,17 @@ my_prediction = None  # "same", "close" or "different"
 # | `ddp.Checkpoint(...)` | a run can stop and go on |
 # | `ddp.report(...)`, `ddp.save_file(...)` | a number, a file for the client |
 #
-# Lines of a torchrun script are missing. `launch` calls `init_process_group` and
-# `destroy_process_group`. `sampler.epochs` replaces `set_epoch`.
+# Some lines of a torchrun script are not needed here. `launch` calls
+# `init_process_group` and `destroy_process_group`. `sampler.epochs` replaces
+# `set_epoch`.
 #
 # **The checkpoint.** Weights are not enough to resume exactly. Adam has its means. The
 # schedule counts the steps, the sampler the batches. So `ddp.Checkpoint` gets all four.
 # Rank 0 alone writes, all ranks read.
 #
 # `every_steps=25` also saves after every 25 steps. Training waits while rank 0 copies
-# the state; then a thread writes the file. A killed run loses the steps since the
-# newest whole file: up to 25, and those taken while the next one was being written.
+# the state; then a thread writes the file. A killed run loses the steps after the
+# newest complete file: up to 25, and those made while the next file was written.
 #
 # **The sampler** draws the order of an epoch from (seed, epoch) alone: after a restart
 # the same windows come in the same order.
@@ -321,8 +322,7 @@ hyperparameters = {name: getattr(settings, name) for name in words.split()}
 watch = None  # what to call with each report
 
 # %% [markdown]
-# **A small question.** Which lines would you need even with a single rank, if the run
-# is to survive a kill?
+# **A small question.** Which lines does even a single rank need, to survive a kill?
 #
 # <details><summary>Answer</summary>
 #
@@ -335,7 +335,7 @@ watch = None  # what to call with each report
 # `launch` sends `train` and its arguments to the workers, through Dask. Each worker
 # starts a new process, a *rank*, and looks after it. Reports and files come back
 # through Dask. Gradients go from rank to rank. Why a process of its own? A process can
-# be killed. A Dask task that has begun cannot.
+# be killed, a running Dask task cannot.
 #
 # With each report, `launch` calls a function of yours, `on_report`. Here it draws the
 # loss of rank 0.
@@ -354,7 +354,7 @@ watch = helpers.LiveLoss("loss (nats per character)")
 # 1. **The plot above** grows.
 # 2. **The progress line** shows epoch, loss, and windows per second of all ranks.
 # 3. **The run directory** is the newest folder in `runs/pets`. Which process is which
-#    rank? Which names are invented after each epoch?
+#    rank? Which names did the last epoch invent?
 #
 #        cat runs/pets/$(ls runs/pets | tail -1)/*.txt
 #
@@ -379,8 +379,8 @@ plt.close(figure)
 # ### Is it any good?
 #
 # A fair opponent is a good simple rule. An *n-gram* counts which character follows the
-# last n − 1 characters. If it saw these rarely, it leans on fewer. All are judged by
-# the names that were held out.
+# last n − 1 characters. If these were rare, it uses fewer. All are judged by the names
+# that were held out.
 
 # %% tags=["lesson"]
 for n in (3, 5):
@@ -403,16 +403,16 @@ print(f"LSTM {loss:.3f} nats per held-out character ({blind})")
 # %% [markdown]
 # **The LSTM is better than the 3-gram, and about as good as the 5-gram**, which only
 # counts. So by this score the network is not worth its trouble. Here it is a training
-# to run, watch, stop and resume. (Learning rate and `prior` were chosen by tries on
-# these held-out names, which flatters both a little.)
+# to run, watch, stop and resume. (We chose learning rate and `prior` on these held-out
+# names, so both look slightly too good.)
 
 # %% [markdown]
 # ## 8. What is in a checkpoint?
 #
 # A file that `torch.save` has written. `weights_only=True` loads tensors and plain
 # values, and refuses to execute code. That protection has had holes, such as
-# [CVE-2025-32434][cve]. Keep PyTorch up to date, and load no files of strangers. The
-# part `written_by` describes the others: a checkpoint of another model is refused.
+# [CVE-2025-32434][cve]. Keep PyTorch up to date, and load no files of strangers.
+# `written_by` describes the other parts, so that another model's checkpoint is refused.
 #
 # [cve]: https://nvd.nist.gov/vuln/detail/CVE-2025-32434
 
@@ -454,8 +454,8 @@ assert differ == 0
 #
 # First an undisturbed run. Then the same again, and after step 90 rank 1 gets
 # *SIGKILL*, the signal that ends a process at once. `ddp.inject` puts this fault into
-# `train`. The run fails, and `launch` ends rank 0, which would only wait. A second
-# launch *in the same directory* finds the newest checkpoint and goes on.
+# `train`. The run fails: rank 0 loses the connection to it. A second launch *in the
+# same directory* finds the newest checkpoint and goes on.
 #
 # Read the log. Which process was killed? From which step did the ranks go on? In the
 # picture, the steps between the vertical lines were done twice.
@@ -496,8 +496,8 @@ print(prediction(my_prediction))
 # %% [markdown]
 # The lost steps are done again with the same batches, the same state of Adam and the
 # same learning rate. The sums come in the same order, too, as long as the number of
-# ranks and the kind of processor stay the same. Otherwise expect `"close"`. Expect it
-# on GPUs too, because some GPU functions add in a different order each time.
+# ranks and the kind of processor stay the same. Otherwise expect `"close"`; on GPUs
+# too, because some GPU functions add in a different order each time.
 #
 # The last reports can die with the rank, so the *last known step* may be below 90.
 # 'Often because memory ran out' is a guess: the system does not say who sent a signal.
@@ -505,7 +505,7 @@ print(prediction(my_prediction))
 # ### Resume on another number of ranks
 #
 # Begin on two ranks, kill one, and resume on three. We compare with one undisturbed
-# rank. A global batch has 256 windows, the last one of an epoch 235. Three ranks get
+# rank. A global batch has 256 windows, but an epoch's last one has 235. Three ranks get
 # unequal shares. So each multiplies its mean loss by `sampler.weight`, and each window
 # counts equally. A Dask cluster grows while it runs:
 
@@ -611,7 +611,7 @@ check = partial(checks.resumed_by_hand, train_again=train_again, notebook=settin
 judge(check, my_run, timeout=480)
 
 # %% [markdown]
-# ### Exercise B · A training that runs and is wrong (10 minutes)
+# ### Exercise B · A training that runs and is wrong (9 minutes)
 #
 # This function uses PyTorch's own sampler. It ends without an error, and has **two
 # faults**. Read which samples each rank saw, and what becomes of its weights.
@@ -706,12 +706,13 @@ for rank, stack in stalled.stacks.items():
 # %% [markdown]
 # ## 12. Recap
 #
-# - *Run*: `launch` starts a rank on each worker. Dask carries all but the gradients.
+# - *Run*: `launch` starts a rank on each worker. Dask carries everything except the
+#   gradients.
 # - *Watch*: progress line, `on_report`, run directory with `log.txt`.
 # - *Stop*: Ctrl-C ends the ranks at once. `kill` without `-9` lets them save first.
-# - *Resume*: launch in the same directory, or `RESUME=`. `restarts=1` does so once by
-#   itself. Here the weights were the same, bit for bit. On another number of ranks, the
-#   losses were the same up to rounding.
+# - *Resume*: launch in the same directory, or `RESUME=`. `restarts=1` resumes once,
+#   automatically. Here the weights were the same, bit for bit. On another number of
+#   ranks, the losses were the same up to rounding.
 #
 # **Next:** `ucmerced`, a job in a queue.
 #

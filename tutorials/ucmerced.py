@@ -21,14 +21,14 @@
 #
 # **You need** `mnist` and `pets`. No GPU, no network, no cluster.
 #
-# **Time:** 80 minutes, 25 of them for three exercises.
+# **Time:** 80 minutes, 26 of them for three exercises.
 #
 # # Part 1: the job
 #
 # ## 2. The data, and three sets
 #
 # In a terminal, `make run TUTORIAL=ucmerced SET="epochs=20 test=False"` trains without
-# the lesson. `test=False` leaves the test set alone, while you still choose.
+# the lesson. Write `test=False` while you choose: the test set stays unused.
 
 # %%
 from contextlib import redirect_stdout
@@ -82,8 +82,8 @@ settings = kit.settings(
 # `SET="data=/path"` takes a folder of yours, with one folder per class.
 #
 # - The network learns from the **training** set.
-# - We choose with the **validation** set. What was chosen because it is good on these
-#   images is usually a little worse on others.
+# - We choose with the **validation** set. A model that was chosen for its result on
+#   these images is usually a little worse on others.
 # - The **test** set is looked at once, in section 11. Each choice by test accuracy uses
 #   it up: when to stop, which settings.
 #
@@ -176,7 +176,7 @@ def evaluate(model, images, rows, batch_size=64):
 
 
 # %% [markdown]
-# We keep the **last** epoch: to keep the best by validation would be one more choice.
+# We keep the **last** epoch: keeping the best one would be one more choice.
 
 
 # %%
@@ -221,7 +221,7 @@ def train(images, split, network, views, epochs, batch_size, learning_rate, seed
 # <details><summary>A small question: what would happen if each rank drew the split with
 # a seed of its own?</summary>
 #
-# One rank would train on images by which another one validates.
+# One rank would train on images that another one validates on.
 # </details>
 #
 # ## 4. The header
@@ -251,17 +251,17 @@ for system, mark in (("slurm", "#SBATCH"), ("pbs", "#PBS")):
 
 # %% [markdown]
 # **Where does the client run meanwhile?** The *client*, this notebook or `make run`,
-# hands in the jobs. If it ends, they end. So it lives as long as the training: in
+# hands in the jobs. If it ends, they end. So it must live as long as the training: in
 # `tmux` on the login node, which outlives your login, or in a small job
 # (`clusters/batch/pets.sbatch`). Without a client, *one* job has all ranks, and `srun`
 # starts them.
 #
-# ### Exercise A · The header of such a job (7 minutes)
+# ### Exercise A · The header of such a job (10 minutes)
 #
 # `site` has your account, and the time limit of each *partition* (Slurm's queue) in
 # minutes. `need` is what the job needs: ranks, CPUs for each rank, GiB of memory for
-# each CPU, minutes. `warning` seconds before the limit, Slurm is to send the ranks
-# SIGTERM: the signal that asks a process to end.
+# each CPU, minutes. Slurm is to send the ranks SIGTERM, the signal that asks a process
+# to end, `warning` seconds before the limit.
 #
 # ```python
 # site = {"account": "project_1234", "partitions": {"long": 4320, "short": 60}}
@@ -300,8 +300,8 @@ judge(checks.header, my_header)
 # %% [markdown]
 # ## 5. The log
 #
-# Now we train. Watch `log.txt` in the run's folder: `tail -f runs/ucmerced/*/log.txt`.
-# What a batch system says of a job is in `runs/clusters/…`.
+# Now we train. In a long run, watch `log.txt`: `tail -f runs/ucmerced/*/log.txt`. A
+# job's own log is in `runs/clusters/…`.
 
 # %% tags=["nbval-ignore-output"]
 arguments = "network epochs batch_size learning_rate".split()
@@ -314,7 +314,7 @@ log = (run.directory / "log.txt").read_text().splitlines()
 print("\nlog.txt begins and ends so:", *log[:2], "…", *log[-2:], sep="\n")
 
 # %% [markdown]
-# ### Four logs to read (6 minutes)
+# ### Four logs to read (8 minutes)
 #
 # These jobs ended before they were done. `slurmstepd` and `srun` are Slurm. Its `STEP
 # 70231.0` is a program that `srun` has started, not a training step.
@@ -351,8 +351,9 @@ judge(checks.reading, my_reading)
 # ## 6. Break it: the time limit
 #
 # At the time limit Slurm sends SIGTERM, and by default 30 seconds later SIGKILL, which
-# no program can catch. With `--signal=TERM@300` SIGTERM comes 300 seconds before the
-# limit. `warning: 60` in a profile does this for Dask's jobs.
+# no program can catch. The jobs of section 5 saved nothing on SIGTERM. With
+# `--signal=TERM@300` SIGTERM comes 300 seconds before the limit. `warning: 60` in a
+# profile does this for Dask's jobs.
 #
 # A rank that gets SIGTERM tells the others. All finish the same step, save and leave.
 # With `RESTARTS=1` the run goes on in new jobs. Here one of two local ranks gets
@@ -390,7 +391,7 @@ print(f"killed before its first checkpoint: step {steps.min()} is done {times} t
 # **One model.** *Batch normalisation* scales each channel by mean and variance. In
 # training it takes those of *this rank's share*: losses depend on the number of ranks.
 # For `model.eval()` it keeps running averages, *buffers* of the model. DDP copies rank
-# 0's to all ranks before each step, not after the last: `evaluate` does it.
+# 0's buffers to all ranks before each step. After the last, `evaluate` does it.
 
 
 # %%
@@ -445,15 +446,14 @@ show(
 )
 
 # %% [markdown]
-# The largest number beside the diagonal is the largest of 420. With other images it is
-# probably smaller.
+# Beside the diagonal are 420 numbers. The largest of so many is in part chance.
 #
 # ## 9. A simple rule beside it
 #
 # An accuracy means little without an opponent, a *baseline*. Ours sees no shapes. It
 # knows how bright an image is in each colour, and how much neighbouring pixels differ.
 # A *random forest*, 100 decision trees that vote, learns from these 30 numbers.
-# Validation chooses how many of them a tree may look at in each question.
+# Validation chooses how many of them each question of a tree may use.
 
 
 # %%
@@ -529,21 +529,20 @@ show(
 # %% [markdown]
 # We look at **differences within a seed**. Their interval, by Student's *t*, is about
 # chance in the *training*, on these images. If it contains 0, the recipes are *not told
-# apart*. They may still differ: the interval says by how much. We must take one, and
-# take the higher mean. That proves nothing.
+# apart*. They may still differ: the interval says by how much. We must choose, and take
+# the higher mean. That proves nothing.
 #
-# The curves rise little at the end: the learning rate is almost 0 there. Another
-# **budget of epochs** may decide otherwise: set `epochs=24` in section 2, and run up to
-# here.
+# At the end the curves flatten: the learning rate is almost 0 there. Another **budget
+# of epochs** may decide otherwise: set `epochs=24` in section 2, and run up to here.
 #
 # ## 11. The test, once
 #
 # All choices are made. The test images are judged in this cell only, and nothing is
 # chosen after it.
 #
-# The *standard error* is the typical distance of an accuracy $p$ on $n$ images from the
-# *true* one, on infinitely many such images: $\sqrt{p(1-p)/n}$. About twice that to
-# each side is a 95 % interval. Wilson's is better for small $n$.
+# The *true* accuracy is that on infinitely many such images. An accuracy $p$ on $n$
+# images is typically one *standard error* away from it: $\sqrt{p(1-p)/n}$. About twice
+# that to each side is a 95 % interval. Wilson's is better for small $n$.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -596,16 +595,17 @@ print(f"of {len(mine):,} simulated intervals {holds_true:.0%} hold the true accu
 print(f"{holds_other:.0%} a colleague's (you: {my_second_prediction})")
 
 # %% [markdown]
-# **What these intervals say.** That of `model.pt` is about chance in the *images*, for
-# one network. It holds the true accuracy in about 95 of 100 cases, and that of
-# *another* test set less often: both sets are drawn by chance.
+# **What these intervals say.** The interval of `model.pt` is about chance in the
+# *images*, for one network. It holds the true accuracy in about 95 of 100 cases, and
+# that of *another* test set less often: both sets are drawn by chance.
 #
-# That of the difference is *paired*: both have judged the same images, so we subtract
-# image by image. Two single intervals may overlap, and the models are still told apart.
+# The interval of the difference is *paired*: both judged the same images, so we
+# subtract image by image. The two single intervals may overlap although this one
+# excludes 0.
 #
-# That of the mean of seeds is about chance in the *training*, for **these images
-# only**: they judge all seeds. So it holds the recipe's true accuracy in fewer than 95
-# of 100 cases.
+# The interval of the mean of seeds is about chance in the *training*, for **these
+# images only**: they judge all seeds. So it holds the recipe's true accuracy in fewer
+# than 95 of 100 cases.
 #
 # **What they do not say:** how accurate the model is on another city or camera. And
 # tiles of one photograph are not independent: split by photograph.
@@ -617,7 +617,7 @@ print(f"{holds_other:.0%} a colleague's (you: {my_second_prediction})")
 # nobody has looked at.
 # </details>
 #
-# ## 12. Exercise B · An accuracy, its interval, a verdict (12 minutes)
+# ## 12. Exercise B · An accuracy, its interval, a verdict (8 minutes)
 #
 # Two models, A and B, have judged the same test images. `ranks` has a pair for each
 # rank: two arrays of bool say of each of its images whether A was right, and whether B
