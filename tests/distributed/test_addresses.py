@@ -19,7 +19,8 @@ from processes import (
 )
 
 import ddp_common as ddp
-from ddp_common.client.asking import known_workers
+from ddp_common.client.asking import answers_within, known_workers
+from ddp_common.worker import agent
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -76,6 +77,7 @@ def test_an_address_without_a_scheduler_is_one_error_that_says_why(capfd):
     assert not capfd.readouterr().err
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_scheduler_that_is_killed_during_a_launch_is_called_lost_and_the_run_goes_on_elsewhere(
     client, cluster, tmp_path
 ):
@@ -92,5 +94,7 @@ def test_a_scheduler_that_is_killed_during_a_launch_is_called_lost_and_the_run_g
                 running.outcome()
             assert caught.value.directory == directory
             assert_nothing_left(directory, ranks=2)
+        unheard = answers_within(0.5, other, agent.ask_where, workers=["tcp://127.0.0.1:9"])
+        assert unheard == {}, "asking through a lost scheduler is no error of its own"
     resumed = ddp.launch(client, faults.train, workers=2, directory=directory)
     assert torch.equal(resumed.result, undisturbed)
