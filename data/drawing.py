@@ -1,14 +1,13 @@
 """Paper, colours, brushes and a camera: what the programs that draw pictures share.
 
-These are the files data/*/draw.py, which draw stand-ins for photographs. A picture comes about
-in three steps. A `Sheet` is laid out, three times as large as the picture will be. The program
-paints on it from the back to the front, and decides by lot where things stand and which colour
-they have. At last the sheet is `photographed`: reduced, which makes its edges smooth, and seen
-in some light through some lens.
+These are the files data/*/draw.py, which draw stand-ins for photographs. A `Sheet` is three times
+as large as the picture will be. The program paints on it from the back to the front, and decides
+by lot where things stand and which colour they have. At last the sheet is `photographed`: reduced,
+which makes its edges smooth, and seen in some light through some lens.
 
-A point is a complex number. Where it lies on the paper is a matter of the sheet (`at`, `unit`):
-one program measures in metres, the other in hundredths of the picture's width. A colour is
-three bytes: red, green, blue.
+A point is a complex number. Where it lies on the paper is a matter of the sheet: one program
+measures in metres, the other in hundredths of the picture's width. A colour is three bytes: red,
+green, blue.
 
 Promises: a picture depends on its name and its size and on nothing else. Every call gives the
 same bytes; so do other machines of the same kind with the same versions of Pillow and NumPy.
@@ -16,33 +15,19 @@ Needs no fonts, no files, no network, and nothing of `ddp_common`.
 """
 
 import argparse
+import cmath
 import os
 import random
 import sys
 import tempfile
-from cmath import rect as polar  # polar(length, angle): the point so far away in that direction
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-__all__ = [
-    "Camera",
-    "Sheet",
-    "command_line",
-    "darker",
-    "draw_all",
-    "lighter",
-    "mixed",
-    "photographed",
-    "polar",
-]
-
 FINER = 3  # a sheet has so many times the width of the picture
-
-
-# Colours
+polar = cmath.rect  # polar(length, angle): the point so far away in that direction
 
 
 def lighter(colour, more):
@@ -60,9 +45,6 @@ def mixed(colour, other, share):
     return tuple(round(a * (1 - share) + b * share) for a, b in zip(colour, other))
 
 
-# Paper and brushes
-
-
 class Sheet:
     """A sheet of paper with a pen and a source of random numbers of its own.
 
@@ -77,17 +59,12 @@ class Sheet:
         self.choice = self.random.choice
         self.size = size
         self.canvas = FINER * size
-        self.unit = 1.0
         self.image = self.layer((0, 0, 0))
         self.pen = ImageDraw.Draw(self.image)
 
     def layer(self, colour):
         """Another paper of the same size."""
         return Image.new("RGB", (self.canvas, self.canvas), colour)
-
-    def at(self, point):
-        """Where a point lies: x and y in pixels of the paper, from its upper left corner."""
-        return point.real, point.imag
 
     def chance(self, share):
         """True in this share of all cases."""
@@ -117,12 +94,7 @@ class Sheet:
         (pen or self.pen).ellipse((x - wide, y - high, x + wide, y + high), colour)
 
     def disc(self, centre, radius, colour, pen=None):
-        x, y = self.at(centre)
-        radius *= self.unit
-        (pen or self.pen).ellipse((x - radius, y - radius, x + radius, y + radius), colour)
-
-
-# Light and lens
+        self.oval(centre, radius, radius, colour, pen)
 
 
 @dataclass(frozen=True)
@@ -149,19 +121,14 @@ def photographed(sheet, camera):
     shades = np.asarray(shades.resize((sheet.size, sheet.size), Image.Resampling.BICUBIC))
 
     exposure = sheet.uniform(*camera.exposure)
-    red = 1 + sheet.uniform(-0.09, 0.09)
-    blue = 1 + sheet.uniform(-0.12, 0.12)
-    light = (exposure * np.array([red, 1.0, blue])).astype(np.float32)
+    colour = np.array([1 + sheet.uniform(-0.09, 0.09), 1, 1 + sheet.uniform(-0.12, 0.12)])
+    light = (exposure * colour).astype(np.float32)
     haze = sheet.uniform(0, camera.haze)
     contrast = sheet.uniform(*camera.contrast)
 
     picture = np.asarray(image, np.float32) * shades[:, :, None] * light * contrast + haze
-    grain = noise.normal(0, sheet.uniform(*camera.noise), picture.shape)
-    picture += grain.astype(np.float32)
+    picture += noise.normal(0, sheet.uniform(*camera.noise), picture.shape).astype(np.float32)
     return np.clip(picture, 0, 255).astype(np.uint8)
-
-
-# Files
 
 
 def draw_all(draw, classes, per_class, folder):

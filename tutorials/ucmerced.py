@@ -467,13 +467,12 @@ def colours(scenes):
 sets = {"learn": training, "choose": validation, "test": test}
 tables = {name: colours(load(images, rows)[0]) for name, rows in sets.items()}
 scores, rules = {}, {}
-for few in (1, 2, 5, 10, 20):
+for few in (1, 2, 5, 10, 20, 30):  # from one number to all: there is no more
     rules[few] = RandomForestClassifier(max_features=few, random_state=settings.seed)
     rules[few].fit(tables["learn"], targets[training])
     scores[few] = rules[few].score(tables["choose"], targets[validation])
 best = max(scores, key=scores.get)
-is_at_an_edge = best in (min(scores), max(scores))
-print("the best is", "at an edge: try more" if is_at_an_edge else "not at an edge")
+print(f"validation has chosen one of {len(scores)} forests")
 
 # %% [markdown]
 # <details><summary>A small question: why must the test set not choose this?</summary>
