@@ -21,8 +21,8 @@
 # - find three faults of a published study.
 #
 # **You need** *rank* and *global batch* from `mnist`, checkpoints from `pets`, sums
-# over ranks from `ucmerced`. No GPU, no network. **Time:** about 80 minutes in class,
-# 22 of them for three exercises.
+# over ranks from `ucmerced`. No GPU, no network. **Time:** 75 to 100 minutes in class,
+# 22 or more for three exercises.
 
 # %% [markdown]
 # ## 2. Set-up

@@ -25,7 +25,7 @@
 # **You need** `mnist` and `pets` (*rank*, *worker*, *checkpoint*). There, every rank
 # could read every sample. Here, a worker has some rows only.
 #
-# **Time:** about 80 minutes in class, 21 of them for two exercises. **Data:** flights
+# **Time:** 75 to 100 minutes in class, 21 or more for two exercises. **Data:** flights
 # from New York in 2013, shipped with the repository.
 
 # %% [markdown]

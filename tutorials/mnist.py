@@ -24,8 +24,8 @@
 # - say which lines of a batch job make the ranks.
 #
 # **You need** Python, and from PyTorch a model, a loss, an optimizer. No GPU, no
-# network. **Data:** 10,000 handwritten digits. **Time:** about 80 minutes in class, 27
-# of them for two exercises.
+# network. **Data:** 10,000 handwritten digits. **Time:** 75 to 100 minutes in class, 27
+# or more for two exercises.
 
 # %% [markdown]
 # ## 2. Set-up

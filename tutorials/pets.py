@@ -23,7 +23,7 @@
 # *global batch*. No GPU, no network. **Data:** names of pets in Seattle, shipped with
 # the repository.
 #
-# **Time:** about 80 minutes in class, 25 of them for two exercises.
+# **Time:** 75 to 100 minutes in class, 25 or more for two exercises.
 
 # %% [markdown]
 # ## 2. Set-up

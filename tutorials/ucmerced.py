@@ -21,7 +21,7 @@
 #
 # **You need** `mnist` and `pets`. No GPU, no network, no cluster.
 #
-# **Time:** 80 minutes, 26 of them for three exercises.
+# **Time:** 80 to 100 minutes, three exercises included.
 #
 # # Part 1: the job
 #
