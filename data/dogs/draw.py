@@ -64,6 +64,8 @@ def draw(label: str, number: int, size: int = 64) -> np.ndarray:
 
     Raises ValueError for a breed that is not in CLASSES.
     """
+    if label not in CLASSES:
+        raise ValueError(f"No breed {label!r} is drawn. There is: {', '.join(CLASSES)}.")
     breed = BREEDS[CLASSES.index(label)]
     picture = Picture(f"{SEED} {label} {number}", size)
     coats = [(base, rest) for name, bases, rest in COATS if name == label for base in bases]

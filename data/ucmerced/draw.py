@@ -64,7 +64,12 @@ AEROPLANE = Camera(
 
 
 def draw(label: str, number: int, size: int = 64) -> np.ndarray:
-    """Picture `number` of the class `label`: RGB bytes of the shape (size, size, 3)."""
+    """Picture `number` of the class `label`: RGB bytes of the shape (size, size, 3).
+
+    Raises ValueError for a class that is not in CLASSES.
+    """
+    if label not in CLASSES:
+        raise ValueError(f"No class {label!r} is drawn. There is: {', '.join(CLASSES)}.")
     land = Land(f"{SEED} {label} {number}", size)
     getattr(land, label)()
     return photographed(land, AEROPLANE)
@@ -135,8 +140,10 @@ class Scene(Sheet):
     def shape(self, half, colour, centre, turn=1, height=0.0):
         """Half an outline and its mirror image, turned and scaled by `turn`, and the shadow."""
         outline = turn * np.array([*half, *np.conj(half[::-1])])
-        for lift in (height, 0.7 * height, 0.35 * height, 0):
-            self.polygon(centre + lift * self.shadow + outline, self.dark if lift else colour)
+        if height:
+            for lift in (height, 0.7 * height, 0.35 * height):
+                self.polygon(centre + lift * self.shadow + outline, self.dark)
+        self.polygon(centre + outline, colour)
 
     def box(self, centre, length, width, colour, turn=1, height=0.0):
         """A rectangle, `length` along the direction `turn`."""
@@ -145,8 +152,10 @@ class Scene(Sheet):
 
     def dome(self, centre, radius, colour, height):
         """Something round, its shadow, and the side of it that the sun shines on."""
-        for lift in (height, height / 2, 0):
-            self.disc(centre + lift * self.shadow, radius, self.dark if lift else colour)
+        if height:
+            for lift in (height, height / 2):
+                self.disc(centre + lift * self.shadow, radius, self.dark)
+        self.disc(centre, radius, colour)
         towards_sun = -self.shadow / abs(self.shadow)
         self.disc(centre + 0.3 * radius * towards_sun, 0.55 * radius, lighter(colour, 16))
 

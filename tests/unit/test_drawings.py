@@ -45,6 +45,14 @@ def test_a_picture_depends_on_class_and_number_alone_also_in_another_process(dra
     assert (drawing.draw(label, 4) != here).any() and (drawing.draw(other, 3) != here).any()
 
 
+def test_what_is_no_class_is_refused_with_those_there_are(drawing):
+    for other in ("no_such_class", "tree"):  # one of land's own brushes is called so
+        with pytest.raises(
+            ValueError, match=f"{other}.* is drawn. There is: .*{drawing.CLASSES[-1]}"
+        ):
+            drawing.draw(other, 0)
+
+
 def test_all_are_written_as_they_are_drawn_or_nothing_is(drawing, tmp_path):
     from drawing import draw_all  # the program has put its folder on the path
 
