@@ -64,8 +64,9 @@ def test_a_student_can_read_and_do_it_in_a_class(name):
         [cell.source for cell in student.cells if cell.cell_type == kind]
         for kind in ("markdown", "code")
     )
-    words = [word for word in " ".join(texts).split() if any(map(str.isalnum, word))]
-    assert len(words) <= 1_900
+    words = " ".join(texts).split()
+    assert sum(any(map(str.isalnum, word)) for word in words) <= 1_900
+    assert len(words) <= 1_900 or name in ("ucmerced", "dogs")  # with bars of tables and signs
     assert sum(bool(line.strip()) for cell in cells for line in cell.splitlines()) <= 300
     assert 20 <= len(cells) <= 28 and max(len(cell.splitlines()) for cell in cells) <= 40
 
