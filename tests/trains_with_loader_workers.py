@@ -1,7 +1,10 @@
-"""A script that trains for a minute or two, with DataLoader workers; for torchrun and srun."""
+"""A script that trains for minutes, with DataLoader workers; for torchrun and srun.
+
+START_METHOD is that of the workers. From the sixth step on each is one call of C, of a second or
+two, in which the rank does not see a signal.
+"""
 
 import os
-import time
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -17,11 +20,18 @@ def train():
     sampler = ddp.ElasticSampler(len(data), 10)
     ddp.Checkpoint(model=model, optimizer=optimizer, sampler=sampler, every_steps=5)
     for _ in sampler.epochs(1):
-        for (batch,) in ddp.DataLoader(data, batch_sampler=sampler, num_workers=2):
+        loader = ddp.DataLoader(
+            data,
+            batch_sampler=sampler,
+            num_workers=2,
+            multiprocessing_context=os.environ["START_METHOD"],
+        )
+        for (batch,) in loader:
             optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()
-            time.sleep(0.02)
+            if sampler.step > 5:
+                sum(range(10**8))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from ddp_common.ranks.checkpoint_files import (
 from ddp_common.ranks.descriptions import WRITTEN_BY, describe
 from ddp_common.ranks.rendezvous import rank, world_size
 from ddp_common.ranks.restoring import chosen_file, load, load_into
+from ddp_common.ranks.sampling import ElasticSampler, whole_number
 
 RUN_FOLDER = "DDP_CHECKPOINTS"  # the variable that says where the run's checkpoints are
 
@@ -47,12 +48,14 @@ class Checkpoint:
     """Saves and restores anything that has `state_dict` and `load_state_dict`.
 
     `Checkpoint(model=…, optimizer=…, sampler=…)`: `save()` writes when it is called; with
-    `every_steps` or `every_seconds` the sampler also has it write between two steps, at the first
-    moment at which an optimizer of this checkpoint has stepped since the last batch. With a
-    `GradScaler`, which skips steps, give it the scaler too. A model is saved without the wrappers
-    of DDP and `torch.compile`: `torch.load(path, weights_only=True)["model"]` loads into the
-    plain one. Random states are not stored: the sampler derives them from its position. Without
-    the sampler it saves only when `save()` is called, not before a rank leaves: so the best model
+    `every_steps` or `every_seconds` the sampler also has it write before the next batch is taken,
+    at the first moment at which no gradients are being added up for an optimizer of this
+    checkpoint. No batch follows the last one: call `save()` there. With a `GradScaler`, which
+    skips steps, give it the scaler too. A model is saved without the wrappers of DDP and
+    `torch.compile`: `torch.load(path, weights_only=True)["model"]` loads into the plain one.
+    Random states are not stored: the sampler derives them from its position. Of several
+    samplers the first one decides: it is the one whose batch the loop takes first. Without a
+    sampler it saves only when `save()` is called, not before a rank leaves: so the best model
     stays the best (docs/recipes.md).
 
     `directory` defaults to the run's `checkpoints/`. A second Checkpoint of a run, for the best
@@ -63,7 +66,8 @@ class Checkpoint:
     and training goes on, with 'stop' an `Error` is raised.
 
     At a save each rank also tells the client the norms of its model's parameters: ranks whose
-    models have drifted apart are named in `run.problems`.
+    models have drifted apart are named in `run.problems`. `every_seconds` goes by the clock of
+    rank 0, which then saves alone: nothing is compared.
     """
 
     def __init__(
@@ -94,7 +98,15 @@ class Checkpoint:
         self._saved_at = time.monotonic()
         self._check_options()
         self._boundaries = Boundaries(self.parts.values())
-        self._listen_to_sampler()
+        samplers = [part for part in parts.values() if isinstance(part, ElasticSampler)]
+        self._sampler = samplers[0] if samplers else None  # which it listens to
+        if self._sampler is not None:
+            self._sampler.listeners.append(self)
+        elif every_steps or every_seconds:
+            raise Error(
+                "every_steps and every_seconds need the sampler, which counts the steps: "
+                "Checkpoint(sampler=…, model=…, …)."
+            )
 
     def _check_options(self) -> None:
         for name, part in self.parts.items():
@@ -109,27 +121,27 @@ class Checkpoint:
                     "share of its state. Use an optimizer that is whole on every rank, or "
                     "torch.distributed.checkpoint."
                 )
-        if self.on_error not in ("warn", "stop") or self.keep < 1:
+        steps = self.every_steps
+        seconds = self.every_seconds
+        is_right = (
+            self.on_error in ("warn", "stop")
+            and whole_number(self.keep)
+            and (steps is None or whole_number(steps))
+            and (seconds is None or seconds > 0)
+        )
+        if not is_right:
             raise Error(
-                "Checkpoint takes on_error='warn' or 'stop' and keeps at least 1 file, "
-                f"not on_error={self.on_error!r}, keep={self.keep!r}."
-            )
-
-    def _listen_to_sampler(self) -> None:
-        sampler: Any = self.parts.get("sampler")
-        if hasattr(sampler, "listeners"):
-            sampler.listeners.append(self)
-        elif self.every_steps or self.every_seconds:
-            raise Error(
-                "every_steps and every_seconds need the sampler, which counts the steps: "
-                "Checkpoint(sampler=…, model=…, …)."
+                "Checkpoint takes on_error='warn' or 'stop'; keep and every_steps are whole "
+                "numbers of at least 1, every_seconds is a number above 0; not "
+                f"on_error={self.on_error!r}, keep={self.keep!r}, every_steps={steps!r}, "
+                f"every_seconds={seconds!r}."
             )
 
     # What the sampler calls
 
-    def batch_taken(self) -> None:
-        """Training takes a batch now."""
-        self._boundaries.batch_taken()
+    def batch_taken(self, sampler: ElasticSampler) -> None:
+        """Training takes a batch of `sampler` now."""
+        self._boundaries.batch_taken(sampler is self._sampler)
 
     def is_at_boundary(self) -> bool:
         """Whether a checkpoint of this moment loses no gradients."""
@@ -137,7 +149,7 @@ class Checkpoint:
 
     def save_if_due(self) -> None:
         """Save if it is time for it, by steps or seconds, and at the next boundary if not now."""
-        if self.directory is None or not self.is_at_boundary():
+        if self.directory is None:
             return
         step = self._step()
         if step == self._saved_step:
@@ -148,7 +160,7 @@ class Checkpoint:
         is_late = False
         if self.every_seconds is not None and rank() == 0:
             is_late = time.monotonic() - self._saved_at >= self.every_seconds
-        if is_due or is_late:
+        if (is_due or is_late) and self.is_at_boundary():
             self.save()
 
     def save_and_wait(self) -> None:
@@ -161,17 +173,17 @@ class Checkpoint:
     def save(self) -> None:
         """Copy the current state, then write it in the background.
 
-        Call it after `optimizer.step()`, on every rank alike: rank 0 saves, the others return at
-        once. Waits for the previous write if that is still going on. Raises `Error` between
-        batches whose gradients are added up for one step, for a state that could not be loaded
-        again, for a second Checkpoint in one folder, and for an earlier failure if `on_error` is
-        'stop'.
+        Call it after `optimizer.step()`. Rank 0 saves; on the others it only sends norms, so that
+        models can be compared. Waits for the previous write if that is still going on. Raises
+        `Error` between batches whose gradients are added up for one step, for a state that could
+        not be loaded again, for a second Checkpoint in one folder, and for an earlier failure if
+        `on_error` is 'stop'.
         """
         if not self.is_at_boundary():
             raise Error(
-                "save() before an optimizer of this Checkpoint has stepped: the gradients of the "
-                "last batch would be lost. Call it after optimizer.step(); if a GradScaler makes "
-                "the steps, after scaler.update(), and with Checkpoint(scaler=scaler, …)."
+                "save() before the optimizers of this Checkpoint have stepped: the gradients of "
+                "the last batch would be lost. Call it after optimizer.step(); if a GradScaler "
+                "makes the steps, after scaler.update(), and with Checkpoint(scaler=scaler, …)."
             )
         if self.directory is None:
             return
@@ -236,9 +248,8 @@ class Checkpoint:
             raise problem
 
     def _step(self) -> int:
-        sampler = self.parts.get("sampler")
-        if sampler is not None:
-            return sampler.steps_done
+        if self._sampler is not None:
+            return self._sampler.steps_done
         assert self.directory is not None
         steps_of_samplers = reporting.position().get("step", 0)
         earlier = checkpoints(self.directory)

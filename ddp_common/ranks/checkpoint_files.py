@@ -21,6 +21,8 @@ from ddp_common.errors import Error
 DIGITS = 16  # of the SHA-256, in hexadecimal
 TEMPORARY = "saving.tmp"  # a file that is being written; after a kill the next one overwrites it
 
+_installed: set[Path] = set()  # by this process: good, and not read again to see it
+
 
 def checkpoints(directory: str | Path) -> list[Path]:
     """The checkpoint files of a directory, good or not, those of fewer steps first."""
@@ -55,6 +57,7 @@ def install(temporary: Path, step: int) -> Path:
         os.fsync(folder)  # the name, too, is to survive a power cut
     finally:
         os.close(folder)
+    _installed.add(path)
     return path
 
 
@@ -74,24 +77,29 @@ def remove_unfinished(directory: Path) -> None:
 
 
 def remove_all_but(keep: int, newest: Path) -> None:
-    """Retention: `newest`, which was just written, and the last of those with fewer steps stay.
+    """Retention: `newest`, which was just written, and the last good ones with fewer steps stay.
 
-    `keep` is how many stay together. Others of its step are replaced by it. Later ones go if they
-    are damaged; a good one is of a run that this one has not resumed. Raises FileNotFoundError if
-    `newest` has gone.
+    `keep` is how many stay together. Others of its step are replaced by it. Of later ones those
+    that are good stay: they are of a run that this one has not resumed. Raises FileNotFoundError
+    if `newest` has gone.
     """
     found = checkpoints(newest.parent)
     if newest not in found:
         raise FileNotFoundError(
             errno.ENOENT, "something else has removed it. Is another run writing in that folder?"
         )
-    earlier = [path for path in found if step_of(path) < step_of(newest)]
-    first_kept = max(0, len(earlier) - (keep - 1))
-    kept = [*earlier[first_kept:], newest]
-    for path in found:
-        is_of_another_run = step_of(path) > step_of(newest) and fault(path) is None
-        if path not in kept and not is_of_another_run:
+    left_to_keep = keep - 1
+    for path in reversed(found):
+        if step_of(path) > step_of(newest):
+            stays = fault(path) is None
+        elif step_of(path) == step_of(newest):
+            stays = path == newest
+        else:
+            stays = left_to_keep > 0 and (path in _installed or fault(path) is None)
+            left_to_keep -= stays
+        if not stays:
             path.unlink(missing_ok=True)
+            _installed.discard(path)
 
 
 def fault(path: Path) -> str | None:
@@ -112,6 +120,7 @@ def fault(path: Path) -> str | None:
             raise
         return f"it cannot be read ({error.strerror})"
     if actual != stated:
+        _installed.discard(path)
         return "its SHA-256 is not the one that it was written with"
     return None
 

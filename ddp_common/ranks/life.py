@@ -2,8 +2,9 @@
 
 Each step is a context manager that undoes at its end what it has done; so whatever ends the
 training function, reports are sent and the process group is left. Promises: ranks have random
-numbers of their own, though all are forked from one state; what a rank forks (the workers of a
-loader) is no rank: it reports nothing, and SIGTERM ends it.
+numbers of their own, though all are forked from one state; what a rank forks is no rank: it
+reports nothing, and SIGTERM ends it, except that workers of a `ddp.DataLoader` stay as long as the
+rank trains.
 """
 
 import contextlib

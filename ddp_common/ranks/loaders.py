@@ -2,9 +2,9 @@
 
 Promises: a step counts when training takes its batch. In `__getitem__` and `__getitems__` the
 random state of torch, NumPy and `random` follows from (seed, epoch, index of the sample): an
-augmentation is the same with any number of loader workers and ranks, and after a resume. When a
-rank is told to stop, its loader workers stay until its last step is done (torchrun and Slurm tell
-them too).
+augmentation is the same with any number of loader workers and ranks, and after a resume. SIGTERM
+ends no worker while its rank trains: torchrun and Slurm send it to the workers too, and the rank
+finishes its step first.
 Relies on the epoch travelling with the indices of a batch, to workers that may outlive it.
 """
 
@@ -13,7 +13,6 @@ import functools
 import os
 import random
 import signal
-import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -28,7 +27,6 @@ from ddp_common.ranks import stopping
 from ddp_common.ranks.sampling import ElasticSampler
 
 ALL_64_BITS = 2**64 - 1
-SAME_SIGNAL = 1.0  # seconds between a signal's arrival at a rank and at its workers
 
 
 class DataLoader(torch.utils.data.DataLoader):
@@ -76,7 +74,9 @@ class DataLoader(torch.utils.data.DataLoader):
         if self.num_workers:
             begin = self.worker_init_fn
             begin = None if begin is None else ByValue(begin)
-            attributes["worker_init_fn"] = functools.partial(_begin_worker, begin)
+            attributes["worker_init_fn"] = functools.partial(
+                _begin_worker, begin, stopping.shared_is_training()
+            )
             attributes["collate_fn"] = ByValue(self.collate_fn)
         return torch.utils.data.DataLoader._get_iterator(loader)
 
@@ -168,8 +168,9 @@ def _mixed(*numbers: int) -> int:
 # Workers
 
 
-def _begin_worker(worker_init_fn: Callable | None, worker: int) -> None:
-    signal.signal(signal.SIGTERM, _on_sigterm)
+def _begin_worker(worker_init_fn: Callable | None, is_training: Any, worker: int) -> None:
+    if is_training is not None:
+        signal.signal(signal.SIGTERM, functools.partial(_on_sigterm, is_training))
     info = torch.utils.data.get_worker_info()
     seeded = getattr(info, "dataset", None)
     if isinstance(seeded, SeededBySample):
@@ -179,12 +180,8 @@ def _begin_worker(worker_init_fn: Callable | None, worker: int) -> None:
         worker_init_fn(worker)
 
 
-def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    """Stay while the rank, told to stop too, finishes its step and saves; else end, as ever."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the next one ends it
-    deadline = time.monotonic() + SAME_SIGNAL
-    while time.monotonic() < deadline:
-        if stopping.is_rank_leaving():
-            return  # torch's worker ends by itself once its rank has ended
-        time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGTERM)
+def _on_sigterm(is_training: Any, number: int, frame: FrameType | None) -> None:
+    """Stay while the rank trains. torch ends its workers in another way, or they end with it."""
+    if not is_training.value:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)

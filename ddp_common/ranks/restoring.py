@@ -2,7 +2,8 @@
 
 Rank 0 chooses the newest good file, and every rank loads that one. Loading executes no code
 (`weights_only=True`). Promises: whatever is in a file, it is loaded or an `Error` says why not;
-what another program wrote is refused before a part is loaded (`descriptions`).
+what another program wrote is refused before a part is loaded (`descriptions`), other data when
+the sampler's position is.
 """
 
 import pickle

@@ -17,6 +17,7 @@ import functools
 import operator
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
@@ -35,21 +36,21 @@ THE_LOOP = (
     "        for batch in ddp.DataLoader(data, batch_sampler=sampler):  # or sampler.batches()"
 )
 
-# Called with each sampler between its steps, after its listeners; for `ddp.inject`
+# Those of this process that have begun a loop. Several may train in turns
+_samplers: weakref.WeakSet["ElasticSampler"] = weakref.WeakSet()
+
+# Called with each sampler between its steps, after the listeners; for `ddp.inject`
 injected: list[Callable[["ElasticSampler"], None]] = []
 
 
 class BoundaryListener(Protocol):
-    """What saves between two steps: a `Checkpoint`.
+    """What saves between two steps of the sampler that it listens to: a `Checkpoint`."""
 
-    A *boundary* is a moment at which no gradients are being added up.
-    """
-
-    def batch_taken(self) -> None:
-        """Training takes a batch now."""
+    def batch_taken(self, sampler: "ElasticSampler") -> None:
+        """Training takes a batch of `sampler`: its own, or one that trains in turns."""
 
     def is_at_boundary(self) -> bool:
-        """Whether what was trained so far is in the model, so that it can be saved."""
+        """Whether what was trained so far can be saved: no gradients are being added up."""
 
     def save_if_due(self) -> None:
         """Between two steps: save if it is time, and a boundary."""
@@ -96,16 +97,16 @@ class ElasticSampler:
         if isinstance(length, Partitioned):
             self.placement = length.placement
             length = len(length)
-        if not _whole_number(length) or not _whole_number(batch_size):
+        if not whole_number(length) or not whole_number(batch_size):
             raise Error(
                 "ElasticSampler needs at least one sample and a batch size of at least 1, whole "
                 f"numbers, not {length!r} and {batch_size!r}."
             )
-        if _whole_number(seed) is None:
+        if whole_number(seed) is None:
             raise Error(
                 f"The seed of an ElasticSampler is a whole number from 0 on, not {seed!r}."
             )
-        if steps is not None and not _whole_number(steps):
+        if steps is not None and not whole_number(steps):
             raise Error(f"steps, of an epoch, is a whole number of at least 1, not {steps!r}.")
         self.length = int(length)
         self.batch_size = int(batch_size)
@@ -162,17 +163,18 @@ class ElasticSampler:
     def epochs(self, n: int) -> Iterator[int]:
         """Yield the epochs from the current position on, below `n`, their number in the whole run.
 
-        Each epoch has one pass over its batches. Raises `Error` for an `n` that is no number of
-        epochs, for an epoch whose pass was left before its end, and for a second loop within the
-        first.
+        Each epoch has one pass over its batches. The loop raises `Error` as it begins, for an `n`
+        that is no number of epochs; as it goes on, for an epoch whose pass was left before its
+        end, and for a second loop within this one.
         """
-        number = _whole_number(n)
+        number = whole_number(n)
         if number is None:
             raise Error(
                 f"epochs takes the number of epochs of the whole run, 0 or more, not {n!r}."
             )
         self._move_to(*self._next_position())
         self._loop = loop = object()
+        _samplers.add(self)
         self._number_of_epochs = number
         try:
             while self.epoch < number:
@@ -220,7 +222,8 @@ class ElasticSampler:
         """The pass over an epoch: yields this rank's indices of each step that is left in it.
 
         A rank whose share of a small last batch is empty gets one sample of it, with weight 0, so
-        that it takes part in the step. Raises `Error` outside of `epochs`, and for a second pass.
+        that it takes part in the step. As it begins, the pass raises `Error` outside of `epochs`,
+        and where the epoch had one.
         """
         return self._steps(self._shares)
 
@@ -277,10 +280,12 @@ class ElasticSampler:
     # A step
 
     def _between_steps(self) -> None:
-        """Between two steps model and position belong together: the moment to save or to leave.
+        """Before a batch is taken, model and position belong together: it is the moment to save or
+        to leave.
 
-        Not while gradients are being added up. Ranks come to the same boundary, so they still
-        leave before the same step.
+        Not while gradients are being added up, and before a batch of a sampler that is listened
+        to, if there is one. Ranks come to the same boundary, so they still leave before the same
+        step.
         """
         for listener in self.listeners:
             listener.save_if_due()
@@ -289,8 +294,11 @@ class ElasticSampler:
         steps_of_this_run = self.steps_done + reporting.steps_of_others(self._reporting_key)
         if not stopping.is_time_to_stop(steps_of_this_run):
             return
-        if all(listener.is_at_boundary() for listener in self.listeners):
-            for listener in self.listeners:
+        listeners = _listeners()
+        if listeners and not self.listeners:
+            return
+        if all(listener.is_at_boundary() for listener in listeners):
+            for listener in listeners:
                 listener.save_and_wait()
             stopping.leave()
 
@@ -304,8 +312,8 @@ class ElasticSampler:
         _seed_step([self.seed, self.epoch, self.step, rank()])
         self._thread = threading.get_ident()
         self.step += 1
-        for listener in self.listeners:
-            listener.batch_taken()
+        for listener in _listeners():
+            listener.batch_taken(self)
 
         samples_per_epoch = min(self.length, len(self) * self.batch_size)
         reporting.set_position(
@@ -380,8 +388,8 @@ class ElasticSampler:
                 f"The checkpoint was written by another run: {'; '.join(differing)}. Resume with "
                 "the settings in its config.json."
             )
-        epoch = _whole_number(state.get("epoch"))
-        step = _whole_number(state.get("step"))
+        epoch = whole_number(state.get("epoch"))
+        step = whole_number(state.get("step"))
         if epoch is None or step is None or step >= len(self):
             raise Error(
                 "The checkpoint has no position of this sampler: epoch "
@@ -389,6 +397,16 @@ class ElasticSampler:
             )
         self._move_to(epoch, step)
         self._loop = None
+
+
+def _listeners() -> set[BoundaryListener]:
+    """Those of all samplers whose loops are running."""
+    return {
+        listener
+        for sampler in _samplers
+        if sampler._loop is not None
+        for listener in sampler.listeners
+    }
 
 
 def _seed_step(entropy: list[int]) -> None:
@@ -409,7 +427,7 @@ def _has_accelerator() -> bool:
     return torch.accelerator.is_available()
 
 
-def _whole_number(value: Any) -> int | None:
+def whole_number(value: Any) -> int | None:
     """`value` as an int if it is a whole number of at least 0, else None. A float never is one."""
     try:
         number = operator.index(value)
@@ -429,11 +447,11 @@ class EvalSampler:
     def __init__(self, length: int | Partitioned, batch_size: int):
         self.batch_size = batch_size
         self.indices: range | np.ndarray
-        if not _whole_number(batch_size):
+        if not whole_number(batch_size):
             raise Error(f"EvalSampler needs a whole batch size of at least 1, not {batch_size!r}.")
         if isinstance(length, Partitioned):
             self.indices = length.rows
-        elif _whole_number(length) is None:
+        elif whole_number(length) is None:
             raise Error(f"EvalSampler takes the number of samples, or a table, not {length!r}.")
         else:
             self.indices = range(rank(), length, world_size())

@@ -11,14 +11,15 @@ Promises: all ranks leave before the same step, having saved. The threads never 
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import datetime
-import mmap
+import multiprocessing
 import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -27,9 +28,9 @@ from ddp_common.ranks import rendezvous
 
 PEERS_TIMEOUT = datetime.timedelta(minutes=10)  # for all to answer, and to come to the step
 
-# A byte that a rank shares with what it forks, its loader workers: told to stop, and still in its
-# last step. Each rank has its own: they are all forked from one process.
-_is_leaving = mmap.mmap(-1, 1)
+# Whether this rank trains: its `value` is shared with the workers of its loaders. Each rank has
+# its own, as they are all forked from one process. None in a process that is no rank.
+_is_training: Any = None
 
 
 class Stopped(BaseException):
@@ -65,10 +66,11 @@ class Agreement:
                 self.store.set(f"wake/{peer}", "leave")
 
     def end(self) -> None:
-        """This rank begins no more steps: say so to whoever asks from now on."""
+        """This rank begins no more steps: say so to whoever asks from now on, and waits for it."""
         with contextlib.suppress(dist.DistError):
             self._freeze(self.store)
             self.store.set(f"wake/{self.rank}", "over")
+            self.store.set(f"left/{self.rank}", "")
 
     def is_time_to_leave(self, step: int) -> bool:
         with self.lock:
@@ -126,8 +128,8 @@ def listen_to_sigterm() -> None:
 
     Call it in the main thread.
     """
-    global _is_leaving
-    _is_leaving = mmap.mmap(-1, 1)
+    global _is_training
+    _is_training = multiprocessing.RawValue(ctypes.c_bool, True)
     _state.is_in_loop = False
     _state.is_done = False
     signal.signal(signal.SIGTERM, _on_sigterm)
@@ -158,7 +160,7 @@ def in_agreement() -> Iterator[None]:
 def training_has_ended() -> None:
     """From now on SIGTERM changes nothing: the training function has come to its end."""
     _state.is_done = True
-    _is_leaving[0] = False
+    _is_training.value = False
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
@@ -166,7 +168,6 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
     # one has this rank do.
     is_to_leave = not (_state.was_told or _state.is_in_loop or _state.is_done)
     _state.was_told = True
-    _is_leaving[0] = not (is_to_leave or _state.is_done)
     if is_to_leave:
         raise Stopped("before the first step")
 
@@ -176,9 +177,12 @@ def was_told() -> bool:
     return _state.was_told
 
 
-def is_rank_leaving() -> bool:
-    """Whether this process, or the one that has forked it, finishes its last step."""
-    return bool(_is_leaving[0])
+def shared_is_training() -> Any:
+    """Its `value` says whether this rank trains. A worker of a loader may be given it.
+
+    None in a process that is no rank.
+    """
+    return _is_training
 
 
 def is_in_loop() -> bool:
@@ -214,5 +218,5 @@ def leave() -> NoReturn:
             # Others' last step may need what this rank's GPU has not done yet.
             torch.cuda.synchronize()
         _state.agreement.leave()
-    _is_leaving[0] = False
+    _is_training.value = False
     raise Stopped

@@ -159,6 +159,7 @@ def _call(function, arguments, reports):
             error.add_note(HINTS[GROUP_TWICE])
         raise
     finally:
+        stopping.training_has_ended()
         signal.signal(signal.SIGTERM, signal.SIG_IGN if was_stopped else earlier_handler)
         checkpoint.finish_writing()
         finish_reports()

@@ -41,12 +41,12 @@ def test_sigterm_before_the_first_step_ends_the_run_at_once(client):
         ddp.launch(client, early, workers=2)
 
 
-def leave_alone():
-    """Which ranks finish their last step, as each says, where only rank 0 does."""
-    stopping._is_leaving[0] = ddp.rank() == 0
+def end_alone():
+    """Which ranks train, as each says, where rank 0 has come to its end."""
+    stopping.shared_is_training().value = ddp.rank() != 0
     dist.barrier()
-    return exchange.gather(stopping.is_rank_leaving())
+    return exchange.gather(stopping.shared_is_training().value)
 
 
 def test_loader_workers_stay_for_their_own_rank_only(client):
-    assert ddp.launch(client, leave_alone, workers=2).result == [True, False]
+    assert ddp.launch(client, end_alone, workers=2).result == [False, True]

@@ -107,12 +107,17 @@ def left_after(said):
     return int(step[1])
 
 
-def test_ranks_with_loader_workers_save_and_leave_after_the_same_step(tmp_path):
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_ranks_with_loader_workers_save_and_leave_after_the_same_step(tmp_path, start_method):
     """Under torchrun itself, which tells all processes of a rank."""
     torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
     process = subprocess.Popen(
         [sys.executable, *torchrun, TESTS / "trains_with_loader_workers.py"],
-        env={**os.environ, "RUN_DIRECTORY": str(tmp_path / "run")},
+        env={
+            **os.environ,
+            "RUN_DIRECTORY": str(tmp_path / "run"),
+            "START_METHOD": start_method,
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

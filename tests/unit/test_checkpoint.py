@@ -190,6 +190,16 @@ def test_retention_never_removes_the_file_that_was_just_written(tmp_path):
     assert steps(tmp_path) == [5] and step_of(newest(tmp_path)) == 5
 
 
+def test_a_damaged_file_is_none_of_those_that_stay(tmp_path):
+    State(tmp_path).save(3)
+    DAMAGES["flipped_bit"](checkpoints(tmp_path)[-1])
+    state = State(tmp_path)
+    state.checkpoint.restore()
+    state.sampler.step += 2  # the next save has more steps than the damaged file
+    state.save(1)
+    assert steps(tmp_path) == [2, 5]
+
+
 def test_a_good_checkpoint_of_another_run_stays(tmp_path):
     """A program that does not restore begins again in the folder of a run that came further."""
     State(tmp_path).save(9).checkpoint.wait()
@@ -515,9 +525,21 @@ def test_a_part_of_a_tensor_is_not_saved_as_if_it_were_the_whole(one_rank):
         copy_of(network.state_dict(), None, "model")
 
 
-@pytest.mark.parametrize("wrong", [{"on_error": "panic"}, {"keep": 0}, {"every_steps": 2}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"on_error": "panic"},
+        {"keep": 0},
+        {"every_steps": -5},
+        {"every_steps": 2.5},
+        {"every_seconds": 0},
+    ],
+    ids=str,
+)
 def test_wrong_options_and_parts_without_a_state_are_refused_at_once(tmp_path, wrong):
-    with pytest.raises(Error, match="on_error='warn' or 'stop'|need the sampler"):
+    with pytest.raises(Error, match="takes on_error='warn' or 'stop'"):
         Checkpoint(directory=tmp_path, model=torch.nn.Linear(1, 1), **wrong)
+    with pytest.raises(Error, match="need the sampler"):
+        Checkpoint(directory=tmp_path, model=torch.nn.Linear(1, 1), every_steps=2)
     with pytest.raises(Error, match="cannot save loss"):
         Checkpoint(model=torch.nn.Linear(1, 1), loss=0.5)

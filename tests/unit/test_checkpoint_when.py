@@ -103,6 +103,61 @@ def test_gradients_of_several_batches_are_never_cut_and_resume_bit_for_bit(tmp_p
     assert torch.equal(resumed_weight, weight) and resumed_scale == scale
 
 
+def test_each_optimizer_decides_about_its_own_gradients(tmp_path):
+    """One steps after every batch, the other after every fourth; a third has nothing to do."""
+    models = [torch.nn.Linear(1, 1) for _ in range(3)]
+    often, seldom, never = (torch.optim.SGD(model.parameters()) for model in models)
+    sampler = ddp.ElasticSampler(40, 4)
+    optimizers = dict(often=often, seldom=seldom, never=never)
+    ddp.Checkpoint(directory=tmp_path, **optimizers, sampler=sampler, every_steps=1, keep=9)
+    for _ in sampler.epochs(2):
+        for _ in sampler.batches():
+            (models[0](torch.ones(1, 1)) + models[1](torch.ones(1, 1))).sum().backward()
+            often.step()
+            often.zero_grad()
+            if sampler.steps_done % 4 == 0:
+                seldom.step()
+    assert steps(tmp_path) == [4, 8, 12, 16]
+
+
+def test_optimizers_that_step_in_turns_have_boundaries_in_common(tmp_path):
+    """As a GAN's may: its gradients of an earlier batch are used, and stay until its next one."""
+    models = [torch.nn.Linear(1, 1) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters()) for model in models]
+    sampler = ddp.ElasticSampler(40, 4)
+    checkpoints_of_both = [
+        ddp.Checkpoint(directory=tmp_path / str(i), optimizer=optimizer, sampler=sampler)
+        for i, optimizer in enumerate(optimizers)
+    ]
+    for _ in sampler.epochs(1):
+        for _ in sampler.batches():
+            turn = sampler.step % 2
+            optimizers[turn].zero_grad(set_to_none=sampler.step % 3 > 0)
+            models[turn](torch.ones(1, 1)).sum().backward()
+            assert not checkpoints_of_both[turn].is_at_boundary()
+            optimizers[turn].step()
+            assert all(checkpoint.is_at_boundary() for checkpoint in checkpoints_of_both)
+
+
+def test_the_first_sampler_among_the_parts_decides_whatever_its_name(tmp_path):
+    """It trains in turns with another one; gradients that batches of both add up are not cut."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    first, second = ddp.ElasticSampler(9, 1), ddp.ElasticSampler(9, 1)
+    ddp.Checkpoint(
+        directory=tmp_path, optimizer=optimizer, train=first, other=second, every_steps=1, keep=9
+    )
+    for _ in zip(first.epochs(1), second.epochs(1)):
+        others = second.batches()
+        for _ in first.batches():
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+            if first.step % 3 == 0:
+                for _ in itertools.islice(others, 3):
+                    model(torch.ones(1, 1)).sum().backward()
+    assert steps(tmp_path) == [1, 2, 4, 5, 7, 8]
+
+
 def test_every_t_seconds(tmp_path, monkeypatch):
     clock = itertools.count()  # a second passes between two looks at it, of this module alone
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))

@@ -220,7 +220,7 @@ class SavesEverySecondBatch:
         self.taken = 0
         self.saved = []
 
-    def batch_taken(self):
+    def batch_taken(self, sampler):
         self.taken += 1
 
     def is_at_boundary(self):
@@ -234,22 +234,53 @@ class SavesEverySecondBatch:
         self.saved.append("before it leaves")
 
 
-def test_a_rank_that_is_told_to_leave_goes_on_to_a_boundary_saves_and_leaves(monkeypatch):
+@pytest.fixture
+def sigterm(monkeypatch):
+    """Sends it to this process, which is as a rank that can be told to leave."""
     monkeypatch.setattr(stopping, "_state", stopping.State())
-    sampler, listener = ElasticSampler(40, 4), SavesEverySecondBatch()
-    sampler.listeners.append(listener)
     before = signal.getsignal(signal.SIGTERM)
     stopping.listen_to_sigterm()
-    try:
-        with pytest.raises(stopping.Stopped):
-            for _ in sampler.epochs(1):
-                for _ in sampler.batches():
-                    if sampler.step == 5:
-                        os.kill(os.getpid(), signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    yield lambda: os.kill(os.getpid(), signal.SIGTERM)
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_rank_that_is_told_to_leave_goes_on_to_a_boundary_saves_and_leaves(sigterm):
+    sampler, listener = ElasticSampler(40, 4), SavesEverySecondBatch()
+    sampler.listeners.append(listener)
+    with pytest.raises(stopping.Stopped):
+        for _ in sampler.epochs(1):
+            for _ in sampler.batches():
+                if sampler.step == 5:
+                    sigterm()
     assert sampler.step == 6
     assert listener.saved == [0, 2, 4, 6, "before it leaves"]
+
+
+def test_ranks_leave_before_a_batch_of_the_sampler_that_is_listened_to(sigterm):
+    one, other, listener = ElasticSampler(40, 4), ElasticSampler(40, 4), SavesEverySecondBatch()
+    one.listeners.append(listener)
+    with pytest.raises(stopping.Stopped):
+        for _ in zip(one.epochs(1), other.epochs(1)):
+            batches, others = one.batches(), other.batches()
+            for batch in batches:
+                if one.step == 4:
+                    sigterm()
+                next(others)
+    assert (one.step, other.step, listener.taken) == (4, 4, 8)
+    assert listener.saved[-1] == "before it leaves"
+
+
+def test_a_checkpoint_of_an_earlier_loop_is_left_as_it_was(sigterm):
+    earlier, listener = ElasticSampler(8, 4), SavesEverySecondBatch()
+    earlier.listeners.append(listener)
+    for _ in earlier.epochs(1):
+        for _ in earlier.batches():
+            pass
+    with pytest.raises(stopping.Stopped):
+        for _ in (later := ElasticSampler(40, 4)).epochs(1):
+            for _ in later.batches():
+                sigterm()
+    assert later.step == 1 and listener.saved == [0]
 
 
 def test_a_fault_that_is_injected_belongs_to_one_launch():

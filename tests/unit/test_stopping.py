@@ -1,10 +1,13 @@
 """Ranks agree when to leave, however many steps they are apart, and whoever is told."""
 
 import random
+import time
 
 import pytest
 from ports import free_port
 from ranks_here import Rank, torchrun_variables
+
+from ddp_common.ranks import stopping
 
 TRAINS = """
 import os
@@ -90,6 +93,34 @@ except stopping.Stopped:
 
 def test_after_its_last_step_a_rank_that_is_told_is_done(tmp_path):
     assert Rank(SIGNALLED, tmp_path, {}).said() == "goes on\n"
+
+
+HAS_NOTHING_TO_DO = """
+import os, signal, time
+from ddp_common.ranks import rendezvous, stopping
+
+stopping.listen_to_sigterm()
+try:
+    with rendezvous.process_group(), stopping.in_agreement():
+        if ddp.rank() == 0:
+            for step in range(1, 1_000_000):
+                if stopping.is_time_to_stop(step):
+                    stopping.leave()
+                if step == 5:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.01)
+except stopping.Stopped:
+    print("stopped")
+"""
+
+
+def test_a_rank_that_has_returned_is_not_waited_for(tmp_path):
+    port = free_port()
+    began = time.monotonic()
+    code = HAS_NOTHING_TO_DO
+    ranks = [Rank(code, tmp_path, torchrun_variables(rank, 2, port)) for rank in (0, 1)]
+    assert [rank.said() for rank in ranks] == ["stopped\n", ""]
+    assert time.monotonic() - began < stopping.PEERS_TIMEOUT.total_seconds() / 4
 
 
 IS_LAST = """
