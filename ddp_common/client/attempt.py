@@ -8,6 +8,7 @@ the agents' messages and on the scheduler, which says when a worker is lost.
 import concurrent.futures
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -67,6 +68,7 @@ class Attempt:
         self.futures: list[Future] = []  # the tasks of the ranks
         self.whereabouts: dict[int, Whereabouts] = {}
         self.began = time.monotonic()
+        self.submitted = math.inf  # when the tasks of all ranks were
         self.looked = self.began  # when somebody last looked for what no message says
 
     # Hearing

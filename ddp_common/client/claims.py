@@ -48,8 +48,12 @@ class Claims(SchedulerPlugin):
         return {"claimed": chosen, "paused": paused}
 
     def release(self, attempt_id: str) -> None:
-        for address, (_, holder) in list(self.holders.items()):
-            if holder == attempt_id:
+        self._forget(attempt_id)
+
+    def _forget(self, holder: str) -> None:
+        """Void the claims of a client or an attempt, and go where there are no others."""
+        for address, ids in list(self.holders.items()):
+            if holder in ids:
                 del self.holders[address]
         if not self.holders:
             self.scheduler.remove_plugin(NAME)
@@ -57,9 +61,7 @@ class Claims(SchedulerPlugin):
     # Called by Dask
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        for address, (holder, _) in list(self.holders.items()):
-            if holder == client:
-                del self.holders[address]
+        self._forget(client)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **others: Any) -> None:
         self.holders.pop(worker, None)

@@ -70,7 +70,7 @@ def _look_around(attempt: Attempt, stall_timeout: float | None) -> None:
         # Said again until it is heard: a rank may not listen yet.
         ask_each(attempt.client, agent.tell_to_stop, workers=attempt.addresses[:1])
     unstarted = sorted(set(range(len(attempt.addresses))) - set(state.hosts))
-    if unstarted and now - max(attempt.began, state.last_started) > START_TIMEOUT:
+    if unstarted and now - max(attempt.submitted, state.last_started) > START_TIMEOUT:
         why = "It has not started: is its host overloaded, or the disk slow that has torch?"
         raise outcome.rank_stalled(state, unstarted[0], why, START_TIMEOUT, {}, {})
     stuck = state.stalled(stall_timeout, now)

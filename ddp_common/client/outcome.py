@@ -94,7 +94,10 @@ class AttemptState:
         self.why_cancelled = reason
 
     def failed(self) -> list[int]:
-        return [rank for rank, end in self.ended.items() if end.how not in ("done", "stopped")]
+        no_failure = ["done", "stopped"]
+        if self.is_cancelled:
+            no_failure.append("cancelled")
+        return [rank for rank, end in self.ended.items() if end.how not in no_failure]
 
     def stopped(self) -> list[int]:
         return [rank for rank, end in self.ended.items() if end.how == "stopped"]

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from ddp_common.errors import Error, first_line
 from ddp_common.ranks import slurm
 
-JOIN_TIMEOUT = 60.0  # seconds that ranks await each other
+JOIN_TIMEOUT = 60.0  # seconds that ranks await each other, or what DDP_JOIN_TIMEOUT says
 FOREVER = datetime.timedelta(days=24)  # torch's store counts milliseconds in 31 bits
 
 
@@ -234,10 +234,15 @@ def place_of_this_process() -> Place | None:
     )
 
 
+def _join_timeout() -> datetime.timedelta:
+    return datetime.timedelta(seconds=float(os.environ.get("DDP_JOIN_TIMEOUT", JOIN_TIMEOUT)))
+
+
 def _open_store(place: Place, store_socket: int | None) -> dist.Store:
     """torch's store: rank 0 opens it, unless torchrun has; the others connect to it."""
     torchrun_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     opens = place.rank == 0 and not torchrun_has_it
+    began = time.monotonic()
     try:
         if not opens:
             _wait_until_somebody_listens(place)
@@ -248,7 +253,7 @@ def _open_store(place: Place, store_socket: int | None) -> dist.Store:
             wait_for_workers=False,  # it would not say for whom
             multi_tenant=True,  # a process that joins again finds the port taken by itself
             master_listen_fd=store_socket,  # the store owns it from now on
-            timeout=datetime.timedelta(seconds=JOIN_TIMEOUT),
+            timeout=_join_timeout(),
         )
     except (dist.DistError, OSError) as error:
         verb = "open" if opens else "reach"
@@ -259,8 +264,8 @@ def _open_store(place: Place, store_socket: int | None) -> dist.Store:
         )
         raise Error(
             f"Rank {place.rank} of {place.world_size} could not {verb} the store of rank 0 at "
-            f"{place.address}, port {place.port}, within {JOIN_TIMEOUT} s: {first_line(error)}. "
-            f"{advice}"
+            f"{place.address}, port {place.port}, within {time.monotonic() - began:.0f} s: "
+            f"{first_line(error)}. {advice}"
         ) from error
 
 
@@ -303,13 +308,13 @@ def _meet(store: dist.Store, place: Place) -> tuple[str, list[str]]:
     store.set(f"here/{place.rank}", f"{address} {_take_gpu(place)}")
     keys = [f"here/{peer}" for peer in range(place.world_size)]
     try:
-        store.wait(keys, datetime.timedelta(seconds=JOIN_TIMEOUT))
+        store.wait(keys, _join_timeout())
     except dist.DistStoreError:
         missing = [str(peer) for peer, key in enumerate(keys) if not store.check([key])]
         raise Error(
-            f"Rank {place.rank} waited {JOIN_TIMEOUT} s for all {place.world_size} ranks; still "
-            f"missing: rank {', '.join(missing)}. Were they started, and with the same "
-            "MASTER_ADDR, MASTER_PORT and WORLD_SIZE?"
+            f"Rank {place.rank} waited {_join_timeout().total_seconds():g} s for all "
+            f"{place.world_size} ranks; still missing: rank {', '.join(missing)}. Were they "
+            "started, and with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE?"
         ) from None
     answers = [value.decode().split(" ") for value in store.multi_get(keys)]
     addresses, gpus = map(list, zip(*answers))

@@ -46,6 +46,8 @@ PAUSE = 0.1  # seconds in which messages gather: Dask works for each event, what
 EXIT_TIMEOUT = 15.0  # seconds that a rank has to end after its last word, on a busy machine too
 # Seconds for what is left in the pipes. It takes none, unless a process stays that holds them open
 DRAIN_TIMEOUT = 5.0
+# Seconds that ranks await each other: the client sees sooner which one has not started
+JOIN_TIMEOUT = 3600
 FLUSH = 0.1  # seconds for the last message: Dask sends events in batches, and a worker that closes
 # tells the scheduler so beside them
 PIECE = 2**16  # bytes read at once: as many as a pipe holds
@@ -328,6 +330,7 @@ def _environment(spec: RankSpec) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": spec.local_world_size,
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
+        "DDP_JOIN_TIMEOUT": JOIN_TIMEOUT,
         "DDP_CHECKPOINTS": spec.checkpoints,
         "DDP_WORKER_PROCESS": os.getpid(),  # for who looks at the processes of a run from outside
     }

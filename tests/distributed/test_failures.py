@@ -30,6 +30,7 @@ from processes import (
 from torch.utils.data import DataLoader
 
 import ddp_common as ddp
+from ddp_common.client import claims
 from ddp_common.client.asking import known_workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -220,12 +221,17 @@ def program(tmp_path, address, environment=None, has_begun=both_ranks_are_ready)
         process.wait()
 
 
+def has_claims(dask_scheduler):
+    return claims.NAME in dask_scheduler.plugins
+
+
 def test_the_ranks_of_a_killed_client_are_gone_and_their_workers_free(client, tmp_path):
     environment = environment_for(client, tmp_path)
     with program(tmp_path, client.scheduler.address, environment) as (process, directory):
         assert len(members(rank_pids(directory))) >= 2
         process.kill()
         assert_nothing_left(directory, ranks=2)
+    wait_until(lambda: not client.run_on_scheduler(has_claims))
     assert_usable(client, workers=4)
 
 

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -162,6 +163,15 @@ def test_a_rank_that_nobody_starts_is_named_and_a_lost_store_said_in_words(tmp_p
     )
     assert "waited 6 s for all 4 ranks; still missing: rank 1, 3" in first.complaint()
     assert "Rank 2 lost the store while it waited for other ranks" in other.complaint()
+
+
+def test_a_rank_that_starts_late_is_awaited_as_long_as_the_launcher_says(tmp_path):
+    port = free_port()
+    variables = [torchrun_variables(rank, 2, port) for rank in (0, 1)]
+    first = Rank(JOIN, tmp_path, {**variables[0], "DDP_JOIN_TIMEOUT": "100"}, join_timeout=0.1)
+    time.sleep(1)
+    Rank(JOIN, tmp_path, variables[1])
+    assert "waited" not in first.said() and first.process.exitcode == 0
 
 
 def test_a_store_that_nobody_opens_is_an_error_with_its_address(tmp_path):

@@ -1,6 +1,8 @@
 """Clients and clusters that are not what `launch` expects, or change under it: one message."""
 
 import sys
+import threading
+import time
 
 import cloudpickle
 import dask
@@ -39,14 +41,23 @@ def test_a_restart_of_the_cluster_during_a_launch_is_called_so(tmp_path):
         assert again.world_size == 2
 
 
-def test_tasks_that_somebody_cancels_are_called_so(client, tmp_path):
+@pytest.mark.parametrize("is_busy", [False, True], ids=["listens", "is busy with a record"])
+def test_tasks_that_somebody_cancels_are_called_so(client, tmp_path, is_busy):
+    """Also where the client hears of it only when the ranks have told that they are ended."""
     from distributed import Future
 
+    may_go_on = threading.Event()
+    if not is_busy:
+        may_go_on.set()
+    options = dict(workers=2, restarts=1, on_report=lambda record: may_go_on.wait(PATIENCE))
     with held_back(faults.train, tmp_path / "gate") as train:
-        running = Background(ddp.launch, client, train, workers=2, directory=tmp_path / "run")
+        running = Background(ddp.launch, client, train, directory=tmp_path / "run", **options)
         wait_until(lambda: saved_steps(tmp_path / "run"))
         futures = [key for key in client.futures if str(key).startswith("ddp-rank-")]
         client.cancel([Future(key, client) for key in futures], force=True)
+        if is_busy:
+            time.sleep(1)
+            may_go_on.set()
         with pytest.raises(ddp.Error, match="were cancelled from outside"):
             running.outcome()
         assert_nothing_left(tmp_path / "run", ranks=2)
