@@ -3,8 +3,8 @@
 The client sends each agent one `RankSpec`, and may call the few functions that `agent`, `spool`
 and `handover` have for it. Messages come back rank -> agent -> client: a rank sends them through a
 pipe (`multiprocessing.Pipe`), and its agent passes them on as events of Dask (`pack`). The first
-is `Started`, the last is `Ended`; the rank's last word is one, to which its agent adds the exit
-code.
+is the agent's `Started`, the last is `Ended`; the rank's last word is one, to which its agent adds
+the exit code.
 Promises: `unpack` gives what was packed; a message or a field that is not known here is an error
 and never passed over.
 """

@@ -1,7 +1,8 @@
 """Ranks are forked from a process that has torch imported, and ended with all they have started.
 
-That process, the fork server, imports torch once for a host and listens at a socket in a folder
-that only its user may enter (`ForkServer`). A worker connects to it before its first rank
+That process, the fork server, imports torch once, for the workers of a local cluster together and
+elsewhere for each worker. It listens at a socket in a folder that only its user may enter
+(`ForkServer`). A worker connects to it before its first rank
 (`connect`), and the server forks a nursery for that connection. The nursery forks one rank after
 the other (`Nursery.start`), and at the end of each it kills its children until there are none
 (`Nursery.end`). It is a child subreaper (Linux, prctl(2)): whatever a rank has started and left
