@@ -47,16 +47,13 @@ def watch_time_limit(tell: Callable[[], None]) -> None:
     """
     if time_left() == math.inf:
         return
-    watching = threading.Thread(
-        target=_watch, args=(tell, _warning()), daemon=True, name="ddp-time-limit"
-    )
-    watching.start()
+    threading.Thread(target=_watch, args=(tell,), daemon=True, name="ddp-time-limit").start()
 
 
-def _watch(tell: Callable[[], None], warning: float) -> None:
+def _watch(tell: Callable[[], None]) -> None:
     left = time_left()
-    while left > warning:
-        time.sleep(min(left - warning, LONGEST_SLEEP))
+    while left > _warning():
+        time.sleep(min(left - _warning(), LONGEST_SLEEP))
         left = time_left()
     print(
         f"{left:.0f} s before this job's time limit: the rank is told to save and leave",
