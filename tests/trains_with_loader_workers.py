@@ -1,7 +1,8 @@
 """A script that trains for minutes, with DataLoader workers; for torchrun and srun.
 
-START_METHOD is that of the workers. From the sixth step on each is one call of C, of a second or
-two, in which the rank does not see a signal.
+START_METHOD is that of the workers, STEPS is the length of an epoch. From the sixth step of an
+epoch on each is one call of C, of a second or two, in which the rank does not see a signal. At the
+beginning of an epoch its workers start.
 """
 
 import os
@@ -17,9 +18,9 @@ def train():
     model = DistributedDataParallel(torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = TensorDataset(torch.randn(100_000, 8))
-    sampler = ddp.ElasticSampler(len(data), 10)
+    sampler = ddp.ElasticSampler(len(data), 10, steps=int(os.environ["STEPS"]))
     ddp.Checkpoint(model=model, optimizer=optimizer, sampler=sampler, every_steps=5)
-    for _ in sampler.epochs(1):
+    for _ in sampler.epochs(1000):
         loader = ddp.DataLoader(
             data,
             batch_sampler=sampler,

@@ -37,6 +37,7 @@ from ddp_common.ranks.rendezvous import rank, world_size
 from ddp_common.ranks.restoring import chosen_file, load, load_into
 from ddp_common.ranks.sampling import ElasticSampler, whole_number
 
+OVERDUE = 1000  # steps at each of which it was to save and could not, before it says so
 RUN_FOLDER = "DDP_CHECKPOINTS"  # the variable that says where the run's checkpoints are
 
 # Of this process's run: which checkpoint saves in which folder
@@ -54,9 +55,9 @@ class Checkpoint:
     skips steps, give it the scaler too. A model is saved without the wrappers of DDP and
     `torch.compile`: `torch.load(path, weights_only=True)["model"]` loads into the plain one.
     Random states are not stored: the sampler derives them from its position. Of several
-    samplers the first one decides: it is the one whose batch the loop takes first. Without a
-    sampler it saves only when `save()` is called, not before a rank leaves: so the best model
-    stays the best (docs/recipes.md).
+    samplers in turns name the one first whose batch the loop takes first: it saves before that
+    one's batches, and counts the steps of all. Without a sampler it saves only when `save()` is
+    called, not before a rank leaves: so the best model stays the best (docs/recipes.md).
 
     `directory` defaults to the run's `checkpoints/`. A second Checkpoint of a run, for the best
     model so far, say, needs a folder of its own: `directory="best"` is `checkpoints/best/`.
@@ -98,11 +99,12 @@ class Checkpoint:
         self._saved_at = time.monotonic()
         self._check_options()
         self._boundaries = Boundaries(self.parts.values())
-        samplers = [part for part in parts.values() if isinstance(part, ElasticSampler)]
-        self._sampler = samplers[0] if samplers else None  # which it listens to
-        if self._sampler is not None:
-            self._sampler.listeners.append(self)
-        elif every_steps or every_seconds:
+        self._samplers = [part for part in parts.values() if isinstance(part, ElasticSampler)]
+        self._last_taken: ElasticSampler | None = None  # the one whose batch was
+        self._missed = 0  # moments at which it was to save, and could not
+        for sampler in self._samplers:
+            sampler.listeners.append(self)
+        if not self._samplers and (every_steps or every_seconds):
             raise Error(
                 "every_steps and every_seconds need the sampler, which counts the steps: "
                 "Checkpoint(sampler=…, model=…, …)."
@@ -141,7 +143,19 @@ class Checkpoint:
 
     def batch_taken(self, sampler: ElasticSampler) -> None:
         """Training takes a batch of `sampler` now."""
-        self._boundaries.batch_taken(sampler is self._sampler)
+        if sampler in self._samplers:
+            self._last_taken = sampler
+            self._boundaries.batch_taken()
+
+    def batch_is_over(self, sampler: ElasticSampler) -> None:
+        """Training has done with the batch of `sampler` what it does with it."""
+        if sampler is self._last_taken:
+            self._boundaries.batch_is_over()
+
+    def saves_before_batches_of(self, sampler: ElasticSampler) -> bool:
+        """Whether it is the first of its samplers that train now."""
+        training = [each for each in self._samplers if each.is_in_loop]
+        return sampler is training[0]
 
     def is_at_boundary(self) -> bool:
         """Whether a checkpoint of this moment loses no gradients."""
@@ -160,8 +174,31 @@ class Checkpoint:
         is_late = False
         if self.every_seconds is not None and rank() == 0:
             is_late = time.monotonic() - self._saved_at >= self.every_seconds
-        if (is_due or is_late) and self.is_at_boundary():
+        if not is_due and not is_late:
+            return
+        if self.is_at_boundary():
+            self._missed = 0
             self.save()
+        else:
+            self._missed += 1
+            if self._missed == OVERDUE:
+                self._warn_that_it_never_saves()
+
+    def _warn_that_it_never_saves(self) -> None:
+        stuck = self._boundaries.with_unused_gradients()
+        names = [name for name, part in self.parts.items() if part in stuck]
+        why = "a batch of another of its samplers was taken before: name that sampler first"
+        if names:
+            why = (
+                f"{', '.join(names)} had gradients that no step has used. Call zero_grad() where "
+                "they are not needed"
+            )
+        print(
+            f"Warning: nothing is saved, though it is {OVERDUE} steps late: before each of them "
+            f"{why}.",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def save_and_wait(self) -> None:
         """Save before this rank leaves."""
@@ -182,8 +219,9 @@ class Checkpoint:
         if not self.is_at_boundary():
             raise Error(
                 "save() before the optimizers of this Checkpoint have stepped: the gradients of "
-                "the last batch would be lost. Call it after optimizer.step(); if a GradScaler "
-                "makes the steps, after scaler.update(), and with Checkpoint(scaler=scaler, …)."
+                "the last batch would be lost. Call it after optimizer.step(), or zero_grad(); if "
+                "a GradScaler makes the steps, after scaler.update(), and with "
+                "Checkpoint(scaler=scaler, …)."
             )
         if self.directory is None:
             return
@@ -248,8 +286,8 @@ class Checkpoint:
             raise problem
 
     def _step(self) -> int:
-        if self._sampler is not None:
-            return self._sampler.steps_done
+        if self._samplers:
+            return sum(sampler.steps_done for sampler in self._samplers)
         assert self.directory is not None
         steps_of_samplers = reporting.position().get("step", 0)
         earlier = checkpoints(self.directory)

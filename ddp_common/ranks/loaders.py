@@ -8,12 +8,15 @@ finishes its step first.
 Relies on the epoch travelling with the indices of a batch, to workers that may outlive it.
 """
 
+import contextlib
 import copy
 import functools
+import multiprocessing
 import os
 import random
 import signal
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from types import FrameType
 from typing import Any
 
@@ -78,7 +81,20 @@ class DataLoader(torch.utils.data.DataLoader):
                 _begin_worker, begin, stopping.shared_is_training()
             )
             attributes["collate_fn"] = ByValue(self.collate_fn)
-        return torch.utils.data.DataLoader._get_iterator(loader)
+        with self._sigterm_held_back() if self.num_workers else contextlib.nullcontext():
+            return torch.utils.data.DataLoader._get_iterator(loader)
+
+    @contextlib.contextmanager
+    def _sigterm_held_back(self) -> Iterator[None]:
+        """A worker that starts inherits it, and takes the signal once it has its handler."""
+        context = self.multiprocessing_context or multiprocessing
+        if context.get_start_method() != "fork":
+            resource_tracker.ensure_running()  # to start it later would let the signal through
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Requests:
@@ -170,7 +186,9 @@ def _mixed(*numbers: int) -> int:
 
 def _begin_worker(worker_init_fn: Callable | None, is_training: Any, worker: int) -> None:
     if is_training is not None:
-        signal.signal(signal.SIGTERM, functools.partial(_on_sigterm, is_training))
+        handler = functools.partial(_on_sigterm, is_training, os.getppid())
+        signal.signal(signal.SIGTERM, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     info = torch.utils.data.get_worker_info()
     seeded = getattr(info, "dataset", None)
     if isinstance(seeded, SeededBySample):
@@ -180,8 +198,11 @@ def _begin_worker(worker_init_fn: Callable | None, is_training: Any, worker: int
         worker_init_fn(worker)
 
 
-def _on_sigterm(is_training: Any, number: int, frame: FrameType | None) -> None:
-    """Stay while the rank trains. torch ends its workers in another way, or they end with it."""
-    if not is_training.value:
+def _on_sigterm(is_training: Any, rank: int, number: int, frame: FrameType | None) -> None:
+    """Stay while the rank, whose pid this is, trains.
+
+    torch ends its workers in another way, or they end with it.
+    """
+    if not is_training.value or os.getppid() != rank:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)

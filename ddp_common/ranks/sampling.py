@@ -44,10 +44,16 @@ injected: list[Callable[["ElasticSampler"], None]] = []
 
 
 class BoundaryListener(Protocol):
-    """What saves between two steps of the sampler that it listens to: a `Checkpoint`."""
+    """What saves between two steps of samplers that it listens to: a `Checkpoint`."""
 
     def batch_taken(self, sampler: "ElasticSampler") -> None:
         """Training takes a batch of `sampler`: its own, or one that trains in turns."""
+
+    def batch_is_over(self, sampler: "ElasticSampler") -> None:
+        """Training has done with the batch of `sampler` what it does with it."""
+
+    def saves_before_batches_of(self, sampler: "ElasticSampler") -> bool:
+        """Whether it is this sampler before whose batches it saves, of those that train now."""
 
     def is_at_boundary(self) -> bool:
         """Whether what was trained so far can be saved: no gradients are being added up."""
@@ -160,6 +166,11 @@ class ElasticSampler:
 
     # The loop over epochs
 
+    @property
+    def is_in_loop(self) -> bool:
+        """Whether its loop over `epochs` is running."""
+        return self._loop is not None
+
     def epochs(self, n: int) -> Iterator[int]:
         """Yield the epochs from the current position on, below `n`, their number in the whole run.
 
@@ -246,6 +257,8 @@ class ElasticSampler:
                 batch = next(batches)
                 self._start_step(deal)
                 yield batch
+                for listener in self.listeners:
+                    listener.batch_is_over(self)
                 if self._deal is not deal:
                     raise Error(
                         "This iterator can't go on: its epoch is over, or its loop over epochs() "
@@ -283,19 +296,20 @@ class ElasticSampler:
         """Before a batch is taken, model and position belong together: it is the moment to save or
         to leave.
 
-        Not while gradients are being added up, and before a batch of a sampler that is listened
-        to, if there is one. Ranks come to the same boundary, so they still leave before the same
-        step.
+        Not while gradients are being added up, and before a batch of a sampler that something
+        saves for, if there is one. Ranks come to the same boundary, so they still leave before the
+        same step.
         """
-        for listener in self.listeners:
-            listener.save_if_due()
+        savers = [each for each in self.listeners if each.saves_before_batches_of(self)]
+        for saver in savers:
+            saver.save_if_due()
         for call in injected:
             call(self)
         steps_of_this_run = self.steps_done + reporting.steps_of_others(self._reporting_key)
         if not stopping.is_time_to_stop(steps_of_this_run):
             return
         listeners = _listeners()
-        if listeners and not self.listeners:
+        if listeners and not savers:
             return
         if all(listener.is_at_boundary() for listener in listeners):
             for listener in listeners:
@@ -402,10 +416,7 @@ class ElasticSampler:
 def _listeners() -> set[BoundaryListener]:
     """Those of all samplers whose loops are running."""
     return {
-        listener
-        for sampler in _samplers
-        if sampler._loop is not None
-        for listener in sampler.listeners
+        listener for sampler in _samplers if sampler.is_in_loop for listener in sampler.listeners
     }
 
 

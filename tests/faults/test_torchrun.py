@@ -107,8 +107,10 @@ def left_after(said):
     return int(step[1])
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_ranks_with_loader_workers_save_and_leave_after_the_same_step(tmp_path, start_method):
+@pytest.mark.parametrize("start_method, steps", [("fork", 1000), ("spawn", 1000), ("spawn", 5)])
+def test_ranks_with_loader_workers_save_and_leave_after_the_same_step(
+    tmp_path, start_method, steps
+):
     """Under torchrun itself, which tells all processes of a rank."""
     torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
     process = subprocess.Popen(
@@ -117,6 +119,7 @@ def test_ranks_with_loader_workers_save_and_leave_after_the_same_step(tmp_path, 
             **os.environ,
             "RUN_DIRECTORY": str(tmp_path / "run"),
             "START_METHOD": start_method,
+            "STEPS": str(steps),
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

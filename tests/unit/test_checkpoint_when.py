@@ -108,8 +108,8 @@ def test_each_optimizer_decides_about_its_own_gradients(tmp_path):
     models = [torch.nn.Linear(1, 1) for _ in range(3)]
     often, seldom, never = (torch.optim.SGD(model.parameters()) for model in models)
     sampler = ddp.ElasticSampler(40, 4)
-    optimizers = dict(often=often, seldom=seldom, never=never)
-    ddp.Checkpoint(directory=tmp_path, **optimizers, sampler=sampler, every_steps=1, keep=9)
+    parts = dict(often=often, seldom=seldom, never=never, sampler=sampler)
+    checkpoint = ddp.Checkpoint(directory=tmp_path, **parts, every_steps=1, keep=9)
     for _ in sampler.epochs(2):
         for _ in sampler.batches():
             (models[0](torch.ones(1, 1)) + models[1](torch.ones(1, 1))).sum().backward()
@@ -117,6 +117,7 @@ def test_each_optimizer_decides_about_its_own_gradients(tmp_path):
             often.zero_grad()
             if sampler.steps_done % 4 == 0:
                 seldom.step()
+    checkpoint.wait()
     assert steps(tmp_path) == [4, 8, 12, 16]
 
 
@@ -144,7 +145,7 @@ def test_the_first_sampler_among_the_parts_decides_whatever_its_name(tmp_path):
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters())
     first, second = ddp.ElasticSampler(9, 1), ddp.ElasticSampler(9, 1)
-    ddp.Checkpoint(
+    checkpoint = ddp.Checkpoint(
         directory=tmp_path, optimizer=optimizer, train=first, other=second, every_steps=1, keep=9
     )
     for _ in zip(first.epochs(1), second.epochs(1)):
@@ -155,7 +156,102 @@ def test_the_first_sampler_among_the_parts_decides_whatever_its_name(tmp_path):
             if first.step % 3 == 0:
                 for _ in itertools.islice(others, 3):
                     model(torch.ones(1, 1)).sum().backward()
-    assert steps(tmp_path) == [1, 2, 4, 5, 7, 8]
+    checkpoint.wait()
+    assert steps(tmp_path) == [1, 2, 7, 8, 13, 14]
+
+
+def test_in_a_later_loop_its_sampler_decides(tmp_path):
+    """First a part of the data, then all of it: one checkpoint, two samplers."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    samplers = dict(easy=ddp.ElasticSampler(4, 1), all=ddp.ElasticSampler(6, 1))
+    checkpoint = ddp.Checkpoint(
+        directory=tmp_path, optimizer=optimizer, **samplers, every_steps=2, keep=9
+    )
+    for sampler in samplers.values():
+        for _ in sampler.epochs(1):
+            for _ in sampler.batches():
+                with pytest.raises(ddp.Error, match="gradients of the last batch would be lost"):
+                    checkpoint.save()
+                optimizer.zero_grad()
+                model(torch.ones(1, 1)).sum().backward()
+                optimizer.step()
+    checkpoint.wait()
+    assert steps(tmp_path) == [2, 4, 6, 8]
+
+
+class Sam(torch.optim.Optimizer):
+    """As published programs write it: another optimizer makes the step."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, dict(lr=lr))
+        self.base_optimizer = torch.optim.SGD(self.param_groups, lr=lr)
+        self.param_groups = self.base_optimizer.param_groups
+
+
+def test_a_step_that_another_optimizer_makes_is_one_of_the_part(tmp_path):
+    model = torch.nn.Linear(1, 1)
+    sam = Sam(model.parameters(), lr=0.1)
+    sampler = ddp.ElasticSampler(4, 1)
+    parts = dict(optimizer=sam, sampler=sampler)
+    checkpoint = ddp.Checkpoint(directory=tmp_path, **parts, every_steps=1, keep=9)
+    for _ in sampler.epochs(1):
+        for _ in sampler.batches():
+            sam.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            sam.base_optimizer.step()
+    checkpoint.wait()
+    assert steps(tmp_path) == [1, 2, 3]
+
+
+def test_a_batch_that_is_skipped_and_gradients_of_0_hold_up_no_checkpoint(tmp_path):
+    model = torch.nn.Linear(1, 1)
+    optimizers = [torch.optim.SGD(model.parameters()) for _ in range(2)]
+    sampler = ddp.ElasticSampler(8, 1)
+    parts = dict(one=optimizers[0], other=optimizers[1], sampler=sampler)
+    checkpoint = ddp.Checkpoint(directory=tmp_path, **parts, every_steps=1, keep=9)
+    for _ in sampler.epochs(1):
+        for _ in sampler.batches():
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=False)
+            if sampler.step % 2 == 0:
+                continue
+            (0 * model(torch.ones(1, 1))).sum().backward()
+            optimizers[0].step()
+    checkpoint.save()
+    checkpoint.wait()
+    assert steps(tmp_path) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_micro_batches_that_wait_for_a_step_of_the_next_batch_are_not_lost(tmp_path):
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    sampler = ddp.ElasticSampler(8, 1)
+    parts = dict(optimizer=optimizer, sampler=sampler)
+    checkpoint = ddp.Checkpoint(directory=tmp_path, **parts, every_steps=1, keep=9)
+    added_up = 0
+    for _ in sampler.epochs(1):
+        for _ in sampler.batches():
+            for _ in range(3):
+                model(torch.ones(1, 1)).sum().backward()
+                added_up += 1
+                if added_up % 4 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    checkpoint.wait()
+    assert steps(tmp_path) == [4]
+
+
+def test_a_checkpoint_that_can_never_save_says_why(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(module, "OVERDUE", 3)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    sampler = ddp.ElasticSampler(8, 1)
+    ddp.Checkpoint(directory=tmp_path, forgotten=optimizer, sampler=sampler, every_steps=1)
+    for _ in sampler.epochs(1):
+        for _ in sampler.batches():
+            model(torch.ones(1, 1)).sum().backward()
+    assert capsys.readouterr().err.count("forgotten had gradients that no step has used") == 1
 
 
 def test_every_t_seconds(tmp_path, monkeypatch):

@@ -223,6 +223,12 @@ class SavesEverySecondBatch:
     def batch_taken(self, sampler):
         self.taken += 1
 
+    def batch_is_over(self, sampler):
+        pass
+
+    def saves_before_batches_of(self, sampler):
+        return True
+
     def is_at_boundary(self):
         return self.taken % 2 == 0
 
