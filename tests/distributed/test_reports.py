@@ -11,7 +11,6 @@ import random
 import sys
 import tempfile
 import warnings
-from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -174,13 +173,13 @@ def test_what_a_screen_cannot_show_ends_no_run_and_loses_no_result(client, strea
     assert "[rank 0] Größe → 5 µm" in log_of(run.directory)
 
 
-def test_a_launch_keeps_no_folder_if_it_is_told_so(client):
+def test_a_launch_keeps_no_folder_if_it_is_told_so(client, tmp_path, monkeypatch):
     def reports():
         ddp.report(loss=1.0)
 
-    before = set(Path(tempfile.gettempdir()).glob("ddp-run-*"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other tests write beside it
     run = ddp.launch(client, reports, workers=2, directory=False)
     assert run.directory is None and len(run.metrics) == 2
-    assert not set(Path(tempfile.gettempdir()).glob("ddp-run-*")) - before
+    assert not list(tmp_path.iterdir())
     with pytest.raises(ddp.Error, match="has kept no folder"):
         run.save_figure(None, "loss.png")
