@@ -41,7 +41,7 @@ class Boundaries:
         _stepped.clear()
 
     def batch_is_over(self) -> None:
-        """What training does with the batch, it has done: a step, or nothing at all."""
+        """What training does with the batch, it has done, be it no step at all."""
         self._is_in_batch = False
 
     def restored(self) -> None:

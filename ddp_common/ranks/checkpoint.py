@@ -147,8 +147,8 @@ class Checkpoint:
             self._last_taken = sampler
             self._boundaries.batch_taken()
 
-    def batch_is_over(self, sampler: ElasticSampler) -> None:
-        """Training has done with the batch of `sampler` what it does with it."""
+    def pass_is_over(self, sampler: ElasticSampler) -> None:
+        """Training has done with the last batch of an epoch what it does with it."""
         if sampler is self._last_taken:
             self._boundaries.batch_is_over()
 
@@ -187,7 +187,10 @@ class Checkpoint:
     def _warn_that_it_never_saves(self) -> None:
         stuck = self._boundaries.with_unused_gradients()
         names = [name for name, part in self.parts.items() if part in stuck]
-        why = "a batch of another of its samplers was taken before: name that sampler first"
+        why = (
+            "no optimizer has stepped since a batch was taken. Of several samplers, name first "
+            "that one whose batch the loop takes first"
+        )
         if names:
             why = (
                 f"{', '.join(names)} had gradients that no step has used. Call zero_grad() where "

@@ -49,8 +49,8 @@ class BoundaryListener(Protocol):
     def batch_taken(self, sampler: "ElasticSampler") -> None:
         """Training takes a batch of `sampler`: its own, or one that trains in turns."""
 
-    def batch_is_over(self, sampler: "ElasticSampler") -> None:
-        """Training has done with the batch of `sampler` what it does with it."""
+    def pass_is_over(self, sampler: "ElasticSampler") -> None:
+        """Training has done with the last batch of an epoch what it does with it."""
 
     def saves_before_batches_of(self, sampler: "ElasticSampler") -> bool:
         """Whether it is this sampler before whose batches it saves, of those that train now."""
@@ -257,13 +257,13 @@ class ElasticSampler:
                 batch = next(batches)
                 self._start_step(deal)
                 yield batch
-                for listener in self.listeners:
-                    listener.batch_is_over(self)
                 if self._deal is not deal:
                     raise Error(
                         "This iterator can't go on: its epoch is over, or its loop over epochs() "
                         f"was left, or a position was loaded. {THE_LOOP}"
                     )
+            for listener in self.listeners:
+                listener.pass_is_over(self)
         finally:
             # The only batch of an epoch may be kept (list(loader)): its weight stays right.
             if self._deal is deal and self.step == len(self) > 1:

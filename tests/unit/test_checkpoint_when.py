@@ -204,7 +204,7 @@ def test_a_step_that_another_optimizer_makes_is_one_of_the_part(tmp_path):
     assert steps(tmp_path) == [1, 2, 3]
 
 
-def test_a_batch_that_is_skipped_and_gradients_of_0_hold_up_no_checkpoint(tmp_path):
+def test_a_batch_that_is_skipped_and_gradients_of_0_hold_up_a_checkpoint_for_one_step(tmp_path):
     model = torch.nn.Linear(1, 1)
     optimizers = [torch.optim.SGD(model.parameters()) for _ in range(2)]
     sampler = ddp.ElasticSampler(8, 1)
@@ -220,7 +220,22 @@ def test_a_batch_that_is_skipped_and_gradients_of_0_hold_up_no_checkpoint(tmp_pa
             optimizers[0].step()
     checkpoint.save()
     checkpoint.wait()
-    assert steps(tmp_path) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert steps(tmp_path) == [1, 3, 5, 7, 8]
+
+
+def test_batches_that_are_kept_to_be_trained_on_later_are_not_lost(tmp_path):
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    sampler = ddp.ElasticSampler(4, 1)
+    parts = dict(optimizer=optimizer, sampler=sampler)
+    checkpoint = ddp.Checkpoint(directory=tmp_path, **parts, every_steps=1, keep=9)
+    for _ in sampler.epochs(3):
+        for _ in list(sampler.batches()):
+            optimizer.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+    checkpoint.wait()
+    assert steps(tmp_path) == [4, 8]
 
 
 def test_micro_batches_that_wait_for_a_step_of_the_next_batch_are_not_lost(tmp_path):

@@ -223,7 +223,7 @@ class SavesEverySecondBatch:
     def batch_taken(self, sampler):
         self.taken += 1
 
-    def batch_is_over(self, sampler):
+    def pass_is_over(self, sampler):
         pass
 
     def saves_before_batches_of(self, sampler):
