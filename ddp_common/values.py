@@ -5,8 +5,10 @@ Promises: a wrong value is refused in the same words wherever it came from.
 """
 
 import contextlib
+import operator
 import shlex
 import sys
+from typing import Any
 
 from ddp_common.errors import Error
 
@@ -109,3 +111,12 @@ def whole_number(name: str, value, least: int) -> int:
         if int(value) == float(value) >= least:
             return int(value)
     raise Error(f"{name}={value!r}: {name} is a whole number of at least {least}.")
+
+
+def whole_or_none(value: Any) -> int | None:
+    """`value` as an int if it is a whole number of at least 0, else None. A float never is one."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        return None
+    return number if number >= 0 else None

@@ -47,10 +47,7 @@ class Claims(SchedulerPlugin):
         self.holders.update(dict.fromkeys(chosen, (client_id, attempt_id)))
         return {"claimed": chosen, "paused": paused}
 
-    def release(self, attempt_id: str) -> None:
-        self._forget(attempt_id)
-
-    def _forget(self, holder: str) -> None:
+    def release(self, holder: str) -> None:
         """Void the claims of a client or an attempt, and go where there are no others."""
         for address, ids in list(self.holders.items()):
             if holder in ids:
@@ -61,7 +58,7 @@ class Claims(SchedulerPlugin):
     # Called by Dask
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        self._forget(client)
+        self.release(client)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **others: Any) -> None:
         self.holders.pop(worker, None)

@@ -43,15 +43,12 @@ def start(attempt: Attempt, payload: Any, tables: Tables, timeout: float) -> Non
         lambda: attempt.client.run(agent.listen, attempt.attempt_id, workers=first), timeout
     )
     if len(payload) > LARGE:
-        payload = attempt.wait_for(functools.partial(_scatter, attempt, payload), COPY_TIMEOUT)
+        # Through the scheduler once, to one worker, from which the others take it
+        scatter = functools.partial(attempt.client.scatter, payload, workers=first, hash=False)
+        payload = attempt.wait_for(scatter, COPY_TIMEOUT)
     for spec in _specs(attempt, answers[first[0]]):
         _submit(attempt, spec, payload)
     attempt.submitted = time.monotonic()
-
-
-def _scatter(attempt: Attempt, payload: bytes) -> Future:
-    """Through the scheduler once, to the first worker, from which the others take it."""
-    return attempt.client.scatter(payload, workers=attempt.addresses[:1], hash=False)
 
 
 def note_restart(attempt: Attempt, previous: Exception, number: int) -> None:

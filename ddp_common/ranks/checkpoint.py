@@ -35,7 +35,8 @@ from ddp_common.ranks.checkpoint_files import (
 from ddp_common.ranks.descriptions import WRITTEN_BY, describe
 from ddp_common.ranks.rendezvous import rank, world_size
 from ddp_common.ranks.restoring import chosen_file, load, load_into
-from ddp_common.ranks.sampling import ElasticSampler, whole_number
+from ddp_common.ranks.sampling import ElasticSampler
+from ddp_common.values import whole_or_none
 
 OVERDUE = 1000  # steps at each of which it was to save and could not, before it says so
 RUN_FOLDER = "DDP_CHECKPOINTS"  # the variable that says where the run's checkpoints are
@@ -127,8 +128,8 @@ class Checkpoint:
         seconds = self.every_seconds
         is_right = (
             self.on_error in ("warn", "stop")
-            and whole_number(self.keep)
-            and (steps is None or whole_number(steps))
+            and whole_or_none(self.keep)
+            and (steps is None or whole_or_none(steps))
             and (seconds is None or seconds > 0)
         )
         if not is_right:
@@ -186,15 +187,16 @@ class Checkpoint:
 
     def _warn_that_it_never_saves(self) -> None:
         stuck = self._boundaries.with_unused_gradients()
-        names = [name for name, part in self.parts.items() if part in stuck]
-        why = (
-            "no optimizer has stepped since a batch was taken. Of several samplers, name first "
-            "that one whose batch the loop takes first"
-        )
+        names = [name for name, part in self.parts.items() if any(part is each for each in stuck)]
         if names:
             why = (
                 f"{', '.join(names)} had gradients that no step has used. Call zero_grad() where "
                 "they are not needed"
+            )
+        else:
+            why = (
+                "no optimizer has stepped since a batch was taken. Of several samplers, name "
+                "first that one whose batch the loop takes first"
             )
         print(
             f"Warning: nothing is saved, though it is {OVERDUE} steps late: before each of them "

@@ -14,7 +14,6 @@ loaded. Between two steps checkpoints save, and the ranks leave if one of them w
 """
 
 import functools
-import operator
 import random
 import threading
 import weakref
@@ -29,6 +28,7 @@ from ddp_common.ranks import reporting, stopping
 from ddp_common.ranks.dealing import EvenDeal, PlacedDeal, Placement
 from ddp_common.ranks.rendezvous import rank, world_size
 from ddp_common.ranks.rows import Partitioned
+from ddp_common.values import whole_or_none
 
 THE_LOOP = (
     "Write, with one pass in each epoch:\n"
@@ -103,16 +103,16 @@ class ElasticSampler:
         if isinstance(length, Partitioned):
             self.placement = length.placement
             length = len(length)
-        if not whole_number(length) or not whole_number(batch_size):
+        if not whole_or_none(length) or not whole_or_none(batch_size):
             raise Error(
                 "ElasticSampler needs at least one sample and a batch size of at least 1, whole "
                 f"numbers, not {length!r} and {batch_size!r}."
             )
-        if whole_number(seed) is None:
+        if whole_or_none(seed) is None:
             raise Error(
                 f"The seed of an ElasticSampler is a whole number from 0 on, not {seed!r}."
             )
-        if steps is not None and not whole_number(steps):
+        if steps is not None and not whole_or_none(steps):
             raise Error(f"steps, of an epoch, is a whole number of at least 1, not {steps!r}.")
         self.length = int(length)
         self.batch_size = int(batch_size)
@@ -178,7 +178,7 @@ class ElasticSampler:
         that is no number of epochs; as it goes on, for an epoch whose pass was left before its
         end, and for a second loop within this one.
         """
-        number = whole_number(n)
+        number = whole_or_none(n)
         if number is None:
             raise Error(
                 f"epochs takes the number of epochs of the whole run, 0 or more, not {n!r}."
@@ -402,8 +402,8 @@ class ElasticSampler:
                 f"The checkpoint was written by another run: {'; '.join(differing)}. Resume with "
                 "the settings in its config.json."
             )
-        epoch = whole_number(state.get("epoch"))
-        step = whole_number(state.get("step"))
+        epoch = whole_or_none(state.get("epoch"))
+        step = whole_or_none(state.get("step"))
         if epoch is None or step is None or step >= len(self):
             raise Error(
                 "The checkpoint has no position of this sampler: epoch "
@@ -438,15 +438,6 @@ def _has_accelerator() -> bool:
     return torch.accelerator.is_available()
 
 
-def whole_number(value: Any) -> int | None:
-    """`value` as an int if it is a whole number of at least 0, else None. A float never is one."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        return None
-    return number if number >= 0 else None
-
-
 class EvalSampler:
     """Deals each of `length` samples to exactly one rank, in order and without padding.
 
@@ -458,11 +449,11 @@ class EvalSampler:
     def __init__(self, length: int | Partitioned, batch_size: int):
         self.batch_size = batch_size
         self.indices: range | np.ndarray
-        if not whole_number(batch_size):
+        if not whole_or_none(batch_size):
             raise Error(f"EvalSampler needs a whole batch size of at least 1, not {batch_size!r}.")
         if isinstance(length, Partitioned):
             self.indices = length.rows
-        elif whole_number(length) is None:
+        elif whole_or_none(length) is None:
             raise Error(f"EvalSampler takes the number of samples, or a table, not {length!r}.")
         else:
             self.indices = range(rank(), length, world_size())

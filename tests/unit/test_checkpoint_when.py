@@ -103,6 +103,16 @@ def test_gradients_of_several_batches_are_never_cut_and_resume_bit_for_bit(tmp_p
     assert torch.equal(resumed_weight, weight) and resumed_scale == scale
 
 
+def small_training(directory, length):
+    """A model, its optimizer, a sampler, and a checkpoint that saves as often as it may."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    sampler = ddp.ElasticSampler(length, 1)
+    parts = dict(optimizer=optimizer, sampler=sampler)
+    checkpoint = ddp.Checkpoint(directory=directory, **parts, every_steps=1, keep=9)
+    return model, optimizer, sampler, checkpoint
+
+
 def test_each_optimizer_decides_about_its_own_gradients(tmp_path):
     """One steps after every batch, the other after every fourth; a third has nothing to do."""
     models = [torch.nn.Linear(1, 1) for _ in range(3)]
@@ -224,11 +234,7 @@ def test_a_batch_that_is_skipped_and_gradients_of_0_hold_up_a_checkpoint_for_one
 
 
 def test_batches_that_are_kept_to_be_trained_on_later_are_not_lost(tmp_path):
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters())
-    sampler = ddp.ElasticSampler(4, 1)
-    parts = dict(optimizer=optimizer, sampler=sampler)
-    checkpoint = ddp.Checkpoint(directory=tmp_path, **parts, every_steps=1, keep=9)
+    model, optimizer, sampler, checkpoint = small_training(tmp_path, 4)
     for _ in sampler.epochs(3):
         for _ in list(sampler.batches()):
             optimizer.zero_grad()
@@ -239,11 +245,7 @@ def test_batches_that_are_kept_to_be_trained_on_later_are_not_lost(tmp_path):
 
 
 def test_micro_batches_that_wait_for_a_step_of_the_next_batch_are_not_lost(tmp_path):
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters())
-    sampler = ddp.ElasticSampler(8, 1)
-    parts = dict(optimizer=optimizer, sampler=sampler)
-    checkpoint = ddp.Checkpoint(directory=tmp_path, **parts, every_steps=1, keep=9)
+    model, optimizer, sampler, checkpoint = small_training(tmp_path, 8)
     added_up = 0
     for _ in sampler.epochs(1):
         for _ in sampler.batches():
