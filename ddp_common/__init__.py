@@ -27,6 +27,7 @@ _HOME = {
     "Rows": "ranks.rows",
     "split": "ranks.splits",
     "Checkpoint": "ranks.checkpoint",
+    "check_replicas": "ranks.replicas",
     "report": "ranks.reporting",
     "save_file": "ranks.reporting",
     "ImageFolder": "data.images",

@@ -55,6 +55,7 @@ class Position(Message):
     epoch: int | None = None  # the first is 0
     step: int | None = None  # steps done since the run began
     samples: int | None = None  # of all ranks, seen since the run began
+    batch: int | None = None  # samples of the last step, of all ranks
     epochs: int | None = None  # how many there will be
     total_samples: int | None = None
     has_returned: bool = False  # the training function has
@@ -107,13 +108,10 @@ class CheckpointFailed(Message):
 
 
 @dataclass
-class ParameterNorms(Message):
-    """The norm of each parameter of a rank's models, at a save: the client compares the ranks."""
+class Problem(Message):
+    """A sentence for the user about something that does not end the run."""
 
-    checkpoint: str  # its folder: a run may have more than one
-    step: int
-    norms: list[float]
-    names: list[str]  # of the parameters; from rank 0 alone
+    text: str
 
 
 @dataclass
@@ -172,7 +170,7 @@ _FOR_THE_CLIENT = (
     File,
     CheckpointSaved,
     CheckpointFailed,
-    ParameterNorms,
+    Problem,
     Whereabouts,
     Ended,
 )

@@ -228,6 +228,7 @@ def train(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            checkpoint.step()
             ddp.report(loss=loss)
             time.sleep(pause)
     checkpoint.save()

@@ -36,6 +36,7 @@ def train(pause, until):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            checkpoint.step()
             ddp.report(loss=loss)
             hurries = hurries or os.path.exists(until)
             time.sleep(0 if hurries else pause)

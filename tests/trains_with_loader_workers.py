@@ -19,7 +19,8 @@ def train():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = TensorDataset(torch.randn(100_000, 8))
     sampler = ddp.ElasticSampler(len(data), 10, steps=int(os.environ["STEPS"]))
-    ddp.Checkpoint(model=model, optimizer=optimizer, sampler=sampler, every_steps=5)
+    checkpoint = ddp.Checkpoint(model=model, optimizer=optimizer, sampler=sampler, every_steps=5)
+    checkpoint.restore()
     for _ in sampler.epochs(1000):
         loader = ddp.DataLoader(
             data,
@@ -31,6 +32,7 @@ def train():
             optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()
+            checkpoint.step()
             if sampler.step > 5:
                 sum(range(10**8))
 

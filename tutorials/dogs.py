@@ -129,6 +129,7 @@ class Classifier(nn.Module):
         if weights is not None:
             self.backbone.load_state_dict(weights)
         self.head = ready.new_head(self.width, classes)  # all zeros: it knows nothing
+        self.to(memory_format=torch.channels_last)  # convolutions are faster so
 
     def features(self, images):
         features = self.backbone(self.pixels(images))
@@ -348,8 +349,7 @@ def train(settings, reading, weights):
     images = ddp.ImageFolder(**reading)
     rows = ready.divide(images.targets, settings.images_per_breed, settings.seed)
     torch.manual_seed(settings.seed)  # the same first weights on all ranks
-    net = Classifier(settings.backbone, len(images.classes), weights)
-    net = net.to(ddp.device(), memory_format=torch.channels_last)
+    net = Classifier(settings.backbone, len(images.classes), weights).to(ddp.device())
     ranks = ddp.world_size() if settings.grow_batch else 1
     batch_size = settings.batch_size * ranks
     optimizer = ready.optimizer_of(net, settings.learning_rate * ranks, weights)
@@ -372,6 +372,7 @@ def train(settings, reading, weights):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            checkpoint.step()
             ramp.step()
             ddp.report(**{"head_loss" if frozen else "loss": loss})  # of every rank
         loss, accuracy = evaluate(part, to_choose)
@@ -391,8 +392,7 @@ settings.head_epochs *= settings.pretrained  # random layers are not to be froze
 given = {"settings": settings, "reading": reading, "weights": first_weights}
 run = ddp.launch(client, train, **kit.launch_options(), **given)
 torch.save(run.result, run.directory / "best.pt")
-print(f"{run.world_size} ranks, {settings.head_epochs} epochs of the head, ", end="")
-print(f"{settings.epochs} of all layers")
+print(f"{run.world_size} ranks, {settings.head_epochs} + {settings.epochs} epochs")
 
 # %% tags=["nbval-ignore-output"]
 table = ready.evaluations(run.metrics)
@@ -656,7 +656,7 @@ given = {"features": features, "labels": labels, "training": learn, "held_out": 
 given |= {"workers": 2, "directory": False}
 outcome = {}
 for name, end in (("own losses", original_end_of_epoch), ("one loss", repaired)):
-    run = ddp.launch(client, ready.train_on_ranks, **given, end_of_epoch=end)
+    run = ready.launched(client, **given, end_of_epoch=end)
     (rates, head), (others_rates, others_head) = outcome[name] = run.result
     same = (rates == others_rates, torch.equal(head, others_head))
     print(f"{name}: the same rates {same[0]}, the same weights {same[1]}")
@@ -667,7 +667,7 @@ show(*ready.draw_rates([rates for rates, _ in outcome["own losses"]]))
 # <details><summary>What has happened</summary>
 # Each rank sees the loss of <i>its own</i> images and lowers its own rate. DDP averages
 # gradients, not rates. From the first difference on, equal gradients make unequal
-# steps: the copies become two models.</details>
+# steps: the copies become two models. <code>run.problems</code> says so.</details>
 #
 # **The rule:** whatever a rank decides by must be the same on all ranks.
 #

@@ -186,11 +186,7 @@ def encode(part, codes, mean, spread):
 
 
 counted = dask.compute(*map(dask.delayed(count), training.to_delayed()))
-codes = {}
-for name in CATEGORIES:
-    of_all = pd.concat([each[name] for each in counted]).groupby(level=0).sum()
-    frequent = sorted(of_all[of_all >= 30].index)
-    codes[name] = {value: 1 + place for place, value in enumerate(frequent)}
+codes = {name: ready.codes_of(counted, name) for name in CATEGORIES}
 sizes = [1 + len(codes[name]) for name in CATEGORIES]
 table = table.map_partitions(encode, codes, mean, spread).persist()
 training, validation, test = (
@@ -300,18 +296,24 @@ show(
 
 
 # %%
+def to_tensors(part):
+    """Codes, numbers and labels of a partition, a row for each flight."""
+    codes = torch.tensor(part[CODES].to_numpy(), dtype=torch.long)
+    numbers = torch.tensor(part[SCALED].to_numpy(), dtype=torch.float32)
+    return codes, numbers, torch.tensor(part["late"].to_numpy())
+
+
 def train(table, sizes, epochs, batch_size, learning_rate, hidden, seed):
     """Train a LateModel on the rows that this rank has; returns its weights."""
     device = ddp.device()
     torch.manual_seed(seed)  # the same initial weights on all ranks
-    data = table.tensors(CODES, SCALED, "late")
+    data = table.tensors(to_tensors)
     sampler = ddp.ElasticSampler(data, batch_size, seed=seed)
     loader = ddp.DataLoader(data, batch_sampler=sampler)
     model = DDP(LateModel(sizes, hidden).to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
-    checkpoint = ddp.Checkpoint(
-        model=model, optimizer=optimizer, sampler=sampler, every_steps=5
-    )
+    parts = {"model": model, "optimizer": optimizer, "sampler": sampler}
+    checkpoint = ddp.Checkpoint(**parts, every_steps=5)
     checkpoint.restore()  # nothing to restore on a first attempt
     for epoch in sampler.epochs(epochs):
         for codes, numbers, late in loader:
@@ -321,6 +323,7 @@ def train(table, sizes, epochs, batch_size, learning_rate, hidden, seed):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            checkpoint.step()
             ddp.report(loss=loss)
     checkpoint.save()
     return model.module.state_dict()
@@ -376,8 +379,7 @@ def make_model(weights, sizes, hidden):
 
 def guesses(part, model, rule, otherwise):
     """A partition's days, with the two guesses for each flight."""
-    codes = torch.tensor(part[CODES].to_numpy(), dtype=torch.long)
-    numbers = torch.tensor(part[SCALED].to_numpy(), dtype=torch.float32)
+    codes, numbers, _ = to_tensors(part)
     with torch.no_grad():
         network = torch.sigmoid(model(codes, numbers)).numpy()
     by_rule = part[["month", "hour"]].join(rule, on=["month", "hour"])["rule"]

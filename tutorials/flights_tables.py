@@ -65,6 +65,16 @@ def days_of(table):
     return days
 
 
+def codes_of(counted, name, least=30):
+    """A number from 1 on for each category of a column that is there `least` times.
+
+    `counted` is a list, for each partition, of how often each category is in it.
+    """
+    of_all = pd.concat([each[name] for each in counted]).groupby(level=0).sum()
+    frequent = sorted(of_all[of_all >= least].index)
+    return {value: 1 + place for place, value in enumerate(frequent)}
+
+
 def deal_picture(lengths, places, batch_size):
     """A figure: the rows of each partition at their `places`, cut into batches."""
     ordered = np.sort(np.concatenate(places))

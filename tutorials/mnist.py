@@ -331,6 +331,7 @@ def train(images, epochs, batch_size, learning_rate, hidden, bottleneck, seed):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            checkpoint.step()  # what this batch was for is done: it may be saved
             ddp.report(loss=loss)  # to your notebook; no rank waits for it
     checkpoint.save()
     return model.module.state_dict()

@@ -273,7 +273,8 @@ my_prediction = None  # "same", "close" or "different"
 # schedule counts the steps, the sampler the batches. So `ddp.Checkpoint` gets all four.
 # Rank 0 alone writes, all ranks read.
 #
-# `every_steps=25` also saves after every 25 steps. Training waits while rank 0 copies
+# `checkpoint.step()` says that a batch is done. Before the next batch, `every_steps=25`
+# saves after every 25 such calls. Training waits while rank 0 copies
 # the state; then a thread writes the file. A killed run loses the steps after the
 # newest complete file: up to 25, and those made while the next file was written.
 #
@@ -309,11 +310,12 @@ def train(windows, epochs, batch_size, learning_rate, layers, hidden, seed):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            checkpoint.step()  # what this batch was for is done
             schedule.step()
             ddp.report(loss=loss)
-        checkpoint.save()
         if ddp.rank() == 0:
             ddp.save_file("names.txt", "\n".join(invent(model.module)) + "\n")
+        checkpoint.save()
     return model.module.state_dict()
 
 

@@ -206,14 +206,15 @@ def train(images, split, network, views, epochs, batch_size, learning_rate, seed
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            checkpoint.step()
             schedule.step()
             ddp.report(loss=loss)
         matrix, _ = evaluate(model.module, images, validation)  # all ranks call it
         accuracy = matrix.trace().item() / matrix.sum().item()
-        checkpoint.save()  # a killed run loses less than an epoch
         if ddp.rank() == 0:
             ddp.report(validation_accuracy=accuracy)
             print(f"epoch {epoch + 1}: validation accuracy {accuracy:.1%}", flush=True)
+        checkpoint.save()  # a killed run loses less than an epoch
     return {name: each.cpu() for name, each in model.module.state_dict().items()}
 
 

@@ -59,7 +59,7 @@ class Attempt:
         self.addresses = addresses  # of the workers, in rank order
         self.inbox = inbox
         self.directory = directory
-        self.recorder = Recorder(directory, len(addresses), on_report)
+        self.recorder = Recorder(directory, on_report)
         self.state = AttemptState(addresses, directory.path)
         self.checkpoints = Checkpoints(
             client, attempt_id, directory.path / "checkpoints", addresses

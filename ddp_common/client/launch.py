@@ -34,7 +34,7 @@ from ddp_common.files import absolute
 from ddp_common.run.job import Job, Launcher, Run
 from ddp_common.run.places import check_place, new_directory
 from ddp_common.run.progress import explain_interrupt, say_place
-from ddp_common.run.recorder import describe
+from ddp_common.run.recorder import check_config, describe
 from ddp_common.run.run_directory import RunDirectory
 from ddp_common.values import whole_number
 
@@ -100,6 +100,7 @@ def launch(
     arguments, collections = tables.find(arguments)
     if directory:
         directory = absolute(directory)  # now: the program may change its working directory
+    check_config(run_config)
     if directory is not False:
         check_place(directory)  # before tables are computed
     job = Job(

@@ -25,7 +25,7 @@ from ddp_common.client.inbox import CONNECTION_LOST, why_cancelled
 from ddp_common.client.placement import no_answer
 from ddp_common.errors import Error, first_line
 from ddp_common.ranks import handover
-from ddp_common.ranks.handover import Look, StandIn, Table
+from ddp_common.ranks.handover import Look, StandIn, Table, is_categories
 
 KINDS = {"DataFrame", "Series", "Array", "Bag"}  # of collections that have rows
 LOOK_INTERVAL = 0.2  # seconds
@@ -222,8 +222,12 @@ class Tables:
                 raise answer
         if any(key not in looks or not self.holders[key] for key in keys):
             return False
-        for given in self.given:
+        columns = [
             _take_in(given, [looks[future.key] for future in given.futures])
+            for given in self.given
+        ]
+        _refuse_other_categories(self.given, columns)
+        _refuse_other_partitions(self.given)
         return True
 
     def _groups(self) -> list[list[Given]]:
@@ -345,8 +349,8 @@ def _futures_of(collection: Any) -> list[Future]:
     return futures
 
 
-def _take_in(given: Given, looks: list[Look | str]) -> None:
-    """Learn the lengths of a collection's partitions.
+def _take_in(given: Given, looks: list[Look | str]) -> list[tuple[str, str]]:
+    """Learn the lengths of a collection's partitions; returns its columns.
 
     Raises `Error` for what is no partition, and for columns that differ in name, order or type.
     """
@@ -367,6 +371,37 @@ def _take_in(given: Given, looks: list[Look | str]) -> None:
                 f"{partition} has other columns or types than those before it: "
                 f"{_difference(columns, columns_here)}.\n"
                 "Give all the same columns in one order (frame[names]), of one type (astype)."
+            )
+    return columns
+
+
+def _refuse_other_categories(given: list[Given], columns: list[list[tuple[str, str]]]) -> None:
+    """Raise `Error` where a column of categories has other codes in another table."""
+    first: dict[str, tuple[str, str]] = {}  # by the column: the table's name, and the categories
+    for table, its_columns in zip(given, columns):
+        for column, kind in its_columns:
+            if not is_categories(kind):
+                continue
+            other, its_kind = first.setdefault(column, (table.name, kind))
+            if kind != its_kind:
+                raise Error(
+                    f"The categories of {column!r} have other codes in {table.name!r} than in "
+                    f"{other!r}: a model would take one for another.\n"
+                    "Give both the same: frame[column].cat.set_categories(names), before launch."
+                )
+
+
+def _refuse_other_partitions(given: list[Given]) -> None:
+    """Raise `Error` for two tables of as many rows whose partitions are cut at other rows."""
+    first: dict[int, Given] = {}  # by their rows
+    for table in given:
+        other = first.setdefault(sum(table.lengths), table)
+        if other.lengths != table.lengths:
+            raise Error(
+                f"{table.name!r} and {other.name!r} have {sum(table.lengths)} rows each, and "
+                "partitions of other lengths: rows that belong together would lie on two ranks.\n"
+                "Cut both alike, with repartition(divisions=…) or rechunk(…), or make one table "
+                "of them."
             )
 
 

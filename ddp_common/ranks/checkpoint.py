@@ -1,28 +1,30 @@
 """Save where training is, and continue from there.
 
+When? `step()`, in the loop, says that what the batches so far were for is done. Before the next
+batch is taken, the sampler then has the checkpoint save, if it is due (`sampling._before_batch`).
+`save()` saves at once. Nothing is saved at any other moment, and nothing is guessed.
+
 A checkpoint is one file, whose name says the digest of its content (`checkpoint_files`). It is
 written under a temporary name, synced and renamed: a file that verifies is a good one, whatever
-happened. The first one of a process is read back before it gets its name. One rank writes, in a
-thread of its own while training goes on: training only waits for the copy. Nothing is saved while
-gradients are being added up (`boundaries`). Every rank reads (`restoring`).
+happened. The first one of a process is read back before it gets its name. At each save the ranks
+compare what they have (`replicas`). One rank writes, in a thread of its own while training goes
+on: training only waits for the copy. Every rank reads (`restoring`).
 """
 
 import contextlib
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.swa_utils import AveragedModel
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ddp_common.errors import Error, first_line
 from ddp_common.files import make_private
-from ddp_common.messages import CheckpointFailed, CheckpointSaved, ParameterNorms
-from ddp_common.ranks import reporting, states
-from ddp_common.ranks.boundaries import Boundaries
+from ddp_common.messages import CheckpointFailed, CheckpointSaved, Problem
+from ddp_common.ranks import replicas, reporting, sampling, states
 from ddp_common.ranks.checkpoint_files import (
     TEMPORARY,
     checkpoints,
@@ -32,13 +34,12 @@ from ddp_common.ranks.checkpoint_files import (
     remove_all_but,
     step_of,
 )
-from ddp_common.ranks.descriptions import WRITTEN_BY, describe
-from ddp_common.ranks.rendezvous import rank, world_size
+from ddp_common.ranks.descriptions import WRITTEN_BY, describe, refuse_schedule_left_out
+from ddp_common.ranks.rendezvous import rank
 from ddp_common.ranks.restoring import chosen_file, load, load_into
 from ddp_common.ranks.sampling import ElasticSampler
 from ddp_common.values import whole_or_none
 
-OVERDUE = 1000  # steps at each of which it was to save and could not, before it says so
 RUN_FOLDER = "DDP_CHECKPOINTS"  # the variable that says where the run's checkpoints are
 
 # Of this process's run: which checkpoint saves in which folder
@@ -49,16 +50,26 @@ _writing = threading.Lock()  # one file at a time: two Checkpoints may save in o
 class Checkpoint:
     """Saves and restores anything that has `state_dict` and `load_state_dict`.
 
-    `Checkpoint(model=…, optimizer=…, sampler=…)`: `save()` writes when it is called; with
-    `every_steps` or `every_seconds` the sampler also has it write before the next batch is taken,
-    at the first moment at which no gradients are being added up for an optimizer of this
-    checkpoint. No batch follows the last one: call `save()` there. With a `GradScaler`, which
-    skips steps, give it the scaler too. A model is saved without the wrappers of DDP and
-    `torch.compile`: `torch.load(path, weights_only=True)["model"]` loads into the plain one.
-    Random states are not stored: the sampler derives them from its position. Of several
-    samplers in turns name the one first whose batch the loop takes first: it saves before that
-    one's batches, and counts the steps of all. Without a sampler it saves only when `save()` is
-    called, not before a rank leaves: so the best model stays the best (docs/recipes.md).
+        checkpoint = ddp.Checkpoint(model=model, optimizer=optimizer, sampler=sampler)
+        checkpoint.restore()
+        for epoch in sampler.epochs(n):
+            for batch in ddp.DataLoader(data, batch_sampler=sampler):
+                …
+                optimizer.step()
+                checkpoint.step()  # what this batch was for is done
+            checkpoint.save()
+
+    `save()` saves when it is called. `step()` says that what the batches taken so far were for is
+    done: before the next batch of one of its samplers is taken, the checkpoint saves if it is due,
+    and the ranks leave if they were told to. What stands below the call in the loop is done by
+    then, such as a schedule. It is due after `every_steps` calls of `step()`. Where gradients of
+    several batches are added up, call it after the optimizer's step only.
+
+    A model is saved without DDP and torch.compile around it: `torch.load(path,
+    weights_only=True)["model"]` loads into the plain one. Random states are not stored: the
+    sampler derives them from its position. The number in a file's name is the sum of its samplers'
+    steps. A Checkpoint without a sampler saves only when `save()` is called, not before a rank
+    leaves: so the best model stays the best (docs/recipes.md).
 
     `directory` defaults to the run's `checkpoints/`. A second Checkpoint of a run, for the best
     model so far, say, needs a folder of its own: `directory="best"` is `checkpoints/best/`.
@@ -66,10 +77,6 @@ class Checkpoint:
     saved. `keep` is how many of the newest files stay. If a file cannot be written (disk full, no
     permission), the last good one stays and `on_error` decides: with 'warn' a message is printed
     and training goes on, with 'stop' an `Error` is raised.
-
-    At a save each rank also tells the client the norms of its model's parameters: ranks whose
-    models have drifted apart are named in `run.problems`. `every_seconds` goes by the clock of
-    rank 0, which then saves alone: nothing is compared.
     """
 
     def __init__(
@@ -78,7 +85,6 @@ class Checkpoint:
         directory: str | Path | None = None,
         keep: int = 2,
         every_steps: int | None = None,
-        every_seconds: float | None = None,
         on_error: str = "warn",
         **parts: Any,
     ):
@@ -90,33 +96,33 @@ class Checkpoint:
         self.keep = keep
         self.on_error = on_error
         self.every_steps = every_steps
-        self.every_seconds = every_seconds
         self.parts = {name: states.unwrapped(part) for name, part in parts.items()}
         self._writer: threading.Thread | None = None  # the thread that writes
         self._problem: Error | None = None  # the `Error` of the last save
         self._state: dict[str, Any] = {}  # what goes into the file: copies at the last save
         self._was_read_back = False  # the first file, which shows that such files can be loaded
-        self._saved_step = 0
-        self._saved_at = time.monotonic()
+        self._was_restored = False
+        self._steps = 0  # calls of `step()`, of this process
+        self._steps_at_save = 0
         self._check_options()
-        self._boundaries = Boundaries(self.parts.values())
         self._samplers = [part for part in parts.values() if isinstance(part, ElasticSampler)]
-        self._last_taken: ElasticSampler | None = None  # the one whose batch was
-        self._missed = 0  # moments at which it was to save, and could not
-        for sampler in self._samplers:
-            sampler.listeners.append(self)
-        if not self._samplers and (every_steps or every_seconds):
+        if not self._samplers and every_steps:
             raise Error(
-                "every_steps and every_seconds need the sampler, which counts the steps: "
+                "every_steps needs the sampler, before whose batches it saves: "
                 "Checkpoint(sampler=…, model=…, …)."
             )
+        for sampler in self._samplers:
+            sampler.checkpoints.append(self)
+        for part in parts.values():
+            replicas.know(part)
 
     def _check_options(self) -> None:
         for name, part in self.parts.items():
             if not hasattr(part, "load_state_dict") or name == WRITTEN_BY:
                 raise Error(
-                    f"Checkpoint cannot save {name}: a part has load_state_dict, and another name "
-                    f"than {WRITTEN_BY}."
+                    f"Checkpoint cannot save {name}: a {type(part).__name__} has no state that it "
+                    "could load again. Give what has load_state_dict, for the position in the "
+                    f"data the ElasticSampler; and another name than {WRITTEN_BY}."
                 )
             if hasattr(part, "consolidate_state_dict"):
                 raise Error(
@@ -125,127 +131,132 @@ class Checkpoint:
                     "torch.distributed.checkpoint."
                 )
         steps = self.every_steps
-        seconds = self.every_seconds
         is_right = (
             self.on_error in ("warn", "stop")
             and whole_or_none(self.keep)
             and (steps is None or whole_or_none(steps))
-            and (seconds is None or seconds > 0)
         )
         if not is_right:
             raise Error(
                 "Checkpoint takes on_error='warn' or 'stop'; keep and every_steps are whole "
-                "numbers of at least 1, every_seconds is a number above 0; not "
-                f"on_error={self.on_error!r}, keep={self.keep!r}, every_steps={steps!r}, "
-                f"every_seconds={seconds!r}."
+                f"numbers of at least 1; not on_error={self.on_error!r}, keep={self.keep!r}, "
+                f"every_steps={steps!r}."
             )
 
-    # What the sampler calls
+    # In the loop
 
-    def batch_taken(self, sampler: ElasticSampler) -> None:
-        """Training takes a batch of `sampler` now."""
-        if sampler in self._samplers:
-            self._last_taken = sampler
-            self._boundaries.batch_taken()
+    def step(self) -> None:
+        """Say that what the batches taken so far were for is done: they may be saved.
 
-    def pass_is_over(self, sampler: ElasticSampler) -> None:
-        """Training has done with the last batch of an epoch what it does with it."""
-        if sampler is self._last_taken:
-            self._boundaries.batch_is_over()
-
-    def saves_before_batches_of(self, sampler: ElasticSampler) -> bool:
-        """Whether it is the first of its samplers that train now."""
-        training = [each for each in self._samplers if each.is_in_loop]
-        return sampler is training[0]
-
-    def is_at_boundary(self) -> bool:
-        """Whether a checkpoint of this moment loses no gradients."""
-        return self._boundaries.is_reached()
+        Call it in the loop, after the optimizer's step, on every rank. Raises `Error` without a
+        sampler among the parts, before `restore()`, and for an optimizer whose schedule is no
+        part.
+        """
+        if not self._samplers:
+            raise Error(
+                "step() is for a Checkpoint that has the sampler, whose batches are done: "
+                "Checkpoint(sampler=sampler, …). Without one, call save()."
+            )
+        if self._steps == 0:
+            self._check_parts()
+        self._steps += 1
+        for sampler in self._samplers:
+            sampler.batch_is_done()
 
     def save_if_due(self) -> None:
-        """Save if it is time for it, by steps or seconds, and at the next boundary if not now."""
-        if self.directory is None:
-            return
-        step = self._step()
-        if step == self._saved_step:
-            return
-        is_due = False
-        if self.every_steps:
-            is_due = step // self.every_steps > self._saved_step // self.every_steps
-        is_late = False
-        if self.every_seconds is not None and rank() == 0:
-            is_late = time.monotonic() - self._saved_at >= self.every_seconds
-        if not is_due and not is_late:
-            return
-        if self.is_at_boundary():
-            self._missed = 0
-            self.save()
-        else:
-            self._missed += 1
-            if self._missed == OVERDUE:
-                self._warn_that_it_never_saves()
-
-    def _warn_that_it_never_saves(self) -> None:
-        stuck = self._boundaries.with_unused_gradients()
-        names = [name for name, part in self.parts.items() if any(part is each for each in stuck)]
-        if names:
-            why = (
-                f"{', '.join(names)} had gradients that no step has used. Call zero_grad() where "
-                "they are not needed"
-            )
-        else:
-            why = (
-                "no optimizer has stepped since a batch was taken. Of several samplers, name "
-                "first that one whose batch the loop takes first"
-            )
-        print(
-            f"Warning: nothing is saved, though it is {OVERDUE} steps late: before each of them "
-            f"{why}.",
-            file=sys.stderr,
-            flush=True,
-        )
+        """What the sampler calls before a batch, when those before it are done."""
+        if self.every_steps and self._steps - self._steps_at_save >= self.every_steps:
+            self._save()
 
     def save_and_wait(self) -> None:
         """Save before this rank leaves."""
-        self.save()
+        self._save()
         self.wait()
 
     # Saving
 
     def save(self) -> None:
-        """Copy the current state, then write it in the background.
+        """Copy the current state, then write it in the background; leave if the ranks are told to.
 
-        Call it after `optimizer.step()`. Rank 0 saves; on the others it only sends norms, so that
-        models can be compared. Waits for the previous write if that is still going on. Raises
-        `Error` between batches whose gradients are added up for one step, for a state that could
-        not be loaded again, for a second Checkpoint in one folder, and for an earlier failure if
-        `on_error` is 'stop'.
+        A collective: every rank calls it, at the same place, and rank 0 saves. It belongs after
+        the last batch of an epoch, below what is done once in an epoch. Waits for the previous
+        write if that is still going on. Raises `Error` if a batch was taken since the last
+        `step()`, before `restore()` where a sampler is among the parts, if the ranks do not have
+        the same, for an optimizer whose schedule is no part, for a state that could not be loaded
+        again, for a second Checkpoint in one folder, and for an earlier failure if `on_error` is
+        'stop'.
         """
-        if not self.is_at_boundary():
+        self._check_parts()
+        if not all(sampler.is_done for sampler in self._samplers):
             raise Error(
-                "save() before the optimizers of this Checkpoint have stepped: the gradients of "
-                "the last batch would be lost. Call it after optimizer.step(), or zero_grad(); if "
-                "a GradScaler makes the steps, after scaler.update(), and with "
-                "Checkpoint(scaler=scaler, …)."
+                "save() after a batch of which step() has not said that it is done: its gradients "
+                f"would be lost. {sampling.STEP}\nFor a batch that the loop passes over, too."
             )
+        self._save()
+        if self._samplers:
+            sampling.leave_if_told()
+
+    def _save(self) -> None:
         if self.directory is None:
             return
         self._take_folder(self.directory)
-        self._tell_norms()
+        found = {
+            name: part.state_dict()
+            for name, part in self.parts.items()
+            if rank() == 0 or not isinstance(part, torch.nn.Module | torch.optim.Optimizer)
+        }
+        replicas.check(self.parts, found)
         self.wait()
-        self._saved_step = self._step()
-        self._saved_at = time.monotonic()
+        step = self._step()
+        self._steps_at_save = self._steps
         if rank() != 0:
             return
         copies = {
-            name: states.copy_of(part.state_dict(), self._state.get(name), name)
-            for name, part in self.parts.items()
+            name: states.copy_of(state, self._state.get(name), name)
+            for name, state in found.items()
         }
         self._state = {**copies, WRITTEN_BY: describe(self.parts)}
         self._writer = threading.Thread(
-            target=self._write, args=(self.directory, self._saved_step), name="ddp-checkpoint"
+            target=self._write, args=(self.directory, step), name="ddp-checkpoint"
         )
         self._writer.start()
+
+    def _check_parts(self) -> None:
+        """Raise `Error` for what would be wrong after a resume, and only then."""
+        if self._samplers and not self._was_restored:
+            raise Error(
+                "This Checkpoint has a sampler, and restore() was not called: a run that starts "
+                "again would begin from scratch, and remove what was saved. Call "
+                "checkpoint.restore() before the loop; in a new run it does nothing. Of a second "
+                "Checkpoint, for the best model, say, the sampler is no part."
+            )
+        refuse_schedule_left_out(self.parts)
+        if self._steps == 0 and rank() == 0:
+            for problem in self._problems():
+                reporting.post(Problem(problem))
+
+    def _problems(self) -> list[str]:
+        """What is not wrong here, and ends otherwise than a user may expect."""
+        modules = {k: part for k, part in self.parts.items() if isinstance(part, torch.nn.Module)}
+        found = []
+        for name, module in modules.items():
+            if any(sampler.placement is not None for sampler in self._samplers):
+                kinds = {type(each) for each in module.modules() if isinstance(each, _BatchNorm)}
+                kinds.discard(torch.nn.SyncBatchNorm)
+                if kinds:
+                    found.append(
+                        f"{name} normalises batches, and each rank has rows of its own partitions "
+                        "alone: where the table is ordered, the ranks' batches differ. Shuffle it "
+                        "in Dask, or use LayerNorm, or SyncBatchNorm on GPUs."
+                    )
+            for model in replicas.wrapping(module):
+                for hook, state in model._comm_hooks:
+                    if not isinstance(state, torch.distributed.ProcessGroup | None):
+                        found.append(
+                            f"{name} has the communication hook {hook.__name__}, whose state "
+                            "is in no checkpoint: a resumed run ends with other weights."
+                        )
+        return found
 
     def _take_folder(self, directory: Path) -> None:
         """From now on nothing else of this run may save in this folder."""
@@ -255,27 +266,6 @@ class Checkpoint:
                 "other's files. Make it once, before the loop, or give one a folder of its own: "
                 "Checkpoint(directory='best', …)."
             )
-
-    def _tell_norms(self) -> None:
-        """Tell the client the norms of the models' parameters, if there are ranks to compare."""
-        step = reporting.position().get("step")
-        if step is None or world_size() == 1:
-            return
-        # An averaged model may be kept up to date by rank 0 alone.
-        parameters = {
-            f"{part_name}.{name}": parameter
-            for part_name, part in self.parts.items()
-            if isinstance(part, torch.nn.Module) and not isinstance(part, AveragedModel)
-            for name, parameter in part.named_parameters()
-        }
-        norms = states.norms(list(parameters.values()))
-        names = list(parameters) if rank() == 0 else []
-        folder = str(self.directory)
-
-        def message() -> ParameterNorms:
-            return ParameterNorms(folder, step, norms.tolist(), names)
-
-        reporting.post(message)  # the thread that delivers waits for a GPU
 
     def wait(self) -> None:
         """Return when the last save is on disk.
@@ -344,24 +334,39 @@ class Checkpoint:
     def restore(self) -> Path | None:
         """Load the newest checkpoint that verifies; returns its path, None if there is none.
 
-        A collective: every rank calls it, and loads the file that rank 0 has chosen. Damaged ones
-        are named on stderr and skipped. So is what the program has set otherwise than the run
-        that saved: the saved learning rate is gone on with. Raises `Error` if there are
-        checkpoints but none is good, if this rank does not see the chosen one, and if that was
-        written by another model, optimizer or schedule, or with other data.
+        A collective: every rank calls it, before the loop, and loads the file that rank 0 has
+        chosen. Damaged ones are named on stderr and skipped. So are options of an optimizer that
+        the program has set otherwise than the run that saved: the saved ones are gone on with.
+        Parameters are frozen as they were, in a model that DDP has not wrapped yet. Raises `Error`
+        if there are checkpoints but none is good, if this rank does not see the chosen one, and if
+        that was written by another model, optimizer or schedule, or with other data.
         """
         self.wait()
+        self._was_restored = True
         if self.directory is None:
             return None
         path = chosen_file(self.directory)
         if path is None:
             return None
         load_into(self.parts, path)
-        self._saved_step = step_of(path)
-        self._boundaries.restored()
         if rank() == 0:
             print(f"Resumed from {path.name}", flush=True)
+            if not self._samplers:
+                print(
+                    "No ElasticSampler is a part of this Checkpoint: the loop itself has to go on "
+                    "where it was.",
+                    flush=True,
+                )
         return path
+
+
+def held_parts() -> dict[str, Any]:
+    """The parts of all checkpoints that have saved in this process's run, by folder and name."""
+    return {
+        f"{name} in {folder.name}": part
+        for folder, checkpoint in _saving.items()
+        for name, part in checkpoint.parts.items()
+    }
 
 
 def finish_writing() -> None:

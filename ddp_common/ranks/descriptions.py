@@ -2,24 +2,26 @@
 
 A description is plain text: the class of a part, of a module the entries of its state, of an
 optimizer its parameters in their order. It is saved beside the states and compared before one is
-loaded. Settings, such as a learning rate, may differ: they are compared afterwards, to be named.
+loaded. So is the course of a schedule, in its own state: what does not change while it runs.
 Relies on torch's modules, optimizers and schedules; of anything else it knows the class alone.
 """
 
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from ddp_common.errors import Error
 
 WRITTEN_BY = "written_by"  # the descriptions in a file, beside the states
-CLASS = "class"  # no entry of a module has this name: it is a word of Python's
+# Names that no entry of a module has: a word of Python's, and one that ends with a dot
+CLASS = "class"
+FROZEN = "frozen."  # the parameters that are not trained
 
-# Options of an optimizer that schedules change, and those that they add. `initial_lr` they add as
-# well, and never change.
-SCHEDULED = ("lr", "momentum", "betas")
-ADDED = ("max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr")
 # Of a schedule's state, what changes while it runs; and `verbose`, which torch has no more
 MOVING = ("last_epoch", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i", "verbose")
+MADE_OF = "_schedulers"  # the schedules that a schedule is made of, in its state too
+SCHEDULED = ("lr", "momentum", "betas")  # options of an optimizer that schedules change
 NAMED = 3  # so many differences are named in a message
 
 
@@ -39,6 +41,7 @@ def _description(part: Any, names: dict[int, str]) -> dict[str, str]:
     if isinstance(part, torch.nn.Module):
         for name, value in part.state_dict().items():
             found[name] = _form(value)
+        found[FROZEN] = " ".join(frozen(part))
     if isinstance(part, torch.optim.Optimizer):
         number = 0
         for group_number, group in enumerate(part.param_groups):
@@ -50,18 +53,18 @@ def _description(part: Any, names: dict[int, str]) -> dict[str, str]:
     return found
 
 
+def frozen(module: torch.nn.Module) -> list[str]:
+    """The names of the parameters that are not trained."""
+    return [name for name, each in module.named_parameters() if not each.requires_grad]
+
+
 def _class_name(part: Any) -> str:
     """The name of its class; of a schedule made of others with theirs."""
     name = type(part).__name__
     if not isinstance(part, LRScheduler):
         return name
-    inner = [_class_name(schedule) for schedule in _schedules_within(part)]
+    inner = [_class_name(schedule) for schedule in getattr(part, MADE_OF, [])]
     return f"{name}({', '.join(inner)})" if inner else name
-
-
-def _schedules_within(schedule: LRScheduler) -> list[LRScheduler]:
-    """Those that a SequentialLR or a ChainedScheduler is made of."""
-    return getattr(schedule, "_schedulers", [])
 
 
 def _form(value: Any) -> str:
@@ -73,62 +76,110 @@ def _form(value: Any) -> str:
 def difference(there: Any, here: dict[str, str]) -> str | None:
     """How the saved description of a part, which may be anything, differs from today's.
 
-    None if it does not.
+    None if it does not. Which parameters are frozen is no difference.
     """
     saved: dict[str, str] = {}
     if isinstance(there, dict):
-        saved = {str(name): str(value) for name, value in there.items()}
+        saved = {str(name): str(value) for name, value in there.items() if name != FROZEN}
     if saved.get(CLASS) != here[CLASS]:
         return f"{saved.get(CLASS)} there, {here[CLASS]} here"
+    found = _changed(saved, {name: value for name, value in here.items() if name != FROZEN})
+    differs = _listed(found)
+    if differs is not None and "_orig_mod" in differs:
+        differs += (
+            ". `_orig_mod` is of a part of a model that torch.compile(part) has wrapped in one of "
+            "the two programs: part.compile() changes no names"
+        )
+    return differs
+
+
+def _changed(saved: dict[str, Any], here: dict[str, Any]) -> list[str]:
     found = [
         f"{name} is {saved[name]} there, {value} here"
         for name, value in here.items()
-        if name in saved and saved[name] != value
+        if name in saved and repr(saved[name]) != repr(value)  # a saved value may be anything
     ]
     found += [f"only there is {name}" for name in saved if name not in here]
     found += [f"only here is {name}" for name in here if name not in saved]
+    return found
+
+
+def _listed(found: list[str]) -> str | None:
     if len(found) > NAMED:
         found[NAMED:] = [f"and {len(found) - NAMED} more"]
     return "; ".join(found) or None
 
 
-def settings(part: Any) -> dict[str, Any]:
-    """What an optimizer or a schedule of torch was made with; of anything else nothing.
+# Schedules and settings
 
-    The keys are written as in a program: `param_groups[0]['lr']`, `step_size`.
+
+def refuse_schedule_left_out(parts: dict[str, Any]) -> None:
+    """Raise `Error` for an optimizer whose schedule would begin again after a resume.
+
+    torch's schedules add `initial_lr` to each group of their optimizer.
     """
-    if isinstance(part, torch.optim.Optimizer):
-        return {
-            f"param_groups[{number}]['{option}']": value
-            for number, group in enumerate(part.param_groups)
-            for option, value in group.items()
-            if option not in ("params", "param_names", *ADDED)
-        }
-    if isinstance(part, LRScheduler):
-        found = {
-            name: value
-            for name, value in part.state_dict().items()
-            if not name.startswith("_") and name not in MOVING
-        }
-        for number, schedule in enumerate(_schedules_within(part)):
-            for name, value in settings(schedule).items():
-                found[f"_schedulers[{number}].{name}"] = value
-        return found
-    return {}
+    scheduled = [getattr(part, "optimizer", None) for part in parts.values()]
+    for name, part in parts.items():
+        if not isinstance(part, torch.optim.Optimizer) or any(part is each for each in scheduled):
+            continue
+        if any("initial_lr" in group for group in part.param_groups):
+            raise Error(
+                f"A schedule drives {name}, as `initial_lr` in its groups says, and is no part of "
+                "this Checkpoint: after a resume it would begin again. Name it, too: "
+                f"Checkpoint({name}=…, schedule=schedule, …). If none drives it any more: "
+                f"for group in {name}.param_groups: del group['initial_lr']."
+            )
 
 
-def changed_settings(
-    before: dict[str, Any], after: dict[str, Any], has_schedule: bool
-) -> list[str]:
-    """The names of what differs in two `settings` of one class, as they are printed.
+def change_of_course(part: Any, state: Any) -> str | None:
+    """How a schedule was made otherwise than the one whose state was saved; None if alike."""
+    if not isinstance(part, LRScheduler):
+        return None
+    there, here = _course(state, ""), _course(part.state_dict(), "")
+    if isinstance(part, LambdaLR) and isinstance(state, dict) and not _changed(there, here):
+        there = {"the rate at this step": state.get("_last_lr")}
+        rates = zip(part.base_lrs, part.lr_lambdas)
+        step = state.get("last_epoch")
+        here = {"the rate at this step": [base * function(step) for base, function in rates]}
+    return _listed(_changed(there, here))
 
-    With `has_schedule`, options that schedules change are left out.
+
+def _course(state: Any, prefix: str) -> dict[str, Any]:
+    """What a schedule was made with, of its state, which may be anything."""
+    found: dict[str, Any] = {}
+    if isinstance(state, dict):
+        for name, value in state.items():
+            if name == MADE_OF and isinstance(value, list | tuple):
+                for number, each in enumerate(value):
+                    found |= _course(each, f"{prefix}{MADE_OF}[{number}].")
+            elif name == "_milestones" or not (str(name).startswith("_") or name in MOVING):
+                found[f"{prefix}{name}"] = value
+    return found
+
+
+def settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The options of its groups, by names as in a program: `param_groups[0]['lr']`."""
+    return {
+        f"param_groups[{number}][{option!r}]": value
+        for number, group in enumerate(optimizer.param_groups)
+        for option, value in group.items()
+        if option not in ("params", "param_names")
+    }
+
+
+def changed_settings(optimizer: torch.optim.Optimizer, before: dict[str, Any]) -> list[str]:
+    """The names of those options that a program has given and that now are others than `before`.
+
+    Without those that a schedule changes, if one drives the optimizer.
     """
-    moving = tuple(f"['{option}']" for option in SCHEDULED) if has_schedule else ()
+    after = settings(optimizer)
+    is_scheduled = any("initial_lr" in group for group in optimizer.param_groups)
+    options = [
+        option for option in optimizer.defaults if not (is_scheduled and option in SCHEDULED)
+    ]
+    given = tuple(f"[{option!r}]" for option in options)
     return [
         name
-        for name in before
-        if name in after
-        and not name.endswith(moving)
-        and repr(before[name]) != repr(after[name])  # of a saved value, which may be anything
+        for name, value in before.items()
+        if name.endswith(given) and name in after and repr(value) != repr(after[name])
     ]

@@ -73,13 +73,16 @@ def flush() -> None:
 def pickled_result(result: Any) -> bytes:
     """The result as torch.save writes it: the client can load a GPU's tensors without a GPU.
 
-    What pickle refuses, such as a function made in a function, cloudpickle may take. Raises
-    TypeError for what cannot be pickled.
+    Models come without DDP around them. What pickle refuses, such as a function made in a
+    function, cloudpickle may take. Raises TypeError for what cannot be pickled.
     """
     # Not at the top: the client imports this module too, and torch takes a second.
     import cloudpickle
     import torch
 
+    from ddp_common.ranks.states import without_ddp
+
+    result = without_ddp(result)
     buffer = io.BytesIO()
     with contextlib.suppress(Exception):
         torch.save(result, buffer)

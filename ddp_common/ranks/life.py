@@ -22,13 +22,14 @@ import numpy
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ddp_common.messages import Ended, Message, Position
+from ddp_common.messages import Ended, Message, Position, Problem
 from ddp_common.ranks import (
     checkpoint,
     handover,
     last_word,
     main_module,
     rendezvous,
+    replicas,
     reporting,
     stopping,
     whereabouts,
@@ -56,8 +57,10 @@ def live(
                 with rendezvous.process_group(store_socket), stopping.in_agreement():
                     result = _call(function, arguments)
                     stopping.training_has_ended()
+                    models = replicas.at_the_end(checkpoint.held_parts())
                     checkpoint.finish_writing()
                     reporting.post(Position(**reporting.position(), has_returned=True))
+                    _compare_with_others(models)
             finally:  # after an exception: what is being written is whole, and told
                 checkpoint.finish_writing()
     except stopping.Stopped:
@@ -84,6 +87,7 @@ def _settle(environment: dict[str, str], threads: int) -> None:
     # notebook itself.
     multiprocessing.set_start_method("fork", force=True)
     whereabouts.keep_collectives()
+    replicas.watch()
 
 
 @contextlib.contextmanager
@@ -127,6 +131,14 @@ def _unpickled(payload: bytes, tables: int | None) -> tuple[Callable, dict[str, 
     for set_it in settings:
         set_it()
     return function, arguments
+
+
+def _compare_with_others(models: replicas.Fingerprint) -> None:
+    """Rank 0 tells the client if the others' models differ in the end from its own."""
+    fingerprints = rendezvous.collected_by_rank_0("models", models)
+    drift = replicas.in_the_end(fingerprints)
+    if drift is not None:
+        reporting.post(Problem(drift))
 
 
 def _call(function: Callable, arguments: dict[str, Any]) -> Any:

@@ -1,10 +1,9 @@
 """`ddp.DataLoader`: torch's own, whose workers may load ahead of an `ElasticSampler`.
 
-Promises: a step counts when training takes its batch. In `__getitem__` and `__getitems__` the
-random state of torch, NumPy and `random` follows from (seed, epoch, index of the sample): an
-augmentation is the same with any number of loader workers and ranks, and after a resume. SIGTERM
-ends no worker while its rank trains: torchrun and Slurm send it to the workers too, and the rank
-finishes its step first.
+Promises: a step counts when training takes its batch. In a data set the random state of torch,
+NumPy and `random` follows from (seed, epoch, index of the sample): an augmentation is the same
+with any number of loader workers and ranks, and after a resume. SIGTERM ends no worker while its
+rank trains: torchrun and Slurm send it to the workers too, and the rank finishes its step first.
 Relies on the epoch travelling with the indices of a batch, to workers that may outlive it.
 """
 
@@ -27,6 +26,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from ddp_common.errors import Error
 from ddp_common.ranks import stopping
+from ddp_common.ranks.rows import Partitioned
 from ddp_common.ranks.sampling import ElasticSampler
 
 ALL_64_BITS = 2**64 - 1
@@ -37,12 +37,19 @@ class DataLoader(torch.utils.data.DataLoader):
 
     `options` are torch's. With an `ElasticSampler`, the random state of torch, NumPy and `random`
     in the data set follows from (seed, epoch, index of the sample); a generator that the data set
-    makes itself is its own affair. Where `__getitems__` draws, it gets one sample at a time.
+    makes itself is its own affair. The data set is asked for one sample at a time. `batched=True`
+    says that its `__getitems__` takes the indices of a whole batch, and draws nothing: a table of
+    Dask needs no word.
+
+    `len()` is the number of batches of a pass: in the middle of an epoch that was resumed, of the
+    batches that were left.
 
     Raises `Error` for an `IterableDataset`, which no sampler deals, and for `in_order=False`.
     """
 
-    def __init__(self, dataset: Dataset, *, batch_sampler: Any, **options: Any):
+    def __init__(
+        self, dataset: Dataset, *, batch_sampler: Any, batched: bool = False, **options: Any
+    ):
         if isinstance(dataset, IterableDataset):
             raise Error(
                 f"{type(dataset).__name__} is an IterableDataset: it has no indices that a "
@@ -54,10 +61,21 @@ class DataLoader(torch.utils.data.DataLoader):
                 "A DataLoader with in_order=False hands out batches in any order: weight and "
                 "position would not be those of the batch that is trained on. Leave in_order out."
             )
+        if batched and not hasattr(dataset, "__getitems__"):
+            raise Error(
+                f"batched=True says that __getitems__ takes whole batches, and "
+                f"{type(dataset).__name__} has none. Write it, or leave batched out."
+            )
         super().__init__(dataset, batch_sampler=batch_sampler, **options)
         if isinstance(batch_sampler, ElasticSampler):
             self._requests = Requests(batch_sampler)
-            self._seeded = SeededBySample(dataset, batch_sampler.seed)
+            is_batched = batched or isinstance(dataset, Partitioned)
+            self._seeded = SeededBySample(dataset, batch_sampler.seed, is_batched)
+
+    def __len__(self) -> int:
+        if isinstance(self.batch_sampler, ElasticSampler):
+            return self.batch_sampler.batches_in_pass
+        return super().__len__()
 
     def __iter__(self) -> Iterator:  # type: ignore[override]
         if isinstance(self.batch_sampler, ElasticSampler):
@@ -112,25 +130,17 @@ class Requests:
 class SeededBySample(Dataset):
     """`data`, with a random state of its own for each sample of an epoch."""
 
-    def __init__(self, data: Any, seed: int):
+    def __init__(self, data: Any, seed: int, is_batched: bool):
         self.data = data
         self.seed = seed
-        self.draws = False  # its `__getitems__` has drawn random numbers
+        self.is_batched = is_batched  # whole batches are asked for, and nothing is seeded
 
     def __getitems__(self, request: tuple[int, list[int]]) -> list:
         """The samples of (epoch, indices), as a loader's fetcher asks for them."""
         epoch, indices = request
+        if self.is_batched:
+            return self.data.__getitems__(indices)
         whole_batch = getattr(self.data, "__getitems__", None)
-        if whole_batch is not None and not self.draws:
-            # What a draw gives if the data set has drawn nothing, compared with what it gives then
-            seed = _mixed(self.seed, epoch, indices[0])
-            _seed(seed)
-            undisturbed = _draw()
-            _seed(seed)
-            batch = whole_batch(indices)
-            if _draw() == undisturbed:
-                return batch
-            self.draws = True
         samples = []
         for index in indices:
             _seed(_mixed(self.seed, epoch, index))
@@ -138,7 +148,7 @@ class SeededBySample(Dataset):
         return samples
 
     def __reduce__(self) -> tuple:
-        return SeededBySample, (ByValue(self.data), self.seed)
+        return SeededBySample, (ByValue(self.data), self.seed, self.is_batched)
 
 
 class ByValue:
@@ -162,10 +172,6 @@ def _seed(number: int) -> None:
     torch.default_generator.manual_seed(number & 0xFFFFFFFF)
     np.random.seed(number >> 32)
     random.seed(number)
-
-
-def _draw() -> tuple[float, float, float]:
-    return torch.rand(()).item(), np.random.random(), random.random()
 
 
 def _mixed(*numbers: int) -> int:

@@ -14,11 +14,14 @@ named; rank 0 leaves last.
 import contextlib
 import datetime
 import ipaddress
+import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 # Before torch is imported: it would print a stack of C++ for each connection that ends. (A rank of
 # Dask has torch already: its fork server has set this.)
@@ -86,6 +89,23 @@ def current_store() -> dist.Store | None:
     Waiting for a key blocks the connection for other threads: a thread takes a `clone()`.
     """
     return None if _membership is None else _membership.store
+
+
+def collected_by_rank_0(what: str, value: Any) -> list[Any]:
+    """What each rank says at its end; on rank 0 from all that have ended well, else nothing.
+
+    By the store and not by a collective: a rank may be done long before another one.
+    """
+    if _membership is None:
+        return []
+    place, store = _membership.place, _membership.store
+    store.set(f"{what}/{place.rank}", json.dumps(value))
+    if place.rank != 0:
+        return []
+    with explain_lost_store(place.rank):
+        store.wait([f"returned/{peer}" for peer in range(1, place.world_size)], FOREVER)
+        keys = [f"{what}/{peer}" for peer in range(place.world_size)]
+        return [json.loads(store.get(key)) for key in keys if store.check([key])]
 
 
 def has_left(peer: int) -> bool:
@@ -305,7 +325,7 @@ def _meet(store: dist.Store, place: Place) -> tuple[str, list[str]]:
         )
     resolved = socket.getaddrinfo(place.address, None, type=socket.SOCK_STREAM)
     *_, (address, *_) = resolved[0]
-    store.set(f"here/{place.rank}", f"{address} {_take_gpu(place)}")
+    store.set(f"here/{place.rank}", f"{address} {hash('ddp')} {_take_gpu(place)}")
     keys = [f"here/{peer}" for peer in range(place.world_size)]
     try:
         store.wait(keys, _join_timeout())
@@ -317,7 +337,15 @@ def _meet(store: dist.Store, place: Place) -> tuple[str, list[str]]:
             "started, and with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE?"
         ) from None
     answers = [value.decode().split(" ") for value in store.multi_get(keys)]
-    addresses, gpus = map(list, zip(*answers))
+    addresses, hashes, gpus = map(list, zip(*answers))
+    if place.rank == 0 and len(set(hashes)) > 1:
+        print(
+            "Warning: each rank hashes texts in its own way, so what is numbered in the order of "
+            "a set(), such as labels, differs between the ranks. Sort it, or start with "
+            "PYTHONHASHSEED=0.",
+            file=sys.stderr,
+            flush=True,
+        )
     return reached_by_others(addresses), gpus
 
 

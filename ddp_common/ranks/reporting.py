@@ -27,7 +27,7 @@ from ddp_common.files import check_name, refuse_name_of_the_run
 from ddp_common.messages import File, Message, Position, Report
 
 SUMMED = ("step", "samples", "total_samples")  # over all samplers of this rank
-IN_EVERY_RECORD = ("epoch", "step", "samples")  # as far as a sampler counts them
+IN_EVERY_RECORD = ("epoch", "step", "samples", "batch")  # as far as a sampler counts them
 POSITION_INTERVAL = 0.1  # seconds between two messages on where training is
 OWN_COLUMNS = ("rank", "time", "event")  # of every record, written by us
 LARGEST_INTEGER = 2**63  # msgpack knows none from here on
@@ -39,7 +39,8 @@ Postable = Message | Callable[[], Message]
 def report(**values: Any) -> None:
     """Send scalars to the client: numbers, or tensors and arrays with one element.
 
-    Also sends epoch and step, if a sampler counts them. Raises `Error` at once for anything that
+    Also sends epoch, step, samples so far and in this batch (`batch`, of all ranks), if a sampler
+    counts them. Raises `Error` at once for anything that
     is not a scalar. A tensor on a GPU is read by another thread: training does not wait for it.
     """
     record: dict[str, Any] = {"time": time.time()}
@@ -100,7 +101,7 @@ def steps_of_others(whose: Hashable) -> int:
 def position() -> dict[str, int]:
     """Where training is, as far as a sampler counts it.
 
-    That is epoch, step, samples, epochs, total_samples.
+    That is epoch, step, samples, batch, epochs, total_samples.
     """
     return dict(_reporter.position)
 

@@ -3,7 +3,7 @@
 Rank 0 chooses the newest good file, and every rank loads that one. Loading executes no code
 (`weights_only=True`). Promises: whatever is in a file, it is loaded or an `Error` says why not;
 what another program wrote is refused before a part is loaded (`descriptions`), other data when
-the sampler's position is.
+the sampler's position is. Parameters are trained or frozen as they were.
 """
 
 import pickle
@@ -15,13 +15,16 @@ from typing import Any
 import torch
 
 from ddp_common.errors import Error, first_line
-from ddp_common.ranks import exchange
+from ddp_common.ranks import exchange, replicas
 from ddp_common.ranks.checkpoint_files import fault, newest, remove_unfinished
 from ddp_common.ranks.descriptions import (
+    FROZEN,
     WRITTEN_BY,
+    change_of_course,
     changed_settings,
     describe,
     difference,
+    frozen,
     settings,
 )
 from ddp_common.ranks.rendezvous import rank
@@ -87,17 +90,22 @@ def load(path: Path) -> Any:
 def load_into(parts: dict[str, Any], path: Path) -> None:
     """Load each of the `parts` from the file.
 
-    Settings that the program has made otherwise than the run that saved are named on stderr.
-    Raises `Error` for what another program wrote.
+    Options of an optimizer that the program has set otherwise than the run that saved are named
+    on stderr. Raises `Error` for what another program wrote.
     """
     state = load(path)
     _check_origin(parts, state, path)
     for name, part in parts.items():
-        before = settings(part)
-        after = _load_part(name, part, state[name], path)
-        has_schedule = any(getattr(each, "optimizer", None) is part for each in parts.values())
-        if rank() == 0:
-            _name_changed_settings(name, before, after, has_schedule)
+        if isinstance(part, torch.nn.Module):
+            _freeze_as_saved(name, part, state[WRITTEN_BY][name].get(FROZEN), path)
+    for name, part in parts.items():
+        if isinstance(part, torch.optim.Optimizer):
+            before = settings(part)
+            _load_part(name, part, state[name], path)
+            if rank() == 0:
+                _name_changed_settings(name, part, before)
+        else:
+            _load_part(name, part, state[name], path)
 
 
 def _check_origin(parts: dict[str, Any], state: Any, path: Path) -> None:
@@ -120,13 +128,49 @@ def _check_origin(parts: dict[str, Any], state: Any, path: Path) -> None:
                 f"{path} was written by another {name}: {differs}. Resume with the code and "
                 "the config.json of its run; make all parameter groups before restore()."
             )
+        differs = change_of_course(parts[name], state[name])
+        if differs is not None:
+            raise Error(
+                f"{path} was written with another {name}: {differs}. Its course is that of the "
+                "run which made it, to the end. Resume with the config.json of its run; a longer "
+                "run is a new run from these weights, without this folder: "
+                f"{_from_these_weights(parts, path)}"
+            )
 
 
-def _load_part(name: str, part: Any, state: Any, path: Path) -> dict[str, Any]:
-    """Returns the settings that it has now."""
+def _from_these_weights(parts: dict[str, Any], path: Path) -> str:
+    """The line of a new run that loads the model, before DDP is made."""
+    models = [name for name, part in parts.items() if isinstance(part, torch.nn.Module)]
+    name = models[0] if models else "model"
+    return f"model.load_state_dict(torch.load({str(path)!r}, weights_only=True)[{name!r}])"
+
+
+def _freeze_as_saved(name: str, module: torch.nn.Module, saved: Any, path: Path) -> None:
+    """Train those parameters that were trained.
+
+    Raises `Error` where DDP has chosen others already.
+    """
+    if not isinstance(saved, str):  # a file of version 0.4
+        return
+    there = set(saved.split())
+    differing = sorted(there ^ set(frozen(module)))
+    if not differing:
+        return
+    if replicas.wrapping(module):
+        how = "False" if differing[0] in there else "True"
+        raise Error(
+            f"{path} was written when requires_grad of {name}.{differing[0]} was {how}, and DDP "
+            "has chosen its parameters already. Give Checkpoint the plain model, and call "
+            "restore() before DistributedDataParallel(…)."
+        )
+    for entry, parameter in module.named_parameters():
+        if entry in differing:
+            parameter.requires_grad_(entry not in there)
+
+
+def _load_part(name: str, part: Any, state: Any, path: Path) -> None:
     try:
         part.load_state_dict(state)
-        return settings(part)
     except Error:
         raise
     except Exception as error:
@@ -136,10 +180,9 @@ def _load_part(name: str, part: Any, state: Any, path: Path) -> dict[str, Any]:
         ) from error
 
 
-def _name_changed_settings(
-    name: str, before: dict[str, Any], after: dict[str, Any], has_schedule: bool
-) -> None:
-    for setting in changed_settings(before, after, has_schedule):
+def _name_changed_settings(name: str, part: torch.optim.Optimizer, before: dict[str, Any]) -> None:
+    after = settings(part)
+    for setting in changed_settings(part, before):
         print(
             f"Resumed with {name}.{setting} = {after[setting]!r}, as it was saved; this program "
             f"has made it with {before[setting]!r}. To change it on purpose, set it after "

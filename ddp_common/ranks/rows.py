@@ -3,11 +3,10 @@
 A Dask DataFrame, Array or Bag, or a list of futures, that was an argument of `launch` arrives as
 `Rows`. Its rows have the numbers that they have in the whole table, on every rank: a sampler deals
 these numbers, and each rank is dealt those of its own partitions. Promises: the partitions are in
-memory once, as the worker handed them over; `take` copies no more than the rows that it gives;
-numbers become tensors as they are, or not at all. What a mask of NumPy hides is a missing value.
+memory once, as the worker handed them over; `take` copies no more than the rows that it gives.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from ddp_common.errors import Error
 from ddp_common.ranks.dealing import Placement
 
-NAMED = 5  # columns in a message, of those that are meant
-LARGEST = {np.int64: 2**63 - 1, np.float32: 2**24}  # whole number of which none is skipped
+NAMED = 5  # partitions in a message, of those that are meant
 
 
 class Partitioned(Dataset):
@@ -112,82 +110,68 @@ class Rows(Partitioned):
             return together
         return _picked(together, np.argsort(np.argsort(places, kind="stable")))
 
-    def tensors(self, *columns: str | Sequence[str]) -> "RowTensors":
+    def tensors(self, function: Callable[[Any], Any], *, allow_nan: bool = False) -> "RowTensors":
         """This rank's rows as tensors, made once, to be indexed by the same row numbers.
 
-        Each of `columns` makes one tensor: a name one of shape (rows,), a list of names one of
-        shape (rows, columns). Without any, all columns make one; so for arrays and Series. Whole
-        numbers become int64, categories their codes (int64), anything else float32. The result
-        stands where the table stands:
+        `function` gets a partition, as pandas or NumPy or a list, and gives a tensor, or a tuple
+        of them, each with a row for each row of the partition. The result stands where the table
+        stands:
 
-            data = table.tensors(["distance", "hour"], "late")
+            def to_tensors(frame):
+                x = torch.tensor(frame[["distance", "hour"]].to_numpy("float32"))
+                return x, torch.tensor(frame["carrier"].cat.codes.to_numpy("int64"))
+
+            data = table.tensors(to_tensors)
             sampler = ddp.ElasticSampler(data, batch_size)
-            for x, y in ddp.DataLoader(data, batch_sampler=sampler): …
+            for x, carrier in ddp.DataLoader(data, batch_sampler=sampler): …
 
-        Raises `Error`, with the columns' names, for what is no real number, what would not keep
-        its value, and where values are missing.
+        Raises `Error` for anything else that `function` gives, for values that NumPy masks, and
+        for NaN, unless `allow_nan`.
         """
-        first = self._pieces[0]
-        if isinstance(first, list):
+        made = [
+            self._made_of(self.parts[place], function, allow_nan, number)
+            for place, number in enumerate(self.placement.held)
+            if number in self._filled
+        ]
+        kinds = {tuple((each.dtype, each.shape[1:]) for each in tensors) for tensors in made}
+        if len(kinds) > 1:
             raise Error(
-                f"The partitions of {self.name!r} are lists. Make tensors of what take(rows) "
-                f"gives, or launch with {self.name}.to_dataframe()."
+                f"The tensors of the partitions of {self.name!r} are of different types or "
+                f"shapes: {' and '.join(map(str, kinds))}. Name the type: to_numpy('float32')."
             )
-        if not hasattr(first, "columns"):
-            if columns:
-                raise Error(f"{self.name!r} has no columns; write {self.name}.tensors().")
-            return RowTensors(self, [self._tensor(None)])
-        chosen = columns or (list(first.columns),)
-        self._check_names([name for each in chosen for name in _as_list(each)])
-        return RowTensors(self, [self._tensor(each) for each in chosen])
+        return RowTensors(self, [torch.cat(pieces) for pieces in zip(*made)])
 
-    def _check_names(self, names: list) -> None:
-        there = list(self._pieces[0].columns)
-        wrong = [name for name in dict.fromkeys(names) if there.count(name) != 1]
-        if wrong:
+    def _made_of(
+        self, part: Any, function: Callable[[Any], Any], allow_nan: bool, number: int
+    ) -> tuple[torch.Tensor, ...]:
+        """What `function` makes of a partition."""
+        partition = f"Partition {number} of {self.name!r}"
+        if np.ma.is_masked(part):
             raise Error(
-                f"{self.name!r} has no column, or several, of the name {_some(wrong)}; it has "
-                f"{_some(there)}."
+                f"{partition} has masked values, which a tensor cannot have. Fill them before "
+                "launch: da.ma.filled."
             )
-
-    def _tensor(self, columns: str | Sequence[str] | None) -> torch.Tensor:
-        """One tensor of this rank's rows. `columns`: a name, a list of names, or None for all."""
-        names = [self.name] if columns is None else _as_list(columns)
-        by_name = {
-            name: [piece if columns is None else piece[name] for piece in self._pieces]
-            for name in names
-        }
-        self._refuse_missing(by_name)
-        kinds = {_kind(values) for pieces in by_name.values() for values in pieces}
-        dtype = np.int64 if kinds <= {"i", "u"} else np.float32
-        is_matrix = isinstance(columns, list | tuple)
-        shape = (len(names),) if is_matrix else by_name[names[0]][0].shape[1:]
-        whole = np.empty((len(self.rows), *shape), dtype=dtype)
-        wrong = {}
-        for column, name in enumerate(names):
-            target = whole[:, column] if is_matrix else whole
-            what = _fill(target, by_name[name])
-            if what:
-                wrong[name] = what
-        if wrong:
-            listed = _some([f"{name} ({what})" for name, what in wrong.items()])
-            raise Error(
-                f"{self.name!r} has columns whose numbers would change in a tensor of "
-                f"{np.dtype(dtype)}, or are none: {listed}. Before launch, make categories of "
-                "texts and identifiers, numbers of anything else, and scale what is too large. "
-                "Whole numbers without floats in the same tensor become int64."
-            )
-        return torch.from_numpy(whole)
-
-    def _refuse_missing(self, by_name: dict[str, list]) -> None:
-        missing = {name: sum(map(_missing, pieces)) for name, pieces in by_name.items()}
-        listed = _some([f"{name} ({count:,})" for name, count in missing.items() if count])
-        if listed:
-            raise Error(
-                f"{self.name!r} lacks values on this rank, NaN or masked, in {listed}, of "
-                f"{len(self.rows):,} rows. Fill them (fillna, filled) or drop their rows (dropna) "
-                "before launch."
-            )
+        given = function(part)
+        tensors = given if isinstance(given, tuple) else (given,)
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                raise Error(
+                    f"The function that makes tensors of {partition} gave a "
+                    f"{type(tensor).__name__}. Give a tensor, or a tuple of them: "
+                    "torch.tensor(array)."
+                )
+            if tensor.dim() == 0 or len(tensor) != len(part):
+                raise Error(
+                    f"The function that makes tensors gave one of shape {tuple(tensor.shape)} for "
+                    f"the {len(part)} rows of {partition}. Give a row for each row."
+                )
+            lacks = 0 if allow_nan else int(tensor.isnan().sum())
+            if lacks:
+                raise Error(
+                    f"{partition} has {lacks:,} NaN in its tensors. Fill them (fillna) or drop "
+                    "their rows (dropna) before launch, or say tensors(…, allow_nan=True)."
+                )
+        return tensors
 
 
 class RowTensors(Partitioned):
@@ -217,55 +201,6 @@ class RowTensors(Partitioned):
         return tuple(each[0] for each in taken) if isinstance(taken, tuple) else taken[0]
 
 
-# A column, or an array, of one partition
-
-
-def _kind(values: Any) -> str:
-    """NumPy's letter for what it holds; codes of categories are integers."""
-    return "i" if hasattr(values, "cat") else values.dtype.kind
-
-
-def _missing(values: Any) -> int:
-    """How many values are NaN, None or the like, or masked."""
-    if hasattr(values, "isna"):
-        return int(values.isna().sum())
-    masked = np.ma.getmask(values)
-    if values.dtype.kind == "f":
-        masked = masked | np.isnan(np.ma.getdata(values))
-    return int(np.count_nonzero(masked))
-
-
-def _fill(target: np.ndarray, pieces: list) -> str | None:
-    """Copy the pieces of a column into `target`, one after the other.
-
-    Returns what would not be the same there, a number or what is none; else None.
-    """
-    start = 0
-    for piece in pieces:
-        if _kind(piece) not in "biuf":
-            return str(piece.dtype)
-        array = _array(piece)
-        if array.dtype.kind in "iu":
-            largest = max(int(array.max()), -int(array.min()))
-            if largest > LARGEST[target.dtype.type]:
-                return str(largest)
-        part = target[start : start + len(array)]
-        with np.errstate(over="ignore"):
-            part[...] = array
-        if array.dtype.kind == "f" and (np.isinf(part) != np.isinf(array)).any():
-            return f"{np.abs(array[np.isfinite(array)]).max():g}"
-        start += len(array)
-    return None
-
-
-def _array(piece: Any) -> np.ndarray:
-    if hasattr(piece, "cat"):
-        return piece.cat.codes.to_numpy()
-    if hasattr(piece.dtype, "numpy_dtype"):  # pandas' own: nullable numbers, numbers of Arrow
-        return piece.to_numpy(dtype=piece.dtype.numpy_dtype)
-    return np.asarray(piece)
-
-
 # Partitions, and parts of them
 
 
@@ -284,13 +219,6 @@ def _joined(pieces: list) -> Any:
     import pandas as pd  # not at the top: a rank without a table does without it
 
     return pd.concat(pieces)
-
-
-# Columns by their names
-
-
-def _as_list(columns: Any) -> list:
-    return list(columns) if isinstance(columns, list | tuple) else [columns]
 
 
 def _some(names: Sequence) -> str:

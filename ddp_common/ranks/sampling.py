@@ -10,10 +10,15 @@ normalisation.
 There is one way to loop: `for epoch in sampler.epochs(n)`, and in each epoch one *pass* over its
 batches, by `ddp.DataLoader` or `batches()`. Any other loop is an `Error` that shows this one. The
 position is (epoch, step). A step counts when training takes its batch, however early that was
-loaded. Between two steps checkpoints save, and the ranks leave if one of them was told to.
+loaded.
+
+Before a batch is taken there is one moment to save and to leave, if `Checkpoint.step()` has said
+since the last batch that what it was for is done (`_before_batch`). A sampler that no checkpoint
+saves is left before any batch, unless another one is saved: that one decides.
 """
 
 import functools
+import itertools
 import random
 import threading
 import weakref
@@ -36,30 +41,24 @@ THE_LOOP = (
     "        for batch in ddp.DataLoader(data, batch_sampler=sampler):  # or sampler.batches()"
 )
 
-# Those of this process that have begun a loop. Several may train in turns
-_samplers: weakref.WeakSet["ElasticSampler"] = weakref.WeakSet()
+STEP = (
+    "Write, after the optimizer's step:\n"
+    "    checkpoint.step()  # what this batch was for is done: it may be saved"
+)
 
-# Called with each sampler between its steps, after the listeners; for `ddp.inject`
+# Those of this process that have begun a loop, by their number: several may train in turns
+_samplers: weakref.WeakValueDictionary[int, "ElasticSampler"] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+# Called with each sampler between its steps, after its checkpoints; for `ddp.inject`
 injected: list[Callable[["ElasticSampler"], None]] = []
 
 
-class BoundaryListener(Protocol):
-    """What saves between two steps of samplers that it listens to: a `Checkpoint`."""
-
-    def batch_taken(self, sampler: "ElasticSampler") -> None:
-        """Training takes a batch of `sampler`: its own, or one that trains in turns."""
-
-    def pass_is_over(self, sampler: "ElasticSampler") -> None:
-        """Training has done with the last batch of an epoch what it does with it."""
-
-    def saves_before_batches_of(self, sampler: "ElasticSampler") -> bool:
-        """Whether it is this sampler before whose batches it saves, of those that train now."""
-
-    def is_at_boundary(self) -> bool:
-        """Whether what was trained so far can be saved: no gradients are being added up."""
+class SavesPosition(Protocol):
+    """What saves the position of samplers: a `Checkpoint`."""
 
     def save_if_due(self) -> None:
-        """Between two steps: save if it is time, and a boundary."""
+        """Save, if it is time."""
 
     def save_and_wait(self) -> None:
         """Save before this rank leaves."""
@@ -127,11 +126,15 @@ class ElasticSampler:
             )
         self.epoch = 0
         self.step = 0
-        self.listeners: list[BoundaryListener] = []
+        self.checkpoints: list[SavesPosition] = []  # those that save its position
+        self.is_done = True  # what the batches that were taken were for: nothing of it is open
+        self._number = next(_numbers)
+        self._was_done = True  # at some moment of the epoch
         self._loop: object = None  # the loop over `epochs` that is running
         self._number_of_epochs = 0  # of that loop
         # What the pass over this epoch deals; None before it begins
         self._deal: EvenDeal | PlacedDeal | None = None
+        self._first_step = 0  # of that pass
         self._weight: float | None = None  # of the batch in training
         self._thread: int | None = None  # that took it
         self._reporting_key = object()  # tells this sampler from others that report a position
@@ -141,6 +144,16 @@ class ElasticSampler:
         full_batches, rest = divmod(self.length, self.batch_size)
         batches = full_batches if self.drop_last or rest == 0 else full_batches + 1
         return batches if self.steps is None else min(batches, self.steps)
+
+    @property
+    def batches_in_pass(self) -> int:
+        """Batches that the pass over this epoch gives: fewer where a run was resumed within it.
+
+        Outside of a loop over `epochs` there is no pass: the steps in an epoch.
+        """
+        if self._loop is None:
+            return len(self)
+        return len(self) - (self.step if self._deal is None else self._first_step)
 
     # The order of an epoch
 
@@ -166,11 +179,6 @@ class ElasticSampler:
 
     # The loop over epochs
 
-    @property
-    def is_in_loop(self) -> bool:
-        """Whether its loop over `epochs` is running."""
-        return self._loop is not None
-
     def epochs(self, n: int) -> Iterator[int]:
         """Yield the epochs from the current position on, below `n`, their number in the whole run.
 
@@ -185,7 +193,7 @@ class ElasticSampler:
             )
         self._move_to(*self._next_position())
         self._loop = loop = object()
-        _samplers.add(self)
+        _samplers[self._number] = self
         self._number_of_epochs = number
         try:
             while self.epoch < number:
@@ -253,7 +261,7 @@ class ElasticSampler:
         batches = load()
         try:
             while self.step < len(self):
-                self._between_steps()
+                self._before_batch()
                 batch = next(batches)
                 self._start_step(deal)
                 yield batch
@@ -262,8 +270,6 @@ class ElasticSampler:
                         "This iterator can't go on: its epoch is over, or its loop over epochs() "
                         f"was left, or a position was loaded. {THE_LOOP}"
                     )
-            for listener in self.listeners:
-                listener.pass_is_over(self)
         finally:
             # The only batch of an epoch may be kept (list(loader)): its weight stays right.
             if self._deal is deal and self.step == len(self) > 1:
@@ -277,6 +283,13 @@ class ElasticSampler:
                 f"A second pass over epoch {self.epoch} begins; {self.step} of its {len(self)} "
                 f"steps are taken. To look at data, make another sampler. {THE_LOOP}"
             )
+        if self.checkpoints and not self._was_done:
+            raise Error(
+                f"A Checkpoint has this sampler, and was not told in a whole epoch, before epoch "
+                f"{self.epoch}, what is done: it could save nothing when a job ends. {STEP}"
+            )
+        self._was_done = False
+        self._first_step = self.step
         if self.placement is not None:
             self._deal = self._placed_deal(self.placement, self.epoch)
         else:
@@ -292,29 +305,24 @@ class ElasticSampler:
 
     # A step
 
-    def _between_steps(self) -> None:
-        """Before a batch is taken, model and position belong together: it is the moment to save or
-        to leave.
+    def _before_batch(self) -> None:
+        """Before a batch is taken: save if it is time, and leave if the ranks were told to.
 
-        Not while gradients are being added up, and before a batch of a sampler that something
-        saves for, if there is one. Ranks come to the same boundary, so they still leave before the
-        same step.
+        Every rank comes here before every batch, so that all leave before the same one.
         """
-        savers = [each for each in self.listeners if each.saves_before_batches_of(self)]
-        for saver in savers:
-            saver.save_if_due()
+        if self.is_done:
+            for checkpoint in self.checkpoints:
+                checkpoint.save_if_due()
         for call in injected:
             call(self)
-        steps_of_this_run = self.steps_done + reporting.steps_of_others(self._reporting_key)
-        if not stopping.is_time_to_stop(steps_of_this_run):
-            return
-        listeners = _listeners()
-        if listeners and not savers:
-            return
-        if all(listener.is_at_boundary() for listener in listeners):
-            for listener in listeners:
-                listener.save_and_wait()
-            stopping.leave()
+        steps = self.steps_done + reporting.steps_of_others(self._reporting_key)
+        if stopping.is_time_to_stop(steps) and (self.checkpoints or not _saved_samplers()):
+            _save_and_leave()
+
+    def batch_is_done(self) -> None:
+        """What the batches that were taken were for is done."""
+        self.is_done = True
+        self._was_done = True
 
     def _start_step(self, deal: EvenDeal | PlacedDeal) -> None:
         """Set weight, random state and position for the batch that training takes."""
@@ -326,15 +334,14 @@ class ElasticSampler:
         _seed_step([self.seed, self.epoch, self.step, rank()])
         self._thread = threading.get_ident()
         self.step += 1
-        for listener in _listeners():
-            listener.batch_taken(self)
-
+        self.is_done = False
         samples_per_epoch = min(self.length, len(self) * self.batch_size)
         reporting.set_position(
             self._reporting_key,
             epoch=self.epoch,
             step=self.steps_done,
             samples=self.epoch * samples_per_epoch + first_sample + batch_length,
+            batch=batch_length,
             total_samples=self._number_of_epochs * samples_per_epoch,
             epochs=self._number_of_epochs,
         )
@@ -411,13 +418,36 @@ class ElasticSampler:
             )
         self._move_to(epoch, step)
         self._loop = None
+        self.batch_is_done()
 
 
-def _listeners() -> set[BoundaryListener]:
-    """Those of all samplers whose loops are running."""
-    return {
-        listener for sampler in _samplers if sampler.is_in_loop for listener in sampler.listeners
-    }
+def _saved_samplers() -> list[ElasticSampler]:
+    """Those whose loops are running and whose position is saved, the same order on every rank."""
+    return [
+        sampler
+        for sampler in _samplers.values()
+        if sampler._loop is not None and sampler.checkpoints
+    ]
+
+
+def leave_if_told() -> None:
+    """After a `save()` of the program: leave if the ranks were told to."""
+    if stopping.is_time_to_stop(reporting.position().get("step", 0)):
+        _save_and_leave()
+
+
+def _save_and_leave() -> None:
+    """Save everything and leave; not while a batch is open of a sampler whose position is saved.
+
+    Returns in that case: the ranks leave at a later moment of this kind.
+    """
+    samplers = _saved_samplers()
+    if not all(sampler.is_done for sampler in samplers):
+        return
+    checkpoints = [checkpoint for sampler in samplers for checkpoint in sampler.checkpoints]
+    for checkpoint in dict.fromkeys(checkpoints):  # each once: it may have several samplers
+        checkpoint.save_and_wait()
+    stopping.leave()
 
 
 def _seed_step(entropy: list[int]) -> None:

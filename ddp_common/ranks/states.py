@@ -1,4 +1,4 @@
-"""The state of a part: without its wrappers, copied as it is to the CPU, and its norms.
+"""The state of a part: without its wrappers, and copied as it is to the CPU.
 
 Promises: a copy has the types of the state, its tensors share no memory with the part, and it
 loads without executing code, or it is refused.
@@ -25,6 +25,15 @@ def unwrapped(part: Any) -> Any:
     while isinstance(part, wrappers):
         part = getattr(part, "_orig_mod" if isinstance(part, compiled) else "module")
     return part
+
+
+def without_ddp(result: Any) -> Any:
+    """What a function returns, with plain models in place of those that DDP has wrapped."""
+    if type(result) is dict:
+        return {key: without_ddp(each) for key, each in result.items()}
+    if type(result) in (list, tuple):
+        return type(result)(map(without_ddp, result))
+    return result.module if isinstance(result, DistributedDataParallel) else result
 
 
 def copy_of(value: Any, earlier: Any, where: str) -> Any:
@@ -80,16 +89,3 @@ def _copy_of_dict(value: dict, earlier: Any, where: str) -> dict:
     if isinstance(value, OrderedDict):  # the versions of its modules: `_metadata`
         vars(copy).update(copy_of(vars(value), None, where))
     return copy
-
-
-def norms(parameters: list[torch.nn.Parameter]) -> torch.Tensor:
-    """The norm of each, float32, shape (parameters,); empty if a rank has only parts of them."""
-    if not parameters or any(hasattr(parameter, "full_tensor") for parameter in parameters):
-        return torch.zeros(0)
-    first = parameters[0].device
-    each = []
-    for parameter in parameters:
-        summed_in = torch.promote_types(parameter.dtype, torch.float32)
-        norm = torch.linalg.vector_norm(parameter.detach(), dtype=summed_in)
-        each.append(norm.to(device=first, dtype=torch.float32))
-    return torch.stack(each)

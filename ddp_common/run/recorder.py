@@ -6,24 +6,25 @@ these. Promises: what a screen or a pipe cannot take is nobody's failure; the lo
 
 import contextlib
 import json
-import math
 import platform
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ddp_common.errors import Error
 from ddp_common.messages import (
     CheckpointFailed,
     CheckpointSaved,
     File,
     Line,
     Message,
-    ParameterNorms,
     Position,
+    Problem,
     Report,
     Started,
     shows_training,
@@ -33,8 +34,6 @@ from ddp_common.run.places import shown
 from ddp_common.run.progress import Mode, Progress
 
 WARNING = re.compile(r"\w*Warning: ")
-TOLERANCE = 1e-5  # relative, of norms of parameters: float32 has 1e-7
-KEPT = 50  # saves of which the norms of some ranks have not arrived yet
 
 
 class Recorder:
@@ -43,7 +42,6 @@ class Recorder:
     def __init__(
         self,
         files: Any,
-        world_size: int,
         on_report: Callable[[dict], Any] | None = None,
         draws: bool = True,
     ):
@@ -53,7 +51,6 @@ class Recorder:
         self.progress = Progress()
         if not draws:
             self.progress.mode = Mode.OFF
-        self.replicas = Replicas(world_size)
         self.config: dict | None = None  # to be written into config.json once training has begun
         self.shown: set[str] = set()  # lines of rank 0
         self.warnings: dict[str, int] = {}  # of other ranks, and the first that printed it
@@ -92,10 +89,8 @@ class Recorder:
                 self.files.saved()
             case CheckpointFailed():
                 self.files.not_saved(message.why)
-            case ParameterNorms():
-                problem = self.replicas.take(rank, message)
-                if problem is not None:
-                    self.files.problem(problem, "drifted apart")
+            case Problem():
+                self.files.problem(message.text, message.text)
 
     def _take_line(self, rank: int, text: str) -> None:
         """Write down a line that a rank has printed, and show rank 0's."""
@@ -141,52 +136,6 @@ def _draw(draw: Callable[..., None], *arguments: Any) -> None:
         draw(*arguments)
 
 
-# Drift
-
-
-class Replicas:
-    """Whether the ranks' models are still alike, by the norms that each rank sends at a save.
-
-    Replicas start alike and get the same averaged gradients, so they stay alike. Where they do
-    not, rank 0's are saved and returned, and nothing else says that the others trained something
-    else. Norms and not a digest: on different kinds of processors the last bits may differ.
-    """
-
-    def __init__(self, world_size: int):
-        self.world_size = world_size
-        # By checkpoint and step, then by rank
-        self.pending: dict[tuple[str, int], dict[int, ParameterNorms]] = {}
-
-    def take(self, rank: int, message: ParameterNorms) -> str | None:
-        """Take in the norms of a rank; returns a sentence if the ranks have drifted apart."""
-        save = message.checkpoint, message.step
-        by_rank = self.pending.setdefault(save, {})
-        by_rank.setdefault(rank, message)  # the first, where one step is saved twice
-        if len(by_rank) == self.world_size:
-            return _apart(self.pending.pop(save))
-        if len(self.pending) > KEPT:  # where not all ranks save
-            self.pending.pop(next(iter(self.pending)))
-        return None
-
-
-def _apart(by_rank: dict[int, ParameterNorms]) -> str | None:
-    first = by_rank[0]
-    for rank in sorted(by_rank):
-        for name, here, there in zip(first.names, first.norms, by_rank[rank].norms):
-            both_diverged = math.isnan(here) and math.isnan(there)
-            if not both_diverged and not math.isclose(here, there, rel_tol=TOLERANCE):
-                return (
-                    f"The models of the ranks have drifted apart: after step {first.step} the "
-                    f"parameter {name} has the norm {here:.6g} on rank 0 and {there:.6g} on rank "
-                    f"{rank}. Rank 0's is saved, and the others train something else. DDP "
-                    "averages the gradients of its own forward pass, for parameters that had "
-                    "requires_grad=True when it was made: call the wrapped model, not the one "
-                    "inside; wrap it again after unfreezing; have schedules step by a value that "
-                    "is the same on all ranks."
-                )
-    return None
-
-
 # config.json
 
 
@@ -195,8 +144,9 @@ def describe(
 ) -> dict:
     """The content of config.json for the run in `folder`.
 
-    That is `run_config`, which the program has given to `launch`, with versions, git revision, the
-    workers of the ranks (`addresses`) and the name of the function that they call. What an earlier
+    That is `run_config`, which the program has given to `launch`, with versions, the git revision
+    of the program's folder, the workers of the ranks (`addresses`) and the name of the function
+    that they call. What an earlier
     launch in this folder has said of itself stays, where this one says nothing.
     """
     return {
@@ -211,6 +161,17 @@ def describe(
     }
 
 
+def check_config(run_config: dict | None) -> None:
+    """Raise `Error` for a `run_config` that names what config.json says itself."""
+    own = ("git", "workers", "versions", "platform", "started", "function")
+    taken = [name for name in own if name in (run_config or {})]
+    if taken:
+        raise Error(
+            f"run_config has {', '.join(map(repr, taken))}, which config.json says of each run "
+            "itself. Choose another name, or put them together: run_config={'settings': {…}}."
+        )
+
+
 def _earlier(path):
     try:
         return dict(json.loads(path.read_text()))
@@ -220,16 +181,19 @@ def _earlier(path):
 
 def _versions():
     versions = {"python": platform.python_version()}
-    for name in ("torch", "distributed", "numpy"):
-        versions[name] = metadata.version(name)
+    for name in ("torch", "distributed", "numpy", "ddp-common"):
+        with contextlib.suppress(metadata.PackageNotFoundError):  # a checkout on PYTHONPATH
+            versions[name] = metadata.version(name)
     return versions
 
 
 def _git_revision():
+    """That of the folder in which the program's script lies; in a notebook, of this folder."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
     try:
         git = subprocess.run(
             ["git", "describe", "--always", "--dirty"],
-            cwd=Path(__file__).parent,
+            cwd=Path(script).absolute().parent if script else None,
             capture_output=True,
             text=True,
         )

@@ -9,7 +9,6 @@ write: rank 0's result goes through it. What goes through the ranks' store is JS
 may reach it.
 """
 
-import collections
 import contextlib
 import datetime
 import json
@@ -27,8 +26,15 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ddp_common.errors import Error, RunStopped
 from ddp_common.files import RESULT, metrics_of, save_whole
-from ddp_common.messages import Message, ParameterNorms
-from ddp_common.ranks import checkpoint, checkpoint_files, rendezvous, reporting, stopping
+from ddp_common.messages import Message, Problem
+from ddp_common.ranks import (
+    checkpoint,
+    checkpoint_files,
+    rendezvous,
+    replicas,
+    reporting,
+    stopping,
+)
 from ddp_common.ranks.last_word import GROUP_TWICE, HINTS, pickled_result
 from ddp_common.run.job import Job, Launcher, Run
 from ddp_common.run.places import new_directory
@@ -39,7 +45,6 @@ from ddp_common.without_dask.launchers import started_by
 
 # Between two looks whether a rank has ended that others wait for.
 LOOK_INTERVAL = datetime.timedelta(seconds=10)
-COMPARED_SAVES = 10  # the last ones, of which the ranks' models are compared
 
 _launches = 0  # of this process: each has keys of its own in the store
 
@@ -56,6 +61,7 @@ class Ranks(Launcher):
                 "The process group is there already, and connect() makes it.\n"
                 "Remove init_process_group(…); docs/coming-from-elsewhere.md has a table."
             )
+        replicas.watch()
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(rendezvous.process_group())
         self.ranks = rendezvous.world_size()
@@ -152,6 +158,7 @@ def _call(function, arguments, reports):
         stopping.listen_to_sigterm()
         with stopping.in_agreement():
             result = function(**arguments)
+            reports.models = replicas.at_the_end(checkpoint.held_parts())
     except stopping.Stopped:
         was_stopped = True
     except ValueError as error:
@@ -177,15 +184,15 @@ def _exchange(result, was_stopped, reports, began):
     is_first = rendezvous.rank() == 0
     if not is_first:
         files.close()
-    last_words = _tell_all("last words", [reports.problems, list(reports.norms)])
+    last_words = _tell_all("last words", [reports.problems, reports.models])
     problems = [problem for theirs, _ in last_words for problem in theirs]
     result_file = files.path / RESULT
     if is_first:
         for peer in range(1, rendezvous.world_size()):
             files.take_in(peer, metrics_of(files.path, peer))
-        for rank, (_, norms) in enumerate(last_words):
-            for each in norms:
-                reports.recorder.take(rank, ParameterNorms(**each))
+        drift = replicas.in_the_end([models for _, models in last_words])
+        if drift is not None and not was_stopped:
+            reports.recorder.take(0, Problem(drift))
         how = "stopped" if was_stopped else "finished"
         seconds = time.monotonic() - began
         files.log(f"{how}: {rendezvous.world_size()} rank(s), {seconds:.1f} s")
@@ -223,19 +230,15 @@ class Reports:
     def __init__(self, files, job: Job):
         self.files = files
         self.problems: list[str] = []
-        # Of this rank's models
-        self.norms: collections.deque[dict] = collections.deque(maxlen=COMPARED_SAVES)
+        self.models: replicas.Fingerprint = {}  # of this rank, in the end
         is_first = rendezvous.rank() == 0
         on_rank_0 = job.on_report if is_first else None
-        self.recorder = Recorder(files, rendezvous.world_size(), on_rank_0, draws=is_first)
+        self.recorder = Recorder(files, on_rank_0, draws=is_first)
         if is_first:
             self.recorder.describe(describe(files.path, job.run_config, [], job.function_name))
 
     def receive(self, message: Message) -> None:
         """Take a message. Raises nothing: the thread that calls has others to pass on."""
-        if isinstance(message, ParameterNorms):
-            self.norms.append(vars(message))  # compared in the end, on rank 0
-            return
         try:
             self.recorder.take(rendezvous.rank(), message)
         except (OSError, Error) as error:

@@ -57,6 +57,7 @@ def train(folder, steps, is_killed=False, saves=False):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            checkpoint.step()
             ddp.report(loss=loss)
             ended.append(time.time())
     leave(folder, ended=ended, killed=time_of(mark))

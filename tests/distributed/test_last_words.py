@@ -20,10 +20,13 @@ def test_a_training_function_may_destroy_the_process_group_in_its_last_line(clie
         total = torch.tensor([ddp.rank() + 1.0])
         dist.all_reduce(total)
         sampler = ddp.ElasticSampler(8, 4)
+        torch.manual_seed(0)
         checkpoint = ddp.Checkpoint(model=torch.nn.Linear(1, 1), sampler=sampler)
+        checkpoint.restore()
         for _ in sampler.epochs(1):
             for _ in sampler.batches():
                 ddp.report(loss=1.0)
+                checkpoint.step()
         checkpoint.save()
         dist.destroy_process_group()
         ddp.report(last=ddp.rank())

@@ -57,6 +57,7 @@ class Training:
         self.checkpoint = ddp.Checkpoint(
             model=self.model, optimizer=self.optimizer, sampler=self.sampler
         )
+        self.resumed = self.checkpoint.restore()
 
     def loader(self, **options):
         return ddp.DataLoader(self.data, batch_sampler=self.sampler, **options)
@@ -71,6 +72,7 @@ class Training:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
+        self.checkpoint.step()
         ddp.report(loss=loss)
 
     def weights(self):
@@ -198,6 +200,7 @@ def gradients_of_two_batches_added_up(training):
             if number % 2:
                 training.optimizer.step()
                 training.optimizer.zero_grad()
+                training.checkpoint.step()
 
 
 @refused("Sampler itself was iterated over")
@@ -341,12 +344,15 @@ def test_every_loop_that_is_refused_is_a_row_of_the_page():
 
 def train_and_be_told_to_stop():
     training = Training()
-    resumed = training.checkpoint.restore()
     loader = training.loader(num_workers=2, prefetch_factor=3)
     for epoch in training.sampler.epochs(EPOCHS):
         for batch in loader:
             training.step(batch)
-            if not resumed and ddp.rank() == 1 and (epoch, training.sampler.step) == (1, 2):
+            if (
+                not training.resumed
+                and ddp.rank() == 1
+                and (epoch, training.sampler.step) == (1, 2)
+            ):
                 os.kill(os.getpid(), signal.SIGTERM)
             # so that the other rank hears of it before the last step
             time.sleep(0.05 if epoch else 0)

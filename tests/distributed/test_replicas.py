@@ -1,51 +1,208 @@
-"""Ranks whose models drift apart: each trains something else, and only rank 0's is kept."""
+"""Ranks that do not have the same: each trains something else, and only rank 0's is kept."""
 
+import copy
+import os
 import sys
 
 import cloudpickle
+import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
 
 import ddp_common as ddp
-from ddp_common.messages import ParameterNorms
-from ddp_common.run.recorder import Replicas
+from ddp_common.ranks import replicas
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def train():
+class Training:
+    """A network with batch normalisation, its wrapper, an optimizer, and what is saved."""
+
+    def __init__(self, prepare=lambda net: None, **options):
+        torch.manual_seed(0)
+        self.data = torch.randn(96, 6)
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+        )
+        prepare(self.net)
+        self.model = DistributedDataParallel(self.net, **options)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+        self.sampler = ddp.ElasticSampler(96, 32)
+        self.parts = {"optimizer": self.optimizer, "sampler": self.sampler}
+
+    def run(self, epochs=2, forward=None, after_step=lambda: None, after_epoch=lambda loss: None):
+        forward = forward or self.model
+        checkpoint = ddp.Checkpoint(model=self.model, **self.parts)
+        checkpoint.restore()
+        for _ in self.sampler.epochs(epochs):
+            for rows in self.sampler.batches():
+                loss = mse_loss(forward(self.data[rows]), self.data[rows].sum(1, keepdim=True))
+                self.optimizer.zero_grad()
+                (loss * self.sampler.weight).backward()
+                self.optimizer.step()
+                checkpoint.step()
+                after_step()
+            after_epoch(loss.item())
+            checkpoint.save()
+
+
+def unfrozen_after_ddp():
+    training = Training(lambda net: net[0].requires_grad_(False))
+    training.net.requires_grad_(True)
+    training.run()
+
+
+def the_model_inside():
+    training = Training()
+    training.run(forward=training.model.module)
+
+
+def a_head_replaced_after_ddp():
+    training = Training(find_unused_parameters=True)
+    training.net[3] = torch.nn.Linear(8, 1)
+    training.optimizer.add_param_group({"params": training.net[3].parameters()})
+    training.run()
+
+
+def buffers_that_ddp_does_not_send():
+    Training(broadcast_buffers=False).run()
+
+
+def a_plateau_of_each_rank_s_own_loss():
+    training = Training()
+    plateau = ReduceLROnPlateau(training.optimizer, patience=0)
+    training.parts["plateau"] = plateau
+    training.run(after_epoch=plateau.step)
+
+
+class Position:
+    """Where each rank is in its own stream."""
+
+    def __init__(self):
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def a_part_of_which_each_rank_has_its_own():
+    training = Training()
+    training.parts["stream"] = position = Position()
+    position.at = 100 * ddp.rank()
+    training.run()
+
+
+APART = {
+    unfrozen_after_ddp: r"model.0.weight has the norm \S+ on rank 0 and \S+ on rank 1",
+    the_model_inside: r"model.0.weight has the norm",
+    a_head_replaced_after_ddp: r"model.3.weight has the norm",
+    buffers_that_ddp_does_not_send: "model.1.running_mean is another one on rank 1 than on rank 0",
+    a_plateau_of_each_rank_s_own_loss: r"plateau\['best'\] is another one on rank 1",
+    a_part_of_which_each_rank_has_its_own: r"stream\['at'\] is another one on rank 1",
+}
+
+
+@pytest.mark.parametrize("function", APART, ids=lambda function: function.__name__)
+def test_what_the_ranks_do_not_have_in_common_is_refused_when_it_is_saved(client, function):
+    with pytest.raises(ddp.RankFailed, match=f"do not have the same: {APART[function]}") as caught:
+        ddp.launch(client, function, workers=2)
+    assert "Only rank 0's would be saved" in str(caught.value)
+
+
+def what_is_right():
+    """Buffers under DDP, averages of them, a scaler, a plateau of a common loss."""
+    training = Training()
+    average = AveragedModel(training.net, use_buffers=True)
+    copied = copy.deepcopy(training.net).requires_grad_(False)
+    plateau = ReduceLROnPlateau(training.optimizer, patience=0)
+    training.parts |= dict(average=average, copied=copied, plateau=plateau)
+    training.parts["scaler"] = torch.amp.GradScaler("cpu")
+
+    def after_step():
+        average.update_parameters(training.net)
+        with torch.no_grad():
+            for mine, new in zip(copied.state_dict().values(), training.net.state_dict().values()):
+                mine.copy_(new)
+
+    def after_epoch(loss):
+        common = torch.tensor(loss)
+        dist.all_reduce(common)
+        plateau.step(common.item())
+
+    training.run(after_step=after_step, after_epoch=after_epoch)
+    ddp.check_replicas(training.model)
+    return training.model
+
+
+def test_what_is_right_is_saved_and_a_model_of_ddp_is_returned_as_a_plain_one(client):
+    run = ddp.launch(client, what_is_right, workers=2)
+    assert not run.problems
+    assert isinstance(run.result, torch.nn.Sequential)
+
+
+def saves_nothing(asks=False):
+    """Only the model inside is trained; there is no Checkpoint."""
     torch.manual_seed(0)
-    data = torch.randn(96, 6)
-    targets = data.sum(1, keepdim=True)
-    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-    net[0].requires_grad_(False)
-    model = DistributedDataParallel(net)  # what is unfrozen after it, it does not average
-    net.requires_grad_(True)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    sampler = ddp.ElasticSampler(96, 32)
-    checkpoint = ddp.Checkpoint(model=model, sampler=sampler)
-    for epoch in sampler.epochs(2):
-        for rows in sampler.batches():
-            loss = mse_loss(model(data[rows]), targets[rows]) * sampler.weight
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        checkpoint.save()
+    model = DistributedDataParallel(torch.nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.randn(8, 6) + ddp.rank()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model.module(data).square().mean().backward()
+        optimizer.step()
+    if asks:
+        ddp.check_replicas(model)
+    return ddp.rank()
 
 
-def test_models_that_have_drifted_apart_are_named_in_the_run_s_problems(client, capfd):
-    run = ddp.launch(client, train, workers=2)
+def test_models_that_have_drifted_apart_are_named_in_the_end_where_nothing_is_saved(client, capfd):
+    run = ddp.launch(client, saves_nothing, workers=2)
     (problem,) = run.problems
-    assert "have drifted apart: after step 3 the parameter model.0.weight has" in problem
+    assert "have drifted apart: when the function had ended, weight of DDP model 1 has" in problem
+    assert "is model(x) called, not model.module(x)?" in problem
     assert capfd.readouterr().err.count("have drifted apart") == 1
+    with pytest.raises(ddp.RankFailed, match="do not have the same: model.weight has the norm"):
+        ddp.launch(client, saves_nothing, asks=True, workers=2)
 
 
-def test_rounding_and_models_that_diverged_together_are_no_problem():
+def rank_1_is_done_long_before(folder):
+    model = DistributedDataParallel(torch.nn.Linear(6, 1))
+    model(torch.ones(1, 6)).sum().backward()
+    while ddp.rank() == 0 and not os.path.exists(folder):
+        pass
+    return True
+
+
+def test_a_rank_that_has_returned_waits_for_no_comparison(client, tmp_path):
+    mark = tmp_path / "mark"
+    mark.touch()
+    run = ddp.launch(client, rank_1_is_done_long_before, folder=str(mark), workers=2)
+    assert run.result and not run.problems
+
+
+def with_power_sgd():
+    training = Training()
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+    training.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    training.run()
+
+
+def test_a_communication_hook_with_a_state_is_named(client):
+    (problem,) = ddp.launch(client, with_power_sgd, workers=2).problems
+    assert "model has the communication hook powerSGD_hook, whose state is in no check" in problem
+
+
+def test_rounding_and_models_that_diverged_together_are_no_difference():
     nan = float("nan")
-    replicas = Replicas(world_size=2)
-    assert replicas.take(0, ParameterNorms("", 3, [1.0, nan], ["a", "b"])) is None
-    assert replicas.take(1, ParameterNorms("", 3, [1.000001, nan], [])) is None
-    assert replicas.take(1, ParameterNorms("", 4, [1.0, 1.0], [])) is None  # rank 0 is behind
-    apart = replicas.take(0, ParameterNorms("", 4, [1.0, nan], ["a", "b"]))
-    assert "after step 4 the parameter b has the norm nan on rank 0 and 1 on rank 1" in apart
+    assert replicas.difference([{"a": 1.0, "b": nan}, {"a": 1.000001, "b": nan}]) is None
+    apart = replicas.difference([{"a": 1.0, "b": nan}, {"a": 1.0, "b": 1.0}])
+    assert apart == "b has the norm nan on rank 0 and 1 on rank 1"
+    assert replicas.difference([{"a": 1.0}, {"b": 1.0}]) == "a is on rank 0 alone"

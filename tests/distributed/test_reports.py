@@ -78,6 +78,22 @@ def test_reports_between_steps_carry_epoch_and_step(client):
         (1, 6),
     ]
     assert mine["samples"].tolist() == [4, 8, 10, 14, 18, 20]
+    assert mine["batch"].tolist() == [4, 4, 2, 4, 4, 2]
+
+
+def test_the_mean_of_an_epoch_is_that_of_its_samples_with_the_batches_as_weights(client):
+    """Three ranks, of which the last batch's one sample goes to the first."""
+
+    def train():
+        sampler = ddp.ElasticSampler(9, 4)
+        for _ in sampler.epochs(2):
+            for rows in sampler.batches():
+                ddp.report(loss=sampler.weight * sum(rows) / len(rows))
+
+    metrics = ddp.launch(client, train, workers=3).metrics
+    weighed = (metrics.loss * metrics.batch).groupby(metrics.epoch).sum()
+    means = weighed / metrics.batch.groupby(metrics.epoch).sum()
+    assert means.tolist() == pytest.approx([4.0, 4.0])
 
 
 def test_what_was_reported_before_a_failure_is_kept(client):

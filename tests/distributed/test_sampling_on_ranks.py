@@ -75,6 +75,7 @@ def see(data, options, stop=None):
             of_steps[position] = (torch.rand(()).item(), np.random.random(), random.random())
             if sampler.weight:
                 seen |= {(epoch, int(row[0])): row[1:].tolist() for row in batch}
+            checkpoint.step()
             if position == stop:
                 checkpoint.save()
                 return gather(seen), of_steps

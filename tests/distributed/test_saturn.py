@@ -58,6 +58,7 @@ def home_of_the_package():
 
 def train():
     """Two steps with all that a rank may leave; returns where rank 0 has this package from."""
+    torch.manual_seed(0)
     model, sampler = torch.nn.Linear(1, 1), ddp.ElasticSampler(8, 4)
     checkpoint = ddp.Checkpoint(model=model, sampler=sampler)
     checkpoint.restore()
@@ -66,6 +67,7 @@ def train():
             total = torch.tensor([float(len(indices))])
             torch.distributed.all_reduce(total)
             ddp.report(samples=total.item())
+            checkpoint.step()
     checkpoint.save()
     ddp.save_file(f"{ddp.rank()}/home.txt", ddp.__file__)
     return ddp.__file__

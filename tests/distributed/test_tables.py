@@ -67,6 +67,7 @@ def train(table, use_loader=False, epochs=EPOCHS):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            checkpoint.step()
             mean = loss.detach() / ddp.world_size()
             dist.all_reduce(mean)
             losses.append(float(mean))
@@ -273,12 +274,25 @@ BAD = {
         lambda: {"x": ddp_client().map(columns, ["ab", "ab", "ba"], pure=False)},
         "Partition 2 of 'x' has other columns.*: b int64, not a int64",
     ),
+    "categories of two tables": (
+        lambda: {"x": cities("abcd"), "held_out": cities("acd")},
+        "categories of 'city' have other codes in 'held_out' than in 'x'(?s:.*)set_categories",
+    ),
+    "partitions of two tables": (
+        lambda: {"x": frame(20, 4), "y": frame(20, 5)},
+        "'y' and 'x' have 20 rows each, and partitions of other lengths",
+    ),
     "not to be pickled": (
         lambda: {"x": ddp_client().map(locks, range(2), pure=False)},
         "partitions of rank [01] could not be handed over.*TypeError",
     ),
     "no partitions": (lambda: {"x": [ddp_client().submit(dict)]}, "of 'x' is of type dict"),
 }
+
+
+def cities(names):
+    table = pd.DataFrame({"city": [*names] * 5})
+    return dd.from_pandas(table, npartitions=2).categorize(["city"])
 
 
 def columns(names):
@@ -302,6 +316,19 @@ def test_bad_collections_are_refused_before_a_rank_starts(client, case, tmp_path
         ddp.launch(client, describe, workers=2, directory=tmp_path / "run", **make())
     assert not isinstance(caught.value, ddp.RankFailed)
     assert "started: process" not in log_of(tmp_path / "run")
+
+
+def normalise(table):
+    net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.BatchNorm1d(2))
+    sampler = ddp.ElasticSampler(table, 4)
+    checkpoint = ddp.Checkpoint(model=DDP(net), sampler=sampler)
+    checkpoint.restore()
+    checkpoint.save()
+
+
+def test_batch_normalisation_of_partitions_is_a_problem_that_is_named(client):
+    (problem,) = ddp.launch(client, normalise, workers=2, table=frame(20, 4)).problems
+    assert "model normalises batches" in problem and "LayerNorm" in problem
 
 
 def touched(number, mark):

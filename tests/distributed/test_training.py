@@ -45,6 +45,7 @@ def train(dropout=0.0, dying_rank=None):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            checkpoint.step()
             ddp.report(loss=loss)
             steps += 1
             if steps == SAVED and resumed is None:

@@ -52,6 +52,7 @@ def test_nothing_stays_on_the_workers(apart):
 
 def test_a_large_checkpoint_arrives_whole(apart):
     def train():
+        torch.manual_seed(0)
         sampler = ddp.ElasticSampler(8, 4)
         model = torch.nn.Linear(2500, 2500)  # 25 MB: several pieces
         checkpoint = ddp.Checkpoint(model=model, sampler=sampler)
@@ -59,6 +60,7 @@ def test_a_large_checkpoint_arrives_whole(apart):
         for _ in sampler.epochs(1):
             for _ in sampler.batches():
                 torch.nn.init.constant_(model.weight, sampler.steps_done)
+                checkpoint.step()
             checkpoint.save()
         return model.weight[0, 0].item()
 

@@ -108,7 +108,7 @@ def test_workers_that_have_no_ddp_common_are_an_error_that_says_what_to_do(tmp_p
 
 
 def shape_of(table):
-    return table.tensors().shape
+    return table.rows.shape
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pandas as pd
 import pytest
+import torch
 from distributed import Client, wait
 from distributed.security import Security
 from patience import PATIENCE
@@ -225,10 +226,10 @@ def test_ranks_in_jobs_read_the_partitions_of_a_table_where_they_lie(client):
         return pd.DataFrame({"x": [float(number)] * 100})
 
     def values_seen(table):
-        data = table.tensors(["x"], ["x"])
+        data = table.tensors(lambda frame: torch.tensor(frame.x.to_numpy()))
         sampler = ddp.ElasticSampler(data, 40, seed=1)
         loader = ddp.DataLoader(data, batch_sampler=sampler)
-        batches = [x for _ in sampler.epochs(1) for x, _ in loader]
+        batches = [x for _ in sampler.epochs(1) for x in loader]
         return sorted({value.item() for x in batches for value in x})
 
     def fetched(dask_worker):

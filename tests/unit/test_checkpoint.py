@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,11 +48,14 @@ class State:
         )
 
     def save(self, steps):
+        if not self.checkpoint._was_restored:
+            self.checkpoint.restore()
         for _ in range(steps):
             next(self.batches)
             self.optimizer.zero_grad()
             self.model(torch.ones(1, self.model.in_features)).sum().backward()
             self.optimizer.step()
+            self.checkpoint.step()
             self.checkpoint.save()
         self.checkpoint.wait()
         return self
@@ -201,10 +205,13 @@ def test_a_damaged_file_is_none_of_those_that_stay(tmp_path):
 
 
 def test_a_good_checkpoint_of_another_run_stays(tmp_path):
-    """A program that does not restore begins again in the folder of a run that came further."""
-    State(tmp_path).save(9).checkpoint.wait()
-    State(tmp_path).save(2).checkpoint.wait()
-    assert steps(tmp_path) == [1, 2, 8, 9]
+    """Somebody has copied it there meanwhile."""
+    state = State(tmp_path / "run").save(2)
+    State(tmp_path / "further").save(9)
+    (further,) = checkpoints(tmp_path / "further")[1:]
+    shutil.copy(further, tmp_path / "run")
+    state.save(1)
+    assert steps(tmp_path / "run") == [2, 3, 9]
 
 
 def test_a_file_that_retention_removes_while_somebody_looks_gives_way_to_the_newer_one(
@@ -404,29 +411,69 @@ def test_another_learning_rate_is_named_with_both_values_and_can_be_set_on_purpo
     assert other.optimizer.param_groups[0]["lr"] == 0.1
 
 
-def test_another_schedule_is_named_and_one_that_has_only_gone_on_is_not(tmp_path, capsys):
-    def scheduled(kind, **options):
-        model = torch.nn.Linear(1, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        schedule = kind(optimizer, **options)
-        parts = dict(model=model, optimizer=optimizer, schedule=schedule)
-        return Checkpoint(directory=tmp_path, **parts), schedule
+def scheduled(directory, kind, *options, lr=0.1, **named):
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    schedule = kind(optimizer, *options, **named)
+    parts = dict(net=model, optimizer=optimizer, schedule=schedule)
+    return Checkpoint(directory=directory, **parts), schedule
 
-    schedules = torch.optim.lr_scheduler
-    checkpoint, schedule = scheduled(schedules.StepLR, step_size=1)
+
+SCHEDULES = torch.optim.lr_scheduler
+
+
+@pytest.mark.parametrize(
+    ("kind", "made", "other", "words"),
+    [
+        (SCHEDULES.StepLR, [1], [7], "step_size is 1 there, 7 here"),
+        (SCHEDULES.CosineAnnealingLR, [8], [16], "T_max is 8 there, 16 here"),
+        (SCHEDULES.OneCycleLR, [0.1, 8], [0.1, 16], "total_steps is 8 there, 16 here"),
+        (SCHEDULES.MultiStepLR, [[2]], [[3]], r"milestones is Counter\(\{2: 1\}\) there"),
+        (SCHEDULES.LambdaLR, [lambda n: 1 - n / 8], [lambda n: 1 - n / 16], "the rate at this"),
+        (SCHEDULES.StepLR, [1], ["lr"], r"base_lrs is \[0.1\] there, \[0.2\] here"),
+    ],
+    ids=["StepLR", "cosine", "one cycle", "milestones", "a function", "another rate"],
+)
+def test_a_schedule_that_was_made_otherwise_is_refused_and_one_that_has_gone_on_is_not(
+    tmp_path, capsys, kind, made, other, words
+):
+    checkpoint, schedule = scheduled(tmp_path, kind, *made)
     for _ in range(3):
         schedule.optimizer.step()
         schedule.step()
     checkpoint.save()
     checkpoint.wait()
-    scheduled(schedules.StepLR, step_size=1)[0].restore()
-    assert capsys.readouterr().err == ""
-    scheduled(schedules.StepLR, step_size=7)[0].restore()
-    assert "schedule.step_size = 1, as it was saved; this program has made it with 7" in (
-        capsys.readouterr().err
-    )
-    with pytest.raises(Error, match="another schedule: StepLR there, CosineAnnealingLR here"):
-        scheduled(schedules.CosineAnnealingLR, T_max=9)[0].restore()
+    again, resumed = scheduled(tmp_path, kind, *made)
+    again.restore()
+    assert resumed.last_epoch == 3 and capsys.readouterr().err == ""
+    longer = scheduled(tmp_path, kind, *other)
+    if other == ["lr"]:
+        longer = scheduled(tmp_path, kind, *made, lr=0.2)
+    with pytest.raises(Error, match=f"with another schedule: {words}") as caught:
+        longer[0].restore()
+    model = longer[0].parts["net"]
+    line = str(caught.value).rpartition("this folder: ")[2]
+    exec(line, {"torch": torch, "model": model})  # what it advises
+    assert torch.equal(model.weight, checkpoint.parts["net"].weight)
+    with pytest.raises(Error, match="another schedule: .* there, ExponentialLR here"):
+        scheduled(tmp_path, SCHEDULES.ExponentialLR, 0.5)[0].restore()
+
+
+def test_a_schedule_that_is_no_part_is_refused_and_the_two_ways_out_are_right(tmp_path):
+    checkpoint, schedule = scheduled(tmp_path, SCHEDULES.StepLR, 1)
+    optimizer, net = schedule.optimizer, checkpoint.parts["net"]
+    with pytest.raises(Error, match="A schedule drives optimizer.*begin again"):
+        Checkpoint(directory=tmp_path, net=net, optimizer=optimizer).save()
+    sampler = ElasticSampler(4, 1)
+    parts = dict(net=net, optimizer=optimizer, sampler=sampler)
+    with_sampler = Checkpoint(directory=tmp_path / "steps", **parts)
+    with_sampler.restore()
+    with pytest.raises(Error, match="A schedule drives optimizer"):
+        with_sampler.step()
+    Checkpoint(directory=tmp_path, net=net, optimizer=optimizer, schedule=schedule).save()
+    for group in optimizer.param_groups:
+        del group["initial_lr"]
+    Checkpoint(directory=tmp_path, net=net, optimizer=optimizer).save()
 
 
 def warm_up_then(directory, second, **options):
@@ -445,6 +492,48 @@ def rates(checkpoint, steps):
         checkpoint.parts["schedule"].step()
         found.append(checkpoint.parts["optimizer"].param_groups[0]["lr"])
     return found
+
+
+class Frozen(torch.nn.Module):
+    """A backbone, and a head."""
+
+    def __init__(self, is_frozen):
+        super().__init__()
+        self.backbone = torch.nn.Linear(2, 2).requires_grad_(not is_frozen)
+        self.head = torch.nn.Linear(2, 1)
+
+
+def test_parameters_are_trained_or_frozen_as_they_were_saved(tmp_path, one_rank):
+    saved_with(tmp_path, model=Frozen(False))
+    plain = Frozen(True)
+    restored_with(tmp_path, model=plain)
+    assert all(each.requires_grad for each in plain.parameters())
+    wrapped = DistributedDataParallel(Frozen(True))
+    words = r"requires_grad of model.backbone.bias was True.*before DistributedDataParallel"
+    with pytest.raises(Error, match=words):
+        restored_with(tmp_path, model=wrapped)
+    with pytest.raises(Error, match=words):
+        restored_with(tmp_path, model=wrapped.module)
+    restored_with(tmp_path, model=DistributedDataParallel(Frozen(False)))
+
+
+def test_a_block_that_was_compiled_is_named_with_what_helps(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    saved_with(tmp_path, model=torch.nn.Sequential(torch.compile(torch.nn.Linear(1, 1))))
+    with pytest.raises(Error, match=r"_orig_mod.*part.compile\(\) changes no names"):
+        restored_with(tmp_path, model=net)
+    net[0].compile()
+    saved_with(tmp_path / "in place", model=net)
+    restored_with(tmp_path / "in place", model=torch.nn.Sequential(torch.nn.Linear(1, 1)))
+
+
+def test_restoring_without_a_sampler_says_that_the_loop_has_to_go_on_by_itself(tmp_path, capsys):
+    saved_with(tmp_path, model=torch.nn.Linear(1, 1))
+    restored_with(tmp_path, model=torch.nn.Linear(1, 1))
+    assert "No ElasticSampler is a part" in capsys.readouterr().out
+    State(tmp_path / "with").save(1)
+    State(tmp_path / "with").checkpoint.restore()
+    assert "No ElasticSampler" not in capsys.readouterr().out
 
 
 def test_a_schedule_with_a_counter_goes_on_as_if_nothing_had_been(tmp_path):
@@ -532,14 +621,17 @@ def test_a_part_of_a_tensor_is_not_saved_as_if_it_were_the_whole(one_rank):
         {"keep": 0},
         {"every_steps": -5},
         {"every_steps": 2.5},
-        {"every_seconds": 0},
     ],
     ids=str,
 )
 def test_wrong_options_and_parts_without_a_state_are_refused_at_once(tmp_path, wrong):
     with pytest.raises(Error, match="takes on_error='warn' or 'stop'"):
         Checkpoint(directory=tmp_path, model=torch.nn.Linear(1, 1), **wrong)
-    with pytest.raises(Error, match="need the sampler"):
+    with pytest.raises(Error, match="needs the sampler"):
         Checkpoint(directory=tmp_path, model=torch.nn.Linear(1, 1), every_steps=2)
-    with pytest.raises(Error, match="cannot save loss"):
-        Checkpoint(model=torch.nn.Linear(1, 1), loss=0.5)
+    loader = torch.utils.data.DataLoader(range(4))
+    for part in (0.5, loader, torch.utils.data.DistributedSampler(range(4), 1, 0)):
+        with pytest.raises(Error, match=f"cannot save it: a {type(part).__name__} has no state"):
+            Checkpoint(model=torch.nn.Linear(1, 1), it=part)
+    with pytest.raises(Error, match="step.* is for a Checkpoint that has the sampler"):
+        Checkpoint(model=torch.nn.Linear(1, 1)).step()

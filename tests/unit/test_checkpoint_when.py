@@ -1,10 +1,8 @@
 """When checkpoints are written, and what happens when they cannot be; one process, real files."""
 
 import errno
-import itertools
 import os
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,9 +19,10 @@ def train(directory, epochs=2, width=2, **options):
     checkpoint = ddp.Checkpoint(
         directory=directory, model=torch.nn.Linear(width, width), sampler=sampler, **options
     )
+    checkpoint.restore()
     for _ in sampler.epochs(epochs):
         for _ in sampler.batches():
-            pass
+            checkpoint.step()
     checkpoint.wait()
     return checkpoint
 
@@ -45,237 +44,77 @@ def test_the_end_of_an_epoch_belongs_to_the_next_one(tmp_path):
     assert (state["epoch"], state["step"]) == (1, 0)
 
 
-class Interrupted(Exception):
-    """Training ends here, as it would by SIGKILL."""
-
-
-def accumulate(directory, scaler, ends_at=None, bad_batch=8):
-    """Train 2 epochs of ten batches, with a step for every four; returns model and scale.
-
-    With `scaler`, the gradients of `bad_batch` are infinite, so that the scaler skips a step.
-    """
-    torch.manual_seed(0)
-    data = torch.randn(40, 3)
-    model = torch.nn.Linear(3, 1)
-    parts = dict(model=model, optimizer=torch.optim.Adam(model.parameters()))
-    if scaler:
-        parts["scaler"] = torch.amp.GradScaler("cpu")
-    sampler = ddp.ElasticSampler(40, 4)
-    checkpoint = ddp.Checkpoint(
-        directory=directory, **parts, sampler=sampler, every_steps=3, keep=9
-    )
+def test_of_two_samplers_the_number_in_a_name_is_the_sum_of_their_steps(tmp_path):
+    one, other = ddp.ElasticSampler(3, 1), ddp.ElasticSampler(6, 2)
+    checkpoint = ddp.Checkpoint(directory=tmp_path, one=one, other=other, every_steps=1, keep=9)
     checkpoint.restore()
-    for _ in sampler.epochs(2):
-        for rows in sampler.batches():
-            if sampler.steps_done == ends_at:
-                checkpoint.wait()
-                raise Interrupted
-            loss = model(data[rows]).square().mean()
-            if not scaler:
-                loss.backward()
-            else:
-                bad = torch.inf if sampler.steps_done == bad_batch else 1
-                parts["scaler"].scale(loss * bad).backward()
-            if sampler.steps_done % 4 != 0:
-                with pytest.raises(ddp.Error, match="gradients of the last batch would be lost"):
-                    checkpoint.save()
-                continue
-            if not scaler:
-                parts["optimizer"].step()
-            else:
-                parts["scaler"].step(parts["optimizer"])
-                assert not checkpoint.is_at_boundary(), "before update()"
-                parts["scaler"].update()
-            parts["optimizer"].zero_grad()
+    for _ in zip(one.epochs(1), other.epochs(1)):
+        for _ in zip(one.batches(), other.batches()):
+            checkpoint.step()
     checkpoint.wait()
-    return model.weight, parts["scaler"].get_scale() if scaler else None
+    assert steps(tmp_path) == [2, 4]
 
 
-@pytest.mark.parametrize("scaler", [False, True])
-def test_gradients_of_several_batches_are_never_cut_and_resume_bit_for_bit(tmp_path, scaler):
-    weight, scale = accumulate(tmp_path / "whole", scaler)
-    assert steps(tmp_path / "whole") == [4, 8, 12, 16]
-    for ends_at in (7, 10, 15):
-        with pytest.raises(Interrupted):
-            accumulate(tmp_path / "run", scaler, ends_at)
-    assert steps(tmp_path / "run")[-1] == 12
-    resumed_weight, resumed_scale = accumulate(tmp_path / "run", scaler)
-    assert torch.equal(resumed_weight, weight) and resumed_scale == scale
-
-
-def small_training(directory, length):
-    """A model, its optimizer, a sampler, and a checkpoint that saves as often as it may."""
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters())
-    sampler = ddp.ElasticSampler(length, 1)
-    parts = dict(optimizer=optimizer, sampler=sampler)
-    checkpoint = ddp.Checkpoint(directory=directory, **parts, every_steps=1, keep=9)
-    return model, optimizer, sampler, checkpoint
-
-
-def test_each_optimizer_decides_about_its_own_gradients(tmp_path):
-    """One steps after every batch, the other after every fourth; a third has nothing to do."""
-    models = [torch.nn.Linear(1, 1) for _ in range(3)]
-    often, seldom, never = (torch.optim.SGD(model.parameters()) for model in models)
-    sampler = ddp.ElasticSampler(40, 4)
-    parts = dict(often=often, seldom=seldom, never=never, sampler=sampler)
-    checkpoint = ddp.Checkpoint(directory=tmp_path, **parts, every_steps=1, keep=9)
-    for _ in sampler.epochs(2):
-        for _ in sampler.batches():
-            (models[0](torch.ones(1, 1)) + models[1](torch.ones(1, 1))).sum().backward()
-            often.step()
-            often.zero_grad()
-            if sampler.steps_done % 4 == 0:
-                seldom.step()
-    checkpoint.wait()
-    assert steps(tmp_path) == [4, 8, 12, 16]
-
-
-def test_optimizers_that_step_in_turns_have_boundaries_in_common(tmp_path):
-    """As a GAN's may: its gradients of an earlier batch are used, and stay until its next one."""
-    models = [torch.nn.Linear(1, 1) for _ in range(2)]
-    optimizers = [torch.optim.SGD(model.parameters()) for model in models]
-    sampler = ddp.ElasticSampler(40, 4)
-    checkpoints_of_both = [
-        ddp.Checkpoint(directory=tmp_path / str(i), optimizer=optimizer, sampler=sampler)
-        for i, optimizer in enumerate(optimizers)
-    ]
-    for _ in sampler.epochs(1):
-        for _ in sampler.batches():
-            turn = sampler.step % 2
-            optimizers[turn].zero_grad(set_to_none=sampler.step % 3 > 0)
-            models[turn](torch.ones(1, 1)).sum().backward()
-            assert not checkpoints_of_both[turn].is_at_boundary()
-            optimizers[turn].step()
-            assert all(checkpoint.is_at_boundary() for checkpoint in checkpoints_of_both)
-
-
-def test_the_first_sampler_among_the_parts_decides_whatever_its_name(tmp_path):
-    """It trains in turns with another one; gradients that batches of both add up are not cut."""
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters())
-    first, second = ddp.ElasticSampler(9, 1), ddp.ElasticSampler(9, 1)
-    checkpoint = ddp.Checkpoint(
-        directory=tmp_path, optimizer=optimizer, train=first, other=second, every_steps=1, keep=9
-    )
-    for _ in zip(first.epochs(1), second.epochs(1)):
-        others = second.batches()
-        for _ in first.batches():
-            model(torch.ones(1, 1)).sum().backward()
-            optimizer.step()
-            if first.step % 3 == 0:
-                for _ in itertools.islice(others, 3):
-                    model(torch.ones(1, 1)).sum().backward()
-    checkpoint.wait()
-    assert steps(tmp_path) == [1, 2, 7, 8, 13, 14]
-
-
-def test_in_a_later_loop_its_sampler_decides(tmp_path):
-    """First a part of the data, then all of it: one checkpoint, two samplers."""
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters())
+def test_first_a_part_of_the_data_then_all_of_it(tmp_path):
+    """One checkpoint, two samplers in loops one after the other."""
     samplers = dict(easy=ddp.ElasticSampler(4, 1), all=ddp.ElasticSampler(6, 1))
-    checkpoint = ddp.Checkpoint(
-        directory=tmp_path, optimizer=optimizer, **samplers, every_steps=2, keep=9
-    )
+    checkpoint = ddp.Checkpoint(directory=tmp_path, **samplers, every_steps=2, keep=9)
+    checkpoint.restore()
     for sampler in samplers.values():
         for _ in sampler.epochs(1):
             for _ in sampler.batches():
-                with pytest.raises(ddp.Error, match="gradients of the last batch would be lost"):
-                    checkpoint.save()
-                optimizer.zero_grad()
-                model(torch.ones(1, 1)).sum().backward()
-                optimizer.step()
+                checkpoint.step()
     checkpoint.wait()
     assert steps(tmp_path) == [2, 4, 6, 8]
 
 
-class Sam(torch.optim.Optimizer):
-    """As published programs write it: another optimizer makes the step."""
-
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, dict(lr=lr))
-        self.base_optimizer = torch.optim.SGD(self.param_groups, lr=lr)
-        self.param_groups = self.base_optimizer.param_groups
-
-
-def test_a_step_that_another_optimizer_makes_is_one_of_the_part(tmp_path):
-    model = torch.nn.Linear(1, 1)
-    sam = Sam(model.parameters(), lr=0.1)
-    sampler = ddp.ElasticSampler(4, 1)
-    parts = dict(optimizer=sam, sampler=sampler)
-    checkpoint = ddp.Checkpoint(directory=tmp_path, **parts, every_steps=1, keep=9)
-    for _ in sampler.epochs(1):
-        for _ in sampler.batches():
-            sam.zero_grad()
-            model(torch.ones(1, 1)).sum().backward()
-            sam.base_optimizer.step()
-    checkpoint.wait()
-    assert steps(tmp_path) == [1, 2, 3]
-
-
-def test_a_batch_that_is_skipped_and_gradients_of_0_hold_up_a_checkpoint_for_one_step(tmp_path):
-    model = torch.nn.Linear(1, 1)
-    optimizers = [torch.optim.SGD(model.parameters()) for _ in range(2)]
-    sampler = ddp.ElasticSampler(8, 1)
-    parts = dict(one=optimizers[0], other=optimizers[1], sampler=sampler)
-    checkpoint = ddp.Checkpoint(directory=tmp_path, **parts, every_steps=1, keep=9)
-    for _ in sampler.epochs(1):
-        for _ in sampler.batches():
-            for optimizer in optimizers:
-                optimizer.zero_grad(set_to_none=False)
-            if sampler.step % 2 == 0:
-                continue
-            (0 * model(torch.ones(1, 1))).sum().backward()
-            optimizers[0].step()
-    checkpoint.save()
-    checkpoint.wait()
-    assert steps(tmp_path) == [1, 3, 5, 7, 8]
-
-
 def test_batches_that_are_kept_to_be_trained_on_later_are_not_lost(tmp_path):
-    model, optimizer, sampler, checkpoint = small_training(tmp_path, 4)
+    sampler = ddp.ElasticSampler(4, 1)
+    checkpoint = ddp.Checkpoint(directory=tmp_path, sampler=sampler, every_steps=1, keep=9)
+    checkpoint.restore()
     for _ in sampler.epochs(3):
         for _ in list(sampler.batches()):
-            optimizer.zero_grad()
-            model(torch.ones(1, 1)).sum().backward()
-            optimizer.step()
+            checkpoint.step()
     checkpoint.wait()
     assert steps(tmp_path) == [4, 8]
 
 
-def test_micro_batches_that_wait_for_a_step_of_the_next_batch_are_not_lost(tmp_path):
-    model, optimizer, sampler, checkpoint = small_training(tmp_path, 8)
-    added_up = 0
-    for _ in sampler.epochs(1):
+def test_a_loop_that_says_of_no_batch_that_it_is_done_is_refused(tmp_path):
+    sampler = ddp.ElasticSampler(4, 1)
+    checkpoint = ddp.Checkpoint(directory=tmp_path, sampler=sampler)
+    checkpoint.restore()
+    with pytest.raises(ddp.Error, match=r"not told in a whole epoch(?s:.*)checkpoint.step\(\)"):
+        for epoch in sampler.epochs(2):
+            for _ in sampler.batches():
+                assert epoch == 0
+                with pytest.raises(ddp.Error, match=r"save.. after a batch (?s:.*)\.step\(\)"):
+                    checkpoint.save()
+
+
+def test_a_batch_after_the_last_word_is_not_saved(tmp_path):
+    """Gradients that are added up over the end of an epoch belong to no checkpoint."""
+    sampler = ddp.ElasticSampler(5, 1)
+    checkpoint = ddp.Checkpoint(directory=tmp_path, sampler=sampler, every_steps=1, keep=9)
+    checkpoint.restore()
+    for _ in sampler.epochs(2):
         for _ in sampler.batches():
-            for _ in range(3):
-                model(torch.ones(1, 1)).sum().backward()
-                added_up += 1
-                if added_up % 4 == 0:
-                    optimizer.step()
-                    optimizer.zero_grad()
+            if sampler.steps_done % 3 == 0:
+                checkpoint.step()
+        with pytest.raises(ddp.Error, match="its gradients would be lost"):
+            checkpoint.save()
     checkpoint.wait()
-    assert steps(tmp_path) == [4]
-
-
-def test_a_checkpoint_that_can_never_save_says_why(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(module, "OVERDUE", 3)
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters())
-    sampler = ddp.ElasticSampler(8, 1)
-    ddp.Checkpoint(directory=tmp_path, forgotten=optimizer, sampler=sampler, every_steps=1)
-    for _ in sampler.epochs(1):
-        for _ in sampler.batches():
-            model(torch.ones(1, 1)).sum().backward()
-    assert capsys.readouterr().err.count("forgotten had gradients that no step has used") == 1
-
-
-def test_every_t_seconds(tmp_path, monkeypatch):
-    clock = itertools.count()  # a second passes between two looks at it, of this module alone
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    train(tmp_path, epochs=1, every_seconds=3, keep=9)
     assert steps(tmp_path) == [3, 6, 9]
+
+
+def test_training_that_was_not_restored_is_refused_and_removes_nothing(tmp_path):
+    train(tmp_path, epochs=1)
+    before = checkpoints(tmp_path)
+    for call in (ddp.Checkpoint.step, ddp.Checkpoint.save):
+        sampler = ddp.ElasticSampler(40, 4)
+        checkpoint = ddp.Checkpoint(directory=tmp_path, sampler=sampler)
+        with pytest.raises(ddp.Error, match=r"restore.. was not called"):
+            call(checkpoint)
+    assert checkpoints(tmp_path) == before
 
 
 def test_training_goes_on_while_a_save_is_written_and_the_copy_is_of_the_moment(
@@ -310,12 +149,12 @@ def test_whatever_fails_in_the_thread_that_writes_is_told_and_leaves_the_last_go
         raise KeyboardInterrupt("something nobody thought of")
 
     monkeypatch.setattr(module, "sync", fail)
-    train(tmp_path, every_steps=8)
+    train(tmp_path, every_steps=8, epochs=4)
     said = capsys.readouterr().err
     assert f"something nobody thought of. The last good one is {before[-1].name}" in said
     assert said.count("was not saved") == 2 and "Training goes on." in said
-    with pytest.raises(ddp.Error, match="step 8 .*was not saved: .*something nobody thought of"):
-        train(tmp_path, every_steps=8, on_error="stop")
+    with pytest.raises(ddp.Error, match="step 24 .*was not saved: .*something nobody thought of"):
+        train(tmp_path, every_steps=8, epochs=4, on_error="stop")
     assert sorted(tmp_path.iterdir()) == before
 
 

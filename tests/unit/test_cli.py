@@ -48,26 +48,45 @@ def test_run_directory_holds_config_metrics_checkpoints_log_and_picture(short_ru
     assert (directory / "loss.png").stat().st_size > 1_000 and (directory / "names.txt").exists()
 
 
-def test_resume_goes_on_with_the_settings_of_the_run_until_ctrl_c_stops_all(short_run):
-    *_, directory = short_run
-    variables = {"RESUME": str(directory), "SET": "epochs=1000", "WORKERS": "1"}
-    process = command("run", "pets", runs=directory.parents[1], **variables)
-    while "Resumed from step-00000025." not in (directory / "log.txt").read_text() or (
-        max(saved_steps(directory)) < 100
-    ):
+def interrupted(process, directory, step):
+    """What a training says that Ctrl-C has ended once it has saved this step."""
+    while max(saved_steps(directory), default=0) < step:
         assert process.poll() is None, process.communicate()
         time.sleep(0.2)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the client and to every worker
     code, out, error = finish(process)
     assert code == 130 and "Traceback" not in out + error
+    return out, error
+
+
+def test_resume_goes_on_with_the_settings_of_the_run_until_ctrl_c_stops_all(tmp_path):
+    directory = tmp_path / "run"
+    long = f"{QUICK} epochs=1000"
+    begun = command("run", "pets", runs=tmp_path, SET=long, CHECKPOINT=directory, WORKERS="2")
+    interrupted(begun, directory, step=25)
+    saved = max(saved_steps(directory))
+    process = command("run", "pets", runs=tmp_path, RESUME=directory, WORKERS="1")
+    out, error = interrupted(process, directory, step=saved + 75)
     assert f"\n  make run TUTORIAL=pets RESUME={directory} WORKERS=1\n" in error
-    assert "it goes on from step 25 (step-00000025." in out
-    assert "changed since then: epochs=1000 (was 1)" in out
+    assert f"it goes on from step {saved} (step-{saved:08d}." in out
     config = json.loads((directory / "config.json").read_text())
     assert config["settings"]["hidden"] == 16 and config["settings"]["epochs"] == 1000
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     epochs = [row["epoch"] for row in rows if row["rank"] == 0]
     assert epochs == sorted(epochs) and epochs[-1] > 1
+
+
+def test_a_resume_says_which_settings_were_changed(tmp_path):
+    directory = tmp_path / "run"
+    for variables in (
+        {"CHECKPOINT": directory, "SET": "epochs=1 hidden=16"},
+        {"RESUME": directory, "SET": "epochs=2"},
+    ):
+        code, out, error = finish(command("run", "mnist", runs=tmp_path, WORKERS="1", **variables))
+        assert code == 0, error
+    assert "changed since then: epochs=2 (was 1)" in out
+    config = json.loads((directory / "config.json").read_text())
+    assert config["settings"]["hidden"] == 16 and config["settings"]["epochs"] == 2
 
 
 @pytest.fixture

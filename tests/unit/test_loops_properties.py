@@ -108,10 +108,10 @@ def walk_through(loop, sampler):
     elif loop.walk == "loader":
         yield from loader
     elif loop.walk == "islice":
-        yield from itertools.islice(loader, len(loader) - sampler.step)
+        yield from itertools.islice(loader, len(loader))
     else:
         batches = iter(loader)
-        for _ in range(len(loader) - sampler.step):
+        for _ in range(len(loader)):
             yield next(batches)
 
 

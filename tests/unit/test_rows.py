@@ -81,9 +81,8 @@ def test_a_loader_gives_what_take_gives():
     dealt = [rows for _ in sampler.epochs(1) for rows in sampler.batches()]
     for rows, frame in zip(dealt, batches(table(FRAME))):
         pd.testing.assert_frame_equal(frame, FRAME.iloc[rows])
-    for rows, (x, y) in zip(dealt, batches(table(FRAME).tensors(["share", "flag"], "number"))):
-        assert x.tolist() == FRAME[["share", "flag"]].iloc[rows].astype(float).values.tolist()
-        assert y.tolist() == rows
+    for rows, (x, _) in zip(dealt, batches(table(FRAME).tensors(pairs))):
+        assert x[:, 1].tolist() == rows
 
 
 def test_a_batch_with_masked_values_becomes_no_tensor():
@@ -95,56 +94,52 @@ def test_a_batch_with_masked_values_becomes_no_tensor():
 # Tensors
 
 
-def test_tensors_have_the_types_that_losses_want():
-    x, y, kind, flag = table(FRAME).tensors(["share", "number"], "number", "kind", "flag").tensors
-    assert (x.dtype, tuple(x.shape)) == (torch.float32, (18, 2))
-    assert (y.dtype, y.tolist()) == (torch.int64, list(range(18)))
-    assert (kind.dtype, kind.tolist()) == (torch.int64, [0, 1, 2] * 6)
-    assert flag.dtype == torch.float32
-    assert table(FRAME).tensors(["number", "number"]).take([5]).tolist() == [[5, 5]]
-    assert table(np.ones((18, 2, 2))).tensors().take([3, 1]).shape == (2, 2, 2)
+def pairs(frame):
+    """Two columns as one tensor, and the codes of a third one."""
+    x = torch.tensor(frame[["share", "number"]].to_numpy("float32"))
+    return x, torch.tensor(frame.kind.cat.codes.to_numpy("int64"))
 
 
-GAPS = FRAME.assign(share=FRAME.share.where(FRAME.share > 1), kind=FRAME.kind.where(FRAME.flag))
-IDS = FRAME.assign(id=2**24 + FRAME.number, huge=FRAME.share + 1e300)
-TWINS = pd.concat([FRAME.share, FRAME.number.rename("share")], axis=1)
+def test_tensors_are_what_a_function_makes_of_each_partition():
+    data = table(FRAME).tensors(pairs)
+    x, kind = data.take([17, 3])
+    assert x.tolist() == [FRAME.iloc[row][["share", "number"]].tolist() for row in (17, 3)]
+    assert kind.tolist() == [2, 0] and data[4][1] == 1
+    array = table(np.arange(36.0).reshape(18, 2)).tensors(torch.from_numpy)
+    assert array.take([5, 4]).tolist() == [[10, 11], [8, 9]]
+    texts = table(FRAME.text.to_list()).tensors(lambda part: torch.tensor([*map(len, part)]))
+    assert texts.take([3, 12]).tolist() == [5, 6]
+
+
+GAPS = FRAME.assign(share=FRAME.share.where(FRAME.share > 1))
+MIXED = FRAME.number.astype("object")
 
 
 @pytest.mark.parametrize(
-    ("whole", "columns", "words"),
+    ("whole", "function", "words"),
     [
-        (FRAME, ["shares"], "of the name shares; it has number, share"),
-        (TWINS, ["share"], "or several, of the name share;"),
-        (FRAME.text.to_list(), [], "are lists"),
-        (FRAME, [["text", "share"]], r"change .* or are none: text \(.*make categories"),
-        (GAPS, [["share", "kind"]], r"share \(3\), kind \(9\), of 18 rows"),
-        (np.ma.masked_less(FRAME.share, 3), [], r"table \(6\), of 18 rows.*filled"),
-        (FRAME.assign(z=FRAME.share + 2j), ["z"], r"z \(complex128\)\. "),
-        (FRAME.number.to_numpy(np.uint64) + 2**63, [], r"int64.*: table \(\d{19}\)\. "),
-        (IDS.convert_dtypes(), [["share", "id"]], r"float32.*: id \(167772\d\d\)\. .*floats"),
-        (IDS, [["share", "huge"]], r"huge \(1e\+300\)\. .*scale"),
+        (np.ma.masked_less(FRAME.share, 3), torch.from_numpy, "masked values.*da.ma.filled"),
+        (FRAME, lambda part: part.share.to_numpy(), "gave a ndarray. Give a tensor, or a tuple"),
+        (FRAME, lambda part: [torch.ones(len(part))], "gave a list. Give a tensor, or a tuple"),
+        (FRAME, lambda part: torch.ones(2, len(part)), r"shape \(2, 4\) for the 4 rows of"),
+        (FRAME, lambda part: torch.tensor(1.0), r"shape \(\) for the 4 rows of Partition 0"),
+        (GAPS, pairs, "Partition 0 of 'table' has 3 NaN.*allow_nan=True"),
+        (
+            FRAME,
+            lambda part: torch.ones(len(part), dtype=[torch.float32, torch.int64][len(part) % 2]),
+            "different types or shapes: .*Name the type",
+        ),
     ],
-    ids=[
-        "no column",
-        "a repeated column",
-        "lists",
-        "texts",
-        "missing values",
-        "masked values",
-        "complex numbers",
-        "unsigned numbers",
-        "identifiers beside floats",
-        "infinite as float32",
-    ],
+    ids=["masked", "array", "list", "other length", "a number", "NaN", "other types"],
 )
-def test_what_becomes_no_tensor_is_named(whole, columns, words):
+def test_what_becomes_no_tensor_is_named(whole, function, words):
     with pytest.raises(Error, match=words):
-        table(whole).tensors(*columns)
+        table(whole).tensors(function)
 
 
-def test_whole_numbers_keep_their_values_by_themselves():
-    for frame in (IDS, IDS.convert_dtypes(), IDS.astype({"id": np.uint64})):
-        assert table(frame).tensors("id").tensors[0].tolist() == IDS.id.to_list()
+def test_nan_may_be_said_to_be_right():
+    x, _ = table(GAPS).tensors(pairs, allow_nan=True).tensors
+    assert int(x.isnan().sum()) == 3
 
 
 # Handing over

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ddp_common import DataLoader, ElasticSampler, Error, EvalSampler, inject, messages, split
-from ddp_common.ranks import reporting, stopping
+from ddp_common.ranks import reporting, sampling, stopping
 
 
 def steps(sampler, epochs):
@@ -213,28 +213,21 @@ def test_a_pass_that_is_left_ends_the_loop_over_epochs_and_another_one_goes_on_t
     assert steps(sampler, 3) == steps(ElasticSampler(10, 4), 3)[5:]
 
 
-class SavesEverySecondBatch:
-    """A listener whose optimizer steps after every second batch."""
+class Saves:
+    """Stands for a checkpoint of some samplers."""
 
-    def __init__(self):
-        self.taken = 0
+    def __init__(self, *samplers):
+        self.samplers = samplers
         self.saved = []
+        for sampler in samplers:
+            sampler.checkpoints.append(self)
 
-    def batch_taken(self, sampler):
-        self.taken += 1
-
-    def pass_is_over(self, sampler):
-        pass
-
-    def saves_before_batches_of(self, sampler):
-        return True
-
-    def is_at_boundary(self):
-        return self.taken % 2 == 0
+    def step(self):
+        for sampler in self.samplers:
+            sampler.batch_is_done()
 
     def save_if_due(self):
-        if self.is_at_boundary():
-            self.saved.append(self.taken)
+        self.saved.append([sampler.steps_done for sampler in self.samplers])
 
     def save_and_wait(self):
         self.saved.append("before it leaves")
@@ -250,43 +243,76 @@ def sigterm(monkeypatch):
     signal.signal(signal.SIGTERM, before)
 
 
-def test_a_rank_that_is_told_to_leave_goes_on_to_a_boundary_saves_and_leaves(sigterm):
-    sampler, listener = ElasticSampler(40, 4), SavesEverySecondBatch()
-    sampler.listeners.append(listener)
+def test_a_rank_that_is_told_to_leave_goes_on_until_a_batch_is_done_saves_and_leaves(sigterm):
+    sampler = ElasticSampler(40, 4)
+    checkpoint = Saves(sampler)
     with pytest.raises(stopping.Stopped):
         for _ in sampler.epochs(1):
             for _ in sampler.batches():
                 if sampler.step == 5:
                     sigterm()
+                if sampler.step % 2 == 0:
+                    checkpoint.step()
     assert sampler.step == 6
-    assert listener.saved == [0, 2, 4, 6, "before it leaves"]
+    assert checkpoint.saved == [[0], [2], [4], [6], "before it leaves"]
 
 
-def test_ranks_leave_before_a_batch_of_the_sampler_that_is_listened_to(sigterm):
-    one, other, listener = ElasticSampler(40, 4), ElasticSampler(40, 4), SavesEverySecondBatch()
-    one.listeners.append(listener)
+@pytest.mark.parametrize("is_saved_first", [True, False])
+def test_ranks_leave_before_a_batch_of_the_sampler_that_is_saved(sigterm, is_saved_first):
+    saved, other = ElasticSampler(40, 4), ElasticSampler(40, 4)
+    checkpoint = Saves(saved)
+    order = [saved, other] if is_saved_first else [other, saved]
+    with pytest.raises(stopping.Stopped):
+        for _ in zip(*(sampler.epochs(1) for sampler in order)):
+            for _ in zip(*(sampler.batches() for sampler in order)):
+                if saved.step == 4:
+                    sigterm()
+                checkpoint.step()
+    assert (saved.step, other.step) == (4, 4 if is_saved_first else 5)
+    assert checkpoint.saved[-2:] == [[4], "before it leaves"]
+
+
+def test_of_two_checkpoints_none_is_left_in_the_middle_of_a_batch(sigterm):
+    """Each has its sampler; what one says is no word of the other."""
+    one, other = ElasticSampler(40, 4), ElasticSampler(40, 4)
+    checkpoints = Saves(one), Saves(other)
     with pytest.raises(stopping.Stopped):
         for _ in zip(one.epochs(1), other.epochs(1)):
-            batches, others = one.batches(), other.batches()
-            for batch in batches:
+            for _ in zip(one.batches(), other.batches()):
                 if one.step == 4:
                     sigterm()
-                next(others)
-    assert (one.step, other.step, listener.taken) == (4, 4, 8)
-    assert listener.saved[-1] == "before it leaves"
+                checkpoints[0].step()
+                if other.step % 3 == 0:
+                    checkpoints[1].step()
+    assert (one.step, other.step) == (6, 6)
+    assert [checkpoint.saved[-1] for checkpoint in checkpoints] == ["before it leaves"] * 2
+
+
+def test_a_rank_leaves_where_the_program_saves(sigterm):
+    sampler = ElasticSampler(8, 4)
+    checkpoint = Saves(sampler)
+    with pytest.raises(stopping.Stopped):
+        for _ in sampler.epochs(1):
+            for _ in sampler.batches():
+                checkpoint.step()
+                if sampler.step == 2:
+                    sigterm()
+            sampling.leave_if_told()
+            raise AssertionError("it has not left")
+    assert checkpoint.saved == [[0], [1], "before it leaves"]
 
 
 def test_a_checkpoint_of_an_earlier_loop_is_left_as_it_was(sigterm):
-    earlier, listener = ElasticSampler(8, 4), SavesEverySecondBatch()
-    earlier.listeners.append(listener)
+    earlier = ElasticSampler(8, 4)
+    checkpoint = Saves(earlier)
     for _ in earlier.epochs(1):
         for _ in earlier.batches():
-            pass
+            checkpoint.step()
     with pytest.raises(stopping.Stopped):
         for _ in (later := ElasticSampler(40, 4)).epochs(1):
             for _ in later.batches():
                 sigterm()
-    assert later.step == 1 and listener.saved == [0]
+    assert later.step == 1 and checkpoint.saved == [[0], [1]]
 
 
 def test_a_fault_that_is_injected_belongs_to_one_launch():
@@ -313,23 +339,43 @@ def test_two_samplers_in_turns_count_their_steps_together(monkeypatch, reports):
 # Loaders
 
 
-def test_data_that_draw_nothing_are_fetched_whole_and_others_by_sample():
-    class Fetched(torch.utils.data.Dataset):
-        def __init__(self, draws):
-            self.draws = draws
-            self.asked = []
+class Fetched(torch.utils.data.Dataset):
+    """Notes what it is asked for."""
 
-        def __getitems__(self, indices):
-            self.asked.append(indices)
-            return [torch.rand(()) if self.draws else torch.zeros(()) for _ in indices]
+    def __init__(self):
+        self.asked = []
 
-    for draws, sizes in ((False, [4, 4, 2]), (True, [4] + 10 * [1])):
-        data, sampler = Fetched(draws), ElasticSampler(10, 4)
-        loader = DataLoader(data, batch_sampler=sampler)
-        assert loader.dataset is data and loader.batch_sampler is sampler
-        for _ in sampler.epochs(1):
-            assert len(list(loader)) == len(loader) == 3
-        assert [len(indices) for indices in data.asked] == sizes
+    def __getitems__(self, indices):
+        self.asked.append(indices)
+        return [torch.zeros(()) for _ in indices]
+
+
+@pytest.mark.parametrize(("batched", "sizes"), [(True, [4, 4, 2]), (False, [1] * 10)])
+def test_samples_are_asked_for_one_by_one_unless_the_program_says_otherwise(batched, sizes):
+    data, sampler = Fetched(), ElasticSampler(10, 4)
+    loader = DataLoader(data, batch_sampler=sampler, batched=batched)
+    assert loader.dataset is data and loader.batch_sampler is sampler
+    for _ in sampler.epochs(1):
+        assert len(list(loader)) == len(loader) == 3
+    assert [len(indices) for indices in data.asked] == sizes
+
+
+def test_data_without_whole_batches_are_not_said_to_have_them():
+    with pytest.raises(Error, match="__getitems__ takes whole batches, and range has none"):
+        DataLoader(range(9), batch_sampler=ElasticSampler(9, 3), batched=True)
+
+
+def test_the_length_of_a_loader_is_that_of_its_pass():
+    """`number + 1 == len(loader)` is the last batch of an epoch, also after a resume."""
+    sampler = ElasticSampler(10, 2)
+    loader = DataLoader(range(10), batch_sampler=sampler)
+    sampler.load_state_dict({**sampler.state_dict(), "step": 3})
+    assert len(loader) == len(sampler) == 5
+    for epoch in sampler.epochs(2):
+        expected = 2 if epoch == 0 else 5
+        assert len(loader) == expected
+        assert [len(loader) for _ in loader] == [expected] * expected == [len(loader)] * expected
+    assert len(loader) == 5
 
 
 @pytest.mark.parametrize("workers", [0, 2])
