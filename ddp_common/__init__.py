@@ -25,7 +25,7 @@ _HOME = {
     "EvalSampler": "ranks.sampling",
     "DataLoader": "ranks.loaders",
     "Rows": "ranks.rows",
-    "split": "ranks.splits",
+    "split": "data.splits",
     "Checkpoint": "ranks.checkpoint",
     "check_replicas": "ranks.replicas",
     "report": "ranks.reporting",

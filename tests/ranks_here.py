@@ -54,7 +54,7 @@ def _be_rank(code, variables, join_timeout, output):
         del os.environ[name]
     os.environ.update(variables)
     rendezvous.JOIN_TIMEOUT = join_timeout
-    exec(code, {"__name__": "__main__", "ddp": ddp})
+    exec(code, {"__name__": "__main__", "ddp": ddp, "sys": sys})
 
 
 def torchrun_variables(rank, size, port):

@@ -9,9 +9,7 @@ from pathlib import Path
 
 from distributed import Client
 
-from ddp_common.client.asking import answers_within
-from ddp_common.errors import Error, first_line
-from ddp_common.ranks.checkpoint_files import (
+from ddp_common.checkpoint_files import (
     TEMPORARY,
     digest,
     newest,
@@ -19,6 +17,8 @@ from ddp_common.ranks.checkpoint_files import (
     remove_all_but,
     stated_digest,
 )
+from ddp_common.client.asking import answers_within
+from ddp_common.errors import Error, first_line
 from ddp_common.worker import spool
 
 FETCH_TIMEOUT = 600  # seconds that the last checkpoints have to arrive when a run ends

@@ -5,6 +5,9 @@ on its own, not the peer that noticed: a peer whose connection broke is heard of
 not, and is known by its words (`CONSEQUENCE`).
 """
 
+import base64
+import contextlib
+import pickle
 import re
 import signal
 from collections import deque
@@ -14,12 +17,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from ddp_common.checkpoint_files import step_of
 from ddp_common.client.hangs import IN_COLLECTIVE, returned_early
 from ddp_common.client.inbox import CONNECTION_LOST, RESTARTED
 from ddp_common.errors import Error, RankFailed, RankStalled, RunStopped, SchedulerLost
 from ddp_common.messages import PROGRESS, Ended, Line, Message, Position, Started
-from ddp_common.ranks.checkpoint_files import step_of
-from ddp_common.ranks.last_word import unpickle_exception
 from ddp_common.run.recorder import WARNING
 
 CONSEQUENCE = re.compile(
@@ -209,7 +211,9 @@ def rank_failed(state: AttemptState, rank: int) -> RankFailed:
         **_attributes(state, rank),
     )
     if end.exception:
-        failure.__cause__ = unpickle_exception(end.exception)
+        # A class that the client cannot import, a tensor on a GPU that it does not have
+        with contextlib.suppress(Exception):
+            failure.__cause__ = pickle.loads(base64.b64decode(end.exception))
     return failure
 
 

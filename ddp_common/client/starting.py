@@ -12,12 +12,12 @@ from typing import Any
 from distributed import Future, wait
 from distributed.comm import get_address_host
 
+from ddp_common.checkpoint_files import step_of
 from ddp_common.client.attempt import Attempt
 from ddp_common.client.inbox import TaskEnded, why_cancelled
 from ddp_common.client.tables import Tables
 from ddp_common.errors import first_line
 from ddp_common.messages import RankSpec
-from ddp_common.ranks.checkpoint_files import step_of
 from ddp_common.worker import agent
 
 ANSWER_TIMEOUT = 5  # seconds that a worker has to answer, or the launch's `timeout` if longer

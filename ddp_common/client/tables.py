@@ -1,7 +1,7 @@
 """Dask collections among the arguments of `launch`, and how their partitions get to the ranks.
 
 They are found, computed if they were not, counted, given to ranks, and handed over on the workers
-(`ddp_common.ranks.handover`). Dask moves what has to move: a partition is an argument of the task
+(`ddp_common.handover`). Dask moves what has to move: a partition is an argument of the task
 that hands it over. Relies on the scheduler, which knows where partitions are. Promises: what is
 computed for a launch is let go of once the ranks have it; a partition that cannot be computed, or
 that is no table, is an error before any rank starts.
@@ -20,12 +20,12 @@ from dask.core import flatten
 from dask.typing import Key
 from distributed import CancelledError, Client, Future, wait
 
+from ddp_common import handover
 from ddp_common.client.asking import known_workers, refuse_without_package
 from ddp_common.client.inbox import CONNECTION_LOST, why_cancelled
 from ddp_common.client.placement import no_answer
 from ddp_common.errors import Error, first_line
-from ddp_common.ranks import handover
-from ddp_common.ranks.handover import Look, StandIn, Table, is_categories
+from ddp_common.handover import Look, StandIn, Table, is_categories
 
 KINDS = {"DataFrame", "Series", "Array", "Bag"}  # of collections that have rows
 LOOK_INTERVAL = 0.2  # seconds

@@ -21,11 +21,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ddp_common.errors import Error, first_line
-from ddp_common.files import make_private
-from ddp_common.messages import CheckpointFailed, CheckpointSaved, Problem
-from ddp_common.ranks import replicas, reporting, sampling, states
-from ddp_common.ranks.checkpoint_files import (
+from ddp_common.checkpoint_files import (
     TEMPORARY,
     checkpoints,
     hold,
@@ -34,6 +30,10 @@ from ddp_common.ranks.checkpoint_files import (
     remove_all_but,
     step_of,
 )
+from ddp_common.errors import Error, first_line
+from ddp_common.files import make_private
+from ddp_common.messages import CheckpointFailed, CheckpointSaved, Problem
+from ddp_common.ranks import replicas, reporting, sampling, states
 from ddp_common.ranks.descriptions import WRITTEN_BY, describe, refuse_schedule_left_out
 from ddp_common.ranks.rendezvous import rank
 from ddp_common.ranks.restoring import chosen_file, load, load_into
@@ -48,7 +48,7 @@ _writing = threading.Lock()  # one file at a time: two Checkpoints may save in o
 
 
 class Checkpoint:
-    """Saves and restores anything that has `state_dict` and `load_state_dict`.
+    """Saves and restores anything that has `state_dict` and `load_state_dict`::
 
         checkpoint = ddp.Checkpoint(model=model, optimizer=optimizer, sampler=sampler)
         checkpoint.restore()
@@ -200,22 +200,19 @@ class Checkpoint:
         if self.directory is None:
             return
         self._take_folder(self.directory)
-        found = {
-            name: part.state_dict()
-            for name, part in self.parts.items()
-            if rank() == 0 or not isinstance(part, torch.nn.Module | torch.optim.Optimizer)
-        }
-        replicas.check(self.parts, found)
+        found = {name: part.state_dict() for name, part in self.parts.items()}  # on every rank
         self.wait()
         step = self._step()
         self._steps_at_save = self._steps
+        if rank() == 0:
+            copies = {
+                name: states.copy_of(state, self._state.get(name), name)
+                for name, state in found.items()
+            }
+            self._state = {**copies, WRITTEN_BY: describe(self.parts)}
+        replicas.check(self.parts, found)
         if rank() != 0:
             return
-        copies = {
-            name: states.copy_of(state, self._state.get(name), name)
-            for name, state in found.items()
-        }
-        self._state = {**copies, WRITTEN_BY: describe(self.parts)}
         self._writer = threading.Thread(
             target=self._write, args=(self.directory, step), name="ddp-checkpoint"
         )

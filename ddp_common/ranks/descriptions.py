@@ -139,7 +139,7 @@ def change_of_course(part: Any, state: Any) -> str | None:
     if isinstance(part, LambdaLR) and isinstance(state, dict) and not _changed(there, here):
         there = {"the rate at this step": state.get("_last_lr")}
         rates = zip(part.base_lrs, part.lr_lambdas)
-        step = state.get("last_epoch")
+        step = int(state.get("last_epoch", 0))
         here = {"the rate at this step": [base * function(step) for base, function in rates]}
     return _listed(_changed(there, here))
 

@@ -60,9 +60,6 @@ HINTS = {  # what to do about an error of torch or Python, by a part of its text
 }
 
 
-# In the rank
-
-
 def flush() -> None:
     """Write what was printed."""
     for stream in (sys.stdout, sys.stderr):
@@ -166,15 +163,3 @@ def _pickle_exception(error: BaseException) -> str | None:
         if len(pickled) <= LARGEST_EXCEPTION and isinstance(pickle.loads(pickled), BaseException):
             return base64.b64encode(pickled).decode()
     return None
-
-
-# On the client
-
-
-def unpickle_exception(text: str) -> BaseException | None:
-    """What `_pickle_exception` has packed; None if it cannot be loaded here."""
-    try:
-        return pickle.loads(base64.b64decode(text))
-    except Exception:
-        # A class that the client cannot import, a tensor on a GPU that it does not have
-        return None

@@ -22,15 +22,15 @@ import numpy
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ddp_common import handover, main_module
 from ddp_common.messages import Ended, Message, Position, Problem
 from ddp_common.ranks import (
     checkpoint,
-    handover,
     last_word,
-    main_module,
     rendezvous,
     replicas,
     reporting,
+    rows,
     stopping,
     whereabouts,
 )
@@ -125,7 +125,7 @@ def _end_by_sigterm(handler: Any) -> None:
 def _unpickled(payload: bytes, tables: int | None) -> tuple[Callable, dict[str, Any]]:
     """The training function and its arguments; torch's settings become those of the client."""
     if tables is not None:
-        handover.receive(tables)
+        handover.receive(tables, rows.rows_of)
     function, arguments, sources, settings = main_module.loads(payload)
     linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
     for set_it in settings:

@@ -1,8 +1,8 @@
 """The rank's side of a run: find the store, form the process group, choose the device.
 
 Relies on the variables that torchrun sets, and our worker's agent likewise (RANK, WORLD_SIZE,
-LOCAL_RANK, MASTER_ADDR, MASTER_PORT), or on those of a Slurm step (`slurm`). Without them there is
-one rank, and everything works alone. The ranks meet in a key-value store of torch (`TCPStore`),
+LOCAL_RANK, MASTER_ADDR, MASTER_PORT); `without_dask` sets them in a Slurm step. Without them there
+is one rank, and everything works alone. The ranks meet in a key-value store of torch (`TCPStore`),
 which rank 0 holds, or torchrun. Relies on the launcher to end the other ranks
 when one is killed, as our agents do, torchrun, and `srun --kill-on-bad-exit=1`.
 
@@ -19,7 +19,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +32,9 @@ import torch
 import torch.distributed as dist
 
 from ddp_common.errors import Error, first_line
-from ddp_common.ranks import slurm
 
 JOIN_TIMEOUT = 60.0  # seconds that ranks await each other, or what DDP_JOIN_TIMEOUT says
+LOOPBACK = "127.0.0.1"
 FOREVER = datetime.timedelta(days=24)  # torch's store counts milliseconds in 31 bits
 
 
@@ -228,9 +228,7 @@ def place_of_this_process() -> Place | None:
     Raises `Error` if only some of the variables are set.
     """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    given: Mapping[str, str] = os.environ
-    if not given.get("RANK") and slurm.in_step():
-        given = slurm.variables()
+    given = os.environ
     missing = [name for name in names if not given.get(name)]
     if len(missing) == len(names):
         return None
@@ -240,7 +238,7 @@ def place_of_this_process() -> Place | None:
             "the ranks with torchrun, or set these too: MASTER_ADDR is the host of rank 0, "
             "MASTER_PORT a free port there."
         )
-    run_id = given.get("TORCHELASTIC_RUN_ID", "")
+    run_id = given.get("TORCHELASTIC_RUN_ID") or given.get("DDP_RUN_ID", "")
     # Then torchrun's store listens on loopback too, and the host's name may lead nowhere
     all_ranks_are_local = run_id and given.get("LOCAL_WORLD_SIZE") == given["WORLD_SIZE"]
     return Place(
@@ -248,7 +246,7 @@ def place_of_this_process() -> Place | None:
         world_size=int(given["WORLD_SIZE"]),
         # Without it, ranks that follow each other on a host take its GPUs in turn
         local_rank=int(given.get("LOCAL_RANK", given["RANK"])),
-        address=slurm.LOOPBACK if all_ranks_are_local else given["MASTER_ADDR"],
+        address=LOOPBACK if all_ranks_are_local else given["MASTER_ADDR"],
         port=int(given["MASTER_PORT"]),
         attempt=f"{run_id}/{given.get('TORCHELASTIC_RESTART_COUNT', 0)}",
     )

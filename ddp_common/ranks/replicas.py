@@ -8,7 +8,6 @@ with. Of an optimizer its settings. Of anything else the whole state. Averaged m
 rank 0 alone may keep one up to date.
 """
 
-import hashlib
 import itertools
 import math
 import weakref
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from dask.tokenize import normalize_token, tokenize
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
@@ -27,7 +27,7 @@ from ddp_common.ranks.states import unwrapped
 
 TOLERANCE = 1e-5  # relative, of norms of parameters: float32 has 1e-7
 
-# What is compared of a rank, by name: the norm of a parameter, or the digest of anything else
+# What is compared of a rank, by name: the norm of a parameter, or Dask's token of anything else
 Fingerprint = dict[str, float | str]
 
 # The DDP models of this process, by their number: the same order on every rank
@@ -60,11 +60,11 @@ def check(parts: dict[str, Any], saved: dict[str, Any]) -> None:
         if isinstance(part, torch.nn.Module):
             found |= _of_module(name, part, synced)
         elif isinstance(part, torch.optim.Optimizer):
-            found |= {f"{name}.{key}": _digest(value) for key, value in settings(part).items()}
+            found |= {f"{name}.{key}": tokenize(value) for key, value in settings(part).items()}
         elif isinstance(saved[name], dict):
-            found |= {f"{name}[{key!r}]": _digest(value) for key, value in saved[name].items()}
+            found |= {f"{name}[{key!r}]": tokenize(value) for key, value in saved[name].items()}
         else:
-            found[name] = _digest(saved[name])
+            found[name] = tokenize(saved[name])
     problem = difference(exchange.gather(found))
     if problem is not None:
         raise Error(
@@ -107,7 +107,7 @@ def _of_module(name: str, module: torch.nn.Module, synced: set[int]) -> Fingerpr
     if any(parameter.requires_grad for parameter in module.parameters()):
         for entry, buffer in module.named_buffers():
             if id(buffer) not in synced:
-                found[f"{name}.{entry}"] = _digest(buffer)
+                found[f"{name}.{entry}"] = tokenize(buffer)
     return found
 
 
@@ -128,31 +128,13 @@ def _norms(prefix: str, module: torch.nn.Module) -> tuple[list[str], torch.Tenso
     return names, torch.stack(norms) if norms else torch.zeros(0)
 
 
-def _digest(value: Any) -> str:
-    """Of tensors and plain values in containers; of anything else, only its type counts."""
-    found = hashlib.blake2b(digest_size=8)
-    _add(found, value)
-    return found.hexdigest()
-
-
-def _add(found: Any, value: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        found.update(f"{value.dtype} {tuple(value.shape)}".encode())
-        if not hasattr(value, "full_tensor"):
-            values = value.detach().to_dense().cpu().contiguous().reshape(-1)
-            found.update(values.view(torch.uint8).numpy())
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            _add(found, key)
-            _add(found, each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            _add(found, each)
-    elif isinstance(value, set):
-        found.update(repr(sorted(value, key=repr)).encode())
-    elif isinstance(value, bool | int | float | complex | str | bytes | None):
-        found.update(repr(value).encode())
-    found.update(type(value).__name__.encode())
+@normalize_token.register(torch.Tensor)
+def _content(tensor: torch.Tensor) -> tuple:
+    """What Dask's `tokenize` knows a tensor by."""
+    if hasattr(tensor, "full_tensor"):  # a DTensor: each rank has a part of it
+        return tensor.dtype, tensor.shape
+    values = tensor.detach().to_dense().cpu().contiguous().reshape(-1)
+    return tensor.dtype, tensor.shape, values.view(torch.uint8).numpy()
 
 
 # The models that DDP has wrapped

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from ddp_common.checkpoint_files import fault, newest, remove_unfinished
 from ddp_common.errors import Error, first_line
 from ddp_common.ranks import exchange, replicas
-from ddp_common.ranks.checkpoint_files import fault, newest, remove_unfinished
 from ddp_common.ranks.descriptions import (
     FROZEN,
     WRITTEN_BY,

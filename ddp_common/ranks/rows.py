@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ddp_common.errors import Error
+from ddp_common.handover import Table
 from ddp_common.ranks.dealing import Placement
 
 NAMED = 5  # partitions in a message, of those that are meant
@@ -172,6 +173,11 @@ class Rows(Partitioned):
                     "their rows (dropna) before launch, or say tensors(…, allow_nan=True)."
                 )
         return tensors
+
+
+def rows_of(table: Table) -> Rows:
+    """What a training function gets of a table that was handed over."""
+    return Rows(table.name, Placement(table.lengths, table.parts), table.parts)
 
 
 class RowTensors(Partitioned):

@@ -157,16 +157,6 @@ class ElasticSampler:
 
     # The order of an epoch
 
-    def permutation(self, epoch: int) -> np.ndarray:
-        """The order of all samples in `epoch`: int64, shape (length,), the same on every rank."""
-        if self.placement is not None:
-            everything = Placement(self.placement.lengths, range(len(self.placement.lengths)))
-            return self._placed_deal(everything, epoch).rows
-        return np.asarray(self._order(epoch), dtype=np.int64)
-
-    def _placed_deal(self, placement: Placement, epoch: int) -> PlacedDeal:
-        return PlacedDeal(placement, self.batch_size, self.seed, epoch, self.shuffle)
-
     def _order(self, epoch: int) -> range | np.ndarray:
         """The order of an epoch, in its cheapest form: a range, or an array of a small type."""
         if not self.shuffle:
@@ -291,7 +281,9 @@ class ElasticSampler:
         self._was_done = False
         self._first_step = self.step
         if self.placement is not None:
-            self._deal = self._placed_deal(self.placement, self.epoch)
+            self._deal = PlacedDeal(
+                self.placement, self.batch_size, self.seed, self.epoch, self.shuffle
+            )
         else:
             self._deal = EvenDeal(self._order(self.epoch), self.batch_size)
         return self._deal

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm import tqdm
 
+from ddp_common.checkpoint_files import checkpoints, step_of
 from ddp_common.errors import Error
-from ddp_common.ranks.checkpoint_files import checkpoints, step_of
 from ddp_common.run.places import shown
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ddp_common.checkpoint_files import checkpoints
 from ddp_common.errors import Error
 from ddp_common.messages import (
     CheckpointFailed,
@@ -29,7 +30,6 @@ from ddp_common.messages import (
     Started,
     shows_training,
 )
-from ddp_common.ranks.checkpoint_files import checkpoints
 from ddp_common.run.places import shown
 from ddp_common.run.progress import Mode, Progress
 

@@ -6,7 +6,7 @@ Promises: it imports nothing that takes time, so that the command line can ask.
 import os
 
 from ddp_common.errors import Error
-from ddp_common.ranks import slurm
+from ddp_common.without_dask import slurm
 
 LAUNCHERS = ("torchrun", "srun")  # those that `make run` can start
 MPI = ("OMPI_COMM_WORLD", "PMI")  # how variables of Open MPI begin; of MPICH and Intel MPI

@@ -24,12 +24,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from ddp_common import checkpoint_files
 from ddp_common.errors import Error, RunStopped
 from ddp_common.files import RESULT, metrics_of, save_whole
 from ddp_common.messages import Message, Problem
 from ddp_common.ranks import (
     checkpoint,
-    checkpoint_files,
     rendezvous,
     replicas,
     reporting,
@@ -41,6 +41,7 @@ from ddp_common.run.places import new_directory
 from ddp_common.run.progress import say
 from ddp_common.run.recorder import Recorder, describe
 from ddp_common.run.run_directory import RunDirectory, as_line, read_records
+from ddp_common.without_dask import slurm
 from ddp_common.without_dask.launchers import started_by
 
 # Between two looks whether a rank has ended that others wait for.
@@ -61,6 +62,8 @@ class Ranks(Launcher):
                 "The process group is there already, and connect() makes it.\n"
                 "Remove init_process_group(…); docs/coming-from-elsewhere.md has a table."
             )
+        if slurm.in_step() and "RANK" not in os.environ:
+            slurm.set_variables()
         replicas.watch()
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(rendezvous.process_group())

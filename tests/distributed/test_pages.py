@@ -94,6 +94,7 @@ def test_recipes_train_as_one_rank_does_are_watched_leave_traces_and_go_to_a_buc
         one, two = (ddp.launch(client, names[recipe], workers=n, epochs=3).result for n in (1, 2))
         assert torch.allclose(one, two, rtol=0, atol=1e-6), recipe
     _stops_early_and_keeps_the_best_model(client, names)
+    _each_rank_goes_on_with_its_own_state(client, names["OfEachRank"])
     assert names["seen"][0]["step"] == 1 and "loss" in names["seen"][0]
     for path in sorted((names["run"].directory / "trace").iterdir()):
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
@@ -123,6 +124,41 @@ def _stops_early_and_keeps_the_best_model(client, names):
     again = ddp.launch(client, train, workers=2, epochs=200, patience=2, directory=begun.directory)
     assert again.result == stopped.result
     assert again.metrics["epoch"].max() == errors.index[-1]
+
+
+class Reader:
+    """What a rank has of its own: how far it has read."""
+
+    def __init__(self):
+        self.done = 0
+
+    def state_dict(self):
+        return {"done": self.done, "next": torch.tensor(self.done + 1)}
+
+    def load_state_dict(self, state):
+        self.done = state["done"]
+
+
+def read_on(wrap=lambda reader: reader):
+    reader = Reader()
+    checkpoint = ddp.Checkpoint(reader=wrap(reader))
+    checkpoint.restore()
+    reader.done += 10 + ddp.rank()
+    checkpoint.save()
+    done = torch.zeros(ddp.world_size())
+    done[ddp.rank()] = reader.done
+    torch.distributed.all_reduce(done)
+    return done.tolist()
+
+
+def _each_rank_goes_on_with_its_own_state(client, wrap):
+    first = ddp.launch(client, read_on, workers=2, wrap=wrap)
+    again = ddp.launch(client, read_on, workers=2, wrap=wrap, directory=first.directory)
+    assert (first.result, again.result) == ([10, 11], [20, 22])
+    with pytest.raises(ddp.RankFailed, match="The states are of 2 ranks"):
+        ddp.launch(client, read_on, workers=1, wrap=wrap, directory=first.directory)
+    with pytest.raises(ddp.RankFailed, match=r"do not have the same: reader\['done'\]"):
+        ddp.launch(client, read_on, workers=2)
 
 
 def test_a_search_gives_up_trials_early_and_its_workers_are_free_again(client):

@@ -17,7 +17,7 @@ from processes import wait_until
 from ranks_here import Rank, slurm_variables, torchrun_variables
 
 import ddp_common as ddp
-from ddp_common.ranks import slurm
+from ddp_common.without_dask import slurm
 
 ONE_GPU_PER_RANK = torch.cuda.device_count() >= 2
 JOIN = """
@@ -249,10 +249,15 @@ def test_rank_0_does_not_wait_for_a_rank_that_has_raised(tmp_path):
 
 # Slurm
 
+CONNECT = """
+with ddp.connect():
+    print('in', ddp.rank(), file=sys.stderr)
+"""
+
 
 def test_ranks_of_a_slurm_step_meet_at_a_port_that_they_derive(tmp_path):
     job = 1000 + os.getpid()
-    ranks = [Rank(JOIN, tmp_path, slurm_variables(rank, 2, job)) for rank in (1, 0)]
+    ranks = [Rank(CONNECT, tmp_path, slurm_variables(rank, 2, job)) for rank in (1, 0)]
     assert [rank.said() for rank in ranks] == ["in 1\n", "in 0\n"]
 
 
@@ -260,16 +265,16 @@ def test_a_derived_port_that_is_taken_is_an_error_and_master_port_chooses_anothe
     variables = slurm_variables(0, 1, 1_000_000 + os.getpid())
     port = slurm.port(int(variables["SLURM_JOB_ID"]), 0)
     with socket.create_server(("", port)):
-        error = Rank(JOIN, tmp_path, variables).complaint()
+        error = Rank(CONNECT, tmp_path, variables).complaint()
         assert f"port {port}," in error and "choose another MASTER_PORT" in error
         elsewhere = {**variables, "MASTER_PORT": str(free_port())}
-        assert Rank(JOIN, tmp_path, elsewhere).said() == "in 0\n"
+        assert Rank(CONNECT, tmp_path, elsewhere).said() == "in 0\n"
 
 
 def test_half_the_variables_of_slurm_are_an_error_that_names_the_others(tmp_path):
     variables = slurm_variables(0, 2, job=1)
     del variables["SLURM_STEP_NODELIST"]
-    error = Rank(JOIN, tmp_path, variables).complaint()
+    error = Rank(CONNECT, tmp_path, variables).complaint()
     assert "srun has started this process, but SLURM_STEP_NODELIST is not set" in error
 
 

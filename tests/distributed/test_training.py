@@ -12,7 +12,7 @@ from processes import assert_nothing_left
 from torch.nn.parallel import DistributedDataParallel
 
 import ddp_common as ddp
-from ddp_common.ranks.checkpoint_files import step_of
+from ddp_common.checkpoint_files import step_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SAMPLES, BATCH, EPOCHS = 103, 16, 3  # 7 steps an epoch, the last one ragged

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from patience import PATIENCE
 
-from ddp_common.ranks.checkpoint_files import checkpoints, newest, step_of
+from ddp_common.checkpoint_files import checkpoints, newest, step_of
 
 ROOT = Path(__file__).parents[2]
 A_RUN = 5 * PATIENCE  # seconds: jobs start, and processes import torch, more than once

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import ddp_common as ddp
+from ddp_common.checkpoint_files import checkpoints, fault, step_of
 from ddp_common.ranks import checkpoint as module
-from ddp_common.ranks.checkpoint_files import checkpoints, fault, step_of
 from ddp_common.ranks.states import copy_of
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from contract_loops import EPOCHS, LOOPS, train
 
-from ddp_common.ranks.checkpoint_files import checkpoints
+from ddp_common.checkpoint_files import checkpoints
 
 
 class Killed(Exception):

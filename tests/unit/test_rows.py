@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 import torch
 
-from ddp_common import DataLoader, ElasticSampler, Error, EvalSampler, Rows
-from ddp_common.ranks import handover
+from ddp_common import DataLoader, ElasticSampler, Error, EvalSampler, Rows, handover
 from ddp_common.ranks.dealing import Placement
+from ddp_common.ranks.rows import rows_of
 
 LENGTHS = [4, 3, 0, 5, 6]
 FRAME = pd.DataFrame(
@@ -150,7 +150,7 @@ def handed_over(*parts):
     tables = [handover.Table("table", [len(part)], {0: None}) for part in parts]
     with handover.hand_over(tables, [[part] for part in parts]) as file:
         size = os.fstat(file.fileno()).st_size
-        handover.receive(os.dup(file.fileno()))
+        handover.receive(os.dup(file.fileno()), rows_of)
     return [handover.given(number).parts[0] for number in range(len(parts))], size
 
 

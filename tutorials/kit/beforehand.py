@@ -6,9 +6,9 @@ Every check raises `Error` with what to do; together they save the minutes until
 import os
 from pathlib import Path
 
+from ddp_common.checkpoint_files import newest
 from ddp_common.clusters.profiles import may_have_gpus, number_of_workers, read_profile
 from ddp_common.errors import Error
-from ddp_common.ranks.checkpoint_files import newest
 from ddp_common.run.places import local, nearest_that_exists
 from ddp_common.values import whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS

@@ -15,6 +15,7 @@ import os
 import pickle
 import struct
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
@@ -22,8 +23,8 @@ import cloudpickle
 from dask.tokenize import tokenize
 from dask.typing import Key
 
+from ddp_common import main_module
 from ddp_common.errors import Error
-from ddp_common.ranks import main_module
 
 ALIGNMENT = 64  # bytes
 TRAILER = struct.Struct("!q")  # the size of the pickled contents before it
@@ -31,7 +32,7 @@ TRAILER = struct.Struct("!q")  # the size of the pickled contents before it
 # Of a partition: how many rows it has, and its columns in their order: name, and what it holds
 Look = tuple[int, list[tuple[str, str]]]
 
-_tables: list["Table"] = []  # those of this rank
+_arguments: list[Any] = []  # the tables of this rank, as the training function gets them
 
 
 @dataclass
@@ -120,15 +121,18 @@ def _write(tables: list[Table], file: BinaryIO) -> None:
 # In the rank
 
 
-def receive(descriptor: int) -> None:
-    """Take the tables that the worker has written into this file."""
+def receive(descriptor: int, as_argument: Callable[[Table], Any]) -> None:
+    """Take the tables that the worker has written into this file.
+
+    `as_argument` makes of each what the training function gets.
+    """
     mapped = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
     os.close(descriptor)
     (size,) = TRAILER.unpack(mapped[-TRAILER.size :])
     contents = pickle.loads(mapped[-TRAILER.size - size : -TRAILER.size])
     stream, *buffers = [mapped[begin:end] for begin, end in contents]
     try:
-        _tables[:] = main_module.loads(stream, buffers)
+        _arguments[:] = map(as_argument, main_module.loads(stream, buffers))
     except Exception as error:
         raise Error(
             "The tables cannot be unpickled in the rank: "
@@ -138,12 +142,7 @@ def receive(descriptor: int) -> None:
 
 def given(number: int) -> Any:
     """The table of that number, as the training function gets it."""
-    # Not at the top: the worker imports this module too, and torch takes a second.
-    from ddp_common.ranks.dealing import Placement
-    from ddp_common.ranks.rows import Rows
-
-    table = _tables[number]
-    return Rows(table.name, Placement(table.lengths, table.parts), table.parts)
+    return _arguments[number]
 
 
 class StandIn:

@@ -30,8 +30,8 @@ def in_step() -> bool:
     return "SLURM_STEP_ID" in os.environ and "SLURM_PROCID" in os.environ
 
 
-def variables() -> dict[str, str]:
-    """What torchrun would set for this process of a step.
+def set_variables() -> None:
+    """Set what torchrun would set for this process of a step.
 
     MASTER_ADDR and MASTER_PORT are as the user has set them, if so. Raises `Error` if variables of
     Slurm are missing.
@@ -48,14 +48,15 @@ def variables() -> dict[str, str]:
         address = LOOPBACK
     else:
         address = first_host(os.environ["SLURM_STEP_NODELIST"])
-    return {
+    variables = {
         "RANK": os.environ["SLURM_PROCID"],
         "WORLD_SIZE": os.environ["SLURM_STEP_NUM_TASKS"],
         "LOCAL_RANK": os.environ["SLURM_LOCALID"],
         "MASTER_ADDR": os.environ.get("MASTER_ADDR", address),
         "MASTER_PORT": os.environ.get("MASTER_PORT", str(port(int(job), int(step)))),
-        "TORCHELASTIC_RUN_ID": f"slurm-{job}.{step}",
+        "DDP_RUN_ID": f"slurm-{job}.{step}",
     }
+    os.environ.update(variables)
 
 
 def port(job: int, step: int) -> int:
