@@ -282,7 +282,7 @@ def phase(frozen, net, images, training, held_out):
 
 
 def launched(client, **arguments):
-    """A run of `train_on_ranks`, without what `launch` says of ranks that drift apart."""
+    """Runs `train_on_ranks`, without what `launch` says of ranks that drift apart."""
     with contextlib.redirect_stderr(io.StringIO()):
         return ddp.launch(client, train_on_ranks, **arguments)
 

@@ -1,8 +1,8 @@
 """Save where training is, and continue from there.
 
 When? `step()`, in the loop, says that what the batches so far were for is done. Before the next
-batch is taken, the sampler then has the checkpoint save, if it is due (`sampling._before_batch`).
-`save()` saves at once. Nothing is saved at any other moment, and nothing is guessed.
+batch is taken, the sampler then has the checkpoint save, if it is due or if the ranks leave
+(`sampling._before_batch`). `save()` saves at once. Nothing is saved at any other moment.
 
 A checkpoint is one file, whose name says the digest of its content (`checkpoint_files`). It is
 written under a temporary name, synced and renamed: a file that verifies is a good one, whatever
@@ -60,10 +60,11 @@ class Checkpoint:
             checkpoint.save()
 
     `save()` saves when it is called. `step()` says that what the batches taken so far were for is
-    done: before the next batch of one of its samplers is taken, the checkpoint saves if it is due,
-    and the ranks leave if they were told to. What stands below the call in the loop is done by
-    then, such as a schedule. It is due after `every_steps` calls of `step()`. Where gradients of
-    several batches are added up, call it after the optimizer's step only.
+    done, to all Checkpoints of its samplers: before the next batch of one of them is taken, the
+    checkpoint saves if it is due, and the ranks leave if they were told to. What stands below the
+    call in the loop is done by then, such as a schedule. It is due after `every_steps` calls of
+    `step()`. Where gradients of several batches are added up, call it after the optimizer's step
+    only.
 
     A model is saved without DDP and torch.compile around it: `torch.load(path,
     weights_only=True)["model"]` loads into the plain one. Random states are not stored: the
@@ -102,6 +103,7 @@ class Checkpoint:
         self._state: dict[str, Any] = {}  # what goes into the file: copies at the last save
         self._was_read_back = False  # the first file, which shows that such files can be loaded
         self._was_restored = False
+        self._is_checked = False  # its parts, once
         self._steps = 0  # calls of `step()`, of this process
         self._steps_at_save = 0
         self._check_options()
@@ -161,7 +163,11 @@ class Checkpoint:
             self._check_parts()
         self._steps += 1
         for sampler in self._samplers:
-            sampler.batch_is_done()
+            sampler.open_batches = 0
+
+    def has_open_batches(self) -> bool:
+        """Whether a batch was taken of which `step()` has not said that it is done."""
+        return any(sampler.open_batches for sampler in self._samplers)
 
     def save_if_due(self) -> None:
         """What the sampler calls before a batch, when those before it are done."""
@@ -176,41 +182,41 @@ class Checkpoint:
     # Saving
 
     def save(self) -> None:
-        """Copy the current state, then write it in the background; leave if the ranks are told to.
+        """Copy the current state, then write it in the background.
 
         A collective: every rank calls it, at the same place, and rank 0 saves. It belongs after
-        the last batch of an epoch, below what is done once in an epoch. Waits for the previous
-        write if that is still going on. Raises `Error` if a batch was taken since the last
-        `step()`, before `restore()` where a sampler is among the parts, if the ranks do not have
-        the same, for an optimizer whose schedule is no part, for a state that could not be loaded
-        again, for a second Checkpoint in one folder, and for an earlier failure if `on_error` is
-        'stop'.
+        the last batch of an epoch, below what is done once in an epoch. With a sampler among the
+        parts the ranks leave then, if they were told to. Waits for the previous write if that is
+        still going on. Raises `Error` if a batch was taken since the last `step()`, before
+        `restore()` where a sampler is among the parts, if the ranks do not have the same, for an
+        optimizer whose schedule is no part, for a state that could not be loaded again, for a
+        second Checkpoint in one folder, and for an earlier failure if `on_error` is 'stop'.
         """
         self._check_parts()
-        if not all(sampler.is_done for sampler in self._samplers):
+        if self.has_open_batches():
             raise Error(
                 "save() after a batch of which step() has not said that it is done: its gradients "
                 f"would be lost. {sampling.STEP}\nFor a batch that the loop passes over, too."
             )
         self._save()
         if self._samplers:
-            sampling.leave_if_told()
+            sampling.leave_if_told(saved=self)
 
     def _save(self) -> None:
         if self.directory is None:
             return
-        self._take_folder(self.directory)
         found = {name: part.state_dict() for name, part in self.parts.items()}  # on every rank
+        raise_if_apart = replicas.begin_check(self.parts, found)
         self.wait()
         step = self._step()
         self._steps_at_save = self._steps
-        if rank() == 0:
+        if rank() == 0:  # it copies while the ranks compare
             copies = {
                 name: states.copy_of(state, self._state.get(name), name)
                 for name, state in found.items()
             }
-            self._state = {**copies, WRITTEN_BY: describe(self.parts)}
-        replicas.check(self.parts, found)
+            self._state = {**copies, WRITTEN_BY: describe(self.parts, found)}
+        raise_if_apart()
         if rank() != 0:
             return
         self._writer = threading.Thread(
@@ -219,7 +225,7 @@ class Checkpoint:
         self._writer.start()
 
     def _check_parts(self) -> None:
-        """Raise `Error` for what would be wrong after a resume, and only then."""
+        """Raise `Error` for what would be wrong after a resume; tell what else may surprise."""
         if self._samplers and not self._was_restored:
             raise Error(
                 "This Checkpoint has a sampler, and restore() was not called: a run that starts "
@@ -228,9 +234,12 @@ class Checkpoint:
                 "Checkpoint, for the best model, say, the sampler is no part."
             )
         refuse_schedule_left_out(self.parts)
-        if self._steps == 0 and rank() == 0:
+        if self.directory is not None:
+            self._take_folder(self.directory)
+        if not self._is_checked and rank() == 0:
             for problem in self._problems():
                 reporting.post(Problem(problem))
+        self._is_checked = True
 
     def _problems(self) -> list[str]:
         """What is not wrong here, and ends otherwise than a user may expect."""

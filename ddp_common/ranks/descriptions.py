@@ -25,21 +25,24 @@ SCHEDULED = ("lr", "momentum", "betas")  # options of an optimizer that schedule
 NAMED = 3  # so many differences are named in a message
 
 
-def describe(parts: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """The description of each part, without the wrappers of DDP and torch.compile."""
+def describe(parts: dict[str, Any], states: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """The description of each part, without the wrappers of DDP and torch.compile.
+
+    `states` has what the `state_dict` of modules gives.
+    """
     names = {
         id(parameter): f"{part_name}.{name}"
         for part_name, part in parts.items()
         if isinstance(part, torch.nn.Module)
         for name, parameter in part.named_parameters()
     }
-    return {name: _description(part, names) for name, part in parts.items()}
+    return {name: _description(part, states.get(name), names) for name, part in parts.items()}
 
 
-def _description(part: Any, names: dict[int, str]) -> dict[str, str]:
+def _description(part: Any, state: Any, names: dict[int, str]) -> dict[str, str]:
     found = {CLASS: _class_name(part)}
     if isinstance(part, torch.nn.Module):
-        for name, value in part.state_dict().items():
+        for name, value in state.items():
             found[name] = _form(value)
         found[FROZEN] = " ".join(frozen(part))
     if isinstance(part, torch.optim.Optimizer):

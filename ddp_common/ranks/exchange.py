@@ -11,14 +11,16 @@ import torch
 import torch.distributed as dist
 
 from ddp_common.errors import Error
-from ddp_common.ranks.rendezvous import rank, world_size
+from ddp_common.ranks.rendezvous import rank
+
+SHORT = 2**14  # bytes that are gathered at once
 
 
 def told_by(source: int, value: Any) -> Any:
     """That rank's value, which is what JSON can hold, on every rank. A collective."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return value
-    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    device = _device()
     text = json.dumps(value).encode() if dist.get_rank() == source else b""
     length = torch.tensor([len(text)], device=device)
     dist.broadcast(length, src=source)
@@ -46,4 +48,39 @@ def asked_of_rank_0(ask: Callable[[], Any]) -> Any:
 
 def gather(value: Any) -> list[Any]:
     """The values of all ranks, in their order, on every rank. A collective."""
-    return [told_by(source, value) for source in range(world_size())]
+    return begin_gather(value)()
+
+
+def begin_gather(value: Any) -> Callable[[], list[Any]]:
+    """As `gather`, which the function that is returned ends: this rank may work meanwhile."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return lambda: [value]
+    text = json.dumps(value).encode()
+    begun = _begin_all_gather(text, SHORT)
+
+    def end() -> list[Any]:
+        texts = begun()
+        if max(map(len, texts)) == SHORT:  # at least one was cut
+            longest = max(gather(len(text)))
+            texts = _begin_all_gather(text, longest)()
+        return [json.loads(each) for each in texts]
+
+    return end
+
+
+def _begin_all_gather(text: bytes, length: int) -> Callable[[], list[bytes]]:
+    """Of the texts of all ranks that many bytes, without blanks at their ends."""
+    mine = torch.frombuffer(bytearray(text[:length].ljust(length)), dtype=torch.uint8)
+    mine = mine.to(_device())
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    work = dist.all_gather(gathered, mine, async_op=True)
+
+    def end() -> list[bytes]:
+        work.wait()
+        return [bytes(each.cpu().numpy()).rstrip() for each in gathered]
+
+    return end
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")

@@ -11,6 +11,7 @@ rank 0 alone may keep one up to date.
 import itertools
 import math
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,16 +45,17 @@ def check_replicas(model: torch.nn.Module) -> None:
     does so at each save, for all of its parts.
     """
     know(model)
-    check({"model": unwrapped(model)}, {})
+    begin_check({"model": unwrapped(model)}, {})()
 
 
-def check(parts: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Raise `Error` unless all ranks have the same `parts`. A collective.
+def begin_check(parts: dict[str, Any], saved: dict[str, Any]) -> Callable[[], None]:
+    """Begin to compare `parts` between the ranks. A collective.
 
-    `saved` has the states of those that are neither modules nor optimizers.
+    `saved` has the states of those that are neither modules nor optimizers. The function that is
+    returned ends it, and raises `Error` unless all ranks have the same.
     """
     if rendezvous.world_size() == 1:
-        return
+        return lambda: None
     found: Fingerprint = {}
     synced = _buffers_that_ddp_sends()
     for name, part in parts.items():
@@ -65,11 +67,17 @@ def check(parts: dict[str, Any], saved: dict[str, Any]) -> None:
             found |= {f"{name}[{key!r}]": tokenize(value) for key, value in saved[name].items()}
         else:
             found[name] = tokenize(saved[name])
-    problem = difference(exchange.gather(found))
-    if problem is not None:
-        raise Error(
-            f"The ranks do not have the same: {problem}. Only rank 0's would be saved.\n{ADVICE}"
-        )
+    gathered = exchange.begin_gather(found)
+
+    def end() -> None:
+        problem = difference(gathered())
+        if problem is not None:
+            raise Error(
+                f"The ranks do not have the same: {problem}. Only rank 0's would be saved.\n"
+                f"{ADVICE}"
+            )
+
+    return end
 
 
 ADVICE = (
@@ -122,10 +130,14 @@ def _norms(prefix: str, module: torch.nn.Module) -> tuple[list[str], torch.Tenso
         if hasattr(parameter, "full_tensor") or not parameter.is_floating_point():
             continue
         summed_in = torch.promote_types(parameter.dtype, torch.float32)
-        norm = torch.linalg.vector_norm(parameter.detach(), dtype=summed_in)
         names.append(f"{prefix}{name}")
-        norms.append(norm.to(device=norms[0].device if norms else None, dtype=torch.float32))
-    return names, torch.stack(norms) if norms else torch.zeros(0)
+        norms.append(torch.linalg.vector_norm(parameter.detach(), dtype=summed_in))
+    if not norms:
+        return names, torch.zeros(0)
+    first = norms[0]
+    return names, torch.stack(
+        [norm.to(device=first.device, dtype=torch.float32) for norm in norms]
+    )
 
 
 @normalize_token.register(torch.Tensor)

@@ -93,11 +93,6 @@ def set_position(whose: Hashable, **place: int) -> None:
     _reporter.set_position(whose, place)
 
 
-def steps_of_others(whose: Hashable) -> int:
-    """The steps that all samplers but this one have done."""
-    return _reporter.steps_of_others(whose)
-
-
 def position() -> dict[str, int]:
     """Where training is, as far as a sampler counts it.
 
@@ -211,9 +206,6 @@ class Reporter:
             place = {**place, **{name: self._sums[name] for name in SUMMED}}
         self.position = place
         self.moves += 1
-
-    def steps_of_others(self, whose: Hashable) -> int:
-        return self._sums["step"] - self._counts.get(whose, {}).get("step", 0)
 
     def deliver(self, send: Callable[[Message], None]) -> None:
         """Pass messages on until None comes.

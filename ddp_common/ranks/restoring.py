@@ -121,7 +121,9 @@ def _check_origin(parts: dict[str, Any], state: Any, path: Path) -> None:
             f"{path} holds {', '.join(there)}; this run saves {', '.join(parts)}. Resume "
             "with the code that wrote it."
         )
-    for name, description in describe(parts).items():
+    modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+    states = {name: module.state_dict() for name, module in modules.items()}
+    for name, description in describe(parts, states).items():
         differs = difference(state[WRITTEN_BY].get(name), description)
         if differs is not None:
             raise Error(

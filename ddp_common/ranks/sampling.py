@@ -12,9 +12,11 @@ batches, by `ddp.DataLoader` or `batches()`. Any other loop is an `Error` that s
 position is (epoch, step). A step counts when training takes its batch, however early that was
 loaded.
 
-Before a batch is taken there is one moment to save and to leave, if `Checkpoint.step()` has said
-since the last batch that what it was for is done (`_before_batch`). A sampler that no checkpoint
-saves is left before any batch, unless another one is saved: that one decides.
+A batch that training has taken is *open* until `Checkpoint.step()` says that what it was for is
+done. Checkpoints save, and ranks leave when they were told to, at two kinds of moments, at which
+no batch is open: before the next batch is taken (`_before_batch`), and in `Checkpoint.save()`
+(`leave_if_told`). After the last batch of an epoch there is only the second. Where no loop over a
+sampler that has a Checkpoint is running, ranks leave before the next batch of any.
 """
 
 import functools
@@ -43,7 +45,7 @@ THE_LOOP = (
 
 STEP = (
     "Write, after the optimizer's step:\n"
-    "    checkpoint.step()  # what this batch was for is done: it may be saved"
+    "    checkpoint.step()  # what the batches so far were for is done: they may be saved"
 )
 
 # Those of this process that have begun a loop, by their number: several may train in turns
@@ -56,6 +58,9 @@ injected: list[Callable[["ElasticSampler"], None]] = []
 
 class SavesPosition(Protocol):
     """What saves the position of samplers: a `Checkpoint`."""
+
+    def has_open_batches(self) -> bool:
+        """Whether a batch of one of its samplers is open."""
 
     def save_if_due(self) -> None:
         """Save, if it is time."""
@@ -127,9 +132,8 @@ class ElasticSampler:
         self.epoch = 0
         self.step = 0
         self.checkpoints: list[SavesPosition] = []  # those that save its position
-        self.is_done = True  # what the batches that were taken were for: nothing of it is open
+        self.open_batches = 0  # taken since `Checkpoint.step()` was called
         self._number = next(_numbers)
-        self._was_done = True  # at some moment of the epoch
         self._loop: object = None  # the loop over `epochs` that is running
         self._number_of_epochs = 0  # of that loop
         # What the pass over this epoch deals; None before it begins
@@ -273,12 +277,11 @@ class ElasticSampler:
                 f"A second pass over epoch {self.epoch} begins; {self.step} of its {len(self)} "
                 f"steps are taken. To look at data, make another sampler. {THE_LOOP}"
             )
-        if self.checkpoints and not self._was_done:
+        if self.checkpoints and self.open_batches >= len(self):
             raise Error(
-                f"A Checkpoint has this sampler, and was not told in a whole epoch, before epoch "
-                f"{self.epoch}, what is done: it could save nothing when a job ends. {STEP}"
+                f"A Checkpoint has this sampler, and its step() was not called in a whole epoch, "
+                f"before epoch {self.epoch}: it could save nothing when a job ends. {STEP}"
             )
-        self._was_done = False
         self._first_step = self.step
         if self.placement is not None:
             self._deal = PlacedDeal(
@@ -298,23 +301,14 @@ class ElasticSampler:
     # A step
 
     def _before_batch(self) -> None:
-        """Before a batch is taken: save if it is time, and leave if the ranks were told to.
-
-        Every rank comes here before every batch, so that all leave before the same one.
-        """
-        if self.is_done:
+        """Before a batch is taken: leave if the ranks were told to, and save if it is time."""
+        if stopping.is_time_to_stop() and (self.checkpoints or not _running_checkpoints()):
+            _save_and_leave(saved=None)
+        if not self.open_batches:
             for checkpoint in self.checkpoints:
                 checkpoint.save_if_due()
         for call in injected:
             call(self)
-        steps = self.steps_done + reporting.steps_of_others(self._reporting_key)
-        if stopping.is_time_to_stop(steps) and (self.checkpoints or not _saved_samplers()):
-            _save_and_leave()
-
-    def batch_is_done(self) -> None:
-        """What the batches that were taken were for is done."""
-        self.is_done = True
-        self._was_done = True
 
     def _start_step(self, deal: EvenDeal | PlacedDeal) -> None:
         """Set weight, random state and position for the batch that training takes."""
@@ -326,7 +320,7 @@ class ElasticSampler:
         _seed_step([self.seed, self.epoch, self.step, rank()])
         self._thread = threading.get_ident()
         self.step += 1
-        self.is_done = False
+        self.open_batches += 1
         samples_per_epoch = min(self.length, len(self) * self.batch_size)
         reporting.set_position(
             self._reporting_key,
@@ -410,35 +404,37 @@ class ElasticSampler:
             )
         self._move_to(epoch, step)
         self._loop = None
-        self.batch_is_done()
+        self.open_batches = 0
 
 
-def _saved_samplers() -> list[ElasticSampler]:
-    """Those whose loops are running and whose position is saved, the same order on every rank."""
-    return [
-        sampler
+def _running_checkpoints() -> list[SavesPosition]:
+    """Those of samplers whose loops are running, each once, in the same order on every rank."""
+    found = [
+        checkpoint
         for sampler in _samplers.values()
-        if sampler._loop is not None and sampler.checkpoints
+        if sampler._loop is not None
+        for checkpoint in sampler.checkpoints
     ]
+    return list(dict.fromkeys(found))
 
 
-def leave_if_told() -> None:
-    """After a `save()` of the program: leave if the ranks were told to."""
-    if stopping.is_time_to_stop(reporting.position().get("step", 0)):
-        _save_and_leave()
+def leave_if_told(saved: SavesPosition) -> None:
+    """In a `save()` of the program, which has `saved`: leave if the ranks were told to."""
+    if stopping.is_time_to_stop():
+        _save_and_leave(saved)
 
 
-def _save_and_leave() -> None:
-    """Save everything and leave; not while a batch is open of a sampler whose position is saved.
+def _save_and_leave(saved: SavesPosition | None) -> None:
+    """Save all but what was `saved` just now, and leave.
 
-    Returns in that case: the ranks leave at a later moment of this kind.
+    Returns while a batch is open of a sampler that is to be saved: ranks leave at a later moment.
     """
-    samplers = _saved_samplers()
-    if not all(sampler.is_done for sampler in samplers):
+    checkpoints = _running_checkpoints()
+    if any(checkpoint.has_open_batches() for checkpoint in checkpoints):
         return
-    checkpoints = [checkpoint for sampler in samplers for checkpoint in sampler.checkpoints]
-    for checkpoint in dict.fromkeys(checkpoints):  # each once: it may have several samplers
-        checkpoint.save_and_wait()
+    for checkpoint in checkpoints:
+        if checkpoint is not saved:
+            checkpoint.save_and_wait()
     stopping.leave()
 
 

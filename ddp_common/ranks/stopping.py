@@ -1,4 +1,4 @@
-"""Leave together: a rank that gets SIGTERM finishes its step, and so do the others.
+"""Leave together: a rank that gets SIGTERM goes on to the end of a step, and so do the others.
 
 Batch systems send SIGTERM before they kill. Ranks may be some steps apart: where NCCL works
 through what was asked of it, or where gradients are added up over several steps
@@ -7,7 +7,7 @@ waiting. So ranks agree on a step that none of them has begun: freeze, compare, 
 has asked, a thread of each rank lets it begin no further step, and says in the store which one it
 has begun last; when all have said so, they know the furthest, and leave before the step after it.
 
-Promises: all ranks leave before the same step, having saved. The threads never wait for training.
+Promises: all ranks leave before the same step. The threads never wait for training.
 """
 
 import contextlib
@@ -49,7 +49,8 @@ class Agreement:
         self.rank = rank
         self.peers = range(world_size)
         self.lock = threading.Lock()  # for the next two
-        self.begun = 0  # the step that this rank has begun last
+        self.asked = 0  # steps before which this rank has asked whether to leave
+        self.begun = 0  # the one of these that it has begun last
         self.is_frozen = False
         self.has_asked = False
         self.leave_before = 0  # the step, once it is agreed
@@ -72,13 +73,14 @@ class Agreement:
             self.store.set(f"wake/{self.rank}", "over")
             self.store.set(f"left/{self.rank}", "")
 
-    def is_time_to_leave(self, step: int) -> bool:
+    def is_time_to_leave(self) -> bool:
+        self.asked += 1
         with self.lock:
             if not self.is_frozen:
-                self.begun = step
+                self.begun = self.asked
                 return False
         self.is_agreed.wait()
-        return step >= self.leave_before
+        return self.asked >= self.leave_before
 
     def leave(self) -> None:
         """Say that this rank leaves; rank 0, which holds the store, waits for the others."""
@@ -193,11 +195,11 @@ def is_in_loop() -> bool:
     return _state.is_in_loop
 
 
-def is_time_to_stop(step: int) -> bool:
-    """Whether the ranks are to leave before `step`, counted over the whole run.
+def is_time_to_stop() -> bool:
+    """Whether the ranks are to leave before the next step.
 
-    Every rank asks before every step. Once they are to leave, it is so for all later steps: a rank
-    may go on to the end of what it is adding up.
+    Every rank asks before every step, and wherever else all of them may leave. Once they are to
+    leave, it is so for all later steps: a rank may go on to the end of what it is adding up.
     """
     _state.is_in_loop = True
     agreement = _state.agreement
@@ -205,7 +207,7 @@ def is_time_to_stop(step: int) -> bool:
         return _state.was_told
     if _state.was_told:
         agreement.request()
-    return agreement.is_time_to_leave(step)
+    return agreement.is_time_to_leave()
 
 
 def leave() -> NoReturn:

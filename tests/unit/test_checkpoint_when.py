@@ -83,7 +83,7 @@ def test_a_loop_that_says_of_no_batch_that_it_is_done_is_refused(tmp_path):
     sampler = ddp.ElasticSampler(4, 1)
     checkpoint = ddp.Checkpoint(directory=tmp_path, sampler=sampler)
     checkpoint.restore()
-    with pytest.raises(ddp.Error, match=r"not told in a whole epoch(?s:.*)checkpoint.step\(\)"):
+    with pytest.raises(ddp.Error, match=r"not called in a whole epoch(?s:.*)checkpoint.step\(\)"):
         for epoch in sampler.epochs(2):
             for _ in sampler.batches():
                 assert epoch == 0
@@ -104,6 +104,19 @@ def test_a_batch_after_the_last_word_is_not_saved(tmp_path):
             checkpoint.save()
     checkpoint.wait()
     assert steps(tmp_path) == [3, 6, 9]
+
+
+def test_the_end_of_an_epoch_that_was_resumed_may_be_shorter_than_what_is_added_up(tmp_path):
+    for epochs in (1, 3):
+        sampler = ddp.ElasticSampler(9, 1)
+        checkpoint = ddp.Checkpoint(directory=tmp_path, sampler=sampler, every_steps=1)
+        checkpoint.restore()
+        for _ in sampler.epochs(epochs):
+            for _ in sampler.batches():
+                if sampler.steps_done % 4 == 0:
+                    checkpoint.step()
+        checkpoint.wait()
+    assert steps(tmp_path) == [20, 24]
 
 
 def test_training_that_was_not_restored_is_refused_and_removes_nothing(tmp_path):
