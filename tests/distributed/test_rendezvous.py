@@ -262,7 +262,7 @@ def test_ranks_of_a_slurm_step_meet_at_a_port_that_they_derive(tmp_path):
 
 
 def test_a_derived_port_that_is_taken_is_an_error_and_master_port_chooses_another(tmp_path):
-    variables = slurm_variables(0, 1, 1_000_000 + os.getpid())
+    variables = slurm_variables(0, 1, 1_000_000 + os.getpid()) | {"DDP_LAUNCHER": "srun"}
     port = slurm.port(int(variables["SLURM_JOB_ID"]), 0)
     with socket.create_server(("", port)):
         error = Rank(CONNECT, tmp_path, variables).complaint()
