@@ -17,6 +17,7 @@ import importlib
 # The public names, and the module that each lives in.
 _HOME = {
     "launch": "client.launch",
+    "script": "ranks.scripts",
     "connect": "clusters.connect",
     "device": "ranks.rendezvous",
     "rank": "ranks.rendezvous",

@@ -1,4 +1,4 @@
-"""What has come by value from the client's `__main__` is found in this process's `__main__`.
+"""What a rank has of the client's program: its `__main__`, its arguments, its folder.
 
 Cloudpickle sends functions and classes of a script or a notebook by value. Pickle, which sends
 them on between a DataLoader and its workers and back to the client, looks for them by their name
@@ -6,7 +6,9 @@ in `__main__`. Relies on cloudpickle filling a class or a function that it has m
 `FILLS`, as versions 2 and 3 do.
 """
 
+import contextlib
 import io
+import os
 import pickle
 import sys
 from collections.abc import Callable, Iterable
@@ -18,6 +20,13 @@ FILLS = ("_class_setstate", "_function_setstate")
 def loads(pickled: bytes | memoryview, buffers: Iterable = ()) -> Any:
     """As `pickle.loads`; classes and functions that are made of `__main__` are put there."""
     return _Unpickler(io.BytesIO(pickled), buffers=buffers).load()
+
+
+def be_as_in(argv: list[str], folder: str) -> None:
+    """Have the arguments of the client's program, and its folder where this host has that."""
+    sys.argv[:] = argv
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -28,6 +28,11 @@ class RankSpec:
     world_size: int
     local_rank: int  # among the ranks of its host
     local_world_size: int
+    group_rank: int  # of its host among the hosts
+    group_world_size: int  # the number of hosts
+    run_id: str  # the same in all attempts of a run
+    restart_count: int  # of the attempts before this one
+    max_restarts: int
     store: tuple[str, int]  # host and port
     checkpoints: str  # the folder of its checkpoints, on its host
 

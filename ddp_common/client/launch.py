@@ -27,10 +27,11 @@ from ddp_common.client.following import follow
 from ddp_common.client.inbox import open_inbox
 from ddp_common.client.payload import pickled, refuse_wrong_arguments
 from ddp_common.client.placement import KeepsWorkers, claimed_workers, refuse_unusable
-from ddp_common.client.starting import note_restart, start
+from ddp_common.client.starting import Restarts, note_restart, start
 from ddp_common.client.tables import Tables
 from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 from ddp_common.files import absolute
+from ddp_common.ranks.scripts import Script
 from ddp_common.run.job import Job, Launcher, Run
 from ddp_common.run.places import check_place, new_directory
 from ddp_common.run.progress import explain_interrupt, say_place
@@ -58,6 +59,8 @@ def launch(
     **arguments: Any,
 ) -> Run:
     """Run `function(**arguments)` on one rank for each worker and return a `Run`.
+
+    In place of a function, `ddp.script("train.py", "--lr", "0.1")` runs a script as torchrun does.
 
     `client` is a `distributed.Client`, or what `connect` gives under torchrun and srun: there the
     ranks are running already, and only `directory`, `stall_timeout`, `on_report` and `arguments`
@@ -159,8 +162,9 @@ class OnWorkers(Launcher):
                     attempt = Attempt(
                         self.client, attempt_id, addresses, inbox, run_directory, job.on_report
                     )
+                    attempt.recorder.shows_all = isinstance(job.function, Script)
                     try:
-                        result = _run(attempt, job, payload, own_tables, failures)
+                        result = _run(attempt, job, payload, own_tables, failures, restarts)
                     except (RankFailed, RunStopped) as failure:
                         attempt.recorder.tell()
                         if len(failures) == restarts or signals.stop_requested:
@@ -202,7 +206,12 @@ class OnWorkers(Launcher):
 
 
 def _run(
-    attempt: Attempt, job: Job, payload: bytes, own_tables: Tables, failures: list[Exception]
+    attempt: Attempt,
+    job: Job,
+    payload: bytes,
+    own_tables: Tables,
+    failures: list[Exception],
+    restarts: int,
 ) -> Any:
     """Start the ranks, follow them, and have them gone; returns rank 0's result."""
     signals.attempts_running += 1
@@ -213,7 +222,8 @@ def _run(
         if failures:
             note_restart(attempt, failures[-1], number=len(failures) + 1)
         try:
-            start(attempt, payload, own_tables, job.timeout)
+            tries = Restarts(attempt.directory.path.name, len(failures), restarts)
+            start(attempt, payload, own_tables, job.timeout, tries)
         except (OSError, CancelledError) as error:
             raise attempt.cause_of(error) from None
         return follow(attempt, job.stall_timeout)

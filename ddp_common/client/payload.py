@@ -17,6 +17,7 @@ import cloudpickle
 import dask
 from distributed import Future
 
+from ddp_common import main_module
 from ddp_common.errors import Error
 
 # Modules of a class of their own, which pickle refuses. Cloudpickle sends them with any
@@ -100,10 +101,15 @@ def _by_name(module: ModuleType) -> tuple:
 
 
 def _what_is_set() -> list[Callable[[], Any]]:
-    """Calls that set in a rank what this program has set for logging and for torch."""
+    """Calls that set in a rank what holds for this program: argv, folder, logging, torch's own.
+
+    Where this program has no handler of logging, the function may set one.
+    """
     calls: list[Callable[[], Any]] = [
-        functools.partial(logging.basicConfig, level=logging.getLogger().level)
+        functools.partial(main_module.be_as_in, [*sys.argv], os.getcwd())
     ]
+    if logging.getLogger().handlers:
+        calls.append(functools.partial(logging.basicConfig, level=logging.getLogger().level))
     torch = sys.modules.get("torch")
     if torch is not None:
         calls += [

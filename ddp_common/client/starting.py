@@ -7,6 +7,7 @@ the ranks meet.
 import functools
 import math
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from distributed import Future, wait
@@ -25,7 +26,18 @@ COPY_TIMEOUT = 600  # seconds that a checkpoint may take to all workers that do 
 LARGE = 2**20  # bytes of function and arguments
 
 
-def start(attempt: Attempt, payload: Any, tables: Tables, timeout: float) -> None:
+@dataclass
+class Restarts:
+    """Which attempt of a run this is, as torchrun tells its ranks."""
+
+    run_id: str
+    count: int  # of the attempts before this one
+    most: int
+
+
+def start(
+    attempt: Attempt, payload: Any, tables: Tables, timeout: float, restarts: Restarts
+) -> None:
     """Start all ranks; `payload` is the pickled training function with its arguments.
 
     `timeout`: seconds that a worker has to answer, if it is more than `ANSWER_TIMEOUT`. Raises
@@ -46,7 +58,7 @@ def start(attempt: Attempt, payload: Any, tables: Tables, timeout: float) -> Non
         # Through the scheduler once, to one worker, from which the others take it
         scatter = functools.partial(attempt.client.scatter, payload, workers=first, hash=False)
         payload = attempt.wait_for(scatter, COPY_TIMEOUT)
-    for spec in _specs(attempt, answers[first[0]]):
+    for spec in _specs(attempt, answers[first[0]], restarts):
         _submit(attempt, spec, payload)
     attempt.submitted = time.monotonic()
 
@@ -71,8 +83,9 @@ def note_restart(attempt: Attempt, previous: Exception, number: int) -> None:
     attempt.recorder.progress.note(text, also_in_logs=True)
 
 
-def _specs(attempt: Attempt, store: tuple[str, int]) -> list[RankSpec]:
+def _specs(attempt: Attempt, store: tuple[str, int], restarts: Restarts) -> list[RankSpec]:
     hosts = [get_address_host(address) for address in attempt.addresses]
+    groups = list(dict.fromkeys(hosts))
     return [
         RankSpec(
             attempt=attempt.attempt_id,
@@ -80,6 +93,11 @@ def _specs(attempt: Attempt, store: tuple[str, int]) -> list[RankSpec]:
             world_size=len(hosts),
             local_rank=hosts[:rank].count(host),
             local_world_size=hosts.count(host),
+            group_rank=groups.index(host),
+            group_world_size=len(groups),
+            run_id=restarts.run_id,
+            restart_count=restarts.count,
+            max_restarts=restarts.most,
             store=store,
             checkpoints=attempt.checkpoints.place[address],
         )

@@ -71,6 +71,7 @@ SETTINGS = {
     # and that has died again, and cancel its job. Nannies and `Jobs` know better.
     "distributed.deploy.lost-worker-timeout": "10000 hours",
 }
+RANK_OF_WORKER = "DDP_WORKER_PROCESS"  # a variable of ranks on Dask's workers
 HASH_SEED = "6640"  # what Dask's nanny gives its workers, so that they hash alike
 
 # Cores are for ranks, and a worker's web server has nothing to tell that the scheduler's does not.
@@ -109,6 +110,8 @@ def connect(
     appear in time, and a launcher that does not say where rank 0 is.
     """
     launcher = started_by()
+    if RANK_OF_WORKER in os.environ:  # a script that `ddprun` has started
+        return _join_ranks("torchrun")
     name = profile or os.environ.get("CLUSTER") or launcher or "local"
     if name in LAUNCHERS or name == launcher:
         return _join_ranks(name)

@@ -7,6 +7,7 @@ on; it comes as an object too, if it can be pickled in `LARGEST_EXCEPTION` bytes
 import base64
 import contextlib
 import io
+import os
 import pickle
 import sys
 import traceback
@@ -22,6 +23,10 @@ LONGEST_TRACEBACK = 100_000  # characters
 # Bytes of a pickled exception; a larger one does not travel, its message does
 LARGEST_EXCEPTION = 2**20
 GROUP_TWICE = "default process group twice"
+NO_VARIABLE = (
+    "A rank has the environment of its worker, not of your program: pass the value as argument, "
+    "or start the workers with the variable"
+)
 HINTS = {  # what to do about an error of torch or Python, by a part of its text
     "No module named": (
         "A rank can import what its worker can. For a module beside your script: start the "
@@ -108,6 +113,8 @@ def raised(error: BaseException) -> Ended:
     for part, hint in HINTS.items():
         if part in headline:
             headline = f"{headline}. {hint}"
+    if isinstance(error, KeyError) and _is_of_environment(error):
+        headline += f". {NO_VARIABLE}"
     code = exit_code(error)
     if isinstance(error, SystemExit):
         headline = f"it left with exit code {code} before its function returned: {headline}"
@@ -119,15 +126,21 @@ def raised(error: BaseException) -> Ended:
     return Ended("raised", code, headline, text, _pickle_exception(error))
 
 
+def _is_of_environment(error: KeyError) -> bool:
+    """Whether it was `os.environ` that had no such name."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_code.co_filename == os.__file__
+
+
 def _from_the_function_on(frames: TracebackType | None) -> TracebackType | None:
     """The traceback without the frames before the training function; all if it was not called."""
-    each = frames
+    first = each = frames
     while each is not None:
         code = each.tb_frame.f_code
         if whereabouts.is_call(code.co_filename, code.co_name) and each.tb_next is not None:
-            return each.tb_next
+            first = each.tb_next  # of several the last: a script is called by two
         each = each.tb_next
-    return frames
+    return first
 
 
 def _shortened(text: str, length: int) -> str:

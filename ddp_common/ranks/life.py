@@ -34,6 +34,7 @@ from ddp_common.ranks import (
     stopping,
     whereabouts,
 )
+from ddp_common.ranks.scripts import Script
 
 
 def live(
@@ -53,8 +54,14 @@ def live(
     try:
         with _reports(send), _sigterm():
             function, arguments = _unpickled(payload, tables)
+            is_function = not isinstance(function, Script)
+            if is_function:
+                # By fork, the workers of a DataLoader know a notebook's classes, as they would in
+                # the notebook itself. A script chooses for itself.
+                multiprocessing.set_start_method("fork", force=True)
+            group = rendezvous.process_group(store_socket, is_made_here=is_function)
             try:
-                with rendezvous.process_group(store_socket), stopping.in_agreement():
+                with group, stopping.in_agreement():
                     result = _call(function, arguments)
                     stopping.training_has_ended()
                     models = replicas.at_the_end(checkpoint.held_parts())
@@ -83,9 +90,7 @@ def _settle(environment: dict[str, str], threads: int) -> None:
     # What this process was forked from has one state for all ranks. `random` draws by itself.
     numpy.random.seed()
     torch.seed()
-    # By fork, the workers of a DataLoader know a notebook's classes, as they would in the
-    # notebook itself.
-    multiprocessing.set_start_method("fork", force=True)
+    multiprocessing.set_start_method(None, force=True)
     whereabouts.keep_collectives()
     replicas.watch()
 

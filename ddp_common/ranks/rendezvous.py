@@ -13,6 +13,7 @@ named; rank 0 leaves last.
 
 import contextlib
 import datetime
+import functools
 import ipaddress
 import json
 import os
@@ -30,6 +31,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 import psutil
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from ddp_common.errors import Error, first_line
 
@@ -64,9 +66,36 @@ _membership: Membership | None = None
 _joins = 0
 
 # torch 2.13 hangs where the last reference to a gloo group goes right after a `backward`: the
-# group waits for its threads, and these wait for Python's lock. A function that destroys the group
-# in its last line would do so, when its model is freed. This reference stays.
+# group waits for its threads, and these wait for Python's lock. A program that destroys the group
+# in its last line would do so, when its model is freed. This reference stays (`_keep_groups`).
 _group: dist.ProcessGroup | None = None
+
+
+@functools.cache
+def _keep_groups() -> None:
+    """From now on `init_process_group` keeps its group, and joins the one that is there."""
+    original = dist.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(backend: str | None = None, *arguments: Any, **options: Any) -> None:
+        global _group
+        if dist.is_initialized() and (not backend or dist.get_backend() in backend):
+            _say_joined()
+            return
+        original(backend, *arguments, **options)
+        _group = dist.group.WORLD
+
+    dist.init_process_group = distributed_c10d.init_process_group = init_process_group
+
+
+@functools.cache
+def _say_joined() -> None:
+    print(
+        "init_process_group() was called where the process group is there already: it joins that "
+        "one.",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def rank() -> int:
@@ -131,11 +160,13 @@ def _current_device() -> torch.device:
 def process_group(
     store_socket: int | None = None,
     timeout: datetime.timedelta = datetime.timedelta(minutes=30),
+    is_made_here: bool = True,
 ) -> Iterator[torch.device]:
     """Be a member of the process group inside a `with` block; yields the device.
 
     `store_socket` is the descriptor of the store's bound socket, which rank 0 has from its agent;
-    without it the store is at MASTER_PORT. `timeout` is that of collectives.
+    without it the store is at MASTER_PORT. `timeout` is that of collectives. Where the group
+    `is_made_here`, it is there in the block; else the ranks have met, and the program makes it.
 
     A rank leaves the block once all ranks are in, so that nobody is still connecting to it. Rank 0
     leaves when every other rank has left, so that nobody loses the store. After an exception
@@ -148,7 +179,7 @@ def process_group(
     if place is None:
         yield device()
         return
-    store = _join(place, store_socket, timeout)
+    store = _join(place, store_socket, timeout, is_made_here)
     try:
         yield device()
     except BaseException:
@@ -157,18 +188,22 @@ def process_group(
     _leave(store, place, timeout)
 
 
-def _join(place: Place, store_socket: int | None, timeout: datetime.timedelta) -> dist.Store:
+def _join(
+    place: Place, store_socket: int | None, timeout: datetime.timedelta, is_made_here: bool
+) -> dist.Store:
     """Become a member of the process group; returns the store."""
-    global _membership, _group, _joins
+    global _membership, _joins
     _joins += 1
+    _keep_groups()
     store = dist.PrefixStore(f"{place.attempt}/{_joins}", _open_store(place, store_socket))
     with explain_lost_store(place.rank):
-        address, gpus = _meet(store, place)
+        gpu = _take_gpu(place) if is_made_here else ""
+        address, gpus = _meet(store, place, gpu)
         interface = interface_towards(address)
         os.environ["GLOO_SOCKET_IFNAME"] = interface
         os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # without it, eth1 also means eth10
-        _form_group(store, place, gpus, timeout)
-        _group = dist.group.WORLD
+        if is_made_here:
+            _form_group(store, place, gpus, timeout)
         _membership = Membership(place, store, _current_device())
         store.set(f"joined/{place.rank}", "")
     return store
@@ -240,7 +275,8 @@ def place_of_this_process() -> Place | None:
         )
     run_id = given.get("TORCHELASTIC_RUN_ID") or given.get("DDP_RUN_ID", "")
     # Then torchrun's store listens on loopback too, and the host's name may lead nowhere
-    all_ranks_are_local = run_id and given.get("LOCAL_WORLD_SIZE") == given["WORLD_SIZE"]
+    is_of_torchrun = run_id and "DDP_WORKER_PROCESS" not in given
+    all_ranks_are_local = is_of_torchrun and given.get("LOCAL_WORLD_SIZE") == given["WORLD_SIZE"]
     return Place(
         rank=int(given["RANK"]),
         world_size=int(given["WORLD_SIZE"]),
@@ -258,8 +294,8 @@ def _join_timeout() -> datetime.timedelta:
 
 def _open_store(place: Place, store_socket: int | None) -> dist.Store:
     """torch's store: rank 0 opens it, unless torchrun has; the others connect to it."""
-    torchrun_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    opens = place.rank == 0 and not torchrun_has_it
+    is_there = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and store_socket is None
+    opens = place.rank == 0 and not is_there
     began = time.monotonic()
     try:
         if not opens:
@@ -308,8 +344,8 @@ def _wait_until_somebody_listens(place: Place) -> None:
 # Every rank claims its place in the store, and waits for all others.
 
 
-def _meet(store: dist.Store, place: Place) -> tuple[str, list[str]]:
-    """Claim this rank, and wait until all are claimed.
+def _meet(store: dist.Store, place: Place, gpu: str) -> tuple[str, list[str]]:
+    """Claim this rank, which has this GPU, and wait until all are claimed.
 
     Returns the address of rank 0's host, and the GPU of each rank ('' for none), in their order.
     Raises `Error` if another process has this rank, or if one does not come in time.
@@ -323,7 +359,7 @@ def _meet(store: dist.Store, place: Place) -> tuple[str, list[str]]:
         )
     resolved = socket.getaddrinfo(place.address, None, type=socket.SOCK_STREAM)
     *_, (address, *_) = resolved[0]
-    store.set(f"here/{place.rank}", f"{address} {hash('ddp')} {_take_gpu(place)}")
+    store.set(f"here/{place.rank}", f"{address} {hash('ddp')} {gpu}")
     keys = [f"here/{peer}" for peer in range(place.world_size)]
     try:
         store.wait(keys, _join_timeout())

@@ -107,7 +107,7 @@ def made_progress(*_: Any) -> None:
     It does so at every step of a sampler or an optimizer, every batch of an evaluation, every
     save.
     """
-    _reporter.moves += 1
+    _reporter.move()
 
 
 # What may be reported
@@ -193,6 +193,7 @@ class Reporter:
         self.outbox: queue.SimpleQueue[Postable | None] = queue.SimpleQueue()
         self.position: dict[str, int] = {}  # epoch, step, samples…; empty before the first step
         self.moves = 0  # counts everything that is progress
+        self.outer: Reporter | None = None  # of a launch within which this one is
         self._counts: dict[Hashable, dict[str, int]] = {}  # of each sampler, what is summed
         self._sums: collections.Counter[str] = collections.Counter()
         self._has_complained = False
@@ -204,8 +205,15 @@ class Reporter:
         self._counts[whose] = counts
         if len(self._counts) > 1:
             place = {**place, **{name: self._sums[name] for name in SUMMED}}
-        self.position = place
+        self.move(place)
+
+    def move(self, position: dict[str, int] | None = None) -> None:
+        """Note progress, and where training is now, if it is somewhere else."""
         self.moves += 1
+        if position is not None:
+            self.position = position
+        if self.outer is not None:
+            self.outer.move(position)
 
     def deliver(self, send: Callable[[Message], None]) -> None:
         """Pass messages on until None comes.
@@ -256,22 +264,29 @@ _reporter = Reporter(is_heard=False)  # of this rank; another one for each launc
 def start(send: Callable[[Message], None]) -> Callable[[], None]:
     """From now on what this rank reports goes to `send`.
 
-    Returns a function that sends the rest and ends the thread.
+    Returns a function that sends the rest and ends the thread. A launch within another one, in a
+    script that `ddprun` runs, tells that one where training is.
     """
     global _reporter
+    before = _reporter
     reporter = _reporter = Reporter(is_heard=True)
+    if before.is_heard:
+        reporter.outer = before
     thread = threading.Thread(
         target=reporter.deliver, args=(send,), daemon=True, name="ddp-reports"
     )
     thread.start()
 
     def finish() -> None:
+        global _reporter
         reporter.outbox.put(None)
         thread.join()
+        _reporter = before
 
     return finish
 
 
 def stop() -> None:
     """Nobody listens any more."""
-    _reporter.is_heard = False
+    global _reporter
+    _reporter = Reporter(is_heard=False)

@@ -55,6 +55,7 @@ class Recorder:
         self.shown: set[str] = set()  # lines of rank 0
         self.warnings: dict[str, int] = {}  # of other ranks, and the first that printed it
         self.lines_not_shown = 0
+        self.shows_all = False  # lines of other ranks, too
 
     def describe(self, config: dict) -> None:
         """Have `config` in config.json: of a run that is resumed, once ranks train on.
@@ -98,6 +99,8 @@ class Recorder:
         if rank == 0:
             self.shown.add(text)
             self.progress.print(text)
+        elif self.shows_all:
+            self.progress.print(f"[rank {rank}] {text}")
         else:
             self.lines_not_shown += 1
             if WARNING.search(text):

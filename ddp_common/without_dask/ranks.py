@@ -92,8 +92,7 @@ class Ranks(Launcher):
         with contextlib.ExitStack() as at_the_end:
             files = _agree_on_directory(job, at_the_end)
             reports = Reports(files, job)
-            result, was_stopped = _call(job.function, job.arguments, reports)
-            step = reporting.position().get("step", 0)
+            result, was_stopped, step = _call(job.function, job.arguments, reports)
             if was_stopped and step == 0:  # ranks have left each on its own
                 raise _run_stopped(step, files.path)
             result, problems = _exchange(result, was_stopped, reports, began)
@@ -151,7 +150,7 @@ def _agree_on_directory(job, at_the_end):
 
 
 def _call(function, arguments, reports):
-    """Returns the function's result, and whether the ranks were told to stop."""
+    """Returns the function's result, whether the ranks were told to stop, and the last step."""
     os.environ["DDP_CHECKPOINTS"] = str(reports.files.path / "checkpoints")
     finish_reports = reporting.start(reports.receive)
     earlier_handler = signal.getsignal(signal.SIGTERM)
@@ -172,10 +171,10 @@ def _call(function, arguments, reports):
         stopping.training_has_ended()
         signal.signal(signal.SIGTERM, signal.SIG_IGN if was_stopped else earlier_handler)
         checkpoint.finish_writing()
+        step = reporting.position().get("step", 0)
         finish_reports()
-        reporting.stop()
         reports.recorder.close()
-    return result, was_stopped
+    return result, was_stopped, step
 
 
 def _exchange(result, was_stopped, reports, began):

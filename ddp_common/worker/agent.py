@@ -321,15 +321,25 @@ def _fork(
 
 
 def _environment(spec: RankSpec) -> dict[str, str]:
-    """The variables that torchrun would set, and ours."""
+    """The variables that torchrun sets, all of them, and ours."""
     host, port = spec.store
     variables = {
         "RANK": spec.rank,
         "WORLD_SIZE": spec.world_size,
         "LOCAL_RANK": spec.local_rank,
         "LOCAL_WORLD_SIZE": spec.local_world_size,
+        "GROUP_RANK": spec.group_rank,
+        "GROUP_WORLD_SIZE": spec.group_world_size,
+        "ROLE_NAME": "default",
+        "ROLE_RANK": spec.rank,
+        "ROLE_WORLD_SIZE": spec.world_size,
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
+        "TORCHELASTIC_RUN_ID": spec.run_id,
+        "TORCHELASTIC_RESTART_COUNT": spec.restart_count,
+        "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
+        "TORCHELASTIC_USE_AGENT_STORE": True,  # `init_process_group()` joins the store
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
         "DDP_JOIN_TIMEOUT": JOIN_TIMEOUT,
         "DDP_CHECKPOINTS": spec.checkpoints,
         "DDP_WORKER_PROCESS": os.getpid(),  # for who looks at the processes of a run from outside

@@ -1,0 +1,88 @@
+"""A script as it is: each rank runs it as torchrun would, without a change.
+
+The script runs as `__main__`, with its own `sys.argv`, in the folder in which the client's program
+runs. It makes its process group itself: `init_process_group()` joins the store that is there
+(`rendezvous`). Imports no torch: the client makes a `Script` too.
+"""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from ddp_common.errors import Error
+
+
+class Script:
+    """What `launch` calls in each rank in place of a function. `script` makes one."""
+
+    def __init__(self, path: str, argv: list[str], is_module: bool, folder: str):
+        self.path = path  # absolute, or the name of a module
+        self.argv = argv
+        self.is_module = is_module
+        self.folder = folder  # in which it runs
+        self.__name__ = path.rpartition(".")[2] if is_module else Path(path).stem
+
+    def __call__(self) -> None:
+        """Run the script. What it raises is raised, but for an exit with code 0.
+
+        Raises `Error` where the worker's host has not its folder or the script.
+        """
+        try:
+            os.chdir(self.folder)
+        except OSError as error:
+            raise Error(
+                f"The folder {self.folder}, in which the script is to run, is not on this "
+                f"worker's host: {error.strerror}. Start the program in a folder that all hosts "
+                "see."
+            ) from None
+        try:
+            self._run()
+        except SystemExit as left:
+            if left.code not in (None, 0):
+                raise
+
+    def _run(self) -> None:
+        if self.is_module:
+            sys.argv[:] = [self.path, *self.argv]
+            sys.path.insert(0, self.folder)
+            runpy.run_module(self.path, run_name="__main__", alter_sys=True)
+            return
+        try:
+            source = Path(self.path).read_bytes()
+        except OSError as error:
+            raise Error(
+                f"The script {self.path} cannot be read on this worker's host: {error.strerror}. "
+                "Put it where all hosts see it."
+            ) from None
+        sys.argv[:] = [self.path, *self.argv]
+        sys.path.insert(0, os.path.dirname(self.path))
+        # It stays: workers of its loaders, and pickle, look for its classes there
+        main = ModuleType("__main__")
+        main.__file__ = self.path
+        sys.modules["__main__"] = main
+        _call(compile(source, self.path, "exec"), vars(main))
+
+
+def _call(code: CodeType, names: dict[str, object]) -> None:
+    """`whereabouts.is_call` finds this frame by its name: what is above it is the script's."""
+    exec(code, names)
+
+
+def script(path: str | Path, *argv: object, module: bool = False) -> Script:
+    """A script for `launch`, to be run in each rank as torchrun would run it.
+
+        run = ddp.launch(client, ddp.script("train.py", "--lr", "0.1"), restarts=2)
+
+    `argv` are its arguments. With `module`, `path` is the name of a module, as for `python -m`.
+    It runs in the folder in which this program is now. Raises `Error` if there is no such file.
+    """
+    folder = os.getcwd()
+    words = [str(word) for word in argv]
+    if module:
+        return Script(str(path), words, True, folder)
+    absolute = os.path.abspath(path)
+    if not os.path.isfile(absolute):
+        raise Error(f"There is no script {path} in {folder}. Give the path of a Python file.")
+    return Script(absolute, words, False, folder)

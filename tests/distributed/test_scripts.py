@@ -1,0 +1,150 @@
+"""Scripts as others write them, unchanged: `ddprun` ends with the numbers of torchrun."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE
+from processes import wait_until
+
+import ddp_common as ddp
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+DDPRUN = [sys.executable, "-m", "ddp_common", "run"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+CONFIG = "lr: 0.01\nsteps: 10\nbatch: 8\n"
+
+
+def started(command, folder, **variables):
+    folder.mkdir(exist_ok=True)
+    folder.joinpath("config.yaml").write_text(CONFIG)
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "CLUSTER")}
+    return subprocess.Popen(
+        list(map(str, command)),
+        cwd=folder,
+        env=kept | {"RUNS": str(folder / "runs"), "OMP_NUM_THREADS": "1"} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def said(command, folder, code=0, **variables):
+    process = started(command, folder, **variables)
+    output, _ = process.communicate(timeout=3 * PATIENCE)
+    assert process.returncode == code, output
+    return output
+
+
+def result(output):
+    return re.findall(r"^RESULT (\S+)$", output, flags=re.M)
+
+
+ARGUMENTS = {
+    "trainer_class.py": ["3", "."],
+    "rank_at_the_top.py": ["--config", "config.yaml"],
+    "with_a_library.py": [],
+    "accumulates.py": [],
+    "shards.py": ["saved"],
+    "launches.py": [],
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_a_script_ends_with_the_numbers_that_it_has_under_torchrun(tmp_path, name):
+    words = [SCRIPTS / name, *ARGUMENTS[name]]
+    ours = said([*DDPRUN, "--workers", "2", *words], tmp_path / "ours")
+    theirs = said([*TORCHRUN, "--nproc-per-node", "2", *words], tmp_path / "theirs")
+    assert result(ours) and result(ours) == result(theirs)
+
+
+def test_what_a_script_writes_lies_where_it_was_started_and_its_log_in_the_run(tmp_path):
+    """The words are torchrun's, as somebody has typed them."""
+    words = ["--standalone", "--nproc_per_node=2", SCRIPTS / "rank_at_the_top.py"]
+    output = said([*DDPRUN, *words], tmp_path / "place")
+    assert (tmp_path / "place" / "out.txt").read_text() == result(output)[0]
+    (run,) = (tmp_path / "place" / "runs" / "rank_at_the_top").iterdir()
+    assert f"[rank 0] RESULT {result(output)[0]}" in (run / "log.txt").read_text()
+
+
+def test_a_module_is_run_by_its_name(tmp_path):
+    (tmp_path / "place" / "package").mkdir(parents=True)
+    module = tmp_path / "place" / "package" / "train.py"
+    module.write_text(SCRIPTS.joinpath("accumulates.py").read_text())
+    output = said([*DDPRUN, "--workers=2", "-m", "package.train"], tmp_path / "place")
+    assert len(result(output)) == 1
+
+
+def test_a_script_with_a_snapshot_goes_on_after_its_rank_was_killed(tmp_path):
+    words = [SCRIPTS / "trainer_class.py", "4", "."]
+    whole = said([*DDPRUN, "--workers=2", *words], tmp_path / "whole")
+    hurt = [*DDPRUN, "--workers=2", "--max-restarts=1", *words, "--dies-once"]
+    output = said(hurt, tmp_path / "hurt")
+    assert "Restart 1 on 2 rank(s)" in output and "goes on in epoch 2" in output
+    assert result(output) == result(whole)
+
+
+FAILS = """
+import os, sys
+def fail():
+    raise ValueError("no data")
+print("hello from", os.environ["RANK"], flush=True)
+if os.environ["RANK"] == "1":
+    fail()
+"""
+WAITS = """
+import os, time
+open("started-" + os.environ["RANK"], "w").close()
+time.sleep(1000)
+"""
+
+
+def test_a_script_that_fails_names_the_rank_and_its_lines_alone(tmp_path):
+    (tmp_path / "fails.py").write_text(FAILS)
+    output = said([*DDPRUN, "--workers=2", "fails.py"], tmp_path, code=1)
+    assert "Error: Rank 1 of 2 on" in output and "failed: ValueError: no data" in output
+    traceback = output[output.index("Traceback") :]
+    assert [*re.findall(r'File "(.*)", line', traceback)] == [str(tmp_path / "fails.py")] * 2
+    assert "hello from 0" in output and "[rank 1] hello from 1" in output
+    assert "There is no script none.py" in said([*DDPRUN, "none.py"], tmp_path, code=1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_script_and_leaves_nothing(tmp_path, number):
+    (tmp_path / "waits.py").write_text(WAITS)
+    process = started([*DDPRUN, "--workers=2", "waits.py"], tmp_path)
+    wait_until(lambda: len(list(tmp_path.glob("started-*"))) == 2)
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + number
+    wait_until(lambda: not subprocess.run(["pgrep", "-f", str(tmp_path)]).returncode == 0)
+
+
+def torchruns_environment():
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("GROUP_", "ROLE_", "LOCAL_", "TORCHELASTIC_"))
+    }
+
+
+def test_a_function_too_has_the_environment_that_torchrun_gives(client):
+    found = ddp.launch(client, torchruns_environment, workers=2, restarts=3).result
+    run_id = found.pop("TORCHELASTIC_RUN_ID")
+    assert run_id and found == {
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": "0",
+        "ROLE_WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "2",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
