@@ -70,6 +70,7 @@ class Attempt:
         self.began = time.monotonic()
         self.submitted = math.inf  # when the tasks of all ranks were
         self.looked = self.began  # when somebody last looked for what no message says
+        self.looked_for_returned = 0.0  # when to look next for who waits for one that has returned
 
     # Hearing
 

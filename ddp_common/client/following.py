@@ -17,6 +17,7 @@ from ddp_common.worker import agent
 
 START_TIMEOUT = 600  # seconds that a rank may take to start once the others have
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
+RETURNED_TIMEOUT = 10  # seconds that others may make no progress once a function has returned
 WHEREABOUTS_TIMEOUT = 20  # seconds that ranks have to say where they are, on a busy machine
 
 
@@ -75,10 +76,18 @@ def _look_around(attempt: Attempt, stall_timeout: float | None) -> None:
         raise outcome.rank_stalled(state, unstarted[0], why, START_TIMEOUT, {}, {})
     stuck = state.stalled(stall_timeout, now)
     if stuck:
-        states = _ask_where_ranks_are(attempt)
+        standstill = _standstill(attempt, stuck)
         # A rank that has failed meanwhile is the cause
         if outcome.outcome(state) is Outcome.GOES_ON:
-            raise _stalled(attempt, stuck, states, stall_timeout or math.inf)
+            raise _stalled(attempt, standstill, stall_timeout or math.inf)
+    elif stall_timeout and state.returned and now > attempt.looked_for_returned:
+        attempt.looked_for_returned = now + RETURNED_TIMEOUT
+        stuck = state.stalled(RETURNED_TIMEOUT, now)
+        if stuck:
+            standstill = _standstill(attempt, stuck)
+            is_undecided = outcome.outcome(state) is Outcome.GOES_ON
+            if is_undecided and hangs.is_for_good(standstill):
+                raise _stalled(attempt, standstill, RETURNED_TIMEOUT)
 
 
 def _ask_where_ranks_are(attempt: Attempt) -> dict[int, str | None]:
@@ -100,18 +109,22 @@ def _ask_where_ranks_are(attempt: Attempt) -> dict[int, str | None]:
     return {rank: answers.get(addresses[rank]) for rank in alive}
 
 
-def _stalled(
-    attempt: Attempt, stuck: list[int], states: dict[int, str | None], timeout: float
-) -> Exception:
-    state, answers = attempt.state, attempt.whereabouts
-    standstill = hangs.Standstill(
+def _standstill(attempt: Attempt, stuck: list[int]) -> hangs.Standstill:
+    """What all ranks say, asked now."""
+    states = _ask_where_ranks_are(attempt)
+    state = attempt.state
+    return hangs.Standstill(
         addresses=attempt.addresses,
         stuck=stuck,
         steps={rank: state.step_of(rank) for rank in range(len(attempt.addresses))},
         returned={rank: state.step_of(rank) for rank in state.returned},
         states=states,
-        answers=answers,
+        answers=attempt.whereabouts,
     )
+
+
+def _stalled(attempt: Attempt, standstill: hangs.Standstill, timeout: float) -> Exception:
+    state, answers = attempt.state, standstill.answers
     rank, why = hangs.name_culprit(standstill)
     waits = hangs.where_ranks_wait(standstill)
     stacks = {each: answer.stack for each, answer in sorted(answers.items())}

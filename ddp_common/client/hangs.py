@@ -17,7 +17,9 @@ SUSPENDED = ("stopped", "tracing-stop")
 IN_COLLECTIVE = re.compile(
     r"_engine_run_backward|torch/distributed/|torch/nn/parallel/distributed"
 )
-INNERMOST_LINES = 12  # of a stack, two for each call, that say whether a rank is in a collective
+# The path of a call in a stack, and whether it is of a library and not of the user's program
+CALL = re.compile(r'  File "(?P<path>.*)", line \d+, in ')
+LIBRARY = re.compile(r"site-packages/|dist-packages/|/torch/|lib/python3|/ddp_common/|^<")
 CONTEXT = 2  # calls before one that tell a call that is usual there from one that is not
 SAME_ON_ALL = ("all_reduce", "broadcast", "reduce", "allreduce_coalesced")  # sizes, that is
 
@@ -124,8 +126,19 @@ def _different_calls(collectives: dict[int, list[Collective]]) -> tuple[int, str
             f"It has called {in_words(calls[rank])}, while rank {', '.join(map(str, peers))} "
             f"called {in_words(calls[peer])}. Every rank must call the same collectives in the "
             "same order, with tensors of one size and dtype; look for a condition on the rank."
+            f"{_forward_of_ddp(calls[rank], calls[peer])}"
         )
     return None
+
+
+def _forward_of_ddp(one: Collective, other: Collective) -> str:
+    """A sentence more where one is what DDP's forward calls, and the other a backward's."""
+    if {one.kind, other.kind} != {"broadcast", "all_reduce"}:
+        return ""
+    return (
+        " A broadcast may be that of buffers in DDP's forward: to evaluate on some ranks only, "
+        "call model.module."
+    )
 
 
 def _by_number(collectives: dict[int, list[Collective]]) -> tuple[dict, dict]:
@@ -175,9 +188,43 @@ def _who_waits(culprit: int, collectives: dict[int, list[Collective]]) -> str:
 
 
 def is_in_collective(stack: str) -> bool:
-    """Whether a rank is in a call of torch.distributed or in a backward, by its stack."""
-    innermost = stack.splitlines()[:INNERMOST_LINES]
-    return bool(IN_COLLECTIVE.search("\n".join(innermost)))
+    """Whether a rank is in a call of torch.distributed or in a backward, by its stack.
+
+    What counts is what the innermost call of the user's program has called: DDP's forward is
+    around every call of a model.
+    """
+    for line in stack.splitlines():
+        call = CALL.match(line)
+        if call is not None and not LIBRARY.search(call["path"]):
+            return False
+        if IN_COLLECTIVE.search(line):
+            return True
+    return False
+
+
+def is_for_good(standstill: Standstill) -> bool:
+    """Whether every stuck rank waits in a collective for one whose function has returned.
+
+    The one that has returned has not begun it, and never will.
+    """
+    collectives = standstill.collectives()
+    for rank in standstill.stuck:
+        current = _waits_in(collectives.get(rank, []))
+        if current is None:
+            return False
+        lacking = [
+            peer
+            for peer in standstill.returned
+            if peer in current.members
+            and peer in standstill.answers
+            and not any(
+                each.group == current.group and each.number >= current.number
+                for each in collectives.get(peer, [])
+            )
+        ]
+        if not lacking:
+            return False
+    return True
 
 
 def in_words(collective: Collective) -> str:

@@ -31,6 +31,10 @@ CONSEQUENCE = re.compile(
 NURSERY_KILLED = (
     "the process that forked it was killed, often because memory ran out, and it with that one"
 )
+PROGRESS_IS = (
+    "Progress is a step of a sampler or an optimizer, a batch of an evaluation, a collective that "
+    "ends, a report, a saved file. For work that takes longer: launch(…, stall_timeout=3600)."
+)
 KEPT_LINES = 50  # of each rank's output, for the error message
 # What C++ prints of an exception that nobody catches, before it aborts
 UNCAUGHT = re.compile(r"\s*what\(\):\s*(.+)")
@@ -279,7 +283,7 @@ def rank_stalled(
 
     `waits` says in which collective each rank waits, `stacks` where it is.
     """
-    what = f"stalled: no progress for {timeout:g} s. {why}"
+    what = f"stalled: no progress for {timeout:g} s. {why}\n{PROGRESS_IS}"
     return RankStalled(
         _full_text(state, rank, what, where_all_are(waits, stacks), state.lines),
         collectives=waits,

@@ -25,10 +25,12 @@ import numpy
 from ddp_common.errors import Error, first_line
 from ddp_common.files import check_name, refuse_name_of_the_run
 from ddp_common.messages import File, Message, Position, Report
+from ddp_common.ranks import whereabouts
 
 SUMMED = ("step", "samples", "total_samples")  # over all samplers of this rank
 IN_EVERY_RECORD = ("epoch", "step", "samples", "batch")  # as far as a sampler counts them
 POSITION_INTERVAL = 0.1  # seconds between two messages on where training is
+COLLECTIVES_INTERVAL = 2.0  # seconds without progress between two looks at collectives
 OWN_COLUMNS = ("rank", "time", "event")  # of every record, written by us
 LARGEST_INTEGER = 2**63  # msgpack knows none from here on
 
@@ -105,7 +107,7 @@ def made_progress(*_: Any) -> None:
     """Note that this rank makes progress.
 
     It does so at every step of a sampler or an optimizer, every batch of an evaluation, every
-    save.
+    save; and where collectives end, while nothing else happens.
     """
     _reporter.move()
 
@@ -222,6 +224,8 @@ class Reporter:
         """
         moves_told = 0
         told = 0.0  # when that was
+        look_at = 0.0  # collectives
+        ended = None  # the last of them
         is_over = False
         while not is_over:
             try:
@@ -233,6 +237,11 @@ class Reporter:
                     is_over = True
                 else:
                     self._pass_on(message, send)
+            if moves_told == self.moves and time.monotonic() > max(look_at, told):
+                look_at = time.monotonic() + COLLECTIVES_INTERVAL
+                before, ended = ended, whereabouts.last_ended()
+                if ended not in (None, before):
+                    self.move()
             is_due = is_over or time.monotonic() - told > POSITION_INTERVAL
             if is_due and moves_told != self.moves:
                 moves_told = self.moves

@@ -86,6 +86,15 @@ def latest_collectives() -> list[Collective] | None:
     return collectives or None
 
 
+def last_ended() -> int | None:
+    """When the latest collective that has ended had begun, in ns; None if none is known."""
+    try:
+        ended = [each["time_created_ns"] for each in recorded(with_lines=False) if each["retired"]]
+    except Exception:  # as in `latest_collectives`
+        return None
+    return max(ended, default=None)
+
+
 def recorded(with_lines: bool) -> list[dict[str, Any]]:
     """What torch has recorded, oldest first. Lines of the program take most of the time."""
     # Not at the top: the answering thread starts before torch is there.

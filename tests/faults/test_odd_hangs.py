@@ -2,16 +2,20 @@
 
 import sys
 import threading
+import time
 
 import cloudpickle
 import faults_on_purpose as faults
+import pytest
 import torch
 import torch.distributed as dist
 from patience import PATIENCE
 from processes import stalled
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import ddp_common as ddp
+from ddp_common.client import following
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -34,6 +38,53 @@ def test_a_rank_whose_main_thread_never_lets_go_of_python_is_named_without_its_a
     assert set(error.collectives) == {0}
     assert "does not answer: a call of C or C++ keeps Python's lock" in str(error)
     assert ddp.launch(client, faults.train, workers=2).world_size == 2
+
+
+def hang_in_forward():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def forward(self, x):
+            if ddp.rank() == 1 and len(x) == 3:
+                threading.Event().wait()
+            return self.layer(x)
+
+    model = DistributedDataParallel(Net())
+    for samples in range(1, 5):
+        model(torch.ones(samples, 4)).sum().backward()
+
+
+def test_a_rank_that_hangs_in_its_model_is_named_though_ddp_has_called_that(client, tmp_path):
+    error = stalled(client, tmp_path, hang_in_forward)
+    assert error.rank == 1 and "It is not in a collective" in str(error)
+
+
+def return_early():
+    """Rank 0, which then waits for the others, as it holds the store."""
+    sum_up()
+    if ddp.rank() == 1:
+        sum_up()
+
+
+def test_a_rank_that_has_returned_while_others_wait_is_known_soon(client, monkeypatch):
+    monkeypatch.setattr(following, "RETURNED_TIMEOUT", 2)
+    began = time.monotonic()
+    with pytest.raises(ddp.RankStalled, match="Its function returned at step 0, while rank 1"):
+        ddp.launch(client, return_early, workers=2)
+    assert time.monotonic() - began < 60
+
+
+def evaluate_for_long():
+    until = time.monotonic() + 12
+    while time.monotonic() < until:
+        sum_up()
+        time.sleep(0.2)
+
+
+def test_collectives_that_end_are_progress(client):
+    ddp.launch(client, evaluate_for_long, workers=2, stall_timeout=6)
 
 
 def test_workers_of_a_loader_do_not_answer_in_the_place_of_their_rank(client, tmp_path):
