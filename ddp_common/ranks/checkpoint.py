@@ -151,8 +151,8 @@ class Checkpoint:
         """Say that what the batches taken so far were for is done: they may be saved.
 
         Call it in the loop, after the optimizer's step, on every rank. Raises `Error` without a
-        sampler among the parts, before `restore()`, and for an optimizer whose schedule is no
-        part.
+        sampler among the parts, before `restore()`, and for an optimizer that a schedule drives
+        and of which none is a part.
         """
         if not self._samplers:
             raise Error(
@@ -189,8 +189,9 @@ class Checkpoint:
         parts the ranks leave then, if they were told to. Waits for the previous write if that is
         still going on. Raises `Error` if a batch was taken since the last `step()`, before
         `restore()` where a sampler is among the parts, if the ranks do not have the same, for an
-        optimizer whose schedule is no part, for a state that could not be loaded again, for a
-        second Checkpoint in one folder, and for an earlier failure if `on_error` is 'stop'.
+        optimizer that a schedule drives and of which none is a part, for a state that could not be
+        loaded again, for a second Checkpoint in one folder, and for an earlier failure if
+        `on_error` is 'stop'.
         """
         self._check_parts()
         if self.has_open_batches():

@@ -9,6 +9,7 @@ Relies on torch's modules, optimizers and schedules; of anything else it knows t
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ddp_common.errors import Error
@@ -19,8 +20,12 @@ CLASS = "class"
 FROZEN = "frozen."  # the parameters that are not trained
 
 # Of a schedule's state, what changes while it runs; and `verbose`, which torch has no more
-MOVING = ("last_epoch", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i", "verbose")
+MOVING = (
+    *("last_epoch", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i", "verbose"),
+    *("_step_count", "_last_lr", "_is_initial", "_get_lr_called_within_step"),
+)
 MADE_OF = "_schedulers"  # the schedules that a schedule is made of, in its state too
+OF_GROUPS = ("params", "param_names", "initial_lr")  # which no option of an optimizer is
 SCHEDULED = ("lr", "momentum", "betas")  # options of an optimizer that schedules change
 NAMED = 3  # so many differences are named in a message
 
@@ -71,6 +76,8 @@ def _class_name(part: Any) -> str:
 
 
 def _form(value: Any) -> str:
+    if is_lazy(value):
+        return "not made yet (call the model once)"
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} of shape {tuple(value.shape)}"
     return type(value).__name__
@@ -121,9 +128,8 @@ def refuse_schedule_left_out(parts: dict[str, Any]) -> None:
 
     torch's schedules add `initial_lr` to each group of their optimizer.
     """
-    scheduled = [getattr(part, "optimizer", None) for part in parts.values()]
     for name, part in parts.items():
-        if not isinstance(part, torch.optim.Optimizer) or any(part is each for each in scheduled):
+        if not isinstance(part, torch.optim.Optimizer) or has_schedule(part, parts):
             continue
         if any("initial_lr" in group for group in part.param_groups):
             raise Error(
@@ -134,17 +140,32 @@ def refuse_schedule_left_out(parts: dict[str, Any]) -> None:
             )
 
 
+def has_schedule(optimizer: torch.optim.Optimizer, parts: dict[str, Any]) -> bool:
+    """Whether one of `parts` is a schedule of it, or of one that has its groups, as SAM's base."""
+    mine = {id(group) for group in optimizer.param_groups}
+    scheduled = [getattr(part, "optimizer", None) for part in parts.values()]
+    groups = [group for each in scheduled for group in getattr(each, "param_groups", [])]
+    return any(id(group) in mine for group in groups)
+
+
 def change_of_course(part: Any, state: Any) -> str | None:
     """How a schedule was made otherwise than the one whose state was saved; None if alike."""
     if not isinstance(part, LRScheduler):
         return None
-    there, here = _course(state, ""), _course(part.state_dict(), "")
-    if isinstance(part, LambdaLR) and isinstance(state, dict) and not _changed(there, here):
-        there = {"the rate at this step": state.get("_last_lr")}
-        rates = zip(part.base_lrs, part.lr_lambdas)
-        step = int(state.get("last_epoch", 0))
-        here = {"the rate at this step": [base * function(step) for base, function in rates]}
-    return _listed(_changed(there, here))
+    return _listed(_changed(_course(state, ""), _course(part.state_dict(), "")))
+
+
+def other_function(part: Any) -> str | None:
+    """Of a schedule that was loaded: the saved rates, and those of its function in this program.
+
+    A LambdaLR saves no function. None if they are the same, or for another kind.
+    """
+    if not isinstance(part, LambdaLR):
+        return None
+    pairs = zip(part.base_lrs, part.lr_lambdas)
+    rates = [base * function(part.last_epoch) for base, function in pairs]
+    saved = part.get_last_lr()
+    return None if repr(rates) == repr(saved) else f"{saved}, and this program's function {rates}"
 
 
 def _course(state: Any, prefix: str) -> dict[str, Any]:
@@ -155,9 +176,25 @@ def _course(state: Any, prefix: str) -> dict[str, Any]:
             if name == MADE_OF and isinstance(value, list | tuple):
                 for number, each in enumerate(value):
                     found |= _course(each, f"{prefix}{MADE_OF}[{number}].")
-            elif name == "_milestones" or not (str(name).startswith("_") or name in MOVING):
+            elif name not in MOVING:
                 found[f"{prefix}{name}"] = value
     return found
+
+
+def added_by_schedules(optimizer: torch.optim.Optimizer, groups: Any) -> str | None:
+    """How what schedules have put into its groups differs from that in saved `groups`.
+
+    That is `max_lr` and the like, which do not change while they run.
+    """
+    there, here = {}, {}
+    if isinstance(groups, list):
+        for number, (saved, group) in enumerate(zip(groups, optimizer.param_groups)):
+            for option, value in group.items():
+                is_added = option not in (*OF_GROUPS, *optimizer.defaults)
+                if is_added and isinstance(saved, dict) and option in saved:
+                    there[f"{option} of group {number}"] = saved[option]
+                    here[f"{option} of group {number}"] = value
+    return _listed(_changed(there, here))
 
 
 def settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -166,17 +203,18 @@ def settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         f"param_groups[{number}][{option!r}]": value
         for number, group in enumerate(optimizer.param_groups)
         for option, value in group.items()
-        if option not in ("params", "param_names")
+        if option not in OF_GROUPS[:2]
     }
 
 
-def changed_settings(optimizer: torch.optim.Optimizer, before: dict[str, Any]) -> list[str]:
+def changed_settings(
+    optimizer: torch.optim.Optimizer, before: dict[str, Any], is_scheduled: bool
+) -> list[str]:
     """The names of those options that a program has given and that now are others than `before`.
 
-    Without those that a schedule changes, if one drives the optimizer.
+    Without those that schedules change, if it `is_scheduled`.
     """
     after = settings(optimizer)
-    is_scheduled = any("initial_lr" in group for group in optimizer.param_groups)
     options = [
         option for option in optimizer.defaults if not (is_scheduled and option in SCHEDULED)
     ]

@@ -2,15 +2,18 @@
 
 Ranks begin alike and get the same averaged gradients, so they stay alike. Where they do not, rank
 0's state is saved and returned, and nothing else says that the others have trained something else.
-Compared are: of a module its parameters, by their norms, since the last bits may differ between
-kinds of processors; and its buffers, except where they are rank 0's by definition, or not trained
+Compared are: of a module its parameters, up to rounding, as the last bits may differ between kinds
+of processors, and of large ones another part each time; and its buffers, except where they are
+rank 0's from the next forward pass on, or not trained
 with. Of an optimizer its settings. Of anything else the whole state. Averaged models are left out:
 rank 0 alone may keep one up to date.
 """
 
+import functools
 import itertools
 import math
 import weakref
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,19 +26,24 @@ from torch.optim.swa_utils import AveragedModel
 
 from ddp_common.errors import Error
 from ddp_common.ranks import exchange, rendezvous
-from ddp_common.ranks.descriptions import settings
+from ddp_common.ranks.descriptions import frozen, settings
 from ddp_common.ranks.states import unwrapped
 
-TOLERANCE = 1e-5  # relative, of norms of parameters: float32 has 1e-7
+TOLERANCE = 1e-5  # relative, of projections of parameters: float32 has 1e-7
+PART = 2**18  # numbers of a parameter that are looked at
+TINY = 1e-30  # for one that is 0
 
-# What is compared of a rank, by name: the norm of a parameter, or Dask's token of anything else
-Fingerprint = dict[str, float | str]
+# What is compared of a rank, by name: of a parameter its norm, and its cosine with a fixed
+# direction; of anything else Dask's token
+Fingerprint = dict[str, list[float] | str]
 
 # The DDP models of this process, by their number: the same order on every rank
 _models: weakref.WeakValueDictionary[int, DistributedDataParallel] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
-# Of those that are gone: the names of their parameters, and the norms
+_checks = itertools.count()  # their numbers, the same on every rank
+# Of those that are gone: the names of their parameters, and the projections
 _ended: dict[int, tuple[list[str], torch.Tensor]] = {}
+_left_out: dict[int, list[str]] = {}  # of each model: the parameters that it does not average
 
 
 def check_replicas(model: torch.nn.Module) -> None:
@@ -45,32 +53,40 @@ def check_replicas(model: torch.nn.Module) -> None:
     does so at each save, for all of its parts.
     """
     know(model)
-    begin_check({"model": unwrapped(model)}, {})()
+    plain = unwrapped(model)
+    begin_check({"model": plain}, {"model": plain.state_dict()})()
 
 
 def begin_check(parts: dict[str, Any], saved: dict[str, Any]) -> Callable[[], None]:
     """Begin to compare `parts` between the ranks. A collective.
 
-    `saved` has the states of those that are neither modules nor optimizers. The function that is
-    returned ends it, and raises `Error` unless all ranks have the same.
+    `saved` has their states. The function that is returned ends it, and raises `Error` unless all
+    ranks have the same.
     """
     if rendezvous.world_size() == 1:
         return lambda: None
+    number = next(_checks)
     found: Fingerprint = {}
     synced = _buffers_that_ddp_sends()
     for name, part in parts.items():
         if isinstance(part, torch.nn.Module):
-            found |= _of_module(name, part, synced)
+            found |= _of_module(name, part, saved[name], synced, number)
         elif isinstance(part, torch.optim.Optimizer):
             found |= {f"{name}.{key}": tokenize(value) for key, value in settings(part).items()}
         elif isinstance(saved[name], dict):
             found |= {f"{name}[{key!r}]": tokenize(value) for key, value in saved[name].items()}
         else:
             found[name] = tokenize(saved[name])
-    gathered = exchange.begin_gather(found)
+    # Without the names, which are nearly always the same
+    names = zlib.crc32(" ".join(found).encode())
+    gathered = exchange.begin_gather([names, list(found.values())])
 
     def end() -> None:
-        problem = difference(gathered())
+        names_of_ranks, values = zip(*gathered())
+        of_ranks = [dict(zip(found, each)) for each in values]
+        if len(set(names_of_ranks)) > 1:
+            of_ranks = exchange.gather(found)
+        problem = difference(of_ranks)
         if problem is not None:
             raise Error(
                 f"The ranks do not have the same: {problem}. Only rank 0's would be saved.\n"
@@ -84,8 +100,9 @@ ADVICE = (
     "Is the model wrapped in DistributedDataParallel, and is model(x) called, not "
     "model.module(x)? What is unfrozen or replaced after DDP was made, it does not average: wrap "
     "it again. It sends buffers unless broadcast_buffers is False. A schedule is to step by a "
-    "value that is the same on all ranks. Of what each rank has its own, gather the states of all "
-    "ranks (docs/recipes.md)."
+    "value that is the same on all ranks. A copy that averages weights is to have "
+    "requires_grad_(False); torch's AveragedModel may be rank 0's alone. Of what each rank has "
+    "its own, gather the states of all ranks (docs/recipes.md)."
 )
 
 
@@ -101,43 +118,79 @@ def difference(of_ranks: list[Fingerprint]) -> str | None:
                 return f"{name} is on rank {0 if there is None else rank} alone"
             if isinstance(here, str) or isinstance(there, str):
                 return f"{name} is another one on rank {rank} than on rank 0"
-            both_diverged = math.isnan(here) and math.isnan(there)
-            if not both_diverged and not math.isclose(here, there, rel_tol=TOLERANCE):
-                return f"{name} has the norm {here:.6g} on rank 0 and {there:.6g} on rank {rank}"
+            apart = _apart(here, there)
+            if apart > TOLERANCE:
+                return (
+                    f"{name} is not the same on rank {rank} as on rank 0 ({apart:.1g} of its norm "
+                    "apart, or more)"
+                )
     return None
 
 
-def _of_module(name: str, module: torch.nn.Module, synced: set[int]) -> Fingerprint:
+def _apart(here: list[float], there: list[float]) -> float:
+    """How far apart two parameters are, in parts of their norm; 0 if both have diverged."""
+    (norm, cosine), (other_norm, other_cosine) = here, there
+    if not math.isfinite(norm) and not math.isfinite(other_norm):
+        return 0.0
+    differences = (
+        abs(norm - other_norm) / (max(norm, other_norm) + TINY),
+        abs(cosine - other_cosine),
+    )
+    return max(differences) if all(map(math.isfinite, differences)) else math.inf
+
+
+def _of_module(
+    name: str, module: torch.nn.Module, state: dict[str, Any], synced: set[int], number: int
+) -> Fingerprint:
     if isinstance(module, AveragedModel):
         return {}
-    names, norms = _norms(f"{name}.", module)
-    found: Fingerprint = dict(zip(names, norms.tolist()))
+    names, projections = _projections(f"{name}.", module, number)
+    found: Fingerprint = dict(zip(names, projections.tolist()))
     if any(parameter.requires_grad for parameter in module.parameters()):
         for entry, buffer in module.named_buffers():
-            if id(buffer) not in synced:
+            if id(buffer) not in synced and entry in state:
                 found[f"{name}.{entry}"] = tokenize(buffer)
     return found
 
 
-def _norms(prefix: str, module: torch.nn.Module) -> tuple[list[str], torch.Tensor]:
-    """The names of a module's parameters, and their norms: float32, shape (parameters,).
+def _projections(
+    prefix: str, module: torch.nn.Module, number: int
+) -> tuple[list[str], torch.Tensor]:
+    """The names of a module's parameters; and of each its norm, and its cosine with a fixed
+    direction, about: shape (parameters, 2).
 
-    Without those of which a rank has only a part, and those that are no real numbers.
+    A norm alone says little of what has turned. Of a large parameter it is a part that is looked
+    at, with each `number` another one: what drifts does so everywhere, or is seen in time.
+    Parameters of which a rank has only a share are left out, and those that are no real numbers.
     """
     names: list[str] = []
-    norms: list[torch.Tensor] = []
+    found: list[torch.Tensor] = []
     for name, parameter in module.named_parameters():
         if hasattr(parameter, "full_tensor") or not parameter.is_floating_point():
             continue
-        summed_in = torch.promote_types(parameter.dtype, torch.float32)
+        values = parameter.detach().reshape(-1)
+        if len(values) > PART:
+            start = number * PART % (len(values) - PART)
+            values = values[start : start + PART]
+        if values.element_size() < 4:
+            values = values.float()
+        direction = _direction(values.device, values.dtype)[: len(values)]
         names.append(f"{prefix}{name}")
-        norms.append(torch.linalg.vector_norm(parameter.detach(), dtype=summed_in))
-    if not norms:
-        return names, torch.zeros(0)
-    first = norms[0]
-    return names, torch.stack(
-        [norm.to(device=first.device, dtype=torch.float32) for norm in norms]
-    )
+        found += torch.linalg.vector_norm(values), values.dot(direction)
+    if not found:
+        return names, torch.zeros(0, 2)
+    device = found[0].device
+    if any(each.device != device or each.dtype != found[0].dtype for each in found):
+        found = [each.to(device=device, dtype=torch.float32) for each in found]
+    norms, products = torch.stack(found).view(-1, 2).unbind(1)
+    return names, torch.stack([norms, products / (norms + TINY)], dim=1)
+
+
+@functools.cache
+def _direction(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Shape (PART,), the same on every rank."""
+    direction = torch.randn(PART, generator=torch.Generator().manual_seed(0))
+    return direction.to(device=device, dtype=dtype)
 
 
 @normalize_token.register(torch.Tensor)
@@ -174,6 +227,7 @@ def _remember(model: DistributedDataParallel, module: torch.nn.Module) -> None:
     if is_of_all_ranks and not any(each is model for each in _models.values()):
         number = next(_numbers)
         _models[number] = model
+        _left_out[number] = frozen(module)
         # With the model its parameters go, unless something else has them: look at them then
         weakref.finalize(model, _note_end, number, module).atexit = False
 
@@ -181,6 +235,16 @@ def _remember(model: DistributedDataParallel, module: torch.nn.Module) -> None:
 def wrapping(module: torch.nn.Module) -> list[DistributedDataParallel]:
     """The DDP models that wrap this very module."""
     return [model for model in _models.values() if unwrapped(model) is module]
+
+
+def left_out_by_ddp(module: torch.nn.Module) -> set[str]:
+    """The parameters of this module that a DDP model around it does not average."""
+    return {
+        name
+        for number, model in _models.items()
+        if unwrapped(model) is module
+        for name in _left_out[number]
+    }
 
 
 def _buffers_that_ddp_sends() -> set[int]:
@@ -194,24 +258,24 @@ def _buffers_that_ddp_sends() -> set[int]:
 
 
 def _note_end(number: int, module: torch.nn.Module) -> None:
-    _ended[number] = _norms("", module)
+    _ended[number] = _projections("", module, 0)
 
 
 def at_the_end(parts: dict[str, Any]) -> Fingerprint:
-    """The norms of all DDP models that this rank has had, and of the modules among `parts`.
+    """The projections of all DDP models that this rank has had, and of the modules among `parts`.
 
     Call it once the training function has returned.
     """
     for number, model in _models.items():
         _note_end(number, model.module)
     found: Fingerprint = {}
-    for number, (names, norms) in sorted(_ended.items()):
-        found |= zip([f"{name} of DDP model {number}" for name in names], norms.tolist())
+    for number, (names, projections) in sorted(_ended.items()):
+        found |= zip([f"{name} of DDP model {number}" for name in names], projections.tolist())
     _ended.clear()
     for name, part in parts.items():
         if isinstance(part, torch.nn.Module) and not isinstance(part, AveragedModel):
-            names, norms = _norms(f"{name}.", part)
-            found |= zip(names, norms.tolist())
+            names, projections = _projections(f"{name}.", part, 0)
+            found |= zip(names, projections.tolist())
     return found
 
 

@@ -225,7 +225,7 @@ class Reporter:
         moves_told = 0
         told = 0.0  # when that was
         look_at = 0.0  # collectives
-        ended = None  # the last of them
+        ended = whereabouts.last_ended()  # of them the last
         is_over = False
         while not is_over:
             try:
@@ -240,7 +240,7 @@ class Reporter:
             if moves_told == self.moves and time.monotonic() > max(look_at, told):
                 look_at = time.monotonic() + COLLECTIVES_INTERVAL
                 before, ended = ended, whereabouts.last_ended()
-                if ended not in (None, before):
+                if ended != before:
                     self.move()
             is_due = is_over or time.monotonic() - told > POSITION_INTERVAL
             if is_due and moves_told != self.moves:

@@ -20,11 +20,14 @@ from ddp_common.ranks import exchange, replicas
 from ddp_common.ranks.descriptions import (
     FROZEN,
     WRITTEN_BY,
+    added_by_schedules,
     change_of_course,
     changed_settings,
     describe,
     difference,
     frozen,
+    has_schedule,
+    other_function,
     settings,
 )
 from ddp_common.ranks.rendezvous import rank
@@ -103,9 +106,13 @@ def load_into(parts: dict[str, Any], path: Path) -> None:
             before = settings(part)
             _load_part(name, part, state[name], path)
             if rank() == 0:
-                _name_changed_settings(name, part, before)
+                _name_changed_settings(name, part, before, has_schedule(part, parts))
         else:
             _load_part(name, part, state[name], path)
+    for name, part in parts.items():
+        rates = other_function(part)
+        if rates is not None and rank() == 0:
+            _tell(f"The function of {name} gave the rates {rates} for the same step. It goes on.")
 
 
 def _check_origin(parts: dict[str, Any], state: Any, path: Path) -> None:
@@ -130,7 +137,10 @@ def _check_origin(parts: dict[str, Any], state: Any, path: Path) -> None:
                 f"{path} was written by another {name}: {differs}. Resume with the code and "
                 "the config.json of its run; make all parameter groups before restore()."
             )
-        differs = change_of_course(parts[name], state[name])
+    for name, part in parts.items():
+        differs = change_of_course(part, state[name])
+        if isinstance(part, torch.optim.Optimizer) and isinstance(state[name], dict):
+            differs = added_by_schedules(part, state[name].get("param_groups"))
         if differs is not None:
             raise Error(
                 f"{path} was written with another {name}: {differs}. Its course is that of the "
@@ -150,7 +160,7 @@ def _from_these_weights(parts: dict[str, Any], path: Path) -> str:
 def _freeze_as_saved(name: str, module: torch.nn.Module, saved: Any, path: Path) -> None:
     """Train those parameters that were trained.
 
-    Raises `Error` where DDP has chosen others already.
+    Raises `Error` where DDP, which has chosen its parameters already, does not average one.
     """
     if not isinstance(saved, str):  # a file of version 0.4
         return
@@ -158,12 +168,12 @@ def _freeze_as_saved(name: str, module: torch.nn.Module, saved: Any, path: Path)
     differing = sorted(there ^ set(frozen(module)))
     if not differing:
         return
-    if replicas.wrapping(module):
-        how = "False" if differing[0] in there else "True"
+    left_out = [entry for entry in replicas.left_out_by_ddp(module) if entry not in there]
+    if left_out:
         raise Error(
-            f"{path} was written when requires_grad of {name}.{differing[0]} was {how}, and DDP "
-            "has chosen its parameters already. Give Checkpoint the plain model, and call "
-            "restore() before DistributedDataParallel(…)."
+            f"{path} was written when requires_grad of {name}.{left_out[0]} was True, and DDP was "
+            "made here when it was False: it would not average it. Give Checkpoint the plain "
+            "model, and call restore() before DistributedDataParallel(…)."
         )
     for entry, parameter in module.named_parameters():
         if entry in differing:
@@ -182,13 +192,16 @@ def _load_part(name: str, part: Any, state: Any, path: Path) -> None:
         ) from error
 
 
-def _name_changed_settings(name: str, part: torch.optim.Optimizer, before: dict[str, Any]) -> None:
+def _name_changed_settings(
+    name: str, part: torch.optim.Optimizer, before: dict[str, Any], is_scheduled: bool
+) -> None:
     after = settings(part)
-    for setting in changed_settings(part, before):
-        print(
+    for setting in changed_settings(part, before, is_scheduled):
+        _tell(
             f"Resumed with {name}.{setting} = {after[setting]!r}, as it was saved; this program "
-            f"has made it with {before[setting]!r}. To change it on purpose, set it after "
-            "restore().",
-            file=sys.stderr,
-            flush=True,
+            f"has made it with {before[setting]!r}."
         )
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

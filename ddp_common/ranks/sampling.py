@@ -43,6 +43,7 @@ THE_LOOP = (
     "        for batch in ddp.DataLoader(data, batch_sampler=sampler):  # or sampler.batches()"
 )
 
+EPOCH_BEGINS = 2**32 - 1  # in place of a step, for what draws before the first
 STEP = (
     "Write, after the optimizer's step:\n"
     "    checkpoint.step()  # what the batches so far were for is done: they may be saved"
@@ -84,8 +85,9 @@ class ElasticSampler:
     from the position that `load_state_dict` set, even in the middle of an epoch or at another
     world size. Any other loop is refused with an `Error`; docs/loops.md has the table.
 
-    Before each step the random state of torch, NumPy and `random` is set from (seed, epoch, step,
-    rank): on the same number of ranks, dropout is the same however often a run was interrupted.
+    Before each step, and before an epoch, the random state of torch, NumPy and `random` is set
+    from (seed, epoch, step, rank): on the same number of ranks, dropout is the same however often
+    a run was interrupted.
 
     `epoch` and `step` are the position: `step` steps of `epoch` have been taken. Shuffling costs
     4 bytes per sample while an epoch begins (8 from 2^31 samples on), of which each rank keeps
@@ -191,6 +193,7 @@ class ElasticSampler:
         self._number_of_epochs = number
         try:
             while self.epoch < number:
+                _seed_step([self.seed, self.epoch, EPOCH_BEGINS, rank()])
                 yield self.epoch
                 self._check_epoch(loop)
                 self._move_to(self.epoch + 1, 0)
@@ -275,7 +278,7 @@ class ElasticSampler:
         if self._deal is not None:
             raise Error(
                 f"A second pass over epoch {self.epoch} begins; {self.step} of its {len(self)} "
-                f"steps are taken. To look at data, make another sampler. {THE_LOOP}"
+                f"steps are taken. To look at data, take them from the data set itself. {THE_LOOP}"
             )
         if self.checkpoints and self.open_batches >= len(self):
             raise Error(

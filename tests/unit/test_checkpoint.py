@@ -428,10 +428,10 @@ SCHEDULES = torch.optim.lr_scheduler
         (SCHEDULES.CosineAnnealingLR, [8], [16], "T_max is 8 there, 16 here"),
         (SCHEDULES.OneCycleLR, [0.1, 8], [0.1, 16], "total_steps is 8 there, 16 here"),
         (SCHEDULES.MultiStepLR, [[2]], [[3]], r"milestones is Counter\(\{2: 1\}\) there"),
-        (SCHEDULES.LambdaLR, [lambda n: 1 - n / 8], [lambda n: 1 - n / 16], "the rate at this"),
+        (SCHEDULES.CyclicLR, [0.1, 0.2], [0.1, 0.3], r"max_lrs is \[0.2\] there"),
         (SCHEDULES.StepLR, [1], ["lr"], r"base_lrs is \[0.1\] there, \[0.2\] here"),
     ],
-    ids=["StepLR", "cosine", "one cycle", "milestones", "a function", "another rate"],
+    ids=["StepLR", "cosine", "one cycle", "milestones", "cyclic", "another rate"],
 )
 def test_a_schedule_that_was_made_otherwise_is_refused_and_one_that_has_gone_on_is_not(
     tmp_path, capsys, kind, made, other, words
@@ -456,6 +456,41 @@ def test_a_schedule_that_was_made_otherwise_is_refused_and_one_that_has_gone_on_
     assert torch.equal(model.weight, checkpoint.parts["net"].weight)
     with pytest.raises(Error, match="another schedule: .* there, ExponentialLR here"):
         scheduled(tmp_path, SCHEDULES.ExponentialLR, 0.5)[0].restore()
+
+
+def test_another_maximum_of_one_cycle_is_refused_and_another_function_is_told(tmp_path, capsys):
+    made = scheduled(tmp_path, SCHEDULES.OneCycleLR, 0.1, total_steps=9)[0]
+    made.save()
+    made.wait()
+    other = scheduled(tmp_path, SCHEDULES.OneCycleLR, 0.2, total_steps=9, div_factor=50)[0]
+    with pytest.raises(Error, match="max_lr of group 0 is 0.1 there, 0.2 here"):
+        other.restore()
+    checkpoint, schedule = scheduled(tmp_path / "f", SCHEDULES.LambdaLR, lambda n: 1 - n / 8)
+    schedule.optimizer.step()
+    schedule.step(0.5)  # as some count: in parts of an epoch
+    checkpoint.save()
+    checkpoint.wait()
+    scheduled(tmp_path / "f", SCHEDULES.LambdaLR, lambda n: 1 - n / 8)[0].restore()
+    assert not capsys.readouterr().err
+    scheduled(tmp_path / "f", SCHEDULES.LambdaLR, lambda n: 1 - n / 16)[0].restore()
+    assert "The function of schedule gave the rates" in capsys.readouterr().err
+
+
+def test_a_schedule_of_the_optimizer_within_sam_is_one_of_sam(tmp_path):
+    model = torch.nn.Linear(1, 1)
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    sam = torch.optim.SGD(model.parameters(), lr=0.1)
+    sam.param_groups = base.param_groups
+    schedule = SCHEDULES.StepLR(base, 1)
+    saved_with(tmp_path, model=model, sam=sam, base=base, schedule=schedule)
+
+
+def test_a_model_that_is_not_made_yet_is_named(tmp_path):
+    made = torch.nn.Sequential(torch.nn.LazyLinear(1))
+    made(torch.ones(1, 3))
+    saved_with(tmp_path, model=made)
+    with pytest.raises(Error, match=r"not made yet \(call the model once\) here"):
+        restored_with(tmp_path, model=torch.nn.Sequential(torch.nn.LazyLinear(1)))
 
 
 def test_a_schedule_that_is_no_part_is_refused_and_the_two_ways_out_are_right(tmp_path):
@@ -508,12 +543,17 @@ def test_parameters_are_trained_or_frozen_as_they_were_saved(tmp_path, one_rank)
     restored_with(tmp_path, model=plain)
     assert all(each.requires_grad for each in plain.parameters())
     wrapped = DistributedDataParallel(Frozen(True))
-    words = r"requires_grad of model.backbone.bias was True.*before DistributedDataParallel"
+    words = r"requires_grad of model.backbone.\w+ was True.*before DistributedDataParallel"
     with pytest.raises(Error, match=words):
         restored_with(tmp_path, model=wrapped)
     with pytest.raises(Error, match=words):
         restored_with(tmp_path, model=wrapped.module)
     restored_with(tmp_path, model=DistributedDataParallel(Frozen(False)))
+    # A GAN's, say: its discriminator was frozen at that moment, and DDP averages it all the same
+    saved_with(tmp_path / "frozen", model=Frozen(True))
+    model = DistributedDataParallel(Frozen(False))
+    restored_with(tmp_path / "frozen", model=model)
+    assert not model.module.backbone.weight.requires_grad
 
 
 def test_a_block_that_was_compiled_is_named_with_what_helps(tmp_path):
