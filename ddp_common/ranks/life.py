@@ -51,6 +51,7 @@ def live(
     function raises, and `Error` if the ranks do not meet.
     """
     _settle(environment, threads)
+    step = 0
     try:
         with _reports(send), _sigterm():
             function, arguments = _unpickled(payload, tables)
@@ -69,13 +70,14 @@ def live(
                     reporting.post(Position(**reporting.position(), has_returned=True))
                     _compare_with_others(models)
             finally:  # after an exception: what is being written is whole, and told
+                step = reporting.position().get("step", 0)
                 checkpoint.finish_writing()
     except stopping.Stopped:
         return Ended(
             "stopped",
             got_sigterm=stopping.was_told(),
             in_loop=stopping.is_in_loop(),
-            step=reporting.position().get("step", 0),
+            step=step,
         )
     is_rank_0 = environment["RANK"] == "0"
     return Ended("done", result=last_word.pickled_result(result) if is_rank_0 else None)
