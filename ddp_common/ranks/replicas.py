@@ -3,10 +3,10 @@
 Ranks begin alike and get the same averaged gradients, so they stay alike. Where they do not, rank
 0's state is saved and returned, and nothing else says that the others have trained something else.
 Compared are: of a module its parameters, up to rounding, as the last bits may differ between kinds
-of processors, and of large ones another part each time; and its buffers, except where they are
-rank 0's from the next forward pass on, or not trained
-with. Of an optimizer its settings. Of anything else the whole state. Averaged models are left out:
-rank 0 alone may keep one up to date.
+of processors, and of large ones another part each time; and its buffers, except those that DDP
+sends from rank 0 before each forward pass, and those of a module in which nothing is trained. Of
+an optimizer its settings. Of anything else the whole state. Averaged models are left out: rank 0
+alone may keep one up to date.
 """
 
 import functools

@@ -82,7 +82,7 @@ def test_without_that_process_workers_start_their_own():
     assert_gone(lambda: [pid for pid in (*nurseries, *servers) if is_alive(pid)])
 
 
-def test_a_rank_has_the_environment_folder_cores_and_path_of_its_worker_at_that_moment(
+def test_a_rank_has_environment_cores_and_path_of_its_worker_and_the_program_s_folder(
     client, tmp_path
 ):
     def change(name, folder):
@@ -92,15 +92,17 @@ def test_a_rank_has_the_environment_folder_cores_and_path_of_its_worker_at_that_
 
     def look():
         cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else None
-        return os.environ.get("BY_RUN"), os.getcwd(), cores, sys.path
+        return os.environ.get("BY_RUN"), cores, sys.path, os.getcwd()
 
-    before, cwd, *_ = client.run(look, workers=list(client.workers())[:1]).popitem()[1]
+    before, *_, cwd = client.run(look, workers=list(client.workers())[:1]).popitem()[1]
     assert before is None
     client.run(change, "BY_RUN", str(tmp_path))
     try:
         ranks = launched(client, look, workers=4)
-        assert ranks == list(client.run(look).values())
-        assert ranks[0][:2] == ("1", str(tmp_path))
+        of_workers = list(client.run(look).values())
+        assert [rank[:3] for rank in ranks] == [worker[:3] for worker in of_workers]
+        assert ranks[0][0] == "1" and str(tmp_path) in ranks[0][2]
+        assert {rank[3] for rank in ranks} == {os.getcwd()}
     finally:
         client.run(lambda: (os.environ.pop("BY_RUN"), os.chdir(cwd), sys.path.pop()))
 

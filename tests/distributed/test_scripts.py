@@ -1,5 +1,6 @@
 """Scripts as others write them, unchanged: `ddprun` ends with the numbers of torchrun."""
 
+import contextlib
 import os
 import re
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from patience import PATIENCE
 from processes import wait_until
@@ -122,7 +124,17 @@ def test_a_signal_ends_a_script_and_leaves_nothing(tmp_path, number):
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number
-    wait_until(lambda: not subprocess.run(["pgrep", "-f", str(tmp_path)]).returncode == 0)
+    wait_until(lambda: not processes_in(tmp_path))
+
+
+def processes_in(folder):
+    """The processes whose folder is this one."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.cwd() == str(folder):
+                found.append(process)
+    return found
 
 
 def torchruns_environment():
