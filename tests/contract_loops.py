@@ -38,6 +38,7 @@ class Training:
         self.strike = strike
         self.sampler = ddp.ElasticSampler(SAMPLES, BATCH, seed=1)
         self.nets = []
+        self.checkpoints = []
 
     def model(self):
         net = torch.nn.Sequential(
@@ -50,6 +51,7 @@ class Training:
         directory = None if dist.is_initialized() else self.directory
         made = ddp.Checkpoint(directory=directory, every_steps=EVERY, **parts)
         made.restore()
+        self.checkpoints.append(made)
         return made
 
     def loss(self, model, rows, sampler=None):
@@ -269,7 +271,11 @@ def schedule_and_average_below_the_call(training):
 def train(name, folder=None, strike=lambda sampler: None):
     """Returns all weights, as one tensor."""
     training = Training(folder, strike)
-    LOOPS[name](training)
+    try:
+        LOOPS[name](training)
+    finally:  # of an attempt that ends here, nothing is written while the next one begins
+        for checkpoint in training.checkpoints:
+            checkpoint.wait()
     weights = [each.detach().flatten() for net in training.nets for each in net.parameters()]
     return torch.cat(weights)
 
