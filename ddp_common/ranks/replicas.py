@@ -205,6 +205,7 @@ def _content(tensor: torch.Tensor) -> tuple:
 # The models that DDP has wrapped
 
 
+@functools.cache  # a program may connect more than once
 def watch() -> None:
     """From now on know each DDP model of this process from the moment at which it is made."""
     register_module_module_registration_hook(_registered)
