@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from dask.utils import format_bytes
 from distributed import CancelledError, Client, Future
 
 from ddp_common.client import outcome
@@ -39,6 +40,7 @@ from ddp_common.run.run_directory import RunDirectory
 CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was reported first
 LOOK_INTERVAL = 0.5  # seconds
 SHORT_LOOK = 0.02  # seconds, while something is expected at any moment
+KILLED_FOR_MEMORY = "worker-restart-memory"  # the topic of such events of Dask's nannies
 SILENT = 5  # seconds after which a worker that sends no heartbeat counts as silent
 
 
@@ -193,9 +195,20 @@ class Attempt:
             self.state.cancel(RESTARTED)
             return self.cancelled()
         end = self.state.ended[rank]
-        if end.how == "lost" and isinstance(self.client, KeepsWorkers):
-            end.message = self.client.why_lost(self.addresses[rank])
+        if end.how == "lost":
+            end.message = self._why_lost(self.addresses[rank])
         return outcome.rank_failed(self.state, rank)
+
+    def _why_lost(self, address: str) -> str:
+        """What the queue says of the job of a worker, or the worker's nanny; '' if nothing."""
+        with contextlib.suppress(OSError):  # the scheduler is lost as well
+            for _, event in self.client.get_events(KILLED_FOR_MEMORY):
+                if event["worker"] == address:
+                    return (
+                        f"its nanny killed it, as it had {format_bytes(event['rss'])} of memory, "
+                        "more than its memory_limit allows"
+                    )
+        return self.client.why_lost(address) if isinstance(self.client, KeepsWorkers) else ""
 
     def cancelled(self) -> Exception:
         """The exception for tasks that were cancelled, and not by us."""

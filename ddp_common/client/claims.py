@@ -27,16 +27,20 @@ class Claims(SchedulerPlugin):
         wanted: int | None,
         most: int | None,
         rows_held: dict[str, int],
+        caller: str | None,
     ) -> dict[str, Any]:
         """Claim `wanted` workers (None: all, up to `most`), those with most rows first.
 
-        The scheduler's event loop makes it atomic. Returns those in "claimed", none where too few
+        `caller` is never taken: the worker whose only thread calls `launch`, if there is one. The
+        scheduler's event loop makes it atomic. Returns those in "claimed", none where too few
         are free; and what is to be said of the others.
         """
         workers = self.scheduler.workers
         status = {address: worker.status.name for address, worker in workers.items()}
         known = [address for address in workers if status[address] == "running"]
         paused = [address for address in workers if status[address] == "paused"]
+        if caller in known:
+            known.remove(caller)
         free = [address for address in known if address not in self.holders]
         free.sort(key=lambda address: (-rows_held.get(address, 0), workers[address].host))
         count = wanted or min(most or len(known), len(known))

@@ -10,21 +10,24 @@ import time
 from typing import Any
 
 from ddp_common.client import hangs, outcome, signals
-from ddp_common.client.asking import ask_each
+from ddp_common.client.asking import answers_within, ask_each
 from ddp_common.client.attempt import CAUSE_TIMEOUT, LOOK_INTERVAL, SHORT_LOOK, Attempt
 from ddp_common.client.outcome import Failed, Outcome
+from ddp_common.errors import Error
 from ddp_common.worker import agent
 
+BUSY_TIMEOUT = 2  # seconds that a worker has to say with which tasks it is busy
 START_TIMEOUT = 600  # seconds that a rank may take to start once the others have
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
 RETURNED_TIMEOUT = 10  # seconds that others may make no progress once a function has returned
 WHEREABOUTS_TIMEOUT = 20  # seconds that ranks have to say where they are, on a busy machine
 
 
-def follow(attempt: Attempt, stall_timeout: float | None) -> Any:
+def follow(attempt: Attempt, timeout: float, stall_timeout: float | None) -> Any:
     """Take in messages until every rank is done; returns rank 0's result.
 
-    Raises at the first failure.
+    Raises at the first failure; `timeout`: seconds that a worker's other tasks may keep its rank
+    from starting.
     """
     decision = outcome.outcome(attempt.state)
     while decision is Outcome.GOES_ON:
@@ -32,7 +35,7 @@ def follow(attempt: Attempt, stall_timeout: float | None) -> Any:
         attempt.recorder.tell()
         if time.monotonic() - attempt.looked > LOOK_INTERVAL:
             attempt.take_what_is_there()
-            _look_around(attempt, stall_timeout)
+            _look_around(attempt, timeout, stall_timeout)
         decision = outcome.outcome(attempt.state)
         if isinstance(decision, Failed) and decision.is_consequence:
             decision = _wait_for_the_cause(attempt)
@@ -60,7 +63,7 @@ def _wait_for_the_cause(attempt: Attempt) -> Failed | Outcome:
         attempt.take_next(SHORT_LOOK)
 
 
-def _look_around(attempt: Attempt, stall_timeout: float | None) -> None:
+def _look_around(attempt: Attempt, timeout: float, stall_timeout: float | None) -> None:
     """Act on what no message says: this program shall stop, or a rank makes no progress."""
     now = time.monotonic()
     attempt.looked = now
@@ -71,6 +74,8 @@ def _look_around(attempt: Attempt, stall_timeout: float | None) -> None:
         # Said again until it is heard: a rank may not listen yet.
         ask_each(attempt.client, agent.tell_to_stop, workers=attempt.addresses[:1])
     unstarted = sorted(set(range(len(attempt.addresses))) - set(state.hosts))
+    if unstarted and now - attempt.submitted > timeout:
+        _refuse_busy(attempt, unstarted[0], timeout)
     if unstarted and now - max(attempt.submitted, state.last_started) > START_TIMEOUT:
         why = "It has not started: is its host overloaded, or the disk slow that has torch?"
         raise outcome.rank_stalled(state, unstarted[0], why, START_TIMEOUT, {}, {})
@@ -88,6 +93,21 @@ def _look_around(attempt: Attempt, stall_timeout: float | None) -> None:
             is_undecided = outcome.outcome(state) is Outcome.GOES_ON
             if is_undecided and hangs.is_for_good(standstill):
                 raise _stalled(attempt, standstill, RETURNED_TIMEOUT)
+
+
+def _refuse_busy(attempt: Attempt, rank: int, timeout: float) -> None:
+    """Raise `Error` if the worker of this rank, which has not started, executes other tasks."""
+    address, key = attempt.addresses[rank], attempt.futures[rank].key
+    found = answers_within(
+        BUSY_TIMEOUT, attempt.client, agent.tasks_before, key, workers=[address]
+    )
+    if found.get(address):
+        tasks = ", ".join(found[address])
+        raise Error(
+            f"The worker at {address} was busy for {timeout:g} s with {tasks}, so rank {rank} "
+            "could not start. Wait for these tasks, or start more workers; where they are to run "
+            "beside ranks, give workers more threads (threads_per_worker)."
+        )
 
 
 def _ask_where_ranks_are(attempt: Attempt) -> dict[int, str | None]:

@@ -226,7 +226,7 @@ def _run(
             start(attempt, payload, own_tables, job.timeout, tries)
         except (OSError, CancelledError) as error:
             raise attempt.cause_of(error) from None
-        return follow(attempt, job.stall_timeout)
+        return follow(attempt, job.timeout, job.stall_timeout)
     finally:
         try:
             end(attempt)

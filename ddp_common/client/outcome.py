@@ -21,7 +21,15 @@ from ddp_common.checkpoint_files import step_of
 from ddp_common.client.hangs import IN_COLLECTIVE, returned_early
 from ddp_common.client.inbox import CONNECTION_LOST, RESTARTED
 from ddp_common.errors import Error, RankFailed, RankStalled, RunStopped, SchedulerLost
-from ddp_common.messages import PROGRESS, Ended, Line, Message, Position, Started
+from ddp_common.messages import (
+    PROGRESS,
+    CheckpointSaved,
+    Ended,
+    Line,
+    Message,
+    Position,
+    Started,
+)
 from ddp_common.run.recorder import WARNING
 
 CONSEQUENCE = re.compile(
@@ -57,6 +65,7 @@ class AttemptState:
     last_started: float = 0.0  # when the last of them did
     positions: dict[int, dict] = field(default_factory=dict)  # step, samples, …: the latest
     moved: dict[int, float] = field(default_factory=dict)  # when it last made progress
+    saved: int = 0  # the step of the newest checkpoint, which all ranks have done
     returned: set[int] = field(default_factory=set)  # its function has
     lines: dict[int, deque[str]] = field(default_factory=dict)  # the last ones that it printed
     ended: dict[int, Ended] = field(default_factory=dict)
@@ -77,6 +86,8 @@ class AttemptState:
                 self.positions[rank] = message.known()
                 if message.has_returned:
                     self.returned.add(rank)
+            case CheckpointSaved():
+                self.saved = max(self.saved, step_of(Path(message.name)))
             case Line():
                 self.lines[rank].append(message.text)
             case Started():
@@ -110,7 +121,7 @@ class AttemptState:
 
     def step_of(self, rank: int) -> int:
         """The last step that is known of a rank; 0 if none is."""
-        return self.positions.get(rank, {}).get("step", 0)
+        return max(self.positions.get(rank, {}).get("step", 0), self.saved)
 
     def host_of(self, rank: int) -> str:
         return self.hosts.get(rank, self.addresses[rank])
@@ -343,7 +354,7 @@ def _attributes(state: AttemptState, rank: int) -> dict[str, Any]:
 def run_stopped(state: AttemptState, newest: Path | None) -> RunStopped:
     """The exception for ranks that left because they were told to; `newest`: good checkpoint."""
     step = max(state.ended[rank].step for rank in state.stopped())
-    left = "before the first step"
+    left = "before the first step of an ElasticSampler"
     if step:
         saved = "there is no checkpoint"
         if newest is not None:

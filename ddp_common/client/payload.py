@@ -1,6 +1,5 @@
 """A training function and its arguments, made ready to travel."""
 
-import copyreg
 import functools
 import importlib
 import inspect
@@ -19,10 +18,6 @@ from distributed import Future
 
 from ddp_common import main_module
 from ddp_common.errors import Error
-
-# Modules of a class of their own, which pickle refuses. Cloudpickle sends them with any
-# function that has their last name in it, such as `images.classes`.
-ODD_MODULES = ("torch.classes", "torch.ops")
 
 
 def refuse_wrong_arguments(
@@ -62,9 +57,6 @@ def pickled(function: Callable, arguments: dict[str, Any]) -> bytes:
 
     Raises `Error` for what cannot travel.
     """
-    for module in ODD_MODULES:
-        if module in sys.modules:
-            copyreg.pickle(type(sys.modules[module]), _by_name)
     buffer = io.BytesIO()
     try:
         _Pickler(buffer).dump((function, arguments, _sources_of_cells(), _what_is_set()))
@@ -82,9 +74,16 @@ def pickled(function: Callable, arguments: dict[str, Any]) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Refuses what belongs to the cluster: a rank has no client that could fetch it."""
+    """Refuses what belongs to the cluster: a rank has no client that could fetch it.
+
+    Modules of a class of their own, such as `torch.backends.cudnn`, which pickle refuses, travel
+    by their name.
+    """
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, ModuleType) and type(value) is not ModuleType:
+            if sys.modules.get(value.__name__) is value:
+                return importlib.import_module, (value.__name__,)
         # By the type: an instance may have a word for any name
         is_collection = hasattr(type(value), "__dask_graph__") and dask.is_dask_collection(value)
         if is_collection or isinstance(value, Future):
@@ -94,10 +93,6 @@ class _Pickler(cloudpickle.Pickler):
                 "Make it an argument of the function: launch(client, train, table=table)."
             )
         return super().reducer_override(value)
-
-
-def _by_name(module: ModuleType) -> tuple:
-    return importlib.import_module, (module.__name__,)
 
 
 def _what_is_set() -> list[Callable[[], Any]]:

@@ -9,16 +9,18 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from distributed import Client
+from distributed import Client, get_worker
 
 from ddp_common.client import claims
 from ddp_common.client.asking import known_workers, refuse_without_package
 from ddp_common.errors import Error
 from ddp_common.messages import TOPIC
+from ddp_common.run.progress import Progress
 from ddp_common.values import whole_number
 
 LOOK_INTERVAL = 0.05  # seconds
 RECONNECT_TIMEOUT = 5  # seconds
+QUIET = 2  # seconds of waiting for workers without a word
 
 
 @runtime_checkable
@@ -51,10 +53,12 @@ def claimed_workers(
     if wanted is not None:
         wanted = whole_number("workers", wanted, least=1)
     most = client.most if isinstance(client, KeepsWorkers) else None
-    deadline = time.monotonic() + timeout
+    caller = _worker_that_calls()
+    began = time.monotonic()
+    has_said = False
 
     def claim() -> dict[str, Any]:
-        request = (client.id, attempt_id, wanted, most, rows_held)
+        request = (client.id, attempt_id, wanted, most, rows_held, caller)
         return _ask_scheduler(client, claims.claim, TOPIC, *request)
 
     try:
@@ -67,8 +71,13 @@ def claimed_workers(
                 stacklevel=4,
             )
         while not answer["claimed"]:
-            if time.monotonic() > deadline:
-                raise Error(_too_few(client, answer, wanted, timeout))
+            waited = time.monotonic() - began
+            if waited > timeout:
+                raise Error(_too_few(client, answer, wanted, timeout, caller))
+            if waited > QUIET and not has_said:
+                has_said = True
+                text = f"Waiting for workers, up to {timeout:g} s: {_there_are(answer, caller)}"
+                Progress().note(text, also_in_logs=True)
             time.sleep(LOOK_INTERVAL)
             answer = claim()
         yield answer["claimed"]
@@ -89,21 +98,46 @@ def _ask_scheduler(client: Client, function: Callable, *arguments: Any) -> Any:
         raise
 
 
-def _too_few(client: Client, answer: dict[str, Any], wanted: int | None, timeout: float) -> str:
-    known, busy = answer["known"], answer["busy"]
-    what = f"No {wanted or 'free'} worker(s) for this launch within {timeout} s: the cluster has"
-    if known == 0:
-        return (
-            f"{what} no workers.\nStart some: cluster.scale(2), "
-            f"cluster.adapt(minimum={wanted or 2}), or `dask worker {client.scheduler.address}`."
-        )
-    paused = ""
-    if answer["paused"]:
-        paused = f", and those at {', '.join(answer['paused'])} are paused: their memory is full"
-    return (
-        f"{what} {known}, of which {busy} run other launches{paused}.\nStart more (WORKERS=…, "
-        "cluster.scale, cluster.adapt(minimum=…)), ask for fewer ranks, or wait for the others."
+def _too_few(
+    client: Client, answer: dict[str, Any], wanted: int | None, timeout: float, caller: str | None
+) -> str:
+    what = (
+        f"No {wanted or 'free'} worker(s) for this launch within {timeout} s: "
+        f"{_there_are(answer, caller)}\nStart"
     )
+    if answer["known"] == 0:
+        return (
+            f"{what} some: cluster.scale(2), cluster.adapt(minimum={wanted or 2}), or "
+            f"`dask worker {client.scheduler.address}`."
+        )
+    return (
+        f"{what} more (WORKERS=…, cluster.scale, cluster.adapt(minimum=…)), ask for fewer ranks, "
+        "or wait for the others."
+    )
+
+
+def _there_are(answer: dict[str, Any], caller: str | None) -> str:
+    """The workers that a claim has found, in a sentence."""
+    parts = [f"the cluster has {answer['known'] or 'no'} workers"]
+    if answer["busy"]:
+        parts.append(f"of which {answer['busy']} run other launches")
+    if answer["paused"]:
+        parts.append(
+            f"and those at {', '.join(answer['paused'])} are paused: their memory is full"
+        )
+    if caller:
+        parts.append(f"besides the one at {caller}, which runs the task that calls launch")
+    return f"{', '.join(parts)}."
+
+
+def _worker_that_calls() -> str | None:
+    """The address of the worker whose last thread runs this program as a task; else None."""
+    try:
+        worker = get_worker()
+    except ValueError:  # this program is no task
+        return None
+    has_free_thread = len(worker.state.executing) < worker.state.nthreads
+    return None if has_free_thread else worker.address
 
 
 # Whether ranks can be started through a client

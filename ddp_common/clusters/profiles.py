@@ -125,11 +125,16 @@ def _path_of(name: str, extended_by: tuple[Path, ...]) -> Path:
             f"CLUSTER={name}{extending}: no such file, {path.absolute()}. "
             "Give the path of a profile, or the name of one in clusters/."
         )
-    known = ", ".join(sorted(each.stem for each in PROFILES.glob("*.yaml")))
+    known = sorted(each.stem for each in PROFILES.glob("*.yaml"))
+    if not known:
+        raise Error(
+            f"The package has no cluster profiles: there is no {PROFILES}. Install it from its "
+            "wheel, or from a clone with pip install -e."
+        )
     raise Error(
         f"There is no cluster profile {name!r}{extending}. "
-        f"CLUSTER takes one of {known}, torchrun, srun, the path of a .yaml file, "
-        "or the address of a Dask scheduler (tcp://…, tls://…)."
+        f"CLUSTER takes one of {', '.join([*known, 'torchrun', 'srun'])}, the path of a .yaml "
+        "file, or the address of a Dask scheduler (tcp://…, tls://…)."
     )
 
 

@@ -36,6 +36,14 @@ from ddp_common.ranks import (
 )
 from ddp_common.ranks.scripts import Script
 
+ALONE = (
+    "Each rank has trained alone: optimizers have stepped, and no collective was called. Wrap the "
+    "model in DistributedDataParallel, and give each rank its own part of the data "
+    "(docs/coming-from-elsewhere.md)."
+)
+
+_has_trained = False  # an optimizer has stepped
+
 
 def live(
     environment: dict[str, str],
@@ -69,6 +77,7 @@ def live(
                     checkpoint.finish_writing()
                     reporting.post(Position(**reporting.position(), has_returned=True))
                     _compare_with_others(models)
+                    _tell_if_alone()
             finally:  # after an exception: what is being written is whole, and told
                 step = reporting.position().get("step", 0)
                 checkpoint.finish_writing()
@@ -102,12 +111,18 @@ def _reports(send: Callable[[Message], None]) -> Iterator[None]:
     """What is reported goes to `send`, all of it before the end. Steps count as progress."""
     finish = reporting.start(send)
     os.register_at_fork(after_in_child=reporting.stop)
-    hook = register_optimizer_step_post_hook(reporting.made_progress)
+    hook = register_optimizer_step_post_hook(_optimizer_stepped)
     try:
         yield
     finally:
         hook.remove()
         finish()
+
+
+def _optimizer_stepped(*_: Any) -> None:
+    global _has_trained
+    _has_trained = True
+    reporting.made_progress()
 
 
 @contextlib.contextmanager
@@ -146,6 +161,13 @@ def _compare_with_others(models: replicas.Fingerprint) -> None:
     drift = replicas.in_the_end(fingerprints)
     if drift is not None:
         reporting.post(Problem(drift))
+
+
+def _tell_if_alone() -> None:
+    """Rank 0 tells the client if the ranks have trained without a word to each other."""
+    is_one_of_many = rendezvous.rank() == 0 and rendezvous.world_size() > 1
+    if is_one_of_many and _has_trained and not whereabouts.has_called_collectives():
+        reporting.post(Problem(ALONE))
 
 
 def _call(function: Callable, arguments: dict[str, Any]) -> Any:

@@ -37,6 +37,10 @@ class Script:
                 f"worker's host: {error.strerror}. Start the program in a folder that all hosts "
                 "see."
             ) from None
+        if os.environ.get("DDP_OWN_GPU_FIRST"):
+            devices = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+            ordered = own_gpu_at(int(os.environ["LOCAL_RANK"]), devices)
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ordered)
         try:
             self._run()
         except SystemExit as left:
@@ -63,6 +67,16 @@ class Script:
         main.__file__ = self.path
         sys.modules["__main__"] = main
         _call(compile(source, self.path, "exec"), vars(main))
+
+
+def own_gpu_at(local_rank: int, devices: list[str]) -> list[str]:
+    """The GPUs of a host in the order in which a script for torchrun looks for its own.
+
+    dask-cuda lists the worker's own first, then the others in a circle; the script takes GPU
+    number LOCAL_RANK.
+    """
+    shift = local_rank % len(devices)
+    return devices[-shift:] + devices[:-shift] if shift else devices
 
 
 def _call(code: CodeType, names: dict[str, object]) -> None:

@@ -95,6 +95,16 @@ def last_ended() -> int | None:
     return max(ended, default=None)
 
 
+def has_called_collectives() -> bool:
+    """Whether this process has called a collective; also where torch does not say so."""
+    if os.environ.get("TORCH_FR_BUFFER_SIZE") == "0":
+        return True
+    try:
+        return bool(recorded(with_lines=False))
+    except Exception:  # as in `latest_collectives`
+        return True
+
+
 def recorded(with_lines: bool) -> list[dict[str, Any]]:
     """What torch has recorded, oldest first. Lines of the program take most of the time."""
     # Not at the top: the answering thread starts before torch is there.

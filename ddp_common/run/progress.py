@@ -201,7 +201,8 @@ def explain_interrupt(
     in_ipython = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
     place = shown(directory.path) if in_ipython else str(directory.path)
     saved = checkpoints(directory.path / "checkpoints")
-    step = max((record.get("step", 0) for record in directory.records), default=0)
+    steps = [record.get("step", 0) for record in directory.records]
+    step = max([*steps, *map(step_of, saved)], default=0)
     where = f"Interrupted after step {step}." if step else "Interrupted."
     if saved:
         name = getattr(function, "__name__", "train")

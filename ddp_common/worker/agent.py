@@ -103,6 +103,15 @@ def ask_where() -> str | None:
     return state
 
 
+def tasks_before(key: Key, dask_worker: Worker) -> list[str]:
+    """The tasks that this worker executes while this one waits; none once it has begun."""
+    state = dask_worker.state
+    task = state.tasks.get(key)
+    if task is None or task in state.executing:
+        return []
+    return [str(each.key) for each in state.executing]
+
+
 def after_the_rank(do: Callable[[], None]) -> None:
     """Call `do` when this worker's rank is gone; at once if there is none."""
     _afterwards.append(do)

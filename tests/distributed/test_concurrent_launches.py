@@ -100,7 +100,9 @@ def test_a_third_launch_waits_for_free_workers_and_then_runs(client, launches):
 def test_waiting_for_workers_ends_with_an_error_that_says_who_has_them(client, launches):
     launches.start(client, 10, ranks=3)
     wait_until(lambda: launches.works(10, ranks=3))
-    with pytest.raises(ddp.Error, match="the cluster has 4, of which 3 run other launches"):
+    with pytest.raises(
+        ddp.Error, match="the cluster has 4 workers, of which 3 run other launches"
+    ):
         ddp.launch(client, ddp.rank, workers=2, timeout=0.3)
     assert launches.let_end(10).result == 10 + 11 + 12
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import cloudpickle
 import pytest
 import torch
+import torch.distributed as dist
 from processes import assert_nothing_left
 from torch.nn.parallel import DistributedDataParallel
 
@@ -129,3 +130,31 @@ def how_many_classes(images):
 def test_a_function_may_use_an_attribute_called_classes(client):
     images = SimpleNamespace(classes=["beagle", "pug"], table=torch.zeros(1))
     assert ddp.launch(client, how_many_classes, images=images, workers=1).result == 2
+
+
+def seeded():
+    """As most published code does it."""
+    torch.manual_seed(0)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    return torch.rand(1).item()
+
+
+def test_a_function_may_set_what_is_in_torch_backends(client):
+    assert ddp.launch(client, seeded, workers=1).result == seeded()
+
+
+def trains_alone():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    if ddp.world_size() == 3:
+        dist.barrier()
+
+
+def test_ranks_that_have_trained_without_a_word_to_each_other_are_a_problem(client):
+    (problem,) = ddp.launch(client, trains_alone, workers=2).problems
+    assert "Each rank has trained alone" in problem
+    assert not ddp.launch(client, trains_alone, workers=3).problems
+    assert not ddp.launch(client, trains_alone, workers=1).problems

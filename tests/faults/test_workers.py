@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -13,7 +14,7 @@ import dask.array
 import faults_on_purpose as faults
 import pytest
 import torch
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, get_client
 from patience import PATIENCE
 from processes import Background, log_of, saved_steps, separate_cluster, wait_until
 
@@ -65,6 +66,53 @@ def test_a_paused_worker_gets_no_rank_and_a_warning_says_so(two_workers):
     assert run.result == 1
     with pytest.raises(ddp.Error, match=f"No 2 worker.*{address} are paused"):
         ddp.launch(two_workers, ddp.world_size, workers=2, timeout=1)
+
+
+def test_a_busy_worker_is_named_with_its_task_after_timeout(two_workers):
+    address, _ = pid_of_one(two_workers)
+    busy = two_workers.submit(time.sleep, PATIENCE, workers=[address], key="long-computation")
+    wait_until(lambda: "long-computation" in two_workers.processing()[address])
+    with pytest.raises(ddp.Error, match=f"{address} was busy for 2 s with long-computation"):
+        ddp.launch(two_workers, ddp.world_size, workers=2, timeout=2)
+    busy.cancel(force=True)
+
+
+def launches(workers):
+    return ddp.launch(get_client(), ddp.world_size, workers=workers, timeout=3).result
+
+
+def test_a_task_that_launches_gets_the_other_workers(two_workers):
+    assert two_workers.submit(launches, 1).result() == 1
+    with pytest.raises(ddp.Error, match="has 1 workers, besides the one at .* calls launch"):
+        two_workers.submit(launches, 2).result()
+
+
+def test_who_waits_for_workers_is_told_so(two_workers, capsys):
+    with pytest.raises(ddp.Error, match="No 5 worker"):
+        ddp.launch(two_workers, ddp.world_size, workers=5, timeout=3)
+    said = capsys.readouterr().err
+    assert "Waiting for workers, up to 3 s: the cluster has 2 workers." in said
+
+
+def grows(dask_worker):
+    """In a moment, so that a rank has started."""
+
+    def grow():
+        dask_worker.too_much = b"x" * 10**9
+
+    threading.Timer(2, grow).start()
+
+
+def test_a_worker_whose_nanny_killed_it_for_its_memory_is_said_to_be():
+    limited = {**SMALL, "memory_limit": "800 MB"}
+    with LocalCluster(n_workers=1, **limited) as cluster, Client(cluster) as client:
+        client.run(grows)
+        with pytest.raises(ddp.RankFailed, match="its nanny killed it, as it had .* of memory"):
+            ddp.launch(client, waits)
+
+
+def waits():
+    time.sleep(PATIENCE)
 
 
 def pause(dask_worker):

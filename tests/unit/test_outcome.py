@@ -14,7 +14,15 @@ from ddp_common.client.outcome import (
     rank_failed,
     run_stopped,
 )
-from ddp_common.messages import Collective, Ended, Line, Position, Started, Whereabouts
+from ddp_common.messages import (
+    CheckpointSaved,
+    Collective,
+    Ended,
+    Line,
+    Position,
+    Started,
+    Whereabouts,
+)
 
 LOST_PEER = "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:4711"
 IN_COLLECTIVE = '  File "…/torch/distributed/distributed_c10d.py", line 3, in all_reduce'
@@ -79,6 +87,13 @@ def test_a_failure_names_rank_host_cause_consequences_step_lines_and_log():
     )
     assert (failure.rank, failure.host, failure.exitcode) == (1, "n01", -9)
     assert failure.signal == "SIGKILL" and failure.logs == {0: [], 1: ["loading"]}
+
+
+def test_the_last_known_step_is_not_before_the_newest_checkpoint():
+    state = state_of(2, rank_1=Ended("exited", -signal.SIGKILL))
+    state.take(1, Position(step=1), now=1.0)
+    state.take(0, CheckpointSaved("step-00000005.0123456789abcdef.pt", keep=3), now=1.0)
+    assert "Its last known step is 5." in str(rank_failed(state, 1))
 
 
 def test_a_failure_ends_with_its_cause_and_shows_warnings_only_where_there_is_nothing_else():

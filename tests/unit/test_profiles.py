@@ -4,6 +4,7 @@ import pytest
 from children import children
 
 from ddp_common import Error, connect
+from ddp_common.clusters import profiles
 from ddp_common.clusters.connect import describe
 from ddp_common.clusters.jobs import seconds_of
 from ddp_common.clusters.profiles import read_profile
@@ -74,6 +75,11 @@ def test_a_faulty_profile_is_refused_before_its_batch_system_is_looked_for(
 ):
     monkeypatch.setenv("PATH", "")
     assert reason in refusal(write(text))
+
+
+def test_a_package_without_profiles_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(profiles, "PROFILES", tmp_path / "none")
+    assert "has no cluster profiles" in refusal("local")
 
 
 WRONG = {
