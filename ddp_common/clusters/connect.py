@@ -324,6 +324,11 @@ def _class_and_options(profile: dict, count: int) -> tuple[str, dict[str, Any]]:
     name = profile["cluster"]
     if gpus() and profile["gpu_cluster"]:
         name = profile["gpu_cluster"]
+        if count > gpus():
+            raise Error(
+                f"WORKERS={count}: each worker takes a GPU, and this machine has {gpus()}. Ask "
+                "for no more, or train on the CPU: set CUDA_VISIBLE_DEVICES to nothing."
+            )
     defaults = {}
     options = profile["options"]
     if "LocalCluster" in name:

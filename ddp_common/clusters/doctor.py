@@ -28,7 +28,7 @@ from distributed.comm import get_address_host
 from ddp_common.client.launch import launch
 from ddp_common.clusters.connect import connect
 from ddp_common.clusters.jobs import check_commands, system_of
-from ddp_common.clusters.profiles import is_batch, read_profile
+from ddp_common.clusters.profiles import gpus, is_batch, read_profile
 from ddp_common.clusters.queues import ask
 from ddp_common.errors import Error
 from ddp_common.run.places import new_directory
@@ -72,12 +72,14 @@ def examine(
 ) -> bool:
     """Check the cluster of `profile` with `workers` workers.
 
-    They default to CLUSTER from the environment, else local, and to WORKERS, else 2. `say` gets
+    They default to CLUSTER from the environment, else local, and to WORKERS, else 2, or 1 where
+    there is one GPU. `say` gets
     each line as soon as it is known. Returns whether nothing has failed. Raises `Error` for a
     number of workers that is none, and for torchrun and srun, which start no cluster.
     """
     name = profile or os.environ.get("CLUSTER") or "local"
-    count = whole_number("WORKERS", workers or os.environ.get("WORKERS") or 2, least=1)
+    wanted = workers or os.environ.get("WORKERS") or min(2, gpus() or 2)
+    count = whole_number("WORKERS", wanted, least=1)
     if name in LAUNCHERS:
         raise Error(
             f"CLUSTER={name} starts ranks without Dask: there is no cluster to look at.\n"
