@@ -38,15 +38,16 @@ INDEX  := $${TORCH:+--index-url "https://download.pytorch.org/whl/$$TORCH"}
 BUILD  := "torch==$$(sed -n 's/^torch==//p' constraints.txt)$${TORCH:+"+$$TORCH"}"
 
 # What there is: an environment for the course, and what an extra of pyproject.toml adds to it
-COURSE := $(VENV)/installed-course
-TEST   := $(VENV)/installed-test
-DOCS   := $(VENV)/installed-docs
+COURSE   := $(VENV)/installed-course
+TEST     := $(VENV)/installed-test
+DOCS     := $(VENV)/installed-docs
+TRAINERS := $(VENV)/installed-others
 
 # What `make lint` looks at: programs, and the tutorials, which are pages of a notebook. Their lines end where a page cuts them off.
 PROGRAMS := ddp_common tests tutorials/kit tutorials/lab.py tutorials/scaling.py tutorials/sync.py tutorials/checks docs data
 PAGES    := --line-length 88 tutorials/scripts $(filter-out $(PROGRAMS),$(wildcard tutorials/*.py))
 
-.PHONY: help setup setup-all run lab data test test-slurm test-all lint sync bench scaling doctor check fault-lab docs clean
+.PHONY: help setup setup-all run lab data test test-others test-slurm test-all lint sync bench scaling doctor check fault-lab docs clean
 
 help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
@@ -62,6 +63,7 @@ help:
 	@echo 'make data TUTORIAL=pets     download the full data set (the tutorials work without)'
 	@echo 'make test                   test all that a user relies on, the five notebooks included: about ten minutes on two cores'
 	@echo 'make test-all               and the rest: a real Slurm, hosts, faults at many moments, what students do: up to 45 minutes in all'
+	@echo 'make test-others            trainers of Accelerate, Lightning, timm and Transformers under ddprun and torchrun; installs them first'
 	@echo 'make lint                   look at layout, mistakes, who imports whom, types, workflows; nothing is changed'
 	@echo 'make sync                   write the notebooks from the scripts (TUTORIAL=pets: only this one)'
 	@echo 'make bench                  measure launch, steps, resume, saves, data, tables, images, each beside its alternative: ten minutes on two cores'
@@ -96,7 +98,7 @@ $(VENV)/installed-%: $(VENV)/torch pyproject.toml
 	$(if $(PIP_NO_INDEX),,$(UV) --editable '.[$*]' ||) $(PIP) --editable '.[$*]'
 	@touch "$$VENV/installed-$*"
 
-$(TEST) $(DOCS): $(COURSE)
+$(TEST) $(DOCS) $(TRAINERS): $(COURSE)
 
 run: $(COURSE)
 	@$(PYTHON) -m tutorials run
@@ -114,6 +116,9 @@ NOTEBOOKS    := $(patsubst %,tutorials/%.ipynb,dogs pets ucmerced flights mnist)
 
 test: $(TEST)
 	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) $(CELLS) $(NOTEBOOKS) tests/distributed tests/unit
+
+test-others: $(TEST) $(TRAINERS)
+	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) --dist loadgroup tests/others
 
 test-slurm: $(TEST)
 	@$(PYTHON) -m pytest tests/hpc/test_slurm.py

@@ -119,11 +119,12 @@ def environment_for(client, folder):
 
 
 @contextlib.contextmanager
-def separate_cluster(folder, *prefix, workers=2, scheduler=("-m", "dask", "scheduler")):
+def separate_cluster(folder, *prefix, workers=2, hosts=(), scheduler=("-m", "dask", "scheduler")):
     """A scheduler and workers as processes of their own.
 
     Yields (the scheduler's process, its address). `prefix` is a command to start the workers with,
-    `scheduler` what Python executes to be the scheduler.
+    `scheduler` what Python executes to be the scheduler. `hosts` are addresses of this machine,
+    for a worker each: a launch takes each for a host of its own.
     """
     file = Path(folder) / "scheduler.json"
     dask = [sys.executable, "-m", "dask"]
@@ -133,7 +134,8 @@ def separate_cluster(folder, *prefix, workers=2, scheduler=("-m", "dask", "sched
     scheduler = subprocess.Popen(command, **quiet)
     options = "--nthreads 1 --no-dashboard --memory-limit 0 --local-directory".split()
     each = [*prefix, *dask, "worker", *options, folder, "--scheduler-file", file]
-    processes = [scheduler, *(subprocess.Popen(each, **quiet) for _ in range(workers))]
+    placed = [[*each, "--host", host] for host in hosts] or [each] * workers
+    processes = [scheduler, *(subprocess.Popen(worker, **quiet) for worker in placed)]
     try:
         # it is not written at once
         wait_until(lambda: file.exists() and file.read_text().endswith("}"))
