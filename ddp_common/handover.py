@@ -14,7 +14,6 @@ import mmap
 import os
 import pickle
 import struct
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
@@ -99,9 +98,7 @@ def hand_over(tables: list[Table], partitions: list[list]) -> BinaryIO:
 
 
 def _open_file() -> BinaryIO:
-    if hasattr(os, "memfd_create"):
-        return open(os.memfd_create("ddp-tables"), "w+b", buffering=2**20)
-    return tempfile.TemporaryFile()
+    return open(os.memfd_create("ddp-tables"), "w+b", buffering=2**20)
 
 
 def _write(tables: list[Table], file: BinaryIO) -> None:

@@ -22,7 +22,7 @@ from ddp_common.client.inbox import is_launching
 from ddp_common.clusters.jobs import Jobs
 from ddp_common.errors import Error
 from ddp_common.run.progress import kernel
-from ddp_common.worker.nursery import ForkServer
+from ddp_common.worker.fork_server import ForkServer
 from ddp_common.worker.time_limit import time_left
 
 ANSWER_TIMEOUT = 5  # seconds that workers have to say how long their jobs may last

@@ -67,6 +67,14 @@ def check_commands(profile: dict) -> None:
 
 # The script of a job
 
+# What a worker does first: its fork server imports torch while the worker connects
+PRELOAD = """
+import contextlib
+with contextlib.suppress(ImportError):  # ddp_common comes when it has connected
+    from ddp_common.worker.rank_host import HOST
+    HOST.prepare()
+"""
+
 
 def job_script(profile: dict) -> str:
     """The script that would be submitted for each job; nothing is started.
@@ -175,6 +183,7 @@ def _prologue(profile: dict, directory: str | Path) -> list[str]:
         "export DASK_DISTRIBUTED__WORKER__DAEMON=False",
         "export DASK_DISTRIBUTED__WORKER__HTTP__ROUTES=[]",
         "export DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s",
+        f"export DASK_DISTRIBUTED__WORKER__PRELOAD={shlex.quote(repr([PRELOAD]))}",
     ]
     if dask.config.get("temporary-directory") is None:
         lines += [

@@ -1,9 +1,9 @@
 """The rank's own process: it lives (`life`), and says its last word (`last_word`).
 
-Forked by a nursery of its worker, which ends it (`worker.nursery`). Promises: it sends an `Ended`,
+Forked by its supervisor, which ends it (`worker.supervisor`). Promises: it sends an `Ended`,
 whatever the training function has done, unless that has ended the process; everything that was
 reported and printed was sent before; on SIGUSR1 it says where it is, also while it waits in a
-collective. Relies on the nursery to have blocked SIGTERM and SIGUSR1: one that comes early waits.
+collective. Relies on that to have blocked SIGTERM and SIGUSR1: one that comes early waits.
 """
 
 import faulthandler
@@ -42,8 +42,10 @@ def main(
     # Python's stack alone: the stack of C, which 3.14 adds, is longer than what a message keeps
     without_c = {"c_stack": False} if sys.version_info >= (3, 14) else {}
     faulthandler.enable(**without_c)
-    # The fork server ignores SIGINT, and programs that the rank starts would inherit that.
+    # The fork server ignores SIGINT, workers block it, and programs that the rank starts would
+    # inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     send = _sender(messages)
     whereabouts.answer_questions(send)
     try:

@@ -1,6 +1,6 @@
 """The worker's side of a run: a Dask task that starts one rank, follows it, and ends it.
 
-The rank is a process of its own, forked from a process that has torch imported (`nursery`). So it
+The rank is a process of its own, forked from one that has torch imported (`fork_server`). So it
 starts in a fraction of a second, can be killed at any moment, and leaves nothing behind in the
 worker. Two threads read what the rank says, one its messages, one what it prints. They may wait: a
 rank can be suspended in the middle of a message. One loop, which waits for neither, passes on what
@@ -37,9 +37,10 @@ from distributed import Status, Worker, get_worker
 from distributed.comm import get_address_host
 
 from ddp_common.messages import TOPIC, Ended, Line, Message, RankSpec, Started, pack
-from ddp_common.worker import nursery, time_limit
-from ddp_common.worker.nursery import Nursery
+from ddp_common.worker import time_limit
 from ddp_common.worker.output import Output, seconds_for
+from ddp_common.worker.rank_host import HOST
+from ddp_common.worker.supervisor import State, Supervisor
 
 POLL = 0.03  # seconds between looks at whether the client still wants this rank
 PAUSE = 0.1  # seconds in which messages gather: Dask works for each event, whatever is in it
@@ -53,37 +54,21 @@ FLUSH = 0.1  # seconds for the last message: Dask sends events in batches, and a
 PIECE = 2**16  # bytes read at once: as many as a pipe holds
 FASTEST = 40 * 2**20  # bytes a second of messages that are larger than a piece
 
-_one_rank = threading.Lock()
-_store_socket: tuple[str, socket.socket] | None = None  # of an attempt, until rank 0 takes it
-_running: Nursery | None = None  # of the rank on this worker, while there is one
-_afterwards: list[Callable[[], None]] = []  # what is to be done when that rank is gone
-
-
 # Called by the client, with `client.run`
 
 
 def listen(attempt_id: str, dask_worker: Worker) -> tuple[str, int]:
     """Bind a port for rank 0's store, on the address by which Dask reaches this worker.
 
-    The port is any that is free. Returns (host, port).
+    Returns (host, port).
     """
-    global _store_socket
-    if _store_socket is not None:  # left by a launch that came no further
-        _, earlier = _store_socket
-        earlier.close()
     host = get_address_host(dask_worker.address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family)
-    bound.bind((host, 0))
-    bound.listen(1024)
-    _store_socket = attempt_id, bound
-    port = bound.getsockname()[1]
-    return host, port
+    return host, HOST.listen(attempt_id, host)
 
 
 def tell_to_stop() -> None:
     """Send SIGTERM to the rank on this worker, if there is one."""
-    _signal_rank(signal.SIGTERM)
+    HOST.signal(signal.SIGTERM)
 
 
 def ask_where() -> str | None:
@@ -92,14 +77,14 @@ def ask_where() -> str | None:
     Returns the state of its process, in psutil's words; None without a rank. One that is
     suspended (by SIGSTOP, or a debugger) does not answer.
     """
-    place = _running  # read once: it may end at any moment
-    if place is None:
+    running = HOST.running  # read once: it may end at any moment
+    if running is None:
         return None
     try:
-        state = psutil.Process(place.pid).status()
+        state = psutil.Process(running.pid).status()
     except psutil.NoSuchProcess:
         return None
-    _signal_rank(signal.SIGUSR1)
+    HOST.signal(signal.SIGUSR1)
     return state
 
 
@@ -110,26 +95,6 @@ def tasks_before(key: Key, dask_worker: Worker) -> list[str]:
     if task is None or task in state.executing:
         return []
     return [str(each.key) for each in state.executing]
-
-
-def after_the_rank(do: Callable[[], None]) -> None:
-    """Call `do` when this worker's rank is gone; at once if there is none."""
-    _afterwards.append(do)
-    if _running is None:  # looked at last: the rank may end at any moment
-        _do_what_has_waited(lambda each: each())
-
-
-def _do_what_has_waited(call: Callable[[Callable[[], None]], object]) -> None:
-    with contextlib.suppress(IndexError):  # there is none left
-        while True:
-            call(_afterwards.pop())
-
-
-def _signal_rank(number: signal.Signals) -> None:
-    place = _running
-    if place is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(place.pid, number)
 
 
 # The Dask task
@@ -155,7 +120,7 @@ def run_rank(spec: RankSpec, payload: bytes, tables: BinaryIO | None = None) -> 
     def call_soon(do: Callable[[], None]) -> None:
         worker.loop.add_callback(worker.loop.call_later, FLUSH, do)
 
-    with _one_rank:
+    with HOST.one_rank:
         try:
             child = _start(worker, spec, payload, tables, is_wanted)
         except Exception as error:  # of any kind: the client waits for this rank
@@ -167,7 +132,7 @@ def run_rank(spec: RankSpec, payload: bytes, tables: BinaryIO | None = None) -> 
         try:
             return _follow(child, send, is_wanted)
         finally:
-            _do_what_has_waited(call_soon)
+            HOST.rank_is_gone(call_soon)
 
 
 def _not_started(error: Exception) -> Ended:
@@ -206,9 +171,9 @@ def _is_wanted(worker: Worker, key: Key) -> bool:
 class Child:
     """A rank's process, and what it says: messages that wait in `said`, and its last word."""
 
-    def __init__(self, place: Nursery, messages: Connection, output: Connection):
+    def __init__(self, supervisor: Supervisor, messages: Connection, output: Connection):
         """`messages` and `output` (of the rank and its children) are read from now on."""
-        self.nursery = place  # which has forked the process, and ends it
+        self.supervisor = supervisor  # which has forked the process, and ends it
         self.said: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.last_word: Ended | None = None
         self._is_gone = threading.Event()
@@ -228,7 +193,7 @@ class Child:
 
         Returns the numbers of processes that stay although they were killed.
         """
-        left = self.nursery.end()
+        left = HOST.end(self.supervisor)
         self._is_gone.set()
         deadline = time.monotonic() + DRAIN_TIMEOUT
         for reader in self._readers:
@@ -283,16 +248,12 @@ def _start(
 
     The first start waits while the fork server imports torch.
     """
-    global _store_socket
     # The rank's alone, once it has its own copies; and ours, which `Child` closes
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         descriptors: dict[str, int] = {}
         if spec.rank == 0:
-            assert _store_socket is not None, "the client calls `listen` first"
-            attempt_id, store_socket = _store_socket
-            assert attempt_id == spec.attempt, "the socket is that of another attempt"
-            _store_socket = None
-            descriptors["store_socket"] = theirs.enter_context(store_socket).fileno()
+            store_socket = theirs.enter_context(HOST.take_store(spec.attempt))
+            descriptors["store_socket"] = store_socket.fileno()
         if tables is not None:
             descriptors["tables"] = theirs.enter_context(tables).fileno()
         pipes = {}
@@ -300,36 +261,22 @@ def _start(
             reader, writer = Pipe(duplex=False)
             pipes[name] = ours.enter_context(reader)
             descriptors[name] = theirs.enter_context(writer).fileno()
-        arguments = _environment(spec), worker.state.nthreads, payload
-        for may_be_dying in (True, True, False):  # the nursery; the fork server; neither
-            try:
-                place = _fork(arguments, descriptors, is_wanted)
-                break
-            except (EOFError, ConnectionError, RuntimeError):  # it was killed a moment ago
-                if not may_be_dying:
-                    raise
-        if place is None:
+        threads = worker.state.nthreads
+        arguments = _environment(spec, threads), threads, payload
+        supervisor = HOST.fork(
+            "ddp_common.ranks.process",
+            "main",
+            *arguments,
+            descriptors=descriptors,
+            is_wanted=is_wanted,
+        )
+        if supervisor is None:
             return None
         ours.pop_all()
-    return Child(place, **pipes)
+    return Child(supervisor, **pipes)
 
 
-def _fork(
-    arguments: tuple, descriptors: dict[str, int], is_wanted: Callable[[], bool]
-) -> Nursery | None:
-    """The nursery in which a rank's process has been forked; None as in `_start`."""
-    place = nursery.connect(is_wanted)
-    if place is None:
-        return None
-    try:
-        place.start("ddp_common.ranks.process", "main", *arguments, descriptors=descriptors)
-    except BaseException:
-        place.end()
-        raise
-    return place
-
-
-def _environment(spec: RankSpec) -> dict[str, str]:
+def _environment(spec: RankSpec, threads: int) -> dict[str, str]:
     """The variables that torchrun sets, all of them, and ours."""
     host, port = spec.store
     variables = {
@@ -348,6 +295,7 @@ def _environment(spec: RankSpec) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": spec.restart_count,
         "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
         "TORCHELASTIC_USE_AGENT_STORE": True,  # `init_process_group()` joins the store
+        "OMP_NUM_THREADS": threads,  # else accelerate sets a number of its own
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
         "DDP_JOIN_TIMEOUT": JOIN_TIMEOUT,
         "DDP_CHECKPOINTS": spec.checkpoints,
@@ -362,13 +310,13 @@ def _follow(
     child: Child, send: Callable[[list[Message]], None], is_wanted: Callable[[], bool]
 ) -> bytes | None:
     """From the start of a rank's process to its last message; returns what `run_rank` does."""
-    global _running
-    _running = child.nursery
-    send([Started(child.nursery.pid, socket.gethostname())])
+    HOST.running = child.supervisor
+    send([Started(child.supervisor.pid, socket.gethostname())])
     try:
         was_wanted = _pass_on(child, send, is_wanted)
     finally:
-        _running = None
+        HOST.running = None
+        was_killed = child.supervisor.state is State.RUNNING
         left = child.end()
     remarks = [
         f"process {pid}, which this rank has started, does not end although it was killed "
@@ -380,9 +328,9 @@ def _follow(
         ended.message = "near the time limit of its job"
     if not was_wanted:
         ended = Ended("cancelled")
-    elif child.nursery.exitcode is not None:
-        ended.exitcode = child.nursery.exitcode
-    elif not child.nursery.has_ended:
+    elif child.supervisor.exitcode is not None:
+        ended.exitcode = child.supervisor.exitcode
+    elif was_killed:
         remarks.append(
             f"this rank did not end within {EXIT_TIMEOUT:g} s of its last word, and was killed: a "
             "thread that is no daemon, or a function of atexit, takes longer"
@@ -398,7 +346,7 @@ def _pass_on(
     """Pass on what the rank says until it ends, or has to; returns whether it was wanted."""
     next_send = 0.0
     deadline = math.inf  # for the end of the process
-    while not child.nursery.connection.poll(POLL):
+    while not child.supervisor.connection.poll(POLL):
         now = time.monotonic()
         if not is_wanted():
             return False
@@ -410,5 +358,5 @@ def _pass_on(
         if messages:
             send(messages)
             next_send = now + PAUSE
-    child.nursery.take_note()
+    child.supervisor.take_note()
     return True

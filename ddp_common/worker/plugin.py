@@ -12,8 +12,8 @@ from typing import Any
 
 from distributed import Worker, WorkerPlugin
 
-from ddp_common.worker import nursery
-from ddp_common.worker.agent import after_the_rank, tell_to_stop
+from ddp_common.worker.agent import tell_to_stop
+from ddp_common.worker.rank_host import HOST
 from ddp_common.worker.time_limit import watch_time_limit
 
 
@@ -42,13 +42,13 @@ class Preload(WorkerPlugin):
         for context in tls_contexts(worker):
             allow_ends_without_notice(context)
         logging.getLogger("distributed.worker").addFilter(_is_no_lost_connection)
-        nursery.prepare(self.fork_server)
+        HOST.prepare(self.fork_server)
         watch_time_limit(tell_to_stop)
 
     def teardown(self, worker: Worker) -> None:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
-        nursery.close()
+        HOST.close()
 
 
 def allow_ends_without_notice(context: ssl.SSLContext | None) -> None:
@@ -77,7 +77,7 @@ def _handler(number: signal.Signals) -> Any:
 
     def tell_the_rank_first(number: int, frame: FrameType | None) -> None:
         tell_to_stop()
-        after_the_rank(lambda: previous(number, None))
+        HOST.after_the_rank(lambda: previous(number, None))
 
     return tell_the_rank_first
 

@@ -37,13 +37,11 @@ import ddp_common as ddp
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has child subreapers")
-
 
 def ancestors():
-    """Of this rank: the numbers of its nursery, and of the process that this was forked from."""
-    nursery, fork_server = psutil.Process().parents()[:2]
-    return nursery.pid, fork_server.pid
+    """Of this rank: the numbers of its supervisor, and of the fork server."""
+    supervisor, fork_server = psutil.Process().parents()[:2]
+    return supervisor.pid, fork_server.pid
 
 
 def of_all_ranks(value):
@@ -61,25 +59,25 @@ def launched(client, function, **options):
 # What ranks are forked from
 
 
-def test_a_workers_ranks_come_from_one_nursery_and_the_nurseries_from_one_process(client):
+def test_a_workers_ranks_have_one_supervisor_and_all_supervisors_one_fork_server(client):
     first = launched(client, ancestors)
     assert {server for _, server in first} == {client.fork_server.pid}
     assert launched(client, ancestors) == first
-    for nursery, _ in first:
-        os.kill(nursery, signal.SIGKILL)
-        wait_until(lambda: not is_alive(nursery))
+    for supervisor, _ in first:
+        os.kill(supervisor, signal.SIGKILL)
+        wait_until(lambda: not is_alive(supervisor))
     assert not {*first} & {*launched(client, ancestors)}
 
 
 def test_without_that_process_workers_start_their_own():
     with ddp.connect("local", workers=2) as client:
-        nurseries, _ = zip(*launched(client, ancestors))
-        for pid in (client.fork_server.pid, *nurseries):  # and at once the next launch
+        supervisors, _ = zip(*launched(client, ancestors))
+        for pid in (client.fork_server.pid, *supervisors):  # and at once the next launch
             os.kill(pid, signal.SIGKILL)
-        nurseries, servers = zip(*launched(client, ancestors))
+        _, servers = zip(*launched(client, ancestors))
         workers = client.run(os.getpid).values()
         assert {psutil.Process(pid).ppid() for pid in servers} == set(workers)
-    assert_gone(lambda: [pid for pid in (*nurseries, *servers) if is_alive(pid)])
+    assert_gone(lambda: [pid for pid in servers if is_alive(pid)])
 
 
 def test_a_rank_has_environment_cores_and_path_of_its_worker_and_the_program_s_folder(
@@ -91,7 +89,7 @@ def test_a_rank_has_environment_cores_and_path_of_its_worker_and_the_program_s_f
         sys.path.append(folder)
 
     def look():
-        cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else None
+        cores = sorted(os.sched_getaffinity(0))
         return os.environ.get("BY_RUN"), cores, sys.path, os.getcwd()
 
     before, *_, cwd = client.run(look, workers=list(client.workers())[:1]).popitem()[1]
@@ -125,14 +123,20 @@ def test_forty_sigusr1_do_not_block_a_rank(client):
     assert ddp.launch(client, train, workers=1).result == "went on"
 
 
-def test_a_nursery_with_too_few_descriptors_is_a_failure_that_says_so(client):
-    def limit():
-        free = 3  # what it has open it keeps, and no number above is given out
-        resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (free, free))
-
-    ddp.launch(client, limit, workers=4)
-    with pytest.raises(ddp.RankFailed, match="Too many open files.*\n.*ulimit -n 4096"):
-        ddp.launch(client, ddp.rank, workers=4)
+def test_a_supervisor_with_too_few_descriptors_is_a_failure_that_says_so(client):
+    """It has those of the fork server, and none is left for the rank's."""
+    pid = client.fork_server.pid
+    for supervisor, _ in launched(client, ancestors, workers=4):
+        os.kill(supervisor, signal.SIGKILL)  # others are forked for the next launch
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    is_open = {*map(int, os.listdir(f"/proc/{pid}/fd"))}
+    free = min({*range(len(is_open) + 1)} - is_open)  # for the connection; none above is given out
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free + 1, limits[1]))
+    try:
+        with pytest.raises(ddp.RankFailed, match="Too many open files.*\n.*ulimit -n 4096"):
+            ddp.launch(client, ddp.rank, workers=4)
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     assert ddp.launch(client, ddp.world_size, workers=4).result == 4
 
 
@@ -171,7 +175,7 @@ ENDS = {
     "returns": lambda: None,
     "raises": raise_error,
     "is_killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "loses_its_nursery": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(600)),
+    "loses_its_supervisor": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(600)),
     "loses_its_worker": lambda: (faults.worker_of_this_rank().kill(), time.sleep(600)),
     "stays": lambda: time.sleep(600),
 }
@@ -187,7 +191,7 @@ def starts_others(file, end):
 
 
 @pytest.mark.parametrize(
-    "end", ["returns", "raises", "is_killed", "loses_its_nursery", "loses_its_worker"]
+    "end", ["returns", "raises", "is_killed", "loses_its_supervisor", "loses_its_worker"]
 )
 def test_nothing_outlives_a_rank_that(client, tmp_path, end):
     file, run = tmp_path / "pids", tmp_path / "run"
@@ -207,10 +211,10 @@ def test_nothing_outlives_a_rank_that(client, tmp_path, end):
 
 def test_what_has_left_a_rank_and_ended_is_no_zombie_while_the_rank_goes_on(client):
     def train():
-        nursery = psutil.Process().parent()
+        supervisor = psutil.Process().parent()
         subprocess.run(["sh", "-c", "for i in 1 2 3; do (sleep 0.1 &) ; done"], check=True)
-        wait_until(lambda: len(nursery.children()) > 1)
-        wait_until(lambda: len(nursery.children()) == 1)
+        wait_until(lambda: len(supervisor.children()) > 1)
+        wait_until(lambda: len(supervisor.children()) == 1)
         return True
 
     assert ddp.launch(client, train, workers=1).result
@@ -244,7 +248,7 @@ PROGRAM = f"""
 import sys, time
 sys.path[:0] = {[os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]!r}
 import ddp_common as ddp
-from test_nursery import starts_others
+from test_supervisor import starts_others
 
 if __name__ == "__main__":
     file, run = sys.argv[1:]
@@ -286,52 +290,13 @@ def test_nothing_outlives_workers_and_nannies_that_are_ended(tmp_path, number):
         )
         wait_until(file.exists)
         started = worker.children(recursive=True)
-        assert len(started) >= 3  # the process with torch, the nursery, the rank
+        assert len(started) >= 3  # the fork server, the supervisor, the rank
         for process in (worker.parent(), worker):
             with contextlib.suppress(psutil.NoSuchProcess):  # a worker ends when its nanny does
                 process.send_signal(number)
         with pytest.raises(ddp.Error):
             launch.outcome()
         assert_gone(lambda: [*filter(is_alive, [*left_behind(file), *(p.pid for p in started)])])
-
-
-PLAIN = """
-import multiprocessing, os, signal, socket, subprocess
-from ddp_common.worker import nursery
-
-def start_others(report):
-    os.setsid()
-    first = subprocess.Popen(["sleep", "1003"])
-    second = subprocess.run(["sh", "-c", "sleep 1004 >&- & echo $!"], stdout=-1).stdout
-    os.write(report, b"%d %d %d" % (os.getpid(), first.pid, int(second)))
-    first.wait()
-
-if __name__ == "__main__":
-    nursery.prctl = lambda option, value: False
-    nursery._children = lambda group: [group]
-    worker, theirs = multiprocessing.Pipe()
-    lifeline, its = socket.socketpair()
-    if os.fork() == 0:
-        worker.close()
-        nursery._be_nursery(theirs, its)
-    theirs.close()
-    assert worker.recv() is None
-    place = nursery.Nursery(worker)
-    read, write = os.pipe()
-    place.start("plain", "start_others", descriptors={"report": write})
-    os.kill(place.pid, signal.SIGUSR1)  # "where are you?", before it can answer
-    print(os.read(read, 1000).decode(), place.end())
-"""
-
-
-def test_without_a_subreaper_a_ranks_process_group_is_ended(tmp_path):
-    """As on macOS: neither prctl(2) nor a list of children, but the group is there."""
-    (tmp_path / "plain.py").write_text(PLAIN)
-    program = [sys.executable, tmp_path / "plain.py"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
-    *pids, left = done.stdout.split()
-    assert left == "[]" and len(pids) == 3, done.stderr
-    assert_gone(lambda: [pid for pid in map(int, pids) if is_alive(pid)])
 
 
 STRANGER = """
