@@ -6,12 +6,13 @@ would. `python -m ddp_common doctor` looks at a cluster before a training needs 
 
 import signal
 import sys
-from typing import NoReturn
 
 import click
 
-from ddp_common.errors import Error, RunStopped
+from ddp_common.errors import Error
 
+# Seconds without progress that a script may take: torch's own limit for a collective of gloo
+STALL_TIMEOUT = 1800.0
 CLUSTER = "profile in clusters/, a .yaml file, or the address of a scheduler  [default: local]"
 
 
@@ -34,7 +35,33 @@ def doctor(cluster, workers):
     sys.exit(not is_ready)
 
 
-@main.command(context_settings={"allow_interspersed_args": False})
+NO_EFFECT = (
+    "--standalone",
+    "--node-rank",
+    "--master-addr",
+    "--master-port",
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--rdzv-id",
+    "--log-dir",
+    "--redirects",
+    "--tee",
+)
+
+
+def of_torchrun(command):
+    """Give `command` options that stand in many a line of torchrun, and mean nothing here."""
+    for name in NO_EFFECT:
+        spellings = {name, name.replace("-", "_").replace("__", "--")}
+        is_flag = name == "--standalone"
+        option = click.option(*spellings, is_flag=is_flag, expose_value=False, hidden=True)
+        command = option(command)
+    return command
+
+
+@main.command(
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
+)
 @click.option(
     "--workers",
     "--nproc-per-node",
@@ -42,6 +69,7 @@ def doctor(cluster, workers):
     envvar="WORKERS",
     help="number of ranks  [default: physical cores, 2 to 4, or GPUs; or those of the profile]",
 )
+@click.option("--nnodes", default="1", help="1: --workers counts the ranks of all hosts")
 @click.option("--cluster", envvar="CLUSTER", help=CLUSTER)
 @click.option(
     "--restarts",
@@ -51,40 +79,66 @@ def doctor(cluster, workers):
     default="0",
     help="after a failure, start again, so many times",
 )
-@click.option("--standalone", is_flag=True, help="for who has typed a line of torchrun: no effect")
+@click.option(
+    "--stall-timeout",
+    type=click.FloatRange(min=0),
+    default=STALL_TIMEOUT,
+    help="seconds without progress after which the ranks are ended; 0: never",
+)
 @click.option("-m", "--module", is_flag=True, help="the script is the name of a module")
+@of_torchrun
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(workers, cluster, restarts, standalone, module, script, arguments):
+def run(workers, nnodes, cluster, restarts, stall_timeout, module, script, arguments):
     """Run a script on a cluster, on each rank, as torchrun would: its lines stay as they are.
 
     Each rank has torchrun's environment, and the folder and the arguments of this command. Its
     lines, and those of the other ranks, are in log.txt in the folder of the run. It exits with 1
-    where a rank has failed, with 130 after Ctrl-C, with 143 after SIGTERM.
+    where a rank has failed, with 130 after Ctrl-C, with 143 after SIGTERM. Of torchrun's options,
+    those on rendezvous and logs are taken and have no effect.
     """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, and without a traceback
+    from ddp_common.client import signals
     from ddp_common.client.launch import launch
     from ddp_common.clusters.connect import connect
     from ddp_common.ranks import scripts
     from ddp_common.values import whole_number
 
-    signal.signal(signal.SIGTERM, _leave)
+    def pass_on_sigterm(number: int, frame: object) -> None:
+        if signals.stop_requested or not signals.attempts_running:
+            sys.exit(128 + number)  # what the `with` block holds is ended
+        signals.stop_requested = True
+
+    signal.signal(signal.SIGTERM, pass_on_sigterm)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        if nnodes not in ("1", "1:1"):
+            raise Error(
+                f"--nnodes={nnodes}: ddprun counts the ranks of all hosts. Write --workers with "
+                "their number, and --cluster with a profile that starts workers on several hosts."
+            )
         program = scripts.script(script, *arguments, module=module)
-        tries = whole_number("restarts", restarts, least=0)
-        with connect(cluster, workers) as client:
-            launch(client, program, restarts=tries, run_name=program.__name__)
-    except KeyboardInterrupt:
+        tries = whole_number("--restarts", restarts, least=0)
+        count = None if workers in ("auto", "gpu", "cpu") else workers
+        with connect(cluster, count) as client:
+            launch(
+                client,
+                program,
+                restarts=tries,
+                stall_timeout=stall_timeout or None,
+                run_name=program.__name__,
+            )
+    except KeyboardInterrupt as interrupt:
+        folder = getattr(interrupt, "directory", None)
+        if folder is not None:
+            print(f"\nStopped. The log: {folder / 'log.txt'}", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
-    except RunStopped as stopped:
-        print(stopped, file=sys.stderr)
-        sys.exit(128 + signal.SIGTERM)
     except Error as error:
-        sys.exit(f"\nError: {error}")
-
-
-def _leave(number: int, frame: object) -> NoReturn:
-    """What the `with` blocks hold is ended."""
-    sys.exit(128 + number)
+        print(f"\nError: {error}", file=sys.stderr)
+        if not signals.stop_requested:
+            sys.exit(1)
+    if signals.stop_requested:
+        sys.exit(128 + signal.SIGTERM)
 
 
 def ddprun():

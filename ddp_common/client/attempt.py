@@ -71,6 +71,7 @@ class Attempt:
         self.whereabouts: dict[int, Whereabouts] = {}
         self.began = time.monotonic()
         self.submitted = math.inf  # when the tasks of all ranks were
+        self.told_to_stop: float | None = None  # when SIGTERM was passed on to a script
         self.looked = self.began  # when somebody last looked for what no message says
         self.looked_for_returned = 0.0  # when to look next for who waits for one that has returned
 

@@ -13,10 +13,11 @@ from ddp_common.client import hangs, outcome, signals
 from ddp_common.client.asking import answers_within, ask_each
 from ddp_common.client.attempt import CAUSE_TIMEOUT, LOOK_INTERVAL, SHORT_LOOK, Attempt
 from ddp_common.client.outcome import Failed, Outcome
-from ddp_common.errors import Error
+from ddp_common.errors import Error, RunStopped
 from ddp_common.worker import agent
 
 BUSY_TIMEOUT = 2  # seconds that a worker has to say with which tasks it is busy
+SIGTERM_TIMEOUT = 30  # seconds that a script has to end
 START_TIMEOUT = 600  # seconds that a rank may take to start once the others have
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
 RETURNED_TIMEOUT = 10  # seconds that others may make no progress once a function has returned
@@ -71,8 +72,7 @@ def _look_around(attempt: Attempt, timeout: float, stall_timeout: float | None) 
     if signals.interrupted:
         raise KeyboardInterrupt
     if signals.stop_requested and state.moved and not state.stopped():
-        # Said again until it is heard: a rank may not listen yet.
-        ask_each(attempt.client, agent.tell_to_stop, workers=attempt.addresses[:1])
+        _pass_on_sigterm(attempt, now)
     unstarted = sorted(set(range(len(attempt.addresses))) - set(state.hosts))
     if unstarted and now - attempt.submitted > timeout:
         _refuse_busy(attempt, unstarted[0], timeout)
@@ -93,6 +93,27 @@ def _look_around(attempt: Attempt, timeout: float, stall_timeout: float | None) 
             is_undecided = outcome.outcome(state) is Outcome.GOES_ON
             if is_undecided and hangs.is_for_good(standstill):
                 raise _stalled(attempt, standstill, RETURNED_TIMEOUT)
+
+
+def _pass_on_sigterm(attempt: Attempt, now: float) -> None:
+    """Send SIGTERM to one rank, which has the others leave with it.
+
+    Of a script to all, once: each may have a handler of its own. It has `SIGTERM_TIMEOUT` seconds
+    to end, as under torchrun.
+    """
+    if not attempt.state.is_script:
+        # Said again until it is heard: a rank may not listen yet.
+        ask_each(attempt.client, agent.tell_to_stop, workers=attempt.addresses[:1])
+    elif attempt.told_to_stop is None:
+        attempt.told_to_stop = now
+        ask_each(attempt.client, agent.tell_to_stop, workers=attempt.addresses)
+    elif now > attempt.told_to_stop + SIGTERM_TIMEOUT:
+        raise RunStopped(
+            f"The run was told to stop, and ranks were ended as they did not end within "
+            f"{SIGTERM_TIMEOUT} s of SIGTERM.",
+            step=0,
+            directory=attempt.directory.path,
+        )
 
 
 def _refuse_busy(attempt: Attempt, rank: int, timeout: float) -> None:

@@ -67,10 +67,10 @@ def name_culprit(standstill: Standstill) -> tuple[int, str]:
         return different  # it names the collectives itself
     elif elsewhere and len(elsewhere) < len(standstill.addresses):
         rank = elsewhere[0]
-        why = f"It is not in a collective at step {standstill.steps.get(rank, 0)}."
+        why = f"It is not in a collective{_at_step(standstill.steps, rank)}."
     else:
         rank = min(standstill.stuck, key=lambda each: standstill.steps.get(each, 0))
-        why = f"It is at step {standstill.steps.get(rank, 0)}."
+        why = f"It is behind the others{_at_step(standstill.steps, rank)}."
     return rank, why + _who_waits(rank, collectives)
 
 
@@ -99,10 +99,15 @@ def returned_early(returned: dict[int, int], peers: list[int], what: str) -> tup
     """
     rank = min(returned)
     return rank, (
-        f"Its function returned at step {returned[rank]}, while rank "
+        f"It came to its end{_at_step(returned, rank)}, while rank "
         f"{', '.join(map(str, peers))} went on and {what}. Every rank must run the same number of "
         "steps."
     )
+
+
+def _at_step(steps: dict[int, int], rank: int) -> str:
+    """' at step 12'; '' where no step is known, as of a script that has steps of its own."""
+    return f" at step {steps[rank]}" if steps.get(rank) else ""
 
 
 def _different_calls(collectives: dict[int, list[Collective]]) -> tuple[int, str] | None:

@@ -97,13 +97,10 @@ def launch(
     got SIGTERM (both only when restarts are used up), `SchedulerLost`, and `Error` for mistakes
     that are found before anything starts.
     """
-    if on_report is not None and not callable(on_report):
-        raise Error(f"on_report is to be a function of one record, not {on_report!r}.")
     refuse_wrong_arguments(function, arguments, OPTIONS)
     arguments, collections = tables.find(arguments)
     if directory:
         directory = absolute(directory)  # now: the program may change its working directory
-    check_config(run_config)
     if directory is not False:
         check_place(directory)  # before tables are computed
     job = Job(
@@ -117,10 +114,12 @@ def launch(
         timeout=timeout,
         on_report=on_report,
         run_name=run_name,
-        run_config=run_config or {},
+        run_config={} if run_config is None else run_config,
     )
+    check_config(job.run_config)
     launcher = client if isinstance(client, Launcher) else OnWorkers(client)
-    return launcher.launch(job)
+    with signals.noting_interrupts():
+        return launcher.launch(job)
 
 
 # What `launch` takes for itself; all other names are arguments of the function.
@@ -162,7 +161,8 @@ class OnWorkers(Launcher):
                     attempt = Attempt(
                         self.client, attempt_id, addresses, inbox, run_directory, job.on_report
                     )
-                    attempt.recorder.shows_all = isinstance(job.function, Script)
+                    is_script = isinstance(job.function, Script)
+                    attempt.state.is_script = attempt.recorder.shows_all = is_script
                     try:
                         result = _run(attempt, job, payload, own_tables, failures, restarts)
                     except (RankFailed, RunStopped) as failure:

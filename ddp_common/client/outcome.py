@@ -41,7 +41,8 @@ NURSERY_KILLED = (
 )
 PROGRESS_IS = (
     "Progress is a step of a sampler or an optimizer, a batch of an evaluation, a collective that "
-    "ends, a report, a saved file. For work that takes longer: launch(…, stall_timeout=3600)."
+    "ends, a report, a saved file. For work that takes longer: launch(…, stall_timeout=3600), or "
+    "ddprun --stall-timeout 3600."
 )
 KEPT_LINES = 50  # of each rank's output, for the error message
 # What C++ prints of an exception that nobody catches, before it aborts
@@ -61,6 +62,7 @@ class AttemptState:
 
     addresses: list[str]  # of the workers, in rank order
     directory: Path  # of the run
+    is_script: bool = False  # what the ranks run, whose lines are shown as they come
     hosts: dict[int, str] = field(default_factory=dict)  # of the ranks that have started
     last_started: float = 0.0  # when the last of them did
     positions: dict[int, dict] = field(default_factory=dict)  # step, samples, …: the latest
@@ -270,7 +272,7 @@ def _cause(end: Ended, uncaught: str | None) -> str:
         return f"killed by {killed_by}"
     if end.exitcode is None:
         return NURSERY_KILLED
-    return f"it left with exit code {end.exitcode} before its function returned"
+    return f"it left with exit code {end.exitcode} before it had finished"
 
 
 def _signal_name(end: Ended) -> str | None:
@@ -324,7 +326,7 @@ def _full_text(state: AttemptState, rank: int, what: str, where: str, lines: dic
     if not any(plain.values()):
         plain = lines
     said = [f"\n  [rank {peer}] {line}" for peer, printed in plain.items() for line in printed]
-    if said:
+    if said and not state.is_script:
         parts.append(f"Last lines of the ranks:{''.join(said)}")
     parts.append(where.strip("\n"))
     return "\n\n".join(part for part in parts if part)
@@ -354,19 +356,19 @@ def _attributes(state: AttemptState, rank: int) -> dict[str, Any]:
 def run_stopped(state: AttemptState, newest: Path | None) -> RunStopped:
     """The exception for ranks that left because they were told to; `newest`: good checkpoint."""
     step = max(state.ended[rank].step for rank in state.stopped())
-    left = "before the first step of an ElasticSampler"
+    left = ""
     if step:
         saved = "there is no checkpoint"
         if newest is not None:
             saved = f"the newest checkpoint is that of step {step_of(newest)}"
-        left = f"after step {step}; {saved}"
+        left = f" after step {step}; {saved}"
     asked = sorted(rank for rank in state.stopped() if state.ended[rank].got_sigterm)
     who = "no rank that has left says that it got SIGTERM itself"
     if asked:
         why = " ".join(["got SIGTERM", state.ended[asked[0]].message]).rstrip()
         who = f"rank {', '.join(map(str, asked))} on {state.host_of(asked[0])} {why}"
     return RunStopped(
-        f"The run was told to stop: {who}. All ranks left {left}.",
+        f"The run was told to stop: {who}. All ranks left{left}.",
         step=step,
         directory=state.directory,
     )

@@ -4,7 +4,35 @@ Flags, which a launch looks at twice a second: Python swallows an exception that
 raises in a callback of an import or of the garbage collector.
 """
 
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
 stop_requested = False  # by SIGTERM: the ranks shall save and leave
-interrupted = False  # by Ctrl-C
+interrupted = False  # by Ctrl-C, while a launch in the main thread runs
 
 attempts_running = 0  # whom it concerns; none: a handler of SIGTERM ends the program itself
+
+
+@contextlib.contextmanager
+def noting_interrupts() -> Iterator[None]:
+    """Within the block Ctrl-C sets `interrupted`, and does what it did before."""
+    global interrupted
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+        yield
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        global interrupted
+        interrupted = True
+        previous(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        interrupted = False

@@ -78,7 +78,8 @@ def note_restart(attempt: Attempt, previous: Exception, number: int) -> None:
         "ranks": ranks,
     }
     attempt.directory.record(getattr(previous, "rank", 0), event)
-    text = f"Restart {number - 1} on {ranks} rank(s) from step {step}. Why: {reason}"
+    where = f" from step {step}" if step else ""
+    text = f"Restart {number - 1} on {ranks} rank(s){where}. Why: {reason}"
     attempt.directory.log(text)
     attempt.recorder.progress.note(text, also_in_logs=True)
 

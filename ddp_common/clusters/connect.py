@@ -17,9 +17,9 @@ import shlex
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -56,7 +56,7 @@ from ddp_common.errors import Error, first_line
 from ddp_common.run import progress
 from ddp_common.values import YES
 from ddp_common.without_dask.launchers import LAUNCHERS, started_by
-from ddp_common.worker.nursery import ForkServer
+from ddp_common.worker.fork_server import ForkServer
 from ddp_common.worker.plugin import Preload
 
 if TYPE_CHECKING:
@@ -270,18 +270,17 @@ def _explained(profile: dict, error: Exception) -> Error:
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits until the cluster stands: Dask cannot close half of one."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pressed = []
-    handler = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    """Ctrl-C waits until the cluster stands: Dask cannot close half of one.
+
+    It is blocked, also in the processes of workers, which are started meanwhile: they would end
+    with a traceback of what they import.
+    """
+    resource_tracker.ensure_running()  # else the first process that is started lets it through
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-        if pressed:  # whatever became of the cluster: its workers got the signal, too
-            raise KeyboardInterrupt from None
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
 
 def _environment_of_workers(options: dict) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ddp_common.errors import Error
 from ddp_common.messages import Ended
-from ddp_common.ranks import whereabouts
+from ddp_common.ranks import scripts, whereabouts
 
 LONGEST_MESSAGE = 10_000  # characters of an exception's own message
 LONGEST_TRACEBACK = 100_000  # characters
@@ -117,7 +117,7 @@ def raised(error: BaseException) -> Ended:
         headline += f". {NO_VARIABLE}"
     code = exit_code(error)
     if isinstance(error, SystemExit):
-        headline = f"it left with exit code {code} before its function returned: {headline}"
+        headline = f"it left with exit code {code} before it had finished: {headline}"
     frames = _from_the_function_on(error.__traceback__)
     text = "".join(traceback.format_exception(type(error), error, frames))
     if isinstance(error, Error):  # its message can be long, and is the headline
@@ -137,9 +137,11 @@ def _from_the_function_on(frames: TracebackType | None) -> TracebackType | None:
     first = each = frames
     while each is not None:
         code = each.tb_frame.f_code
-        if whereabouts.is_call(code.co_filename, code.co_name) and each.tb_next is not None:
+        if whereabouts.is_call(code.co_filename, code.co_name):
             first = each.tb_next  # of several the last: a script is called by two
         each = each.tb_next
+    while first is not None and first.tb_frame.f_code.co_filename == scripts.__file__:
+        first = first.tb_next
     return first
 
 

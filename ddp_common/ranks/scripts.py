@@ -8,8 +8,9 @@ runs. It makes its process group itself: `init_process_group()` joins the store 
 import os
 import runpy
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 
 from ddp_common.errors import Error
 
@@ -18,7 +19,7 @@ class Script:
     """What `launch` calls in each rank in place of a function. `script` makes one."""
 
     def __init__(self, path: str, argv: list[str], is_module: bool, folder: str):
-        self.path = path  # absolute, or the name of a module
+        self.path = path  # as it was typed, below `folder` or absolute; or the name of a module
         self.argv = argv
         self.is_module = is_module
         self.folder = folder  # in which it runs
@@ -45,7 +46,7 @@ class Script:
             self._run()
         except SystemExit as left:
             if left.code not in (None, 0):
-                raise
+                raise left.with_traceback(None) from None  # not through argparse
 
     def _run(self) -> None:
         if self.is_module:
@@ -53,20 +54,21 @@ class Script:
             sys.path.insert(0, self.folder)
             runpy.run_module(self.path, run_name="__main__", alter_sys=True)
             return
+        path = os.path.abspath(self.path)
         try:
-            source = Path(self.path).read_bytes()
+            source = Path(path).read_bytes()
         except OSError as error:
             raise Error(
-                f"The script {self.path} cannot be read on this worker's host: {error.strerror}. "
+                f"The script {path} cannot be read on this worker's host: {error.strerror}. "
                 "Put it where all hosts see it."
             ) from None
         sys.argv[:] = [self.path, *self.argv]
-        sys.path.insert(0, os.path.dirname(self.path))
+        sys.path.insert(0, os.path.dirname(path))
         # It stays: workers of its loaders, and pickle, look for its classes there
         main = ModuleType("__main__")
-        main.__file__ = self.path
+        main.__file__ = path
         sys.modules["__main__"] = main
-        _call(compile(source, self.path, "exec"), vars(main))
+        _call(source, path, vars(main))
 
 
 def own_gpu_at(local_rank: int, devices: list[str]) -> list[str]:
@@ -79,9 +81,9 @@ def own_gpu_at(local_rank: int, devices: list[str]) -> list[str]:
     return devices[-shift:] + devices[:-shift] if shift else devices
 
 
-def _call(code: CodeType, names: dict[str, object]) -> None:
+def _call(source: bytes, path: str, names: dict[str, object]) -> None:
     """`whereabouts.is_call` finds this frame by its name: what is above it is the script's."""
-    exec(code, names)
+    exec(compile(source, path, "exec"), names)
 
 
 def script(path: str | Path, *argv: object, module: bool = False) -> Script:
@@ -90,13 +92,18 @@ def script(path: str | Path, *argv: object, module: bool = False) -> Script:
         run = ddp.launch(client, ddp.script("train.py", "--lr", "0.1"), restarts=2)
 
     `argv` are its arguments. With `module`, `path` is the name of a module, as for `python -m`.
-    It runs in the folder in which this program is now. Raises `Error` if there is no such file.
+    It runs in the folder in which this program is now. Raises `Error` if there is no such file or
+    module.
     """
     folder = os.getcwd()
     words = [str(word) for word in argv]
     if module:
-        return Script(str(path), words, True, folder)
-    absolute = os.path.abspath(path)
-    if not os.path.isfile(absolute):
+        top = str(path).partition(".")[0]
+        if PathFinder.find_spec(top, [folder, *sys.path]) is None:
+            raise Error(
+                f"There is no module {top}, neither in {folder} nor on Python's path. Go to the "
+                "folder that contains it."
+            )
+    elif not os.path.isfile(path):
         raise Error(f"There is no script {path} in {folder}. Give the path of a Python file.")
-    return Script(absolute, words, False, folder)
+    return Script(str(path), words, module, folder)

@@ -70,10 +70,17 @@ def mode() -> Mode:
             raise Error(
                 f"DDP_PROGRESS={chosen} is none of {', '.join(Mode)}.\nTake one, or leave it out."
             ) from None
-    on_terminal = sys.stderr is not None and sys.stderr.isatty()
-    if on_terminal or a_user_watches():
+    if is_terminal(sys.stderr) or a_user_watches():
         return Mode.BAR
     return Mode.LINES if kernel() is None else Mode.OFF
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is one; a program may have closed it, or put an object in its place."""
+    try:
+        return stream is not None and stream.isatty()
+    except (AttributeError, ValueError):
+        return False
 
 
 def say(text: str, stream: TextIO | None) -> None:

@@ -164,10 +164,10 @@ def describe(
     }
 
 
-def check_config(run_config: dict | None) -> None:
+def check_config(run_config: dict) -> None:
     """Raise `Error` for a `run_config` that names what config.json says itself."""
     own = ("git", "workers", "versions", "platform", "started", "function")
-    taken = [name for name in own if name in (run_config or {})]
+    taken = [name for name in own if name in run_config]
     if taken:
         raise Error(
             f"run_config has {', '.join(map(repr, taken))}, which config.json says of each run "

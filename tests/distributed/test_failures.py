@@ -1,6 +1,7 @@
 """A rank that fails ends the run: the caller learns which one and why, and no process stays."""
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -254,3 +255,25 @@ def test_ctrl_c_ends_the_program_its_ranks_and_its_cluster(tmp_path):
         assert "\nKeyboardInterrupt\nInterrupted" in said and str(directory) in said
         assert "interrupted from the keyboard" in log_of(directory)
         assert_nothing_left(directory, ranks=2)
+
+
+def reports_and_waits():
+    ddp.report(loss=1.0)
+    time.sleep(PATIENCE)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_ends_a_launch_also_where_python_swallows_it(client):
+    """As it does in a callback of the garbage collector, of which Dask has one."""
+
+    def interrupt(phase, info):
+        gc.callbacks.remove(interrupt)
+        signal.raise_signal(signal.SIGINT)
+
+    def collect(record):
+        gc.callbacks.append(interrupt)
+        gc.collect()
+
+    with pytest.raises(KeyboardInterrupt):
+        ddp.launch(client, reports_and_waits, workers=2, on_report=collect)
+    assert ddp.launch(client, ddp.world_size, workers=2).result == 2

@@ -40,7 +40,7 @@ def leave_with(kind, words):
     ("kind", "words", "code", "said"),
     [
         (KeyboardInterrupt, (), 1, "failed: KeyboardInterrupt"),
-        (SystemExit, ("no data",), 1, "left with exit code 1 before its function returned"),
+        (SystemExit, ("no data",), 1, "left with exit code 1 before it had finished"),
         (EarlyStop, ("plateau",), 1, "EarlyStop: plateau"),
     ],
 )

@@ -67,7 +67,8 @@ def test_a_script_ends_with_the_numbers_that_it_has_under_torchrun(tmp_path, nam
 
 def test_what_a_script_writes_lies_where_it_was_started_and_its_log_in_the_run(tmp_path):
     """The words are torchrun's, as somebody has typed them."""
-    words = ["--standalone", "--nproc_per_node=2", SCRIPTS / "rank_at_the_top.py"]
+    words = ["--standalone", "--nnodes=1", "--nproc_per_node=2", "--master_port=29500"]
+    words += [SCRIPTS / "rank_at_the_top.py"]
     output = said([*DDPRUN, *words], tmp_path / "place")
     assert (tmp_path / "place" / "out.txt").read_text() == result(output)[0]
     (run,) = (tmp_path / "place" / "runs" / "rank_at_the_top").iterdir()
@@ -125,6 +126,40 @@ def test_a_signal_ends_a_script_and_leaves_nothing(tmp_path, number):
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number
     wait_until(lambda: not processes_in(tmp_path))
+
+
+SAVES_AT_SIGTERM = """
+import os, signal, sys, time
+def save(number, frame):
+    open("saved-" + os.environ["RANK"], "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+open("started-" + os.environ["RANK"], "w").close()
+time.sleep(1000)
+"""
+
+
+def test_sigterm_goes_to_the_handlers_of_a_script(tmp_path):
+    (tmp_path / "saves.py").write_text(SAVES_AT_SIGTERM)
+    process = started([*DDPRUN, "--workers=2", "saves.py"], tmp_path)
+    wait_until(lambda: len(list(tmp_path.glob("started-*"))) == 2)
+    process.terminate()
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert len(list(tmp_path.glob("saved-*"))) == 2
+
+
+WORDS = "import argparse; argparse.ArgumentParser().parse_args()"
+
+
+def test_a_wrong_line_is_refused_in_a_few_words(tmp_path):
+    """Of ddprun itself, before anything is started; and of the script."""
+    assert "no module nosuch" in said([*DDPRUN, "-m", "nosuch.train"], tmp_path, code=1)
+    assert "Write --workers" in said([*DDPRUN, "--nnodes=2", "train.py"], tmp_path, code=1)
+    (tmp_path / "words.py").write_text(WORDS)
+    output = said([*DDPRUN, "--workers=2", "words.py", "--falt=1"], tmp_path, code=1)
+    assert "unrecognized arguments: --falt=1" in output and "exit code 2" in output
+    assert "Traceback" not in output
 
 
 def processes_in(folder):

@@ -188,8 +188,16 @@ def standstill(states=("sleeping", "sleeping"), stacks=(), records=(), stuck=(0,
         (standstill(states=[None, None], stacks=[ELSEWHERE, IN_COLLECTIVE]), 0, "not in a coll"),
         (standstill(states=["sleeping", "stopped"], stacks=[IN_COLLECTIVE]), 1, "is stopped"),
         (standstill(stacks=[IN_COLLECTIVE]), 1, "keeps Python's lock"),
-        (standstill(stacks=[IN_COLLECTIVE, IN_COLLECTIVE]), 1, "It is at step 2."),
-        (standstill(stacks=["", IN_COLLECTIVE], stuck=[1], returned=[0]), 0, "returned at step 5"),
+        (
+            standstill(stacks=[IN_COLLECTIVE, IN_COLLECTIVE]),
+            1,
+            "It is behind the others at step 2.",
+        ),
+        (
+            standstill(stacks=["", IN_COLLECTIVE], stuck=[1], returned=[0]),
+            0,
+            "came to its end at step 5",
+        ),
     ],
     ids=[
         "silent_worker",

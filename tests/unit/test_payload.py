@@ -45,6 +45,21 @@ def test_what_is_no_function_is_refused():
         ddp.launch(None, 3)
 
 
+WRONG = [
+    *({"run_name": name} for name in ("../x", "..", "", 3)),
+    *({"timeout": value} for value in (None, float("nan"), "60")),
+    *({"stall_timeout": value} for value in (-1, 0, float("nan"), "600")),
+    {"run_config": "x"},
+    {"on_report": 3},
+]
+
+
+@pytest.mark.parametrize("option", WRONG, ids=str)
+def test_a_wrong_option_of_launch_is_refused_before_anything_else(option):
+    with pytest.raises(ddp.Error, match=f"{[*option][0]}.* is to be "):
+        ddp.launch(None, train, epochs=1, **option)
+
+
 def with_a_seed(function):
     @functools.wraps(function)
     def wrapper(**arguments):

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from ddp_common import Error
-from ddp_common.run.progress import Progress, say
+from ddp_common.run.progress import Progress, is_terminal, say
 
 
 @pytest.fixture
@@ -52,6 +52,19 @@ def test_what_cannot_be_shown_ends_nothing_and_a_letter_that_is_unknown_is_spell
     latin = io.TextIOWrapper(memory, encoding="latin-1")
     say("→ 1", latin)
     assert memory.getvalue() == b"\\u2192 1\n"
+
+
+class Tee:
+    """What some programs put in the place of `sys.stderr`."""
+
+    def write(self, text):
+        return len(text)
+
+
+def test_a_stream_that_is_closed_or_of_ones_own_is_no_terminal(tmp_path):
+    closed = (tmp_path / "out").open("w")
+    closed.close()
+    assert not any(map(is_terminal, [None, closed, Tee()]))
 
 
 def test_an_unknown_kind_of_progress_is_refused(monkeypatch):

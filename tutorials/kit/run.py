@@ -22,9 +22,10 @@ from ddp_common.client import signals
 from ddp_common.clusters.profiles import number_of_workers
 from ddp_common.errors import Error
 from ddp_common.run.places import local, new_directory, shown
+from ddp_common.run.progress import is_terminal
 from ddp_common.values import whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS, started_by
-from ddp_common.worker.nursery import import_ahead
+from ddp_common.worker.fork_server import import_ahead
 from tutorials.kit import launchers, parameters
 from tutorials.kit.beforehand import check_choices, check_cluster, check_resumable
 from tutorials.kit.cells import job_source
@@ -49,7 +50,7 @@ def run_tutorial(tutorial: str, path: Path, choices: dict, dry: bool):
     else:
         check_cluster(cluster or "local")
         announce(tutorial, choices, count)
-    os.environ.setdefault("DDP_PROGRESS", "bar" if sys.stderr.isatty() else "lines")
+    os.environ.setdefault("DDP_PROGRESS", "bar" if is_terminal(sys.stderr) else "lines")
     if cluster in LAUNCHERS and not is_rank:
         start_launcher(cluster, tutorial, choices)
     else:
@@ -137,8 +138,6 @@ def execute(tutorial: str, path: Path):
     the job raises; an `Error` says how to go on.
     """
     signal.signal(signal.SIGTERM, pass_on_sigterm)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, note_interrupt)
     os.environ.setdefault("MPLBACKEND", "agg")
     namespace: dict[str, Any] = {"__name__": "__main__", "__file__": str(path)}
     began = time.monotonic()
@@ -173,11 +172,6 @@ def execute(tutorial: str, path: Path):
     seconds = time.monotonic() - began
     words = closing_words(namespace["run"]) if "run" in namespace else ""
     click.echo(f"\nDone in {seconds:.0f} s. {words}")
-
-
-def note_interrupt(number, frame):
-    signals.interrupted = True
-    raise KeyboardInterrupt
 
 
 def pass_on_sigterm(number, frame):
