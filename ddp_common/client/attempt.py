@@ -21,6 +21,7 @@ from distributed import CancelledError, Client, Future
 from ddp_common.client import outcome
 from ddp_common.client.asking import known_workers, refuse_without_package
 from ddp_common.client.checkpoints import Checkpoints
+from ddp_common.client.claiming import KeepsWorkers
 from ddp_common.client.inbox import (
     RESTARTED,
     Event,
@@ -31,7 +32,6 @@ from ddp_common.client.inbox import (
     why_cancelled,
 )
 from ddp_common.client.outcome import AttemptState
-from ddp_common.client.placement import KeepsWorkers
 from ddp_common.errors import Error, SchedulerLost
 from ddp_common.messages import CheckpointSaved, Ended, Message, Whereabouts, unpack
 from ddp_common.run.recorder import Recorder

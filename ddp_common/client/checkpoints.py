@@ -28,7 +28,7 @@ FORGET_TIMEOUT = 5  # seconds that workers have to remove their copies
 class Checkpoints:
     """The checkpoints of one attempt: call `find`, then `hand_out`, in the end `close`.
 
-    `place` maps a worker's address to the folder of its rank's checkpoints, `resumed` is the one
+    `folders` maps a worker's address to the folder of its rank's checkpoints, `resumed` is the one
     to go on from. Fetching is done by a thread, so that a large file does not keep the client from
     noticing a failure.
     """
@@ -44,7 +44,7 @@ class Checkpoints:
         self.attempt_id = attempt_id
         self.directory = directory.absolute()
         self.resumed = newest(self.directory)
-        self.place: dict[str, str] = {}
+        self.folders: dict[str, str] = {}
         self.blind = list(addresses)  # those that do not see the run directory, once that is known
         self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="ddp-checkpoints")
         self._fetching: dict[Path, Future] = {}  # the file that was announced last, by its folder
@@ -63,12 +63,14 @@ class Checkpoints:
                 "Make room, or choose another one."
             ) from None
         try:
-            self.place = self.client.run(
+            self.folders = self.client.run(
                 spool.find_checkpoints, self.attempt_id, str(self.directory), workers=self.blind
             )
         finally:
             marker.unlink(missing_ok=True)
-        self.blind = [each for each, place in self.place.items() if place != str(self.directory)]
+        self.blind = [
+            each for each, folder in self.folders.items() if folder != str(self.directory)
+        ]
 
     def hand_out(self) -> None:
         """Write the newest of each folder to the workers that do not see them."""

@@ -22,19 +22,19 @@ from distributed import CancelledError, Client
 
 from ddp_common.client import signals, tables
 from ddp_common.client.attempt import Attempt
+from ddp_common.client.claiming import KeepsWorkers, claimed_workers, refuse_unusable
 from ddp_common.client.ending import end
 from ddp_common.client.following import follow
 from ddp_common.client.inbox import open_inbox
 from ddp_common.client.payload import pickled, refuse_wrong_arguments
-from ddp_common.client.placement import KeepsWorkers, claimed_workers, refuse_unusable
 from ddp_common.client.starting import Restarts, note_restart, start
 from ddp_common.client.tables import Tables
 from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 from ddp_common.files import absolute
 from ddp_common.ranks.scripts import Script
+from ddp_common.run.folders import check_folder, new_directory
 from ddp_common.run.job import Job, Launcher, Run
-from ddp_common.run.places import check_place, new_directory
-from ddp_common.run.progress import explain_interrupt, say_place
+from ddp_common.run.progress import explain_interrupt, say_folder
 from ddp_common.run.recorder import check_config, describe
 from ddp_common.run.run_directory import RunDirectory
 from ddp_common.values import whole_number
@@ -102,7 +102,7 @@ def launch(
     if directory:
         directory = absolute(directory)  # now: the program may change its working directory
     if directory is not False:
-        check_place(directory)  # before tables are computed
+        check_folder(directory)  # before tables are computed
     job = Job(
         function=function,
         arguments=arguments,
@@ -243,14 +243,14 @@ def _remove(folder: Path, now: bool) -> None:
 
 
 def _open_directory(job: Job) -> RunDirectory:
-    place: str | Path
+    folder: str | Path
     if job.directory is False:
-        place = tempfile.mkdtemp(prefix="ddp-run-")
+        folder = tempfile.mkdtemp(prefix="ddp-run-")
     else:
-        place = job.directory or new_directory(job.folder_name)
-    opened = RunDirectory(place)
+        folder = job.directory or new_directory(job.folder_name)
+    opened = RunDirectory(folder)
     opened.function = job.function_name
     opened.is_temporary = job.directory is False
     if not opened.is_temporary:
-        say_place(opened.path)
+        say_folder(opened.path)
     return opened

@@ -100,7 +100,7 @@ def _specs(attempt: Attempt, store: tuple[str, int], restarts: Restarts) -> list
             restart_count=restarts.count,
             max_restarts=restarts.most,
             store=store,
-            checkpoints=attempt.checkpoints.place[address],
+            checkpoints=attempt.checkpoints.folders[address],
         )
         for rank, (address, host) in enumerate(zip(attempt.addresses, hosts))
     ]

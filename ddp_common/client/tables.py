@@ -22,13 +22,13 @@ from distributed import CancelledError, Client, Future, wait
 
 from ddp_common import handover
 from ddp_common.client.asking import known_workers, refuse_without_package
+from ddp_common.client.claiming import no_answer
 from ddp_common.client.inbox import CONNECTION_LOST, why_cancelled
-from ddp_common.client.placement import no_answer
 from ddp_common.errors import Error, first_line
 from ddp_common.handover import Look, StandIn, Table, is_categories
 
 KINDS = {"DataFrame", "Series", "Array", "Bag"}  # of collections that have rows
-LOOK_INTERVAL = 0.2  # seconds
+TABLES_INTERVAL = 0.2  # seconds
 NEARLY = 1.1  # times the mean: so many rows on a rank are still its share
 
 
@@ -119,7 +119,7 @@ class Tables:
             self._persist()
             self._wait(timeout)
             while not self._count():
-                time.sleep(LOOK_INTERVAL)
+                time.sleep(TABLES_INTERVAL)
                 self._wait(timeout)
         except OSError as error:
             raise no_answer(self.client, error) from None
@@ -169,7 +169,7 @@ class Tables:
         could_work = time.monotonic()
         while True:
             with contextlib.suppress(TimeoutError, CancelledError):
-                wait(futures, timeout=LOOK_INTERVAL)
+                wait(futures, timeout=TABLES_INTERVAL)
             self._raise_for_failed()
             if all(future.status == "finished" for future in futures):
                 return

@@ -17,8 +17,9 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
     from ddp_common.without_dask.ranks import Ranks
 
 ANSWER_TIMEOUT = 10  # seconds that a scheduler has to answer at an address
+START_TIMEOUT = 60  # seconds that a cluster has to stand; its workers may come later
+HALF_TIMEOUT = 10  # seconds that it has after Ctrl-C
 SETTINGS = {
     "distributed.worker.daemon": False,  # ranks are children of workers
     # After this, a connection to a host that has vanished counts as closed; Dask takes no less.
@@ -215,20 +218,19 @@ def _start(profile: dict, wanted: int | str | None) -> ClusterClient:
     count = number_of_workers(wanted if wanted is not None else profile["workers"])
     jobs = cluster = client = fork_server = None
     try:
-        with interrupts_held():
-            if is_batch(profile):
-                jobs = Jobs(profile)
-                cluster = jobs.cluster
-            else:
-                if _starts_processes_here(profile):
-                    fork_server = ForkServer(_environment_of_workers(profile["options"]))
-                cluster = _make_cluster(profile, count)
-            client = ClusterClient(cluster.scheduler_address, security=cluster.security)
-            client.cluster = cluster
-            client.jobs = jobs
-            client.fork_server = fork_server
-            client.timeout = profile["timeout"]
-            client.expected = count
+        if is_batch(profile):
+            jobs = made_in_time(lambda: Jobs(profile))
+            cluster = jobs.cluster
+        else:
+            if _starts_processes_here(profile):
+                fork_server = ForkServer(_environment_of_workers(profile["options"]))
+            cluster = made_in_time(lambda: _make_cluster(profile, count))
+        client = ClusterClient(cluster.scheduler_address, security=cluster.security)
+        client.cluster = cluster
+        client.jobs = jobs
+        client.fork_server = fork_server
+        client.timeout = profile["timeout"]
+        client.expected = count
         if jobs is not None:
             jobs.submit(count)
             print(
@@ -268,19 +270,38 @@ def _explained(profile: dict, error: Exception) -> Error:
     )
 
 
-@contextlib.contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits until the cluster stands: Dask cannot close half of one.
+def made_in_time(make: Callable[[], Any]) -> Any:
+    """What `make` returns, a cluster; a thread calls it, as Dask waits for processes for ever.
 
-    It is blocked, also in the processes of workers, which are started meanwhile: they would end
-    with a traceback of what they import.
+    Ctrl-C waits until the cluster stands, up to `HALF_TIMEOUT` seconds: Dask cannot close half of
+    one. In the thread it is blocked, and so in the processes of workers, which would end with a
+    traceback of what they import. Raises what `make` raises, and `Error` after `START_TIMEOUT`
+    seconds.
     """
-    resource_tracker.ensure_running()  # else the first process that is started lets it through
+    made: Future = Future()
+
+    def fill() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:  # raised again in the thread of the caller
+            made.set_exception(error)
+
+    resource_tracker.ensure_running()  # else the first process that is started unblocks it
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    threading.Thread(target=fill, daemon=True, name="ddp-cluster").start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
     try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+        if wait([made], START_TIMEOUT).not_done:
+            raise Error(
+                f"The cluster has not started within {START_TIMEOUT} s. What its processes have "
+                "printed says why. Do limits of this shell forbid more of them, or files (`ulimit "
+                "-u`, `ulimit -n`)? Does a debugger run the program (python -m pdb)?"
+            )
+        return made.result()
+    except KeyboardInterrupt:
+        with contextlib.suppress(Exception):  # it is the interrupt that is told
+            made.result(HALF_TIMEOUT).close()
+        raise
 
 
 def _environment_of_workers(options: dict) -> dict[str, str]:

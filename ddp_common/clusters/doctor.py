@@ -31,7 +31,7 @@ from ddp_common.clusters.jobs import check_commands, system_of
 from ddp_common.clusters.profiles import gpus, is_batch, read_profile
 from ddp_common.clusters.queues import ask
 from ddp_common.errors import Error
-from ddp_common.run.places import new_directory
+from ddp_common.run.folders import new_directory
 from ddp_common.values import whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS
 
@@ -261,7 +261,7 @@ def check_ranks(subject: Subject) -> Finding:
     """Ranks start, find each other, and sum without a fault."""
     with tempfile.TemporaryDirectory() as folder:
         run = launch(subject.client, add_up, directory=folder, stall_timeout=RANK_TIMEOUT)
-    found = ", ".join(rank["place"] for rank in run.result)
+    found = ", ".join(rank["where"] for rank in run.result)
     if not all(rank["is_right"] for rank in run.result):
         raise Error(
             f"The sum over all ranks is wrong: {found}\n"
@@ -289,7 +289,7 @@ def add_up() -> list[dict]:
     tensor = numbers * (rank + 1)
     dist.all_reduce(tensor)
     own = {
-        "place": f"rank {rank} on {socket.gethostname()} ({dist.get_backend()}, {device})",
+        "where": f"rank {rank} on {socket.gethostname()} ({dist.get_backend()}, {device})",
         "is_right": torch.equal(tensor, numbers * (world * (world + 1) // 2)),
         "has_idle_gpu": torch.cuda.is_available() and device.type == "cpu",
     }

@@ -9,6 +9,7 @@ needs no batch system; when `close` returns, the jobs are cancelled and the cred
 
 import contextlib
 import itertools
+import json
 import math
 import re
 import shlex
@@ -27,7 +28,7 @@ from ddp_common.clusters import protection
 from ddp_common.clusters.profiles import cluster_class, meant, names_of_options
 from ddp_common.clusters.queues import SYSTEMS, BatchSystem, JobState, States, summary
 from ddp_common.errors import Error
-from ddp_common.run.places import new_directory
+from ddp_common.run.folders import new_directory
 from ddp_common.worker.time_limit import UNLIMITED
 
 # Options of the cluster that dask-jobqueue's class for a single job does not take.
@@ -67,13 +68,12 @@ def check_commands(profile: dict) -> None:
 
 # The script of a job
 
-# What a worker does first: its fork server imports torch while the worker connects
-PRELOAD = """
-import contextlib
-with contextlib.suppress(ImportError):  # ddp_common comes when it has connected
-    from ddp_common.worker.rank_host import HOST
-    HOST.prepare()
-"""
+# What a worker does first: its fork server imports torch while the worker connects. A worker that
+# lacks ddp_common gets it later.
+PRELOAD = (
+    "import contextlib\nwith contextlib.suppress(ImportError): "
+    "from ddp_common.worker.rank_host import HOST; HOST.prepare()"
+)
 
 
 def job_script(profile: dict) -> str:
@@ -183,7 +183,7 @@ def _prologue(profile: dict, directory: str | Path) -> list[str]:
         "export DASK_DISTRIBUTED__WORKER__DAEMON=False",
         "export DASK_DISTRIBUTED__WORKER__HTTP__ROUTES=[]",
         "export DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s",
-        f"export DASK_DISTRIBUTED__WORKER__PRELOAD={shlex.quote(repr([PRELOAD]))}",
+        f"export DASK_DISTRIBUTED__WORKER__PRELOAD={shlex.quote(json.dumps([PRELOAD]))}",
     ]
     if dask.config.get("temporary-directory") is None:
         lines += [

@@ -23,7 +23,7 @@ from dask.system import CPU_COUNT
 
 from ddp_common.errors import Error, first_line
 from ddp_common.files import is_file
-from ddp_common.run.places import REPOSITORY
+from ddp_common.run.folders import REPOSITORY
 from ddp_common.values import of_kind, pairs, whole_number
 
 

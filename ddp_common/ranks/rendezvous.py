@@ -41,7 +41,7 @@ FOREVER = datetime.timedelta(days=24)  # torch's store counts milliseconds in 31
 
 
 @dataclass(frozen=True)
-class Place:
+class Assignment:
     """Where this process stands among the ranks, and where their store is."""
 
     rank: int
@@ -56,7 +56,7 @@ class Place:
 class Membership:
     """That this rank is in a process group, even if its own code has destroyed that."""
 
-    place: Place
+    assigned: Assignment
     store: dist.Store
     device: torch.device
 
@@ -101,14 +101,14 @@ def _say_joined() -> None:
 def rank() -> int:
     """This process's rank, 0 when alone."""
     if _membership is not None:
-        return _membership.place.rank
+        return _membership.assigned.rank
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
     """The number of ranks, 1 when alone."""
     if _membership is not None:
-        return _membership.place.world_size
+        return _membership.assigned.world_size
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -127,13 +127,13 @@ def collected_by_rank_0(what: str, value: Any) -> list[Any]:
     """
     if _membership is None:
         return []
-    place, store = _membership.place, _membership.store
-    store.set(f"{what}/{place.rank}", json.dumps(value))
-    if place.rank != 0:
+    assigned, store = _membership.assigned, _membership.store
+    store.set(f"{what}/{assigned.rank}", json.dumps(value))
+    if assigned.rank != 0:
         return []
-    with explain_lost_store(place.rank):
-        store.wait([f"returned/{peer}" for peer in range(1, place.world_size)], FOREVER)
-        keys = [f"{what}/{peer}" for peer in range(place.world_size)]
+    with explain_lost_store(assigned.rank):
+        store.wait([f"returned/{peer}" for peer in range(1, assigned.world_size)], FOREVER)
+        keys = [f"{what}/{peer}" for peer in range(assigned.world_size)]
         return [json.loads(store.get(key)) for key in keys if store.check([key])]
 
 
@@ -175,71 +175,71 @@ def process_group(
     Raises `Error` if variables are missing, the port is taken, ranks do not appear in time, two
     processes claim one rank, or rank 0 goes before the others.
     """
-    place = place_of_this_process()
-    if place is None:
+    assigned = assignment_of_this_process()
+    if assigned is None:
         yield device()
         return
-    store = _join(place, store_socket, timeout, is_made_here)
+    store = _join(assigned, store_socket, timeout, is_made_here)
     try:
         yield device()
     except BaseException:
-        _say_left(store, place)
+        _say_left(store, assigned)
         raise
-    _leave(store, place, timeout)
+    _leave(store, assigned, timeout)
 
 
 def _join(
-    place: Place, store_socket: int | None, timeout: datetime.timedelta, is_made_here: bool
+    assigned: Assignment, store_socket: int | None, timeout: datetime.timedelta, is_made_here: bool
 ) -> dist.Store:
     """Become a member of the process group; returns the store."""
     global _membership, _joins
     _joins += 1
     _keep_groups()
-    store = dist.PrefixStore(f"{place.attempt}/{_joins}", _open_store(place, store_socket))
-    with explain_lost_store(place.rank):
-        gpu = _take_gpu(place) if is_made_here else ""
-        address, gpus = _meet(store, place, gpu)
+    store = dist.PrefixStore(f"{assigned.attempt}/{_joins}", _open_store(assigned, store_socket))
+    with explain_lost_store(assigned.rank):
+        gpu = _take_gpu(assigned) if is_made_here else ""
+        address, gpus = _meet(store, assigned, gpu)
         interface = interface_towards(address)
         os.environ["GLOO_SOCKET_IFNAME"] = interface
         os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # without it, eth1 also means eth10
         if is_made_here:
-            _form_group(store, place, gpus, timeout)
-        _membership = Membership(place, store, _current_device())
-        store.set(f"joined/{place.rank}", "")
+            _form_group(store, assigned, gpus, timeout)
+        _membership = Membership(assigned, store, _current_device())
+        store.set(f"joined/{assigned.rank}", "")
     return store
 
 
-def _leave(store: dist.Store, place: Place, timeout: datetime.timedelta) -> None:
+def _leave(store: dist.Store, assigned: Assignment, timeout: datetime.timedelta) -> None:
     """Leave the process group, the store last, and rank 0 as the last rank."""
     global _membership
-    with explain_lost_store(place.rank):
-        everybody = range(place.world_size)
+    with explain_lost_store(assigned.rank):
+        everybody = range(assigned.world_size)
         store.wait([f"joined/{peer}" for peer in everybody], timeout)
-        store.set(f"returned/{place.rank}", "")
+        store.set(f"returned/{assigned.rank}", "")
         if dist.is_initialized() and dist.get_backend() == "nccl":
             # To destroy an NCCL group is a collective: ranks of a host that do not do so at the
             # same time wait for each other (NCCL's guide, ncclCommDestroy).
             store.wait([f"returned/{peer}" for peer in everybody], FOREVER)
             dist.destroy_process_group()
-        if place.rank == 0 and place.world_size > 1:
-            store.wait([f"left/{peer}" for peer in range(1, place.world_size)], FOREVER)
+        if assigned.rank == 0 and assigned.world_size > 1:
+            store.wait([f"left/{peer}" for peer in range(1, assigned.world_size)], FOREVER)
     # With gloo, which waits for nobody here. The function may have done so itself, as the last
     # line of a script for torchrun does.
     if dist.is_initialized():
         dist.destroy_process_group()
     _membership = None
-    _say_left(store, place)
+    _say_left(store, assigned)
 
 
-def _say_left(store: dist.Store, place: Place) -> None:
+def _say_left(store: dist.Store, assigned: Assignment) -> None:
     """The last message. If it does not arrive, rank 0 has failed, and reports that itself.
 
     Also after an exception, so that nobody waits for this rank. Its group is not destroyed then:
     that could wait for peers, and the process is about to end.
     """
     with contextlib.suppress(dist.DistError):
-        store.set(f"returned/{place.rank}", "")
-        store.set(f"left/{place.rank}", "")
+        store.set(f"returned/{assigned.rank}", "")
+        store.set(f"left/{assigned.rank}", "")
 
 
 @contextlib.contextmanager
@@ -257,8 +257,8 @@ def explain_lost_store(rank: int) -> Iterator[None]:
 # What the launcher has told this process, and the store.
 
 
-def place_of_this_process() -> Place | None:
-    """The place that a launcher has given this process, None if there was no launcher.
+def assignment_of_this_process() -> Assignment | None:
+    """The assigned that a launcher has given this process, None if there was no launcher.
 
     Raises `Error` if only some of the variables are set.
     """
@@ -277,7 +277,7 @@ def place_of_this_process() -> Place | None:
     # Then torchrun's store listens on loopback too, and the host's name may lead nowhere
     is_of_torchrun = run_id and "DDP_WORKER_PROCESS" not in given
     all_ranks_are_local = is_of_torchrun and given.get("LOCAL_WORLD_SIZE") == given["WORLD_SIZE"]
-    return Place(
+    return Assignment(
         rank=int(given["RANK"]),
         world_size=int(given["WORLD_SIZE"]),
         # Without it, ranks that follow each other on a host take its GPUs in turn
@@ -292,17 +292,17 @@ def _join_timeout() -> datetime.timedelta:
     return datetime.timedelta(seconds=float(os.environ.get("DDP_JOIN_TIMEOUT", JOIN_TIMEOUT)))
 
 
-def _open_store(place: Place, store_socket: int | None) -> dist.Store:
+def _open_store(assigned: Assignment, store_socket: int | None) -> dist.Store:
     """torch's store: rank 0 opens it, unless torchrun has; the others connect to it."""
     is_there = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and store_socket is None
-    opens = place.rank == 0 and not is_there
+    opens = assigned.rank == 0 and not is_there
     began = time.monotonic()
     try:
         if not opens:
-            _wait_until_somebody_listens(place)
+            _wait_until_somebody_listens(assigned)
         return dist.TCPStore(
-            place.address,
-            place.port,
+            assigned.address,
+            assigned.port,
             is_master=opens,
             wait_for_workers=False,  # it would not say for whom
             multi_tenant=True,  # a process that joins again finds the port taken by itself
@@ -317,18 +317,18 @@ def _open_store(place: Place, store_socket: int | None) -> dist.Store:
             else "Is rank 0 alive, and does a firewall lie between the two hosts?"
         )
         raise Error(
-            f"Rank {place.rank} of {place.world_size} could not {verb} the store of rank 0 at "
-            f"{place.address}, port {place.port}, within {time.monotonic() - began:.0f} s: "
-            f"{first_line(error)}. {advice}"
+            f"Rank {assigned.rank} of {assigned.world_size} could not {verb} the store of rank 0 "
+            f"at {assigned.address}, port {assigned.port}, within "
+            f"{time.monotonic() - began:.0f} s: {first_line(error)}. {advice}"
         ) from error
 
 
-def _wait_until_somebody_listens(place: Place) -> None:
+def _wait_until_somebody_listens(assigned: Assignment) -> None:
     """torch's client prints stacks of C++ when nobody does, and looks again after seconds only.
 
     Raises OSError when time is up.
     """
-    store = place.address, place.port
+    store = assigned.address, assigned.port
     deadline = time.monotonic() + JOIN_TIMEOUT
     while True:
         left = deadline - time.monotonic()
@@ -341,38 +341,38 @@ def _wait_until_somebody_listens(place: Place) -> None:
             time.sleep(0.05)
 
 
-# Every rank claims its place in the store, and waits for all others.
+# Every rank claims its assigned in the store, and waits for all others.
 
 
-def _meet(store: dist.Store, place: Place, gpu: str) -> tuple[str, list[str]]:
+def _meet(store: dist.Store, assigned: Assignment, gpu: str) -> tuple[str, list[str]]:
     """Claim this rank, which has this GPU, and wait until all are claimed.
 
     Returns the address of rank 0's host, and the GPU of each rank ('' for none), in their order.
     Raises `Error` if another process has this rank, or if one does not come in time.
     """
     me = f"process {os.getpid()} on {socket.gethostname()}"
-    holder = store.compare_set(f"claims/{place.rank}", "", me).decode()
+    holder = store.compare_set(f"claims/{assigned.rank}", "", me).decode()
     if holder != me:
         raise Error(
-            f"Rank {place.rank} is taken: {holder} has it, and {me} claims it too. Give every "
+            f"Rank {assigned.rank} is taken: {holder} has it, and {me} claims it too. Give every "
             "process a rank of its own, and end processes of an earlier run."
         )
-    resolved = socket.getaddrinfo(place.address, None, type=socket.SOCK_STREAM)
+    resolved = socket.getaddrinfo(assigned.address, None, type=socket.SOCK_STREAM)
     *_, (address, *_) = resolved[0]
-    store.set(f"here/{place.rank}", f"{address} {hash('ddp')} {gpu}")
-    keys = [f"here/{peer}" for peer in range(place.world_size)]
+    store.set(f"here/{assigned.rank}", f"{address} {hash('ddp')} {gpu}")
+    keys = [f"here/{peer}" for peer in range(assigned.world_size)]
     try:
         store.wait(keys, _join_timeout())
     except dist.DistStoreError:
         missing = [str(peer) for peer, key in enumerate(keys) if not store.check([key])]
         raise Error(
-            f"Rank {place.rank} waited {_join_timeout().total_seconds():g} s for all "
-            f"{place.world_size} ranks; still missing: rank {', '.join(missing)}. Were they "
+            f"Rank {assigned.rank} waited {_join_timeout().total_seconds():g} s for all "
+            f"{assigned.world_size} ranks; still missing: rank {', '.join(missing)}. Were they "
             "started, and with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE?"
         ) from None
     answers = [value.decode().split(" ") for value in store.multi_get(keys)]
     addresses, hashes, gpus = map(list, zip(*answers))
-    if place.rank == 0 and len(set(hashes)) > 1:
+    if assigned.rank == 0 and len(set(hashes)) > 1:
         print(
             "Warning: each rank hashes texts in its own way, so what is numbered in the order of "
             "a set(), such as labels, differs between the ranks. Sort it, or start with "
@@ -392,14 +392,14 @@ def reached_by_others(addresses: list[str]) -> str:
     return (outward or addresses)[0]
 
 
-def _take_gpu(place: Place) -> str:
+def _take_gpu(assigned: Assignment) -> str:
     """Make this rank's own GPU the current one; returns its unique name, '' without one."""
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
         return ""
     if os.environ.get("DDP_OWN_GPU_FIRST"):  # dask-cuda lists the worker's own GPU first
         index = 0
     else:  # where Slurm shows a rank only its own GPU, the count is 1, and this is 0
-        index = place.local_rank % torch.cuda.device_count()
+        index = assigned.local_rank % torch.cuda.device_count()
     torch.cuda.set_device(index)
     return str(torch.cuda.get_device_properties(index).uuid)
 
@@ -425,11 +425,11 @@ def interface_towards(address: str) -> str:
 
 
 def _form_group(
-    store: dist.Store, place: Place, gpus: list[str], timeout: datetime.timedelta
+    store: dist.Store, assigned: Assignment, gpus: list[str], timeout: datetime.timedelta
 ) -> None:
     """Make the default process group: NCCL if every rank has a GPU that no other rank has."""
     everybody_has_one = all(gpus)
-    nobody_shares = len(set(gpus)) == place.world_size
+    nobody_shares = len(set(gpus)) == assigned.world_size
     if everybody_has_one and nobody_shares:
         backend = "nccl"
         # Without it torch, from 2.15 on, takes GPU LOCAL_RANK, which need not be this rank's own.
@@ -444,8 +444,8 @@ def _form_group(
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", store),
-        rank=place.rank,
-        world_size=place.world_size,
+        rank=assigned.rank,
+        world_size=assigned.world_size,
         timeout=timeout,
         device_id=own_gpu,
     )

@@ -86,13 +86,13 @@ def post(message: Postable) -> None:
 # Where training is
 
 
-def set_position(whose: Hashable, **place: int) -> None:
+def set_position(whose: Hashable, **position: int) -> None:
     """A sampler says where its training is; the client's progress bar is drawn from it.
 
     Where several samplers train in turns, steps and samples are those of all of them together:
     they only ever grow.
     """
-    _reporter.set_position(whose, place)
+    _reporter.set_position(whose, position)
 
 
 def position() -> dict[str, int]:
@@ -200,14 +200,14 @@ class Reporter:
         self._sums: collections.Counter[str] = collections.Counter()
         self._has_complained = False
 
-    def set_position(self, whose: Hashable, place: dict[str, int]) -> None:
-        counts = {name: place[name] for name in SUMMED}
+    def set_position(self, whose: Hashable, position: dict[str, int]) -> None:
+        counts = {name: position[name] for name in SUMMED}
         self._sums.subtract(self._counts.get(whose, {}))
         self._sums.update(counts)
         self._counts[whose] = counts
         if len(self._counts) > 1:
-            place = {**place, **{name: self._sums[name] for name in SUMMED}}
-        self.move(place)
+            position = {**position, **{name: self._sums[name] for name in SUMMED}}
+        self.move(position)
 
     def move(self, position: dict[str, int] | None = None) -> None:
         """Note progress, and where training is now, if it is somewhere else."""

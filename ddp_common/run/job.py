@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ddp_common.errors import Error
 from ddp_common.files import save_whole
-from ddp_common.run.places import shown
+from ddp_common.run.folders import shown
 from ddp_common.values import ABOVE_0
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from ddp_common.checkpoint_files import checkpoints, step_of
 from ddp_common.errors import Error
-from ddp_common.run.places import shown
+from ddp_common.run.folders import shown
 
 if TYPE_CHECKING:
     from ddp_common.run.run_directory import RunDirectory
@@ -101,24 +101,24 @@ class Progress:
         self.in_notebook = kernel() is not None
         self.bar: tqdm | None = None
         self.losses: deque[float] = deque(maxlen=RECENT)
-        self.place: dict = {}  # the position of the rank that leads
+        self.leading: dict = {}  # the position of the rank that leads
         # For the lines of epochs
         self.losses_of: dict[int, list[float]] = {}  # epoch -> losses
         self.epoch_of: dict[int, int] = {}  # rank -> the epoch of its latest loss
         self.last_line = (0.0, 0)  # its time, and the samples until then
 
-    def position(self, place: dict) -> None:
+    def position(self, position: dict) -> None:
         """Draw a rank's position, unless another rank is further: the fastest one leads.
 
-        `place` has epoch, step, samples, epochs and total_samples, as the sampler counts them.
+        `position` has epoch, step, samples, epochs and total_samples, as the sampler counts them.
         """
-        if self.mode == Mode.OFF or not place.get("total_samples"):
+        if self.mode == Mode.OFF or not position.get("total_samples"):
             return
-        if place["samples"] < self.place.get("samples", 0):
+        if position["samples"] < self.leading.get("samples", 0):
             return
-        if not self.place:
-            self.last_line = time.monotonic(), place["samples"]
-        self.place = place
+        if not self.leading:
+            self.last_line = time.monotonic(), position["samples"]
+        self.leading = position
         if self.mode == Mode.BAR:
             self._draw()
 
@@ -127,8 +127,8 @@ class Progress:
             from tqdm.auto import tqdm  # here: in a notebook it imports ipywidgets
 
             self.bar = tqdm(
-                total=self.place["total_samples"],
-                initial=self.place["samples"],
+                total=self.leading["total_samples"],
+                initial=self.leading["samples"],
                 unit=" samples",
                 unit_scale=True,
                 dynamic_ncols=True,
@@ -136,10 +136,10 @@ class Progress:
                 mininterval=0.1,
             )
         # Epochs that are done, as metrics and messages count them: the first one is epoch 0
-        epochs = self.place["epochs"]
-        done = epochs * self.place["samples"] / self.place["total_samples"]
+        epochs = self.leading["epochs"]
+        done = epochs * self.leading["samples"] / self.leading["total_samples"]
         self.bar.set_description_str(f"{done:.1f} of {epochs} epochs", refresh=False)
-        self.bar.update(self.place["samples"] - self.bar.n)
+        self.bar.update(self.leading["samples"] - self.bar.n)
 
     def record(self, values: dict, rank: int = 0) -> None:
         """Take note of the loss that a rank has reported, if it did."""
@@ -158,13 +158,13 @@ class Progress:
     def _print_lines(self, before: float) -> None:
         """Print a line for each epoch, up to `before`, whose losses have arrived."""
         for epoch in sorted(self.losses_of):
-            if epoch < before and self.place:
+            if epoch < before and self.leading:
                 then, samples = self.last_line
-                self.last_line = time.monotonic(), self.place["samples"]
+                self.last_line = time.monotonic(), self.leading["samples"]
                 rate = (self.last_line[1] - samples) / max(self.last_line[0] - then, 1e-9)
                 speed = f"  {rate:,.0f} samples/s" if rate > 0 else ""  # else both came at once
                 loss = statistics.fmean(self.losses_of.pop(epoch))
-                words = f"{epoch + 1} of {self.place['epochs']} epochs"
+                words = f"{epoch + 1} of {self.leading['epochs']} epochs"
                 say(f"{words}  loss {loss:#.4g}{speed}", sys.stderr)
 
     def note(self, text: str, also_in_logs: bool = False) -> None:
@@ -187,7 +187,7 @@ class Progress:
             self.bar.close()
 
 
-def say_place(path: Path) -> None:
+def say_folder(path: Path) -> None:
     """On a terminal, say where a run is, and whether it is new."""
     progress = Progress()
     if progress.mode != Mode.BAR or progress.in_notebook:
@@ -206,7 +206,7 @@ def explain_interrupt(
     its traceback. `directory` is the run's `RunDirectory`.
     """
     in_ipython = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
-    place = shown(directory.path) if in_ipython else str(directory.path)
+    folder = shown(directory.path) if in_ipython else str(directory.path)
     saved = checkpoints(directory.path / "checkpoints")
     steps = [record.get("step", 0) for record in directory.records]
     step = max([*steps, *map(step_of, saved)], default=0)
@@ -216,10 +216,10 @@ def explain_interrupt(
         words = (
             f"{where} The newest checkpoint is that of step {step_of(saved[-1])}. "
             "Go on from there with the same arguments and the run's directory:\n"
-            f"  ddp.launch(client, {name}, …, directory={str(place)!r})"
+            f"  ddp.launch(client, {name}, …, directory={str(folder)!r})"
         )
     else:
-        words = f"{where} There is no checkpoint to go on from; what there is lies in {place}."
+        words = f"{where} There is no checkpoint to go on from; what there is lies in {folder}."
     if in_ipython:
         say(words, sys.stdout)
         interrupt.__traceback__ = None

@@ -30,7 +30,7 @@ from ddp_common.messages import (
     Started,
     shows_training,
 )
-from ddp_common.run.places import shown
+from ddp_common.run.folders import shown
 from ddp_common.run.progress import Mode, Progress
 
 WARNING = re.compile(r"\w*Warning: ")

@@ -21,7 +21,7 @@ from filelock import FileLock, SoftFileLock, Timeout
 
 from ddp_common.errors import Error
 from ddp_common.files import METRICS_OF_A_RANK, make_private, save_whole
-from ddp_common.run.places import local
+from ddp_common.run.folders import local
 from ddp_common.run.progress import say
 
 LOCK = ".lock"

@@ -36,8 +36,8 @@ from ddp_common.ranks import (
     stopping,
 )
 from ddp_common.ranks.last_word import GROUP_TWICE, HINTS, pickled_result
+from ddp_common.run.folders import new_directory
 from ddp_common.run.job import Job, Launcher, Run
-from ddp_common.run.places import new_directory
 from ddp_common.run.progress import say
 from ddp_common.run.recorder import Recorder, describe
 from ddp_common.run.run_directory import RunDirectory, as_line, read_records
@@ -45,7 +45,7 @@ from ddp_common.without_dask import slurm
 from ddp_common.without_dask.launchers import started_by
 
 # Between two looks whether a rank has ended that others wait for.
-LOOK_INTERVAL = datetime.timedelta(seconds=10)
+STORE_INTERVAL = datetime.timedelta(seconds=10)
 
 _launches = 0  # of this process: each has keys of its own in the store
 
@@ -292,7 +292,7 @@ def _tell_all(what: str, value: Any = None) -> list:
         while True:
             gone = [peer for peer in everybody if rendezvous.has_left(peer)]
             with contextlib.suppress(dist.DistStoreError):  # time is up: look again
-                store.wait(keys, LOOK_INTERVAL)
+                store.wait(keys, STORE_INTERVAL)
                 return [json.loads(said) for said in store.multi_get(keys)]
             silent = [str(peer) for peer in gone if not store.check([keys[peer]])]
             if silent:

@@ -3,11 +3,13 @@
 import contextlib
 import socket
 import ssl
+import subprocess
 import sys
 
 import cloudpickle
 import pytest
 from children import children
+from patience import PATIENCE
 from processes import Background, assert_gone, is_alive
 
 import ddp_common as ddp
@@ -83,3 +85,21 @@ def test_the_end_of_one_tls_connection_is_not_taken_for_that_of_another(client):
     for of_a_worker in client.run(options).values():
         assert len(of_a_worker) == 2
         assert all(each & ssl.OP_IGNORE_UNEXPECTED_EOF for each in of_a_worker)
+
+
+AS_UNDER_PDB = """
+from ddp_common.clusters import connect
+
+connect.START_TIMEOUT = 3
+del __spec__
+if __name__ == "__main__":
+    connect.connect("local", workers=2)
+"""
+
+
+def test_a_cluster_whose_processes_cannot_be_started_is_an_error_in_time(tmp_path):
+    """Dask waits for them for ever; they are not started where a debugger runs the program."""
+    (tmp_path / "program.py").write_text(AS_UNDER_PDB)
+    program = [sys.executable, tmp_path / "program.py"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 1 and "has not started within 3 s" in done.stderr, done.stderr

@@ -161,7 +161,7 @@ import datetime
 import sys
 from ddp_common.without_dask import ranks
 
-ranks.LOOK_INTERVAL = datetime.timedelta(seconds=1)
+ranks.STORE_INTERVAL = datetime.timedelta(seconds=1)
 
 def train():
     if ddp.rank() == 1:

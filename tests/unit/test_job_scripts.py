@@ -31,6 +31,8 @@ export DDP_JOB_WARNING=60  # seconds before, ranks save and leave
 export DASK_DISTRIBUTED__WORKER__DAEMON=False
 export DASK_DISTRIBUTED__WORKER__HTTP__ROUTES=[]
 export DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s
+export DASK_DISTRIBUTED__WORKER__PRELOAD='["import contextlib\\nwith \
+contextlib.suppress(ImportError): from ddp_common.worker.rank_host import HOST; HOST.prepare()"]'
 export DDP_SCRATCH=$(mktemp -d)  # a folder that only you can read
 export DASK_TEMPORARY_DIRECTORY=$DDP_SCRATCH
 trap : TERM  # it is for the worker, for whose end this shell waits

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddp_common import Error, save_file
 from ddp_common.files import check_name, save_whole
-from ddp_common.run.places import new_directory
+from ddp_common.run.folders import new_directory
 from ddp_common.run.run_directory import RunDirectory
 
 FEW = settings(max_examples=40, database=None, suppress_health_check=[HealthCheck.too_slow])

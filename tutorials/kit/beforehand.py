@@ -9,7 +9,7 @@ from pathlib import Path
 from ddp_common.checkpoint_files import newest
 from ddp_common.clusters.profiles import may_have_gpus, number_of_workers, read_profile
 from ddp_common.errors import Error
-from ddp_common.run.places import local, nearest_that_exists
+from ddp_common.run.folders import local, nearest_that_exists
 from ddp_common.values import whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS
 from tutorials import kit
@@ -24,7 +24,7 @@ def check_choices(path: Path, workers: str | int | None) -> int | None:
     may be GPUs. Raises `Error` for anything that cannot be.
     """
     check_settings(path)
-    check_place(os.environ.get("CHECKPOINT"))
+    check_folder(os.environ.get("CHECKPOINT"))
     cluster = os.environ.get("CLUSTER") or "local"
     check_launcher(cluster)
     profile = {"workers": "auto"} if cluster in LAUNCHERS else read_profile(cluster)
@@ -66,7 +66,7 @@ def check_settings(path: Path):
         return  # a cell that needs more of the program than `kit` is checked when its turn comes
 
 
-def check_place(directory: str | None):
+def check_folder(directory: str | None):
     """Raise `Error` if a run cannot begin in the folder `directory`, that of CHECKPOINT."""
     if not directory:
         return

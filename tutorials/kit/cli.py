@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from ddp_common.errors import Error, RunStopped
-from ddp_common.run.places import shown
+from ddp_common.run.folders import shown
 
 TUTORIALS = Path(__file__).parents[1]
 

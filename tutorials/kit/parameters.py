@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from ddp_common.checkpoint_files import checkpoints
 from ddp_common.errors import Error
 from ddp_common.files import absolute, is_file
-from ddp_common.run.places import local
+from ddp_common.run.folders import local
 from ddp_common.run.run_directory import read_records
 from ddp_common.values import KINDS, convert, of_kind, pairs, whole_number
 

@@ -21,7 +21,7 @@ from ddp_common.checkpoint_files import newest, step_of
 from ddp_common.client import signals
 from ddp_common.clusters.profiles import number_of_workers
 from ddp_common.errors import Error
-from ddp_common.run.places import local, new_directory, shown
+from ddp_common.run.folders import local, new_directory, shown
 from ddp_common.run.progress import is_terminal
 from ddp_common.values import whole_number
 from ddp_common.without_dask.launchers import LAUNCHERS, started_by

@@ -25,7 +25,7 @@ def local(location: str | Path) -> Path:
     return Path(absolute(location))
 
 
-def check_place(location: str | Path | None) -> None:
+def check_folder(location: str | Path | None) -> None:
     """Raise `Error` unless a run can write in the folder `location`, or make it; None is RUNS."""
     path = local(location or os.environ.get("RUNS") or _default_root())
     there = nearest_that_exists(path)

@@ -18,7 +18,7 @@ from ddp_common.messages import TOPIC
 from ddp_common.run.progress import Progress
 from ddp_common.values import whole_number
 
-LOOK_INTERVAL = 0.05  # seconds
+CLAIM_INTERVAL = 0.05  # seconds
 RECONNECT_TIMEOUT = 5  # seconds
 QUIET = 2  # seconds of waiting for workers without a word
 
@@ -78,7 +78,7 @@ def claimed_workers(
                 has_said = True
                 text = f"Waiting for workers, up to {timeout:g} s: {_there_are(answer, caller)}"
                 Progress().note(text, also_in_logs=True)
-            time.sleep(LOOK_INTERVAL)
+            time.sleep(CLAIM_INTERVAL)
             answer = claim()
         yield answer["claimed"]
     finally:
@@ -184,7 +184,7 @@ def _wait_until_connected(client: Client) -> None:
     """
     deadline = time.monotonic() + RECONNECT_TIMEOUT
     while client.status == "connecting" and time.monotonic() < deadline:
-        time.sleep(LOOK_INTERVAL)
+        time.sleep(CLAIM_INTERVAL)
     if client.status == "connecting":
         raise ConnectionError("the connection was lost")
     if client.status != "running":
