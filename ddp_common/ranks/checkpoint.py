@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d
 
 from ddp_common.checkpoint_files import (
     TEMPORARY,
@@ -248,9 +248,8 @@ class Checkpoint:
         found = []
         for name, module in modules.items():
             if any(sampler.placement is not None for sampler in self._samplers):
-                kinds = {type(each) for each in module.modules() if isinstance(each, _BatchNorm)}
-                kinds.discard(torch.nn.SyncBatchNorm)
-                if kinds:
+                kinds = BatchNorm1d, BatchNorm2d, BatchNorm3d
+                if any(isinstance(each, kinds) for each in module.modules()):
                     found.append(
                         f"{name} normalises batches, and each rank has rows of its own partitions "
                         "alone: where the table is ordered, the ranks' batches differ. Shuffle it "
