@@ -109,7 +109,10 @@ class Attempt:
         self.recorder.take(rank, message)
         match message:
             case CheckpointSaved():
-                self.checkpoints.announced(self.addresses[rank], message.name, message.keep)
+                address = self.addresses[rank]
+                lost = self.checkpoints.announced(address, message.name, message.keep)
+                if lost is not None:
+                    self.directory.problem(f"A checkpoint could not be fetched: {lost}", "fetch")
             case Whereabouts():
                 self.whereabouts[rank] = message
             case Ended() if self.state.ended[rank].how != "done":

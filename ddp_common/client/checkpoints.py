@@ -87,14 +87,21 @@ class Checkpoints:
         self._wait()
         return newest_good(self.directory)
 
-    def announced(self, address: str, name: str, keep: int) -> None:
-        """A rank has saved a checkpoint on this worker, and keeps the last `keep`."""
+    def announced(self, address: str, name: str, keep: int) -> str | None:
+        """A rank has saved a checkpoint on this worker, and keeps the last `keep`.
+
+        Returns why the one before could not be fetched, if that is known by now.
+        """
         path = self.directory / name
-        if address in self.blind and not Path(name).is_absolute():
-            earlier = self._fetching.get(path.parent)
-            if earlier is not None:
-                earlier.cancel()  # unless it has begun: retention may have removed it
-            self._fetching[path.parent] = self._fetcher.submit(self._fetch, address, path, keep)
+        if address not in self.blind or Path(name).is_absolute():
+            return None
+        earlier = self._fetching.get(path.parent)
+        self._fetching[path.parent] = self._fetcher.submit(self._fetch, address, path, keep)
+        # Unless it has begun: retention may have removed it
+        if earlier is None or earlier.cancel() or not earlier.done():
+            return None
+        error = earlier.exception()
+        return first_line(error) if error is not None else None
 
     def _fetch(self, address: str, path: Path, keep: int) -> None:
         name = str(path.relative_to(self.directory))

@@ -307,6 +307,8 @@ def _be_rank(supervisor: int, request: Request, descriptors: dict[str, int]) -> 
         os.environ.update(request.environment)
         os.chdir(request.folder)
         os.sched_setaffinity(0, request.cores)
+        sockets = multiprocessing.current_process()._config["tempdir"]  # type: ignore[attr-defined]
+        os.makedirs(sockets, mode=0o700, exist_ok=True)  # something may have cleaned /tmp
         function = getattr(importlib.import_module(request.module), request.function)
         function(*request.arguments, **descriptors)
         code = 0

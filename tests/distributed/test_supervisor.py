@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,6 +139,18 @@ def test_a_supervisor_with_too_few_descriptors_is_a_failure_that_says_so(client)
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     assert ddp.launch(client, ddp.world_size, workers=4).result == 4
+
+
+def loads():
+    loader = torch.utils.data.DataLoader(range(4), num_workers=1)
+    return sum(map(int, loader))
+
+
+def test_ranks_go_on_where_something_has_cleaned_the_folder_of_temporary_files():
+    with ddp.connect("local", workers=1) as client:
+        assert ddp.launch(client, loads, stall_timeout=20).result == 6
+        shutil.rmtree(os.path.dirname(client.fork_server.path))
+        assert ddp.launch(client, loads, stall_timeout=20).result == 6
 
 
 # What is left of them

@@ -5,6 +5,7 @@ run in a mount namespace of their own, where something else lies over the run di
 """
 
 import asyncio
+import errno
 import os
 import sys
 import time
@@ -16,10 +17,10 @@ import torch
 import torch.distributed as dist
 from distributed import Client
 from patience import PATIENCE
-from processes import can_hide, hiding, saved_steps, separate_cluster
+from processes import can_hide, hiding, log_of, saved_steps, separate_cluster
 
 import ddp_common as ddp
-from ddp_common.client import starting
+from ddp_common.client import checkpoints, starting
 from ddp_common.ranks import checkpoint
 from ddp_common.worker import spool
 
@@ -50,6 +51,23 @@ def test_checkpoints_reach_the_client_and_a_restart_goes_on_from_them(apart, tmp
     (event,) = [record for record in run.records if record.get("event") == "restart"]
     assert event["step"] in (0, 3, 6)  # the last save may still be on its way to the client
     assert list(client.run(os.listdir, str(hidden)).values()) == [[], []]
+
+
+def test_a_checkpoint_that_cannot_be_fetched_is_told_while_training_goes_on(apart, monkeypatch):
+    def full(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    client, hidden = apart
+    monkeypatch.setattr(checkpoints, "digest", full)
+    folder, told = hidden / "full", []
+    options = {"workers": 2, "directory": folder, "pause": 0.1}
+    run = ddp.launch(
+        client,
+        faults.train,
+        on_report=lambda record: told.append("could not be fetched" in log_of(folder)),
+        **options,
+    )
+    assert told[-1] and len(run.problems) == 1 and "No space left" in run.problems[0]
 
 
 def save_slowly_and_fail(model):
