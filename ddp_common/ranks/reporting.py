@@ -2,7 +2,7 @@
 
 It does so at any time, without a collective, without waiting. What a rank reports goes into a
 queue. One thread turns tensors into numbers and hands the messages to the agent, which passes them
-on to the client (see `ddp_common.messages`). Ten times a second it also says where training is, if
+on to the client (see `ddp_common.messages`). Four times a second it also says where training is, if
 it has moved: that is how the client knows that a rank is alive. A message that fails on its way is
 told once on stderr, and those after it arrive. Without an agent (a single process) nobody listens,
 and reports are dropped after the same checks.
@@ -29,7 +29,7 @@ from ddp_common.ranks import whereabouts
 
 SUMMED = ("step", "samples", "total_samples")  # over all samplers of this rank
 IN_EVERY_RECORD = ("epoch", "step", "samples", "batch")  # as far as a sampler counts them
-POSITION_INTERVAL = 0.1  # seconds between two messages on where training is
+POSITION_INTERVAL = 0.25  # seconds between two messages on where training is
 COLLECTIVES_INTERVAL = 2.0  # seconds without progress between two looks at collectives
 OWN_COLUMNS = ("rank", "time", "event")  # of every record, written by us
 LARGEST_INTEGER = 2**63  # msgpack knows none from here on

@@ -20,6 +20,7 @@ import math
 import os
 import pickle
 import queue
+import selectors
 import signal
 import socket
 import sys
@@ -43,7 +44,7 @@ from ddp_common.worker.rank_host import HOST
 from ddp_common.worker.supervisor import State, Supervisor
 
 POLL = 0.03  # seconds between looks at whether the client still wants this rank
-PAUSE = 0.1  # seconds in which messages gather: Dask works for each event, whatever is in it
+PAUSE = 0.25  # seconds in which messages gather: Dask works for each event, whatever is in it
 EXIT_TIMEOUT = 15.0  # seconds that a rank has to end after its last word, on a busy machine too
 # Seconds for what is left in the pipes. It takes none, unless a process stays that holds them open
 DRAIN_TIMEOUT = 5.0
@@ -346,17 +347,19 @@ def _pass_on(
     """Pass on what the rank says until it ends, or has to; returns whether it was wanted."""
     next_send = 0.0
     deadline = math.inf  # for the end of the process
-    while not child.supervisor.connection.poll(POLL):
-        now = time.monotonic()
-        if not is_wanted():
-            return False
-        if child.last_word is not None:
-            deadline = min(deadline, now + EXIT_TIMEOUT)
-        if now > deadline:
-            return True
-        messages = child.take() if now > next_send else []
-        if messages:
-            send(messages)
-            next_send = now + PAUSE
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.supervisor.connection, selectors.EVENT_READ)
+        while not selector.select(POLL):
+            now = time.monotonic()
+            if not is_wanted():
+                return False
+            if child.last_word is not None:
+                deadline = min(deadline, now + EXIT_TIMEOUT)
+            if now > deadline:
+                return True
+            messages = child.take() if now > next_send else []
+            if messages:
+                send(messages)
+                next_send = now + PAUSE
     child.supervisor.take_note()
     return True
