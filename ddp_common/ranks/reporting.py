@@ -4,8 +4,8 @@ It does so at any time, without a collective, without waiting. What a rank repor
 queue. One thread turns tensors into numbers and hands the messages to the agent, which passes them
 on to the client (see `ddp_common.messages`). Four times a second it also says where training is,
 if it has moved: that is how the client knows that a rank is alive. A message that fails on its way
-is told once on stderr, and those after it arrive. Without an agent (a single process) nobody listens,
-and reports are dropped after the same checks.
+is told once on stderr, and those after it arrive. Without an agent (a single process) nobody
+listens, and reports are dropped after the same checks.
 """
 
 import base64
