@@ -118,7 +118,8 @@ def _too_few(
 
 def _there_are(answer: dict[str, Any], caller: str | None) -> str:
     """The workers that a claim has found, in a sentence."""
-    parts = [f"the cluster has {answer['known'] or 'no'} workers"]
+    known = answer["known"]
+    parts = [f"the cluster has {known or 'no'} worker{'' if known == 1 else 's'}"]
     if answer["busy"]:
         parts.append(f"of which {answer['busy']} run other launches")
     if answer["paused"]:

@@ -38,9 +38,9 @@ class Script:
                 f"worker's host: {error.strerror}. Start the program in a folder that all hosts "
                 "see."
             ) from None
-        if os.environ.get("DDP_OWN_GPU_FIRST"):
-            devices = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-            ordered = own_gpu_at(int(os.environ["LOCAL_RANK"]), devices)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if os.environ.get("DDP_OWN_GPU_FIRST") and visible:
+            ordered = own_gpu_at(int(os.environ["LOCAL_RANK"]), visible.split(","))
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ordered)
         try:
             self._run()

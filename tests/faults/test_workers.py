@@ -83,7 +83,7 @@ def launches(workers):
 
 def test_a_task_that_launches_gets_the_other_workers(two_workers):
     assert two_workers.submit(launches, 1).result() == 1
-    with pytest.raises(ddp.Error, match="has 1 workers, besides the one at .* calls launch"):
+    with pytest.raises(ddp.Error, match="has 1 worker, besides the one at .* calls launch"):
         two_workers.submit(launches, 2).result()
 
 
