@@ -199,7 +199,7 @@ class Attempt:
             self.state.cancel(RESTARTED)
             return self.cancelled()
         end = self.state.ended[rank]
-        if end.how == "lost":
+        if end.how in outcome.WORKER_ENDED:
             end.message = self._why_lost(self.addresses[rank])
         return outcome.rank_failed(self.state, rank)
 

@@ -36,7 +36,11 @@ CONSEQUENCE = re.compile(
     r"Connection (closed|reset) by peer|Connection was likely closed|Broken pipe"
     r"|remote process exited|ncclRemoteError|Failed to recv|Socket closed|failed to connect"
 )
-NURSERY_KILLED = (
+WORKER_ENDED = {  # a job that is cancelled comes as either
+    "lost": "its worker died or cannot be reached",
+    "cancelled": "its worker was closed",
+}
+SUPERVISOR_KILLED = (
     "the process that forked it was killed, often because memory ran out, and it with that one"
 )
 PROGRESS_IS = (
@@ -250,11 +254,9 @@ def _without_dump(lines: list[str]) -> tuple[list[str], str]:
 
 
 def _cause(end: Ended, uncaught: str | None) -> str:
-    if end.how == "lost":
-        job = f" ({end.message})" if end.message else ""
-        return f"its worker died or cannot be reached{job}"
-    if end.how == "cancelled":
-        return "its worker was closed"
+    if end.how in WORKER_ENDED:
+        why = f" ({end.message})" if end.message else ""
+        return f"{WORKER_ENDED[end.how]}{why}"
     if end.how == "raised":
         return end.message
     killed_by = _signal_name(end)
@@ -271,7 +273,7 @@ def _cause(end: Ended, uncaught: str | None) -> str:
     if killed_by:
         return f"killed by {killed_by}"
     if end.exitcode is None:
-        return NURSERY_KILLED
+        return SUPERVISOR_KILLED
     return f"it left with exit code {end.exitcode} before it had finished"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 stop_requested = False  # by SIGTERM: the ranks shall save and leave
-interrupted = False  # by Ctrl-C, while a launch in the main thread runs
+interrupted = False  # by Ctrl-C; while a launch in the main thread runs, it sets this itself
 
 attempts_running = 0  # whom it concerns; none: a handler of SIGTERM ends the program itself
 

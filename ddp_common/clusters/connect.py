@@ -218,6 +218,8 @@ def _start(profile: dict, wanted: int | str | None) -> ClusterClient:
     count = number_of_workers(wanted if wanted is not None else profile["workers"])
     jobs = cluster = client = fork_server = None
     try:
+        name = profile["cluster"] if is_batch(profile) else _class_and_options(profile, count)[0]
+        cluster_class(name)  # in this thread: dask-jobqueue sets the handler of a signal
         if is_batch(profile):
             jobs = made_in_time(lambda: Jobs(profile))
             cluster = jobs.cluster

@@ -125,7 +125,9 @@ def test_where_no_new_job_starts_in_time_the_run_goes_on_with_those_there_are(
         said = finish(process, tmp_path)
     assert "Going on with 1 of 2 workers: the others did not come within" in said
     assert re.search(r"Restart 1 on 1 rank\(s\) from step [1-9]", said), said
-    assert re.search(r"its worker died or cannot be reached \(job \d+: .*cancelled", said), said
+    assert re.search(
+        r"its worker (died or cannot be reached|was closed) \(job \d+: .*cancelled", said
+    ), said
 
 
 def test_jobs_end_by_themselves_when_the_program_that_submitted_them_is_killed(

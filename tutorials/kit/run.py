@@ -138,6 +138,8 @@ def execute(tutorial: str, path: Path):
     the job raises; an `Error` says how to go on.
     """
     signal.signal(signal.SIGTERM, pass_on_sigterm)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, note_interrupt)
     os.environ.setdefault("MPLBACKEND", "agg")
     namespace: dict[str, Any] = {"__name__": "__main__", "__file__": str(path)}
     began = time.monotonic()
@@ -172,6 +174,12 @@ def execute(tutorial: str, path: Path):
     seconds = time.monotonic() - began
     words = closing_words(namespace["run"]) if "run" in namespace else ""
     click.echo(f"\nDone in {seconds:.0f} s. {words}")
+
+
+def note_interrupt(number, frame):
+    """Also before a launch, which then hears of it."""
+    signals.interrupted = True
+    raise KeyboardInterrupt
 
 
 def pass_on_sigterm(number, frame):
