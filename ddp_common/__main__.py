@@ -104,12 +104,7 @@ def run(workers, nnodes, cluster, restarts, stall_timeout, module, script, argum
     from ddp_common.ranks import scripts
     from ddp_common.values import whole_number
 
-    def pass_on_sigterm(number: int, frame: object) -> None:
-        if signals.stop_requested or not signals.attempts_running:
-            sys.exit(128 + number)  # what the `with` block holds is ended
-        signals.stop_requested = True
-
-    signal.signal(signal.SIGTERM, pass_on_sigterm)
+    signal.signal(signal.SIGTERM, signals.pass_on_sigterm)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if nnodes not in ("1", "1:1"):

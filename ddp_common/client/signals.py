@@ -6,6 +6,7 @@ raises in a callback of an import or of the garbage collector.
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -14,6 +15,14 @@ stop_requested = False  # by SIGTERM: the ranks shall save and leave
 interrupted = False  # by Ctrl-C; while a launch in the main thread runs, it sets this itself
 
 attempts_running = 0  # whom it concerns; none: a handler of SIGTERM ends the program itself
+
+
+def pass_on_sigterm(number: int, frame: FrameType | None) -> None:
+    """A handler of SIGTERM: ranks are told, if any run; else, and the second time, it exits."""
+    global stop_requested
+    if stop_requested or not attempts_running:
+        sys.exit(128 + number)
+    stop_requested = True
 
 
 @contextlib.contextmanager

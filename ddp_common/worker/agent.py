@@ -41,9 +41,8 @@ from ddp_common.messages import TOPIC, Ended, Line, Message, RankSpec, Started, 
 from ddp_common.worker import time_limit
 from ddp_common.worker.output import Output, seconds_for
 from ddp_common.worker.rank_host import HOST
-from ddp_common.worker.supervisor import State, Supervisor
+from ddp_common.worker.supervisor import POLL, State, Supervisor
 
-POLL = 0.03  # seconds between looks at whether the client still wants this rank
 PAUSE = 0.25  # seconds in which messages gather: Dask works for each event, whatever is in it
 EXIT_TIMEOUT = 15.0  # seconds that a rank has to end after its last word, on a busy machine too
 # Seconds for what is left in the pipes. It takes none, unless a process stays that holds them open

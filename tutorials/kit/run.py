@@ -137,7 +137,7 @@ def execute(tutorial: str, path: Path):
     SIGTERM, which a batch system sends, is passed on to the ranks if any are training. Raises what
     the job raises; an `Error` says how to go on.
     """
-    signal.signal(signal.SIGTERM, pass_on_sigterm)
+    signal.signal(signal.SIGTERM, signals.pass_on_sigterm)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, note_interrupt)
     os.environ.setdefault("MPLBACKEND", "agg")
@@ -180,12 +180,6 @@ def note_interrupt(number, frame):
     """Also before a launch, which then hears of it."""
     signals.interrupted = True
     raise KeyboardInterrupt
-
-
-def pass_on_sigterm(number, frame):
-    if signals.stop_requested or not signals.attempts_running:
-        sys.exit(128 + number)
-    signals.stop_requested = True
 
 
 def when_it_was(namespace: dict) -> str:
