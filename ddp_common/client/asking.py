@@ -1,9 +1,15 @@
-"""Asking workers that may not answer, and the scheduler which workers there are."""
+"""Asking workers that may not answer, and the scheduler which workers there are.
 
+A question is a coroutine on the event loop of Dask's client: whoever asks goes on meanwhile. Dask
+itself would wait for a worker that is suspended for ever, and for a dead one half a minute.
+"""
+
+import asyncio
+import concurrent.futures
 import contextlib
-import threading
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from distributed import Client
@@ -13,20 +19,30 @@ from ddp_common.errors import Error
 POLL = 0.02  # seconds
 
 
+def begin(client: Client, ask: Callable[[], Awaitable]) -> concurrent.futures.Future:
+    """Have `ask` asked, in which calls of `client` are awaited; returns what it will return."""
+
+    async def answer() -> Any:
+        return await ask()
+
+    return asyncio.run_coroutine_threadsafe(answer(), client.loop.asyncio_loop)  # type: ignore
+
+
 def ask_each(client: Client, function: Callable, *arguments: Any, workers: list[str]) -> dict:
     """What `function(*arguments)` returns on each worker: a dict that fills as they answer.
 
-    Each is asked by a thread of its own: Dask would wait for one that is suspended for ever. What
-    one raises leaves it without an answer.
+    What one raises leaves it without an answer.
     """
     answers: dict[str, Any] = {}
 
-    def ask(address: str) -> None:
+    async def ask(address: str) -> None:
         with contextlib.suppress(OSError):  # a lost scheduler is heard of otherwise
-            answers.update(client.run(function, *arguments, workers=[address], on_error="ignore"))
+            answers.update(
+                await client.run(function, *arguments, workers=[address], on_error="ignore")
+            )
 
     for address in workers:
-        threading.Thread(target=ask, args=(address,), daemon=True, name="ddp-asking").start()
+        begin(client, functools.partial(ask, address))
     return answers
 
 

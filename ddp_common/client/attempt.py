@@ -10,16 +10,15 @@ import contextlib
 import logging
 import math
 import queue
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from dask.utils import format_bytes
 from distributed import CancelledError, Client, Future
 
 from ddp_common.client import outcome
-from ddp_common.client.asking import known_workers, refuse_without_package
+from ddp_common.client.asking import begin, known_workers, refuse_without_package
 from ddp_common.client.checkpoints import Checkpoints
 from ddp_common.client.claiming import KeepsWorkers
 from ddp_common.client.inbox import (
@@ -32,8 +31,9 @@ from ddp_common.client.inbox import (
     why_cancelled,
 )
 from ddp_common.client.outcome import AttemptState
+from ddp_common.client.rank import Rank
 from ddp_common.errors import Error, SchedulerLost
-from ddp_common.messages import CheckpointSaved, Ended, Message, Whereabouts, unpack
+from ddp_common.messages import CheckpointSaved, Ended, Message, unpack
 from ddp_common.run.recorder import Recorder
 from ddp_common.run.run_directory import RunDirectory
 
@@ -63,12 +63,10 @@ class Attempt:
         self.directory = directory
         self.recorder = Recorder(directory, on_report)
         self.state = AttemptState(addresses, directory.path)
+        self.ranks = self.state.ranks
         self.checkpoints = Checkpoints(
             client, attempt_id, directory.path / "checkpoints", addresses
         )
-        self.handed: list[Future | None] = [None] * len(addresses)  # the tables of each rank
-        self.futures: list[Future] = []  # the tasks of the ranks
-        self.whereabouts: dict[int, Whereabouts] = {}
         self.began = time.monotonic()
         self.submitted = math.inf  # when the tasks of all ranks were
         self.told_to_stop: float | None = None  # when SIGTERM was passed on to a script
@@ -95,9 +93,10 @@ class Attempt:
                 if event.address in self.addresses:
                     self.state.lose_worker(event.address)
                     self.directory.log(f"the worker at {event.address} was lost")
-            case TaskEnded(status="error") if event.rank not in self.state.ended:
-                error = self.futures[event.rank].exception()
-                ended = Ended("raised", message=f"Its agent failed: {error!r}")
+            case TaskEnded(status="error") if self.ranks[event.rank].end is None:
+                task = self.ranks[event.rank].task
+                assert task is not None, "it has ended"
+                ended = Ended("raised", message=f"Its agent failed: {task.exception()!r}")
                 self._take_message(event.rank, ended)
             case TaskEnded(status="cancelled"):
                 # By somebody else, or by the client, which has lost the scheduler or is closed.
@@ -113,29 +112,18 @@ class Attempt:
                 lost = self.checkpoints.announced(address, message.name, message.keep)
                 if lost is not None:
                     self.directory.problem(f"A checkpoint could not be fetched: {lost}", "fetch")
-            case Whereabouts():
-                self.whereabouts[rank] = message
-            case Ended() if self.state.ended[rank].how != "done":
-                self.directory.log(f"rank {rank} {outcome.in_log(self.state.ended[rank])}")
+            case Ended() if self.ranks[rank].how != "done":
+                self.directory.log(f"rank {rank} {outcome.in_log(self.ranks[rank].last_word)}")
 
     # Asking
 
-    def wait_for(self, ask: Callable[[], Any], timeout: float) -> Any:
-        """What `ask` returns, which asks workers through Dask; at most `timeout` seconds.
+    def wait_for(self, ask: Callable[[], Awaitable], timeout: float) -> Any:
+        """What `ask` returns, which awaits workers through Dask; at most `timeout` seconds.
 
-        Dask would wait for a worker that is suspended for ever, and for one that is dead half a
-        minute. Raises `RankFailed` if a worker is lost meanwhile, and `Error` for workers that do
-        not answer in time, or that have no `ddp_common`.
+        Raises `RankFailed` if a worker is lost meanwhile, and `Error` for workers that do not
+        answer in time, or that have no `ddp_common`.
         """
-        answer: concurrent.futures.Future = concurrent.futures.Future()
-
-        def fill() -> None:
-            try:
-                answer.set_result(ask())
-            except BaseException as error:  # raised again in the thread of the caller
-                answer.set_exception(error)
-
-        threading.Thread(target=fill, daemon=True, name="ddp-asking").start()
+        answer = begin(self.client, ask)
         deadline = time.monotonic() + timeout
         while not answer.done():
             concurrent.futures.wait([answer], SHORT_LOOK)
@@ -171,7 +159,7 @@ class Attempt:
 
     def _raise_if_lost(self) -> None:
         if self.state.failed():
-            raise self.failure_of(min(self.state.failed()))
+            raise self.failure_of(self.state.failed()[0])
         if self.state.is_cancelled or self.client.status != "running":
             raise self.cancelled()
 
@@ -189,18 +177,21 @@ class Attempt:
 
     # What it ends with
 
-    def failure_of(self, rank: int) -> Exception:
+    def tasks(self) -> list[Future]:
+        """Our tasks of all ranks: those that hand over tables, and the agents'."""
+        futures = [future for rank in self.ranks for future in (rank.tables, rank.task)]
+        return [future for future in futures if future is not None]
+
+    def failure_of(self, rank: Rank) -> Exception:
         """The exception for a rank that failed, or for the restart of the cluster that ended it.
 
         A restart kills the workers, so it may be heard of last. Our futures know of it first.
         """
-        tasks = [future for future in (*self.futures, *self.handed) if future is not None]
-        if any(why_cancelled(task) == RESTARTED for task in tasks):
+        if any(why_cancelled(task) == RESTARTED for task in self.tasks()):
             self.state.cancel(RESTARTED)
             return self.cancelled()
-        end = self.state.ended[rank]
-        if end.how in outcome.WORKER_ENDED:
-            end.message = self._why_lost(self.addresses[rank])
+        if rank.how in outcome.WORKER_ENDED:
+            rank.last_word.message = self._why_lost(rank.address)
         return outcome.rank_failed(self.state, rank)
 
     def _why_lost(self, address: str) -> str:

@@ -26,7 +26,7 @@ FORGET_TIMEOUT = 5  # seconds that workers have to remove their copies
 
 
 class Checkpoints:
-    """The checkpoints of one attempt: call `find`, then `hand_out`, in the end `close`.
+    """The checkpoints of one attempt: await `find`, then `hand_out`, in the end call `close`.
 
     `folders` maps a worker's address to the folder of its rank's checkpoints, `resumed` is the one
     to go on from. Fetching is done by a thread, so that a large file does not keep the client from
@@ -49,7 +49,7 @@ class Checkpoints:
         self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="ddp-checkpoints")
         self._fetching: dict[Path, Future] = {}  # the file that was announced last, by its folder
 
-    def find(self) -> None:
+    async def find(self) -> None:
         """Find out which workers see the run directory.
 
         Raises `Error` where the client cannot write there.
@@ -63,7 +63,7 @@ class Checkpoints:
                 "Make room, or choose another one."
             ) from None
         try:
-            self.folders = self.client.run(
+            self.folders = await self.client.run(
                 spool.find_checkpoints, self.attempt_id, str(self.directory), workers=self.blind
             )
         finally:
@@ -72,7 +72,7 @@ class Checkpoints:
             each for each, folder in self.folders.items() if folder != str(self.directory)
         ]
 
-    def hand_out(self) -> None:
+    async def hand_out(self) -> None:
         """Write the newest of each folder to the workers that do not see them."""
         if not self.blind:
             return
@@ -80,7 +80,7 @@ class Checkpoints:
         for path in filter(None, [self.resumed, *map(newest, folders)]):
             name = str(path.relative_to(self.directory))
             content = path.read_bytes()
-            self.client.run(spool.write, self.attempt_id, name, content, workers=self.blind)
+            await self.client.run(spool.write, self.attempt_id, name, content, workers=self.blind)
 
     def newest(self) -> Path | None:
         """The newest good checkpoint on the client, None if there is none."""

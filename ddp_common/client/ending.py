@@ -8,6 +8,7 @@ import time
 from distributed import CancelledError
 
 from ddp_common.client.attempt import SHORT_LOOK, Attempt
+from ddp_common.client.rank import Phase
 from ddp_common.errors import Error
 
 GONE_TIMEOUT = 7  # seconds to wait for ranks to be gone: more than an agent takes at most
@@ -27,22 +28,22 @@ def end(attempt: Attempt) -> None:
     finally:
         # Let go of all tasks, and so of their results: one that hands over tables may still wait
         # for a worker that is gone.
-        for future in filter(None, [*attempt.futures, *attempt.handed]):
-            future.release()
+        for task in attempt.tasks():
+            task.release()
         attempt.recorder.close()
 
 
 def _end_ranks(attempt: Attempt) -> None:
     """Cancel what still runs and wait until every rank says that it is gone."""
-    running = [future for future in attempt.futures if not future.done()]
+    running = [rank.task for rank in attempt.ranks if rank.task and not rank.task.done()]
     if running:
         attempt.client.cancel(running, force=True)
     began = time.monotonic()
     while time.monotonic() < began + GONE_TIMEOUT:
-        pending = set(range(len(attempt.futures))) - set(attempt.state.ended)
+        pending = [rank for rank in attempt.ranks if rank.task and rank.end is None]
         if not pending:
             return
-        none_has_started = not pending & set(attempt.state.hosts)
+        none_has_started = not any(rank.has_started for rank in pending)
         if none_has_started and time.monotonic() > began + UNSTARTED_TIMEOUT:
             return
         attempt.take_next(SHORT_LOOK)
@@ -50,9 +51,8 @@ def _end_ranks(attempt: Attempt) -> None:
 
 def _finish_fetching(attempt: Attempt) -> None:
     """Get the last checkpoints of workers that do not see the run directory."""
-    state = attempt.state
-    lost = {rank for rank, end in state.ended.items() if end.how == "lost"} | state.lost_late
-    problem = attempt.checkpoints.close({attempt.addresses[rank] for rank in lost})
+    lost = {rank.address for rank in attempt.ranks if rank.phase is Phase.LOST}
+    problem = attempt.checkpoints.close(lost)
     if problem:
         attempt.directory.problem(
             f"The newest checkpoint could not be fetched: {problem}", "fetch"

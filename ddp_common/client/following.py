@@ -13,6 +13,7 @@ from ddp_common.client import hangs, outcome, signals
 from ddp_common.client.asking import answers_within, ask_each
 from ddp_common.client.attempt import CAUSE_TIMEOUT, LOOK_INTERVAL, SHORT_LOOK, Attempt
 from ddp_common.client.outcome import Failed, Outcome
+from ddp_common.client.rank import Rank
 from ddp_common.errors import Error, RunStopped
 from ddp_common.worker import agent
 
@@ -53,7 +54,7 @@ def follow(attempt: Attempt, timeout: float, stall_timeout: float | None) -> Any
 
 def _wait_for_the_cause(attempt: Attempt) -> Failed | Outcome:
     """All ranks that failed have lost a peer: wait a moment for the one that did not."""
-    timeout = CAUSE_TIMEOUT_WHEN_RETURNED if attempt.state.returned else CAUSE_TIMEOUT
+    timeout = CAUSE_TIMEOUT_WHEN_RETURNED if attempt.state.returned() else CAUSE_TIMEOUT
     deadline = time.monotonic() + timeout
     while True:
         attempt.take_what_is_there()
@@ -71,9 +72,10 @@ def _look_around(attempt: Attempt, timeout: float, stall_timeout: float | None) 
     state = attempt.state
     if signals.interrupted:
         raise KeyboardInterrupt
-    if signals.stop_requested and state.moved and not state.stopped():
+    unstarted = state.unstarted()
+    some_have_started = len(unstarted) < len(state.ranks)
+    if signals.stop_requested and some_have_started and not state.stopped():
         _pass_on_sigterm(attempt, now)
-    unstarted = sorted(set(range(len(attempt.addresses))) - set(state.hosts))
     if unstarted and now - attempt.submitted > timeout:
         _refuse_busy(attempt, unstarted[0], timeout)
     if unstarted and now - max(attempt.submitted, state.last_started) > START_TIMEOUT:
@@ -81,18 +83,18 @@ def _look_around(attempt: Attempt, timeout: float, stall_timeout: float | None) 
         raise outcome.rank_stalled(state, unstarted[0], why, START_TIMEOUT, {}, {})
     stuck = state.stalled(stall_timeout, now)
     if stuck:
-        standstill = _standstill(attempt, stuck)
+        _ask_where_ranks_are(attempt)
         # A rank that has failed meanwhile is the cause
         if outcome.outcome(state) is Outcome.GOES_ON:
-            raise _stalled(attempt, standstill, stall_timeout or math.inf)
-    elif stall_timeout and state.returned and now > attempt.looked_for_returned:
+            raise _stalled(attempt, stuck, stall_timeout or math.inf)
+    elif stall_timeout and state.returned() and now > attempt.looked_for_returned:
         attempt.looked_for_returned = now + RETURNED_TIMEOUT
         stuck = state.stalled(RETURNED_TIMEOUT, now)
         if stuck:
-            standstill = _standstill(attempt, stuck)
+            _ask_where_ranks_are(attempt)
             is_undecided = outcome.outcome(state) is Outcome.GOES_ON
-            if is_undecided and hangs.is_for_good(standstill):
-                raise _stalled(attempt, standstill, RETURNED_TIMEOUT)
+            if is_undecided and hangs.is_for_good(state.ranks, stuck):
+                raise _stalled(attempt, stuck, RETURNED_TIMEOUT)
 
 
 def _pass_on_sigterm(attempt: Attempt, now: float) -> None:
@@ -116,67 +118,60 @@ def _pass_on_sigterm(attempt: Attempt, now: float) -> None:
         )
 
 
-def _refuse_busy(attempt: Attempt, rank: int, timeout: float) -> None:
+def _refuse_busy(attempt: Attempt, rank: Rank, timeout: float) -> None:
     """Raise `Error` if the worker of this rank, which has not started, executes other tasks."""
-    address, key = attempt.addresses[rank], attempt.futures[rank].key
+    assert rank.task is not None, "it was submitted"
     found = answers_within(
-        BUSY_TIMEOUT, attempt.client, agent.tasks_before, key, workers=[address]
+        BUSY_TIMEOUT, attempt.client, agent.tasks_before, rank.task.key, workers=[rank.address]
     )
-    if found.get(address):
-        tasks = ", ".join(found[address])
+    if found.get(rank.address):
+        tasks = ", ".join(found[rank.address])
         raise Error(
-            f"The worker at {address} was busy for {timeout:g} s with {tasks}, so rank {rank} "
-            "could not start. Wait for these tasks, or start more workers; where they are to run "
-            "beside ranks, give workers more threads (threads_per_worker)."
+            f"The worker at {rank.address} was busy for {timeout:g} s with {tasks}, so rank "
+            f"{rank.number} could not start. Wait for these tasks, or start more workers; where "
+            "they are to run beside ranks, give workers more threads (threads_per_worker)."
         )
 
 
-def _ask_where_ranks_are(attempt: Attempt) -> dict[int, str | None]:
-    """Have all ranks that live say where they are, into `whereabouts`.
-
-    Returns the states of their processes; None where the worker does not answer in time.
-    """
-    addresses = attempt.addresses
-    alive = [rank for rank in range(len(addresses)) if rank not in attempt.state.ended]
-    attempt.whereabouts.clear()  # of a SIGUSR1 that somebody else has sent before
-    workers = [addresses[rank] for rank in alive]
+def _ask_where_ranks_are(attempt: Attempt) -> None:
+    """Have all ranks that live say where they are, and their workers how their processes are."""
+    for rank in attempt.ranks:
+        rank.whereabouts = None  # of a SIGUSR1 that somebody else has sent before
+    asked = [rank for rank in attempt.ranks if rank.end is None]
+    workers = [rank.address for rank in asked]
     answers = ask_each(attempt.client, agent.ask_where, workers=workers)
     deadline = time.monotonic() + WHEREABOUTS_TIMEOUT
-    expected = set(alive)
-    while expected - set(attempt.whereabouts) and time.monotonic() < deadline:
+    expected = asked
+    while expected and time.monotonic() < deadline:
         attempt.take_next(SHORT_LOOK)
-        suspended = {rank for rank in alive if answers.get(addresses[rank]) in hangs.SUSPENDED}
-        expected = set(alive) - set(attempt.state.ended) - suspended
-    return {rank: answers.get(addresses[rank]) for rank in alive}
+        for rank in asked:
+            rank.process_state = answers.get(rank.address)
+        expected = [
+            rank
+            for rank in asked
+            if rank.end is None
+            and rank.whereabouts is None
+            and rank.process_state not in hangs.SUSPENDED
+        ]
 
 
-def _standstill(attempt: Attempt, stuck: list[int]) -> hangs.Standstill:
-    """What all ranks say, asked now."""
-    states = _ask_where_ranks_are(attempt)
-    state = attempt.state
-    return hangs.Standstill(
-        addresses=attempt.addresses,
-        stuck=stuck,
-        steps={rank: state.step_of(rank) for rank in range(len(attempt.addresses))},
-        returned={rank: state.step_of(rank) for rank in state.returned},
-        states=states,
-        answers=attempt.whereabouts,
+def _stalled(attempt: Attempt, stuck: list[Rank], timeout: float) -> Exception:
+    ranks = attempt.ranks
+    rank, why = hangs.name_culprit(ranks, stuck)
+    waits = hangs.where_ranks_wait(ranks)
+    stacks = {each.number: each.whereabouts.stack for each in ranks if each.whereabouts}
+    attempt.directory.log(
+        f"rank {rank.number} stalled: {why}\n{outcome.where_all_are(waits, stacks)}"
     )
-
-
-def _stalled(attempt: Attempt, standstill: hangs.Standstill, timeout: float) -> Exception:
-    state, answers = attempt.state, standstill.answers
-    rank, why = hangs.name_culprit(standstill)
-    waits = hangs.where_ranks_wait(standstill)
-    stacks = {each: answer.stack for each, answer in sorted(answers.items())}
-    attempt.directory.log(f"rank {rank} stalled: {why}\n{outcome.where_all_are(waits, stacks)}")
-    return outcome.rank_stalled(state, rank, why, timeout, waits, stacks)
+    return outcome.rank_stalled(attempt.state, rank, why, timeout, waits, stacks)
 
 
 def _result(attempt: Attempt) -> Any:
     import torch  # not at the top: it takes a second, and only a result needs it
 
-    pickled = attempt.wait_for(attempt.futures[0].result, math.inf)
+    task = attempt.ranks[0].task
+    assert task is not None, "it has ended"
+    pickled = attempt.wait_for(task.result, math.inf)
     try:
         # Our own ranks' pickle
         result = torch.load(io.BytesIO(pickled), map_location="cpu", weights_only=False)

@@ -8,9 +8,9 @@ looked for, and the rank with the rarer call is named.
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
 
-from ddp_common.messages import Collective, Whereabouts
+from ddp_common.client.rank import Rank, numbers
+from ddp_common.messages import Collective
 
 # Of psutil's words for a process, those of one that is suspended: by SIGSTOP, by a debugger
 SUSPENDED = ("stopped", "tracing-stop")
@@ -24,67 +24,50 @@ CONTEXT = 2  # calls before one that tell a call that is usual there from one th
 SAME_ON_ALL = ("all_reduce", "broadcast", "reduce", "allreduce_coalesced")  # sizes, that is
 
 
-@dataclass
-class Standstill:
-    """What is known of ranks that have stopped making progress, everything by rank."""
+def name_culprit(ranks: list[Rank], stuck: list[Rank]) -> tuple[Rank, str]:
+    """Of all ranks, the one that keeps the others waiting, and why, in a sentence or two.
 
-    addresses: list[str]  # of the workers
-    stuck: list[int]  # ranks that live, have work to do and make no progress
-    steps: dict[int, int]  # the last step that is known
-    returned: dict[int, int]  # its function has returned, at this step
-    states: dict[int, str | None]  # of the process, in psutil's words; None: its worker is silent
-    answers: dict[int, Whereabouts]
-
-    def collectives(self) -> dict[int, list[Collective]]:
-        """The latest collectives of the ranks that have said them, oldest first."""
-        return {
-            rank: [Collective(**fields) for fields in answer.collectives]
-            for rank, answer in self.answers.items()
-            if answer.collectives is not None
-        }
-
-
-def name_culprit(standstill: Standstill) -> tuple[int, str]:
-    """The rank that keeps the others waiting, and why, in a sentence or two.
-
-    First come ranks that do not answer, then one whose function has returned, one that called
-    another collective than its peers, one that is not where the others wait, one that is behind.
+    `stuck`: those that live, have work to do and make no progress. First come ranks that do not
+    answer, then one whose function has returned, one that called another collective than its
+    peers, one that is not where the others wait, one that is behind.
     """
-    silent = _silent(standstill)
+    silent = _silent(ranks, stuck)
     if silent is not None:
         return silent
-    collectives = standstill.collectives()
     # Also ranks that are not stuck: the others may wait for one that does something of its own.
     elsewhere = [
         rank
-        for rank, answer in sorted(standstill.answers.items())
-        if rank not in standstill.returned and not is_in_collective(answer.stack)
+        for rank in ranks
+        if rank.whereabouts is not None
+        and not rank.has_returned
+        and not is_in_collective(rank.whereabouts.stack)
     ]
-    different = _different_calls(collectives)
-    if standstill.returned and not elsewhere:
-        rank, why = returned_early(standstill.returned, standstill.stuck, "waits for it")
+    returned = [rank for rank in ranks if rank.has_returned]
+    different = _different_calls(ranks)
+    if returned and not elsewhere:
+        culprit, why = returned_early(returned, stuck, "waits for it")
     elif different is not None:
         return different  # it names the collectives itself
-    elif elsewhere and len(elsewhere) < len(standstill.addresses):
-        rank = elsewhere[0]
-        why = f"It is not in a collective{_at_step(standstill.steps, rank)}."
+    elif elsewhere and len(elsewhere) < len(ranks):
+        culprit = elsewhere[0]
+        why = f"It is not in a collective{_at_step(culprit)}."
     else:
-        rank = min(standstill.stuck, key=lambda each: standstill.steps.get(each, 0))
-        why = f"It is behind the others{_at_step(standstill.steps, rank)}."
-    return rank, why + _who_waits(rank, collectives)
+        culprit = min(stuck, key=lambda rank: rank.step)
+        why = f"It is behind the others{_at_step(culprit)}."
+    return culprit, why + _who_waits(culprit, ranks)
 
 
-def _silent(standstill: Standstill) -> tuple[int, str] | None:
-    for rank in sorted(standstill.states):
-        if rank in standstill.answers:  # it may come before its worker's own word on the state
+def _silent(ranks: list[Rank], stuck: list[Rank]) -> tuple[Rank, str] | None:
+    for rank in ranks:
+        has_answered = rank.whereabouts is not None  # maybe before its worker has
+        if rank.end is not None or has_answered:
             continue
-        state = standstill.states[rank]
-        if state is None and rank in standstill.stuck:
-            return rank, f"Its worker at {standstill.addresses[rank]} does not answer."
+        if rank.process_state is None and rank in stuck:
+            return rank, f"Its worker at {rank.address} does not answer."
         # Also one that is not stuck yet: its last progress may have come a moment after its peers'
-        if state in SUSPENDED and rank not in standstill.returned:
+        if rank.process_state in SUSPENDED and not rank.has_returned:
             return rank, "Its process is stopped (SIGSTOP, or a debugger)."
-        if state is not None and rank in standstill.stuck:
+        if rank.process_state is not None and rank in stuck:
             return rank, (
                 "Its process runs and does not answer: a call of C or C++ keeps Python's lock. "
                 "`py-spy dump --native` on its host says which."
@@ -92,30 +75,35 @@ def _silent(standstill: Standstill) -> tuple[int, str] | None:
     return None
 
 
-def returned_early(returned: dict[int, int], peers: list[int], what: str) -> tuple[int, str]:
-    """Of the ranks whose function has returned, at these steps, the one to blame, and why.
+def returned_early(returned: list[Rank], peers: list[Rank], what: str) -> tuple[Rank, str]:
+    """Of the ranks whose function has returned the one to blame, and why.
 
     `peers` went on, and `what` became of them then.
     """
-    rank = min(returned)
+    rank = returned[0]
     return rank, (
-        f"It came to its end{_at_step(returned, rank)}, while rank "
-        f"{', '.join(map(str, peers))} went on and {what}. Every rank must run the same number of "
-        "steps."
+        f"It came to its end{_at_step(rank)}, while rank {numbers(peers)} went on and {what}. "
+        "Every rank must run the same number of steps."
     )
 
 
-def _at_step(steps: dict[int, int], rank: int) -> str:
+def _calls(rank: Rank) -> list[Collective]:
+    """The latest collectives of a rank, oldest first, as far as it has said them."""
+    said = rank.whereabouts and rank.whereabouts.collectives
+    return [Collective(**fields) for fields in said or []]
+
+
+def _at_step(rank: Rank) -> str:
     """' at step 12'; '' where no step is known, as of a script that has steps of its own."""
-    return f" at step {steps[rank]}" if steps.get(rank) else ""
+    return f" at step {rank.step}" if rank.step else ""
 
 
-def _different_calls(collectives: dict[int, list[Collective]]) -> tuple[int, str] | None:
+def _different_calls(ranks: list[Rank]) -> tuple[Rank, str] | None:
     """The rank that has called another collective than its peers; None if no call differs.
 
     Of two, the one whose call has come less often after the same `CONTEXT` calls is named.
     """
-    numbered, contexts = _by_number(collectives)
+    numbered, contexts = _by_number(ranks)
     usual = Counter(contexts.values())
     for key in sorted(numbered):
         calls = numbered[key]
@@ -128,7 +116,7 @@ def _different_calls(collectives: dict[int, list[Collective]]) -> tuple[int, str
         rank, peer = rarest_first[0], rarest_first[-1]
         peers = [each for each in calls if _shape(calls[each]) == _shape(calls[peer])]
         return rank, (
-            f"It has called {in_words(calls[rank])}, while rank {', '.join(map(str, peers))} "
+            f"It has called {in_words(calls[rank])}, while rank {numbers(peers)} "
             f"called {in_words(calls[peer])}. Every rank must call the same collectives in the "
             "same order, with tensors of one size and dtype; look for a condition on the rank."
             f"{_forward_of_ddp(calls[rank], calls[peer])}"
@@ -146,16 +134,16 @@ def _forward_of_ddp(one: Collective, other: Collective) -> str:
     )
 
 
-def _by_number(collectives: dict[int, list[Collective]]) -> tuple[dict, dict]:
+def _by_number(ranks: list[Rank]) -> tuple[dict, dict]:
     """Collectives by (process group, number in it), then by rank.
 
     And by (rank, process group, number) the shape of the call, after those of the calls before it.
     """
-    numbered: dict[tuple, dict[int, Collective]] = {}
+    numbered: dict[tuple, dict[Rank, Collective]] = {}
     contexts: dict[tuple, tuple] = {}
-    for rank, record in collectives.items():
+    for rank in ranks:
         before: dict[tuple, tuple] = {}
-        for each in record:
+        for each in _calls(rank):
             if each.is_between_two:
                 continue
             group = each.group, *each.members
@@ -177,18 +165,20 @@ def _elements(collective: Collective) -> int:
     return sum(math.prod(size) for size in collective.sizes)
 
 
-def _waits_in(record: list[Collective]) -> Collective | None:
+def _waits_in(rank: Rank) -> Collective | None:
     """The first collective that a rank has begun and not finished."""
-    unfinished = (each for each in record if not each.is_finished and not each.is_between_two)
-    return next(unfinished, None)
+    for each in _calls(rank):
+        if not each.is_finished and not each.is_between_two:
+            return each
+    return None
 
 
-def _who_waits(culprit: int, collectives: dict[int, list[Collective]]) -> str:
+def _who_waits(culprit: Rank, ranks: list[Rank]) -> str:
     """In which collective a peer waits for the culprit, as a sentence; '' if unknown."""
-    for rank, record in collectives.items():
-        current = _waits_in(record)
-        if rank != culprit and current is not None:
-            return f" Rank {rank} waits in {in_words(current)}."
+    for rank in ranks:
+        current = _waits_in(rank)
+        if rank is not culprit and current is not None:
+            return f" Rank {rank.number} waits in {in_words(current)}."
     return ""
 
 
@@ -207,24 +197,23 @@ def is_in_collective(stack: str) -> bool:
     return False
 
 
-def is_for_good(standstill: Standstill) -> bool:
+def is_for_good(ranks: list[Rank], stuck: list[Rank]) -> bool:
     """Whether every stuck rank waits in a collective for one whose function has returned.
 
     The one that has returned has not begun it, and never will.
     """
-    collectives = standstill.collectives()
-    for rank in standstill.stuck:
-        current = _waits_in(collectives.get(rank, []))
+    returned = [rank for rank in ranks if rank.has_returned and rank.whereabouts is not None]
+    for rank in stuck:
+        current = _waits_in(rank)
         if current is None:
             return False
         lacking = [
             peer
-            for peer in standstill.returned
-            if peer in current.members
-            and peer in standstill.answers
+            for peer in returned
+            if peer.number in current.members
             and not any(
                 each.group == current.group and each.number >= current.number
-                for each in collectives.get(peer, [])
+                for each in _calls(peer)
             )
         ]
         if not lacking:
@@ -245,17 +234,24 @@ def in_words(collective: Collective) -> str:
     return text
 
 
-def where_ranks_wait(standstill: Standstill) -> dict[int, str]:
-    """Which collective each rank has begun and not finished, or has finished last, in words."""
+def where_ranks_wait(ranks: list[Rank]) -> dict[int, str]:
+    """Which collective each rank has begun and not finished, or has finished last, in words.
+
+    By the number of the rank, of those that have said their collectives.
+    """
     waits = {}
-    for rank, record in standstill.collectives().items():
-        current = _waits_in(record)
+    for rank in ranks:
+        answer = rank.whereabouts
+        if answer is None or answer.collectives is None:
+            continue
+        current = _waits_in(rank)
         if current is not None:
-            waits[rank] = f"has begun {in_words(current)} {current.seconds_ago:.0f} s ago"
-        elif is_in_collective(standstill.answers[rank].stack):
-            waits[rank] = "is in a call that torch does not record, such as send or recv"
+            where = f"has begun {in_words(current)} {current.seconds_ago:.0f} s ago"
+        elif is_in_collective(answer.stack):
+            where = "is in a call that torch does not record, such as send or recv"
         else:
-            finished = [each for each in record if each.is_finished]
+            finished = [each for each in _calls(rank) if each.is_finished]
             last = f"; the last was {in_words(finished[-1])}" if finished else ""
-            waits[rank] = f"is in no collective{last}"
+            where = f"is in no collective{last}"
+        waits[rank.number] = where
     return waits

@@ -10,9 +10,8 @@ import contextlib
 import pickle
 import re
 import signal
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,12 @@ from typing import Any
 from ddp_common.checkpoint_files import step_of
 from ddp_common.client.hangs import IN_COLLECTIVE, returned_early
 from ddp_common.client.inbox import CONNECTION_LOST, RESTARTED
+from ddp_common.client.rank import Phase, Rank, numbers
 from ddp_common.errors import Error, RankFailed, RankStalled, RunStopped, SchedulerLost
 from ddp_common.messages import (
-    PROGRESS,
     CheckpointSaved,
     Ended,
-    Line,
     Message,
-    Position,
     Started,
 )
 from ddp_common.run.recorder import WARNING
@@ -48,7 +45,6 @@ PROGRESS_IS = (
     "ends, a report, a saved file. For work that takes longer: launch(…, stall_timeout=3600), or "
     "ddprun --stall-timeout 3600."
 )
-KEPT_LINES = 50  # of each rank's output, for the error message
 # What C++ prints of an exception that nobody catches, before it aborts
 UNCAUGHT = re.compile(r"\s*what\(\):\s*(.+)")
 OTHER_SIZE = "op.preamble.length <= op.nbytes"  # gloo's words for a tensor of another size
@@ -57,93 +53,70 @@ DUMP_OF_THREAD = re.compile(r"(Current thread|Thread) 0x\w+ .*\(most recent call
 OUTERMOST_OF_RANK = re.compile(r'ranks/(life|process)\.py", line \d+ in (_call|main)$')
 
 
-@dataclass
 class AttemptState:
-    """What is known of the ranks of an attempt, everything by rank (0, 1, …).
+    """What is known of an attempt. Times are those of `time.monotonic()` on the client."""
 
-    Times are those of `time.monotonic()` on the client.
-    """
+    def __init__(self, addresses: list[str], directory: Path):
+        self.ranks = [Rank(number, address) for number, address in enumerate(addresses)]
+        self.directory = directory  # of the run
+        self.is_script = False  # what the ranks run, whose lines are shown as they come
+        self.last_started = 0.0  # when the last of them did
+        self.ended: list[Rank] = []  # in the order in which it was heard of
+        self.is_cancelled = False  # its tasks were, and not by us
+        self.why_cancelled: str | None = None  # Dask's word for it
 
-    addresses: list[str]  # of the workers, in rank order
-    directory: Path  # of the run
-    is_script: bool = False  # what the ranks run, whose lines are shown as they come
-    hosts: dict[int, str] = field(default_factory=dict)  # of the ranks that have started
-    last_started: float = 0.0  # when the last of them did
-    positions: dict[int, dict] = field(default_factory=dict)  # step, samples, …: the latest
-    moved: dict[int, float] = field(default_factory=dict)  # when it last made progress
-    saved: int = 0  # the step of the newest checkpoint, which all ranks have done
-    returned: set[int] = field(default_factory=set)  # its function has
-    lines: dict[int, deque[str]] = field(default_factory=dict)  # the last ones that it printed
-    ended: dict[int, Ended] = field(default_factory=dict)
-    lost_late: set[int] = field(default_factory=set)  # its worker died after it had ended
-    is_cancelled: bool = False  # its tasks were, and not by us
-    why_cancelled: str | None = None  # Dask's word for it
-
-    def __post_init__(self) -> None:
-        for rank in range(len(self.addresses)):
-            self.lines[rank] = deque(maxlen=KEPT_LINES)
-
-    def take(self, rank: int, message: Message, now: float) -> None:
-        """Take note of a message."""
-        if isinstance(message, PROGRESS):
-            self.moved[rank] = now
+    def take(self, number: int, message: Message, now: float) -> None:
+        """Take note of a message of a rank."""
+        self.ranks[number].take(message, now)
         match message:
-            case Position():
-                self.positions[rank] = message.known()
-                if message.has_returned:
-                    self.returned.add(rank)
-            case CheckpointSaved():
-                self.saved = max(self.saved, step_of(Path(message.name)))
-            case Line():
-                self.lines[rank].append(message.text)
             case Started():
-                self.hosts[rank] = message.host
                 self.last_started = now
+            case CheckpointSaved():
+                for rank in self.ranks:  # all have done what it holds
+                    rank.step = max(rank.step, step_of(Path(message.name)))
             case Ended():
-                self.ended.setdefault(rank, message)
+                self._note_end(self.ranks[number])
 
     def lose_worker(self, address: str) -> None:
-        """Take note that the scheduler has lost one of the workers; rank 0's has the result."""
-        rank = self.addresses.index(address)
-        has_result = rank == 0 and rank in self.ended and self.ended[rank].how == "done"
-        if rank in self.ended and not has_result:
-            self.lost_late.add(rank)
-        else:
-            self.ended[rank] = Ended("lost")
+        """Take note that the scheduler has lost a worker, whoever's it is."""
+        for rank in self.ranks:
+            if rank.address == address:
+                rank.lose_worker()
+                self._note_end(rank)
+
+    def _note_end(self, rank: Rank) -> None:
+        if rank not in self.ended:
+            self.ended.append(rank)
 
     def cancel(self, reason: str | None) -> None:
         """Take note that the tasks were cancelled, not by us; `reason` is Dask's word for why."""
         self.is_cancelled = True
         self.why_cancelled = reason
 
-    def failed(self) -> list[int]:
+    def failed(self) -> list[Rank]:
         no_failure = ["done", "stopped"]
         if self.is_cancelled:
             no_failure.append("cancelled")
-        return [rank for rank, end in self.ended.items() if end.how not in no_failure]
+        return [rank for rank in self.ended if rank.how not in no_failure]
 
-    def stopped(self) -> list[int]:
-        return [rank for rank, end in self.ended.items() if end.how == "stopped"]
+    def stopped(self) -> list[Rank]:
+        return [rank for rank in self.ended if rank.how == "stopped"]
 
-    def step_of(self, rank: int) -> int:
-        """The last step that is known of a rank; 0 if none is."""
-        return max(self.positions.get(rank, {}).get("step", 0), self.saved)
+    def returned(self) -> list[Rank]:
+        return [rank for rank in self.ranks if rank.has_returned]
 
-    def host_of(self, rank: int) -> str:
-        return self.hosts.get(rank, self.addresses[rank])
+    def unstarted(self) -> list[Rank]:
+        return [rank for rank in self.ranks if not rank.has_started]
 
-    def stalled(self, timeout: float | None, now: float) -> list[int]:
+    def stalled(self, timeout: float | None, now: float) -> list[Rank]:
         """Ranks that live, have work to do, and have made no progress for `timeout` seconds.
 
         Without a timeout there are none. While one is yet to start, the others rightly wait.
         """
-        if not timeout or len(self.hosts) < len(self.addresses):
+        if not timeout or self.unstarted() or self.last_started > now - timeout:
             return []
-        latest = now - timeout
-        if self.last_started > latest:
-            return []
-        at_work = set(self.moved) - set(self.ended) - self.returned
-        return sorted(rank for rank in at_work if self.moved[rank] < latest)
+        at_work = [rank for rank in self.ranks if rank.phase is Phase.STARTED]
+        return [rank for rank in at_work if (rank.moved or 0) < now - timeout]
 
 
 class Outcome(Enum):
@@ -162,7 +135,7 @@ class Failed:
     `is_consequence`: it has lost a peer, and why that one is gone is not known yet.
     """
 
-    rank: int
+    rank: Rank
     is_consequence: bool
 
 
@@ -170,60 +143,60 @@ def outcome(state: AttemptState) -> Outcome | Failed:
     """What is to be said of an attempt now: a failure comes before everything else."""
     failed = state.failed()
     if failed:
-        rank = min(failed, key=lambda each: _is_consequence(state, each))
-        is_consequence = _is_consequence(state, rank)
+        rank = min(failed, key=_is_consequence)
+        is_consequence = _is_consequence(rank)
         has_only_seen_peers_leave = is_consequence and state.stopped()
         if not has_only_seen_peers_leave:
             return Failed(rank, is_consequence)
     if state.is_cancelled:
         return Outcome.CANCELLED
     # Ranks that left when training had not begun: the others may wait for them for ever.
-    left_before_training = [rank for rank in state.stopped() if not state.ended[rank].in_loop]
-    if len(state.ended) < len(state.addresses) and not left_before_training:
+    left_before_training = [rank for rank in state.stopped() if not rank.last_word.in_loop]
+    if len(state.ended) < len(state.ranks) and not left_before_training:
         return Outcome.GOES_ON
     return Outcome.STOPPED if state.stopped() else Outcome.FINISHED
 
 
-def _is_consequence(state: AttemptState, rank: int) -> bool:
+def _is_consequence(rank: Rank) -> bool:
     """Whether a rank that failed says no more than that it has lost a peer."""
-    said = f"{state.ended[rank].message} {_uncaught(state, rank) or ''}"
+    said = f"{rank.last_word.message} {_uncaught(rank) or ''}"
     return bool(CONSEQUENCE.search(said))
 
 
-def _uncaught(state: AttemptState, rank: int) -> str | None:
+def _uncaught(rank: Rank) -> str | None:
     """What a rank printed of an exception of C++ that nobody has caught."""
-    found = [match[1] for match in map(UNCAUGHT.match, state.lines[rank]) if match]
+    found = [match[1] for match in map(UNCAUGHT.match, rank.lines) if match]
     return found[-1] if found else None
 
 
 # In words
 
 
-def rank_failed(state: AttemptState, rank: int) -> RankFailed:
+def rank_failed(state: AttemptState, rank: Rank) -> RankFailed:
     """The exception for a rank that failed, with the traceback and the last lines of all ranks."""
-    end = state.ended[rank]
+    end = rank.last_word
+    returned = state.returned()
     waited_in_collective = IN_COLLECTIVE.search(end.traceback)
-    if state.returned and _is_consequence(state, rank) and waited_in_collective:
-        steps = {each: state.step_of(each) for each in state.returned}
-        culprit, why = returned_early(steps, [rank], "lost the connection to it")
-        where = f"Where rank {rank} was:\n{end.traceback}"
-        text = _full_text(state, culprit, f"failed. {why}", where, state.lines)
+    if returned and _is_consequence(rank) and waited_in_collective:
+        culprit, why = returned_early(returned, [rank], "lost the connection to it")
+        where = f"Where rank {rank.number} was:\n{end.traceback}"
+        text = _full_text(state, culprit, f"failed. {why}", where)
         return RankFailed(text, **_attributes(state, culprit))
-    what = f"failed: {_cause(end, _uncaught(state, rank))}"
+    what = f"failed: {_cause(end, _uncaught(rank))}"
     # On a line of its own: how many of them are heard of in time differs.
-    peers = [peer for peer in sorted(state.failed()) if peer != rank]
-    consequences = [str(peer) for peer in peers if _is_consequence(state, peer)]
+    failed = state.failed()
+    peers = [peer for peer in state.ranks if peer in failed and peer is not rank]
+    consequences = numbers([peer for peer in peers if _is_consequence(peer)])
     if consequences:
-        what += f"\nAs a consequence, rank {', '.join(consequences)} lost the connection to it."
-    others = [str(peer) for peer in peers if not _is_consequence(state, peer)]
+        what += f"\nAs a consequence, rank {consequences} lost the connection to it."
+    others = numbers([peer for peer in peers if not _is_consequence(peer)])
     if others:
-        what += f"\nRank {', '.join(others)} failed, too: see the log."
-    if state.step_of(rank):
-        what += f"\nIts last known step is {state.step_of(rank)}."
-    lines = {each: list(printed) for each, printed in state.lines.items()}
-    where = end.traceback
+        what += f"\nRank {others} failed, too: see the log."
+    if rank.step:
+        what += f"\nIts last known step is {rank.step}."
+    where, lines = end.traceback, list(rank.lines)
     if end.exitcode is not None and end.exitcode < 0:
-        lines[rank], where = _without_dump(lines[rank])
+        lines, where = _without_dump(lines)
     failure = RankFailed(
         _full_text(state, rank, what, where, lines),
         exitcode=end.exitcode,
@@ -288,7 +261,7 @@ def _signal_name(end: Ended) -> str | None:
 
 def rank_stalled(
     state: AttemptState,
-    rank: int,
+    rank: Rank,
     why: str,
     timeout: float,
     waits: dict[int, str],
@@ -300,7 +273,7 @@ def rank_stalled(
     """
     what = f"stalled: no progress for {timeout:g} s. {why}\n{PROGRESS_IS}"
     return RankStalled(
-        _full_text(state, rank, what, where_all_are(waits, stacks), state.lines),
+        _full_text(state, rank, what, where_all_are(waits, stacks)),
         collectives=waits,
         stacks=stacks,
         **_attributes(state, rank),
@@ -318,16 +291,23 @@ def where_all_are(waits: dict[int, str], stacks: dict[int, str]) -> str:
     return "\n\n".join(parts)
 
 
-def _full_text(state: AttemptState, rank: int, what: str, where: str, lines: dict) -> str:
-    """The headline first, the cause last: a terminal shows the end."""
+def _full_text(
+    state: AttemptState, rank: Rank, what: str, where: str, own_lines: list[str] | None = None
+) -> str:
+    """The headline first, the cause last: a terminal shows the end.
+
+    `own_lines`: those of the rank itself, where not all are to be shown.
+    """
     parts = [
-        f"Rank {rank} of {len(state.addresses)} on {state.host_of(rank)} {what}",
+        f"Rank {rank.number} of {len(state.ranks)} on {rank.host} {what}",
         f"The whole log: {state.directory / 'log.txt'}",
     ]
-    plain = {peer: _without_warnings(printed) for peer, printed in lines.items()}
-    if not any(plain.values()):
-        plain = lines
-    said = [f"\n  [rank {peer}] {line}" for peer, printed in plain.items() for line in printed]
+    lines: dict[int, Iterable[str]] = {each.number: each.lines for each in state.ranks}
+    if own_lines is not None:
+        lines[rank.number] = own_lines
+    plain = {number: _without_warnings(printed) for number, printed in lines.items()}
+    shown = plain if any(plain.values()) else lines
+    said = [f"\n  [rank {number}] {line}" for number in shown for line in shown[number]]
     if said and not state.is_script:
         parts.append(f"Last lines of the ranks:{''.join(said)}")
     parts.append(where.strip("\n"))
@@ -346,29 +326,31 @@ def _without_warnings(lines: Iterable[str]) -> list[str]:
     return kept
 
 
-def _attributes(state: AttemptState, rank: int) -> dict[str, Any]:
+def _attributes(state: AttemptState, rank: Rank) -> dict[str, Any]:
     return {
-        "rank": rank,
-        "host": state.host_of(rank),
-        "logs": {each: list(lines) for each, lines in state.lines.items()},
+        "rank": rank.number,
+        "host": rank.host,
+        "logs": {each.number: list(each.lines) for each in state.ranks},
         "directory": state.directory,
     }
 
 
 def run_stopped(state: AttemptState, newest: Path | None) -> RunStopped:
     """The exception for ranks that left because they were told to; `newest`: good checkpoint."""
-    step = max(state.ended[rank].step for rank in state.stopped())
+    step = max(rank.last_word.step for rank in state.stopped())
     left = ""
     if step:
         saved = "there is no checkpoint"
         if newest is not None:
             saved = f"the newest checkpoint is that of step {step_of(newest)}"
         left = f" after step {step}; {saved}"
-    asked = sorted(rank for rank in state.stopped() if state.ended[rank].got_sigterm)
+    asked = [
+        rank for rank in state.ranks if rank in state.stopped() and rank.last_word.got_sigterm
+    ]
     who = "no rank that has left says that it got SIGTERM itself"
     if asked:
-        why = " ".join(["got SIGTERM", state.ended[asked[0]].message]).rstrip()
-        who = f"rank {', '.join(map(str, asked))} on {state.host_of(asked[0])} {why}"
+        why = " ".join(["got SIGTERM", asked[0].last_word.message]).rstrip()
+        who = f"rank {numbers(asked)} on {asked[0].host} {why}"
     return RunStopped(
         f"The run was told to stop: {who}. All ranks left{left}.",
         step=step,

@@ -47,9 +47,11 @@ def start(
     attempt.wait_for(attempt.checkpoints.find, timeout)
     attempt.wait_for(attempt.checkpoints.hand_out, COPY_TIMEOUT)
     if tables.given:
-        attempt.handed[:] = tables.hand_over(attempt.addresses, attempt.attempt_id)
-        attempt.wait_for(lambda: wait(attempt.handed), math.inf)
-        tables.handed_over(attempt.handed)
+        handed = tables.hand_over(attempt.addresses, attempt.attempt_id)
+        for rank, task in zip(attempt.ranks, handed):
+            rank.tables = task
+        attempt.wait_for(lambda: wait(handed), math.inf)
+        tables.handed_over(handed)
     first = attempt.addresses[:1]
     answers = attempt.wait_for(
         lambda: attempt.client.run(agent.listen, attempt.attempt_id, workers=first), timeout
@@ -108,20 +110,20 @@ def _specs(attempt: Attempt, store: tuple[str, int], restarts: Restarts) -> list
 
 def _submit(attempt: Attempt, spec: RankSpec, payload: Any) -> None:
     """Submit a task that only this rank's worker may run."""
-    future = attempt.client.submit(
+    rank = attempt.ranks[spec.rank]
+    rank.task = attempt.client.submit(
         agent.run_rank,
         spec,
         payload,
-        attempt.handed[spec.rank],
-        workers=[attempt.addresses[spec.rank]],
+        rank.tables,
+        workers=[rank.address],
         pure=False,
         retries=0,
         key=f"ddp-rank-{attempt.attempt_id}-{spec.rank}",
         priority=10,
     )
-    attempt.futures.append(future)
 
     def note_end(done: Future) -> None:
         attempt.inbox.put(TaskEnded(spec.rank, done.status, why_cancelled(done)))
 
-    future.add_done_callback(note_end)
+    rank.task.add_done_callback(note_end)

@@ -294,14 +294,14 @@ class Tables:
             goes_to.update((given.name, assigned) for given in group)
         return goes_to
 
-    def handed_over(self, futures: Sequence[Future | None]) -> None:
+    def handed_over(self, tasks: list[Future]) -> None:
         """Once these tasks are done: let go of what was computed for the ranks.
 
         Raises `Error` if one has failed.
         """
-        for rank, future in enumerate(futures):
-            if future is not None and future.status == "error":
-                error = future.exception()
+        for rank, task in enumerate(tasks):
+            if task.status == "error":
+                error = task.exception()
                 raise Error(
                     f"The partitions of rank {rank} could not be handed over to it: "
                     f"{type(error).__name__}: {error}.\nGive partitions that can be pickled."

@@ -14,6 +14,7 @@ from ddp_common.client.outcome import (
     rank_failed,
     run_stopped,
 )
+from ddp_common.client.rank import Phase
 from ddp_common.messages import (
     CheckpointSaved,
     Collective,
@@ -46,9 +47,9 @@ def raised(message):
 
 def test_the_rank_that_failed_on_its_own_is_named_and_not_the_peer_that_was_heard_of_first():
     state = state_of(2, rank_0=raised(LOST_PEER))
-    assert outcome(state) == Failed(0, is_consequence=True)
+    assert outcome(state) == Failed(state.ranks[0], is_consequence=True)
     state.take(1, Ended("exited", -signal.SIGKILL), now=2.0)
-    assert outcome(state) == Failed(1, is_consequence=False)
+    assert outcome(state) == Failed(state.ranks[1], is_consequence=False)
 
 
 def test_peers_that_lose_a_rank_which_left_have_not_failed():
@@ -61,23 +62,23 @@ def test_a_failure_comes_before_the_loss_of_the_scheduler():
     state.cancel("scheduler-connection-lost")
     assert outcome(state) is Outcome.CANCELLED
     state.take(0, raised("ValueError: no"), now=2.0)
-    assert outcome(state) == Failed(0, False)
+    assert outcome(state) == Failed(state.ranks[0], False)
 
 
 def test_a_lost_worker_is_a_failed_rank_unless_that_had_ended_and_has_no_result():
     state = state_of(2, rank_1=Ended("done"))
     state.lose_worker("tcp://10.0.0.1:5000")
-    assert outcome(state) is Outcome.GOES_ON and state.lost_late == {1}
+    assert outcome(state) is Outcome.GOES_ON and state.ranks[1].phase is Phase.LOST
     state.take(0, Ended("done"), now=2.0)
     state.lose_worker("tcp://10.0.0.0:5000")
-    assert outcome(state) == Failed(0, False)
+    assert outcome(state) == Failed(state.ranks[0], False)
 
 
 def test_a_failure_names_rank_host_cause_consequences_step_lines_and_log():
     state = state_of(2, rank_0=raised(LOST_PEER), rank_1=Ended("exited", -signal.SIGKILL))
     state.take(1, Position(step=12), now=1.0)
     state.take(1, Line("loading"), now=1.0)
-    failure = rank_failed(state, 1)
+    failure = rank_failed(state, state.ranks[1])
     assert str(failure) == (
         "Rank 1 of 2 on n01 failed: killed by SIGKILL, often because memory ran out\n"
         "As a consequence, rank 0 lost the connection to it.\n"
@@ -93,28 +94,29 @@ def test_the_last_known_step_is_not_before_the_newest_checkpoint():
     state = state_of(2, rank_1=Ended("exited", -signal.SIGKILL))
     state.take(1, Position(step=1), now=1.0)
     state.take(0, CheckpointSaved("step-00000005.0123456789abcdef.pt", keep=3), now=1.0)
-    assert "Its last known step is 5." in str(rank_failed(state, 1))
+    assert "Its last known step is 5." in str(rank_failed(state, state.ranks[1]))
 
 
 def test_a_failure_ends_with_its_cause_and_shows_warnings_only_where_there_is_nothing_else():
     state = state_of(2, rank_0=raised("ValueError: no"))
     for line in ("train.py:3: UserWarning: careful", "  warnings.warn('careful')"):
         state.take(1, Line(line), now=1.0)
-    assert "[rank 1] train.py:3: UserWarning: careful" in str(rank_failed(state, 0))
+    assert "[rank 1] train.py:3: UserWarning: careful" in str(rank_failed(state, state.ranks[0]))
     state.take(1, Line("loading"), now=1.0)
-    assert str(rank_failed(state, 0)).endswith(
+    assert str(rank_failed(state, state.ranks[0])).endswith(
         "Last lines of the ranks:\n  [rank 1] loading\n\nTraceback …\nValueError: no"
     )
 
 
 def test_ranks_that_fail_each_on_its_own_are_no_consequence_of_each_other():
     state = state_of(2, rank_0=raised("ValueError: no"), rank_1=raised("ValueError: no"))
-    said = str(rank_failed(state, 0))
+    said = str(rank_failed(state, state.ranks[0]))
     assert "Rank 1 failed, too" in said and "As a consequence" not in said
 
 
 def test_a_signal_without_a_name_is_named_by_its_number():
-    assert rank_failed(state_of(1, rank_0=Ended("exited", -35)), 0).signal == "signal 35"
+    state = state_of(1, rank_0=Ended("exited", -35))
+    assert rank_failed(state, state.ranks[0]).signal == "signal 35"
 
 
 DUMP = """before
@@ -135,7 +137,7 @@ def test_of_a_rank_that_a_signal_has_killed_the_line_of_the_program_is_shown_and
     state = state_of(2, rank_0=Ended("exited", -signal.SIGABRT))
     for line in DUMP.splitlines():
         state.take(0, Line(line), now=1.0)
-    said = str(rank_failed(state, 0))
+    said = str(rank_failed(state, state.ranks[0]))
     assert said.endswith('  File "train.py", line 8 in train')
     assert "[rank 0] before" in said
     assert "threading.py" not in said and "life.py" not in said and "process.py" not in said
@@ -161,24 +163,23 @@ def test_a_rank_without_progress_is_stalled_once_all_have_started_and_only_then(
     state.take(1, Started(2, "b"), now=100.0)
     assert state.stalled(10, now=105.0) == []
     state.take(1, Position(step=1), now=108.0)
-    assert state.stalled(10, now=111.0) == [0]
+    assert state.stalled(10, now=111.0) == state.ranks[:1]
     assert state.stalled(None, now=10**6) == []
 
 
-def standstill(states=("sleeping", "sleeping"), stacks=(), records=(), stuck=(0, 1), returned=()):
-    """Of ranks whose states, stacks and collectives are in their order."""
-    answers = {rank: Whereabouts(stack, None) for rank, stack in enumerate(stacks)}
-    for rank, record in enumerate(records):
-        fields = [vars(each) for each in record]
-        answers[rank] = Whereabouts(IN_COLLECTIVE, fields)
-    return hangs.Standstill(
-        addresses=[f"tcp://10.0.0.{rank}:5000" for rank in range(max(2, len(records)))],
-        stuck=list(stuck),
-        steps={0: 3, 1: 2},
-        returned=dict.fromkeys(returned, 5),
-        states=dict(enumerate(states)),
-        answers=answers,
-    )
+def standstill(states=("sleeping", "sleeping"), stacks=(), records=(), returned=()):
+    """All ranks, whose states, stacks and collectives are in their order, and those at work."""
+    ranks = state_of(max(2, len(records))).ranks
+    ranks[0].step, ranks[1].step = 3, 2
+    for rank, state in zip(ranks, states):
+        rank.process_state = state
+    for rank, stack in zip(ranks, stacks):
+        rank.take(Whereabouts(stack, None), now=1.0)
+    for rank, record in zip(ranks, records):
+        rank.take(Whereabouts(IN_COLLECTIVE, [vars(each) for each in record]), now=1.0)
+    for number in returned:
+        ranks[number].take(Position(step=5, has_returned=True), now=1.0)
+    return ranks, [rank for rank in ranks if rank.number not in returned]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def standstill(states=("sleeping", "sleeping"), stacks=(), records=(), stuck=(0,
             "It is behind the others at step 2.",
         ),
         (
-            standstill(stacks=["", IN_COLLECTIVE], stuck=[1], returned=[0]),
+            standstill(stacks=["", IN_COLLECTIVE], returned=[0]),
             0,
             "came to its end at step 5",
         ),
@@ -209,8 +210,8 @@ def standstill(states=("sleeping", "sleeping"), stacks=(), records=(), stuck=(0,
     ],
 )
 def test_of_stalled_ranks_the_one_that_keeps_the_others_waiting_is_named(known, rank, why):
-    named, sentence = hangs.name_culprit(known)
-    assert named == rank and why in sentence
+    named, sentence = hangs.name_culprit(*known)
+    assert named.number == rank and why in sentence
 
 
 REDUCE = ("all_reduce", 36)
@@ -250,7 +251,7 @@ def test_the_rank_whose_call_breaks_the_pattern_is_named(before, calls, odd):
     known = standstill(
         states=["sleeping"] * len(calls), records=[record(*before, last) for last in calls]
     )
-    rank, why = hangs.name_culprit(known)
-    assert rank == odd
+    rank, why = hangs.name_culprit(*known)
+    assert rank.number == odd
     assert f"It has called {calls[odd][0]} #{len(before) + 1}" in why
     assert "(train.py:8), while rank" in why
