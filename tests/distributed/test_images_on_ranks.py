@@ -82,6 +82,6 @@ def test_one_rank_asks_object_storage_for_the_list_and_each_image_is_read_once(
 
 
 def test_what_rank_0_finds_wrong_is_said_by_the_run(client, tmp_path):
-    words = "There is no folder or bucket .*/nowhere to read images from"
+    words = "/nowhere cannot be read: .*No such file"
     with pytest.raises(ddp.RankFailed, match=words):
         launched(client, 3, tmp_path / "run", url=str(tmp_path / "nowhere"))
