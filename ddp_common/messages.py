@@ -3,8 +3,8 @@
 The client sends each agent one `RankSpec`, and may call the few functions that `agent`, `spool`
 and `handover` have for it. Messages come back rank -> agent -> client: a rank sends them through a
 pipe (`multiprocessing.Pipe`), and its agent passes them on as events of Dask (`pack`). The first
-is the agent's `Started`, the last is `Ended`; the rank's last word is one, to which its agent adds
-the exit code.
+is the agent's `Started`, if the rank could be started, the last is `Ended`: that of the rank, with
+the exit code of its process, or one of the agent's own.
 Promises: `unpack` gives what was packed; a message or a field that is not known here is an error
 and never passed over.
 """
@@ -55,7 +55,7 @@ class Started(Message):
 
 @dataclass
 class Position(Message):
-    """Where training is: the rank is alive. All fields are None as long as no sampler counts."""
+    """Where training is: it has moved. All fields are None as long as no sampler counts."""
 
     epoch: int | None = None  # the first is 0
     step: int | None = None  # steps done since the run began
@@ -148,9 +148,9 @@ class Whereabouts(Message):
 class Ended(Message):
     """The rank's process is gone, and so is all that it has started.
 
-    `how` is 'done', 'raised', 'stopped', 'exited' (without a last word), 'cancelled' (the client
-    did not want it any more), or 'lost', which the client notes itself when the rank's worker is
-    gone.
+    `how` is 'done', 'raised' (also where it could not be started), 'stopped', 'exited' (without a
+    last word), 'cancelled' (the client did not want it any more, or its worker closes), or 'lost',
+    which the client notes itself when the rank's worker is gone.
     """
 
     how: str

@@ -130,7 +130,7 @@ class Attempt:
             self.take_what_is_there()
             if time.monotonic() - self.looked > LOOK_INTERVAL:
                 self._look_for_lost_workers()
-            self._raise_if_lost()
+            self._raise_if_over()
             if time.monotonic() > deadline:
                 raise self._no_answer(timeout)
         try:
@@ -146,7 +146,7 @@ class Attempt:
         deadline = time.monotonic() + CAUSE_TIMEOUT
         while time.monotonic() < deadline:  # wait a moment to hear what was lost
             self.take_next(SHORT_LOOK)
-            self._raise_if_lost()
+            self._raise_if_over()
         return Error(f"A worker cannot be reached: {error}. Launch again.")
 
     def _look_for_lost_workers(self) -> None:
@@ -157,7 +157,7 @@ class Attempt:
             for address in set(self.addresses) - set(there):
                 self.take(WorkerLost(address))
 
-    def _raise_if_lost(self) -> None:
+    def _raise_if_over(self) -> None:
         if self.state.failed():
             raise self.failure_of(self.state.failed()[0])
         if self.state.is_cancelled or self.client.status != "running":

@@ -11,8 +11,8 @@ from ddp_common.client.attempt import SHORT_LOOK, Attempt
 from ddp_common.client.rank import Phase
 from ddp_common.errors import Error
 
-GONE_TIMEOUT = 7  # seconds to wait for ranks to be gone: more than an agent takes at most
-UNSTARTED_TIMEOUT = 1  # the same for ranks that never started, which say nothing
+GONE_TIMEOUT = 7  # seconds to wait for ranks to be gone: an agent takes longer if one stays
+UNSTARTED_TIMEOUT = 1  # the same for ranks that have not started, which may say nothing
 
 
 def end(attempt: Attempt) -> None:

@@ -34,7 +34,7 @@ class WorkerLost:
 
 @dataclass
 class TaskEnded:
-    """The Dask task of a rank has ended: 'error' or 'cancelled'; all else is of no interest."""
+    """The Dask task of a rank has ended; 'error' and 'cancelled' are of interest."""
 
     rank: int
     status: str | None  # None: Dask has forgotten it

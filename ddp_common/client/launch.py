@@ -77,8 +77,8 @@ def launch(
     `timeout` seconds, and raises `Error` then, which also says why it was to restart.
 
     A rank that makes no progress for `stall_timeout` seconds is a failure (None: never); progress
-    is a step of a sampler or an optimizer, a batch of an evaluation, a report, a saved file or
-    checkpoint. `directory` continues in an earlier run's
+    is a step of a sampler or an optimizer, a batch of an evaluation, a collective that ends, a
+    report, a saved file or checkpoint. `directory` continues in an earlier run's
     directory, whose newest checkpoint `Checkpoint.restore` then finds; default: a new one in
     `runs/<run_name>`; `run_name` is by default that of your script, or, in a notebook, that of
     the function. With `False` no folder is kept: a temporary one is removed when `launch`
@@ -94,8 +94,8 @@ def launch(
     records, when the function has returned.
 
     Raises `RankFailed` as soon as any rank fails, `RunStopped` when ranks left because they
-    got SIGTERM (both only when restarts are used up), `SchedulerLost`, and `Error` for mistakes
-    that are found before anything starts.
+    got SIGTERM (both only when restarts are used up), `SchedulerLost`, and `Error` for mistakes,
+    which are found before anything starts, and where somebody else has ended the ranks.
     """
     refuse_wrong_arguments(function, arguments, OPTIONS)
     arguments, collections = tables.find(arguments)

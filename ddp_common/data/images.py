@@ -150,7 +150,7 @@ def _class_of(name: str) -> str:
 
 
 def _below(root: str):
-    """All files below a folder on a disk, and folders with '/' at their end; links are followed."""
+    """All files below a folder on a disk, and folders, with '/' at the end; links are followed."""
 
     def fail(error):
         raise error

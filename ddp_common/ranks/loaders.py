@@ -25,7 +25,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from ddp_common.errors import Error
-from ddp_common.ranks import forking, stopping
+from ddp_common.ranks import loader_workers, stopping
 from ddp_common.ranks.rows import Partitioned
 from ddp_common.ranks.sampling import ElasticSampler
 
@@ -99,7 +99,9 @@ class DataLoader(torch.utils.data.DataLoader):
                 _begin_worker, begin, stopping.shared_is_training()
             )
             attributes["collate_fn"] = ByValue(self.collate_fn)
-            loader.multiprocessing_context = forking.loader_context(self.multiprocessing_context)
+            loader.multiprocessing_context = loader_workers.loader_context(
+                self.multiprocessing_context
+            )
         with self._sigterm_held_back() if self.num_workers else contextlib.nullcontext():
             return torch.utils.data.DataLoader._get_iterator(loader)
 

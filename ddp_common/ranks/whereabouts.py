@@ -1,4 +1,4 @@
-"""Where a rank is, told by a thread of it when the agent asks with SIGUSR1.
+"""Where a rank is, told by a thread of it when its worker asks with SIGUSR1.
 
 The answer is one `Whereabouts`: the stack of the main thread, and the latest collectives from
 torch's flight recorder. The thread can answer while the main thread waits in a collective, since

@@ -8,10 +8,10 @@ they have read until the rank's process has ended, or nobody wants it any more. 
 write is ended, and so the threads come to the end of their pipes.
 
 Relies on Dask: when the client cancels the task, or dies, the task's state becomes 'cancelled'
-while it runs. Promises: one rank at a time; when the task ends, its rank is gone, and so is all
-that the rank has started, in whatever session; before that, the client was sent what the rank
-reported and printed, and how it ended. Of a rank that was cancelled, what it printed last may be
-missing.
+while it runs; a worker that loses its scheduler closes. Promises: one rank at a time; when the
+task ends, its rank is gone, and so is all that the rank has started, in whatever session, unless
+the kernel cannot end it; before that, the client was sent what the rank reported and printed, and
+how it ended. Of a rank that was cancelled, what it printed last may be missing.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ FLUSH = 0.1  # seconds for the last message: Dask sends events in batches, and a
 PIECE = 2**16  # bytes read at once: as many as a pipe holds
 FASTEST = 40 * 2**20  # bytes a second of messages that are larger than a piece
 
-# Called by the client, with `client.run`
+# Called by the client, with `client.run`, on the event loop of the worker
 
 
 def listen(attempt_id: str, dask_worker: Worker) -> tuple[str, int]:
@@ -120,19 +120,19 @@ def run_rank(spec: RankSpec, payload: bytes, tables: BinaryIO | None = None) -> 
     def call_soon(do: Callable[[], None]) -> None:
         worker.loop.add_callback(worker.loop.call_later, FLUSH, do)
 
-    with HOST.one_rank:
-        try:
-            child = _start(worker, spec, payload, tables, is_wanted)
-        except Exception as error:  # of any kind: the client waits for this rank
-            send([_not_started(error)])
-            return None
-        if child is None:
-            send([Ended("cancelled")])
-            return None
-        try:
-            return _follow(child, send, is_wanted)
-        finally:
-            HOST.rank_is_gone(call_soon)
+    try:
+        with HOST.one_rank:
+            try:
+                process = _start(worker, spec, payload, tables, is_wanted)
+            except Exception as error:  # of any kind: the client waits for this rank
+                send([_not_started(error)])
+                return None
+            if process is None:
+                send([Ended("cancelled")])
+                return None
+            return _follow(process, send, is_wanted)
+    finally:
+        HOST.rank_is_gone(call_soon)
 
 
 def _not_started(error: Exception) -> Ended:
@@ -168,7 +168,7 @@ def _is_wanted(worker: Worker, key: Key) -> bool:
     return worker.status in (Status.running, Status.paused)
 
 
-class Child:
+class RankProcess:
     """A rank's process, and what it says: messages that wait in `said`, and its last word."""
 
     def __init__(self, supervisor: Supervisor, messages: Connection, output: Connection):
@@ -214,7 +214,7 @@ class Child:
                     self.last_word = message
                 else:
                     self.said.put(message)
-                if len(pickled) > PIECE:
+                if len(pickled) > PIECE:  # slows down a rank that says more than can be sent
                     self._is_gone.wait(len(pickled) / FASTEST)
 
     def _read_output(self, pipe: Connection) -> None:
@@ -227,7 +227,7 @@ class Child:
                     self.said.put(Line(line))
                 if not piece:
                     return
-                self._is_gone.wait(seconds_for(piece, lines))
+                self._is_gone.wait(seconds_for(piece, lines))  # slows down a rank that says more
 
 
 def _unpickled(message: bytes) -> Message:
@@ -243,12 +243,12 @@ def _start(
     payload: bytes,
     tables: BinaryIO | None,
     is_wanted: Callable[[], bool],
-) -> Child | None:
+) -> RankProcess | None:
     """Have a rank's process forked; None if it was no longer wanted before it was there.
 
     The first start waits while the fork server imports torch.
     """
-    # The rank's alone, once it has its own copies; and ours, which `Child` closes
+    # The rank's alone, once it has its own copies; and ours, which `RankProcess` closes
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         descriptors: dict[str, int] = {}
         if spec.rank == 0:
@@ -273,7 +273,7 @@ def _start(
         if supervisor is None:
             return None
         ours.pop_all()
-    return Child(supervisor, **pipes)
+    return RankProcess(supervisor, **pipes)
 
 
 def _environment(spec: RankSpec, threads: int) -> dict[str, str]:
@@ -307,58 +307,61 @@ def _environment(spec: RankSpec, threads: int) -> dict[str, str]:
 
 
 def _follow(
-    child: Child, send: Callable[[list[Message]], None], is_wanted: Callable[[], bool]
+    process: RankProcess, send: Callable[[list[Message]], None], is_wanted: Callable[[], bool]
 ) -> bytes | None:
     """From the start of a rank's process to its last message; returns what `run_rank` does."""
-    HOST.running = child.supervisor
-    send([Started(child.supervisor.pid, socket.gethostname())])
+    HOST.running = process.supervisor
     try:
-        was_wanted = _pass_on(child, send, is_wanted)
+        send([Started(process.supervisor.pid, socket.gethostname())])
+        was_wanted = _pass_on(process, send, is_wanted)
     finally:
         HOST.running = None
-        was_killed = child.supervisor.state is State.RUNNING
-        left = child.end()
+        is_overdue = process.supervisor.state is State.RUNNING
+        left = process.end()
     remarks = [
         f"process {pid}, which this rank has started, does not end although it was killed "
         "(see its state with ps)"
         for pid in left
     ]
-    ended = child.last_word or Ended("exited")
+    ended = process.last_word or Ended("exited")
     if ended.got_sigterm and time_limit.is_near():
         ended.message = "near the time limit of its job"
     if not was_wanted:
         ended = Ended("cancelled")
-    elif child.supervisor.exitcode is not None:
-        ended.exitcode = child.supervisor.exitcode
-    elif was_killed:
+    elif process.supervisor.exitcode is not None:
+        ended.exitcode = process.supervisor.exitcode
+    elif is_overdue:
         remarks.append(
             f"this rank did not end within {EXIT_TIMEOUT:g} s of its last word, and was killed: a "
             "thread that is no daemon, or a function of atexit, takes longer"
         )
     result, ended.result = ended.result, None
-    send([*child.take(), *map(Line, remarks), ended])
+    send([*process.take(), *map(Line, remarks), ended])
     return result
 
 
 def _pass_on(
-    child: Child, send: Callable[[list[Message]], None], is_wanted: Callable[[], bool]
+    process: RankProcess, send: Callable[[list[Message]], None], is_wanted: Callable[[], bool]
 ) -> bool:
-    """Pass on what the rank says until it ends, or has to; returns whether it was wanted."""
+    """Pass on what the rank says until it ends, or has to; returns whether it was wanted.
+
+    Its supervisor may have ended because the worker closes: then it was not.
+    """
     next_send = 0.0
     deadline = math.inf  # for the end of the process
     with selectors.DefaultSelector() as selector:
-        selector.register(child.supervisor.connection, selectors.EVENT_READ)
+        selector.register(process.supervisor.connection, selectors.EVENT_READ)
         while not selector.select(POLL):
             now = time.monotonic()
             if not is_wanted():
                 return False
-            if child.last_word is not None:
+            if process.last_word is not None:
                 deadline = min(deadline, now + EXIT_TIMEOUT)
             if now > deadline:
                 return True
-            messages = child.take() if now > next_send else []
+            messages = process.take() if now > next_send else []
             if messages:
                 send(messages)
                 next_send = now + PAUSE
-    child.supervisor.take_note()
-    return True
+    process.supervisor.take_note()
+    return process.supervisor.state is State.RANK_ENDED or is_wanted()

@@ -2,8 +2,8 @@
 
 There is one for the workers of a local cluster together, and elsewhere one for each worker. It
 listens at a socket in a folder that only its user may enter, and forks a supervisor for each
-connection (`supervisor`). Promises: it ends when its owner ends, however that ended; what a
-supervisor that was killed has left behind is killed. Relies on running Python in one thread:
+connection (`supervisor`). Promises: it ends when its owner ends, however that ended; it kills
+what a supervisor that was killed has left behind. Relies on running Python in one thread:
 others would not survive a fork, and the kernel takes the end of the thread that forked a process
 for the end of its parent.
 """

@@ -153,9 +153,12 @@ class RankHost:
                 os.kill(running.pid, number)
 
     def after_the_rank(self, do: Callable[[], None]) -> None:
-        """Call `do` when the rank is gone; at once if there is none."""
+        """Call `do` when the rank is gone; at once if there is none.
+
+        A rank that is being forked or ended is there.
+        """
         self._afterwards.append(do)
-        if self.running is None:  # looked at last: the rank may end at any moment
+        if not self.one_rank.locked():  # looked at last: the rank may end at any moment
             self.rank_is_gone(lambda each: each())
 
     def rank_is_gone(self, call: Callable[[Callable[[], None]], object]) -> None:

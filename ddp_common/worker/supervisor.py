@@ -3,9 +3,10 @@
 A worker connects to the fork server, which forks a supervisor for that connection (`Supervisor` is
 the worker's end of it); it serves one rank after the other. It is a child subreaper (Linux,
 prctl(2)): whatever a rank has started and left behind becomes its child, and at the end of each
-rank it kills its children until there are none. What is said, in this order:
+rank, when the worker says END, it kills its children until there are none. What is said, in this
+order:
 
-    supervisor: None, it is there; or the OSError for which it could not be forked
+    supervisor: None, it is there; or, by the fork server, the OSError for which it is not
 
 and for each rank:
 
@@ -16,7 +17,8 @@ and for each rank:
     supervisor: the numbers of processes that are still there although they were killed
 
 Promises: a supervisor ends everything and itself when its worker or the owner of the fork server
-ends, however that ended; a rank, and all that it has started, ends with its supervisor. The rank
+ends, however that ended; a fork server that ends takes none with it. A rank ends with its
+supervisor, and so does all that the rank has started, as long as the fork server lives. The rank
 has the environment, the folder, the cores and the `sys.path` that its worker has at that moment.
 """
 
@@ -74,7 +76,7 @@ class State(Enum):
     IDLE = "it waits for a request"
     RUNNING = "it has a rank"
     RANK_ENDED = "the rank's process has ended; what it has started may be there"
-    ENDED = "it has ended itself, and all that was in it"
+    ENDED = "it ends, or has ended, with all that was in it"
 
 
 class Supervisor:
@@ -94,14 +96,14 @@ class Supervisor:
         self.connection.send(request)
         with contextlib.suppress(ConnectionError), _socket_of(self.connection) as channel:
             socket.send_fds(channel, [b"d"], descriptors)
-        answer = self.connection.recv()  # also where it did not take them: it says why, or is gone
-        _raise_if_error(answer)
-        self.pid, self.exitcode, self.state = answer, None, State.RUNNING
+        # also where it did not take them: it says why, or is gone
+        self.pid = _number(self.connection.recv())
+        self.exitcode, self.state = None, State.RUNNING
 
     def take_note(self) -> None:
         """Receive the exit code, or learn that the supervisor has ended, and so the process."""
         try:
-            self.exitcode = self.connection.recv()
+            self.exitcode = _number(self.connection.recv())
             self.state = State.RANK_ENDED
         except (EOFError, OSError):
             self.close()
@@ -156,6 +158,17 @@ def connect(connection: Connection, is_wanted: Callable[[], bool]) -> Supervisor
 def _raise_if_error(answer: Any) -> None:
     if isinstance(answer, OSError):
         raise answer
+
+
+def _number(answer: Any) -> int:
+    """The number that a supervisor has said, of a process or of its exit code.
+
+    Raises the OSError that it has said, and EOFError where it has said what is left: it ends.
+    """
+    _raise_if_error(answer)
+    if isinstance(answer, list):
+        raise EOFError("the supervisor has ended")
+    return answer
 
 
 def _socket_of(connection: Connection) -> socket.socket:

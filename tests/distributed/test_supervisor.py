@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from distributed import Client
 from processes import (
+    PATIENCE,
     Background,
     assert_gone,
     assert_nothing_left,
@@ -35,6 +36,8 @@ from processes import (
 )
 
 import ddp_common as ddp
+from ddp_common.worker.rank_host import RankHost
+from ddp_common.worker.supervisor import State
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -113,6 +116,17 @@ def test_unseeded_random_numbers_differ_between_ranks_and_launches(client):
     drawn = launched(client, draw) + launched(client, draw)
     for numbers in zip(*drawn):
         assert len(set(numbers)) == 4, drawn
+
+
+def test_a_rank_that_ends_with_its_fork_server_has_no_exit_code():
+    host = RankHost()
+    host.prepare()
+    running = host.fork("time", "sleep", 1000, descriptors={})
+    host.close()
+    assert running.connection.poll(PATIENCE)
+    running.take_note()
+    assert running.state is State.ENDED and running.exitcode is None
+    assert host.end(running) == [] and not is_alive(running.pid)
 
 
 def test_forty_sigusr1_do_not_block_a_rank(client):

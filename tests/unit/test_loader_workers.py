@@ -3,16 +3,16 @@
 import pytest
 from processes import finished
 
-from ddp_common.ranks import forking
+from ddp_common.ranks import loader_workers
 
 # The first process that is forked hangs where Python's own would: before its first line
 PROGRAM = """
 import os, pathlib, sys, time
 import torch
 import ddp_common as ddp
-from ddp_common.ranks import forking
+from ddp_common.ranks import loader_workers
 
-forking.FORK_TIMEOUT = 1
+loader_workers.FORK_TIMEOUT = 1
 hang = pathlib.Path(sys.argv[1])
 
 def in_child():
@@ -29,7 +29,7 @@ for epoch in sampler.epochs(2):
 """
 
 
-@pytest.mark.skipif(not forking.MAY_HANG, reason="this Python has no such fault")
+@pytest.mark.skipif(not loader_workers.MAY_HANG, reason="this Python has no such fault")
 def test_a_loader_worker_that_hangs_at_its_start_is_forked_again(tmp_path):
     hang = tmp_path / "hang"
     hang.touch()
