@@ -32,6 +32,7 @@ from ddp_common.messages import (
 )
 from ddp_common.run.folders import shown
 from ddp_common.run.progress import Mode, Progress
+from ddp_common.run.run_directory import RunFiles
 
 WARNING = re.compile(r"\w*Warning: ")
 
@@ -41,7 +42,7 @@ class Recorder:
 
     def __init__(
         self,
-        files: Any,
+        files: RunFiles,
         on_report: Callable[[dict], Any] | None = None,
         draws: bool = True,
     ):
@@ -67,12 +68,13 @@ class Recorder:
             self._write_config()
 
     def _write_config(self) -> None:
-        self.files.write_json("config.json", self.config)
-        self.config = None
+        if self.config is not None:
+            self.files.write_json("config.json", self.config)
+            self.config = None
 
     def take(self, rank: int, message: Message) -> None:
-        """Take a message. Raises OSError and `Error` where `files` do."""
-        if self.config is not None and shows_training(message):
+        """Take a message. What cannot be written is a problem of `files`."""
+        if shows_training(message):
             self._write_config()
         match message:
             case Started():
@@ -175,14 +177,14 @@ def check_config(run_config: dict) -> None:
         )
 
 
-def _earlier(path):
+def _earlier(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
         return {}  # there is none, or it is damaged: it is written anew
 
 
-def _versions():
+def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for name in ("torch", "distributed", "numpy", "ddp-common"):
         with contextlib.suppress(metadata.PackageNotFoundError):  # a checkout on PYTHONPATH
@@ -190,7 +192,7 @@ def _versions():
     return versions
 
 
-def _git_revision():
+def _git_revision() -> str | None:
     """That of the folder in which the program's script lies; in a notebook, of this folder."""
     script = getattr(sys.modules["__main__"], "__file__", None)
     try:

@@ -1,9 +1,10 @@
-"""The run directory: what the client writes down of the things that ranks report.
+"""The run directory: what is written down of the things that ranks report.
 
 `runs/<tutorial>/<time>/` holds config.json, metrics.jsonl, log.txt, checkpoints/ and whatever
 ranks save. Relies on `filelock` to be the only run there. Promises: a file appears whole or not at
 all, and none lies outside; a disk that is full, or a folder that somebody removes, does not end
-the training, and `problems` says what was lost.
+the training; where there is room in the end, all records are in metrics.jsonl; `problems` says
+what was not written.
 """
 
 import contextlib
@@ -20,162 +21,57 @@ from typing import Any, TextIO
 from filelock import FileLock, SoftFileLock, Timeout
 
 from ddp_common.errors import Error
-from ddp_common.files import METRICS_OF_A_RANK, make_private, save_whole
+from ddp_common.files import METRICS_OF_A_RANK, make_private, metrics_of, save_whole
 from ddp_common.run.folders import local
 from ddp_common.run.progress import say
 
+METRICS = "metrics.jsonl"
+LOG = "log.txt"
 LOCK = ".lock"
 WAIT = 3  # seconds for the run before to be gone
 WAIT_IN_A_JOB = 60  # nobody watches a batch job, and the one before may still be saving
-OWN_FILES = ("metrics.jsonl", "log.txt", "config.json")  # the others are saved by ranks
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # numbers unknown to JSON
 
 
-class RunDirectory:
-    """Where a run leaves what it has to say.
+class RunFiles:
+    """What a process writes into a run's folder: what a `Recorder` needs.
 
-    `path` is its full path. It belongs to this run alone until `close`. `records` (list of dict)
-    are all reports, those of a resumed run first; `problems` (list of str) is what could not be
-    written, for a user to read.
-
-    Raises `Error` if there can be no such directory, or if another run holds it.
+    `path` is the folder's full path, `metrics` the name of the file there for what is reported.
+    `records` (list of dict) are these reports; `problems` (list of str) is what was not written,
+    for a user to read.
     """
 
-    def __init__(self, location: str | Path):
-        self.path = local(location)
-        self._problems: dict[str, str] = {}  # what it is about -> a sentence
-        self._lost_files: list[str] = []
-        self.function: str | None = None  # the name of the training function
+    def __init__(self, path: Path, metrics: str):
+        self.path = path
+        self.metrics = metrics
+        self.records: list[dict] = []
         self.is_temporary = False  # it goes with the run
-        self._closed = False
-        # Checkpoints, as the ranks report them.
-        self._saved = 0
-        self._not_saved = 0
-        self._last_failure: str | None = None
-        try:
-            make_private(self.path)
-            self._lock = _locked(self.path)
-            (self.path / "checkpoints").mkdir(exist_ok=True)
-            self.records = self._earlier_records()
-            self._metrics = self._open_to_append("metrics.jsonl")
-            self._log = self._open_to_append("log.txt")
-            for path in self.path.iterdir():
-                is_of_rank = METRICS_OF_A_RANK.fullmatch(path.name)
-                if is_of_rank:  # of a run that was killed
-                    self.take_in(int(is_of_rank[1]), path)
-        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-            if hasattr(self, "_lock"):
-                # In a notebook the traceback would keep this object, and with it the lock
-                _unlock(self._lock)
-            why = getattr(error, "strerror", None) or error
-            raise Error(
-                f"{self.path} cannot be a run directory: {why}.\n"
-                "Choose a folder that you may write to."
-            ) from None
-
-    def _open_to_append(self, name: str) -> TextIO:
-        path = self.path / name
-        return open(path, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
-
-    def _earlier_records(self) -> list[dict]:
-        """The records of a run that is resumed; lines that hold none are left out."""
-        path = self.path / "metrics.jsonl"
-        if not path.exists():
-            return []
-        records = list(read_records(path))
-        lines = "".join(map(as_line, records)).encode()
-        if path.read_bytes() != lines:  # its last line was cut off, say
-            self.save("metrics.jsonl", lines)
-        return records
-
-    def take_in(self, rank: int, path: Path) -> None:
-        """Put the records in a file of a rank's own into metrics.jsonl, and remove the file.
-
-        Ranks have such files where torchrun or srun has started them. It stays if the disk is
-        full.
-        """
-        with contextlib.suppress(FileNotFoundError):
-            for record in read_records(path):
-                self.record(rank, record)
-        if "metrics.jsonl" not in self._problems:
-            path.unlink(missing_ok=True)
+        self._open: dict[str, TextIO] = {}  # the files to which lines are appended
+        self._unwritten: dict[str, str] = {}  # the name of a file -> why
+        self._problems: dict[str, str] = {}  # what it is about -> a sentence
+        self._saved = 0  # checkpoints
+        self._not_saved: list[str] = []  # why, for each other checkpoint
 
     def record(self, rank: int, values: dict) -> None:
-        """Keep what a rank has reported, in memory and in metrics.jsonl."""
+        """Keep what a rank has reported, in memory and in the file for it."""
         record = _with_names_kept_once({"rank": rank, **values})
         self.records.append(record)
-        with self._tolerate_failure("metrics.jsonl"):
-            self._metrics.write(as_line(record))
+        self._append(self.metrics, as_line(record))
 
     def log(self, text: str) -> None:
         """Append a line with the time to log.txt."""
-        with self._tolerate_failure("log.txt"):
-            if not self._log.closed:
-                self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        self._append(LOG, f"{time.strftime('%H:%M:%S')} {text}\n")
 
-    @property
-    def problems(self) -> list[str]:
-        """What a user must know of what was not written, in sentences."""
-        sentences = list(self._problems.values())
-        if len(self._lost_files) > 1:
-            sentences.append(
-                f"{len(self._lost_files)} files could not be written, "
-                f"the last of them {self._lost_files[-1]}."
+    def _append(self, name: str, line: str) -> None:
+        with self._tolerate_failure(name):
+            self._opened(name).write(line)
+
+    def _opened(self, name: str) -> TextIO:
+        if name not in self._open:
+            self._open[name] = open(
+                self.path / name, "a", buffering=1, encoding="utf-8", errors="backslashreplace"
             )
-        if self._not_saved and self._saved:
-            tried = self._saved + self._not_saved
-            sentences.append(
-                f"{self._not_saved} of {tried} checkpoints were not saved. "
-                f"The last failure: {self._last_failure}"
-            )
-        elif self._not_saved:
-            sentences.append(
-                f"No checkpoint was saved, of {self._not_saved}. "
-                f"The last failure: {self._last_failure}"
-            )
-        return sentences
-
-    def saved(self) -> None:
-        """Take note that a rank has saved a checkpoint."""
-        self._saved += 1
-
-    def not_saved(self, why: str) -> None:
-        """Take note that a rank could not save a checkpoint; it trains on, and has logged it."""
-        if self._not_saved == 0:
-            self._show(why)
-        self._not_saved += 1
-        self._last_failure = why
-
-    def problem(self, text: str, about: str) -> None:
-        """Keep a sentence for `problems`, show it and log it: the first one `about` a thing."""
-        if about not in self._problems:
-            self._say(text, about)
-            self.log(text)
-
-    def _say(self, text: str, about: str) -> None:
-        self._problems[about] = text
-        self._show(text)
-
-    @staticmethod
-    def _show(text: str) -> None:
-        say(text, sys.stderr)
-
-    @contextlib.contextmanager
-    def _tolerate_failure(self, name: str) -> Iterator[None]:
-        """Go on after an OSError in writing `name`, and show the first: records stay in memory.
-
-        A full disk on the client is no reason to end the training on the ranks.
-        """
-        try:
-            yield
-        except OSError as error:
-            is_own = name in OWN_FILES
-            about = name if is_own else "files"
-            if about not in self._problems:
-                why = error.strerror or error
-                self._say(f"{self.path / name} cannot be written: {why}. Training goes on.", about)
-            if not is_own:
-                self._lost_files.append(name)
+        return self._open[name]
 
     def write_json(self, name: str, values: dict) -> None:
         """Write `values` to `name`, as `save` does."""
@@ -184,43 +80,135 @@ class RunDirectory:
     def save(self, name: str, content: bytes) -> None:
         """Write bytes to the relative path `name`, whole or not at all.
 
-        Raises `Error` if the name or a link leads out of the directory.
+        Nothing is written where the name or a link leads out of the directory.
         """
-        with self._tolerate_failure(name):
-            save_whole(self.path, name, content)
+        try:
+            with self._tolerate_failure(name):
+                save_whole(self.path, name, content)
+        except Error as error:
+            self.problem(str(error), about=name)
+
+    def saved(self) -> None:
+        """Take note that a rank has saved a checkpoint."""
+        self._saved += 1
+
+    def not_saved(self, why: str) -> None:
+        """Take note that a rank could not save a checkpoint; it trains on, and has logged it."""
+        if not self._not_saved:
+            say(why, sys.stderr)
+        self._not_saved.append(why)
+
+    def problem(self, text: str, about: str) -> None:
+        """Keep a sentence for `problems`, show it and log it: the first one `about` a thing."""
+        if about not in self._problems:
+            self._problems[about] = text
+            say(text, sys.stderr)
+            self.log(text)
+
+    @property
+    def problems(self) -> list[str]:
+        """What a user must know, a sentence for each kind of problem."""
+        sentences = list(self._problems.values())
+        if self._unwritten:
+            (name, why), *others = self._unwritten.items()
+            neither = f" Neither can {len(others)} other file(s)." if others else ""
+            sentences.append(f"{self.path / name} cannot be written: {why}.{neither}")
+        if self._not_saved:
+            tried = self._saved + len(self._not_saved)
+            sentences.append(
+                f"{len(self._not_saved)} of {tried} checkpoints were not saved. "
+                f"The last failure: {self._not_saved[-1]}"
+            )
+        return sentences
+
+    @contextlib.contextmanager
+    def _tolerate_failure(self, name: str) -> Iterator[None]:
+        """Go on after an OSError in writing `name`, and show the first.
+
+        A full disk is no reason to end the training: records stay in memory.
+        """
+        try:
+            yield
+        except OSError as error:
+            why = error.strerror or str(error)
+            if not self._unwritten:
+                say(f"{self.path / name} cannot be written: {why}. The run goes on.", sys.stderr)
+            self._unwritten.setdefault(name, why)
 
     def close(self) -> None:
-        """Finish writing."""
-        if self._closed:
-            return
-        self._closed = True
-        with self._tolerate_failure("metrics.jsonl"):
-            self._metrics.close()
-        with self._tolerate_failure("log.txt"):
-            self._log.close()
-        if not (self.path / "metrics.jsonl").exists():
-            self._say(
-                f"{self.path} was removed while the run was writing there.\n"
-                "What lay there is lost, but for checkpoints that were saved later. `records` of "
-                "what launch returns has all reports.",
-                "removed",
-            )
-        elif "metrics.jsonl" in self._problems:
-            self._write_metrics_again()
-        _unlock(self._lock)
+        """Finish writing; records that are not in their file are written again, all of them."""
+        while self._open:
+            name, file = self._open.popitem()
+            with self._tolerate_failure(name):
+                file.close()
+                os.stat(self.path / name)  # somebody may have removed it
+        if self.metrics in self._unwritten:
+            lines = "".join(map(as_line, self.records)).encode()
+            with self._tolerate_failure(self.metrics):
+                save_whole(self.path, self.metrics, lines)
+                del self._unwritten[self.metrics]
 
-    def _write_metrics_again(self) -> None:
-        """After a disk was full: there may be room now, and everything is in memory."""
-        lines = "".join(map(as_line, self.records))
+
+class RunDirectory(RunFiles):
+    """The whole of a run's folder. It belongs to this run alone until `close`.
+
+    `records` are the reports of all ranks, those of a resumed run first. Raises `Error` if there
+    can be no such directory, or if another run holds it.
+    """
+
+    def __init__(self, location: str | Path):
+        super().__init__(local(location), METRICS)
+        self.function: str | None = None  # the name of the training function
+        self._lock: FileLock | None = None
         try:
-            save_whole(self.path, "metrics.jsonl", lines.encode())
-        except OSError as error:
-            why = error.strerror or error
-            self._problems["metrics.jsonl"] = (
-                f"{self.path / 'metrics.jsonl'} is not complete: {why}."
-            )
-        else:
-            del self._problems["metrics.jsonl"]
+            make_private(self.path)
+            self._lock = _locked(self.path)
+            (self.path / "checkpoints").mkdir(exist_ok=True)
+            self._read_earlier_records()
+            self._opened(METRICS)
+            self._opened(LOG)
+            for path in self.path.iterdir():
+                is_of_rank = METRICS_OF_A_RANK.fullmatch(path.name)
+                if is_of_rank:  # of a run that was killed
+                    self.take_in(int(is_of_rank[1]))
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            self._unlock()  # in a notebook the traceback would keep this object, and the lock
+            why = getattr(error, "strerror", None) or error
+            raise Error(
+                f"{self.path} cannot be a run directory: {why}.\n"
+                "Choose a folder that you may write to."
+            ) from None
+
+    def _read_earlier_records(self) -> None:
+        """Those of a run that is resumed; lines that hold none are left out."""
+        path = self.path / METRICS
+        if path.exists():
+            self.records = list(read_records(path))
+            lines = "".join(map(as_line, self.records)).encode()
+            if path.read_bytes() != lines:  # its last line was cut off, say
+                self.save(METRICS, lines)
+
+    def take_in(self, rank: int) -> None:
+        """Put the records in a rank's own file into metrics.jsonl, and remove the file.
+
+        Ranks have such files where torchrun or srun has started them. It stays if the disk is
+        full.
+        """
+        path = self.path / metrics_of(rank)
+        with contextlib.suppress(FileNotFoundError):
+            for record in read_records(path):
+                self.record(rank, record)
+        if METRICS not in self._unwritten:
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        super().close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            _unlock(self._lock)
+            self._lock = None
 
 
 def as_line(record: dict) -> str:
@@ -228,21 +216,13 @@ def as_line(record: dict) -> str:
     return json.dumps({key: _for_json(value) for key, value in record.items()}) + "\n"
 
 
-def read_record(line: str) -> dict:
-    """The record in a line of metrics.jsonl.
-
-    Raises ValueError, AttributeError or RecursionError if there is none.
-    """
-    values = json.loads(line).items()
-    return _with_names_kept_once({name: _from_json(value) for name, value in values})
-
-
 def read_records(path: Path) -> Iterator[dict]:
     """The records in a file such as metrics.jsonl, without lines that hold none."""
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             with contextlib.suppress(ValueError, AttributeError, RecursionError):
-                yield read_record(line)
+                values = json.loads(line).items()
+                yield _with_names_kept_once({name: _from_json(value) for name, value in values})
 
 
 def _with_names_kept_once(record: dict) -> dict:
