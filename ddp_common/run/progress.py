@@ -175,10 +175,6 @@ class Progress:
         if self.mode != Mode.OFF or (also_in_logs and not self.in_notebook):
             say(text, sys.stdout if self.in_notebook else sys.stderr)
 
-    def print(self, text: str) -> None:
-        """Print what a rank has printed: above the bar, or under the cell of a notebook."""
-        say(text, sys.stdout)
-
     def close(self) -> None:
         """Draw the last state."""
         self._print_lines(before=float("inf"))

@@ -20,7 +20,6 @@ from ddp_common.checkpoint_files import checkpoints
 from ddp_common.errors import Error
 from ddp_common.messages import (
     CheckpointFailed,
-    CheckpointSaved,
     File,
     Line,
     Message,
@@ -31,7 +30,7 @@ from ddp_common.messages import (
     shows_training,
 )
 from ddp_common.run.folders import shown
-from ddp_common.run.progress import Mode, Progress
+from ddp_common.run.progress import Mode, Progress, say
 from ddp_common.run.run_directory import RunFiles
 
 WARNING = re.compile(r"\w*Warning: ")
@@ -88,10 +87,8 @@ class Recorder:
                 self._take_line(rank, message.text)
             case File():
                 self.files.save(message.name, message.content())
-            case CheckpointSaved():
-                self.files.saved()
             case CheckpointFailed():
-                self.files.not_saved(message.why)
+                self.files.problem(message.why, "checkpoints")
             case Problem():
                 self.files.problem(message.text, message.text)
 
@@ -100,9 +97,9 @@ class Recorder:
         self.files.log(f"[rank {rank}] {text}")
         if rank == 0:
             self.shown.add(text)
-            self.progress.print(text)
+            say(text, sys.stdout)
         elif self.shows_all:
-            self.progress.print(f"[rank {rank}] {text}")
+            say(f"[rank {rank}] {text}", sys.stdout)
         else:
             self.lines_not_shown += 1
             if WARNING.search(text):
@@ -128,7 +125,7 @@ class Recorder:
         _draw(self.progress.close)
         for text, rank in self.warnings.items():
             if text not in self.shown:
-                self.progress.print(f"[rank {rank}] {text}")
+                say(f"[rank {rank}] {text}", sys.stdout)
         if self.lines_not_shown:
             where = ""
             if not self.files.is_temporary:

@@ -27,6 +27,7 @@ from ddp_common.run.progress import say
 
 METRICS = "metrics.jsonl"
 LOG = "log.txt"
+OTHERS = "other files"  # a problem is about one of these two files, or about the others
 LOCK = ".lock"
 WAIT = 3  # seconds for the run before to be gone
 WAIT_IN_A_JOB = 60  # nobody watches a batch job, and the one before may still be saving
@@ -37,8 +38,7 @@ class RunFiles:
     """What a process writes into a run's folder: what a `Recorder` needs.
 
     `path` is the folder's full path, `metrics` the name of the file there for what is reported.
-    `records` (list of dict) are these reports; `problems` (list of str) is what was not written,
-    for a user to read.
+    `records` (list of dict) are these reports.
     """
 
     def __init__(self, path: Path, metrics: str):
@@ -47,10 +47,7 @@ class RunFiles:
         self.records: list[dict] = []
         self.is_temporary = False  # it goes with the run
         self._open: dict[str, TextIO] = {}  # the files to which lines are appended
-        self._unwritten: dict[str, str] = {}  # the name of a file -> why
         self._problems: dict[str, str] = {}  # what it is about -> a sentence
-        self._saved = 0  # checkpoints
-        self._not_saved: list[str] = []  # why, for each other checkpoint
 
     def record(self, rank: int, values: dict) -> None:
         """Keep what a rank has reported, in memory and in the file for it."""
@@ -86,54 +83,35 @@ class RunFiles:
             with self._tolerate_failure(name):
                 save_whole(self.path, name, content)
         except Error as error:
-            self.problem(str(error), about=name)
-
-    def saved(self) -> None:
-        """Take note that a rank has saved a checkpoint."""
-        self._saved += 1
-
-    def not_saved(self, why: str) -> None:
-        """Take note that a rank could not save a checkpoint; it trains on, and has logged it."""
-        if not self._not_saved:
-            say(why, sys.stderr)
-        self._not_saved.append(why)
+            self.problem(str(error), about=OTHERS)
 
     def problem(self, text: str, about: str) -> None:
-        """Keep a sentence for `problems`, show it and log it: the first one `about` a thing."""
-        if about not in self._problems:
-            self._problems[about] = text
+        """Log a sentence for `problems`; of those `about` a thing the first is shown."""
+        before = self._problems.get(about)
+        self._problems[about] = text
+        if before is None:
             say(text, sys.stderr)
+        if before != text:
             self.log(text)
 
     @property
     def problems(self) -> list[str]:
-        """What a user must know, a sentence for each kind of problem."""
-        sentences = list(self._problems.values())
-        if self._unwritten:
-            (name, why), *others = self._unwritten.items()
-            neither = f" Neither can {len(others)} other file(s)." if others else ""
-            sentences.append(f"{self.path / name} cannot be written: {why}.{neither}")
-        if self._not_saved:
-            tried = self._saved + len(self._not_saved)
-            sentences.append(
-                f"{len(self._not_saved)} of {tried} checkpoints were not saved. "
-                f"The last failure: {self._not_saved[-1]}"
-            )
-        return sentences
+        """What a user must know of what was not written: the last sentence about each thing."""
+        return list(self._problems.values())
 
     @contextlib.contextmanager
     def _tolerate_failure(self, name: str) -> Iterator[None]:
-        """Go on after an OSError in writing `name`, and show the first.
+        """Go on after an OSError in writing `name`.
 
         A full disk is no reason to end the training: records stay in memory.
         """
         try:
             yield
         except OSError as error:
-            why = error.strerror or str(error)
-            if not self._unwritten:
-                say(f"{self.path / name} cannot be written: {why}. The run goes on.", sys.stderr)
-            self._unwritten.setdefault(name, why)
+            about = name if name in (self.metrics, LOG) else OTHERS
+            self.problem(
+                f"{self.path / name} cannot be written: {error.strerror or error}.", about
+            )
 
     def close(self) -> None:
         """Finish writing; records that are not in their file are written again, all of them."""
@@ -142,11 +120,11 @@ class RunFiles:
             with self._tolerate_failure(name):
                 file.close()
                 os.stat(self.path / name)  # somebody may have removed it
-        if self.metrics in self._unwritten:
+        if self.metrics in self._problems:
             lines = "".join(map(as_line, self.records)).encode()
             with self._tolerate_failure(self.metrics):
                 save_whole(self.path, self.metrics, lines)
-                del self._unwritten[self.metrics]
+                del self._problems[self.metrics]
 
 
 class RunDirectory(RunFiles):
@@ -198,7 +176,7 @@ class RunDirectory(RunFiles):
         with contextlib.suppress(FileNotFoundError):
             for record in read_records(path):
                 self.record(rank, record)
-        if METRICS not in self._unwritten:
+        if METRICS not in self._problems:
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -206,9 +184,14 @@ class RunDirectory(RunFiles):
         self._unlock()
 
     def _unlock(self) -> None:
-        if self._lock is not None:
-            _unlock(self._lock)
-            self._lock = None
+        if self._lock is None or not self._lock.is_locked:
+            return
+        path = self.path / LOCK
+        is_ours = _holder(path) == [str(os.getpid()), socket.gethostname()]  # or a new folder
+        if is_ours and not isinstance(self._lock, SoftFileLock):
+            with contextlib.suppress(OSError):  # where the disk has become read-only it stays
+                path.unlink()
+        self._lock.release()
 
 
 def as_line(record: dict) -> str:
@@ -246,7 +229,7 @@ def _from_json(value: Any) -> Any:
 
 
 def _locked(folder: Path) -> FileLock:
-    """The lock of a run directory, held until `_unlock`, or until this process ends.
+    """The lock of a run directory, held until it is released, or until this process ends.
 
     It is `flock`: the kernel takes it back, however the process ends. NFS shares it between hosts,
     and so does Lustre with its mount option `flock`. Where a file system has none, the file itself
@@ -282,12 +265,3 @@ def _holder(path: Path) -> list[str]:
         return path.read_text().split()[:2]
     except (OSError, ValueError):
         return []
-
-
-def _unlock(lock: FileLock) -> None:
-    path = Path(lock.lock_file)
-    is_ours = _holder(path) == [str(os.getpid()), socket.gethostname()]  # the folder may be new
-    if is_ours and not isinstance(lock, SoftFileLock):
-        with contextlib.suppress(OSError):  # where the disk has become read-only it stays
-            path.unlink()
-    lock.release()

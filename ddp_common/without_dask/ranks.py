@@ -87,10 +87,9 @@ class Ranks(Launcher):
             files = _agree_on_directory(job, at_the_end)
             recorder = _recorder(files, job)
             result, models, stopped = _train(job, recorder)
-            if stopped is not None and stopped.step == 0:  # ranks have left each on its own
-                raise _run_stopped(stopped.step, files.path)
-            result, problems = _exchange(result, models, recorder, began)
-            recorder.tell()
+            if stopped is None or stopped.step > 0:  # else ranks have left each on its own
+                result, problems = _exchange(result, models, recorder, began)
+                recorder.tell()
         if stopped is not None:
             raise _run_stopped(stopped.step, files.path)
         seconds = time.monotonic() - began
