@@ -83,7 +83,7 @@ class RunFiles:
             with self._tolerate_failure(name):
                 save_whole(self.path, name, content)
         except Error as error:
-            self.problem(str(error), about=OTHERS)
+            self.problem(str(error), about="refused names")
 
     def problem(self, text: str, about: str) -> None:
         """Log a sentence for `problems`; of those `about` a thing the first is shown."""
