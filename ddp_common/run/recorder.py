@@ -68,7 +68,8 @@ class Recorder:
 
     def _write_config(self) -> None:
         if self.config is not None:
-            self.files.write_json("config.json", self.config)
+            text = json.dumps(self.config, indent=2, default=str) + "\n"
+            self.files.save("config.json", text.encode())
             self.config = None
 
     def take(self, rank: int, message: Message) -> None:
@@ -148,8 +149,8 @@ def describe(
 
     That is `run_config`, which the program has given to `launch`, with versions, the git revision
     of the program's folder, the workers of the ranks (`addresses`) and the name of the function
-    that they call. What an earlier
-    launch in this folder has said of itself stays, where this one says nothing.
+    that they call. What an earlier launch in this folder has said of itself stays, where this one
+    says nothing.
     """
     return {
         **_earlier(folder / "config.json"),

@@ -70,10 +70,6 @@ class RunFiles:
             )
         return self._open[name]
 
-    def write_json(self, name: str, values: dict) -> None:
-        """Write `values` to `name`, as `save` does."""
-        self.save(name, (json.dumps(values, indent=2, default=str) + "\n").encode())
-
     def save(self, name: str, content: bytes) -> None:
         """Write bytes to the relative path `name`, whole or not at all.
 
