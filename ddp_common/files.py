@@ -89,9 +89,9 @@ RESULT = ".result.pt"  # under torchrun: rank 0's result, until all ranks have r
 METRICS_OF_A_RANK = re.compile(r"metrics-(\d+)\.jsonl")  # under torchrun: until the run has ended
 
 
-def metrics_of(directory: Path, rank: int) -> Path:
+def metrics_of(rank: int) -> str:
     """The file of a rank's own reports, where torchrun or srun has started the ranks."""
-    return directory / f"metrics-{rank}.jsonl"
+    return f"metrics-{rank}.jsonl"
 
 
 def refuse_name_of_the_run(name: str):

@@ -1,8 +1,9 @@
 """A rank's life: `live` has its steps, in their order, around the training function.
 
 Each step is a context manager that undoes at its end what it has done; so whatever ends the
-training function, reports are sent and the process group is left. Promises: ranks have random
-numbers of their own, though all are forked from one state; what a rank forks is no rank: it
+training function, reports are sent and the process group is left. Ranks of torchrun take the same
+steps: `without_dask` calls `reports`, `sigterm`, `train` and `oddities`. Promises: ranks have
+random numbers of their own, though all are forked from one state; what a rank forks is no rank: it
 reports nothing, and SIGTERM ends it, except that workers of a `ddp.DataLoader` stay as long as the
 rank trains.
 """
@@ -59,34 +60,24 @@ def live(
     function raises, and `Error` if the ranks do not meet.
     """
     _settle(environment, threads)
-    step = 0
     try:
-        with _reports(send), _sigterm():
+        with reports(send), sigterm():
             function, arguments = _unpickled(payload, tables)
             is_function = not isinstance(function, Script)
             if is_function:
                 # By fork, the workers of a DataLoader know a notebook's classes, as they would in
                 # the notebook itself. A script chooses for itself.
                 multiprocessing.set_start_method("fork", force=True)
-            group = rendezvous.process_group(store_socket, is_made_here=is_function)
-            try:
-                with group, stopping.in_agreement():
-                    result = _call(function, arguments)
-                    stopping.training_has_ended()
-                    models = replicas.at_the_end(checkpoint.held_parts())
-                    checkpoint.finish_writing()
-                    reporting.post(Position(**reporting.position(), has_returned=True))
-                    _compare_with_others(models)
-                    _tell_if_alone()
-            finally:  # after an exception: what is being written is whole, and told
-                step = reporting.position().get("step", 0)
-                checkpoint.finish_writing()
-    except stopping.Stopped:
+            with rendezvous.process_group(store_socket, is_made_here=is_function):
+                result, models = train(function, arguments)
+                for problem in oddities(rendezvous.collected_by_rank_0("models", models)):
+                    reporting.post(Problem(problem))
+    except stopping.Stopped as stopped:
         return Ended(
             "stopped",
             got_sigterm=stopping.was_told(),
             in_loop=stopping.is_in_loop(),
-            step=step,
+            step=stopped.step,
         )
     is_rank_0 = environment["RANK"] == "0"
     return Ended("done", result=last_word.pickled_result(result) if is_rank_0 else None)
@@ -102,15 +93,21 @@ def _settle(environment: dict[str, str], threads: int) -> None:
     numpy.random.seed()
     torch.seed()
     multiprocessing.set_start_method(None, force=True)
+    watch()
+
+
+def watch() -> None:
+    """From now on know what this process's ranks exchange; call it before there is a group."""
     whereabouts.keep_collectives()
     replicas.watch()
 
 
 @contextlib.contextmanager
-def _reports(send: Callable[[Message], None]) -> Iterator[None]:
+def reports(send: Callable[[Message], None]) -> Iterator[None]:
     """What is reported goes to `send`, all of it before the end. Steps count as progress."""
+    global _has_trained
+    _has_trained = False
     finish = reporting.start(send)
-    os.register_at_fork(after_in_child=reporting.stop)
     hook = register_optimizer_step_post_hook(_optimizer_stepped)
     try:
         yield
@@ -126,16 +123,22 @@ def _optimizer_stepped(*_: Any) -> None:
 
 
 @contextlib.contextmanager
-def _sigterm() -> Iterator[None]:
+def sigterm() -> Iterator[None]:
     """SIGTERM ends training between two steps; after training it changes nothing."""
     try:
         stopping.listen_to_sigterm()
-        handler = signal.getsignal(signal.SIGTERM)
-        os.register_at_fork(after_in_child=functools.partial(_end_by_sigterm, handler))
+        _disown_forks(signal.getsignal(signal.SIGTERM))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         yield
     finally:
         stopping.training_has_ended()
+
+
+@functools.cache  # under torchrun a process may launch more than once
+def _disown_forks(handler: Any) -> None:
+    """From now on what this process forks is no rank, whose handler of SIGTERM is `handler`."""
+    os.register_at_fork(after_in_child=reporting.stop)
+    os.register_at_fork(after_in_child=functools.partial(_end_by_sigterm, handler))
 
 
 def _end_by_sigterm(handler: Any) -> None:
@@ -155,19 +158,38 @@ def _unpickled(payload: bytes, tables: int | None) -> tuple[Callable, dict[str, 
     return function, arguments
 
 
-def _compare_with_others(models: replicas.Fingerprint) -> None:
-    """Rank 0 tells the client if the others' models differ in the end from its own."""
-    fingerprints = rendezvous.collected_by_rank_0("models", models)
-    drift = replicas.in_the_end(fingerprints)
-    if drift is not None:
-        reporting.post(Problem(drift))
+def train(function: Callable, arguments: dict[str, Any]) -> tuple[Any, replicas.Fingerprint]:
+    """Call the training function; returns its result, and what this rank's models are then.
+
+    What is being written is whole afterwards, and told, whatever has ended the function.
+    """
+    try:
+        with stopping.in_agreement():
+            result = _call(function, arguments)
+            stopping.training_has_ended()
+            models = replicas.at_the_end(checkpoint.held_parts())
+    except stopping.Stopped as stopped:
+        stopped.step = reporting.position().get("step", 0)
+        raise
+    finally:
+        checkpoint.finish_writing()
+    reporting.post(Position(**reporting.position(), has_returned=True))
+    return result, models
 
 
-def _tell_if_alone() -> None:
-    """Rank 0 tells the client if the ranks have trained without a word to each other."""
-    is_one_of_many = rendezvous.rank() == 0 and rendezvous.world_size() > 1
+def oddities(models: list[replicas.Fingerprint]) -> list[str]:
+    """What rank 0 tells the client of the ranks' models in the end; others have nothing to tell.
+
+    That they differ from each other, or that the ranks have trained without a word to each other.
+    """
+    if rendezvous.rank() != 0:
+        return []
+    drift = replicas.in_the_end(models)
+    found = [] if drift is None else [drift]
+    is_one_of_many = rendezvous.world_size() > 1
     if is_one_of_many and _has_trained and not whereabouts.has_called_collectives():
-        reporting.post(Problem(ALONE))
+        found.append(ALONE)
+    return found
 
 
 def _call(function: Callable, arguments: dict[str, Any]) -> Any:

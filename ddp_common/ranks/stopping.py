@@ -39,6 +39,8 @@ class Stopped(BaseException):
     It is not an `Exception`, so that no handler of the user's takes it for an error.
     """
 
+    step = 0  # the last one that was done
+
 
 class Agreement:
     """A rank's part in the agreement on a last step, from before its first step on."""

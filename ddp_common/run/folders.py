@@ -4,6 +4,8 @@ Promises: two launches never get the same new directory, and one that is made is
 owner.
 """
 
+import contextlib
+import itertools
 import os
 import time
 from pathlib import Path
@@ -27,7 +29,7 @@ def local(location: str | Path) -> Path:
 
 def check_folder(location: str | Path | None) -> None:
     """Raise `Error` unless a run can write in the folder `location`, or make it; None is RUNS."""
-    path = local(location or os.environ.get("RUNS") or _default_root())
+    path = local(location or _root())
     there = nearest_that_exists(path)
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         why = "you may not write there" if there.is_dir() else "it is no folder"
@@ -60,35 +62,22 @@ def new_directory(name: str) -> Path:
     The default of RUNS is `runs/` in the repository, or in the working directory if the package is
     installed elsewhere. Raises `Error` if it cannot be made.
     """
-    folder = local(os.environ.get("RUNS") or _default_root()) / name
+    folder = local(_root()) / name
     stamp = time.strftime("%Y-%m-%dT%H-%M-%S")
-    path = folder / stamp
-    number = 1
-    while not _make_new(path):
-        number += 1
-        path = folder / f"{stamp}-{number}"
+    try:
+        make_private(folder)
+        for number in itertools.count(1):
+            path = folder / (stamp if number == 1 else f"{stamp}-{number}")
+            with contextlib.suppress(FileExistsError):  # of another launch in this second
+                path.mkdir(mode=0o700)
+                break
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise Error(
+            f"Cannot make the run directory in {folder}: {why}.\nChoose another place with RUNS=…"
+        ) from None
     return path
 
 
-def _default_root() -> Path:
-    return REPOSITORY / "runs" if IS_CLONE else Path("runs")
-
-
-def _make_new(path: Path) -> bool:
-    """Make the folder `path`; False if it exists. Of two launches in one second, one makes it."""
-    try:
-        make_private(path.parent)
-    except (OSError, ValueError) as error:
-        raise _cannot_make(path, error) from None
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        raise _cannot_make(path, error) from None
-    return True
-
-
-def _cannot_make(path: Path, error: Exception) -> Error:
-    why = getattr(error, "strerror", None) or error
-    return Error(f"Cannot make the run directory {path}: {why}.\nChoose another place with RUNS=…")
+def _root() -> str | Path:
+    return os.environ.get("RUNS") or (REPOSITORY / "runs" if IS_CLONE else "runs")

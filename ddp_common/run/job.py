@@ -21,8 +21,6 @@ from ddp_common.values import ABOVE_0
 if TYPE_CHECKING:
     import pandas
 
-SHOWN_ITEMS = 3  # of a result that is a dict or a list
-
 
 @dataclass
 class Job:
@@ -155,7 +153,7 @@ class Run:
 
     def __repr__(self) -> str:
         words = {
-            "result": in_short(self.result),
+            "result": InShort().repr(self.result),
             "world_size": self.world_size,
             "seconds": round(self.seconds, 1),
             "directory": str(shown(self.directory)) if self.directory else "none was kept",
@@ -165,29 +163,14 @@ class Run:
         return f"Run({', '.join(f'{name}={value}' for name, value in words.items())})"
 
 
-def in_short(value: Any) -> str:
-    """A value in a few words: what it is and how large.
+class InShort(reprlib.Repr):
+    """Values in a few words: the numbers in a tensor or a table are nobody's first question."""
 
-    The numbers in a tensor or a table are nobody's first question.
-    """
-    kind = type(value).__name__
-    if isinstance(getattr(value, "shape", None), tuple):
-        return f"{kind} {tuple(value.shape)}"
-    if isinstance(value, dict):
-        first = list(value.items())[:SHOWN_ITEMS]
-        items = [f"{key}: {_kind_and_size(item)}" for key, item in first]
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        items = [_kind_and_size(item) for item in list(value)[:SHOWN_ITEMS]]
-    else:
-        return _kind_and_size(value)
-    more = ", …" if len(value) > SHOWN_ITEMS else ""
-    return f"{kind} of {len(value)} ({', '.join(items)}{more})"
-
-
-def _kind_and_size(value: Any) -> str:
-    if isinstance(getattr(value, "shape", None), tuple):
-        return f"{tuple(value.shape)}"
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, Path)):
-        return reprlib.repr(value)
-    kind = type(value).__name__
-    return f"{kind} of {len(value)}" if hasattr(value, "__len__") else kind
+    def repr_instance(self, value: Any, level: int) -> str:
+        """Of what is none of Python's own collections: what it is and how large."""
+        if value is None or isinstance(value, (int, float, complex, bytes, Path)):
+            return super().repr_instance(value, level)
+        kind = type(value).__name__
+        if isinstance(getattr(value, "shape", None), tuple):
+            return f"{kind} {tuple(value.shape)}"
+        return f"{kind} of {len(value)}" if hasattr(value, "__len__") else kind

@@ -175,10 +175,6 @@ class Progress:
         if self.mode != Mode.OFF or (also_in_logs and not self.in_notebook):
             say(text, sys.stdout if self.in_notebook else sys.stderr)
 
-    def print(self, text: str) -> None:
-        """Print what a rank has printed: above the bar, or under the cell of a notebook."""
-        say(text, sys.stdout)
-
     def close(self) -> None:
         """Draw the last state."""
         self._print_lines(before=float("inf"))
@@ -206,7 +202,7 @@ def explain_interrupt(
     its traceback. `directory` is the run's `RunDirectory`.
     """
     in_ipython = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
-    folder = shown(directory.path) if in_ipython else str(directory.path)
+    folder = shown(directory.path)
     saved = checkpoints(directory.path / "checkpoints")
     steps = [record.get("step", 0) for record in directory.records]
     step = max([*steps, *map(step_of, saved)], default=0)
@@ -216,7 +212,7 @@ def explain_interrupt(
         words = (
             f"{where} The newest checkpoint is that of step {step_of(saved[-1])}. "
             "Go on from there with the same arguments and the run's directory:\n"
-            f"  ddp.launch(client, {name}, …, directory={str(folder)!r})"
+            f"  ddp.launch(client, {name}, …, directory={folder!r})"
         )
     else:
         words = f"{where} There is no checkpoint to go on from; what there is lies in {folder}."

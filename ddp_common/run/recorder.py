@@ -20,7 +20,6 @@ from ddp_common.checkpoint_files import checkpoints
 from ddp_common.errors import Error
 from ddp_common.messages import (
     CheckpointFailed,
-    CheckpointSaved,
     File,
     Line,
     Message,
@@ -31,7 +30,8 @@ from ddp_common.messages import (
     shows_training,
 )
 from ddp_common.run.folders import shown
-from ddp_common.run.progress import Mode, Progress
+from ddp_common.run.progress import Mode, Progress, say
+from ddp_common.run.run_directory import RunFiles
 
 WARNING = re.compile(r"\w*Warning: ")
 
@@ -41,7 +41,7 @@ class Recorder:
 
     def __init__(
         self,
-        files: Any,
+        files: RunFiles,
         on_report: Callable[[dict], Any] | None = None,
         draws: bool = True,
     ):
@@ -67,12 +67,14 @@ class Recorder:
             self._write_config()
 
     def _write_config(self) -> None:
-        self.files.write_json("config.json", self.config)
-        self.config = None
+        if self.config is not None:
+            text = json.dumps(self.config, indent=2, default=str) + "\n"
+            self.files.save("config.json", text.encode())
+            self.config = None
 
     def take(self, rank: int, message: Message) -> None:
-        """Take a message. Raises OSError and `Error` where `files` do."""
-        if self.config is not None and shows_training(message):
+        """Take a message. What cannot be written is a problem of `files`."""
+        if shows_training(message):
             self._write_config()
         match message:
             case Started():
@@ -86,10 +88,8 @@ class Recorder:
                 self._take_line(rank, message.text)
             case File():
                 self.files.save(message.name, message.content())
-            case CheckpointSaved():
-                self.files.saved()
             case CheckpointFailed():
-                self.files.not_saved(message.why)
+                self.files.problem(message.why, "checkpoints")
             case Problem():
                 self.files.problem(message.text, message.text)
 
@@ -98,9 +98,9 @@ class Recorder:
         self.files.log(f"[rank {rank}] {text}")
         if rank == 0:
             self.shown.add(text)
-            self.progress.print(text)
+            say(text, sys.stdout)
         elif self.shows_all:
-            self.progress.print(f"[rank {rank}] {text}")
+            say(f"[rank {rank}] {text}", sys.stdout)
         else:
             self.lines_not_shown += 1
             if WARNING.search(text):
@@ -126,7 +126,7 @@ class Recorder:
         _draw(self.progress.close)
         for text, rank in self.warnings.items():
             if text not in self.shown:
-                self.progress.print(f"[rank {rank}] {text}")
+                say(f"[rank {rank}] {text}", sys.stdout)
         if self.lines_not_shown:
             where = ""
             if not self.files.is_temporary:
@@ -149,8 +149,8 @@ def describe(
 
     That is `run_config`, which the program has given to `launch`, with versions, the git revision
     of the program's folder, the workers of the ranks (`addresses`) and the name of the function
-    that they call. What an earlier
-    launch in this folder has said of itself stays, where this one says nothing.
+    that they call. What an earlier launch in this folder has said of itself stays, where this one
+    says nothing.
     """
     return {
         **_earlier(folder / "config.json"),
@@ -175,14 +175,14 @@ def check_config(run_config: dict) -> None:
         )
 
 
-def _earlier(path):
+def _earlier(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
         return {}  # there is none, or it is damaged: it is written anew
 
 
-def _versions():
+def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for name in ("torch", "distributed", "numpy", "ddp-common"):
         with contextlib.suppress(metadata.PackageNotFoundError):  # a checkout on PYTHONPATH
@@ -190,7 +190,7 @@ def _versions():
     return versions
 
 
-def _git_revision():
+def _git_revision() -> str | None:
     """That of the folder in which the program's script lies; in a notebook, of this folder."""
     script = getattr(sys.modules["__main__"], "__file__", None)
     try:

@@ -1,16 +1,17 @@
 """The same tutorials where torchrun, srun or another launcher has started the ranks.
 
 There every rank executes the whole program. `connect` joins the process group and gives a `Ranks`
-instead of a client; `launch` calls the function in this very process. Rank 0 is the one that a
-person hears and that keeps the run directory. What the others print goes nowhere; what they report
-goes into `metrics-<rank>.jsonl` there, which rank 0 takes in when the function has returned.
-Relies on a file system that all ranks see, and on a run directory to which only their user can
-write: rank 0's result goes through it. What goes through the ranks' store is JSON, since others
-may reach it.
+instead of a client; `launch` calls the function in this very process, with the steps of
+`ranks.life`. Rank 0 is the one that a person hears and that keeps the run directory. What the
+others print goes nowhere; what they report goes into `metrics-<rank>.jsonl` there, which rank 0
+takes in when the function has returned. Relies on a file system that all ranks see, and on a run
+directory to which only their user can write: rank 0's result goes through it. What goes through
+the ranks' store is JSON, since others may reach it.
 """
 
 import contextlib
 import datetime
+import functools
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -26,21 +27,14 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ddp_common import checkpoint_files
 from ddp_common.errors import Error, RunStopped
-from ddp_common.files import RESULT, metrics_of, save_whole
-from ddp_common.messages import Message, Problem
-from ddp_common.ranks import (
-    checkpoint,
-    rendezvous,
-    replicas,
-    reporting,
-    stopping,
-)
+from ddp_common.files import RESULT, metrics_of
+from ddp_common.messages import Problem
+from ddp_common.ranks import life, rendezvous, replicas, stopping
 from ddp_common.ranks.last_word import GROUP_TWICE, HINTS, pickled_result
 from ddp_common.run.folders import new_directory
 from ddp_common.run.job import Job, Launcher, Run
-from ddp_common.run.progress import say
 from ddp_common.run.recorder import Recorder, describe
-from ddp_common.run.run_directory import RunDirectory, as_line, read_records
+from ddp_common.run.run_directory import METRICS, RunDirectory, RunFiles, read_records
 from ddp_common.without_dask import slurm
 from ddp_common.without_dask.launchers import started_by
 
@@ -56,7 +50,7 @@ class Ranks(Launcher):
     Close it, or use it in a `with` block.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         if dist.is_initialized():
             raise Error(
                 "The process group is there already, and connect() makes it.\n"
@@ -64,7 +58,7 @@ class Ranks(Launcher):
             )
         if slurm.in_step() and "RANK" not in os.environ:
             slurm.set_variables()
-        replicas.watch()
+        life.watch()
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(rendezvous.process_group())
         self.ranks = rendezvous.world_size()
@@ -91,28 +85,27 @@ class Ranks(Launcher):
             _set_pg_timeout(datetime.timedelta(seconds=seconds))
         with contextlib.ExitStack() as at_the_end:
             files = _agree_on_directory(job, at_the_end)
-            reports = Reports(files, job)
-            result, was_stopped, step = _call(job.function, job.arguments, reports)
-            if was_stopped and step == 0:  # ranks have left each on its own
-                raise _run_stopped(step, files.path)
-            result, problems = _exchange(result, was_stopped, reports, began)
-            reports.recorder.tell()
-        if was_stopped:
-            raise _run_stopped(step, files.path)
+            recorder = _recorder(files, job)
+            result, models, stopped = _train(job, recorder)
+            if stopped is None or stopped.step > 0:  # else ranks have left each on its own
+                result, problems = _exchange(result, models, recorder, began)
+                recorder.tell()
+        if stopped is not None:
+            raise _run_stopped(stopped.step, files.path)
         seconds = time.monotonic() - began
         return Run(result, files.path, self.ranks, files.records, seconds, problems=problems)
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: Any) -> None:
         self._stack.__exit__(*exception)
 
     def close(self) -> None:
         self._stack.close()
 
 
-def _refuse_tables(tables):
+def _refuse_tables(tables: list[Any]) -> None:
     if tables:
         raise Error(
             f"The argument {tables[0].name} is a Dask collection, and no Dask worker has started "
@@ -121,12 +114,12 @@ def _refuse_tables(tables):
         )
 
 
-def _agree_on_directory(job, at_the_end):
+def _agree_on_directory(job: Job, at_the_end: contextlib.ExitStack) -> RunFiles:
     """Rank 0 chooses and makes the run directory. Returns what this rank has of it.
 
     Raises `Error` unless all ranks see it.
     """
-    own = None
+    own: RunFiles | None = None
     if rendezvous.rank() == 0:
         own = RunDirectory(job.directory or new_directory(job.folder_name))
         at_the_end.callback(own.close)  # and with it the lock, also after a failure
@@ -144,66 +137,67 @@ def _agree_on_directory(job, at_the_end):
             "Choose one in a shared file system: RUNS=/path."
         )
     if own is None:
-        own = FilesOfRank(path)
+        own = RunFiles(path, metrics_of(rendezvous.rank()))
         at_the_end.callback(own.close)
     return own
 
 
-def _call(function, arguments, reports):
-    """Returns the function's result, whether the ranks were told to stop, and the last step."""
-    os.environ["DDP_CHECKPOINTS"] = str(reports.files.path / "checkpoints")
-    finish_reports = reporting.start(reports.receive)
-    earlier_handler = signal.getsignal(signal.SIGTERM)
-    result = None
-    was_stopped = False
+def _recorder(files: RunFiles, job: Job) -> Recorder:
+    """What takes what this rank reports; rank 0's draws, and hands records to `on_report`."""
+    if rendezvous.rank() != 0:
+        return Recorder(files, draws=False)
+    recorder = Recorder(files, job.on_report)
+    recorder.describe(describe(files.path, job.run_config, [], job.function_name))
+    return recorder
+
+
+def _train(
+    job: Job, recorder: Recorder
+) -> tuple[Any, replicas.Fingerprint | None, stopping.Stopped | None]:
+    """Returns the function's result, this rank's models in the end, and what has stopped it.
+
+    Without models where something has.
+    """
+    os.environ["DDP_CHECKPOINTS"] = str(recorder.files.path / "checkpoints")
+    later_handler = signal.getsignal(signal.SIGTERM)
+    receive = functools.partial(recorder.take, rendezvous.rank())
     try:
-        stopping.listen_to_sigterm()
-        with stopping.in_agreement():
-            result = function(**arguments)
-            reports.models = replicas.at_the_end(checkpoint.held_parts())
-    except stopping.Stopped:
-        was_stopped = True
+        with contextlib.closing(recorder), life.reports(receive), life.sigterm():
+            return *life.train(job.function, job.arguments), None
+    except stopping.Stopped as stopped:
+        later_handler = signal.SIG_IGN
+        return None, None, stopped
     except ValueError as error:
         if GROUP_TWICE in str(error):  # the first error of everybody who brings a script here
             error.add_note(HINTS[GROUP_TWICE])
         raise
     finally:
-        stopping.training_has_ended()
-        signal.signal(signal.SIGTERM, signal.SIG_IGN if was_stopped else earlier_handler)
-        checkpoint.finish_writing()
-        step = reporting.position().get("step", 0)
-        finish_reports()
-        reports.recorder.close()
-    return result, was_stopped, step
+        signal.signal(signal.SIGTERM, later_handler)
 
 
-def _exchange(result, was_stopped, reports, began):
+def _exchange(
+    result: Any, models: replicas.Fingerprint | None, recorder: Recorder, began: float
+) -> tuple[Any, list[str]]:
     """All that was reported goes to rank 0, and its result to all ranks.
 
-    Returns that, and what could not be written or has gone wrong (list of str).
+    Returns that, and what could not be written or has gone wrong on any rank. `models` is None if
+    this rank was told to stop.
     """
-    files = reports.files
-    is_first = rendezvous.rank() == 0
-    if not is_first:
-        files.close()
-    last_words = _tell_all("last words", [reports.problems, reports.models])
-    problems = [problem for theirs, _ in last_words for problem in theirs]
+    files = recorder.files
     result_file = files.path / RESULT
-    if is_first:
-        for peer in range(1, rendezvous.world_size()):
-            files.take_in(peer, metrics_of(files.path, peer))
-        drift = replicas.in_the_end([models for _, models in last_words])
-        if drift is not None and not was_stopped:
-            reports.recorder.take(0, Problem(drift))
-        how = "stopped" if was_stopped else "finished"
-        seconds = time.monotonic() - began
-        files.log(f"{how}: {rendezvous.world_size()} rank(s), {seconds:.1f} s")
-        files.close()
-        problems += files.problems
-        result_file.write_bytes(pickled_result(result))
-    _tell_all("written")
+    is_first = isinstance(files, RunDirectory)
     if not is_first:
-        files.records = list(read_records(files.path / "metrics.jsonl"))
+        files.close()
+    last_words = _tell_all("last words", [[] if is_first else files.problems, models])
+    problems: list[str] = []
+    if is_first:
+        _finish(recorder, [models for _, models in last_words], time.monotonic() - began)
+        everybodys = [problem for theirs, _ in last_words for problem in theirs] + files.problems
+        problems = list(dict.fromkeys(everybodys))
+        result_file.write_bytes(pickled_result(result))
+    problems, *_ = _tell_all("written", problems)
+    if not is_first:
+        files.records = list(read_records(files.path / METRICS))
     result = torch.load(result_file, map_location="cpu", weights_only=False)
     _tell_all("read")
     if is_first:
@@ -211,7 +205,23 @@ def _exchange(result, was_stopped, reports, began):
     return result, problems
 
 
-def _run_stopped(step, path):
+def _finish(recorder: Recorder, models: list[replicas.Fingerprint | None], seconds: float) -> None:
+    """On rank 0: take in what the others have reported; finish writing."""
+    files = recorder.files
+    assert isinstance(files, RunDirectory), "rank 0 has one"
+    for peer in range(1, rendezvous.world_size()):
+        files.take_in(peer)
+    of_ranks = [each for each in models if each is not None]
+    is_finished = len(of_ranks) == len(models)
+    if is_finished:
+        for oddity in life.oddities(of_ranks):
+            recorder.take(0, Problem(oddity))
+    how = "finished" if is_finished else "stopped"
+    files.log(f"{how}: {rendezvous.world_size()} rank(s), {seconds:.1f} s")
+    files.close()
+
+
+def _run_stopped(step: int, path: Path) -> RunStopped:
     last = checkpoint_files.newest_good(path / "checkpoints")
     newest = "there is no checkpoint"
     if last is not None:
@@ -223,56 +233,7 @@ def _run_stopped(step, path):
     )
 
 
-class Reports:
-    """What this rank reports: it goes into `files`, a `RunDirectory` on rank 0.
-
-    `problems` (list of str) is what could not be written.
-    """
-
-    def __init__(self, files, job: Job):
-        self.files = files
-        self.problems: list[str] = []
-        self.models: replicas.Fingerprint = {}  # of this rank, in the end
-        is_first = rendezvous.rank() == 0
-        on_rank_0 = job.on_report if is_first else None
-        self.recorder = Recorder(files, on_rank_0, draws=is_first)
-        if is_first:
-            self.recorder.describe(describe(files.path, job.run_config, [], job.function_name))
-
-    def receive(self, message: Message) -> None:
-        """Take a message. Raises nothing: the thread that calls has others to pass on."""
-        try:
-            self.recorder.take(rendezvous.rank(), message)
-        except (OSError, Error) as error:
-            problem = f"Not all that rank {rendezvous.rank()} reported was saved: {error}"
-            if problem not in self.problems:
-                self.problems.append(problem)
-                say(problem, sys.stderr)
-
-
-class FilesOfRank:
-    """What a rank other than 0 has of the run directory; rank 0 takes in what it has reported."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.records: list[dict] = []  # of all ranks, when the function has returned
-        self._metrics: TextIO | None = None
-
-    def record(self, rank: int, values: dict):
-        if self._metrics is None:
-            self._metrics = open(metrics_of(self.path, rank), "a", buffering=1, encoding="utf-8")
-        self._metrics.write(as_line({"rank": rank, **values}))
-
-    def save(self, name: str, content: bytes):
-        save_whole(self.path, name, content)
-
-    def close(self):
-        if self._metrics is not None:
-            with contextlib.suppress(OSError):  # a full disk has been noted
-                self._metrics.close()
-
-
-def _tell_all(what: str, value: Any = None) -> list:
+def _tell_all(what: str, value: Any = None) -> list[Any]:
     """What each rank says, in their order. Waits for a rank however long its function takes.
 
     By the store and not by a collective: the function may have left the process group.

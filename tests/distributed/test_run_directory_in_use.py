@@ -57,7 +57,7 @@ def test_saves_that_all_failed_are_shown_and_kept_in_the_run(client, tmp_path, c
     run = ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run", file_limit=2000)
     assert saved_steps(tmp_path / "run") == []
     (problem,) = run.problems
-    assert "No checkpoint was saved" in problem and "File too large" in problem
+    assert "The last good one is none" in problem and "File too large" in problem
     assert "was not saved: File too large" in capfd.readouterr().err
 
 

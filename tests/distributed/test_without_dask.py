@@ -156,6 +156,25 @@ from test_replicas import saves_nothing
 with ddp.connect() as client:
     print(ddp.launch(client, saves_nothing, directory="run").problems)
 """
+TRAIN_ALONE = DRIFTS_APART.replace("test_replicas", "test_training").replace(
+    "saves_nothing", "trains_alone"
+)
+SAVES_WHERE_NOTHING_CAN_BE = """
+import os
+os.makedirs("run/a_folder", exist_ok=True)
+if os.environ["RANK"] == "0":
+    os.symlink(os.getcwd(), "run/link")
+
+def train():
+    if ddp.rank() == 1:
+        ddp.save_file("a_folder", b"x")
+        ddp.save_file("link/outside", b"x")
+        ddp.save_file("good", b"x")
+
+with ddp.connect() as client:
+    run = ddp.launch(client, train, directory="run")
+    print("PROBLEMS", *run.problems, file=sys.stderr)
+"""
 LEAVES = """
 import datetime
 import sys
@@ -175,6 +194,19 @@ with ddp.connect() as client:
 def test_models_that_have_drifted_apart_are_named_in_the_problems_of_rank_0(tmp_path):
     first, _ = start(DRIFTS_APART, tmp_path)
     assert "weight of DDP model 1 is not the same" in first.said()
+
+
+def test_ranks_that_have_trained_alone_are_a_problem_of_rank_0(tmp_path):
+    first, _ = start(TRAIN_ALONE, tmp_path)
+    assert "Each rank has trained alone" in first.said()
+
+
+def test_what_another_rank_could_not_write_is_a_problem_on_every_rank(tmp_path):
+    for rank in start(SAVES_WHERE_NOTHING_CAN_BE, tmp_path):
+        problems = rank.said().partition("PROBLEMS")[2]
+        assert "a_folder cannot be written: Is a directory" in problems
+        assert "leads out of the run directory through a link" in problems
+    assert (tmp_path / "run" / "good").exists() and not (tmp_path / "outside").exists()
 
 
 def test_a_rank_that_leaves_in_the_function_is_named_and_not_waited_for(tmp_path):

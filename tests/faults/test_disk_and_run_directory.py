@@ -44,7 +44,7 @@ def test_make_run_on_a_full_disk_says_in_its_closing_line_that_nothing_was_saved
     assert done.returncode == 0, done.stderr
     closing = done.stdout.partition("Done in")[2]
     assert "Training finished, but not without problems:" in closing
-    assert "No checkpoint was saved" in closing and "No space left on device" in closing
+    assert "The last good one is none" in closing and "No space left on device" in closing
     assert "Traceback" not in done.stderr
 
 
@@ -78,6 +78,7 @@ def test_a_run_directory_that_vanishes_ends_nothing_and_the_run_says_so(client, 
         shutil.rmtree(directory)
     run = running.outcome()
     assert len(run.records) == 28 and run.result is not None
-    said = f"{directory} was removed while the run was writing there"
+    said = f"{directory / 'log.txt'} cannot be written: No such file"
     assert said in "".join(run.problems) and said in capfd.readouterr().err
-    assert saved_steps(directory)[-1] == 14 and not (directory / "metrics.jsonl").exists()
+    assert saved_steps(directory)[-1] == 14
+    assert len((directory / "metrics.jsonl").read_text().splitlines()) == 28
