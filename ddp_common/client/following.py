@@ -4,20 +4,20 @@ Promises: the first failure ends the attempt, and the rank that caused it is the
 a rank that makes no progress is found.
 """
 
+import contextlib
 import io
 import math
 import time
 from typing import Any
 
 from ddp_common.client import hangs, outcome, signals
-from ddp_common.client.asking import answers_within, ask_each
+from ddp_common.client.asking import ask_each
 from ddp_common.client.attempt import CAUSE_TIMEOUT, LOOK_INTERVAL, SHORT_LOOK, Attempt
 from ddp_common.client.outcome import Failed, Outcome
 from ddp_common.client.rank import Rank
 from ddp_common.errors import Error, RunStopped
 from ddp_common.worker import agent
 
-BUSY_TIMEOUT = 2  # seconds that a worker has to say with which tasks it is busy
 SIGTERM_TIMEOUT = 30  # seconds that a script has to end
 START_TIMEOUT = 600  # seconds that a rank may take to start once the others have
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
@@ -121,16 +121,16 @@ def _pass_on_sigterm(attempt: Attempt, now: float) -> None:
 def _refuse_busy(attempt: Attempt, rank: Rank, timeout: float) -> None:
     """Raise `Error` if the worker of this rank, which has not started, executes other tasks."""
     assert rank.task is not None, "it was submitted"
-    found = answers_within(
-        BUSY_TIMEOUT, attempt.client, agent.tasks_before, rank.task.key, workers=[rank.address]
-    )
-    if found.get(rank.address):
-        tasks = ", ".join(found[rank.address])
-        raise Error(
-            f"The worker at {rank.address} was busy for {timeout:g} s with {tasks}, so rank "
-            f"{rank.number} could not start. Wait for these tasks, or start more workers; where "
-            "they are to run beside ranks, give workers more threads (threads_per_worker)."
-        )
+    with contextlib.suppress(OSError):  # a lost scheduler is heard of otherwise
+        (there,) = attempt.client.processing(workers=[rank.address]).values()
+        tasks = [str(key) for key in there if key != rank.task.key]
+        if tasks:
+            raise Error(
+                f"The worker at {rank.address} was busy for {timeout:g} s with "
+                f"{', '.join(tasks)}, so rank {rank.number} could not start. Wait for these "
+                "tasks, or start more workers; where they are to run beside ranks, give workers "
+                "more threads (threads_per_worker)."
+            )
 
 
 def _ask_where_ranks_are(attempt: Attempt) -> None:

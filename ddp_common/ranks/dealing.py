@@ -13,7 +13,6 @@ its own partitions only.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -44,50 +43,19 @@ class EvenDeal:
     """This rank's shares of an epoch whose samples every rank can read."""
 
     def __init__(self, order: range | np.ndarray, batch_size: int):
-        self.length = len(order)
+        self.order = order  # of the whole epoch
         self.batch_size = batch_size
-        # Of the epoch, if that is a range, which need not be kept as numbers
-        self.order: range | None = None
-        # Else: its share of each full batch, one row per step
-        self.shares = np.empty((0, 0), np.int64)
-        self.ragged_share = np.empty(0, np.int64)  # and of the ragged last batch
-        self._keep_share(order)
-
-    def _keep_share(self, order: range | np.ndarray) -> None:
-        """Keep this rank's share of an epoch's order, and let go of the rest."""
-        if isinstance(order, range):
-            self.order = order
-            return
-        mine = rank()
-        ranks = world_size()
-        batch_size = self.batch_size
-        in_full_batches = len(order) // batch_size * batch_size
-        batches = order[:in_full_batches].reshape(-1, batch_size)
-        has_a_share = mine < batch_size
-        shares = batches[:, mine::ranks] if has_a_share else batches[:, :1]
-        self.shares = np.ascontiguousarray(shares)
-        self.ragged_share = _share_of(order[in_full_batches:], mine, ranks).copy()
 
     def share(self, step: int) -> list[int]:
         """This rank's samples of a step; one, to be given weight 0, if there is none for it."""
-        if self.order is not None:
-            first_sample = step * self.batch_size
-            batch = self.order[first_sample : first_sample + self.batch_size]
-            return list(_share_of(batch, rank(), world_size()))
-        if step < len(self.shares):
-            return self.shares[step].tolist()
-        return self.ragged_share.tolist()
+        batch = self.order[step * self.batch_size : (step + 1) * self.batch_size]
+        share = batch[rank() :: world_size()]
+        return np.asarray(share if len(share) else batch[:1]).tolist()
 
     def samples(self, step: int) -> int:
         """How many of a step's samples are this rank's, without one of weight 0."""
-        batch_length = min(self.batch_size, self.length - step * self.batch_size)
+        batch_length = min(self.batch_size, len(self.order) - step * self.batch_size)
         return len(range(rank(), batch_length, world_size()))
-
-
-def _share_of(batch: Any, mine: int, ranks: int) -> Any:
-    """This rank's part of a batch; one sample, to be given weight 0, if there is none for it."""
-    share = batch[mine::ranks]
-    return share if len(share) else batch[:1]
 
 
 class PlacedDeal:

@@ -11,16 +11,12 @@ listens, and reports are dropped after the same checks.
 import base64
 import collections
 import contextlib
-import decimal
-import numbers
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Hashable
 from typing import Any
-
-import numpy
 
 from ddp_common.errors import Error, first_line
 from ddp_common.files import check_name, refuse_name_of_the_run
@@ -141,47 +137,27 @@ def _scalar(name: str, value: Any) -> Any:
 
     Raises `Error` for anything else.
     """
-    if _is_number_of_numpy(value):
-        value = value.item()
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, int) and abs(value) < LARGEST_INTEGER:
-        return int(value)  # of an IntEnum: the agent has no class of the script
-    if isinstance(value, (numbers.Real, decimal.Decimal)):
-        try:
-            return float(value)
-        except (ValueError, OverflowError) as error:
-            raise Error(
-                f"report({name}=…): this {type(value).__name__} does not fit into a float "
-                f"({error})."
-            ) from None
-    if _is_number_of_torch(value):
+    if getattr(value, "is_cuda", False) and value.numel() == 1 and not value.is_complex():
         # The thread reads it later: by then training may have changed it
-        return value.detach().clone().reshape(()) if value.is_cuda else value.item()
+        return value.detach().clone().reshape(())
+    number = value
+    if hasattr(value, "item"):
+        with contextlib.suppress(ValueError, RuntimeError):  # it has more elements, or no content
+            number = value.item()
+    if isinstance(number, bool | float):
+        return number
+    if isinstance(number, int) and abs(number) < LARGEST_INTEGER:
+        return int(number)  # of an IntEnum: the agent has no class of the script
     if hasattr(value, "shape"):
         what = f"{type(value).__name__} of shape {tuple(value.shape)}"
+    elif isinstance(value, int):
+        what = "an integer of more than 63 bits"
     else:
         what = repr(value)[:80]
     raise Error(
         f"report({name}=…) takes a number or a tensor with one element, not {what}. Report a mean "
         "or a sum instead; for anything larger use save_file."
     )
-
-
-def _is_number_of_numpy(value: Any) -> bool:
-    """Whether it is a scalar, or an array with one element, of real numbers. A mask hides one."""
-    is_of_numpy = isinstance(value, (numpy.generic, numpy.ndarray))
-    return (
-        is_of_numpy
-        and value.size == 1
-        and value.dtype.kind in "biuf"
-        and not numpy.ma.is_masked(value)
-    )
-
-
-def _is_number_of_torch(value: Any) -> bool:
-    is_tensor = hasattr(value, "detach") and hasattr(value, "is_meta")
-    return is_tensor and value.numel() == 1 and not value.is_complex() and not value.is_meta
 
 
 # The object that this rank has of all that

@@ -90,8 +90,8 @@ class ElasticSampler:
     a run was interrupted.
 
     `epoch` and `step` are the position: `step` steps of `epoch` have been taken. Shuffling costs
-    4 bytes per sample while an epoch begins (8 from 2^31 samples on), of which each rank keeps
-    its share, and time: 10^8 samples take 0.4 GB and about 8 s, on every rank, once per epoch.
+    4 bytes per sample (8 from 2^31 samples on), and time when an epoch begins: 10^8 samples take
+    0.4 GB and about 8 s, on every rank.
     `shuffle=False` costs neither.
     """
 

@@ -88,15 +88,6 @@ def ask_where() -> str | None:
     return state
 
 
-def tasks_before(key: Key, dask_worker: Worker) -> list[str]:
-    """The tasks that this worker executes while this one waits; none once it has begun."""
-    state = dask_worker.state
-    task = state.tasks.get(key)
-    if task is None or task in state.executing:
-        return []
-    return [str(each.key) for each in state.executing]
-
-
 # The Dask task
 
 

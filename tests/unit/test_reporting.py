@@ -2,8 +2,6 @@
 
 import enum
 import math
-from decimal import Decimal
-from fractions import Fraction
 
 import msgpack
 import numpy as np
@@ -27,17 +25,14 @@ class Metric(enum.StrEnum):
 
 
 MODEST = settings(max_examples=50, deadline=None, derandomize=True)
-NO_SCALARS = [None, "1.0", b"1", 1j, [1], object(), float, Fraction(10**400), 10**5000]
-NO_SCALARS += [np.zeros(3), np.array("x"), np.datetime64("2026-01-01"), Decimal("sNaN")]
-NO_SCALARS += [np.ma.masked, np.datetime64(5, "ns"), np.array([1j])]
+NO_SCALARS = [None, "1.0", b"1", 1j, [1], object(), float, 10**5000]
+NO_SCALARS += [np.zeros(3), np.array("x"), np.datetime64("2026-01-01"), np.array([1j])]
 NO_SCALARS += [torch.zeros(2), torch.empty(1, device="meta"), torch.tensor([1j])]
 
 scalars = st.one_of(
     st.booleans(),
     st.integers(),
     st.floats(),
-    st.decimals(),
-    st.fractions(),
     st.floats(width=32).map(np.float32),
     st.integers(-(2**63), 2**63 - 1).map(np.int64),
     st.integers(-(2**63), 2**63 - 1).map(lambda value: np.array([[value]])),
