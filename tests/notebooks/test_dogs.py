@@ -313,7 +313,7 @@ def test_a_run_on_a_folder_of_ones_own_leaves_the_best_model(dogs, kennel, tmp_p
 def test_a_folder_of_one_class_is_refused_in_one_message(kennel, tmp_path):
     shutil.copytree(kennel / "pug", tmp_path / "mine" / "pug")
     done = make_run("dogs", tmp_path / "runs", f"data={tmp_path / 'mine'}")
-    assert done.returncode == 1 and "holds only the class 'pug'" in done.stderr
+    assert done.returncode == 1 and "has the classes ['pug']" in done.stderr
     assert "Traceback" not in done.stderr
 
 
