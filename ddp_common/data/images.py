@@ -54,6 +54,8 @@ class ImageFolder(torch.utils.data.Dataset):
         cache: Literal["memory"] | None = None,
         anonymous: bool = False,
     ):
+        if cache not in (None, "memory"):
+            raise Error(f"cache={cache!r}: images are kept in memory only: cache='memory'.")
         self.url = str(url)
         self.size = size
         self.anonymous = anonymous
@@ -63,7 +65,8 @@ class ImageFolder(torch.utils.data.Dataset):
         number = {label: number for number, label in enumerate(self.classes)}
         self._names = [name for name in names if _class_of(name) in number]
         self.targets = [number[_class_of(name)] for name in self._names]
-        empty = [label for label in self.classes if number[label] not in set(self.targets)]
+        there = set(self.targets)
+        empty = [label for label in self.classes if number[label] not in there]
         if empty or len(self.classes) < 2:
             wrong = f"no image in {', '.join(empty)}" if empty else f"the classes {self.classes}"
             raise Error(

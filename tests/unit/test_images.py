@@ -141,6 +141,11 @@ def test_kept_images_are_read_once_also_by_the_forked_workers_of_a_loader(folder
     assert torch.equal(everything(dataset)[0], pixels)
 
 
+def test_images_are_kept_in_memory_only(folder):
+    with pytest.raises(Error, match="cache='/a/disk': images are kept in memory only"):
+        ImageFolder(folder, SIZE, cache="/a/disk")
+
+
 def test_without_credentials_only_what_is_public_can_be_read_anonymously(
     s3, folder, bucket, monkeypatch
 ):
