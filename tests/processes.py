@@ -18,7 +18,6 @@ import pytest
 from patience import PATIENCE
 
 import ddp_common as ddp
-from ddp_common.clusters import protection
 
 TESTS = str(Path(__file__).parent)  # where other programs find `faults_on_purpose`
 RANK_MARK = b"DDP_RANK_PROCESS="  # every rank has its own number there, and hands it down
@@ -112,7 +111,10 @@ def environment_for(client, folder):
         return dict(os.environ)
     folder = Path(folder)
     if not (folder / "key.pem").exists():
-        protection.write_credentials(client.security, folder)
+        security = client.security
+        for name, text in {"cert": security.tls_ca_file, "key": security.tls_worker_key}.items():
+            (folder / f"{name}.pem").touch(0o600, exist_ok=False)
+            (folder / f"{name}.pem").write_text(text)
     prefix = "DASK_DISTRIBUTED__COMM__TLS__"
     files = {"CA_FILE": "cert.pem", "CLIENT__CERT": "cert.pem", "CLIENT__KEY": "key.pem"}
     return {**os.environ, **{prefix + name: str(folder / file) for name, file in files.items()}}

@@ -74,5 +74,5 @@ def refuse_without_package(error: Exception) -> None:
     if "No module named 'ddp_common'" in str(error):
         raise Error(
             "The workers, or the scheduler, have no ddp_common.\n"
-            "Connect with ddp_common.connect(address), which sends it there, or install it."
+            "Install it there, or send it: clusters/README.md, 'Workers without this package'."
         ) from None

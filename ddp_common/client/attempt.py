@@ -67,6 +67,8 @@ class Attempt:
         self.checkpoints = Checkpoints(
             client, attempt_id, directory.path / "checkpoints", addresses
         )
+        self.restarts_before = 0  # of this run
+        self.restarts_at_most = 0
         self.began = time.monotonic()
         self.submitted = math.inf  # when the tasks of all ranks were
         self.told_to_stop: float | None = None  # when SIGTERM was passed on to a script

@@ -34,7 +34,7 @@ def follow(attempt: Attempt, timeout: float, stall_timeout: float | None) -> Any
     decision = outcome.outcome(attempt.state)
     while decision is Outcome.GOES_ON:
         attempt.take_next(LOOK_INTERVAL)
-        attempt.recorder.tell()
+        attempt.recorder.call_on_report()
         if time.monotonic() - attempt.looked > LOOK_INTERVAL:
             attempt.take_what_is_there()
             _look_around(attempt, timeout, stall_timeout)

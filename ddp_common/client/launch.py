@@ -27,7 +27,7 @@ from ddp_common.client.ending import end
 from ddp_common.client.following import follow
 from ddp_common.client.inbox import open_inbox
 from ddp_common.client.payload import pickled, refuse_wrong_arguments
-from ddp_common.client.starting import Restarts, note_restart, start
+from ddp_common.client.starting import note_restart, start
 from ddp_common.client.tables import Tables
 from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 from ddp_common.files import absolute
@@ -166,12 +166,12 @@ class OnWorkers(Launcher):
                     try:
                         result = _run(attempt, job, payload, own_tables, failures, restarts)
                     except (RankFailed, RunStopped) as failure:
-                        attempt.recorder.tell()
+                        attempt.recorder.call_on_report()
                         if len(failures) == restarts or signals.stop_requested:
                             raise
                         failures.append(failure)
                         continue
-                    attempt.recorder.tell()
+                    attempt.recorder.call_on_report()
                 run_directory.close()  # now: it may have to say that something was not written
                 run = Run(
                     result=result,
@@ -222,8 +222,8 @@ def _run(
         if failures:
             note_restart(attempt, failures[-1], number=len(failures) + 1)
         try:
-            tries = Restarts(attempt.directory.path.name, len(failures), restarts)
-            start(attempt, payload, own_tables, job.timeout, tries)
+            attempt.restarts_before, attempt.restarts_at_most = len(failures), restarts
+            start(attempt, payload, own_tables, job.timeout)
         except (OSError, CancelledError) as error:
             raise attempt.cause_of(error) from None
         return follow(attempt, job.timeout, job.stall_timeout)

@@ -7,7 +7,6 @@ the ranks meet.
 import functools
 import math
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from distributed import Future, wait
@@ -26,18 +25,7 @@ COPY_TIMEOUT = 600  # seconds that a checkpoint may take to all workers that do 
 LARGE = 2**20  # bytes of function and arguments
 
 
-@dataclass
-class Restarts:
-    """Which attempt of a run this is, as torchrun tells its ranks."""
-
-    run_id: str
-    count: int  # of the attempts before this one
-    most: int
-
-
-def start(
-    attempt: Attempt, payload: Any, tables: Tables, timeout: float, restarts: Restarts
-) -> None:
+def start(attempt: Attempt, payload: Any, tables: Tables, timeout: float) -> None:
     """Start all ranks; `payload` is the pickled training function with its arguments.
 
     `timeout`: seconds that a worker has to answer, if it is more than `ANSWER_TIMEOUT`. Raises
@@ -60,7 +48,7 @@ def start(
         # Through the scheduler once, to one worker, from which the others take it
         scatter = functools.partial(attempt.client.scatter, payload, workers=first, hash=False)
         payload = attempt.wait_for(scatter, COPY_TIMEOUT)
-    for spec in _specs(attempt, answers[first[0]], restarts):
+    for spec in _specs(attempt, answers[first[0]]):
         _submit(attempt, spec, payload)
     attempt.submitted = time.monotonic()
 
@@ -86,7 +74,7 @@ def note_restart(attempt: Attempt, previous: Exception, number: int) -> None:
     attempt.recorder.progress.note(text, also_in_logs=True)
 
 
-def _specs(attempt: Attempt, store: tuple[str, int], restarts: Restarts) -> list[RankSpec]:
+def _specs(attempt: Attempt, store: tuple[str, int]) -> list[RankSpec]:
     hosts = [get_address_host(address) for address in attempt.addresses]
     groups = list(dict.fromkeys(hosts))
     return [
@@ -98,9 +86,9 @@ def _specs(attempt: Attempt, store: tuple[str, int], restarts: Restarts) -> list
             local_world_size=hosts.count(host),
             group_rank=groups.index(host),
             group_world_size=len(groups),
-            run_id=restarts.run_id,
-            restart_count=restarts.count,
-            max_restarts=restarts.most,
+            run_id=attempt.directory.path.name,
+            restart_count=attempt.restarts_before,
+            max_restarts=attempt.restarts_at_most,
             store=store,
             checkpoints=attempt.checkpoints.folders[address],
         )

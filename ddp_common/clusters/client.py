@@ -3,13 +3,11 @@
 A `distributed.Client` that takes its cluster down with it and, where workers are jobs, keeps
 their number up. Relies on `connect` to set what it knows of the cluster. Promises: each wait for
 workers ends, at the client's timeout at the latest, with the queue's own word on why they do not
-come; when `close` returns, the cluster that `connect` has started is closed, too. A notebook has
-one cluster: a cell that connects again goes on with it.
+come; when `close` returns, the cluster that `connect` has started is closed, too.
 """
 
 import contextlib
 import logging
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -18,21 +16,18 @@ from typing import Any
 from distributed import Client
 
 from ddp_common.client.asking import answers_within, known_workers
-from ddp_common.client.inbox import is_launching
 from ddp_common.clusters.jobs import Jobs
 from ddp_common.errors import Error
-from ddp_common.run.progress import kernel
 from ddp_common.worker.fork_server import ForkServer
 from ddp_common.worker.time_limit import time_left
 
 ANSWER_TIMEOUT = 5  # seconds that workers have to say how long their jobs may last
 GONE_TIMEOUT = 15  # seconds that the workers of cancelled jobs have to leave
-# Seconds between two questions to the queue: a tenth of the wait so far, within these.
-SHORTEST_INTERVAL = 1.0
-LONGEST_INTERVAL = 10.0
+QUEUE_INTERVAL = 5.0  # seconds between two questions to the queue
 
-# What `connect` has returned. Were one of them garbage, and collected in the new thread of another
-# client, it would want to stop its own, and wait for a lock that the new client holds.
+# What `connect` has returned, and gives again for the same request. Were one of them garbage, and
+# collected in the new thread of another client, it would want to stop its own, and wait for a lock
+# that the new client holds.
 open_clients: "set[ClusterClient]" = set()
 
 
@@ -46,7 +41,6 @@ class ClusterClient(Client):
     most: int | None = None  # number of ranks that were asked for, where there are more workers
     timeout = 60.0  # seconds that workers have to appear
     request: tuple | None = None  # what was asked for
-    cell: str | None = None  # the execution of a notebook's cell that asked for it
 
     @property
     def ranks(self) -> int:
@@ -66,17 +60,6 @@ class ClusterClient(Client):
             address: worker for address, worker in known.items() if worker["status"] == "running"
         }
 
-    @property
-    def dashboard_link(self) -> str:
-        """The address of the dashboard.
-
-        With jobs it is one on this host alone, whatever the scheduler's own address is.
-        """
-        link = super().dashboard_link
-        if self.jobs is None:
-            return link
-        return re.sub(r"//[^/]*(:\d+)", r"//127.0.0.1\1", link)
-
     def wait_until_there(self, at_least: int | None = None) -> None:
         """Wait until all workers are there; once the time is over, `at_least` so many will do.
 
@@ -88,8 +71,7 @@ class ClusterClient(Client):
         said = None
         while (there := len(self.workers())) < self.expected:
             now = time.monotonic()
-            interval = min(LONGEST_INTERVAL, max(SHORTEST_INTERVAL, (now - began) / 10))
-            if self.jobs is not None and now - looked > interval:
+            if self.jobs is not None and now - looked > QUEUE_INTERVAL:
                 jobs = self._look(self.jobs)
                 line = f"Waiting for workers: {there} of {self.expected}. Jobs: {jobs}"
                 if line != said:
@@ -141,7 +123,7 @@ class ClusterClient(Client):
             return
         if not failed and len(self.workers()) >= self.expected:
             return
-        over = self._near_their_limit(self.jobs) if failed else {}
+        over = self._near_their_limit(self.jobs) if failed else set()
         self._replace(self.jobs, over | self.jobs.ended())
         self.wait_until_there(at_least=1)
 
@@ -149,17 +131,14 @@ class ClusterClient(Client):
         """What the queue says of the job whose worker was at this address; '' if nothing."""
         return "" if self.jobs is None else self.jobs.said_of(address)
 
-    def _near_their_limit(self, jobs: Jobs) -> dict[str, str]:
+    def _near_their_limit(self, jobs: Jobs) -> set[str]:
+        """The names of jobs that would soon end a restart."""
         names = {address: jobs.job_of(worker) for address, worker in self.workers().items()}
         left = answers_within(ANSWER_TIMEOUT, self, time_left, workers=list(names))
-        near = {}
-        for address, seconds in left.items():
-            if seconds < 1.5 * jobs.warning:
-                near[names[address]] = "its time limit is near"
-        return near
+        return {names[each] for each, seconds in left.items() if seconds < 1.5 * jobs.warning}
 
-    def _replace(self, jobs: Jobs, over: dict[str, str]) -> None:
-        """Cancel jobs (name -> why), wait until their workers are gone, and submit others."""
+    def _replace(self, jobs: Jobs, over: set[str]) -> None:
+        """Cancel jobs, wait until their workers are gone, and submit others."""
         leaving = {
             address for address, worker in self.workers().items() if jobs.job_of(worker) in over
         }
@@ -179,7 +158,8 @@ class ClusterClient(Client):
                 closed = super().close(*args, **kwargs)
                 if self.jobs is not None:
                     self.jobs.close()
-                elif cluster is not None and _is_ours_to_stop(cluster):
+                # Saturn's may be told to stay
+                elif cluster is not None and getattr(cluster, "shutdown_on_close", True):
                     cluster.close()
         finally:
             if fork_server is not None:
@@ -187,51 +167,11 @@ class ClusterClient(Client):
         return closed
 
 
-def _is_ours_to_stop(cluster: Any) -> bool:
-    return getattr(cluster, "shutdown_on_close", True)  # Saturn's may be told to stay
-
-
-def cell_that_runs() -> str | None:
-    """What the execution of a notebook's cell is called, each time anew; None elsewhere."""
-    if not hasattr(kernel(), "get_parent"):
-        return None
-    message = kernel().get_parent("shell")
-    return message["header"]["msg_id"] if message else None
-
-
-def earlier_in_notebook(*request: Any) -> ClusterClient | None:
-    """The client that an earlier cell of this notebook has made, if it is as this request.
-
-    None elsewhere, and if there is none. One that is not as this request is closed, unless a
-    launch runs there: then a line says that it needs the same cores.
-    """
-    cell = cell_that_runs()
-    if cell is None:
-        return None
-    for client in list(open_clients):
-        if client.cluster is None or client.status != "running" or client.cell in (None, cell):
-            continue
-        workers = len(client.workers())
-        if client.request == request and workers >= client.expected:
-            print(
-                f"This notebook has started its cluster before: going on with its {client.ranks} "
-                "workers. For a new one, close() the client first.",
-                file=sys.stderr,
-            )
+def open_client(request: tuple) -> ClusterClient | None:
+    """The client that `connect` has returned for the same request, and that is open still."""
+    for client in open_clients:
+        if client.request == request and client.status == "running":
             return client
-        if is_launching(client):
-            print(
-                f"Another cluster of this notebook is open ({workers} workers), a launch runs "
-                "there, and it needs the same cores.",
-                file=sys.stderr,
-            )
-        else:
-            print(
-                f"The cluster that this notebook has started before ({workers} workers) "
-                "is closed first.",
-                file=sys.stderr,
-            )
-            client.close()
     return None
 
 

@@ -1,19 +1,17 @@
 """The front door of the clusters: a profile in, a connected client out.
 
-Relies on `profiles` for what to start, on `jobs` where workers are batch jobs, on Dask's own
-settings for the credentials of a cluster that somebody else has started, and on `shipping` where
-workers lack this package. Promises: when `connect` returns, the wanted number of workers is there
-and importing torch ahead of the first launch; when they do not come, or no scheduler answers at an
-address, it says why; when its client is closed, so is the cluster that it started.
+Relies on `profiles` for what to start, on `jobs` where workers are batch jobs, and on Dask's own
+settings for the credentials of a cluster that somebody else has started. Promises: when `connect`
+returns, the wanted number of workers is there and importing torch ahead of the first launch; when
+they do not come, or no scheduler answers at an address, it says why; when its client is closed, so
+is the cluster that it started.
 """
 
 import asyncio
 import contextlib
-import importlib.util
+import inspect
 import math
 import os
-import re
-import shlex
 import signal
 import socket
 import sys
@@ -29,29 +27,17 @@ from distributed import LocalCluster, Nanny, Worker
 from distributed.comm import connect as connect_to
 from distributed.security import Security
 
-from ddp_common.clusters import protection, shipping
-from ddp_common.clusters.client import (
-    ClusterClient,
-    cell_that_runs,
-    dask_is_silent,
-    earlier_in_notebook,
-    open_clients,
-)
-from ddp_common.clusters.jobs import (
-    Jobs,
-    check_commands,
-    job_script,
-    processes_in_a_job,
-    refused,
-)
+from ddp_common.client.asking import refuse_without_package
+from ddp_common.clusters import protection
+from ddp_common.clusters.client import ClusterClient, dask_is_silent, open_client, open_clients
+from ddp_common.clusters.jobs import Jobs, check_commands, job_script, processes_in_a_job
 from ddp_common.clusters.profiles import (
     cluster_class,
     gpus,
     is_batch,
-    meant,
-    names_of_options,
     number_of_workers,
     read_profile,
+    refused,
 )
 from ddp_common.errors import Error, first_line
 from ddp_common.run import progress
@@ -59,6 +45,7 @@ from ddp_common.values import YES
 from ddp_common.without_dask.launchers import LAUNCHERS, started_by
 from ddp_common.worker.fork_server import ForkServer
 from ddp_common.worker.plugin import Preload
+from ddp_common.worker.time_limit import time_left
 
 if TYPE_CHECKING:
     from ddp_common.without_dask.ranks import Ranks
@@ -73,21 +60,16 @@ SETTINGS = {
     # After this, Dask would give up a worker for good, also one that its nanny has brought back
     # and that has died again, and cancel its job. Nannies and `Jobs` know better.
     "distributed.deploy.lost-worker-timeout": "10000 hours",
+    # Cores are for ranks, and a worker's web server tells nothing that the scheduler's does not.
+    "distributed.worker.profile.enabled": False,
+    "distributed.worker.http.routes": [],
+    "distributed.admin.tick.interval": "500ms",
+    "distributed.admin.system-monitor.interval": "2s",
+    # Of each topic and connection Dask keeps so many messages: with many reports, a lot of MB.
+    "distributed.admin.low-level-log-length": 100,
 }
 RANK_OF_WORKER = "DDP_WORKER_PROCESS"  # a variable of ranks on Dask's workers
 HASH_SEED = "6640"  # what Dask's nanny gives its workers, so that they hash alike
-
-# Cores are for ranks, and a worker's web server has nothing to tell that the scheduler's does not.
-# Of each topic and connection Dask keeps the last thousand messages: with many reports, hundreds
-# of MB.
-LEAN = {
-    "worker": {"profile": {"enabled": False}, "http": {"routes": []}},
-    "admin": {
-        "tick": {"interval": "500ms"},
-        "system-monitor": {"interval": "2s"},
-        "low-level-log-length": 100,
-    },
-}
 
 
 def connect(
@@ -101,7 +83,7 @@ def connect(
     `profile` is a name in `clusters/`, the path of a YAML file or an address (default: CLUSTER
     from the environment, else `local`). `workers` is their number (default: WORKERS from the
     environment, else the profile's, or all that are at the address). It returns when they are
-    there.
+    there. An open client of the same request is returned again.
 
     At the address of a scheduler (tcp://host:port, tls://host:port) it starts nothing, and leaves
     the cluster there when it is closed. Where torchrun, srun, mpiexec or another launcher has
@@ -129,22 +111,24 @@ def connect(
         print(describe(name, wanted))
         raise SystemExit
     dask.config.set(SETTINGS)
-    dask.config.update_defaults({"distributed": LEAN})
+    if dask.config.get("temporary-directory") is None:
+        dask.config.set({"temporary-directory": protection.private_folder()})
     content = read_profile(name)
-    earlier = earlier_in_notebook(name, content, wanted)
+    if "://" in name:
+        count = 1 if wanted is None else number_of_workers(wanted)
+    else:
+        count = number_of_workers(content["workers"] if wanted is None else wanted)
+    request = (name, content, wanted is None, count)
+    earlier = open_client(request)
     if earlier is not None:
+        earlier.wait_until_there()
         return earlier
 
-    if "://" in name:
-        client = _at_address(content, wanted)
-    else:
-        client = _start(content, wanted)
-    client.cell = cell_that_runs()
-    client.request = (name, content, wanted)
+    client = _at_address(content, count) if "://" in name else _start(content, count)
+    client.request = request
     try:
         client.wait_until_there()
-        if name != "local":
-            shipping.provide(client)
+        _refuse_without_package(client)
         client.register_plugin(Preload(client.fork_server.path if client.fork_server else None))
         if wanted and len(client.workers()) > client.expected:
             client.most = client.expected
@@ -153,17 +137,28 @@ def connect(
         raise
 
     open_clients.add(client)
-    _show_dashboard(client)
+    drawing = progress.Progress()
+    if client.cluster is not None and drawing.mode is progress.Mode.BAR:  # somebody watches
+        drawing.note(f"Dask's dashboard: {client.dashboard_link}")
     return client
 
 
-def _at_address(profile: dict, wanted: int | str | None) -> ClusterClient:
-    """A client of the scheduler at the profile's address; `wanted` is the number of workers.
+def _refuse_without_package(client: ClusterClient) -> None:
+    """Raise `Error` unless the workers and the scheduler can import `ddp_common`."""
+    try:
+        client.run(time_left)
+        client.run_on_scheduler(time_left)
+    except Exception as error:  # of any kind: the scheduler passes on what workers raise
+        refuse_without_package(error)
+        raise
+
+
+def _at_address(profile: dict, count: int) -> ClusterClient:
+    """A client of the scheduler at the profile's address; `count` is the number of workers.
 
     What is no Dask scheduler is an `Error` within seconds, which says what is there instead.
     """
     address = profile["cluster"]
-    count = 1 if wanted is None else number_of_workers(wanted)
     security = protection.Credentials()
     try:
         with dask_is_silent():
@@ -173,8 +168,9 @@ def _at_address(profile: dict, wanted: int | str | None) -> ClusterClient:
                 own_thread.submit(asyncio.run, _shake_hands(address, security)).result()
             client = ClusterClient(address, security=security, timeout=ANSWER_TIMEOUT)
     except Exception as error:  # what does not speak Dask's protocol may look like anything
+        why = first_line(error.__cause__ or error).rpartition("Error: ")[2]
         raise Error(
-            f"CLUSTER={address}: no Dask scheduler could be reached there: {_why_not(error)}.\n"
+            f"CLUSTER={address}: no Dask scheduler could be reached there: {why}.\n"
             "Is it running, is the port right (the dashboard's is another), does it speak TLS? "
             "For tls://, name the credentials in DASK_DISTRIBUTED__COMM__TLS__CA_FILE, "
             "…__TLS__CLIENT__CERT and …__TLS__CLIENT__KEY."
@@ -191,16 +187,6 @@ async def _shake_hands(address: str, security: Security) -> None:
     connection.abort()
 
 
-def _why_not(error: Exception) -> str:
-    """Why a connection failed, in a few words."""
-    if isinstance(error, MemoryError):  # it took the first bytes for the length of a message
-        return "what answers does not speak Dask's protocol"
-    cause = error.__cause__ or error
-    if not str(cause):
-        return f"no answer within {ANSWER_TIMEOUT} s"
-    return first_line(cause).rpartition("Error: ")[2]
-
-
 def _join_ranks(launcher: str) -> "Ranks":
     if started_by() != launcher:
         raise Error(
@@ -213,63 +199,47 @@ def _join_ranks(launcher: str) -> "Ranks":
     return Ranks()
 
 
-def _start(profile: dict, wanted: int | str | None) -> ClusterClient:
+def _start(profile: dict, count: int) -> ClusterClient:
     """A client of the cluster that a profile describes, whose workers may be yet to come."""
-    count = number_of_workers(wanted if wanted is not None else profile["workers"])
-    jobs = cluster = client = fork_server = None
+    jobs = fork_server = None
+    name, options = _class_and_options(profile, count)
+    cluster_class(name)  # in this thread: dask-jobqueue sets the handler of a signal
     try:
-        name = profile["cluster"] if is_batch(profile) else _class_and_options(profile, count)[0]
-        cluster_class(name)  # in this thread: dask-jobqueue sets the handler of a signal
-        if is_batch(profile):
-            jobs = made_in_time(lambda: Jobs(profile))
-            cluster = jobs.cluster
-        else:
-            if _starts_processes_here(profile):
-                fork_server = ForkServer(_environment_of_workers(profile["options"]))
-            cluster = made_in_time(lambda: _make_cluster(profile, count))
-        client = ClusterClient(cluster.scheduler_address, security=cluster.security)
-        client.cluster = cluster
-        client.jobs = jobs
-        client.fork_server = fork_server
-        client.timeout = profile["timeout"]
-        client.expected = count
-        if jobs is not None:
-            jobs.submit(count)
-            print(
-                f"Job logs and credentials: {jobs.directory}\n"
-                f"Dashboard, on {socket.gethostname()} only: {client.dashboard_link}",
-                file=sys.stderr,
-            )
-        elif "LocalCluster" not in profile["cluster"]:
-            cluster.scale(count)
-    except BaseException as error:
-        if client is not None:
-            client.close()
-        elif jobs is not None:
-            jobs.close()
-        elif cluster is not None:
-            cluster.close()
-        if client is None and fork_server is not None:
-            fork_server.close()
-        if isinstance(error, Error) or not isinstance(error, Exception):
-            raise
-        raise _explained(profile, error) from error
+        with contextlib.ExitStack() as opened:  # and closed, if anything fails
+            if is_batch(profile):
+                jobs = made_in_time(lambda: Jobs(profile))
+                opened.callback(jobs.close)
+                cluster = jobs.cluster
+            else:
+                # Workers that are processes of this host may share a torch, without GPUs
+                if name.endswith("LocalCluster") and options.get("processes") is not False:
+                    fork_server = ForkServer(_environment_of_workers(options))
+                    opened.callback(fork_server.close)
+                cluster = made_in_time(lambda: _make_cluster(name, options, count))
+                opened.callback(cluster.close)
+            client = ClusterClient(cluster.scheduler_address, security=cluster.security)
+            opened.pop_all()
+            opened.callback(client.close)  # which closes them all
+            client.cluster = cluster
+            client.jobs = jobs
+            client.fork_server = fork_server
+            client.timeout = profile["timeout"]
+            client.expected = count
+            if jobs is not None:
+                jobs.submit(count)
+                print(
+                    f"Job logs and credentials: {jobs.directory}\n"
+                    f"Dashboard, on {socket.gethostname()} only: {client.dashboard_link}",
+                    file=sys.stderr,
+                )
+            elif "LocalCluster" not in name:
+                cluster.scale(count)
+            opened.pop_all()
+    except Error:
+        raise
+    except Exception as error:  # of any kind: it is the cluster class's own
+        raise refused(profile, error) from error
     return client
-
-
-def _explained(profile: dict, error: Exception) -> Error:
-    """What a cluster class says of its options, as an `Error`."""
-    cause = error.__cause__ or error
-    if is_batch(profile) and isinstance(cause, (TypeError, ValueError, AttributeError)):
-        return refused(profile, cause)
-    if isinstance(cause, (TypeError, ValueError, RuntimeError, OSError)):
-        said = str(cause)
-    else:
-        said = f"{type(cause).__name__}: {cause}"
-    return Error(
-        f"{profile['cluster']} could not be started with the profile's options: "
-        f"{said.rstrip('.')}.\nThey stand in OPTIONS, or in the profile."
-    )
 
 
 def made_in_time(make: Callable[[], Any]) -> Any:
@@ -318,23 +288,14 @@ def _environment_of_workers(options: dict) -> dict[str, str]:
     return environment
 
 
-def _starts_processes_here(profile: dict) -> bool:
-    """Whether workers are processes of this host that may share a torch without GPUs."""
-    name, options = _class_and_options(profile, 1)
-    return name.endswith("LocalCluster") and options.get("processes") is not False
-
-
-def _make_cluster(profile: dict, count: int) -> Any:
-    name, options = _class_and_options(profile, count)
+def _make_cluster(name: str, options: dict[str, Any], count: int) -> Any:
     cls = cluster_class(name)
     if isinstance(cls, type) and issubclass(cls, LocalCluster):
         protection.keep_scripts_out_of_workers()
-        options = {**protection.scratch_option(), **options}
+    options = {**options}
     security = options.pop("security", None)
-    if security is True:
-        options["security"] = protection.credentials()
-    elif security:
-        options["security"] = security
+    if security:
+        options["security"] = protection.credentials() if security is True else security
     return protection.private(cls)(n_workers=count, **options)
 
 
@@ -344,54 +305,42 @@ def _class_and_options(profile: dict, count: int) -> tuple[str, dict[str, Any]]:
     `security` is True for a cluster that is to speak TLS with credentials of its own.
     """
     name = profile["cluster"]
-    if gpus() and profile["gpu_cluster"]:
+    if profile["gpu_cluster"] and gpus():
         name = profile["gpu_cluster"]
         if count > gpus():
             raise Error(
                 f"WORKERS={count}: each worker takes a GPU, and this machine has {gpus()}. Ask "
                 "for no more, or train on the CPU: set CUDA_VISIBLE_DEVICES to nothing."
             )
-    defaults = {}
     options = profile["options"]
-    if "LocalCluster" in name:
+    if name.endswith(("LocalCluster", "LocalCUDACluster")) and "protocol" not in options:
+        options = {"security": True, **options}
+    if name.endswith("LocalCluster"):
         _check_options(profile)
-        defaults["threads_per_worker"] = max(1, CPU_COUNT // count)
-    has_processes = options.get("processes") is not False
-    speaks_tls = str(options.get("protocol") or "tls").startswith("tls")
-    if re.search(r"Local(CUDA)?Cluster$", name) and speaks_tls and has_processes:
-        defaults["security"] = True
-    return name, {**defaults, **options}
+        options = {"threads_per_worker": max(1, CPU_COUNT // count), **options}
+    return name, options
 
 
 def _check_options(profile: dict) -> None:
-    """Raise `Error` for options of no `LocalCluster`: Dask would say so when a worker starts."""
-    known = names_of_options(LocalCluster, Nanny, Worker)
-    for option in profile["options"]:
-        if option not in known:
-            raise Error(
-                f"{profile['cluster']} has no option {option!r}{meant(option, known)}.\n"
-                "It stands in OPTIONS, or in the profile. Those of jobs need CLUSTER=slurm or pbs."
-            )
-
-
-def _show_dashboard(client: ClusterClient) -> None:
-    """Say where Dask's dashboard is, if somebody watches; for jobs `_start` has done so."""
-    if client.jobs is not None or client.cluster is None:
-        return
-    if progress.mode() is progress.Mode.BAR and importlib.util.find_spec("bokeh"):
-        # What a notebook's cell says on stderr looks like an error.
-        stream = sys.stderr if cell_that_runs() is None else sys.stdout
-        print(f"Dask's dashboard: {client.dashboard_link}", file=stream, flush=True)
+    """Raise `Error` for options of no `LocalCluster`: its workers would print tracebacks."""
+    known: set[str] = set()
+    for cls in (LocalCluster, Nanny, Worker):
+        for base in cls.__mro__:
+            known |= set(inspect.signature(base).parameters)
+    unknown = sorted(set(profile["options"]) - known)
+    if unknown:
+        raise Error(
+            f"{profile['cluster']} has no option {', '.join(unknown)}.\n"
+            "It stands in OPTIONS, or in the profile. Those of jobs need CLUSTER=slurm or pbs."
+        )
 
 
 def check(name: str) -> None:
     """Raise `Error` for what can be known of a profile to be wrong before anything is started."""
+    describe(name)
     profile = read_profile(name)
     if is_batch(profile):
-        job_script(profile)
         check_commands(profile)
-    else:
-        _class_and_options(profile, 1)
 
 
 def describe(name: str, workers: int | str | None = None) -> str:
@@ -405,23 +354,14 @@ def describe(name: str, workers: int | str | None = None) -> str:
     count = number_of_workers(workers or profile["workers"])
     if is_batch(profile):
         jobs = math.ceil(count / processes_in_a_job(profile))
-        return "\n".join([*_about_jobs(name, jobs, count), job_script(profile)])
+        return (
+            f"# {jobs} job(s) such as this one, for {count} rank(s): each starts Dask workers.\n"
+            "# Your program stays where you start it, and submits the jobs. TIME and\n"
+            "# SCHEDULER:PORT are known then. The `export` lines are ours: nothing to change.\n"
+            "# Next: make doctor, with the same CLUSTER and OPTIONS\n"
+            f"{job_script(profile)}"
+        )
     cls, options = _class_and_options(profile, count)
     options = {"n_workers": count, **options}
     arguments = ", ".join(f"{key}={value!r}" for key, value in options.items())
     return f"# No jobs: the cluster is one call.\n{cls}({arguments})"
-
-
-def _about_jobs(name: str, jobs: int, count: int) -> list[str]:
-    """What a job script does not say of itself: lines of comment above it."""
-    options = os.environ.get("OPTIONS")
-    doctor = f"make doctor CLUSTER={shlex.quote(name)}"
-    if options:
-        doctor += f" OPTIONS={shlex.quote(options)}"
-    return [
-        f"# {jobs} job(s) such as this one, for {count} rank(s):",
-        "# Each starts Dask workers, to which your program sends its function later. The program",
-        "# itself stays where you start it, and submits the jobs. TIME and SCHEDULER:PORT are",
-        "# known then. The `export` lines are ours: nothing to change.",
-        f"# Next: {doctor}",
-    ]

@@ -1,10 +1,10 @@
 """Workers that are jobs of a batch system, from the script of a job to its end.
 
 dask-jobqueue writes the scripts, the credentials of this cluster alone, and submits. What it
-leaves open is here: paths with a space, the job's time limit, the batch system's own words when it
-refuses a job or says where one is, and jobs that are cancelled because others are submitted in
-their place. Relies on a folder that the jobs see, too. Promises: `job_script` starts nothing, and
-needs no batch system; when `close` returns, the jobs are cancelled and the credentials are gone.
+leaves open is here: the job's time limit, the batch system's own words when it refuses a job or
+says where one is, and jobs that are cancelled because others are submitted in their place. Relies
+on a folder that the jobs see, too. Promises: `job_script` starts nothing, and needs no batch
+system; when `close` returns, the jobs are cancelled and the credentials are gone.
 """
 
 import contextlib
@@ -16,32 +16,23 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import dask
-import psutil
 from distributed import Status
 from distributed.security import Security
 
 from ddp_common.clusters import protection
-from ddp_common.clusters.profiles import cluster_class, meant, names_of_options
-from ddp_common.clusters.queues import SYSTEMS, BatchSystem, JobState, States, summary
+from ddp_common.clusters.profiles import cluster_class, refused
+from ddp_common.clusters.queues import SYSTEMS, JobState, States, summary
 from ddp_common.errors import Error
 from ddp_common.run.folders import new_directory
 from ddp_common.worker.time_limit import UNLIMITED
 
 # Options of the cluster that dask-jobqueue's class for a single job does not take.
-CLUSTER_ONLY = {
-    "job_cls",
-    "scheduler_options",
-    "silence_logs",
-    "shared_temp_directory",
-    "n_workers",
-    "name",
-}
-LOG_LINES = 15  # of a worker's log, for an error message
-CAUSE = re.compile(r"\w+([.]\w+)*Error: ")  # begins a line that names one
+CLUSTER_ONLY = ("scheduler_options", "silence_logs", "shared_temp_directory", "n_workers", "name")
+LOG_LINES = 25  # of a worker's log, for an error message
 
 
 def processes_in_a_job(profile: dict) -> int:
@@ -49,15 +40,9 @@ def processes_in_a_job(profile: dict) -> int:
     return profile["options"].get("processes") or 1
 
 
-def system_of(profile: dict) -> BatchSystem:
-    """What is known of the profile's batch system."""
-    submit = cluster_class(profile["cluster"]).job_cls.submit_command
-    return SYSTEMS.get(submit) or BatchSystem(submit, lambda ids: {}, (submit,))
-
-
 def check_commands(profile: dict) -> None:
     """Raise `Error` where there is no command to submit a job."""
-    submit = system_of(profile).commands[0]
+    submit = SYSTEMS[profile["cluster"]].submit
     if shutil.which(submit) is None:
         raise Error(
             f"There is no {submit} here, with which {profile['cluster']} submits its jobs.\n"
@@ -81,49 +66,40 @@ def job_script(profile: dict) -> str:
 
     Raises `Error` for a cluster class that cannot be imported or that refuses the options.
     """
+    job_class = cluster_class(profile["cluster"]).job_cls
     with tempfile.TemporaryDirectory() as folder:
-        files = [f"{folder}/{name}" for name in ("ca", "cert", "key")]
         security = Security(
             require_encryption=True,
-            tls_ca_file=files[0],
-            tls_worker_cert=files[1],
-            tls_worker_key=files[2],
+            tls_ca_file=f"{folder}/ca",
+            tls_worker_cert=f"{folder}/cert",
+            tls_worker_key=f"{folder}/key",
         )
-        options = job_options(profile, folder, security)
-        job_class = options["job_cls"]
-        for name in CLUSTER_ONLY:
-            options.pop(name, None)
         try:
+            options = job_options(profile, folder, security)
+            for name in CLUSTER_ONLY:
+                options.pop(name, None)
             script = job_class("tls://SCHEDULER:PORT", name="worker-0", **options).job_script()
         except (TypeError, ValueError, AttributeError) as error:
             raise refused(profile, error) from None
-        return script.replace(folder, "runs/clusters/TIME").strip() + "\n"
+    return script.replace(folder, "runs/clusters/TIME").strip() + "\n"
 
 
 def job_options(profile: dict, directory: str | Path, security: Security) -> dict[str, Any]:
     """The keyword arguments of dask-jobqueue's cluster class: the profile's, and our own.
 
     `directory` is for the jobs' logs; dask-jobqueue writes there what is in memory of `security`.
-    Raises `Error` for an option of another type than dask-jobqueue's own default.
     """
     options = {"processes": 1, "silence_logs": "error", **profile["options"]}
-    defaults = _compare_with_defaults(profile["cluster"], options)
-    scheduler_options = options.get("scheduler_options") or {}
-    job_class = cluster_class(profile["cluster"]).job_cls
-    system = system_of(profile).name
-    if system == "Slurm":
+    if SYSTEMS[profile["cluster"]].name == "Slurm":
         # In quotes, which dask-jobqueue's own lines lack
-        directives = options.get("job_extra_directives") or defaults["job-extra-directives"]
+        directives = options.get("job_extra_directives") or []
         options["job_extra_directives"] = [f'-o "{directory}/worker-%j.log"', *directives]
     else:
         options["log_directory"] = str(directory)
-    if system == "PBS":
-        job_class = type(job_class.__name__, (WholeIds, job_class), {})
     return {
         "shebang": "#!/usr/bin/env bash",
-        "python": defaults["python"] or shlex.quote(sys.executable),
+        "python": shlex.quote(sys.executable),
         **options,
-        "job_cls": job_class,
         "job_script_prologue": _prologue(profile, directory),
         "worker_extra_args": [
             "--dashboard-address",
@@ -134,14 +110,11 @@ def job_options(profile: dict, directory: str | Path, security: Security) -> dic
         "security": security,
         "protocol": "tls://",
         "shared_temp_directory": str(directory),
-        "scheduler_options": {"dashboard_address": "127.0.0.1:0", **scheduler_options},
+        "scheduler_options": {
+            "dashboard_address": "127.0.0.1:0",
+            **(options.get("scheduler_options") or {}),
+        },
     }
-
-
-class WholeIds:
-    """Before dask-jobqueue's class for a PBS job: an id keeps the name of its server."""
-
-    job_id_regexp = r"(?P<job_id>\d+(\[\d*\])?(\.[\w.-]+)?)"
 
 
 class QuotedPaths:
@@ -154,25 +127,11 @@ class QuotedPaths:
         return written
 
 
-def _compare_with_defaults(cluster: str, options: dict) -> dict:
-    """dask-jobqueue's defaults. Raises `Error` for a text where it takes a list, and the like."""
-    defaults = dask.config.get(f"jobqueue.{cluster_class(cluster).job_cls.config_name}")
-    for option, value in options.items():
-        default = defaults.get(option.replace("_", "-"))
-        if None not in (value, default) and not isinstance(value, type(default)):
-            kind = type(default).__name__
-            raise Error(
-                f"The option {option}={value!r} is no {kind}, which {cluster} takes there.\n"
-                f"It stands in OPTIONS, or in the profile; without it {cluster} takes {default!r}."
-            )
-    return defaults
-
-
 def _prologue(profile: dict, directory: str | Path) -> list[str]:
     """The lines of bash before the worker starts."""
     end = f"$(($(date +%s) + {seconds_of(profile['options'].get('walltime'))}))"
     lines = []
-    system = system_of(profile).name
+    system = SYSTEMS[profile["cluster"]].name
     if system == "PBS":  # which copies a job's output only at its end
         lines.append(f'exec >> "{directory}/worker-$PBS_JOBID.log" 2>&1')
     if system == "Slurm":
@@ -184,16 +143,12 @@ def _prologue(profile: dict, directory: str | Path) -> list[str]:
         "export DASK_DISTRIBUTED__WORKER__HTTP__ROUTES=[]",
         "export DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s",
         f"export DASK_DISTRIBUTED__WORKER__PRELOAD={shlex.quote(json.dumps([PRELOAD]))}",
+        "export DDP_SCRATCH=$(mktemp -d)  # a folder that only you can read",
+        "export DASK_TEMPORARY_DIRECTORY=$DDP_SCRATCH",
+        "trap : TERM  # it is for the worker, for whose end this shell waits",
+        """trap 'rm -rf "$DDP_SCRATCH"' EXIT""",
     ]
-    if dask.config.get("temporary-directory") is None:
-        lines += [
-            "export DDP_SCRATCH=$(mktemp -d)  # a folder that only you can read",
-            "export DASK_TEMPORARY_DIRECTORY=$DDP_SCRATCH",
-            "trap : TERM  # it is for the worker, for whose end this shell waits",
-            """trap 'rm -rf "$DDP_SCRATCH"' EXIT""",
-        ]
-    lines += profile["options"].get("job_script_prologue") or []
-    return lines
+    return lines + (profile["options"].get("job_script_prologue") or [])
 
 
 def job_warning(profile: dict) -> float:
@@ -202,9 +157,7 @@ def job_warning(profile: dict) -> float:
     This is the profile's `warning`, or a quarter of the time limit where that is no longer.
     """
     limit = seconds_of(profile["options"].get("walltime"))
-    if profile["warning"] < limit:
-        return profile["warning"]
-    return limit // 4
+    return profile["warning"] if profile["warning"] < limit else limit // 4
 
 
 def seconds_of(walltime: str | None) -> int:
@@ -226,24 +179,6 @@ def seconds_of(walltime: str | None) -> int:
         ) from None
 
 
-def refused(profile: dict, error: BaseException) -> Error:
-    """What to raise where dask-jobqueue's class refuses the options of a profile with `error`."""
-    said = f"{error}".rstrip(".")
-    unknown = re.search(r"unexpected keyword argument '(\w+)'", said)
-    if unknown:
-        said = f"there is no option {unknown[1]!r}{_meant(profile, unknown[1])}"
-    return Error(
-        f"{profile['cluster']} refuses the profile's options: {said}.\n"
-        "It stands in OPTIONS, or in the profile."
-    )
-
-
-def _meant(profile: dict, option: str) -> str:
-    if option == "partition":
-        return " (Slurm's partition is `queue`)"
-    return meant(option, names_of_options(cluster_class(profile["cluster"]).job_cls))
-
-
 # The jobs of a cluster
 
 
@@ -262,9 +197,8 @@ class Jobs:
         """
         job_script(profile)  # refuses a faulty one: what it returns is not needed here
         check_commands(profile)
-        _check_interface(profile["options"])
         self.profile = profile
-        self.system = system_of(profile)
+        self.system = SYSTEMS[profile["cluster"]]
         self.warning = job_warning(profile)
         self.arrived: dict[str, str] = {}
         self._names = (f"worker-{number}" for number in itertools.count())
@@ -314,23 +248,11 @@ class Jobs:
                     self.cluster.worker_spec.pop(name, None)  # the next one has another name
             output = re.search(r"stdout:\n(.*)stderr:\n(.*)", str(error), re.DOTALL)
             said = output[1] + output[2] if output else str(error)
-            self._refuse_if_silent()
             raise Error(
                 f"{self.system.name} refused the job: {said.strip()}\n"
-                'Change the profile, or for once OPTIONS="queue=… account=… walltime=…". '
-                "DRY=1 prints the job script; `make doctor` lists the queues."
-            ) from None
-
-    def _refuse_if_silent(self) -> None:
-        """Raise `Error` if the batch system does not answer: then no option is to blame."""
-        try:
-            self.system.states(())
-        except OSError as error:
-            name = self.system.name
-            raise Error(
-                f"{name} does not answer: {error}\n"
-                f"It is down or cannot be reached from here: try `{self.system.commands[1]}` by "
-                "hand, and ask those who run the cluster. CLUSTER=local trains on this machine."
+                "If that names an option, change the profile, or for once "
+                'OPTIONS="queue=… account=… walltime=…". DRY=1 prints the job script; '
+                "`make doctor` lists the queues."
             ) from None
 
     def _apply_spec(self) -> None:
@@ -362,31 +284,25 @@ class Jobs:
         jobs = dict(self.cluster.workers)  # Dask's own thread may change it meanwhile
         return {name: job.job_id for name, job in jobs.items() if job.job_id}
 
-    def ended(self) -> dict[str, str]:
-        """Name -> why, of the jobs that are over; none where the batch system does not answer."""
+    def ended(self) -> set[str]:
+        """The names of jobs that are over; none where the batch system does not answer."""
         return _ended(self.states() or {})
 
-    def look(self) -> tuple[str, dict[str, str]]:
+    def look(self) -> tuple[str, set[str]]:
         """What the batch system says of the jobs, in a few words, and those that are over.
 
-        Raises `Error` if a job will never start, or is over and never had its worker.
+        Raises `Error` if one is over and never had its worker.
         """
         states = self.states()
         if states is None:
-            return f"{self.system.name} does not answer", {}
-        for name, (state, reason) in states.items():
-            if state is JobState.NEVER:
-                raise Error(
-                    f"{self.system.name} will never start job {self._ids()[name]}: {reason}\n"
-                    'Ask for less: OPTIONS="cores=… memory=…", or `resource_spec` in the profile.'
-                )
-            if state is JobState.ENDED and name not in self.arrived.values():
-                raise Error(
-                    f"Job {self._ids()[name]} ended before its worker came ({reason}).\n"
-                    f"{self.log(name)}\n"
-                    "Fix the cause that it names; DRY=1 prints the job script, "
-                    "`make doctor` checks the usual causes."
-                )
+            return f"{self.system.name} does not answer", set()
+        for name in _ended(states) - set(self.arrived.values()):
+            raise Error(
+                f"Job {self._ids()[name]} ended before its worker came ({states[name][1]}).\n"
+                f"{self.log(name)}\n"
+                "Fix the cause that it names; DRY=1 prints the job script, "
+                "`make doctor` checks the usual causes."
+            )
         return summary(states), _ended(states)
 
     def said_of(self, address: str) -> str:
@@ -395,23 +311,17 @@ class Jobs:
         states = self.states() or {}
         return f"job {self._ids()[name]}: {states[name][1]}" if name in states else ""
 
-    def cancel(self, names: dict[str, str]) -> None:
-        """Cancel these jobs (name -> why) where they still live, and forget them."""
-        for name, why in names.items():
-            if name not in self.cluster.workers:  # it is cancelled, and its worker about to go
-                continue
-            job_id = self.cluster.workers[name].job_id
-            print(f"Job {job_id} makes room for a new one: {why}", file=sys.stderr, flush=True)
+    def cancel(self, names: Iterable[str]) -> None:
+        """Cancel these jobs where they still live, and forget them."""
+        for name in names:
             self.cluster.worker_spec.pop(name, None)
-        if names:
-            self._apply_spec()
+        self._apply_spec()
 
     def why_late(self) -> str:
         """What the batch system says of the jobs, and the logs of those that run in vain."""
         states = self.states()
         if states is None:
-            ids = " ".join(self._ids().values())
-            return f"{self.system.name} does not answer: look later whether jobs {ids} are gone.\n"
+            return f"{self.system.name} does not answer: look later whether the jobs are gone.\n"
         said = f"{self.system.name} says of the jobs: {summary(states)}. They were cancelled.\n"
         for name, (state, _) in states.items():
             if state is JobState.RUNNING and name not in self.arrived.values():
@@ -427,14 +337,17 @@ class Jobs:
         """The end of what a job has printed, with the path; a sentence if there is nothing."""
         job_id = self._ids()[name]
         its_name = re.compile(rf"(?<!\d){re.escape(job_id)}(?!\d)")
-        paths = [path for path in sorted(self.directory.iterdir()) if its_name.search(path.name)]
-        written = [path for path in paths if path.stat().st_size]
-        if not written:
-            return (
-                f"Job {job_id} has left no log in {self.directory}: "
-                "is that folder visible on the hosts of the jobs?"
-            )
-        return "\n".join(f"{path}:\n{told(path.read_text(errors='replace'))}" for path in written)
+        told = []
+        for path in sorted(self.directory.iterdir()):
+            if its_name.search(path.name) and path.stat().st_size:
+                lines = path.read_text(errors="replace").splitlines()
+                told += [f"{path}:", *lines[-LOG_LINES:]]
+        if told:
+            return "\n".join(told)
+        return (
+            f"Job {job_id} has left no log in {self.directory}: "
+            "is that folder visible on the hosts of the jobs?"
+        )
 
     def close(self) -> None:
         """Cancel the jobs, and remove the credentials."""
@@ -446,25 +359,5 @@ class Jobs:
             self._remove_directory()
 
 
-def _check_interface(options: dict) -> None:
-    """Raise `Error` for a network that this host, where the scheduler runs, does not have."""
-    scheduler = options.get("scheduler_options") or {}
-    name = scheduler.get("interface") or options.get("interface")
-    here = psutil.net_if_addrs()
-    if name and name not in here and "host" not in scheduler:
-        raise Error(
-            f"interface={name}: this host, where the scheduler runs, has no such network.\n"
-            f'Name one of its own beside it: OPTIONS="scheduler_options.interface=…", of '
-            f"{', '.join(here)}."
-        )
-
-
-def _ended(states: States) -> dict[str, str]:
-    return {job: reason for job, (state, reason) in states.items() if state is JobState.ENDED}
-
-
-def told(log: str) -> str:
-    """The lines of a log that name a cause, and its end."""
-    lines = log.splitlines()
-    causes = [line for line in lines[:-LOG_LINES] if CAUSE.match(line)]
-    return "\n".join([*causes, *lines[-LOG_LINES:]])
+def _ended(states: States) -> set[str]:
+    return {job for job, (state, _) in states.items() if state is JobState.ENDED}

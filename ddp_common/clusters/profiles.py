@@ -5,13 +5,10 @@ what differs; `OPTIONS=` has the last word. Promises: what is wrong in a profile
 what may stand there, before anything is started.
 """
 
-import difflib
 import importlib
 import importlib.metadata
 import importlib.util
-import inspect
 import os
-import re
 import signal
 import threading
 from pathlib import Path
@@ -21,7 +18,8 @@ import psutil
 import yaml
 from dask.system import CPU_COUNT
 
-from ddp_common.errors import Error, first_line
+from ddp_common.clusters.queues import SYSTEMS
+from ddp_common.errors import Error
 from ddp_common.files import is_file
 from ddp_common.run.folders import REPOSITORY
 from ddp_common.values import of_kind, pairs, whole_number
@@ -47,7 +45,7 @@ DEFAULTS = {
 }
 KEYS = {"cluster", "extends", "options", *DEFAULTS}
 COUNTS = ("cores", "processes", "threads_per_worker")  # options that are whole numbers
-CLOCK = re.compile(r"(\d+-)?\d+(:\d+)+")  # YAML would make a number of 12:00:00
+LISTS = ("job_extra_directives", "job_script_prologue", "worker_extra_args")
 
 
 def read_profile(name: str, overrides: str | None = None) -> dict:
@@ -57,8 +55,9 @@ def read_profile(name: str, overrides: str | None = None) -> dict:
     walltime=02:00:00 workers=3'; at an address only `timeout` makes sense. Raises `Error` with
     the names that there are, or with what is wrong in the file.
     """
-    profile = {**DEFAULTS, "options": {}, **_load(name)}
-    if not isinstance(profile.get("cluster"), str) or not isinstance(profile["options"], dict):
+    profile = {**DEFAULTS, "options": {}, **_load(name, ())}
+    options = profile["options"]
+    if not isinstance(profile.get("cluster"), str) or not isinstance(options, dict):
         raise Error(
             f"The profile {name} names no cluster class, or its options are no mapping. "
             "It needs a line such as 'cluster: distributed.LocalCluster'; "
@@ -66,71 +65,60 @@ def read_profile(name: str, overrides: str | None = None) -> dict:
         )
     text = os.environ.get("OPTIONS", "") if overrides is None else overrides
     _override(profile, text)
-    if "://" in name:
-        _refuse_all_but_timeout(name, profile, text)
+    only_timeout = {**DEFAULTS, "timeout": profile["timeout"], "cluster": name, "options": {}}
+    if "://" in name and profile != only_timeout:
+        raise Error(
+            f"OPTIONS={text}: nothing is started at an address, "
+            "so only timeout=… (seconds that workers have to appear) is of use there."
+        )
     for key in ("timeout", "warning"):
         source = f" It stands in OPTIONS, or in the profile {name}."
         profile[key] = of_kind(key, profile[key], DEFAULTS[key], {key: (0, None)}, source)
-    options = profile["options"]
     for key in COUNTS:
         if options.get(key) is not None:
             options[key] = whole_number(key, options[key], least=1)
-    if isinstance(options.get("walltime"), int):  # YAML has read 12:00:00 without quotes so
+    for key in LISTS:
+        if isinstance(options.get(key), str):
+            raise Error(f"{key}={options[key]} is no list. Write [{options[key]}].")
+    if isinstance(options.get("walltime"), int):  # YAML reads 12:00:00 without quotes so
         minutes, seconds = divmod(options["walltime"], 60)
         hours, minutes = divmod(minutes, 60)
         options["walltime"] = f"{hours}:{minutes:02}:{seconds:02}"
     return profile
 
 
-def _refuse_all_but_timeout(address: str, profile: dict, text: str) -> None:
-    without_timeout = {**profile, "timeout": DEFAULTS["timeout"]}
-    if without_timeout != {**DEFAULTS, "cluster": address, "options": {}}:
-        raise Error(
-            f"OPTIONS={text}: nothing is started at an address, "
-            "so only timeout=… (seconds that workers have to appear) is of use there."
-        )
-
-
-def _load(name: str, extended_by: tuple[Path, ...] = ()) -> dict:
+def _load(name: str, extended_by: tuple[str, ...]) -> dict:
     """The dict in a profile's file, on top of those that it extends."""
     if "://" in name:
         return {"cluster": name}
     path = _path_of(name, extended_by)
+    if str(path) in extended_by:
+        raise Error(f"The profile {path} extends itself, by way of {', '.join(extended_by)}.")
     content = _read_yaml(path)
-    if path in extended_by:
-        by_way_of = ", ".join(str(other) for other in extended_by)
-        raise Error(f"The profile {path} extends itself, by way of {by_way_of}.")
     content["options"] = content.get("options") or {}
     extended = content.pop("extends", None)
     if not extended:
         return content
-    base = _load(str(extended), (*extended_by, path))
+    base = _load(str(extended), (*extended_by, str(path)))
     if isinstance(content["options"], dict) and isinstance(base["options"], dict):
         content["options"] = {**base["options"], **content["options"]}
     return {**base, **content}
 
 
-def _path_of(name: str, extended_by: tuple[Path, ...]) -> Path:
-    if name.endswith((".yaml", ".yml")):
-        path = Path(os.path.expanduser(name))
-    else:
-        path = PROFILES / f"{name}.yaml"
+def _path_of(name: str, extended_by: tuple[str, ...]) -> Path:
+    is_a_path = name.endswith((".yaml", ".yml"))
+    path = Path(os.path.expanduser(name)) if is_a_path else PROFILES / f"{name}.yaml"
     if not is_file(path) and extended_by:
-        path = extended_by[-1].parent / path
+        path = Path(extended_by[-1]).parent / path
     if is_file(path):
         return path
     extending = f", which {extended_by[-1]} extends" if extended_by else ""
-    if name.endswith((".yaml", ".yml")):
+    if is_a_path:
         raise Error(
             f"CLUSTER={name}{extending}: no such file, {path.absolute()}. "
             "Give the path of a profile, or the name of one in clusters/."
         )
     known = sorted(each.stem for each in PROFILES.glob("*.yaml"))
-    if not known:
-        raise Error(
-            f"The package has no cluster profiles: there is no {PROFILES}. Install it from its "
-            "wheel, or from a clone with pip install -e."
-        )
     raise Error(
         f"There is no cluster profile {name!r}{extending}. "
         f"CLUSTER takes one of {', '.join([*known, 'torchrun', 'srun'])}, the path of a .yaml "
@@ -147,10 +135,7 @@ def _read_yaml(path: Path) -> dict:
     except Exception as error:  # YAML's constructors raise anything for what they cannot make
         raise Error(f"The profile {path} is no valid YAML: {error or repr(error)}") from None
     if not isinstance(content, dict):
-        raise Error(
-            f"The profile {path} names no cluster class: it is no list of 'key: value' lines. "
-            "clusters/slurm.yaml shows how one looks."
-        )
+        return {}  # it names no cluster class
     unknown = sorted(set(content) - KEYS, key=str)
     if unknown:
         raise Error(
@@ -168,44 +153,28 @@ def _override(profile: dict, text: str) -> None:
     """
     options = profile["options"]
     for key, value in pairs("OPTIONS", text, "queue=gpu walltime=02:00:00"):
-        option, dot, inner = key.partition(".")
-        if not option.isidentifier() or bool(dot) != bool(inner):
-            raise Error(
-                f"OPTIONS={text}: {key!r} can be the name of no option. "
-                'Write OPTIONS="queue=gpu scheduler_options.interface=ib0".'
-            )
-        content = _parsed(key, value)
+        option, _, inner = key.partition(".")
+        content = _parsed(value)
         if key in DEFAULTS:
             profile[key] = content
         elif not inner:
             options[option] = content
-        elif isinstance(options.get(option) or {}, dict):
-            options[option] = {**(options.get(option) or {}), inner: content}
         else:
-            raise Error(
-                f"OPTIONS={text}: {key} leads into {option}, which is {options[option]!r} in this "
-                f"profile and has no parts. Write {option}=… to replace it."
-            )
+            there = options.get(option)
+            options[option] = {**(there if isinstance(there, dict) else {}), inner: content}
 
 
-def _parsed(key: str, text: str) -> Any:
-    """What `text` says in YAML: a number, true, a list, a text…; clock times stay texts."""
-    if CLOCK.fullmatch(text):
-        return text
+def _parsed(text: str) -> Any:
+    """What `text` says in YAML: a number, true, a list; else the text itself."""
     try:
         return yaml.safe_load(text)
-    except Exception as error:  # as in `_read_yaml`
-        why = getattr(error, "problem", None) or first_line(error)
-        raise Error(
-            f"OPTIONS: {key}={text} is no valid YAML: {why}. "
-            "Put text with brackets, braces or colons into two pairs of quotes: "
-            f'OPTIONS="{key}=\'\\"text\\"\'".'
-        ) from None
+    except Exception:  # as in `_read_yaml`
+        return text
 
 
 def is_batch(profile: dict) -> bool:
     """Whether the workers are jobs of a batch system."""
-    return profile["cluster"].startswith("dask_jobqueue.")
+    return profile["cluster"] in SYSTEMS
 
 
 def cluster_class(name: str) -> type[Any]:
@@ -225,21 +194,14 @@ def cluster_class(name: str) -> type[Any]:
             signal.signal(signal.SIGINT, handler)
 
 
-def names_of_options(*classes: type) -> set[str]:
-    """The names of all arguments that these classes, and those that they extend, take."""
-    return {
-        parameter.name
-        for each in classes
-        for cls in each.__mro__
-        for parameter in inspect.signature(cls).parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
-
-
-def meant(option: str, known: set[str]) -> str:
-    """What an option that does not exist may be called, in brackets."""
-    near = difflib.get_close_matches(option, sorted(known), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+def refused(profile: dict, error: BaseException) -> Error:
+    """What to raise where the profile's cluster class does not take its options."""
+    if isinstance(error, RuntimeError) and error.__cause__:  # Dask's: something failed to start
+        error = error.__cause__
+    return Error(
+        f"{profile['cluster']} could not be started with the profile's options: "
+        f"{type(error).__name__}: {error}\nThey stand in OPTIONS, or in the profile."
+    )
 
 
 def number_of_workers(wanted: int | str) -> int:

@@ -10,6 +10,7 @@ folder that only their user can read.
 import hmac
 import multiprocessing.spawn
 import os
+import re
 import secrets
 import ssl
 import stat
@@ -17,7 +18,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import dask
 from distributed import Scheduler, SpecCluster
 from distributed.security import Security
 from tornado import web
@@ -53,21 +53,6 @@ def credentials() -> Security:
     return Credentials.temporary(
         tls_ciphers=None, tls_min_version=ssl.TLSVersion.TLSv1_3, tls_max_version=None
     )
-
-
-def write_credentials(security: Security, folder: str | Path) -> None:
-    """Put the certificate and the key of `credentials` into a folder, for another program.
-
-    These are new files, cert.pem and key.pem, that only their user can read.
-    """
-    contents = {
-        "cert.pem": security.tls_ca_file,  # type: ignore[attr-defined]  # Dask sets it by name
-        "key.pem": security.tls_worker_key,  # type: ignore[attr-defined]  # the same
-    }
-    for name, content in contents.items():
-        path = Path(folder) / name
-        path.touch(0o600, exist_ok=False)
-        path.write_text(content)
 
 
 class PrivateScheduler(Scheduler):
@@ -110,18 +95,18 @@ class PrivateDashboard:
         spec = self.scheduler_spec
         if self.scheduler is None and spec is not None and spec["cls"] is Scheduler:
             secret = secrets.token_urlsafe(SECRET_BYTES)
-            options = {"http_prefix": secret, **scratch_option(), **spec["options"]}
+            options = {"http_prefix": secret, **spec["options"]}
             self.scheduler_spec = {**spec, "cls": PrivateScheduler, "options": options}
         await super()._start()  # type: ignore[misc]  # the same
 
     @property
     def dashboard_link(self) -> str:
-        """The address of the dashboard, with its secret."""
+        """The address of the dashboard on this host, with its secret."""
         link = super().dashboard_link  # type: ignore[misc]  # the `SpecCluster` has it
         prefix = getattr(self.scheduler, "dashboard_prefix", "")
         if not prefix or not link.endswith("/status"):
             return link
-        return f"{link.removesuffix('status')}{prefix}/status"
+        return re.sub(r"//[^/]*(:\d+)/", rf"//127.0.0.1\1/{prefix}/", link)
 
 
 def private(cls: type) -> type:
@@ -135,16 +120,6 @@ def private(cls: type) -> type:
     if not starts_as_dask_does:  # Saturn's, say
         return cls
     return type(cls.__name__, (PrivateDashboard, cls), {"__module__": cls.__module__})
-
-
-def scratch_option() -> dict[str, str]:
-    """Keyword argument of Dask's scheduler and workers: where to put temporary files.
-
-    Empty where Dask's settings say it.
-    """
-    if dask.config.get("temporary-directory") is not None:
-        return {}
-    return {"local_directory": private_folder()}
 
 
 def private_folder() -> str:

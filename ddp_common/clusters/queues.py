@@ -1,11 +1,12 @@
-"""What a batch system says of its jobs: Slurm by squeue, PBS by qstat.
+"""What a batch system says of its jobs and queues: Slurm by squeue and sinfo, PBS by qstat.
 
 Relies on the commands being on PATH. Promises: a batch system that does not answer is an
-`OSError`, which is not the same as one that has no jobs.
+`OSError`, which is not the same as one that has no jobs; reasons are its own words.
 """
 
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,36 +21,13 @@ class JobState(StrEnum):
     PENDING = "pending"
     RUNNING = "running"
     ENDED = "ended"
-    NEVER = "never to start"  # the batch system says that it cannot run the job
 
 
 States = dict[str, tuple[JobState, str]]  # job id -> its state, and why
 
 SLURM_PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED")
-SLURM_ENDS = {  # why a job has ended, where Slurm gives no other reason
-    "CANCELLED": "it was cancelled",
-    "COMPLETED": "its script has come to its end",
-    "COMPLETING": "its processes end: it was cancelled, or has come to its end",
-    "FAILED": "its script has failed",
-    "NODE_FAIL": "its node has failed",
-    "OUT_OF_MEMORY": "it needed more memory than it had asked for",
-    "PREEMPTED": "another job has taken its place",
-    "TIMEOUT": "its time limit",
-}
-PBS_STATES = {
-    "R": JobState.RUNNING,
-    "B": JobState.RUNNING,
-    "E": JobState.ENDED,
-    "C": JobState.ENDED,
-    "F": JobState.ENDED,
-    "X": JobState.ENDED,
-}
-PBS_ENDS = {  # by exit status: a signal's is negative, or 128 or 256 more than its number
-    "-29": "its time limit",
-    "0": "its script has come to its end",
-    "143": "it got SIGTERM: it was cancelled, or its time limit was over",
-    "271": "it got SIGTERM: it was cancelled, or its time limit was over",
-}
+PBS_RUNNING = ("R", "B")
+PBS_ENDED = ("E", "C", "F", "X")
 
 
 def slurm_states(ids: Iterable[str]) -> States:
@@ -62,31 +40,31 @@ def slurm_states(ids: Iterable[str]) -> States:
     for line in said.splitlines():
         if line.count("|") < 2:
             continue
-        job, state, reason = line.split("|", 2)
-        has_reason = reason not in ("None", "")
-        if state in SLURM_PENDING:
-            states[job] = JobState.PENDING, reason if has_reason else "just submitted"
-        elif state == "RUNNING":
-            states[job] = JobState.RUNNING, "it runs"
+        job, word, reason = line.split("|", 2)
+        if word in SLURM_PENDING:
+            state = JobState.PENDING
+        elif word == "RUNNING":
+            state = JobState.RUNNING
         else:
-            known = SLURM_ENDS.get(state, state)
-            states[job] = JobState.ENDED, reason if has_reason else known
+            state = JobState.ENDED
+        states[job] = state, word if reason in ("None", "") else reason
     return {job: states[job] for job in ids if job in states}
 
 
-def pbs_states(ids: Iterable[str]) -> States:
-    """The same from `qstat -f`, of PBS Pro, OpenPBS or Torque. Jobs that have ended may be absent.
+def slurm_queues() -> dict[str, bool]:
+    """Slurm's partitions: name -> whether it is up."""
+    lines = ask("sinfo", "-a", "-h", "-o", "%R %a").splitlines()
+    return {line.split()[0]: line.split()[1] == "up" for line in lines}
 
-    An id is that of qsub, with the name of its server: another server's jobs are found by it. What
-    answers may call the server by another name, so jobs are told by their numbers.
-    """
-    numbers = {job: job.partition(".")[0] for job in ids}
-    by_number = read_qstat(ask("qstat", "-f", *numbers))
-    return {job: by_number[number] for job, number in numbers.items() if number in by_number}
+
+def pbs_states(ids: Iterable[str]) -> States:
+    """What `qstat -f` of PBS Pro, OpenPBS or Torque says of jobs. Ended ones may be absent."""
+    states = read_qstat(ask("qstat", "-f", *ids))
+    return {job: states[job] for job in ids if job in states}
 
 
 def read_qstat(text: str) -> States:
-    """The jobs that `qstat -f` has listed, by their numbers."""
+    """The jobs that `qstat -f` has listed, by their numbers, without the name of the server."""
     states: States = {}
     # Long lines are broken, and go on after a tab; Slurm's qstat begins every line with one
     unwrapped = re.sub(r"\n\t(?![\w.]+ = )", "", text)
@@ -94,22 +72,28 @@ def read_qstat(text: str) -> States:
         job = block.split(maxsplit=1)[0].partition(".")[0]
         values = dict(re.findall(r"^\s+(\w+) = (.*)$", block, flags=re.M))
         letter = values.get("job_state", "")
-        if not letter:
-            continue
-        state = PBS_STATES.get(letter, JobState.PENDING)
-        comment = values.get("comment", "").strip()
-        if state is JobState.RUNNING:
-            why = "it runs"
-        elif state is JobState.ENDED:
-            status = values.get("Exit_status") or values.get("exit_status") or ""
-            default = f"its exit status is {status}" if status else "its processes end"
-            why = PBS_ENDS.get(status, default)
-        elif comment.lower().startswith("can never run"):
-            state, why = JobState.NEVER, comment
+        why = f"state {letter}"
+        if letter in PBS_RUNNING:
+            state = JobState.RUNNING
+        elif letter in PBS_ENDED:
+            state = JobState.ENDED
+            status = values.get("Exit_status") or values.get("exit_status")
+            if status:
+                why = f"exit status {status}"
         else:
-            why = comment or f"state {letter}"
+            state = JobState.PENDING
+            why = values.get("comment", "").strip() or why
         states[job] = state, why
     return states
+
+
+def pbs_queues() -> dict[str, bool]:
+    """The queues of PBS: name -> whether jobs may be submitted there, and start."""
+    queues = {}
+    for text in re.split(r"^Queue:", ask("qstat", "-Q", "-f"), flags=re.M)[1:]:
+        is_off = re.search(r"(?i)\b(enabled|started) = (false|no)\b", text)
+        queues[text.split()[0]] = not is_off
+    return queues
 
 
 def ask(*command: str) -> str:
@@ -125,28 +109,24 @@ def ask(*command: str) -> str:
 
 @dataclass
 class BatchSystem:
-    """What is known of a batch system; the first of its `commands` is the one that submits."""
+    """What is known of a batch system; `submit` is its command to submit a job."""
 
     name: str
+    submit: str
     states: Callable[[Iterable[str]], States]
-    commands: tuple[str, ...]
+    queues: Callable[[], dict[str, bool]]
 
 
-SYSTEMS = {  # by the command that submits
-    "sbatch": BatchSystem("Slurm", slurm_states, ("sbatch", "squeue", "scancel", "sinfo")),
-    "qsub": BatchSystem("PBS", pbs_states, ("qsub", "qstat", "qdel")),
+SYSTEMS = {  # by the cluster class of a profile
+    "dask_jobqueue.SLURMCluster": BatchSystem("Slurm", "sbatch", slurm_states, slurm_queues),
+    "dask_jobqueue.PBSCluster": BatchSystem("PBS", "qsub", pbs_states, pbs_queues),
 }
 
 
 def summary(states: States) -> str:
     """'1 running, 2 pending (Resources)'."""
-    parts = []
-    for kind in (JobState.RUNNING, JobState.PENDING, JobState.NEVER, JobState.ENDED):
-        reasons = [reason for each, reason in states.values() if each is kind]
-        if not reasons:
-            continue
-        part = f"{len(reasons)} {kind}"
-        if kind is not JobState.RUNNING:
-            part += f" ({', '.join(sorted(set(reasons)))})"
-        parts.append(part)
-    return ", ".join(parts) or "none submitted"
+    counted = Counter(
+        state if state is JobState.RUNNING else f"{state} ({why})"
+        for state, why in sorted(states.values())
+    )
+    return ", ".join(f"{number} {what}" for what, number in counted.items()) or "none submitted"

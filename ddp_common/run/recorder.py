@@ -106,7 +106,7 @@ class Recorder:
             if WARNING.search(text):
                 self.warnings.setdefault(text, rank)
 
-    def tell(self) -> None:
+    def call_on_report(self) -> None:
         """Call `on_report` with the records that it has not had, in order; raises what it does."""
         while self.on_report is not None and self.told < len(self.files.records):
             record = self.files.records[self.told]

@@ -89,7 +89,7 @@ class Ranks(Launcher):
             result, models, stopped = _train(job, recorder)
             if stopped is None or stopped.step > 0:  # else ranks have left each on its own
                 result, problems = _exchange(result, models, recorder, began)
-                recorder.tell()
+                recorder.call_on_report()
         if stopped is not None:
             raise _run_stopped(stopped.step, files.path)
         seconds = time.monotonic() - began

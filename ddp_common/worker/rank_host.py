@@ -83,20 +83,13 @@ class RankHost:
                     chosen = supervisor.connect(self._reach_fork_server(), is_wanted)
                 if chosen is None:
                     return None
-                self._start(chosen, request, descriptors)
+                chosen.start(request, [*descriptors.values()])
                 return chosen
         raise RuntimeError(
             "the process that imports torch, and from which ranks are forked, has ended. Was it "
             "killed, or was memory short? The worker's output may say. The next launch starts "
             "another"
         )
-
-    def _start(self, chosen: Supervisor, request: Request, descriptors: dict[str, int]) -> None:
-        try:
-            chosen.start(request, [*descriptors.values()])
-        except BaseException:
-            chosen.close()
-            raise
 
     def _take_idle(self) -> Supervisor | None:
         with self._choosing:

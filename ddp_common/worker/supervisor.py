@@ -91,13 +91,17 @@ class Supervisor:
     def start(self, request: Request, descriptors: list[int]) -> None:
         """Have a process forked.
 
-        Raises OSError if none can be, and EOFError or ConnectionError if the supervisor has ended.
+        Raises OSError if none can be, and EOFError or ConnectionError if the supervisor has ended;
+        it ends in either case.
         """
-        self.connection.send(request)
-        with contextlib.suppress(ConnectionError), _socket_of(self.connection) as channel:
-            socket.send_fds(channel, [b"d"], descriptors)
-        # also where it did not take them: it says why, or is gone
-        self.pid = _number(self.connection.recv())
+        with contextlib.ExitStack() as if_it_fails:
+            if_it_fails.callback(self.close)
+            self.connection.send(request)
+            with contextlib.suppress(ConnectionError), _socket_of(self.connection) as channel:
+                socket.send_fds(channel, [b"d"], descriptors)
+            # also where it did not take them: it says why, or is gone
+            self.pid = _number(self.connection.recv())
+            if_it_fails.pop_all()
         self.exitcode, self.state = None, State.RUNNING
 
     def take_note(self) -> None:

@@ -36,6 +36,17 @@ def test_the_number_of_workers_comes_from_the_environment_and_closing_leaves_no_
     assert_gone(lambda: [pid for pid in started if is_alive(pid)])
 
 
+def test_an_open_client_of_the_same_request_is_given_again_and_no_other(client, monkeypatch):
+    assert ddp.connect("local", workers="4") is client
+    monkeypatch.setenv("OPTIONS", "threads_per_worker=1")
+    with ddp.connect("local", workers=1) as other:
+        with ddp.connect("local", workers=2) as third:
+            assert len({client, other, third}) == 3
+            assert [len(each.workers()) for each in (client, other, third)] == [4, 1, 2]
+        with ddp.connect("local", workers=2) as fourth:
+            assert fourth is not third
+
+
 def test_no_worker_is_missed_while_dask_asks_for_something_else(client):
     async def as_dasks_timer_does():
         while not is_over:

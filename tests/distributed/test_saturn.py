@@ -1,92 +1,69 @@
-"""CLUSTER=saturn against a stand-in of the service.
+"""CLUSTER=saturn: the real dask-saturn, and an HTTP server that answers as Saturn Cloud does."""
 
-Real dask-saturn, and a real scheduler and workers that know nothing of this package.
-"""
+import gc
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
-import importlib.util
-import os
-import sys
-
-import cloudpickle
 import pytest
-import torch
-from processes import can_hide, saved_steps
-from saturn_here import running_saturn
+from processes import separate_cluster
 
 import ddp_common as ddp
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("dask_saturn") is None,
-    reason="needs dask-saturn (pip install -e '.[saturn]')",
-)
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-SIZES = "worker_size=tiny scheduler_size=tiny nthreads=1"
-ZIP = ".zip/ddp_common/__init__.py"  # the end of the path of a package that was sent
+pytest.importorskip("dask_saturn", reason="needs dask-saturn (pip install -e '.[saturn]')")
 
 
-@pytest.fixture(scope="module")
-def saturn(tmp_path_factory):
-    """The service, with `runs`, a directory that what it starts cannot see."""
-    hidden = tmp_path_factory.mktemp("hidden")
-    with running_saturn(tmp_path_factory.mktemp("saturn"), hidden) as saturn:
-        saturn.runs = hidden
-        yield saturn
+@pytest.fixture
+def saturn(tmp_path, monkeypatch):
+    """What the service is asked for: (path, content), the oldest first."""
+    asked = []
+
+    class Service(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.do_POST()
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            path = self.path.partition("api/dask_clusters")[2]
+            asked.append((path, json.loads(body or b"{}")))
+            answers = {
+                "/info": {"server_options": {"size": [{"name": "tiny", "display": "1 core"}]}},
+                "": {"id": "one", "status": "ready"},
+                "/one/info": {"dashboard_link": "http://here", "scheduler_address": address},
+            }
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(answers.get(path, {"status": "running"})).encode())
+
+        def log_message(self, *_):
+            pass
+
+    with (
+        separate_cluster(tmp_path) as (_, address),
+        HTTPServer(("127.0.0.1", 0), Service) as server,
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("SATURN_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("SATURN_TOKEN", "a-token")
+        monkeypatch.setenv("SATURN_IS_INTERNAL", "true")
+        yield asked
+        gc.collect()  # dask-saturn asks once more, of a cluster that was refused
+        server.shutdown()
 
 
-@pytest.fixture(autouse=True)
-def account(saturn, monkeypatch):
-    """This program is one that may use it, and wants two small workers."""
-    wanted = {"OPTIONS": SIZES, "WORKERS": "2", "CLUSTER": "saturn"}
-    for name, value in {**saturn.environment, **wanted}.items():
-        monkeypatch.setenv(name, value)
+def test_the_profile_of_saturn_trains_and_its_cluster_is_closed(saturn, monkeypatch):
+    monkeypatch.setenv("OPTIONS", "worker_size=tiny scheduler_size=tiny")
+    with ddp.connect("saturn", workers=2) as client:
+        assert ddp.launch(client, ddp.world_size).result == 2
+    (wanted,) = [content for path, content in saturn if path == ""]
+    assert wanted["n_workers"] == 2 and wanted["worker_size"] == "tiny"
+    assert ("/one/close", {}) in saturn
 
 
-@pytest.fixture(scope="module")
-def client(saturn):
-    """A client of a cluster of two workers."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**saturn.environment, "OPTIONS": SIZES}.items():
-            patch.setenv(name, value)
-        with ddp.connect("saturn", workers=2) as client:
-            yield client
-    assert saturn.clusters[0].closed
-
-
-def home_of_the_package():
-    return ddp.__file__
-
-
-def train():
-    """Two steps with all that a rank may leave; returns where rank 0 has this package from."""
-    torch.manual_seed(0)
-    model, sampler = torch.nn.Linear(1, 1), ddp.ElasticSampler(8, 4)
-    checkpoint = ddp.Checkpoint(model=model, sampler=sampler)
-    checkpoint.restore()
-    for _ in sampler.epochs(1):
-        for indices in sampler.batches():
-            total = torch.tensor([float(len(indices))])
-            torch.distributed.all_reduce(total)
-            ddp.report(samples=total.item())
-            checkpoint.step()
-    checkpoint.save()
-    ddp.save_file(f"{ddp.rank()}/home.txt", ddp.__file__)
-    return ddp.__file__
-
-
-def test_the_package_travels_to_the_scheduler_the_workers_and_the_ranks(client):
-    homes = [
-        client.run_on_scheduler(home_of_the_package),
-        *client.run(home_of_the_package).values(),
-        ddp.launch(client, train).result,
-    ]
-    assert len(homes) == 4 and all(home.endswith(ZIP) for home in homes)
-
-
-def test_reports_files_and_checkpoints_come_home_from_workers_that_share_no_files(client, saturn):
-    run = ddp.launch(client, train, directory=saturn.runs / "home")
-    if can_hide():
-        assert list(client.run(os.listdir, str(saturn.runs)).values()) == [[], []]
-    assert run.world_size == 2 and [record["samples"] for record in run.records] == [4.0] * 4
-    homes = [(run.directory / rank / "home.txt").read_text() for rank in "01"]
-    assert [home.endswith(ZIP) for home in homes] == [True, True]
-    assert saved_steps(run.directory) == [2]
+def test_what_saturn_refuses_is_one_error(saturn, monkeypatch):
+    monkeypatch.setenv("OPTIONS", "worker_size=huge")
+    with pytest.raises(ddp.Error, match="huge is not a valid option"):
+        ddp.connect("saturn")
+    monkeypatch.delenv("SATURN_TOKEN")
+    with pytest.raises(ddp.Error, match="SATURN_TOKEN"):
+        ddp.connect("saturn")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -84,19 +83,6 @@ def test_tls_with_dasks_own_variables_trains(over_tls, tmp_path):
         timeout=2 * PATIENCE,
     )
     assert (done.returncode, done.stdout) == (0, f"1 {address}\n"), done.stderr
-
-
-def test_a_worker_with_other_source_of_this_package_is_refused_by_name(tmp_path):
-    shutil.copytree(ROOT / "ddp_common", tmp_path / "changed" / "ddp_common")
-    with open(tmp_path / "changed" / "ddp_common" / "ranks" / "sampling.py", "a") as file:
-        file.write("\n# changed\n")
-    there = ["sh", "-c", f'cd {tmp_path} && PYTHONPATH={tmp_path / "changed"} exec "$@"', "sh"]
-    with separate_cluster(tmp_path, *there, workers=1) as (_, address):
-        message = refusal(address)
-    assert "The worker at tcp://127.0.0.1:" in message
-    assert "ddp_common" in message and "instead of" in message
-    assert "python" not in message.split(". ")[0]  # that one agrees
-    assert "use one environment for both" in message
 
 
 def what_is_there(dask_scheduler):

@@ -23,7 +23,7 @@ def local():
 
 
 def test_two_clusters_have_different_secrets(local):
-    with ddp.connect("local", workers=1) as other:
+    with ddp.connect("local", workers=2) as other:
         assert other.dashboard_link.split("/")[3] != local.dashboard_link.split("/")[3]
         assert other.security.tls_client_key != local.security.tls_client_key
         with pytest.raises(OSError):
@@ -63,9 +63,11 @@ def test_a_folder_that_somebody_else_has_made_is_no_place_for_temporary_files_an
         trap.chmod(0o777)
         os.chown(trap, NOBODY, NOBODY)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with ddp.connect("local", workers=1) as client:
-        (of_worker,) = client.run(lambda: __import__("sys").path).values()
+    forgotten = dask.config.set({"temporary-directory": None})  # where the first cluster is
+    with forgotten, ddp.connect("local", workers=2) as client:
+        of_worker, _ = client.run(lambda: __import__("sys").path).values()
         paths = [Path(path) for path in [*sys.path, *of_worker]]
+        assert [path for path in paths if tmp_path in path.parents]
         assert not [path for path in paths if {path, *path.parents} & set(traps)]
     assert not [file for trap in traps for file in trap.iterdir()]
 
@@ -79,5 +81,5 @@ def test_dasks_own_settings_of_tls_do_not_reach_a_local_cluster():
         "distributed.comm.tls.ca-file": "/no/such/file",
         "distributed.comm.tls.worker.cert": "/no/such/file",
     }
-    with dask.config.set(theirs), ddp.connect("local", workers=1) as client:
-        assert ddp.launch(client, ddp.world_size).result == 1
+    with dask.config.set(theirs), ddp.connect("local", workers=2) as client:
+        assert ddp.launch(client, ddp.world_size).result == 2

@@ -43,13 +43,13 @@ def doctor(slurm, tmp_path):
 def test_a_sound_slurm_is_fit_to_train(doctor):
     code, said = doctor(JOB)
     assert code == 0 and "Ready to train" in said, said
-    assert "Slurm answers; main is up" in said and "ok workers 2 came within" in said
+    assert "Slurm answers; there is: main (up)" in said and "ok workers 2 have come" in said
 
 
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("queue=gpu", "FAILED queue gpu does not exist; there is: main (up)"),
+        ("queue=gpu", "FAILED queue gpu is not up; there is: main (up)"),
         (
             "python=/no/python",
             "ended before its worker came (NonZeroExitCode)",

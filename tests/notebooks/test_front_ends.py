@@ -4,13 +4,11 @@ Nothing where the notebook is executed to be kept. A front end with a user befor
 ask for input (`allow_stdin`); nbclient and nbval do not. The kernel is a real one.
 """
 
-import os
 import re
 import time
 
 import pytest
 from kernels import kernel_manager
-from patience import PATIENCE
 from processes import TESTS
 
 SETUP = f"""
@@ -140,32 +138,3 @@ def test_a_run_as_the_last_line_of_a_cell_is_short(kernel):
     ((kind, content),) = kernel.run(f"{LAUNCH}\nrun", watched=False)
     assert kind == "execute_result" and set(content["data"]) == {"text/plain"}
     assert re.match(r"Run\(result=Tensor \(161,\), world_size=2", content["data"]["text/plain"])
-
-
-def test_a_cell_that_connects_and_is_run_again_goes_on_with_its_cluster():
-    manager = kernel_manager()
-    manager.start_kernel(env={**os.environ, "DDP_PROGRESS": "off"})
-    kernel = manager.blocking_client()
-    kernel.start_channels()
-
-    def run(code):
-        said = []
-        message = kernel.session.msg("execute_request", {"code": code}, metadata={"cellId": "one"})
-        kernel.shell_channel.send(message)
-        while True:
-            answer = kernel.get_iopub_msg(timeout=3 * PATIENCE)
-            if answer["parent_header"].get("msg_id") == message["header"]["msg_id"]:
-                said.append(answer["content"].get("text", ""))
-                if answer["content"].get("execution_state") == "idle":
-                    return "".join(said)
-
-    try:
-        kernel.wait_for_ready(timeout=2 * PATIENCE)
-        connect = "import ddp_common as ddp; client = ddp.connect('local', workers=1)"
-        assert run(connect) == ""
-        assert "going on with its 1 workers" in run(connect)
-        assert "is closed first" in run(connect.replace("=1", "=2"))
-        run("client.close()")
-    finally:
-        kernel.stop_channels()
-        manager.shutdown_kernel(now=True)
