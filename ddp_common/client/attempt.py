@@ -1,6 +1,6 @@
 """One attempt, as the client sees it: what it knows of the ranks, and how it hears of them.
 
-It is started by `starting`, followed by `following`, ended by `ending`. What is known of its ranks
+It is started by `starting`, followed and ended by `following`. What is known of its ranks
 is in an `AttemptState`; what that means, and what a user reads of it, is in `outcome`. Relies on
 the agents' messages and on the scheduler, which says when a worker is lost.
 """

@@ -4,6 +4,7 @@ The workers' part is `worker.spool`. Promises: what arrives is verified by the d
 and appears whole or not at all.
 """
 
+import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 
@@ -48,6 +49,7 @@ class Checkpoints:
         self.blind = list(addresses)  # those that do not see the run directory, once that is known
         self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="ddp-checkpoints")
         self._fetching: dict[Path, Future] = {}  # the file that was announced last, by its folder
+        self._not_here: dict[Path, str] = {}  # folders whose last file has not come -> the worker
 
     async def find(self) -> None:
         """Find out which workers see the run directory.
@@ -79,7 +81,7 @@ class Checkpoints:
         folders = filter(Path.is_dir, self.directory.iterdir())
         for path in filter(None, [self.resumed, *map(newest, folders)]):
             name = str(path.relative_to(self.directory))
-            content = path.read_bytes()
+            content = await asyncio.to_thread(_content, path)
             await self.client.run(spool.write, self.attempt_id, name, content, workers=self.blind)
 
     def newest(self) -> Path | None:
@@ -95,6 +97,7 @@ class Checkpoints:
         path = self.directory / name
         if address not in self.blind or Path(name).is_absolute():
             return None
+        self._not_here[path.parent] = address
         earlier = self._fetching.get(path.parent)
         self._fetching[path.parent] = self._fetcher.submit(self._fetch, address, path, keep)
         # Unless it has begun: retention may have removed it
@@ -105,6 +108,7 @@ class Checkpoints:
 
     def _fetch(self, address: str, path: Path, keep: int) -> None:
         name = str(path.relative_to(self.directory))
+        self._not_here[path.parent] = address
         answers = self.client.run(spool.read, self.attempt_id, name, workers=[address])
         path.parent.mkdir(exist_ok=True)
         temporary = path.with_name(TEMPORARY)
@@ -115,6 +119,7 @@ class Checkpoints:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+        del self._not_here[path.parent]
         remove_all_but(keep, path)
 
     def _wait(self) -> str | None:
@@ -124,7 +129,7 @@ class Checkpoints:
             try:
                 fetch.result(FETCH_TIMEOUT)
             except TimeoutError:
-                return f"it had not arrived after {FETCH_TIMEOUT} s; it stays on its worker"
+                return f"it had not arrived after {FETCH_TIMEOUT} s"
             except Exception as error:  # its worker has died, or the disk here is full
                 problem = first_line(error)
         return problem
@@ -132,12 +137,22 @@ class Checkpoints:
     def close(self, lost: set[str]) -> str | None:
         """Fetch what was announced, then have the workers forget it, except those that are `lost`.
 
-        Returns why a last fetch failed, or None.
+        Returns why a last fetch failed, and where the files stay then, or None.
         """
         problem = self._wait()
         self._fetcher.shutdown(wait=False)
-        if not all(fetch.done() for fetch in self._fetching.values()):
-            return problem
         alive = [address for address in self.blind if address not in lost]
+        kept = {*self._not_here.values()}.intersection(alive)
+        if kept:
+            where = ", ".join(f"{self.folders[each]} of the worker {each}" for each in kept)
+            problem = f"{problem}. Until that worker ends it is in {where}"
+        alive = [address for address in alive if address not in kept]
         answers_within(FORGET_TIMEOUT, self.client, spool.forget, self.attempt_id, workers=alive)
         return problem
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Error(f"The checkpoint {path} cannot be read: {error.strerror}.") from None

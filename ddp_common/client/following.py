@@ -1,7 +1,7 @@
-"""Follow the ranks of an attempt until it is known how it ends.
+"""Follow the ranks of an attempt until it is known how it ends, and end them.
 
 Promises: the first failure ends the attempt, and the rank that caused it is the one that is named;
-a rank that makes no progress is found.
+a rank that makes no progress is found; after `end` the ranks are gone, and checkpoints are here.
 """
 
 import contextlib
@@ -10,18 +10,22 @@ import math
 import time
 from typing import Any
 
+from distributed import CancelledError
+
 from ddp_common.client import hangs, outcome, signals
 from ddp_common.client.asking import ask_each
 from ddp_common.client.attempt import CAUSE_TIMEOUT, LOOK_INTERVAL, SHORT_LOOK, Attempt
 from ddp_common.client.outcome import Failed, Outcome
-from ddp_common.client.rank import Rank
+from ddp_common.client.rank import Phase, Rank
 from ddp_common.errors import Error, RunStopped
 from ddp_common.worker import agent
 
 SIGTERM_TIMEOUT = 30  # seconds that a script has to end
-START_TIMEOUT = 600  # seconds that a rank may take to start once the others have
+START_TIMEOUT = 600  # seconds that a rank may take to start
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
 RETURNED_TIMEOUT = 10  # seconds that others may make no progress once a function has returned
+GONE_TIMEOUT = 7  # seconds to wait for ranks to be gone: an agent takes longer if one stays
+UNSTARTED_TIMEOUT = 1  # the same for ranks that have not started, which may say nothing
 WHEREABOUTS_TIMEOUT = 20  # seconds that ranks have to say where they are, on a busy machine
 
 
@@ -74,8 +78,11 @@ def _look_around(attempt: Attempt, timeout: float, stall_timeout: float | None) 
         raise KeyboardInterrupt
     unstarted = state.unstarted()
     some_have_started = len(unstarted) < len(state.ranks)
-    if signals.stop_requested and some_have_started and not state.stopped():
-        _pass_on_sigterm(attempt, now)
+    if state.is_script:
+        if some_have_started and (signals.stop_requested or state.stopped()):
+            _stop_script(attempt, now)
+    elif signals.stop_requested and some_have_started and not state.stopped():
+        _pass_on_sigterm(attempt)
     if unstarted and now - attempt.submitted > timeout:
         _refuse_busy(attempt, unstarted[0], timeout)
     if unstarted and now - max(attempt.submitted, state.last_started) > START_TIMEOUT:
@@ -97,16 +104,22 @@ def _look_around(attempt: Attempt, timeout: float, stall_timeout: float | None) 
                 raise _stalled(attempt, stuck, RETURNED_TIMEOUT)
 
 
-def _pass_on_sigterm(attempt: Attempt, now: float) -> None:
+def _pass_on_sigterm(attempt: Attempt) -> None:
     """Send SIGTERM to one rank, which has the others leave with it.
 
-    Of a script to all, once: each may have a handler of its own. It has `SIGTERM_TIMEOUT` seconds
-    to end, as under torchrun.
+    It is sent again until it is heard: a rank may not listen yet, and one that has returned does
+    no more.
     """
-    if not attempt.state.is_script:
-        # Said again until it is heard: a rank may not listen yet.
-        ask_each(attempt.client, agent.tell_to_stop, workers=attempt.addresses[:1])
-    elif attempt.told_to_stop is None:
+    at_work = [rank for rank in attempt.ranks if not rank.has_returned]
+    ask_each(attempt.client, agent.tell_to_stop, workers=[rank.address for rank in at_work[:1]])
+
+
+def _stop_script(attempt: Attempt, now: float) -> None:
+    """Send SIGTERM to all ranks, once: each may have a handler of its own.
+
+    They have `SIGTERM_TIMEOUT` seconds to end, as under torchrun.
+    """
+    if attempt.told_to_stop is None:
         attempt.told_to_stop = now
         ask_each(attempt.client, agent.tell_to_stop, workers=attempt.addresses)
     elif now > attempt.told_to_stop + SIGTERM_TIMEOUT:
@@ -122,7 +135,7 @@ def _refuse_busy(attempt: Attempt, rank: Rank, timeout: float) -> None:
     """Raise `Error` if the worker of this rank, which has not started, executes other tasks."""
     assert rank.task is not None, "it was submitted"
     with contextlib.suppress(OSError):  # a lost scheduler is heard of otherwise
-        (there,) = attempt.client.processing(workers=[rank.address]).values()
+        there = attempt.client.processing().get(rank.address, ())
         tasks = [str(key) for key in there if key != rank.task.key]
         if tasks:
             raise Error(
@@ -183,3 +196,45 @@ def _result(attempt: Attempt) -> Any:
     seconds = time.monotonic() - attempt.began
     attempt.directory.log(f"finished: {len(attempt.addresses)} rank(s), {seconds:.1f} s")
     return result
+
+
+def end(attempt: Attempt) -> None:
+    """Cancel what still runs, wait until every rank is gone, and fetch the last checkpoints."""
+    try:
+        if attempt.client.status == "running":
+            _end_ranks(attempt)
+            _finish_fetching(attempt)
+    except (OSError, CancelledError, Error) as error:
+        attempt.directory.problem(f"After the run had ended: {error}", "end")
+    finally:
+        # Let go of all tasks, and so of their results: one that hands over tables may still wait
+        # for a worker that is gone.
+        for task in attempt.tasks():
+            task.release()
+        attempt.recorder.close()
+
+
+def _end_ranks(attempt: Attempt) -> None:
+    """Cancel what still runs and wait until every rank says that it is gone."""
+    running = [rank.task for rank in attempt.ranks if rank.task and not rank.task.done()]
+    if running:
+        attempt.client.cancel(running, force=True)
+    began = time.monotonic()
+    while time.monotonic() < began + GONE_TIMEOUT:
+        pending = [rank for rank in attempt.ranks if rank.task and rank.end is None]
+        if not pending:
+            return
+        none_has_started = not any(rank.has_started for rank in pending)
+        if none_has_started and time.monotonic() > began + UNSTARTED_TIMEOUT:
+            return
+        attempt.take_next(SHORT_LOOK)
+
+
+def _finish_fetching(attempt: Attempt) -> None:
+    """Get the last checkpoints of workers that do not see the run directory."""
+    lost = {rank.address for rank in attempt.ranks if rank.phase is Phase.LOST}
+    problem = attempt.checkpoints.close(lost)
+    if problem:
+        attempt.directory.problem(
+            f"The newest checkpoint could not be fetched: {problem}", "fetch"
+        )

@@ -23,8 +23,7 @@ from distributed import CancelledError, Client
 from ddp_common.client import signals, tables
 from ddp_common.client.attempt import Attempt
 from ddp_common.client.claiming import KeepsWorkers, claimed_workers, refuse_unusable
-from ddp_common.client.ending import end
-from ddp_common.client.following import follow
+from ddp_common.client.following import end, follow
 from ddp_common.client.inbox import open_inbox
 from ddp_common.client.payload import pickled, refuse_wrong_arguments
 from ddp_common.client.starting import note_restart, start
@@ -76,14 +75,15 @@ def launch(
     `workers`, it is exactly that many: where fewer are left it waits for others to come, up to
     `timeout` seconds, and raises `Error` then, which also says why it was to restart.
 
-    A rank that makes no progress for `stall_timeout` seconds is a failure (None: never); progress
-    is a step of a sampler or an optimizer, a batch of an evaluation, a collective that ends, a
-    report, a saved file or checkpoint. `directory` continues in an earlier run's
-    directory, whose newest checkpoint `Checkpoint.restore` then finds; default: a new one in
-    `runs/<run_name>`; `run_name` is by default that of your script, or, in a notebook, that of
-    the function. With `False` no folder is kept: a temporary one is removed when `launch`
-    returns, or, after a failure, when the program ends. (Under torchrun and srun it is a new one,
-    since ranks on other hosts must find it.)
+    A rank that makes no progress for `stall_timeout` seconds is a failure (None: never), and so
+    is one that does not start within 600 s; progress is a step of a sampler or an optimizer, a
+    batch of an evaluation, a collective that ends, a report, a saved file or checkpoint.
+    `directory` continues in an earlier run's directory, whose newest checkpoint
+    `Checkpoint.restore` then finds; default: a new one in `runs/<run_name>`; `run_name` is by
+    default that of your script, or, in a notebook, that of the function. With `False` no folder
+    is kept: a temporary one is removed when `launch` returns, or, after a failure, when the
+    program ends. (Under torchrun and srun it is a new one, since ranks on other hosts must find
+    it.)
     `run_config` is what the run's config.json says besides versions and workers, such as the
     settings of the program.
 

@@ -150,9 +150,11 @@ def outcome(state: AttemptState) -> Outcome | Failed:
             return Failed(rank, is_consequence)
     if state.is_cancelled:
         return Outcome.CANCELLED
-    # Ranks that left when training had not begun: the others may wait for them for ever.
+    # Ranks that left before training had begun: the others may wait for ever. Those of a script
+    # have time to end.
     left_before_training = [rank for rank in state.stopped() if not rank.last_word.in_loop]
-    if len(state.ended) < len(state.ranks) and not left_before_training:
+    is_over = left_before_training and not state.is_script
+    if len(state.ended) < len(state.ranks) and not is_over:
         return Outcome.GOES_ON
     return Outcome.STOPPED if state.stopped() else Outcome.FINISHED
 
@@ -271,7 +273,9 @@ def rank_stalled(
 
     `waits` says in which collective each rank waits, `stacks` where it is.
     """
-    what = f"stalled: no progress for {timeout:g} s. {why}\n{PROGRESS_IS}"
+    what = f"stalled: no progress for {timeout:g} s. {why}"
+    if rank.has_started:
+        what += f"\n{PROGRESS_IS}"
     return RankStalled(
         _full_text(state, rank, what, where_all_are(waits, stacks)),
         collectives=waits,

@@ -1,7 +1,7 @@
 """What a person or a batch system has asked of this program by a signal.
 
-Flags, which a launch looks at twice a second: Python swallows an exception that a signal's handler
-raises in a callback of an import or of the garbage collector.
+Flags, which a launch looks at twice a second while it follows its ranks: Python swallows an
+exception that a signal's handler raises in a callback of an import or of the garbage collector.
 """
 
 import contextlib

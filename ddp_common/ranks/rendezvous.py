@@ -35,7 +35,7 @@ from torch.distributed import distributed_c10d
 
 from ddp_common.errors import Error, first_line
 
-JOIN_TIMEOUT = 60.0  # seconds that ranks await each other, or what DDP_JOIN_TIMEOUT says
+JOIN_TIMEOUT = 60.0  # seconds that ranks await each other, unless DDP_JOIN_TIMEOUT says others
 LOOPBACK = "127.0.0.1"
 FOREVER = datetime.timedelta(days=24)  # torch's store counts milliseconds in 31 bits
 
@@ -128,10 +128,10 @@ def collected_by_rank_0(what: str, value: Any) -> list[Any]:
     if _membership is None:
         return []
     assigned, store = _membership.assigned, _membership.store
-    store.set(f"{what}/{assigned.rank}", json.dumps(value))
-    if assigned.rank != 0:
-        return []
     with explain_lost_store(assigned.rank):
+        store.set(f"{what}/{assigned.rank}", json.dumps(value))
+        if assigned.rank != 0:
+            return []
         store.wait([f"returned/{peer}" for peer in range(1, assigned.world_size)], FOREVER)
         keys = [f"{what}/{peer}" for peer in range(assigned.world_size)]
         return [json.loads(store.get(key)) for key in keys if store.check([key])]
@@ -258,7 +258,7 @@ def explain_lost_store(rank: int) -> Iterator[None]:
 
 
 def assignment_of_this_process() -> Assignment | None:
-    """The assigned that a launcher has given this process, None if there was no launcher.
+    """The assignment that a launcher has given this process, None if there was no launcher.
 
     Raises `Error` if only some of the variables are set.
     """
@@ -299,7 +299,9 @@ def _open_store(assigned: Assignment, store_socket: int | None) -> dist.Store:
     began = time.monotonic()
     try:
         if not opens:
-            _wait_until_somebody_listens(assigned)
+            # The launcher's is there already, or cannot be reached
+            seconds = JOIN_TIMEOUT if is_there else _join_timeout().total_seconds()
+            _wait_until_somebody_listens(assigned, seconds)
         return dist.TCPStore(
             assigned.address,
             assigned.port,
@@ -323,13 +325,13 @@ def _open_store(assigned: Assignment, store_socket: int | None) -> dist.Store:
         ) from error
 
 
-def _wait_until_somebody_listens(assigned: Assignment) -> None:
+def _wait_until_somebody_listens(assigned: Assignment, seconds: float) -> None:
     """torch's client prints stacks of C++ when nobody does, and looks again after seconds only.
 
     Raises OSError when time is up.
     """
     store = assigned.address, assigned.port
-    deadline = time.monotonic() + JOIN_TIMEOUT
+    deadline = time.monotonic() + seconds
     while True:
         left = deadline - time.monotonic()
         try:
@@ -341,7 +343,7 @@ def _wait_until_somebody_listens(assigned: Assignment) -> None:
             time.sleep(0.05)
 
 
-# Every rank claims its assigned in the store, and waits for all others.
+# Every rank claims its number in the store, and waits for all others.
 
 
 def _meet(store: dist.Store, assigned: Assignment, gpu: str) -> tuple[str, list[str]]:

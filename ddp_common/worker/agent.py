@@ -114,7 +114,8 @@ def run_rank(spec: RankSpec, payload: bytes, tables: BinaryIO | None = None) -> 
     try:
         with HOST.one_rank:
             try:
-                process = _start(worker, spec, payload, tables, is_wanted)
+                # Asked here, too: it may have waited for the end of an earlier rank
+                process = _start(worker, spec, payload, tables, is_wanted) if is_wanted() else None
             except Exception as error:  # of any kind: the client waits for this rank
                 send([_not_started(error)])
                 return None
@@ -304,7 +305,8 @@ def _follow(
     HOST.running = process.supervisor
     try:
         send([Started(process.supervisor.pid, socket.gethostname())])
-        was_wanted = _pass_on(process, send, is_wanted)
+        # A worker that was told to end while the rank started had no rank to tell
+        was_wanted = not HOST.is_to_close and _pass_on(process, send, is_wanted)
     finally:
         HOST.running = None
         is_overdue = process.supervisor.state is State.RUNNING

@@ -132,8 +132,9 @@ class RankHost:
     def take_store(self, attempt_id: str) -> socket.socket:
         """That socket, which is the caller's from now on."""
         assert self._store is not None, "the client calls `listen` first"
-        (bound_for, bound), self._store = self._store, None
+        bound_for, bound = self._store
         assert bound_for == attempt_id, "the socket is that of another attempt"
+        self._store = None
         return bound
 
     # The rank that runs
@@ -144,6 +145,11 @@ class RankHost:
         if running is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(running.pid, number)
+
+    @property
+    def is_to_close(self) -> bool:
+        """Whether the worker waits for its rank to be gone."""
+        return bool(self._afterwards)
 
     def after_the_rank(self, do: Callable[[], None]) -> None:
         """Call `do` when the rank is gone; at once if there is none.

@@ -131,18 +131,21 @@ def test_a_signal_ends_a_script_and_leaves_nothing(tmp_path, number):
 SAVES_AT_SIGTERM = """
 import os, signal, sys, time
 def save(number, frame):
+    time.sleep(2)
     open("saved-" + os.environ["RANK"], "w").close()
     sys.exit(0)
-signal.signal(signal.SIGTERM, save)
+if os.environ["RANK"] != "2":
+    signal.signal(signal.SIGTERM, save)
 open("started-" + os.environ["RANK"], "w").close()
 time.sleep(1000)
 """
 
 
-def test_sigterm_goes_to_the_handlers_of_a_script(tmp_path):
+def test_sigterm_goes_to_the_handlers_of_a_script_which_have_time_to_end(tmp_path):
+    """Also where another rank, without a handler, ends at once."""
     (tmp_path / "saves.py").write_text(SAVES_AT_SIGTERM)
-    process = started([*DDPRUN, "--workers=2", "saves.py"], tmp_path)
-    wait_until(lambda: len(list(tmp_path.glob("started-*"))) == 2)
+    process = started([*DDPRUN, "--workers=3", "saves.py"], tmp_path)
+    wait_until(lambda: len(list(tmp_path.glob("started-*"))) == 3)
     process.terminate()
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGTERM

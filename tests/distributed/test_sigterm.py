@@ -1,15 +1,18 @@
 """SIGTERM, as at the end of a job: all ranks save and leave before the same step."""
 
 import sys
+import time
 
 import cloudpickle
 import faults_on_purpose as faults
 import pytest
 import torch
 import torch.distributed as dist
-from processes import assert_nothing_left, saved_steps
+from patience import PATIENCE
+from processes import Background, assert_nothing_left, log_of, saved_steps, wait_until
 
 import ddp_common as ddp
+from ddp_common.client import signals
 from ddp_common.ranks import exchange, stopping
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -39,6 +42,22 @@ def test_sigterm_before_the_first_step_ends_the_run_at_once(client):
     early = faults.inject(faults.train, "SIGTERM", rank=0, when="start")
     with pytest.raises(ddp.RunStopped, match="All ranks left\\."):
         ddp.launch(client, early, workers=2)
+
+
+def rank_1_goes_on():
+    if ddp.rank() == 1:
+        print("alone", flush=True)
+        time.sleep(10 * PATIENCE)
+
+
+def test_a_client_that_is_told_to_stop_tells_a_rank_that_still_works(
+    client, tmp_path, monkeypatch
+):
+    running = Background(ddp.launch, client, rank_1_goes_on, workers=2, directory=tmp_path / "run")
+    wait_until(lambda: "alone" in log_of(tmp_path / "run"))
+    monkeypatch.setattr(signals, "stop_requested", True)
+    with pytest.raises(ddp.RunStopped):
+        running.outcome()
 
 
 def end_alone():

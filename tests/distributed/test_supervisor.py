@@ -129,6 +129,15 @@ def test_a_rank_that_ends_with_its_fork_server_has_no_exit_code():
     assert host.end(running) == [] and not is_alive(running.pid)
 
 
+def test_a_late_rank_of_an_earlier_attempt_does_not_take_the_store_of_the_next():
+    host = RankHost()
+    port = host.listen("second", "127.0.0.1")
+    with pytest.raises(AssertionError, match="of another attempt"):
+        host.take_store("first")
+    with host.take_store("second") as store_socket:
+        assert store_socket.getsockname()[1] == port
+
+
 def test_forty_sigusr1_do_not_block_a_rank(client):
     def train():
         for _ in range(100):

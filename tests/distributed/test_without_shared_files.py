@@ -7,6 +7,8 @@ run in a mount namespace of their own, where something else lies over the run di
 import asyncio
 import errno
 import os
+import re
+import shutil
 import sys
 import time
 
@@ -68,6 +70,10 @@ def test_a_checkpoint_that_cannot_be_fetched_is_told_while_training_goes_on(apar
         **options,
     )
     assert told[-1] and len(run.problems) == 1 and "No space left" in run.problems[0]
+    kept, address = re.search(r"it is in (/\S+) of the worker (\S+)\b", run.problems[0]).groups()
+    (names,) = client.run(os.listdir, kept, workers=[address]).values()
+    assert any(name.startswith("step-00000014") for name in names)
+    client.run(shutil.rmtree, kept, workers=[address])
 
 
 def save_slowly_and_fail(model):

@@ -187,6 +187,40 @@ def test_a_worker_without_a_nanny_ends_by_a_signal_once_its_rank_has_saved(tmp_p
             worker.wait()
 
 
+def hold_back(is_held):
+    """On a worker: a rank cannot start, as if its fork server still imported torch."""
+    from ddp_common.worker.rank_host import HOST
+
+    if is_held:
+        HOST.one_rank.acquire()
+    else:
+        HOST.one_rank.release()
+
+
+def test_a_worker_without_a_nanny_ends_by_a_signal_while_its_rank_starts(tmp_path):
+    with separate_cluster(tmp_path, workers=0) as (_, address):
+        command = [sys.executable, "-m", "dask", "worker", address, "--nthreads", "1"]
+        worker = subprocess.Popen(
+            [*command, "--no-nanny", "--no-dashboard", "--local-directory", tmp_path],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            with ddp.connect(address, workers=1) as client:
+                client.run(hold_back, True)
+                running = Background(ddp.launch, client, faults.train, workers=1, pause=PATIENCE)
+                wait_until(lambda: any(client.processing().values()))
+                worker.terminate()
+                time.sleep(1)
+                client.run(hold_back, False)
+                with pytest.raises(ddp.RankFailed):
+                    running.outcome()
+                assert worker.wait(PATIENCE) == 0
+        finally:
+            worker.kill()
+            worker.wait()
+
+
 def test_a_worker_that_is_suspended_in_training_is_named_and_its_peers_are_asked(
     two_workers, tmp_path
 ):
