@@ -44,7 +44,7 @@ DOCS     := $(VENV)/installed-docs
 TRAINERS := $(VENV)/installed-others
 
 # What `make lint` looks at: programs, and the tutorials, which are pages of a notebook. Their lines end where a page cuts them off.
-PROGRAMS := ddp_common tests tutorials/kit tutorials/lab.py tutorials/scaling.py tutorials/sync.py tutorials/checks docs data
+PROGRAMS := ddp_common benchmarks tests tutorials/kit tutorials/lab.py tutorials/scaling.py tutorials/sync.py tutorials/checks docs data
 PAGES    := --line-length 88 tutorials/scripts $(filter-out $(PROGRAMS),$(wildcard tutorials/*.py))
 
 .PHONY: help setup setup-all run lab data test test-others test-slurm test-all lint sync bench scaling doctor check fault-lab docs clean
@@ -142,7 +142,7 @@ sync: $(TEST)
 	@$(PYTHON) tutorials/sync.py $${TUTORIAL:+"$$TUTORIAL"}
 
 bench: $(TEST)
-	@$(PYTHON) tests/bench/bench.py
+	@$(PYTHON) benchmarks/bench.py
 
 scaling: $(COURSE)
 	@$(PYTHON) tutorials/scaling.py
@@ -154,7 +154,7 @@ check: $(COURSE)
 	@$(PYTHON) -m tutorials check
 
 fault-lab: $(TEST)
-	@$(PYTHON) tests/fault_lab.py
+	@$(PYTHON) benchmarks/fault_lab.py
 
 docs: $(DOCS)
 	@$(PYTHON) -m sphinx -q -W --keep-going -c docs . docs/_build/html

@@ -1,6 +1,6 @@
 """A small training function, and more faults and moments for it than `ddp.inject` has.
 
-`fault_lab.py` has the table of what is broken, when, and on which rank.
+`benchmarks/fault_lab.py` has the table of what is broken, when, and on which rank.
 """
 
 import functools

@@ -188,7 +188,7 @@ class OnWorkers(Launcher):
                 run_directory.log("interrupted from the keyboard")
                 path = run_directory.path
                 interrupt.directory = path  # type: ignore[attr-defined]  # read as such
-                explain_interrupt(interrupt, job.function, run_directory)
+                explain_interrupt(interrupt, job.function, path, run_directory.records)
             raise
         except Error as error:
             if failures and not isinstance(error, (RankFailed, RunStopped)):

@@ -18,16 +18,13 @@ from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
 from ddp_common.checkpoint_files import checkpoints, step_of
 from ddp_common.errors import Error
 from ddp_common.run.folders import shown
-
-if TYPE_CHECKING:
-    from ddp_common.run.run_directory import RunDirectory
 
 # Fits into 80 columns, with a bar of 10
 BAR = "{desc} {percentage:3.0f}%|{bar}| {rate_fmt} · {remaining} to go{postfix}"
@@ -194,17 +191,17 @@ def say_folder(path: Path) -> None:
 
 
 def explain_interrupt(
-    interrupt: KeyboardInterrupt, function: Callable, directory: "RunDirectory"
+    interrupt: KeyboardInterrupt, function: Callable, path: Path, records: list[dict]
 ) -> None:
     """In a notebook or an IPython shell, print how to go on, and drop the traceback.
 
     It would lead through this package. Elsewhere the interrupt gets a note that says it, below
-    its traceback. `directory` is the run's `RunDirectory`.
+    its traceback. `path` is the run directory, `records` are what was reported.
     """
     in_ipython = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
-    folder = shown(directory.path)
-    saved = checkpoints(directory.path / "checkpoints")
-    steps = [record.get("step", 0) for record in directory.records]
+    folder = shown(path)
+    saved = checkpoints(path / "checkpoints")
+    steps = [record.get("step", 0) for record in records]
     step = max([*steps, *map(step_of, saved)], default=0)
     where = f"Interrupted after step {step}." if step else "Interrupted."
     if saved:

@@ -7,6 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -53,3 +54,29 @@ def test_the_package_depends_on_what_it_imports():
     others = imported - sys.stdlib_module_names - {"ddp_common"}
     needed = {distributions[name][0].lower() for name in others}
     assert needed - NOT_EVERYWHERE == names(project["dependencies"]) - NEEDED_BY_DASK
+
+
+# Lines of Python in each room, as they were when each of them had been made smaller
+BUDGET = {
+    "ddp_common": 1240,  # what stands beside the rooms
+    "ddp_common/client": 2810,
+    "ddp_common/worker": 1320,
+    "ddp_common/ranks": 4170,
+    "ddp_common/run": 950,
+    "ddp_common/without_dask": 380,
+    "ddp_common/clusters": 1670,
+    "ddp_common/data": 260,
+    "tutorials/kit": 1400,
+    "tests": 16950,
+}
+
+
+@pytest.mark.parametrize("room", BUDGET)
+def test_a_room_does_not_grow(room):
+    glob = "*.py" if room == "ddp_common" else "**/*.py"
+    lines = sum(len(path.read_text().splitlines()) for path in (ROOT / room).glob(glob))
+    assert lines <= BUDGET[room], (
+        f"{room} has {lines} lines of at most {BUDGET[room]}. Take them from what is there: a "
+        "fault is answered by a call, an exact check, a refusal or a sentence on a page. If a "
+        "promise needs them, raise the number, and say in the commit which promise."
+    )

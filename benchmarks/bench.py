@@ -1,8 +1,8 @@
 """Measure what docs/measured.md claims, each figure beside its alternative in the same run.
 
     make bench                                               # all: ten minutes on two cores
-    .venv/bin/python tests/bench/bench.py --only tables      # one part
-    .venv/bin/python tests/bench/bench.py --quick            # does it work? Figures mean nothing
+    .venv/bin/python benchmarks/bench.py --only tables       # one part
+    .venv/bin/python benchmarks/bench.py --quick             # does it work? Figures mean nothing
 
 The table, in Markdown, goes to standard output. On standard error each row is shown as it comes,
 and the load average before each part: nothing else should run on the machine.

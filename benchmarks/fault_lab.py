@@ -24,9 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cloudpickle
-import faults_on_purpose as faults
 import torch
 from distributed import Client
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))  # what it shares with the tests
+
+import faults_on_purpose as faults
 from patience import PATIENCE
 from processes import environment_for, processes_of, separate_cluster
 
