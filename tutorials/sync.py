@@ -21,8 +21,11 @@ import nbformat
 from jupytext.combine import combine_inputs_with_outputs
 from nbclient import NotebookClient
 
+from tutorials.kit import minutes
+
 HERE = Path(__file__).parent
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+INSTRUCTORS = HERE.parent / "docs" / "instructors.md"
 SET_ASIDE = HERE / "my-work"  # of no interest to git
 CELL_TIMEOUT = 300  # seconds
 
@@ -120,6 +123,19 @@ def stub(source):
     return f"{before}{mark}\n    ...{after}".rstrip()
 
 
+def write_minutes(name, copy):
+    """Write the minutes of a student's copy into the page for instructors.
+
+    Only if its exercises have minutes in their tags: the numbers of others are estimates.
+    """
+    lesson = minutes.of_lesson(copy)
+    sizes = ", ".join(f"{lesson.total(what):,} {what}" for what in ("words", "lines", "cells"))
+    print(f"{name}: {lesson.minutes:.0f} minutes by the strict clock; {sizes}", flush=True)
+    if lesson.total("tagged"):
+        page = INSTRUCTORS.read_text()
+        INSTRUCTORS.write_text(minutes.written_into(page, name, lesson))
+
+
 def main(names):
     scripts = [path for path in sources() if not names or path.stem in names]
     if not scripts:
@@ -133,7 +149,9 @@ def main(names):
         notebook = execute(from_script(script))
         set_aside(script.with_suffix(".ipynb"))
         nbformat.write(notebook, script.with_suffix(".ipynb"))
-        nbformat.write(student(notebook), HERE / "student" / script.with_suffix(".ipynb").name)
+        copy = student(notebook)
+        nbformat.write(copy, HERE / "student" / script.with_suffix(".ipynb").name)
+        write_minutes(script.stem, copy)
         print(
             f"{script.stem}: wrote {script.stem}.ipynb and student/{script.stem}.ipynb", flush=True
         )
