@@ -25,6 +25,15 @@ def show(figure, alt):
     plt.close(figure)
 
 
+def show_file(name, alt):
+    """Show a picture of `docs/pictures`. `alt` is for those who cannot see it."""
+    from IPython.display import SVG, Image, display
+
+    path = str(Path(__file__).parents[1] / "docs" / "pictures" / name)
+    kind, shown = ("svg+xml", SVG) if name.endswith(".svg") else ("png", Image)
+    display(shown(filename=path), metadata={f"image/{kind}": {"alt": alt}})
+
+
 def pictures(images, titles=None, columns=10):
     """A figure of images in rows: (n, height, width[, 3]), values as imshow takes."""
     rows = -(-len(images) // columns)
