@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 plain_loop.py digits-images-idx3-ubyte.gz
 
-The last digits of the file are held out: rank 0 prints their loss in the end. It writes the
-trained weights to model.pt in the current folder.
+The last digits of the file are held out: rank 0 prints their loss in the end. It
+writes the trained weights to model.pt in the current folder.
 """
 
 import gzip
