@@ -11,7 +11,9 @@ A notebook whose cells were changed by hand all the same is set aside before it 
 import hashlib
 import json
 import os
+import re
 import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
@@ -21,8 +23,11 @@ import nbformat
 from jupytext.combine import combine_inputs_with_outputs
 from nbclient import NotebookClient
 
+from tutorials.kit import minutes
+
 HERE = Path(__file__).parent
 METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+INSTRUCTORS = HERE.parent / "docs" / "instructors.md"
 SET_ASIDE = HERE / "my-work"  # of no interest to git
 CELL_TIMEOUT = 300  # seconds
 
@@ -93,7 +98,22 @@ def execute(notebook, folder=HERE):
             resources={"metadata": {"path": str(folder)}},
         ).execute()
     notebook.metadata = metadata  # without the kernel's own version
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if "text" in output:
+                output.text = without_folders(output.text)
     return notebook
+
+
+def without_folders(text):
+    """`text` without the folders of this machine: `…/ddp_common/faults.py`."""
+    libraries = {sysconfig.get_path("purelib"): "…/site-packages"}
+    libraries[sysconfig.get_path("stdlib")] = "…/python"
+    for folder, short in {**libraries, str(HERE.parent): "…"}.items():
+        text = text.replace(folder, short)
+    cell = re.escape(tempfile.gettempdir()) + r"/ipykernel_\d+/\d+\.py"
+    text = re.sub(cell, "…/a-cell.py", text)
+    return re.sub(re.escape(tempfile.gettempdir()) + r"/[\w.-]+", "…", text)
 
 
 def student(notebook):
@@ -108,16 +128,31 @@ def student(notebook):
     return notebook
 
 
+GAP = re.compile(r"^( *)# your code\n(.*?)^ *# end of your code\n?", re.DOTALL | re.MULTILINE)
+
+
 def stub(source):
-    """`source` with an ellipsis in place of what stands between the two marks.
+    """`source` with an ellipsis in place of what stands between two marks, once or more often.
 
     These are the lines '# your code' and '# end of your code'.
     """
-    before, mark, rest = source.partition("# your code")
-    solution, end, after = rest.partition("    # end of your code")
-    if not (mark and end and solution.strip()):
+    gaps = GAP.findall(f"{source}\n")
+    if not gaps or len(gaps) != source.count("# your code") or not all(own for _, own in gaps):
         raise ValueError("a solution cell needs the lines '# your code' and '# end of your code'")
-    return f"{before}{mark}\n    ...{after}".rstrip()
+    return GAP.sub(r"\1# your code\n\1...\n", f"{source}\n").rstrip()
+
+
+def write_minutes(name, copy):
+    """Write the minutes of a student's copy into the page for instructors.
+
+    Only if its exercises have minutes in their tags: the numbers of others are estimates.
+    """
+    lesson = minutes.of_lesson(copy)
+    sizes = ", ".join(f"{lesson.total(what):,} {what}" for what in ("words", "lines", "cells"))
+    print(f"{name}: {lesson.minutes:.0f} minutes by the strict clock; {sizes}", flush=True)
+    if lesson.total("tagged"):
+        page = INSTRUCTORS.read_text()
+        INSTRUCTORS.write_text(minutes.written_into(page, name, lesson))
 
 
 def main(names):
@@ -133,7 +168,9 @@ def main(names):
         notebook = execute(from_script(script))
         set_aside(script.with_suffix(".ipynb"))
         nbformat.write(notebook, script.with_suffix(".ipynb"))
-        nbformat.write(student(notebook), HERE / "student" / script.with_suffix(".ipynb").name)
+        copy = student(notebook)
+        nbformat.write(copy, HERE / "student" / script.with_suffix(".ipynb").name)
+        write_minutes(script.stem, copy)
         print(
             f"{script.stem}: wrote {script.stem}.ipynb and student/{script.stem}.ipynb", flush=True
         )
