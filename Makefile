@@ -89,13 +89,13 @@ $(VENV)/torch: constraints.txt
 	  echo "TORCH=$$TORCH: it takes the last word of an address in https://download.pytorch.org/whl, such as TORCH=cpu or TORCH=cu130."; \
 	  exit 1; esac
 	@echo "Installing torch and some 100 packages into $$VENV, once: a minute or two, and longer where the network is slow."
-	"$$PYTHON_BASE" -m venv "$$VENV"
-	$(PIP) --no-deps $(INDEX) $(BUILD) torchvision
-	$(PIP) uv
+	@"$$PYTHON_BASE" -m venv "$$VENV"
+	@$(PIP) --no-deps $(INDEX) $(BUILD) torchvision
+	@$(PIP) uv
 	@touch "$$VENV/torch"
 
 $(VENV)/installed-%: $(VENV)/torch pyproject.toml
-	$(if $(PIP_NO_INDEX),,$(UV) --editable '.[$*]' ||) $(PIP) --editable '.[$*]'
+	@$(if $(PIP_NO_INDEX),,$(UV) --editable '.[$*]' ||) $(PIP) --editable '.[$*]'
 	@touch "$$VENV/installed-$*"
 
 $(TEST) $(DOCS) $(TRAINERS): $(COURSE)
