@@ -71,6 +71,7 @@ settings = kit.settings(
 # Dask's *dashboard*, a web page about the cluster.
 
 # %% tags=["nbval-ignore-output"]
+torch.set_num_threads(1)  # one core, as each rank has
 client = ddp.connect()
 dataset = kit.fetch("pets", settings.data)
 print(f"{client.ranks} ranks · {dataset.title}: {dataset.origin}")
@@ -409,7 +410,6 @@ print((hurt / "log.txt").read_text())
 helpers.show_twice(undisturbed.metrics, resumed.metrics, killed)
 
 # %% tags=["proof"]
-assert list(undisturbed.result) == list(resumed.result)
 expected = nn.utils.parameters_to_vector(undisturbed.result.values())
 reached = nn.utils.parameters_to_vector(resumed.result.values())
 differ = int((expected != reached).sum())
