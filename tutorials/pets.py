@@ -364,7 +364,7 @@ alone.load_state_dict(saved["model"])
 loaded = nn.utils.parameters_to_vector(alone.state_dict().values())
 returned = nn.utils.parameters_to_vector(run.result.values())
 differ = int((loaded != returned).sum())
-print(f"{len(loaded):,} weights loaded; {differ} differ from those of the ranks")
+print(f"{len(loaded):,} weights loaded; {differ} differ from the ranks' own")
 assert differ == 0
 
 # %% [markdown]
@@ -526,7 +526,7 @@ except RuntimeError as error:
 # - each rank starts with other weights
 # - every epoch has the same order
 # - the ranks see the same samples
-# - the names of the weights are those of the wrapper
+# - the weights have the wrapper's names
 # - the gradients are not averaged
 #
 # <details><summary>Hint</summary>
