@@ -216,9 +216,12 @@ def pca(pixels, held_out, numbers):
 
     No other linear map through so many numbers has a smaller squared error on `pixels`.
     """
+    import torch
+
     mean = pixels.mean(0)
-    _, directions = np.linalg.eigh(np.cov(pixels.numpy().T))  # by rising variance
-    directions = pixels.new_tensor(directions[:, -numbers:])
+    scatter = (pixels - mean).T @ (pixels - mean)
+    _, directions = torch.linalg.eigh(scatter.double())  # by rising variance
+    directions = directions[:, -numbers:].float()
     return mean + (held_out - mean) @ directions @ directions.T
 
 

@@ -405,8 +405,8 @@ helpers.show_file(
 #   after a `backward()` can abort: `terminate called without an active exception`.)
 # - It runs with and without GPUs (`torch.cuda.is_available()`).
 #
-# The check runs it as on **two machines** with one rank each. It compares your weights
-# with those of one process. It has no GPU: your lines for GPUs are read, not run.
+# The check runs it as on **two machines** with one rank each. One process must reach
+# the same weights. There is no GPU here: your lines for GPUs are read, not run.
 #
 # <details><summary>Hint</summary>
 # Seven places change: the imports; the device; the loader and its batch size; the
