@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import re
 
 import numpy as np
 import torch
@@ -11,6 +12,36 @@ import torch.nn.functional as F
 
 import ddp_common as ddp
 from tutorials.checks.common import Wrong
+
+# The predictions
+
+AFTER_5 = {
+    "worse": "right. It saw the same images, but made a sixteenth of the steps",
+    "same": "not right: worse. The same images, but a sixteenth of the steps",
+    "better": "not right: worse. Each step is less noisy, but there are a sixteenth of them",
+}
+AFTER_80 = {
+    "smaller": "right. Both come to the same place; one needs more epochs",
+    "larger": "not right: smaller. The batch of 8 has stopped improving, and the other has not",
+    "equal": "not right: smaller. Steps are missing at the beginning, when each still matters",
+}
+
+
+def predicted(after_5: object, after_80: object) -> str:
+    """What became of both predictions, however they are spelled."""
+    pairs = (("After 5 epochs", after_5, AFTER_5), ("After 80", after_80, AFTER_80))
+    return "\n".join(_reply(*pair) for pair in pairs)
+
+
+def _reply(when, prediction, replies):
+    if prediction is None or prediction is ...:
+        return f"{when}: you have made no prediction."
+    words = re.findall("[a-z]+", str(prediction).lower())
+    named = [each for each in replies if each in words]
+    if len(named) != 1:
+        return f"{when}: {prediction!r} is none of {', '.join(replies)}."
+    return f"{when}, you said {named[0]}: {replies[named[0]]}."
+
 
 # Exercise A
 
