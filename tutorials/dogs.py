@@ -430,7 +430,7 @@ show(*ready.draw_original())
 # After equally many steps, ten workers look best. After equally many samples the order
 # is reversed. The workshop's pictures have steps on the axis.
 #
-# ## 10. Exercises
+# ## 10. The study, compared and repaired
 #
 # ### Exercise B · Compare fairly (8 minutes)
 #
