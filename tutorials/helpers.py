@@ -25,6 +25,15 @@ def show(figure, alt):
     plt.close(figure)
 
 
+def show_file(name, alt):
+    """Show a picture of `docs/pictures`. `alt` is for those who cannot see it."""
+    from IPython.display import SVG, Image, display
+
+    path = str(Path(__file__).parents[1] / "docs" / "pictures" / name)
+    kind, shown = ("svg+xml", SVG) if name.endswith(".svg") else ("png", Image)
+    display(shown(filename=path), metadata={f"image/{kind}": {"alt": alt}})
+
+
 def pictures(images, titles=None, columns=10):
     """A figure of images in rows: (n, height, width[, 3]), values as imshow takes."""
     rows = -(-len(images) // columns)
@@ -236,6 +245,66 @@ def unused_parameters(failure):
 # pets
 
 
+ALPHABET = "+abcdefghijklmnopqrstuvwxyz-. "  # '+' stands between two names
+
+
+def read_names(path):
+    """The table of names: columns name (str) and count (int).
+
+    Raises ddp.Error for an empty table or a foreign character.
+    """
+    import pandas as pd
+
+    import ddp_common as ddp
+
+    table = pd.read_csv(path, keep_default_na=False)  # a cat may be called Nan
+    if table.empty or list(table.columns) != ["name", "count"]:
+        needs = "It needs the columns name and count, and at least one row."
+        raise ddp.Error(f"{path} holds no names. {needs}")
+    for name in table["name"]:
+        if foreign := set(name) - set(ALPHABET[1:]):
+            what = f"The name {name!r} has {foreign.pop()!r}, "
+            why = f"which is not in the alphabet {ALPHABET[1:]!r}. Tidy the list first."
+            raise ddp.Error(what + why)
+    return table
+
+
+def encode(names):
+    """All names in one row, '+' around each: indices into ALPHABET, a byte for each."""
+    import torch
+
+    text = "+" + "".join(name + "+" for name in names)
+    codes = [ALPHABET.index(character) for character in text]
+    return torch.tensor(codes, dtype=torch.uint8)
+
+
+def inventor(registered):
+    """A function that draws names from a model, and keeps those that are tame and new.
+
+    It begins with '+', draws a character from the model's probabilities, and repeats
+    this until the next '+'. A temperature below 1 makes likely characters likelier.
+    """
+    import torch
+
+    is_tame, alphabet = name_filter(registered), ALPHABET
+
+    # a function within a function travels to the ranks by value: they need no helpers
+    def invent(model, count=600, temperature=0.8, longest=14):
+        device = next(model.parameters()).device
+        generator = torch.Generator().manual_seed(0)
+        texts = torch.full((count, 1), alphabet.index("+"))
+        with torch.no_grad():
+            for _ in range(longest):
+                scores = model(texts.to(device))[:, -1].cpu() / temperature
+                drawn = torch.multinomial(scores.softmax(1), 1, generator=generator)
+                texts = torch.cat([texts, drawn], dim=1)
+        texts = ["".join(alphabet[code] for code in row[1:]) for row in texts]
+        names = dict.fromkeys(text.split("+")[0] for text in texts if "+" in text)
+        return [name for name in names if is_tame(name)]
+
+    return invent
+
+
 def name_filter(registered):
     """A function that says whether an invented name is tame: new, of familiar parts.
 
@@ -296,15 +365,16 @@ def resumed_from(directory):
     return int(re.findall(r"Resumed from step-0*(\d+)", log)[-1])
 
 
-def loss_twice(undisturbed, killed, saved, first=1):
-    """A figure: the loss of an undisturbed run, and of one that was killed and resumed.
+def show_twice(undisturbed, killed, failure, first=60):
+    """Show the loss of an undisturbed run, and of one that was killed and resumed.
 
-    Both are `run.metrics`. The killed run holds the steps after `saved`, its
-    checkpoint, twice: as the killed ranks did them, and again. Steps before `first` are
-    left out.
+    Both are `run.metrics`. The killed run holds the steps after its checkpoint twice:
+    as the killed ranks did them, and again. They are drawn up to the last known step
+    that `failure`, its RankFailed, names. Steps before `first` are left out.
     """
-    is_second = killed.duplicated(["rank", "step"])
-    reported = max([saved, *killed.loc[is_second, "step"]])  # by the killed ranks, last
+    saved = resumed_from(failure.directory)
+    known = re.search(r"last known step is (\d+)", str(failure))
+    reported = int(known[1]) if known else saved
     figure, axes = plt.subplots(figsize=(6.5, 3), layout="constrained")
     for records, ends, keep, style, label in [
         (undisturbed, (first, None), "last", "C7-", "undisturbed"),
@@ -316,7 +386,7 @@ def loss_twice(undisturbed, killed, saved, first=1):
         width, alpha = (6, 0.4) if label == "undisturbed" else (1.5, 1)
         axes.plot(loss.index, loss, style, label=label, linewidth=width, alpha=alpha)
     axes.axvline(saved, color="C2", label=f"checkpoint of step {saved}")
-    axes.axvline(reported, color="C3", label=f"killed; last report of step {reported}")
+    axes.axvline(reported, color="C3", label=f"killed; last known step {reported}")
     axes.set(xlabel="step", ylabel="loss (nats per character)")
     figure.legend(loc="outside upper center", ncols=3, fontsize=8)
-    return figure
+    show(figure, "The loss. Killed and resumed run lie on the undisturbed one.")

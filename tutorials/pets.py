@@ -14,16 +14,14 @@
 # **How do I run a training on Dask, watch it, stop it and resume it?**
 #
 # **Afterwards you can**
+# - write a resume by hand, and say how often to save;
 # - launch a training on the workers of a Dask cluster, and watch it;
-# - load a checkpoint without Dask and without DDP;
 # - stop a run, kill one of its ranks, and resume it;
 # - find two faults in a training that ends without an error.
 #
 # **You need** the tutorial `mnist`. From it we take *rank*, *collective*, *DDP* and
 # *global batch*. No GPU, no network. **Data:** names of pets in Seattle, shipped with
-# the repository.
-#
-# **Time:** 75 to 100 minutes in class, 25 or more for two exercises.
+# the repository. **Time:** 80 to 90 minutes, of which 33 are for three exercises.
 
 # %% [markdown]
 # ## 2. Set-up
@@ -31,15 +29,12 @@
 # %%
 import io
 import math
-import string
 import time
 from contextlib import redirect_stdout, suppress
 from functools import partial
 
 import matplotlib.pyplot as plt
-import pandas as pd
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -48,7 +43,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import ddp_common as ddp
 from tutorials import helpers, kit
 from tutorials.checks import pets as checks
-from tutorials.checks.common import judge, prediction
+from tutorials.checks.common import judge
 
 # %% tags=["parameters"]
 settings = kit.settings(
@@ -61,14 +56,10 @@ settings = kit.settings(
     layers=1,
     hidden=112,
     seed=0,
-    presets={
-        "full": {  # the original's sizes; it had dropout, and a tenth of the rate
-            "repeat": True,
-            "epochs": 25,
-            "batch_size": 3 * 1_024,
-            "layers": 4,
-            "learning_rate": 1e-2,
-        }
+    presets={  # the original's sizes; it had dropout, and a tenth of the rate
+        "full": dict(
+            repeat=True, epochs=25, batch_size=3072, layers=4, learning_rate=1e-2
+        )
     },
     limits={"layers": (1, 100)},
 )
@@ -76,15 +67,13 @@ settings = kit.settings(
 # %% [markdown]
 # Dask runs Python functions in other processes, on this machine or on many. Your
 # notebook is the *client*. It sends functions to a *scheduler*, which passes them on to
-# *workers*. `connect()` starts two to four workers, each a process of its own. The last
-# line shows the address of Dask's *dashboard*, a web page about the cluster.
+# *workers*. `connect()` starts two to four workers. The last line shows the address of
+# Dask's *dashboard*, a web page about the cluster.
 
 # %% tags=["nbval-ignore-output"]
 client = ddp.connect()
 dataset = kit.fetch("pets", settings.data)
-backend = "nccl" if torch.cuda.is_available() else "gloo"
-versions = f"torch {torch.__version__} · {backend} · {client.ranks} ranks"
-print(f"{versions} · {dataset.title}: {dataset.origin}")
+print(f"{client.ranks} ranks · {dataset.title}: {dataset.origin}")
 getattr(client, "dashboard_link", "there is no dashboard without Dask")
 
 # %% [markdown]
@@ -93,63 +82,22 @@ getattr(client, "dashboard_link", "there is no dashboard without Dask")
 # The table holds names, and how often each was registered. It is open data of the City
 # of Seattle (set jguv-t9rb), without owners. A tenth of the *distinct* names is held
 # out: the model never trains on them.
+#
+# The task: predict the next character. All training names stand in one row, in random
+# order, with `+` between them. We cut the row into *windows* of 16 characters. In each
+# window, each character is predicted from those before it: `ufu+darling+don` from
+# `fufu+darling+do`.
 
 # %%
-ALPHABET = "+" + string.ascii_lowercase + "-. "  # '+' stands between two names
-WIDTH = 16  # characters in a window
-
-
-def read_names(path):
-    """The table of names: columns name (str) and count (int).
-
-    Raises ddp.Error for an empty table or a foreign character.
-    """
-    table = pd.read_csv(path, keep_default_na=False)  # a cat may be called Nan
-    if table.empty or list(table.columns) != ["name", "count"]:
-        needs = "It needs the columns name and count, and at least one row."
-        raise ddp.Error(f"{path} holds no names. {needs}")
-    for name in table["name"]:
-        if foreign := set(name) - set(ALPHABET[1:]):
-            what = f"The name {name!r} has {foreign.pop()!r}, "
-            why = f"which is not in the alphabet {ALPHABET[1:]!r}. Tidy the list first."
-            raise ddp.Error(what + why)
-    return table
-
-
-table = read_names(dataset.path)
+table = helpers.read_names(dataset.path)
 training_rows, held_out_rows = ddp.split(len(table), [0.1], seed=settings.seed)
 learned, held_out = table.iloc[training_rows], table.iloc[held_out_rows]["name"]
 training_names = learned["name"].repeat(learned["count"] if settings.repeat else 1)
-numbers = f"{len(training_names):,} to learn from, {len(held_out):,} held out"
-print(f"{len(table):,} distinct names; {numbers}")
-
-# %% [markdown]
-# The task: predict the next character. We write all training names in one row, in
-# random order, with `+` between them, and cut the row into *windows* of 16 characters.
-# In each window, each character is predicted from those before it.
-
-
-# %%
-def encode(names):
-    """All names in one row, '+' around each: indices into ALPHABET."""
-    text = "+" + "".join(name + "+" for name in names)
-    codes = [ALPHABET.index(character) for character in text]
-    return torch.tensor(codes, dtype=torch.uint8)  # one byte for each character
-
-
-def cut(codes):
-    """Windows (n, WIDTH + 1) of a row. The last of each is the first of the next."""
-    return codes.unfold(0, WIDTH + 1, WIDTH)
-
-
 shuffled = training_names.sample(frac=1, random_state=settings.seed)
-windows = cut(encode(shuffled))
-print(f"{len(windows):,} windows of {WIDTH} characters to predict")
-
-# %% tags=["lesson"]
-for window in windows[:3]:
-    text = "".join(ALPHABET[code] for code in window)
-    print(f"the model sees {text[:-1]!r} and predicts {text[1:]!r}")
+row = helpers.encode(shuffled)  # a number from 0 to 29 for each character
+windows = row.unfold(0, 17, 16)  # the last of each is the first of the next
+invent = helpers.inventor(table["name"])  # draws names, and keeps the tame ones
+print(f"{len(learned):,} names in {len(windows):,} windows, {len(held_out):,} held out")
 
 # %% [markdown]
 # ## 4. One process first
@@ -166,9 +114,9 @@ for window in windows[:3]:
 class NameModel(nn.Module):
     def __init__(self, layers, hidden):
         super().__init__()
-        self.embedding = nn.Embedding(len(ALPHABET), 16)
+        self.embedding = nn.Embedding(30, 16)
         self.lstm = nn.LSTM(16, hidden, layers, batch_first=True)
-        self.head = nn.Linear(hidden, len(ALPHABET))
+        self.head = nn.Linear(hidden, 30)
 
     def forward(self, texts):
         outputs, _ = self.lstm(self.embedding(texts))
@@ -182,58 +130,57 @@ def surprise(model, rows):
 
 
 # %% [markdown]
-# The plain loop, in this process, on a part of the data. The optimizer *Adam* keeps two
-# running means for each weight: of its gradient, and of the gradient's square.
-
-# %% tags=["lesson"]
-torch.manual_seed(settings.seed)
-model = NameModel(layers=1, hidden=64)
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-losses = []
-for rows in torch.randperm(1_000).split(32):
-    loss = surprise(model, windows[rows])
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    losses.append(loss.item())
-print(f"first batch {losses[0]:.1f} nats per character, last {losses[-1]:.1f}")
-print(f"a blind guess: ln {len(ALPHABET)} = {math.log(len(ALPHABET)):.1f}")
-
-# %% [markdown]
-# ### Invented names
+# <details><summary><b>A small question:</b> an untrained model gives each of 30
+# characters the same probability. What is its loss?</summary>
 #
-# To invent a name, start with `+`. Draw a character from the model's probabilities,
-# append it, and repeat until the next `+`. A *temperature* below 1 makes likely
-# characters likelier. A model can also write words that hurt people. So `name_filter`
-# lets only few names pass, made of familiar parts. No rule finds all bad words.
-
-# %%
-is_tame = helpers.name_filter(table["name"])
-
-
-def invent(model, count=600, temperature=0.8, longest=14):
-    """Draw `count` names; returns those that are tame and new, once each."""
-    device = next(model.parameters()).device
-    generator = torch.Generator().manual_seed(0)
-    texts = torch.full((count, 1), ALPHABET.index("+"))
-    with torch.no_grad():
-        for _ in range(longest):
-            scores = model(texts.to(device))[:, -1].cpu() / temperature
-            drawn = torch.multinomial(scores.softmax(1), 1, generator=generator)
-            texts = torch.cat([texts, drawn], dim=1)
-    texts = ["".join(ALPHABET[code] for code in row[1:]) for row in texts]
-    names = dict.fromkeys(text.split("+")[0] for text in texts if "+" in text)
-    return [name for name in names if is_tame(name)]
-
-
-# %% [markdown]
-# **A small question.** The loss of the first batch is about ln 30. Why?
+# Its surprise is −ln(1/30) = ln 30, about 3.4 nats.</details>
 #
-# <details><summary>Answer</summary>
+# ### Exercise A · Resume by hand (8 minutes)
 #
-# An untrained model gives each of the 30 characters a probability of about 1/30. Its
-# surprise is −ln(1/30) = ln 30.
-# </details>
+# Here is the plain loop. The optimizer *Adam* keeps two running means for each weight:
+# of its gradient, and of the gradient's square. The loop may be called twice:
+# `my_training(25, file)`, and after a crash `my_training(40, file)`. Then the second
+# call must train the steps 25 to 39 only, and reach the weights of one call, bit for
+# bit. `file` is a `Path`.
+#
+# - Gap 1: if the file is there, load it, and go on where it was saved.
+# - Gap 2: save all that gap 1 needs. `torch.save({…}, file)` writes a dictionary,
+#   `torch.load(file)` reads it. Models and optimizers have `state_dict()` and
+#   `load_state_dict(…)`.
+#
+# <details><summary>Hint</summary>
+# Three things go on: the weights, the state of Adam, and the number of
+# steps.</details>
+
+
+# %% tags=["exercise", "solution", "minutes-8"]
+def my_training(until, file):
+    """Train up to step `until`. Goes on from `file`; returns the model."""
+    torch.manual_seed(0)
+    model = NameModel(layers=1, hidden=32)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    begin = 0
+    # your code
+    if file.exists():
+        state = torch.load(file)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        begin = state["steps"]
+    # end of your code
+    for step in range(begin, until):
+        loss = surprise(model, windows[16 * step : 16 * (step + 1)])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    # your code
+    states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save({**states, "steps": until}, file)
+    # end of your code
+    return model
+
+
+# %% tags=["exercise"]
+judge(checks.resumed, my_training)
 
 # %% [markdown]
 # ## 5. Predict
@@ -248,7 +195,7 @@ def invent(model, count=600, temperature=0.8, longest=14):
 #
 # **Write your prediction before you go on**, and one sentence why.
 
-# %% tags=["lesson"]
+# %% tags=["lesson", "minutes-2"]
 my_prediction = None  # "same", "close" or "different"
 
 # %% [markdown]
@@ -256,35 +203,33 @@ my_prediction = None  # "same", "close" or "different"
 #
 # | line | why |
 # |---|---|
-# | `ddp.device()` | the GPU of this rank, by `set_device`; else the CPU |
-# | `ddp.ElasticSampler(...)` | deals each global batch out to the ranks |
+# | `ddp.device()` | the CPU, or this rank's GPU, by `set_device` as in your port |
+# | `ddp.ElasticSampler(...)` | cuts each global batch into the ranks' shares |
 # | `sampler.epochs(...)`, `.batches()` | this rank's windows, epoch by epoch |
 # | `DDP(...)` | averages the gradients over the ranks |
 # | `* sampler.weight` | a rank with fewer windows in a batch counts less |
 # | `schedule` | changes the learning rate: up, then down |
-# | `ddp.Checkpoint(...)` | a run can stop and go on |
-# | `ddp.report(...)`, `ddp.save_file(...)` | a number, a file for the client |
+# | `ddp.Checkpoint(...)` | your two gaps: `restore()` loads, `save()` saves |
+# | `ddp.report(...)`, `ddp.save_file(...)` | sends a number, a file to the client |
 #
-# Some lines of a torchrun script are not needed here. `launch` calls
-# `init_process_group` and `destroy_process_group`. `sampler.epochs` replaces
-# `set_epoch`.
+# `launch` calls `init_process_group` and `destroy_process_group`. `sampler.epochs`
+# replaces `set_epoch`.
 #
-# **The checkpoint.** Weights are not enough to resume exactly. Adam has its means. The
-# schedule counts the steps, the sampler the batches. So `ddp.Checkpoint` gets all four.
-# Rank 0 alone writes, all ranks read.
+# **The checkpoint** holds four states: of the weights, of Adam, of the schedule, which
+# counts the steps, and of the sampler. The sampler draws the order of an epoch from
+# (seed, epoch) alone, so after a restart the same windows come in the same order. Rank
+# 0 alone writes, all ranks read. A file appears under its name only when it is whole.
 #
-# `checkpoint.step()` says that a batch is done. Before the next batch, `every_steps=25`
-# saves after every 25 such calls. Training waits while rank 0 copies
-# the state; then a thread writes the file. A killed run loses the steps after the
-# newest complete file: up to 25, and those made while the next file was written.
-#
-# **The sampler** draws the order of an epoch from (seed, epoch) alone: after a restart
-# the same windows come in the same order.
+# `checkpoint.step()` says that a batch is done. `every_steps=25` saves after every 25
+# such calls: training waits while rank 0 copies the state; then a thread writes the
+# file. A killed run loses the steps after the newest complete file: up to 25, and those
+# made while the next file was written.
 
 
 # %%
-def warm_up_and_decay(progress):
-    """The share of the learning rate to use after `progress` (0 to 1) of all steps."""
+def warm_up_and_decay(step, steps):
+    """The share of the learning rate to use after `step` of all `steps`."""
+    progress = step / steps
     if progress < 0.3:
         return 0.04 + 0.96 * progress / 0.3
     return (1 + math.cos(math.pi * min((progress - 0.3) / 0.7, 1))) / 2
@@ -297,10 +242,8 @@ def train(windows, epochs, batch_size, learning_rate, layers, hidden, seed):
     sampler = ddp.ElasticSampler(len(windows), batch_size, seed=seed)
     model = DDP(NameModel(layers, hidden).to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
-    steps = epochs * len(sampler)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: warm_up_and_decay(step / steps)
-    )
+    share = partial(warm_up_and_decay, steps=epochs * len(sampler))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
     checkpoint = ddp.Checkpoint(**parts, sampler=sampler, every_steps=25)
     checkpoint.restore()  # nothing to restore on a first attempt
@@ -324,14 +267,6 @@ hyperparameters = {name: getattr(settings, name) for name in words.split()}
 watch = None  # what to call with each report
 
 # %% [markdown]
-# **A small question.** Which lines does even a single rank need, to survive a kill?
-#
-# <details><summary>Answer</summary>
-#
-# Those with `Checkpoint`, `restore` and `save`, and a sampler that knows its position.
-# </details>
-
-# %% [markdown]
 # ## 7. Launch it, and watch
 #
 # `launch` sends `train` and its arguments to the workers, through Dask. Each worker
@@ -339,10 +274,9 @@ watch = None  # what to call with each report
 # through Dask. Gradients go from rank to rank. Why a process of its own? A process can
 # be killed, a running Dask task cannot.
 #
-# With each report, `launch` calls a function of yours, `on_report`. Here it draws the
-# loss of rank 0.
+# With each report, `launch` calls `on_report`. Here it draws the loss of rank 0.
 
-# %% tags=["lesson"]
+# %% tags=["lesson", "minutes-2"]
 watch = helpers.LiveLoss("loss (nats per character)")
 
 # %% [markdown]
@@ -354,9 +288,9 @@ watch = helpers.LiveLoss("loss (nats per character)")
 # Then run the cell. For more time, begin it with `hyperparameters["epochs"] = 20`.
 #
 # 1. **The plot above** grows.
-# 2. **The progress line** shows epoch, loss, and windows per second of all ranks.
+# 2. **The progress line** shows windows per second of all ranks.
 # 3. **The run directory** is the newest folder in `runs/pets`. Which process is which
-#    rank? Which names did the last epoch invent?
+#    rank? Which names has the last epoch invented? (A filter lets familiar parts pass.)
 #
 #        cat runs/pets/$(ls runs/pets | tail -1)/*.txt
 #
@@ -382,53 +316,42 @@ plt.close(figure)
 #
 # A fair opponent is a good simple rule. An *n-gram* counts which character follows the
 # last n − 1 characters. If these were rare, it uses fewer. All are judged by the names
-# that were held out.
-
-# %% tags=["lesson"]
-for n in (3, 5):
-    counted = helpers.n_gram(training_names, held_out, n, prior=10)
-    print(f"{n}-gram {counted:.3f} nats per held-out character")
-
-# %% [markdown]
-# `run.result` is what rank 0 returned: weights that load into the plain model.
+# that were held out. `run.result` is what rank 0 returned: weights that load into the
+# plain model.
 
 # %% tags=["nbval-ignore-output"]
 model = NameModel(settings.layers, settings.hidden)
 model.load_state_dict(run.result)
-invented = invent(model, count=1_500)[:10]
-print(f"{len(invented)} invented names:", ", ".join(invented) or "none is familiar yet")
 with torch.no_grad():
-    loss = surprise(model, encode(held_out)[None])
-blind = f"a blind guess: {math.log(len(ALPHABET)):.2f}"
-print(f"LSTM {loss:.3f} nats per held-out character ({blind})")
+    loss = surprise(model, helpers.encode(held_out)[None])
+print(
+    f"LSTM   {loss:.3f} nats per held-out character; a blind guess: {math.log(30):.3f}"
+)
+for n in (3, 5):
+    counted = helpers.n_gram(training_names, held_out, n, prior=10)
+    print(f"{n}-gram {counted:.3f}")
+print("invented:", ", ".join(invent(model, count=1_500)[:10]) or "none yet")
 
 # %% [markdown]
 # **The LSTM is better than the 3-gram, and about as good as the 5-gram**, which only
 # counts. So by this score the network is not worth its trouble. Here it is a training
-# to run, watch, stop and resume. (We chose learning rate and `prior` on these held-out
-# names, so both look slightly too good.)
+# to run, watch, stop and resume. (Rate and `prior` were chosen by these names.)
 
 # %% [markdown]
 # ## 8. What is in a checkpoint?
 #
-# A file that `torch.save` has written. `weights_only=True` loads tensors and plain
-# values, and refuses to execute code. That protection has had holes, such as
-# [CVE-2025-32434][cve]. Keep PyTorch up to date, and load no files of strangers.
-# `written_by` describes the other parts, so that another model's checkpoint is refused.
+# Your file of exercise A, and more: `written_by` describes the parts, so that another
+# model's checkpoint is refused. `weights_only=True`, the default, loads tensors and
+# plain values, and refuses to execute code. That protection has had holes, such as
+# [CVE-2025-32434][cve]. Load no files of strangers.
 #
 # [cve]: https://nvd.nist.gov/vuln/detail/CVE-2025-32434
 
 # %% tags=["lesson"]
-print("run directory:", *sorted(path.name for path in run.directory.iterdir()))
 newest = max((run.directory / "checkpoints").glob("step-*.pt"))
 saved = torch.load(newest, map_location="cpu", weights_only=True)
 print("the file of", newest.name.split(".")[0], "holds", ", ".join(saved))
-for name, weights in saved["model"].items():
-    print(f"  model      {name:18} {tuple(weights.shape)}")
-print("  optimizer  for each weight", ", ".join(saved["optimizer"]["state"][0]))
-print("  schedule   steps", saved["schedule"]["last_epoch"])
-position = [f"{name} {saved['sampler'][name]}" for name in ("seed", "epoch", "step")]
-print("  sampler   ", ", ".join(position))
+print("for each weight, the optimizer has", ", ".join(saved["optimizer"]["state"][0]))
 
 # %% [markdown]
 # The next cell loads it without Dask and DDP: `ddp.Checkpoint` saves `model.module`,
@@ -444,12 +367,18 @@ print(f"{len(loaded):,} weights loaded; {differ} differ from those of the ranks"
 assert differ == 0
 
 # %% [markdown]
-# **A small question.** Which parts do you need, if you only want to *use* the model?
+# **How often to save?** A save costs time; so do lost steps. If saves hold up training
+# for `cost` seconds each, and failures come every `between` seconds, about
+# √(2 · cost · between) seconds between two saves are best ([Young, 1974][young]).
 #
-# <details><summary>Answer</summary>
-#
-# Only `model`.
-# </details>
+# [young]: https://doi.org/10.1145/361147.361115
+
+# %% tags=["lesson", "nbval-ignore-output"]
+began = time.perf_counter()
+torch.save(saved, io.BytesIO())
+cost = time.perf_counter() - began
+best = math.sqrt(2 * cost * 86_400)
+print(f"{1000 * cost:.0f} ms at least; with a failure a day, save every {best:.0f} s")
 
 # %% [markdown]
 # ## 9. Kill it, and resume
@@ -460,18 +389,12 @@ assert differ == 0
 # same directory* finds the newest checkpoint and goes on.
 #
 # Read the log. Which process was killed? From which step did the ranks go on? In the
-# picture, the steps between the vertical lines were done twice.
+# picture, the steps between the vertical lines were done twice. The last reports of
+# rank 1 die with it: its *last known step* may be below 90.
 
 # %% tags=["lesson", "nbval-ignore-output"]
-small = {
-    "windows": windows[:800],
-    "epochs": 2,
-    "batch_size": 16,  # 50 steps in an epoch
-    "learning_rate": 1e-2,
-    "layers": 1,
-    "hidden": 32,
-    "seed": settings.seed,
-}
+model_of = {"learning_rate": 1e-2, "layers": 1, "hidden": 32, "seed": settings.seed}
+small = {"windows": windows[:800], "epochs": 2, "batch_size": 16, **model_of}
 undisturbed = ddp.launch(client, train, **small, workers=2, directory=False)
 
 hurt = run.directory / f"killed-{time.time():.0f}"
@@ -479,12 +402,11 @@ dies = ddp.inject(train, "kill", rank=1, step=90)
 try:
     ddp.launch(client, dies, **small, workers=2, directory=hurt)
 except ddp.RankFailed as failure:
-    print(failure)
+    killed = failure
+    print(killed)
 resumed = ddp.launch(client, train, **small, workers=2, directory=hurt)
 print((hurt / "log.txt").read_text())
-start = helpers.resumed_from(hurt)  # the step of the checkpoint, as the log says
-figure = helpers.loss_twice(undisturbed.metrics, resumed.metrics, start, first=60)
-helpers.show(figure, "The loss. Killed and resumed run lie on the undisturbed one.")
+helpers.show_twice(undisturbed.metrics, resumed.metrics, killed)
 
 # %% tags=["proof"]
 assert list(undisturbed.result) == list(resumed.result)
@@ -493,64 +415,27 @@ reached = nn.utils.parameters_to_vector(resumed.result.values())
 differ = int((expected != reached).sum())
 print(f"of {len(expected):,} final weights, {differ} differ from the undisturbed run's")
 assert differ == 0
-print(prediction(my_prediction))
+print(checks.prediction(my_prediction))
 
 # %% [markdown]
 # The lost steps are done again with the same batches, the same state of Adam and the
-# same learning rate. The sums come in the same order, too, as long as the number of
-# ranks and the kind of processor stay the same. Otherwise expect `"close"`; on GPUs
-# too, because some GPU functions add in a different order each time.
-#
-# The last reports can die with the rank, so the *last known step* may be below 90.
-# 'Often because memory ran out' is a guess: the system does not say who sent a signal.
-#
-# ### Resume on another number of ranks
-#
-# Begin on two ranks, kill one, and resume on three. We compare with one undisturbed
-# rank. A global batch has 256 windows, but an epoch's last one has 235. Three ranks get
-# unequal shares. So each multiplies its mean loss by `sampler.weight`, and each window
-# counts equally. A Dask cluster grows while it runs:
-
-# %% tags=["proof"]
-if client.cluster is not None and len(client.workers()) < 3:
-    client.cluster.scale(3)
-client.wait_for_workers(3, timeout=60)
-ragged = {**small, "windows": windows[:1_003], "batch_size": 256}
-one = ddp.launch(client, train, **ragged, workers=1, directory=False)
-
-changed = hurt.with_name(f"{hurt.name}-ranks")
-dies = ddp.inject(train, "kill", rank=1, step=6)
-with suppress(ddp.RankFailed):
-    ddp.launch(client, dies, **ragged, workers=2, directory=changed)
-with redirect_stdout(io.StringIO()):  # the log says the same
-    three = ddp.launch(client, train, **ragged, workers=3, directory=changed)
-start = helpers.resumed_from(changed)
-print("three ranks: resumed from step", start)
-# The steps after it were done twice. The reports of the killed ranks come first.
-reports = {
-    "1 rank": one.metrics,
-    "2 ranks, then 3": three.metrics.drop_duplicates(["rank", "step"], keep="last"),
-}
-losses = pd.DataFrame(
-    {name: of.groupby("step")["loss"].mean() for name, of in reports.items()}
-)
-last = losses.loc[start + 1 :]  # the steps of the three ranks
-print(last.round(3).to_string())
-difference = (last["2 ranks, then 3"] / last["1 rank"] - 1).abs().max()
-print(f"largest relative difference of a loss: {difference:.5f}")
-assert len(last) >= 4 and difference < 1e-6
+# same learning rate. The sums come in the same order, too, as long as these stay: the
+# number of ranks and of threads, the kind of processor, the versions of torch and its
+# libraries. Otherwise expect `"close"`; on GPUs too, because some GPU functions add in
+# a different order each time. ('Often because memory ran out' is a guess: the system
+# does not say who sent a signal.)
 
 # %% [markdown]
 # ## 10. Exercises
 #
-# ### Exercise A · Stop it, hurt it, resume it by hand (16 minutes)
+# ### Exercise B · Stop it, hurt it, resume it (16 minutes)
 #
 # `make run` trains as section 7 did. Open two terminals. In both, type
 # `cd "$JUPYTER_SERVER_ROOT/.."`.
 #
 # 1. In the first terminal, start a small model:
 #
-#        make run TUTORIAL=pets WORKERS=2 SET="epochs=200 hidden=16 batch_size=128"
+#        make run TUTORIAL=pets WORKERS=2 SET="epochs=60 hidden=16 batch_size=128"
 #
 #    If it ends before you act, begin again with more epochs.
 # 2. After the first epoch press **Ctrl-C**.
@@ -573,7 +458,7 @@ assert len(last) >= 4 and difference < 1e-6
 # </details>
 
 
-# %% tags=["exercise", "solution"]
+# %% tags=["exercise", "solution", "minutes-16"]
 def my_run():
     """The directory of the run that you stopped, hurt and resumed, as a str."""
     # your code
@@ -601,19 +486,11 @@ def my_run():
 
 
 # %% tags=["exercise"]
-def train_again(chosen, ranks):
-    """The weights of an undisturbed run. `chosen` is the arguments of `train`."""
-    with redirect_stdout(io.StringIO()):
-        return ddp.launch(
-            client, train, windows=windows, **chosen, workers=ranks, directory=False
-        ).result
-
-
-check = partial(checks.resumed_by_hand, train_again=train_again, notebook=settings)
-judge(check, my_run, timeout=480)
+given = {"client": client, "train": train, "windows": windows, "notebook": settings}
+judge(partial(checks.resumed_by_hand, **given), my_run, timeout=480)
 
 # %% [markdown]
-# ### Exercise B · A training that runs and is wrong (9 minutes)
+# ### Exercise C · A training that runs and is wrong (9 minutes)
 #
 # This function uses PyTorch's own sampler. It ends without an error, and has **two
 # faults**. Read which samples each rank saw, and what becomes of its weights.
@@ -659,7 +536,7 @@ except RuntimeError as error:
 # </details>
 
 
-# %% tags=["exercise", "solution"]
+# %% tags=["exercise", "solution", "minutes-9"]
 def repaired(data, seed):
     """`broken`, without its two faults."""
     # your code
@@ -686,11 +563,11 @@ judge(partial(checks.training_repaired, client=client), repaired)
 # ## 11. Break it: a rank falls silent
 #
 # If a process dies, the system says so. What if a rank lives and does nothing? The
-# other rank waits in `all_reduce`, until PyTorch's time-out. `launch` waits for
-# `stall_timeout` seconds without progress, then asks each rank where it is:
+# other rank waits in `all_reduce`, until PyTorch's time-out: 30 minutes with gloo. With
+# NCCL it is 10 minutes, then the process is aborted. `launch` waits for `stall_timeout`
+# seconds without progress, then asks each rank where it is:
 
 # %% tags=["lesson"]
-print("PyTorch's time-out with gloo:", dist.constants.default_pg_timeout)
 silent = ddp.inject(train, "hang", rank=1, step=10)
 try:
     ddp.launch(client, silent, **small, workers=2, directory=False, stall_timeout=5)
@@ -706,15 +583,51 @@ for rank, stack in stalled.stacks.items():
 # what other faults look like.
 
 # %% [markdown]
-# ## 12. Recap
+# ## 12. If you have time: resume on another number of ranks
+#
+# Begin on two ranks, kill one, and resume on three. We compare with one undisturbed
+# rank. A global batch has 256 windows, but an epoch's last one has 235. Three ranks get
+# unequal shares. So each multiplies its mean loss by `sampler.weight`, and each window
+# counts equally. A Dask cluster grows while it runs:
+
+# %% tags=["proof", "nbval-ignore-output"]
+if client.cluster is not None and len(client.workers()) < 3:
+    client.cluster.scale(3)
+client.wait_for_workers(3, timeout=60)
+ragged = {**small, "windows": windows[:1_003], "batch_size": 256}
+one = ddp.launch(client, train, **ragged, workers=1, directory=False)
+
+changed = hurt.with_name(f"{hurt.name}-ranks")
+dies = ddp.inject(train, "kill", rank=1, step=6)
+with suppress(ddp.RankFailed):
+    ddp.launch(client, dies, **ragged, workers=2, directory=changed)
+with redirect_stdout(io.StringIO()):  # the log says the same
+    three = ddp.launch(client, train, **ragged, workers=3, directory=changed)
+start = helpers.resumed_from(changed)
+print("three ranks: resumed from step", start)
+# The steps after it were done twice. The reports of the killed ranks come first.
+reports = {
+    "1 rank": one.metrics,
+    "2 ranks, then 3": three.metrics.drop_duplicates(["rank", "step"], keep="last"),
+}
+losses = {name: of.groupby("step")["loss"].mean() for name, of in reports.items()}
+last = {name: loss.loc[start + 1 :] for name, loss in losses.items()}  # of three ranks
+for name, loss in last.items():
+    print(f"{name:16}", *(f"{value:.3f}" for value in loss))
+difference = (last["2 ranks, then 3"] / last["1 rank"] - 1).abs().max()
+print(f"largest relative difference of a loss: {difference:.0e}")
+assert len(last["1 rank"]) >= 4 and difference < 1e-6
+
+# %% [markdown]
+# ## 13. Recap
 #
 # - *Run*: `launch` starts a rank on each worker. Dask carries everything except the
 #   gradients.
 # - *Watch*: progress line, `on_report`, run directory with `log.txt`.
 # - *Stop*: Ctrl-C ends the ranks at once. `kill` without `-9` lets them save first.
 # - *Resume*: launch in the same directory, or `RESUME=`. `restarts=1` resumes once,
-#   automatically. Here the weights were the same, bit for bit. On another number of
-#   ranks, the losses were the same up to rounding.
+#   automatically. The weights were the same, bit for bit; on another number of ranks
+#   they are, up to rounding.
 #
 # **Next:** `ucmerced`, a job in a queue.
 #

@@ -11,7 +11,9 @@ A notebook whose cells were changed by hand all the same is set aside before it 
 import hashlib
 import json
 import os
+import re
 import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
@@ -96,7 +98,22 @@ def execute(notebook, folder=HERE):
             resources={"metadata": {"path": str(folder)}},
         ).execute()
     notebook.metadata = metadata  # without the kernel's own version
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if "text" in output:
+                output.text = without_folders(output.text)
     return notebook
+
+
+def without_folders(text):
+    """`text` without the folders of this machine: `…/ddp_common/faults.py`."""
+    libraries = {sysconfig.get_path("purelib"): "…/site-packages"}
+    libraries[sysconfig.get_path("stdlib")] = "…/python"
+    for folder, short in {**libraries, str(HERE.parent): "…"}.items():
+        text = text.replace(folder, short)
+    cell = re.escape(tempfile.gettempdir()) + r"/ipykernel_\d+/\d+\.py"
+    text = re.sub(cell, "…/a-cell.py", text)
+    return re.sub(re.escape(tempfile.gettempdir()) + r"/[\w.-]+", "…", text)
 
 
 def student(notebook):
@@ -111,16 +128,18 @@ def student(notebook):
     return notebook
 
 
+GAP = re.compile(r"^( *)# your code\n(.*?)^ *# end of your code\n?", re.DOTALL | re.MULTILINE)
+
+
 def stub(source):
-    """`source` with an ellipsis in place of what stands between the two marks.
+    """`source` with an ellipsis in place of what stands between two marks, once or more often.
 
     These are the lines '# your code' and '# end of your code'.
     """
-    before, mark, rest = source.partition("# your code")
-    solution, end, after = rest.partition("    # end of your code")
-    if not (mark and end and solution.strip()):
+    gaps = GAP.findall(f"{source}\n")
+    if not gaps or len(gaps) != source.count("# your code") or not all(own for _, own in gaps):
         raise ValueError("a solution cell needs the lines '# your code' and '# end of your code'")
-    return f"{before}{mark}\n    ...{after}".rstrip()
+    return GAP.sub(r"\1# your code\n\1...\n", f"{source}\n").rstrip()
 
 
 def write_minutes(name, copy):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import subprocess
 from functools import partial
@@ -17,8 +18,8 @@ from tutorials_here import ROOT, names_of
 
 import ddp_common as ddp
 from tutorials.checks import pets as checks
-from tutorials.checks.common import Wrong
-from tutorials.helpers import n_gram
+from tutorials.checks.common import Wrong, judge
+from tutorials.helpers import ALPHABET, n_gram, name_filter, read_names
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,166 @@ def pets(tmp_path_factory):
         yield names
 
 
-# Exercise A: a run that was stopped, killed and resumed
+# The prediction
+
+
+@pytest.mark.parametrize(
+    ("said", "reply"),
+    [
+        ("same", "'same'. Right"),
+        (" Same!", "'same'. Right"),
+        ("close", "'close'. Not right"),
+        ("they are different", "'different'. Not right"),
+        ("not the same", "is that same, close or different"),
+        ("same or close", "is that same, close or different"),
+        (3, "is that same, close or different"),
+        (None, "no prediction"),
+        (..., "no prediction"),
+    ],
+)
+def test_each_prediction_gets_a_reply(said, reply):
+    assert reply in checks.prediction(said)
+
+
+# Exercise A: a resume by hand
+
+BATCHES = torch.rand(40, 4, 3)
+
+
+def written(model, optimizer, steps):
+    return {"model": model.state_dict(), "adam": optimizer.state_dict(), "steps": steps}
+
+
+def read(model, optimizer, state):
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["adam"])
+    return state["steps"]
+
+
+def save_whole(file, model, optimizer, steps):
+    torch.save(written(model, optimizer, steps), file)
+
+
+def load_whole(file, model, optimizer):
+    return read(model, optimizer, torch.load(file))
+
+
+def resume(until, file, *, load=load_whole, save=save_whole, each=False, early=0):
+    """The training of exercise A, on three numbers. What may be wrong in it is an argument."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    begin = load(file, model, optimizer) if file.exists() else 0
+    for step in range(begin, until):
+        optimizer.zero_grad()
+        model(BATCHES[step]).square().mean().backward()
+        optimizer.step()
+        if each:
+            save(file, model, optimizer, step + 1)
+    if not each:
+        save(file, model, optimizer, until - early)
+    return model
+
+
+def save_objects(file, model, optimizer, steps):
+    torch.save([model, optimizer, steps], file)
+
+
+def load_objects(file, model, optimizer):
+    loaded, its_optimizer, steps = torch.load(file, weights_only=False)
+    return read(model, optimizer, written(loaded, its_optimizer, steps))
+
+
+def save_pickle(file, model, optimizer, steps):
+    file.write_bytes(pickle.dumps(written(model, optimizer, steps)))
+
+
+def load_pickle(file, model, optimizer):
+    return read(model, optimizer, pickle.loads(file.read_bytes()))
+
+
+def save_by_name(file, model, optimizer, steps):
+    with open(f"{file}.part", "wb") as part:
+        torch.save(written(model, optimizer, steps), part)
+    os.replace(f"{file}.part", file)
+
+
+def steps_of_adam(file, model, optimizer):
+    read(model, optimizer, torch.load(file))
+    return int(next(iter(optimizer.state.values()))["step"])
+
+
+RESUMED = {
+    "as told": resume,
+    "after each step": partial(resume, each=True),
+    "whole objects": partial(resume, save=save_objects, load=load_objects),
+    "pickle": partial(resume, save=save_pickle, load=load_pickle),
+    "renamed when whole": partial(resume, save=save_by_name),
+    "Adam knows the step": partial(resume, load=steps_of_adam),
+}
+
+
+@pytest.mark.parametrize("answer", RESUMED.values(), ids=RESUMED)
+def test_every_resume_by_hand_that_works_is_right(answer):
+    assert checks.resumed(answer).startswith("15 steps after the stop")
+
+
+def weights_alone(file, model, optimizer):
+    state = torch.load(file)
+    model.load_state_dict(state["model"])
+    return state["steps"]
+
+
+def not_the_weights(file, model, optimizer):
+    state = torch.load(file)
+    optimizer.load_state_dict(state["adam"])
+    return state["steps"]
+
+
+def not_the_step(file, model, optimizer):
+    load_whole(file, model, optimizer)
+    return 0
+
+
+IN_MEMORY = {}
+
+
+def save_in_memory(file, model, optimizer, steps):
+    IN_MEMORY[file] = written(model, optimizer, steps)
+    file.write_text("saved")
+
+
+def load_in_memory(file, model, optimizer):
+    return read(model, optimizer, IN_MEMORY[file])
+
+
+NOT_RESUMED = {
+    "untouched": (partial(resume, save=lambda *_: None), "nothing is written yet"),
+    "no load": (partial(resume, load=lambda *_: 0), "Does it load the file"),
+    "weights alone": (partial(resume, load=weights_alone), "What does Adam keep"),
+    "not the weights": (partial(resume, load=not_the_weights), "Which states"),
+    "not the step": (partial(resume, load=not_the_step), "Does it load the file"),
+    "one step too early": (partial(resume, early=1), "From which step"),
+    "another name": (
+        lambda until, file: resume(until, file.with_name("checkpoint.pt")),
+        "under which name",
+    ),
+    "returns nothing": (lambda until, file: resume(until, file) and None, "the last line"),
+}
+
+
+@pytest.mark.parametrize(("answer", "question"), NOT_RESUMED.values(), ids=NOT_RESUMED)
+def test_a_resume_that_loses_something_gets_a_question(answer, question):
+    with pytest.raises(Wrong, match=question):
+        checks.resumed(answer)
+
+
+def test_what_only_this_process_knows_is_no_resume(capsys):
+    judge(checks.resumed, partial(resume, save=save_in_memory, load=load_in_memory))
+    assert capsys.readouterr().out.count("not yet") == 1
+
+
+# Exercise B: a run that was stopped, killed and resumed
 
 STOPPED = "10:00:02 interrupted from the keyboard\n"
 KILLED = "10:00:04 rank 1 was killed by SIGKILL\n"
@@ -60,9 +220,8 @@ def test_a_run_is_accepted_unless_its_settings_were_changed_on_the_way(pets, tmp
     chosen |= {"learning_rate": 0.01, "seed": 0}
     windows, train = pets["windows"], pets["train"]
     ddp.launch(pets["client"], train, windows=windows, **chosen, workers=2, directory=folder)
-    judged = partial(
-        checks.resumed_by_hand, train_again=pets["train_again"], notebook=pets["settings"]
-    )
+    given = {name: pets[name] for name in ("client", "train", "windows")}
+    judged = partial(checks.resumed_by_hand, **given, notebook=pets["settings"])
 
     def says(**changed):
         settings = {**vars(pets["settings"]), **chosen, **changed}
@@ -82,7 +241,9 @@ def test_a_run_is_accepted_unless_its_settings_were_changed_on_the_way(pets, tmp
 @pytest.mark.parametrize("nothing", [None, "runs/pets/…", 3])
 def test_what_is_no_run_directory_is_refused(nothing):
     with pytest.raises(Wrong, match="Run directory"):
-        checks.resumed_by_hand(lambda: nothing, train_again=None, notebook=None)
+        checks.resumed_by_hand(
+            lambda: nothing, client=None, train=None, windows=None, notebook=None
+        )
 
 
 # What is typed in a terminal
@@ -98,7 +259,7 @@ def test_terminal_lines_work_where_jupyterlab_opens_one_in_plain_sh_and_without_
         (run / f"{name}.txt").write_text(f"{name}\n")
     typed = "\n".join(re.findall("(?m)^ {4,}((?:cd|cat) .*)", text))
     assert typed.startswith('cd "$JUPYTER_SERVER_ROOT/.."\ncat ')
-    assert '`cd "$JUPYTER_SERVER_ROOT/.."`' in text[text.index("### Exercise A") :]
+    assert '`cd "$JUPYTER_SERVER_ROOT/.."`' in text[text.index("### Exercise B") :]
     environment = {"PATH": os.defpath, "JUPYTER_SERVER_ROOT": str(opened)}
     done = subprocess.run(
         ["sh", "-ec", typed], cwd=opened, env=environment, capture_output=True, text=True
@@ -106,7 +267,7 @@ def test_terminal_lines_work_where_jupyterlab_opens_one_in_plain_sh_and_without_
     assert done.stdout == "log\nnames\n" + "log\n", done.stderr
 
 
-# Exercise B: the repair of a training
+# Exercise C: the repair of a training
 
 
 def training(
@@ -118,11 +279,12 @@ def training(
     steps=lambda: True,
     result=lambda model: model.module.state_dict(),
     batches=None,
+    loader=None,
 ):
-    """The training of exercise B. What may be right or wrong in it is an argument."""
+    """The training of exercise C. What may be right or wrong in it is an argument."""
     torch.manual_seed(seed)
     sampler = DistributedSampler(data, seed=seed)
-    loader = DataLoader(data, batch_size=4, sampler=sampler)
+    loader = DataLoader(data, batch_size=4, sampler=sampler, **(loader or {}))
     model = wrap(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for epoch in range(3):
@@ -182,6 +344,13 @@ def names_stripped(model):
     return {name.removeprefix("module."): value for name, value in model.state_dict().items()}
 
 
+def names_cut(model):
+    torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(
+        state := model.state_dict(), "module."
+    )
+    return state
+
+
 RIGHT = {
     "as told": training,
     "another epoch number": partial(training, tell=lambda s, epoch: s.set_epoch(7 - epoch)),
@@ -193,6 +362,9 @@ RIGHT = {
     "rows at once": partial(training, batches=rows_at_once),
     "ElasticSampler": with_elastic_sampler,
     "averaged by hand": averaged_by_hand,
+    "a loader worker": partial(training, loader={"num_workers": 1}),
+    "loader workers": partial(training, loader={"num_workers": 2, "persistent_workers": True}),
+    "an update of names": partial(training, result=names_cut),
 }
 
 
@@ -272,20 +444,19 @@ def test_a_wrong_repair_is_refused_with_a_question_that_leads_on(pets, answer, q
     ("content", "said"),
     [("name,count\nbella,2\nzoë,1\n", "'zoë' has 'ë'"), ("name,count\n", "holds no names")],
 )
-def test_names_that_cannot_be_learned_are_refused(pets, tmp_path, content, said):
+def test_names_that_cannot_be_learned_are_refused(tmp_path, content, said):
     (tmp_path / "names.csv").write_text(content)
     with pytest.raises(ddp.Error, match=said):
-        pets["read_names"](tmp_path / "names.csv")
+        read_names(tmp_path / "names.csv")
 
 
 def test_windows_hold_every_character_once_and_the_one_before_them(pets):
-    codes = pets["encode"](["luna"] * 20)
-    text = "".join(pets["ALPHABET"][code] for code in codes)
-    assert text == "+" + "luna+" * 20
-    windows = pets["cut"](codes)
-    assert windows.shape == (6, 17)
-    assert torch.equal(windows[:, 1:].flatten(), codes[1 : 6 * 16 + 1])
-    assert torch.equal(windows[1:, 0], windows[:-1, -1])
+    windows = pets["windows"]
+    assert windows.shape[1] == 17 and torch.equal(windows[1:, 0], windows[:-1, -1])
+    row = pets["row"]
+    text = "".join(ALPHABET[code] for code in row)
+    assert text[1:-1].split("+") == list(pets["shuffled"])
+    assert torch.equal(windows[:, 1:].flatten(), row[1 : len(windows) * 16 + 1])
 
 
 def test_n_grams_count_what_follows():
@@ -305,6 +476,7 @@ def test_no_invented_name_is_short_rare_or_registered(pets):
     for name in pets["invent"](model, count=5_000):
         assert re.fullmatch("[a-z]+", name) and name not in registered
         assert len(re.findall("[aeiouy]+", name)) >= 3
-    assert pets["is_tame"]("marabella")
+    is_tame = name_filter(registered)
+    assert is_tame("marabella")
     for refused in ("sam", "bella", "mara bella", "xqzaxqoxqu"):
-        assert not pets["is_tame"](refused)
+        assert not is_tame(refused)

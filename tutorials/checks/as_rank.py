@@ -14,10 +14,12 @@ the script's objects apart. What the script has registered with `atexit` is call
 import atexit
 import datetime
 import functools
+import logging
 import os
 import runpy
 import sys
 import traceback
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,22 +38,25 @@ class Seen:
     """What a rank did."""
 
     calls: dict = field(default_factory=dict)  # of functions in `COUNTED`: how many returned
-    printed: int = 0  # bytes on the standard output
+    printed: int = 0  # bytes on the standard output, and what it wrote to the standard error
     moved_late: bool = False  # `.to` was called for the model when DDP had it, and not before
     initial: dict = field(default_factory=dict)  # the weights when DDP has made them equal
     final: dict = field(default_factory=dict)  # the weights at the end
-    batches: list = field(default_factory=list)  # the input of each call of the DDP model
+    moves: set = field(default_factory=set)  # (line, "model" or "tensor") of `.to`, `.cuda`
+    batches: list = field(default_factory=list)  # the DDP model's inputs, if a backward followed
     error: str = ""  # its type and message
     line: str = ""  # the line of the script that raised it
 
 
-def watch(seen: Seen) -> None:
+def watch(seen: Seen, script: str) -> None:
     """Have torch note in `seen` what the script asks of it."""
     torch.cuda.is_available = lambda: False  # also if the script sets CUDA_VISIBLE_DEVICES
     dist.init_process_group = _with_patience(dist.init_process_group)
     for module, name in COUNTED:
         setattr(module, name, _counted(getattr(module, name), seen.calls))
     _watch_ddp(seen)
+    _watch_moves(seen, script)
+    _watch_standard_error(seen)
 
 
 def _counted(function, calls):
@@ -84,10 +89,13 @@ def _watch_ddp(seen):
     wrap, move = DistributedDataParallel.__init__, torch.nn.Module.to
     moved, not_moved = [], []  # models that `.to` was called for; those that DDP has before
 
-    def note_batch(_, inputs):
-        for value in inputs[:1]:
-            if isinstance(value, torch.Tensor):
-                seen.batches.append(value.detach().cpu().clone())
+    def note_batch(_, inputs, named, output):
+        given = [*inputs, *named.values()]
+        if not given or not all(isinstance(each, torch.Tensor) for each in (given[0], output)):
+            return
+        if output.requires_grad:  # else it is not for training
+            batch = given[0].detach().cpu().clone()
+            output.register_hook(lambda gradient: seen.batches.append(batch))
 
     @functools.wraps(wrap)
     def __init__(self, module, *arguments, **named):
@@ -96,7 +104,7 @@ def _watch_ddp(seen):
             not_moved.extend([self, module])
         seen.initial = _weights(module)
         seen.final = module.state_dict()  # the tensors themselves: they change with each step
-        self.register_forward_pre_hook(note_batch)
+        self.register_forward_hook(note_batch, with_kwargs=True)
 
     @functools.wraps(move)
     def to(self, *arguments, **named):
@@ -105,6 +113,58 @@ def _watch_ddp(seen):
         return move(self, *arguments, **named)
 
     DistributedDataParallel.__init__, torch.nn.Module.to = __init__, to
+
+
+def _watch_moves(seen, script):
+    """Note where the script itself, and none of torch's lines, moves a model or a tensor."""
+
+    def noted(function, kind):
+        @functools.wraps(function)
+        def move(self, *arguments, **named):
+            caller = sys._getframe(1)
+            if caller.f_code.co_filename == script and (
+                function.__name__ == "cuda" or _names_device(arguments, named)
+            ):
+                seen.moves.add((caller.f_lineno, kind))
+            return function(self, *arguments, **named)
+
+        return move
+
+    for owner, kind in ((torch.nn.Module, "model"), (torch.Tensor, "tensor")):
+        for name in ("to", "cuda"):
+            setattr(owner, name, noted(getattr(owner, name), kind))
+
+
+def _names_device(arguments, named):
+    kinds = torch.device, torch.Tensor, str
+    is_number = any(type(each) is int for each in arguments)
+    return "device" in named or is_number or any(isinstance(each, kinds) for each in arguments)
+
+
+def _watch_standard_error(seen):
+    """Count what the script writes there, without warnings and what torch logs."""
+    write, show, emit = sys.stderr.write, warnings.showwarning, logging.StreamHandler.emit
+
+    def counted(text):
+        seen.printed += len(text)
+        return write(text)
+
+    def not_counted(function):
+        @functools.wraps(function)
+        def call(*arguments, **named):
+            before = seen.printed
+            function(*arguments, **named)
+            seen.printed = before
+
+        return call
+
+    def emit_and_count(handler, record):
+        from_torch = record.name.partition(".")[0] == "torch"
+        (not_counted(emit) if from_torch else emit)(handler, record)
+
+    sys.stderr.write = counted
+    warnings.showwarning = not_counted(show)
+    logging.StreamHandler.emit = emit_and_count
 
 
 def _weights(module):
@@ -137,14 +197,17 @@ def main(script: str, *arguments: str) -> None:
     seen = Seen()
     record = Path.cwd().parent / f"rank-{os.environ['RANK']}.pt"
     save = torch.save
-    watch(seen)
+    if os.environ.get("DDP_CHECK_APART"):
+        os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+        os.environ.update(GROUP_RANK=os.environ["RANK"], GROUP_WORLD_SIZE=os.environ["WORLD_SIZE"])
+    watch(seen, script)
     sys.argv = [script, *arguments]
     code = run(script, seen)
     if not seen.error:
         atexit._run_exitfuncs()  # the script may leave its group there
     sys.stdout.flush()
     sys.stderr.flush()
-    seen.printed = os.fstat(1).st_size  # torchrun has it written to a file
+    seen.printed += os.fstat(1).st_size  # torchrun has it written to a file
     save(vars(seen), record)
     os._exit(code & 0xFF)
 

@@ -5,6 +5,8 @@ and a flood of output are each told in a sentence. What an answer leaves running
 """
 
 import contextlib
+import dis
+import inspect
 import io
 import os
 import re
@@ -29,6 +31,7 @@ TIMEOUT = 60.0  # seconds that an answer or a script may take
 SHOWN = 4_000  # characters of what an answer prints
 FLOOD = 50_000_000  # bytes after which a script that prints is ended
 MARK = "DDP_CHECK"  # variable: what a script starts, and what that starts, has it
+APART = "DDP_CHECK_APART"  # variable: whether each rank is told to be alone on its machine
 
 
 class Wrong(Exception):
@@ -58,6 +61,8 @@ def judge(check: Callable, answer: Callable, *, timeout: float = TIMEOUT) -> Non
 
 def _verdict(check, answer, timeout):
     name = getattr(answer, "__name__", repr(answer))
+    if _is_empty(answer):
+        return f"not yet: nothing is written yet in {name}"
     try:
         return f"right: {check(answer)}"
     except Wrong as wrong:
@@ -73,6 +78,23 @@ def _verdict(check, answer, timeout):
     except Exception as error:  # whatever a student's function may raise
         said = "".join(traceback.format_exception_only(error)).strip()
         return f"not yet: {name} cannot be judged. {_place(answer, error)}: {said}"
+
+
+def _is_empty(function):
+    """Whether it does nothing and returns None, or ends with a gap, `...`, that is untouched."""
+
+    def empty(): ...
+
+    if not hasattr(function, "__code__"):
+        return False
+    with contextlib.suppress(OSError):  # there is no source of what `exec` has made
+        if re.search(r"# your code\n\s*\.\.\.\s*$", inspect.getsource(function)):
+            return True
+    own, nothing = (
+        [(step.opname, step.argval) for step in dis.get_instructions(each)]
+        for each in (function, empty)
+    )
+    return own == nothing
 
 
 def _place(function, error):
@@ -172,12 +194,17 @@ class ScriptRun:
 
 
 def run_script(
-    source: str | Path, *arguments: str, ranks: int = 2, timeout: float = TIMEOUT
+    source: str | Path,
+    *arguments: str,
+    ranks: int = 2,
+    timeout: float = TIMEOUT,
+    apart: bool = False,
 ) -> ScriptRun:
     """Run a script with torchrun on `ranks` processes of this machine, in a folder of its own.
 
     `source` is the path of the script, or its text as a str. `arguments` are its own. It is ended
-    after `timeout` seconds, or when it has printed `FLOOD` bytes.
+    after `timeout` seconds, or when it has printed `FLOOD` bytes. With `apart` each rank is told
+    that it is alone on its machine: LOCAL_RANK is 0, LOCAL_WORLD_SIZE is 1.
     """
     temporary = tempfile.TemporaryDirectory(prefix="ddp-script-", ignore_cleanup_errors=True)
     top = Path(temporary.name).resolve()
@@ -191,6 +218,7 @@ def run_script(
     torchrun += [f"--nproc-per-node={ranks}", "--redirects=3", f"--log-dir={logs}"]
     mark = secrets.token_hex(8)
     environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": _path()}
+    environment[APART] = "1" if apart else ""
     environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # it warns where this host's name has no address
     process = subprocess.Popen(
         [*torchrun, "--module", "tutorials.checks.as_rank", str(script), *arguments],

@@ -1,4 +1,4 @@
-"""The checks of `mnist`: a training loop ported to torchrun, and accumulated gradients."""
+"""The checks of `mnist`: gradients averaged by hand, and a training loop ported to torchrun."""
 
 import ast
 import gzip
@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 import ddp_common as ddp
 from tutorials.checks.common import ScriptRun, Wrong, run_script
@@ -29,6 +27,14 @@ NO_GPU = {"torch", "device", "cuda", "cpu", "str", "int", "current_device"}
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 OF_MACHINE = "LOCAL_RANK|local_rank|device_count"  # a rank's number on its own machine
 OTHER_MACHINE = "Rank 5 is the second rank on the second machine. Which GPU is its own?"
+TWO_MACHINES = "(These are two machines: both ranks have LOCAL_RANK 0.)"
+USES_CURRENT_GPU = {  # with NCCL they use the GPU that set_device has chosen
+    "barrier",
+    "all_gather_object",
+    "gather_object",
+    "broadcast_object_list",
+    "scatter_object_list",
+}
 OF_A_PEER = ("gloo", "onnection", "imed out", "timeout")  # said on a rank that has lost another
 QUESTIONS = {  # by a word of the error
     "process group has not": "What must every process do before it can talk to the others?",
@@ -47,9 +53,12 @@ MEANINGS = {
     "same": {"same", "equal", "equally", "identical", "1", "1.0", "1x"},
 }
 REPLIES = {
-    "half": "you predicted 'half': is the mean over 64 digits half of that over 128?",
-    "double": "you predicted 'double': which line divides by the world size?",
-    "same": "your prediction was right",
+    "half": "you predicted 'half'. Not right: it is the same. Each rank saw half of the digits, "
+    "but a mean over 64 is as large as a mean over 128",
+    "double": "you predicted 'double'. Not right: it is the same. There were two gradients, and "
+    "their sum is divided by two",
+    "same": "you predicted 'same'. Right: a mean of two means, each over 64 digits, is the mean "
+    "over 128",
 }
 
 
@@ -64,6 +73,90 @@ def prediction(said: object) -> str:
     return REPLIES[meant[0]]
 
 
+# Gradients averaged by hand
+
+ACCEPTED = []  # answers that were right, functions
+
+
+def averaging(client, answer):
+    """Call `answer(model)` on two ranks, then on one: each gradient must be the mean of all."""
+    for ranks in (RANKS, 1):
+        seen = ddp.launch(
+            client, averaged, answer=answer, workers=ranks, directory=False, stall_timeout=15
+        ).result
+        mean = torch.stack([before for before, _, _ in seen]).mean(0)
+        for rank, (before, after, weights_stay) in enumerate(seen):
+            where = f"on rank {rank} of {ranks}" if ranks > 1 else "on a single rank"
+            if not weights_stay:
+                question = "Which tensor of a parameter holds its gradient?"
+                raise Wrong(f"{where} the weights have changed", "only the gradients do", question)
+            if after is None:
+                question = "Where does the optimizer look for it?"
+                raise Wrong(f"{where} a parameter has no .grad", "a gradient for each", question)
+            if not torch.allclose(after, mean, rtol=1e-4, atol=1e-6):
+                raise Wrong(*told_of_gradient(where, before, after, mean, ranks))
+    ACCEPTED.append(answer)
+    return "each rank holds the mean of all ranks' gradients, for two ranks and for one"
+
+
+def averaged(answer):
+    """On each rank: for all ranks the gradient before and after, and whether the weights stay."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).to(ddp.device())
+    torch.manual_seed(1 + dist.get_rank())
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    weights, before = flat(model.parameters()), flat(each.grad for each in model.parameters())
+    answer(model)
+    gradients = [parameter.grad for parameter in model.parameters()]
+    after = None if any(each is None for each in gradients) else flat(gradients)
+    seen = [None] * dist.get_world_size()
+    stay = torch.equal(weights, flat(model.parameters()))
+    dist.all_gather_object(seen, (before, after, stay))
+    return seen
+
+
+def flat(tensors):
+    return torch.cat([each.detach().flatten().cpu().float() for each in tensors])
+
+
+def told_of_gradient(where, before, after, mean, ranks):
+    """What is wrong with a gradient: yours, expected, a question."""
+    expected = "the mean over all ranks"
+    if ranks == 1:
+        question = "How many ranks are there? Does your function ask?"
+        return f"{where} the gradient changes", "it stays: it is the mean of one", question
+    if torch.allclose(after, before):
+        question = "What does all_reduce change, and is that the gradient itself? On each rank?"
+        return f"{where} the gradient is that rank's own, as before", expected, question
+    if torch.allclose(after, ranks * mean, rtol=1e-4, atol=1e-6):
+        question = "A mean is a sum, divided by what?"
+        return f"{where} the gradient is the sum over the ranks", expected, question
+    if torch.allclose(after, before / ranks, rtol=1e-4, atol=1e-6):
+        question = "You have divided. Where are the other ranks' gradients added?"
+        return f"{where} the gradient is that rank's own, divided by {ranks}", expected, question
+    if torch.allclose(after, mean / ranks, rtol=1e-4, atol=1e-6):
+        question = "How often is it divided?"
+        return f"{where} the gradient is the mean, divided by {ranks} again", expected, question
+    question = "What is the gradient after each of your lines, on rank 0 and on rank 1?"
+    return f"{where} another gradient", expected, question
+
+
+def yours_or_ours(answer):
+    """The student's function if the check has found it right, else one that is."""
+    if any(answer is accepted for accepted in ACCEPTED):
+        print("The lesson goes on with your function.")
+        return answer
+
+    def average_gradients(model):  # defined here, it reaches the ranks by value
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+    print("The lesson goes on with a function of ours, until yours is right.")
+    return average_gradients
+
+
 # A port of scripts/plain_loop.py
 
 
@@ -73,26 +166,30 @@ def port(answer):
     if not (isinstance(path, (str, Path)) and Path(path).is_file()):
         raise Wrong(f"{path!r:.80}", "the path of a file", "Where have you saved your script?")
     plain = runpy.run_path(str(PLAIN))
-    pixels = torch.randint(256, (SAMPLES, 784), dtype=torch.uint8)
+    total = SAMPLES + plain["HELD_OUT"]
+    pixels = torch.randint(256, (total, 784), dtype=torch.uint8)
     pixels *= torch.rand(pixels.shape) < 0.2  # as much ink as in digits, for steps as stable
     with tempfile.TemporaryDirectory() as folder:
         digits = Path(folder) / "digits-images-idx3-ubyte.gz"
-        header = b"\0\0\x08\x03" + b"".join(size.to_bytes(4) for size in (SAMPLES, 28, 28))
+        header = b"\0\0\x08\x03" + b"".join(size.to_bytes(4) for size in (total, 28, 28))
         digits.write_bytes(gzip.compress(header + pixels.numpy().tobytes(), 1))
-        run = run_script(Path(path), str(digits), ranks=RANKS, timeout=TIMEOUT)
+        run = run_script(Path(path), str(digits), ranks=RANKS, timeout=TIMEOUT, apart=True)
     ranks = records_of(run)
     check_model(ranks)
+    pixels = pixels[:SAMPLES]
     steps = steps_of(ranks, pixels)
     check_batches(steps, plain["BATCH_SIZE"], plain["EPOCHS"])
     check_rank_0(ranks)
     check_weights(ranks, steps, pixels, plain, run.folder / "model.pt")
-    check_text(Path(path).read_text(encoding="utf-8"))
+    text = Path(path).read_text(encoding="utf-8")
+    check_text(text)
+    check_moves(text, ranks[0]["moves"])
     return (
         "two ranks, one training\n"
         "  each epoch deals every digit once, in a new order\n"
         "  the replicas are equal; one process gets the same weights, up to rounding\n"
         "  rank 0 alone prints, and saves the plain model once\n"
-        "  its lines for GPUs were read, not tried"
+        "  so it is on two machines with one rank each; its lines for GPUs were read, not tried"
     )
 
 
@@ -153,11 +250,14 @@ def check_batches(steps: list[tuple], batch: int, epochs: int) -> None:
             question = "batch_size is that of one rank. How large is the optimizer's batch?"
             raise Wrong(yours, f"{batch} of all ranks together", question)
     dealt = [steps[start : start + in_epoch] for start in range(0, len(steps), in_epoch)]
+    if any(index is None for shares in steps for share in shares for index in share):
+        question = "Which digits does the plain loop train on, and as which numbers?"
+        raise Wrong("a step with other inputs", "digits that are not held out", question)
     for epoch, its_steps in enumerate(dealt):
         counts = Counter(index for shares in its_steps for share in shares for index in share)
         if len(counts) < SAMPLES:
             yours = f"in epoch {epoch}, {SAMPLES - len(counts)} digits are never taken"
-            question = "How does the loader of rank 1 know that it is not that of rank 0?"
+            question = "Whose digits does the loader of rank 1 take? (Here both are local rank 0.)"
             if len(steps) == full * epochs:
                 question = "What becomes of the last digits, which are less than a batch?"
             raise Wrong(yours, "each digit once, by one rank", question)
@@ -176,11 +276,15 @@ def check_rank_0(ranks: list[dict]) -> None:
     printing = [rank for rank, seen in enumerate(ranks) if seen["printed"]]
     if printing != [0]:
         yours = f"ranks that print: {printing or 'none'}"
-        raise Wrong(yours, "rank 0 alone", "How often do you want to read each line?")
+        question = f"How often do you want to read each line? {TWO_MACHINES}"
+        if not printing:
+            question = "What does the plain loop print?"
+        raise Wrong(yours, "rank 0 alone", question)
     saves = [seen["calls"].get("save", 0) for seen in ranks]
     if saves != [1, 0]:
         yours = f"torch.save is called {saves[0]} times on rank 0, {saves[1]} times on rank 1"
         question = "All ranks hold the same weights. What if two write one file at once?"
+        question += f" {TWO_MACHINES}"
         raise Wrong(yours, "once, on rank 0", question)
 
 
@@ -227,7 +331,8 @@ def check_text(text: str) -> None:
     if "gloo" in words and not any("nccl" in word for word in words):
         raise Wrong("only gloo", "nccl where there are GPUs", "Which backend moves GPU tensors?")
     own_gpu_alone = False  # this rank sees no GPU but its own: that is number 0
-    chosen = False
+    chosen = explicit = False  # set_device was called; a GPU is named in each move
+    on_cpu, on_gpu = [], []  # moves
     for step in steps:
         name, gpus, chooses = gpus_of(step)
         origin = set().union(*(origins(gpu, values) for gpu in gpus))
@@ -244,13 +349,53 @@ def check_text(text: str) -> None:
         if name in ("to", "cuda") and not names and (not gpus or "cuda" in origin) and not chosen:
             question = "Which GPU is 'cuda' as long as the rank has not chosen its own?"
             raise Wrong(yours, "set_device before it", question)
+        if name in USES_CURRENT_GPU and not gpus and not chosen:
+            question = "Which GPU does this call use, as long as the rank has not chosen its own?"
+            raise Wrong(yours, "set_device before it", question)
+        if name in ("to", "cuda"):
+            explicit = explicit or of_machine
+            is_cpu = "cpu" in origin and origin <= {"torch", "device", "cpu"}
+            (on_cpu if is_cpu else on_gpu).append(yours)
         chosen = chosen or chooses
         own_gpu_alone = own_gpu_alone or name == VISIBLE
+    if on_cpu and not on_gpu and any("nccl" in word for word in words):
+        question = "NCCL averages gradients that are on GPUs. Where are yours?"
+        raise Wrong(on_cpu[0], "the rank's GPU, where there is one", question)
     if not any(re.search(OF_MACHINE, word) for word in words):
         raise Wrong("LOCAL_RANK is never read", "it chooses the GPU", OTHER_MACHINE)
-    if not chosen:
+    if not chosen and not explicit:
         question = "A machine has two GPUs. Which of your lines keeps rank 1 off the first?"
         raise Wrong("set_device is never called", "set_device, with local_rank", question)
+
+
+def check_moves(text: str, moves: set[tuple[int, str]]) -> None:
+    """Refuse a script that leaves its model or its digits on the CPU.
+
+    `moves` is what was seen here; of moves that only GPUs see, the text tells.
+    """
+    tree = ast.parse(text)
+    values, moved = values_of_names(tree), {kind for _, kind in moves}
+    seen = {line for line, _ in moves}
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name = ast.unparse(call.func).split(".")[-1]
+        if name == "set_default_device":
+            moved |= {"model", "tensor"}
+        elif any(keyword.arg == "device" for keyword in call.keywords):
+            moved.add("tensor")
+        elif name in ("to", "cuda") and not seen & set(range(call.lineno, call.end_lineno + 1)):
+            is_model = isinstance(call.func, ast.Attribute) and origins(
+                call.func.value, values
+            ) & {"autoencoder", "model", "DDP", "DistributedDataParallel"}
+            moved.add("model" if is_model else "tensor")
+    for block in (node for node in ast.walk(tree) if isinstance(node, ast.With)):
+        if any("device" in ast.unparse(item.context_expr) for item in block.items):
+            moved.add("model")
+    if "model" not in moved:
+        question = "On which device are its weights, where there is a GPU?"
+        raise Wrong("the model is never moved", ".to(device) before DDP", question)
+    if "tensor" not in moved:
+        question = "On which device are they when the loss compares them with the model's output?"
+        raise Wrong("the digits are never moved", ".to(device) in each step", question)
 
 
 def gpus_of(step: ast.Call | ast.Assign) -> tuple[str, list[ast.expr], bool]:
@@ -332,71 +477,3 @@ def origins(node: ast.AST, values: dict[str, list], known: frozenset = frozenset
     fields = [getattr(node, field, None) for field in ("id", "attr", "value")]
     own = {str(each) for each in fields if isinstance(each, (str, int))}
     return own.union(*(origins(part, values, known) for part in ast.iter_child_nodes(node)))
-
-
-# Gradients that add up over the parts of a batch
-
-
-def accumulation(client, answer):
-    """Call `answer(model, parts)` on two ranks, and compare with the whole batch at once."""
-    # neither is the number of ranks, nor the other: a wrong divisor is not right by chance
-    count, size = int(torch.randint(5, 10, ())), int(torch.randint(10, 15, ()))
-    pixels = torch.rand(RANKS * count * size, 784)
-    model = small_model()
-    F.mse_loss(model(pixels), pixels).backward()
-    expected = torch.cat([each.grad.flatten() for each in model.parameters()])
-    given = {"pixels": pixels, "parts": count, "answer": answer}
-    gradient, seen = ddp.launch(
-        client, accumulated, **given, workers=RANKS, directory=False, stall_timeout=30
-    ).result
-    if seen["averaged"] != 1:
-        question = "For which part is the forward outside of no_sync()?"
-        raise Wrong(f"with {count} parts DDP averages {seen['averaged']} times", "once", question)
-    if seen["most"] > size:
-        question = "When is the memory of a part free again: after its forward or its backward?"
-        raise Wrong(f"{seen['most']} digits in memory at once", f"{size}, one part", question)
-    if seen["after"]:
-        question = "Nobody averages what is added later. Which part must be the last?"
-        yours = f"{seen['after']} digits come after DDP has averaged"
-        raise Wrong(yours, "none", question)
-    off = (gradient - expected).norm() / expected.norm()
-    if not off < 1e-3:
-        yours = f"with {count} parts a gradient of length {gradient.norm():.3g}"
-        question = "The mean of all parts is not their sum. By what is each loss divided?"
-        raise Wrong(yours, f"that of the whole batch, {expected.norm():.3g}", question)
-    return "one averaging, one part in memory at a time, the gradient of the whole batch"
-
-
-def small_model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 784))
-
-
-def accumulated(pixels, parts, answer):
-    """On a rank: the gradient, and what was seen.
-
-    That is how often DDP averaged, the most digits in memory at once, and the digits whose
-    backward came after the averaging.
-    """
-    model = DDP(small_model().to(ddp.device()))
-    seen = Counter()
-
-    def count_and_average(_, bucket):
-        seen["averaged"] += bucket.is_last()
-        return allreduce_hook(None, bucket)
-
-    def hold(module, inputs, output):
-        seen["held"] += len(output)
-        seen["most"] = max(seen["most"], seen["held"])
-        output.register_hook(let_go)
-
-    def let_go(gradient):
-        seen["held"] -= len(gradient)
-        seen["after"] += len(gradient) if seen["averaged"] else 0
-
-    model.register_comm_hook(None, count_and_average)
-    model.module.register_forward_hook(hold)
-    mine = pixels[dist.get_rank() :: dist.get_world_size()].to(ddp.device())
-    answer(model, mine.chunk(parts))
-    gradients = [each.grad.flatten().cpu() for each in model.parameters() if each.grad is not None]
-    return torch.cat([torch.zeros(0), *gradients]), seen

@@ -1,8 +1,13 @@
-"""The checks of `pets`: a run that was stopped, killed and resumed; a training with two faults."""
+"""The checks of `pets`: a resume by hand; a run that was killed; a training with two faults."""
 
+import io
 import json
 import re
+import tempfile
+from collections import defaultdict
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +16,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import TensorDataset
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import TensorDataset, get_worker_info
 
 import ddp_common as ddp
 from tutorials.checks.common import Wrong
@@ -23,14 +29,88 @@ OF_DATA = ("data", "repeat", "seed")
 OF_TRAINING = ("epochs", "batch_size", "learning_rate", "layers", "hidden", "seed")
 
 
-# Exercise A: a run that was stopped, killed and resumed
+# The prediction
+
+REPLIES = {
+    "same": "Right: no weight differs",
+    "close": "Not right: no weight differs. On the same number of ranks, the sums are done in the "
+    "same order",
+    "different": "Not right: no weight differs. The lost steps are trained again with the same "
+    "batches, since the sampler was saved, too",
+}
 
 
-def resumed_by_hand(answer, *, train_again, notebook):
+def prediction(said: object) -> str:
+    """What is to be said of a prediction, whatever its spelling."""
+    if said is None or said is ...:
+        return "you have made no prediction: section 5. No weight differs"
+    words = set(re.findall("[a-z]+", str(said).lower()))
+    meant = [word for word in REPLIES if word in words]
+    if len(meant) != 1 or words & {"not", "no", "never"}:
+        return f"you predicted {said!r:.60}: is that same, close or different? No weight differs"
+    return f"you predicted {meant[0]!r}. {REPLIES[meant[0]]}"
+
+
+# Exercise A: a resume by hand
+
+FIRST, ALL = 25, 40  # steps of the first call, and of both
+
+
+def resumed(answer):
+    """`answer(until, file)` trains up to a step, and goes on from `file` if it is there."""
+    steps = []
+    hook = register_optimizer_step_post_hook(lambda *_: steps.append(None))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            at_once, file = Path(folder, "at-once.pt"), Path(folder, "stopped.pt")
+            moved = Path(folder, "elsewhere", "moved.pt")
+            undisturbed = weights_of(answer(ALL, at_once))
+            needs = "a file with all that the next call needs"
+            if not at_once.is_file():
+                question = "Which function of torch writes one, and under which name?"
+                raise Wrong("nothing is written yet to the file", needs, question)
+            answer(FIRST, file)
+            moved.parent.mkdir()
+            file.rename(moved)  # what a second call needs is in the file, and nowhere else
+            steps.clear()
+            again = weights_of(answer(ALL, moved))
+            made = len(steps)
+    finally:
+        hook.remove()
+    if made != ALL - FIRST:
+        question = "From which step does your loop go on? Is it in the file?"
+        if made == ALL:
+            question = "Who tells the second call that steps were done? Does it load the file?"
+        raise Wrong(
+            f"after a stop at step {FIRST}, the second call makes {made} steps",
+            f"the {ALL - FIRST} that are left of {ALL}",
+            question,
+        )
+    if off := differing(undisturbed, again):
+        question = "What does Adam keep for each weight? Which states have you saved and loaded?"
+        raise Wrong(f"{off} final weights differ from those of one call", "none", question)
+    return f"{ALL - FIRST} steps after the stop, and the weights of one call, bit for bit"
+
+
+def weights_of(model):
+    if not isinstance(model, nn.Module):
+        raise Wrong(f"it returns {model!r:.60}", "the model", "Is the last line still there?")
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def differing(one, other):
+    """How many weights differ."""
+    return sum(int((one[name] != other[name]).sum()) for name in one)
+
+
+# Exercise B: a run that was stopped, killed and resumed
+
+
+def resumed_by_hand(answer, *, client, train, windows, notebook):
     """`answer()` is the directory of a run of `make run TUTORIAL=pets`, a str or a Path.
 
-    `train_again(chosen, ranks)` is the weights of a run that nobody disturbs, with the names of
-    this notebook, whose settings are `notebook`.
+    It is compared with a run that nobody disturbs, of the notebook's `train`, with its windows.
+    `notebook` is its settings.
     """
     given = answer()
     folder = REPOSITORY / str(given).strip()  # an absolute path stays itself
@@ -50,7 +130,9 @@ def resumed_by_hand(answer, *, train_again, notebook):
             raise Wrong(f"a run with {name}={settings[name]}", f"{name}={here}", question)
     yours = final_weights(folder)
     chosen = {name: settings[name] for name in OF_TRAINING}
-    expected = train_again(chosen, len(config["workers"]))
+    options = {"workers": len(config["workers"]), "directory": False}
+    with redirect_stdout(io.StringIO()):
+        expected = ddp.launch(client, train, windows=windows, **chosen, **options).result
     if not are_equal(yours, expected):
         question = "Did you change a setting, or the number of ranks, when you resumed?"
         raise Wrong("other final weights", "those of an undisturbed run", question)
@@ -97,20 +179,47 @@ def final_weights(folder):
     return torch.load(newest, map_location="cpu", weights_only=True)["model"]
 
 
-# Exercise B: a training with two faults
+# Exercise C: a training with two faults
+
+BATCH = 4  # samples of a rank in a step of `broken`
 
 
 class Data(TensorDataset):
-    """Samples that note in which order they are asked for; the input of sample i is i / n."""
+    """Samples that note who asks for them, in a file; the input of sample i is i / n."""
 
-    def __init__(self, samples):
+    def __init__(self, samples, file=None):
         x = torch.arange(samples)[:, None] / samples
         super().__init__(x, 1 - 2 * x)
-        self.asked = []
+        self.file = file
 
     def __getitem__(self, index):
-        self.asked += torch.arange(len(self))[index].flatten().tolist()
+        worker = getattr(get_worker_info(), "id", 0)  # a loader may have workers
+        asked = torch.arange(len(self))[index].flatten().tolist()
+        if self.file is not None:
+            with open(self.file, "a") as file:
+                file.write("".join(f"{worker} {number}\n" for number in asked))
         return super().__getitem__(index)
+
+
+def orders_in(file, epochs):
+    """The numbers of the samples in the order in which training took them, by epoch.
+
+    With several loader workers, batch k is made by worker k % workers.
+    """
+    asked = [tuple(map(int, line.split())) for line in file.read_text().splitlines()]
+    share, orders = max(1, -(-len(asked) // epochs)), []
+    for start in range(0, len(asked), share):
+        epoch = asked[start : start + share]
+        of_worker = defaultdict(list)
+        for worker, number in epoch:
+            of_worker[worker].append(number)
+        batches = {
+            worker: [numbers[begin : begin + BATCH] for begin in range(0, len(numbers), BATCH)]
+            for worker, numbers in of_worker.items()
+        }
+        turns = zip_longest(*(batches[worker] for worker in sorted(batches)), fillvalue=[])
+        orders.append([number for turn in turns for batch in turn for number in batch])
+    return orders
 
 
 @dataclass
@@ -142,16 +251,17 @@ def _watch(train, samples, seed, epochs):
         models.append(module)
         initial = {name: value.clone() for name, value in module.state_dict().items()}
 
-    data = Data(samples)
     DistributedDataParallel.__init__ = __init__
-    try:
-        returned = train(data, seed)
-    finally:
-        DistributedDataParallel.__init__ = wrap
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "asked.txt")
+        file.touch()
+        try:
+            returned = train(Data(samples, file), seed)
+        finally:
+            DistributedDataParallel.__init__ = wrap
+        orders = orders_in(file, epochs)
     if not isinstance(returned, dict):
         returned = repr(returned)
-    share = max(1, -(-len(data.asked) // epochs))
-    orders = [data.asked[start : start + share] for start in range(0, len(data.asked), share)]
     mine = Seen(orders, returned, dict(models[-1].state_dict()) if models else None, initial)
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)

@@ -2,7 +2,8 @@
 
     python plain_loop.py digits-images-idx3-ubyte.gz
 
-It writes the trained weights to model.pt in the current folder.
+The last digits of the file are held out: it prints their loss in the end. It writes
+the trained weights to model.pt in the current folder.
 """
 
 import gzip
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 EPOCHS = 3
 BATCH_SIZE = 128
 LEARNING_RATE = 15
+HELD_OUT = 1_000  # digits, the last ones of the file
 
 
 def read_digits(path):
@@ -35,7 +37,8 @@ def autoencoder(hidden=128, bottleneck=8):
 def main(path):
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    data = TensorDataset(read_digits(path))
+    pixels = read_digits(path)
+    data, held_out = TensorDataset(pixels[:-HELD_OUT]), pixels[-HELD_OUT:]
     loader = DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
     model = autoencoder().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
@@ -49,6 +52,10 @@ def main(path):
             optimizer.step()
             losses.append(loss.item())
         print(f"epoch {epoch}: loss {np.mean(losses):.4f}")
+    with torch.no_grad():
+        held_out = held_out.to(device)
+        loss = F.mse_loss(model(held_out), held_out)
+    print(f"held out: loss {loss:.4f}")
     torch.save(model.state_dict(), "model.pt")
 
 
