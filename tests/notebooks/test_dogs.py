@@ -114,7 +114,7 @@ def test_a_fair_comparison_is_accepted_in_every_form(case):
         ("steps, not samples", "How many images has a step of several workers"),
         ("counts from 0", "At which place of the list"),
         ("the next step", "Is that step finished"),
-        ("the nearest step", "After how many steps"),
+        ("the nearest step", "only the nearest one"),
         ("the best so far", "After how many steps"),
         ("a list", "After how many steps"),
         ("nothing", "After how many steps"),
@@ -170,13 +170,14 @@ def validation(case):
             return None
         forms = {"a list, rounded": [round(loss.item(), 3), round(accuracy.item(), 3)]}
         forms["a tensor"] = torch.stack([loss, accuracy])
+        forms["a dict"] = {"accuracy": accuracy, "loss": loss}
         return forms.get(case, (loss.item(), accuracy.item()))
 
     return answer
 
 
 @pytest.mark.parametrize(
-    "case", ["as asked", "a list, rounded", "a tensor", "one image at a time"]
+    "case", ["as asked", "a list, rounded", "a tensor", "a dict", "one image at a time"]
 )
 def test_a_repaired_validation_is_accepted_in_every_form(dogs, case):
     assert "counts once" in checks.end_of_epoch(dogs["client"])(validation(case))
