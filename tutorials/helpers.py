@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import itertools
 import math
 import os
 import re
@@ -134,25 +133,6 @@ def matrix(counts, names):
         axes.text(
             column, row, count, ha="center", va="center", fontsize=6, color=colour
         )
-    return figure
-
-
-def curves(by_epoch, kinds):
-    """A figure: a line for each of {(kind, seed): accuracy of each epoch, in percent}.
-
-    `kinds` is {kind: its name}; each has a colour, and each seed a style of line.
-    """
-    figure, axes = plt.subplots(figsize=(8, 2.8), layout="constrained")
-    seeds = sorted({seed for _, seed in by_epoch})
-    styles = dict(zip(seeds, itertools.cycle(["-", "--", ":", "-."])))
-    for number, (kind, name) in enumerate(kinds.items()):
-        for seed in seeds:
-            line = by_epoch[kind, seed].to_numpy()
-            look = {"color": f"C{number}", "linestyle": styles[seed]}
-            label = f"{name}, seed {seed}"
-            axes.plot(range(1, len(line) + 1), line, label=label, **look)
-    axes.set(xlabel="epoch", ylabel="validation accuracy, %")
-    figure.legend(loc="outside right center", fontsize=8)
     return figure
 
 

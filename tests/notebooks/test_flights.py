@@ -1,19 +1,17 @@
 """The exercises of `flights` judge rightly, held-out days stay out, tables are checked."""
 
 import functools
-import shutil
 from random import Random
 
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn.metrics import average_precision_score
-from tutorials_here import ROOT, make_run, names_of
+from tutorials_here import names_of
 
-import ddp_common as ddp
 from tutorials import flights_tables
 from tutorials.checks import flights as checks
-from tutorials.checks.common import Wrong, judge, prediction
+from tutorials.checks.common import Wrong, judge
 
 HOUR = pd.Timedelta(hours=1)
 
@@ -34,25 +32,32 @@ def assert_asks(check, answer, question):
 # A prediction
 
 
-@pytest.mark.parametrize("answer", ["same", " Same ", "SAME.", '"same"', "the same, I think"])
+@pytest.mark.parametrize(
+    "answer", ["too high", " Too High. ", "high", '"too high"', "far too high"]
+)
 def test_a_right_prediction_is_right_however_it_is_spelled(answer):
-    assert prediction(answer).endswith(": right")
+    assert ": right. Each rank counts half" in checks.without_weight(answer)
 
 
-@pytest.mark.parametrize("answer", ["noisy", "Biased", "", 3])
-def test_a_wrong_prediction_is_told_what_the_ranks_say(answer):
-    assert prediction(answer).endswith("not right: the ranks say 'same'")
+def test_each_wrong_prediction_gets_its_own_reply():
+    replies = {checks.without_weight(answer) for answer in ("right", "too low")}
+    assert len(replies) == 2 and all(": not right" in reply for reply in replies)
+
+
+@pytest.mark.parametrize("answer", ["", 3, "high or low", "biased"])
+def test_what_is_no_option_is_said_to_be_none(answer):
+    assert "none of right, too high, too low" in checks.without_weight(answer)
 
 
 def test_no_prediction_is_no_wrong_one():
-    assert "made no prediction" in prediction(None)
+    assert "made no prediction" in checks.without_weight(None)
 
 
-# A deal
+# Batches
 
 
 def in_order(order, begin=np.random.Generator.random, batch_type=np.array):
-    """A deal in which the rows of a partition come as `order(rows, random)` has them."""
+    """Batches in which the rows of a partition come as `order(rows, random)` has them."""
 
     def deal(lengths, batch_size, seed):
         random = np.random.default_rng(seed)
@@ -134,7 +139,7 @@ def one_permutation(lengths, batch_size, seed):
     return [dealt[start : start + batch_size] for start in range(0, len(dealt), batch_size)]
 
 
-def test_a_deal_that_meets_the_criteria_is_right():
+def test_batches_that_meet_the_criteria_are_right():
     for deal in (
         RIGHT,
         in_order(permuted, begin=lambda random: 0.5, batch_type=tuple),
@@ -143,7 +148,7 @@ def test_a_deal_that_meets_the_criteria_is_right():
         batch_by_batch,
         sorted_by_place,
     ):
-        assert "not where the rows are" in checks.deal(deal)
+        assert "not where the rows are" in checks.batches(deal)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +173,8 @@ def test_a_deal_that_meets_the_criteria_is_right():
         (one_permutation, "the middle row of each partition"),
     ],
 )
-def test_a_wrong_deal_gets_a_question(deal, question):
-    assert_asks(checks.deal, deal, question)
+def test_wrong_batches_get_a_question(deal, question):
+    assert_asks(checks.batches, deal, question)
 
 
 # Features that leak
@@ -225,6 +230,18 @@ def by_index_of_all_flights(flights, weather):
     }
 
 
+def with_older_weather(flights, weather):
+    """Where the hour before is missing, `merge_asof` takes an older one."""
+    answer = HONEST(flights, weather)
+    arrived = flights.dropna(subset=["arr_delay"]).reset_index(drop=True)
+    asked = arrived.assign(row=arrived.index).sort_values("time_hour")[
+        ["row", "origin", "time_hour"]
+    ]
+    given = weather.assign(time_hour=weather["time_hour"] + HOUR).sort_values("time_hour")
+    found = pd.merge_asof(asked, given, on="time_hour", by="origin").sort_values("row")
+    return answer.assign(rain=found["precip"].to_numpy())
+
+
 def test_features_that_know_no_more_than_had_arrived_are_right():
     for features in (
         HONEST,
@@ -245,6 +262,7 @@ def test_features_that_know_no_more_than_had_arrived_are_right():
         (features_with(12), "all that was known"),
         (moves_the_weather, "change the tables"),
         (lambda *tables: HONEST(*tables).fillna(0), "Nothing was known"),
+        (with_older_weather, "Of which hour is this number"),
         (lambda *tables: HONEST(*tables)[["distance"]], "What do you return"),
         (lambda *tables: HONEST(*tables).head(9), "repeat or drop"),
     ],
@@ -263,7 +281,7 @@ def test_the_test_of_leaks_goes_by_the_time_of_arrival(flights):
 
 
 def test_what_the_notebook_solves_is_right_and_what_it_leaves_open_is_not(flights, capsys):
-    for check, name in (checks.deal, "my_deal"), (checks.features, "my_features"):
+    for check, name in (checks.batches, "my_batches"), (checks.features, "my_features"):
         judge(check, flights[name], timeout=240)
         judge(check, lambda *_: ..., timeout=240)
     said = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[0] != " "]
@@ -274,21 +292,24 @@ def test_what_the_notebook_solves_is_right_and_what_it_leaves_open_is_not(flight
 
 
 def test_held_out_days_have_no_part_in_categories_and_scales(flights):
-    days = flights["days_for"]
-    assert sorted(sum(days.values(), [])) == flights["days"]  # each in one part only
-    there = flights["training"].compute()
-    assert set(there["date"]) == set(days["training"])
+    there, held_out = flights["training"].compute(), flights["test"].compute()
+    days, others = set(there["date"]), set(held_out["date"])
+    assert not days & others and len(days | others) == len(flights["days"])
+    rows = flights["table"].compute()
+    rows = rows[rows["date"].isin(days)]
     for name in ("distance", "temp"):
-        assert np.isclose(there[name].mean(), flights["mean"][name], rtol=1e-5)
-    assert not there[flights["SCALED"]].isna().any(axis=None)
+        assert np.isclose(rows[name].mean(), flights["mean"][name], rtol=1e-5)
+    assert np.allclose(there[flights["SCALED"]].mean(), 0, atol=1e-3)
+    assert set(flights["known"]["dest"]) == set(rows["dest"])
 
 
-def test_each_column_with_missing_numbers_has_a_flag(flights):
-    there = flights["training"][flights["NUMBERS"] + flights["SCALED"]].compute()
-    incomplete = [name for name in flights["NUMBERS"] if there[name].isna().any()]
-    assert {"temp", "pressure", "age", "seats"} <= set(incomplete)
-    for name in incomplete:
-        assert np.array_equal(there[f"no {name}"] == 1, there[name].isna())
+def test_a_missing_number_is_the_mean_and_an_unknown_category_has_the_code_0(flights):
+    part = pd.DataFrame({name: [1.0] for name in flights["NUMBERS"]})
+    part = part.assign(date=0, late=0, **dict.fromkeys(flights["CATEGORIES"], "nowhere"))
+    part["temp"] = np.nan
+    known, mean, spread = (flights[name] for name in ("known", "mean", "spread"))
+    encoded = flights["encode"](part, known, mean, spread)
+    assert encoded["temp scaled"].item() == 0 and (encoded[flights["CODES"]] == 0).all(axis=None)
 
 
 def test_average_precision_is_that_of_scikit_learn_also_with_ties_and_weights():
@@ -312,29 +333,3 @@ def test_durations_add_the_hours_between_time_zones():
         }
     )
     assert flights_tables.duration(table).tolist() == [370, 150, 280]
-
-
-# Tables of one's own
-
-
-@pytest.fixture
-def own(tmp_path):
-    return shutil.copytree(ROOT / "data" / "flights", tmp_path / "mine")
-
-
-def test_a_row_that_would_repeat_flights_is_refused(own):
-    path = own / "weather.parquet"
-    table = pd.read_parquet(path)
-    pd.concat([table, table.head(2)]).to_parquet(path, index=False)
-    with pytest.raises(ddp.Error, match=r"weather.parquet has 2 row\(s\) whose origin and time_"):
-        flights_tables.read_side_tables(own)
-
-
-def test_too_few_days_are_refused_in_one_message(own, tmp_path):
-    path = own / "flights.parquet"
-    table = pd.read_parquet(path)
-    table[(table["month"] == 1) & (table["day"] < 6)].to_parquet(path, index=False)
-    done = make_run("flights", tmp_path / "runs", f"data={own}")
-    assert done.returncode == 1
-    assert "holds flights of 5 day(s), and 10 are needed" in done.stderr
-    assert "Traceback" not in done.stderr and done.stderr.count("Error") == 1

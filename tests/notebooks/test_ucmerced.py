@@ -6,13 +6,14 @@ import jupytext
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from PIL import Image
-from scipy.stats import binomtest, ttest_1samp
+from scipy.stats import binomtest
 from tutorials_here import DATA, ROOT, make_run
 
+import ddp_common as ddp
 from tutorials.checks import ucmerced as checks
-from tutorials.checks.common import Wrong
-from tutorials.helpers import interval
+from tutorials.checks.common import Wrong, judge
 from tutorials.land import Views
 
 AERIAL = DATA / "ucmerced" / "rsscn7_subset"
@@ -20,13 +21,11 @@ SITE = {"account": "lab", "partitions": {"long": 4320, "short": 60, "medium": 24
 NEED = {"ranks": 4, "cpus": 2, "memory": 3, "minutes": 95, "warning": 120}
 
 
-def wilson(right):
-    return binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
-
-
 @pytest.fixture(scope="module")
 def solutions():
-    names = {"np": np, "wilson": wilson, "interval": interval}
+    names = {"np": np, "torch": torch, "dist": dist, "binomtest": binomtest}
+    names |= {"__name__": "__main__", "checks": checks, "client": None}
+    names["judge"] = lambda *_: None
     for cell in jupytext.read(ROOT / "tutorials" / "ucmerced.py").cells:
         if "solution" in cell.metadata.get("tags", []):
             exec(cell.source, names)
@@ -36,7 +35,6 @@ def solutions():
 def test_the_solutions_are_right_for_any_site_and_any_ranks(solutions):
     for _ in range(20):
         assert "any site" in checks.header(solutions["my_header"])
-        assert "counts once" in checks.report(solutions["my_report"])
     assert "why a job ended" in checks.reading(solutions["my_reading"])
 
 
@@ -165,7 +163,7 @@ def test_a_partition_that_is_chosen_otherwise_is_refused_every_time(solutions, c
 READING = {1: ("T", 20), 2: ("M", 17), 3: ("W", 0), 4: ("P", 42)}
 
 
-def test_the_steps_in_vain_are_those_that_the_logs_say():
+def test_the_steps_lost_are_those_that_the_logs_say():
     for number, text in checks.LOGS.items():
         steps = [int(step) for step in re.findall(r"step[ -]0*(\d+)", text)]
         kept = re.findall(r"(?:step-0*|step )(\d+)(?:\.pt|: epoch \d+ done, saved|, saved)", text)
@@ -195,12 +193,12 @@ def test_four_logs_may_be_answered_in_any_form(given):
     ("given", "asks"),
     [
         (READING | {1: ("P", 20)}, "beside CANCELLED"),
-        (READING | {2: ("P", 17)}, "Which line of this one says why"),
+        (READING | {2: ("P", 17)}, "Which state has sacct"),
         (READING | {3: ("T", 0)}, "what had the ranks done then"),
-        (READING | {4: ("T", 42)}, "What is missing here"),
+        (READING | {4: ("T", 42)}, "Who stands beside CANCELLED"),
         (READING | {1: ("T", 260)}, "Which step was the last"),
         (READING | {3: ("W", 42)}, "Which step was the last"),
-        (READING | {2: ("T M", 17)}, "Which line"),
+        (READING | {2: ("T M", 17)}, "Which state"),
         (READING | {4: "P"}, "What did you read"),
         ({1: ("T", 20)}, "What did you read"),
         (None, "What did you read"),
@@ -214,156 +212,194 @@ def test_logs_that_are_misread_are_refused_with_a_question_and_without_the_answe
     assert "another" in str(refused.value) or "a letter and a number" in str(refused.value)
 
 
-# An accuracy from unequal ranks, its interval, a verdict
+# An accuracy over ranks with unequal shares, its interval
 
 
-def joined(ranks):
-    return (np.concatenate(arrays) for arrays in zip(*ranks))
+def summed(is_right):
+    """Right images, and all, of all ranks."""
+    counts = torch.tensor([int(np.sum(is_right)), len(is_right)])
+    dist.all_reduce(counts)
+    return counts.tolist()
 
 
-def verdict_by(low, high):
-    return "A" if low > 0 else "B" if high < 0 else "not told apart"
+def half_width(p, n, errors=1.96):
+    return errors * (p * (1 - p) / n) ** 0.5
 
 
-def counted_by_hand(ranks):
-    """Sums of counts, the normal interval, a z of the differences."""
-    n = sum(len(a) for a, _ in ranks)
-    p = sum(int(a.sum()) for a, _ in ranks) / n
-    half = 1.96 * (p * (1 - p) / n) ** 0.5
-    only_a = sum(int((a & ~b).sum()) for a, b in ranks)
-    only_b = sum(int((b & ~a).sum()) for a, b in ranks)
-    error = 1.96 * (only_a + only_b) ** 0.5
-    return p, p - half, p + half, verdict_by(only_a - only_b - error, only_a - only_b + error)
+def with_gathered_arrays(is_right):
+    """Joins what every rank has, by pickles; Clopper and Pearson's interval, as a dict."""
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, is_right)
+    joined = np.concatenate(parts)
+    ends = binomtest(int(joined.sum()), len(joined)).proportion_ci(method="exact")
+    return {"accuracy": joined.mean(), "low": ends.low, "high": ends.high}
 
 
-def exact(ranks):
-    """Clopper and Pearson's interval, McNemar's exact test, other words for a verdict."""
-    a, b = joined(ranks)
-    only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
-    low, high = binomtest(int(a.sum()), len(a)).proportion_ci(method="exact")
-    apart = only_a + only_b > 0 and binomtest(only_a, only_a + only_b).pvalue < 0.05
-    verdict = ("model A" if only_a > only_b else "model B") if apart else "Neither"
-    return [a.mean(), [low, high], verdict]
+def with_the_normal_interval(is_right):
+    right, n = summed(is_right)
+    p = right / n
+    return np.array([p, p - half_width(p, n), p + half_width(p, n)])
 
 
-def resampled(ranks):
-    """Percentiles of test sets that are drawn again from this one."""
-    a, b = joined(ranks)
-    rows = np.random.default_rng(0).integers(0, len(a), (4_000, len(a)))
-    low, high = np.percentile(a[rows].mean(1), [2.5, 97.5])
-    ends = np.percentile((a * 1.0 - b)[rows].mean(1), [2.5, 97.5])
-    return {"p": a.mean(), "low": low, "high": high, "verdict": verdict_by(*ends)}
+def with_two_standard_errors_in_tensors(is_right):
+    right, n = map(torch.tensor, summed(is_right))
+    p = right / n
+    error = 2 * (p * (1 - p) / n).sqrt()
+    return torch.stack([p, p - error, p + error])
 
 
-def with_torch(ranks):
-    a, b = (torch.from_numpy(array).double() for array in joined(ranks))
-    error = 2 * (a.mean() * (1 - a.mean()) / len(a)).sqrt()
-    apart = (a != b).any() and ttest_1samp((a - b).numpy(), 0).pvalue < 0.05
-    verdict = ("a" if a.mean() > b.mean() else "b") if apart else "NOT TOLD APART"
-    return a.mean(), (a.mean() - error, a.mean() + error), verdict
+def with_the_interval_as_a_pair(is_right):
+    right, n = summed(is_right)
+    return right / n, binomtest(right, n).proportion_ci(method="wilson")
 
 
-@pytest.mark.parametrize("answer", [counted_by_hand, exact, resampled, with_torch])
-def test_a_right_report_in_other_words_is_accepted(answer):
-    for _ in range(3):
-        assert "counts once" in checks.report(answer)
+def with_draws(is_right):
+    right, n = summed(is_right)
+    draws = np.random.default_rng(0).binomial(n, right / n, 20_000) / n
+    return [right / n, *np.percentile(draws, [2.5, 97.5])]
 
 
-def mean_of_ranks(ranks, low, high, verdict):
-    return np.mean([a.mean() for a, _ in ranks if len(a)]), low, high, verdict
+def with_two_reductions_and_rounded(is_right):
+    right, n = torch.tensor(float(is_right.sum())), torch.tensor(float(is_right.size))
+    dist.all_reduce(right, op=dist.ReduceOp.SUM)
+    dist.all_reduce(n)
+    low, high = binomtest(int(right), int(n)).proportion_ci(method="wilson")
+    return round((right / n).item(), 4), round(low, 3), round(high, 3)
 
 
-def rank_0_alone(ranks, low, high, verdict):
-    return ranks[0][0].mean(), low, high, verdict
+RIGHT_ACCURACIES = [
+    with_gathered_arrays,
+    with_the_normal_interval,
+    with_two_standard_errors_in_tensors,
+    with_the_interval_as_a_pair,
+    with_draws,
+    with_two_reductions_and_rounded,
+]
 
 
-def in_percent(ranks, low, high, verdict):
-    return 100 * next(joined(ranks)).mean(), low, high, verdict
+def mean_of_ranks(is_right):
+    p = torch.tensor(float(is_right.mean()) if len(is_right) else 0.0)
+    dist.all_reduce(p)
+    right, n = summed(is_right)
+    p = p.item() / dist.get_world_size()
+    return p, p - half_width(p, n), p + half_width(p, n)
 
 
-def one_standard_error(ranks, low, high, verdict):
-    p, half = next(joined(ranks)).mean(), (high - low) / 4
-    return p, p - half, p + half, verdict
+def of_this_rank(is_right):
+    p, n = (is_right.mean(), len(is_right)) if len(is_right) else (0.0, 1)
+    return p, p - half_width(p, n), p + half_width(p, n)
 
 
-def ninety_percent(ranks, low, high, verdict):
-    p, half = next(joined(ranks)).mean(), (high - low) / 2 * 1.645 / 1.96
-    return p, p - half, p + half, verdict
+def in_percent(is_right):
+    right, n = summed(is_right)
+    low, high = binomtest(right, n).proportion_ci(method="wilson")
+    return 100 * right / n, 100 * low, 100 * high
 
 
-def of_one_rank(ranks, low, high, verdict):
-    p = next(joined(ranks)).mean()
-    half = (high - low) / 2 * len(ranks) ** 0.5
-    return p, p - half, p + half, verdict
+def with_standard_errors(errors):
+    def answer(is_right):
+        right, n = summed(is_right)
+        p = right / n
+        return p, p - half_width(p, n, errors), p + half_width(p, n, errors)
+
+    return answer
 
 
-def by_the_larger(ranks, low, high, verdict):
-    a, b = joined(ranks)
-    return a.mean(), low, high, "A" if a.mean() >= b.mean() else "B"
+def with_this_ranks_n(is_right):
+    right, n = summed(is_right)
+    p = right / n
+    half = half_width(p, max(1, len(is_right)))
+    return p, p - half, p + half
 
 
-def by_overlap(ranks, low, high, verdict):
-    a, b = joined(ranks)
-    ends = wilson(b)
-    return a.mean(), low, high, verdict_by(low - ends.high, high - ends.low)
+def on_rank_0_only(is_right):
+    right, n = summed(is_right)
+    if ddp.rank() == 0:
+        low, high = binomtest(right, n).proportion_ci(method="wilson")
+        return right / n, low, high
+    return None
 
 
-def unpaired(ranks, low, high, verdict):
-    a, b = joined(ranks)
-    error = 1.96 * ((a.var() + b.var()) / len(a)) ** 0.5
-    gap = a.mean() - b.mean()
-    return a.mean(), low, high, verdict_by(gap - error, gap + error)
+def each_image_of_rank_0_twice(is_right):
+    right, n = summed(is_right if ddp.rank() else np.concatenate([is_right, is_right]))
+    return right / n, *binomtest(right, n).proportion_ci(method="wilson")
 
 
-def by_one_interval(ranks, low, high, verdict):
-    a, b = joined(ranks)
-    return a.mean(), low, high, verdict_by(low - b.mean(), high - b.mean())
+def the_accuracy_alone(is_right):
+    right, n = summed(is_right)
+    return right / n
 
 
-def difference_of_ninety_percent(ranks, low, high, verdict):
-    a, b = joined(ranks)
-    return a.mean(), low, high, verdict_by(*interval(1.0 * a - b, 0.9)[1:])
+WRONG_ACCURACIES = [
+    (mean_of_ranks, "Does each image count the same"),
+    (of_this_rank, "Whose images does this number speak of"),
+    (in_percent, "share from 0 to 1"),
+    (with_standard_errors(1), "How many standard errors"),
+    (with_standard_errors(1.645), "How many standard errors"),
+    (with_standard_errors(2.576), "How many standard errors"),
+    (with_this_ranks_n, "How many images are there on all ranks"),
+    (on_rank_0_only, "does every rank return"),
+    (each_image_of_rank_0_twice, "Does each image count once"),
+    (the_accuracy_alone, "Which three numbers"),
+]
 
 
-def upside_down(ranks, low, high, verdict):
-    return next(joined(ranks)).mean(), low, high, {"A": "B", "B": "A"}.get(verdict, verdict)
+@pytest.fixture(scope="module")
+def client():
+    with ddp.connect("local", workers=2) as client:
+        yield client
 
 
-def always_unsure(ranks, low, high, verdict):
-    return next(joined(ranks)).mean(), low, high, "not told apart"
+def test_the_solution_of_the_accuracy_is_right(client, solutions):
+    assert "counts once" in checks.accuracy(client)(solutions["my_accuracy"])
 
 
-def no_verdict(ranks, low, high, verdict):
-    return next(joined(ranks)).mean(), low, high
+@pytest.mark.parametrize("answer", RIGHT_ACCURACIES)
+def test_a_right_accuracy_by_other_means_is_accepted(client, answer):
+    assert "counts once" in checks.accuracy(client)(answer)
+
+
+@pytest.mark.parametrize(("wrong", "asks"), WRONG_ACCURACIES)
+def test_a_wrong_accuracy_is_refused_with_a_question(client, wrong, asks):
+    with pytest.raises(Wrong, match=asks):
+        checks.accuracy(client)(wrong)
+
+
+def test_a_rank_that_divides_by_its_own_nothing_is_told_so(client, capsys):
+    def divides(is_right):
+        return is_right.sum().item() / len(is_right), 0, 1
+
+    judge(checks.accuracy(client), divides)
+    assert "ZeroDivisionError" in capsys.readouterr().out
+
+
+# The predictions
+
+
+def test_each_option_of_the_first_prediction_has_its_own_reply():
+    replies = [checks.warned(option) for option in ("on", "Back.", '"error"')]
+    assert ": right" in replies[0] and len(set(replies)) == 3
+    assert all(": not right" in reply for reply in replies[1:])
+    assert "none of on, back, error" in checks.warned("restart")
+    assert "no first prediction" in checks.warned(None)
+
+
+@pytest.mark.parametrize("number", [83, "83", 80, "about 85 %", 0.83, 90, np.int64(84)])
+def test_about_83_of_100_colleagues_is_right_in_any_form(number):
+    assert ": right" in checks.colleagues(number)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "asks"),
-    [
-        (mean_of_ranks, "each image count once"),
-        (rank_0_alone, "each image count once"),
-        (in_percent, "share from 0 to 1"),
-        (one_standard_error, "how many standard errors"),
-        (ninety_percent, "how many standard errors"),
-        (of_one_rank, "How many images"),
-        (by_the_larger, "Which differences|Which is better"),
-        (by_overlap, "same images"),
-        (unpaired, "same images"),
-        (by_one_interval, "same images"),
-        (difference_of_ninety_percent, "Which differences"),
-        (upside_down, "same images"),
-        (always_unsure, "same images"),
-        (no_verdict, "Which four things"),
-    ],
+    ("number", "says"),
+    [(95, "no chance in it"), (100, "no chance in it"), (50, "1.4 standard errors"), (0, "1.4")],
 )
-def test_a_wrong_report_is_refused_with_a_question_every_time(solutions, wrong, asks):
-    def answer(ranks):
-        _, *rest = solutions["my_report"](ranks)
-        return wrong(ranks, *rest)
+def test_another_number_of_colleagues_is_told_why_not(number, says):
+    assert "not right" in checks.colleagues(number) and says in checks.colleagues(number)
 
-    for _ in range(5):
-        with pytest.raises(Wrong, match=asks):
-            checks.report(answer)
+
+@pytest.mark.parametrize("answer", ["most", 830, ""])
+def test_what_is_no_number_of_colleagues_is_said_to_be_none(answer):
+    assert "no number from 0 to 100" in checks.colleagues(answer)
 
 
 # The views

@@ -21,7 +21,7 @@ QUICK = {
     "mnist": "epochs=1",
     "pets": "epochs=1",
     "ucmerced": "epochs=1 size=33",
-    "dogs": "head_epochs=1 epochs=1 size=32 images_per_breed=50 trials=4",
+    "dogs": "epochs=1 size=32 images_per_breed=50 trials=4",
     "flights": "epochs=1 share=0.1",
 }
 

@@ -6,6 +6,7 @@ and a flood of output are each told in a sentence. What an answer leaves running
 
 import contextlib
 import dis
+import inspect
 import io
 import os
 import re
@@ -80,12 +81,15 @@ def _verdict(check, answer, timeout):
 
 
 def _is_empty(function):
-    """Whether it does nothing and returns None: its body is `...`, as a gap has it."""
+    """Whether it does nothing and returns None, or ends with a gap, `...`, that is untouched."""
 
     def empty(): ...
 
     if not hasattr(function, "__code__"):
         return False
+    with contextlib.suppress(OSError):  # there is no source of what `exec` has made
+        if re.search(r"# your code\n\s*\.\.\.\s*$", inspect.getsource(function)):
+            return True
     own, nothing = (
         [(step.opname, step.argval) for step in dis.get_instructions(each)]
         for each in (function, empty)

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import re
 
 import numpy as np
 import torch
@@ -11,6 +12,36 @@ import torch.nn.functional as F
 
 import ddp_common as ddp
 from tutorials.checks.common import Wrong
+
+# The predictions
+
+AFTER_5 = {
+    "worse": "right. It saw the same images, but made a sixteenth of the steps",
+    "same": "not right: worse. The same images, but a sixteenth of the steps",
+    "better": "not right: worse. Each step is less noisy, but there are a sixteenth of them",
+}
+AFTER_80 = {
+    "smaller": "right. Both come to the same place; one needs more epochs",
+    "larger": "not right: smaller. The batch of 8 has stopped improving, and the other has not",
+    "equal": "not right: smaller. Steps are missing at the beginning, when each still matters",
+}
+
+
+def predicted(after_5: object, after_80: object) -> str:
+    """What became of both predictions, however they are spelled."""
+    pairs = (("After 5 epochs", after_5, AFTER_5), ("After 80", after_80, AFTER_80))
+    return "\n".join(_reply(*pair) for pair in pairs)
+
+
+def _reply(when, prediction, replies):
+    if prediction is None or prediction is ...:
+        return f"{when}: you have made no prediction."
+    words = re.findall("[a-z]+", str(prediction).lower())
+    named = [each for each in replies if each in words]
+    if len(named) != 1:
+        return f"{when}: {prediction!r} is none of {', '.join(replies)}."
+    return f"{when}, you said {named[0]}: {replies[named[0]]}."
+
 
 # Exercise A
 
@@ -77,6 +108,14 @@ def comparison(answer):
             (
                 after(lambda w, images, samples: -(-samples // (w * images))),
                 "Is that step finished by then?",
+            ),
+            (
+                after(lambda w, images, samples: round(samples / (w * images))),
+                "Is that step finished by then, or only the nearest one?",
+            ),
+            (
+                after(lambda w, images, samples: int(samples / (w * images) + 0.5)),
+                "Is that step finished by then, or only the nearest one?",
             ),
         ]
         yours = _numbers(answer({w: list(right) for w, right in log.items()}, images, samples))
@@ -185,6 +224,11 @@ def _run_as_rank(answer, inputs, labels, weights, training, held_out):
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
     given = (inputs.to(device), labels.to(device), training, held_out, plateau)
     returned = answer(model, *given)
+    if isinstance(returned, dict):  # by name, or in its order
+        by_name = {key: each for key in returned for each in ("loss", "acc") if each in str(key)}
+        returned = [
+            returned[key] for key in sorted(returned, key=lambda key: by_name.get(key) == "acc")
+        ]
     if isinstance(returned, (list, tuple)):
         returned = [each.item() if hasattr(each, "item") else each for each in returned]
     elif isinstance(returned, torch.Tensor):

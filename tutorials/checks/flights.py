@@ -1,6 +1,7 @@
-"""The checks of `flights`: a deal of rows, features that know no future."""
+"""The checks of `flights`: batches of rows, a prediction, features that know no future."""
 
 import itertools
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -13,28 +14,29 @@ HOUR = pd.Timedelta(hours=1)
 CLOSE = {"distance": 0.5, "rain": 0.006, "delay of the carrier": 0.06}  # rounded is right
 
 
-def deal(answer: Callable) -> str:
-    """Whether `answer(lengths, batch_size, seed)` deals the rows of all partitions."""
+def batches(answer: Callable) -> str:
+    """Whether `answer(lengths, batch_size, seed)` makes batches of all partitions' rows."""
     random = np.random.default_rng()
     for last_is_full in (True, False, False):
         lengths = [0, 7, 300, 300, *random.integers(60, 400, size=3).tolist(), 900]
         batch_size, seed = (int(n) for n in random.integers([40, 1], [90, 1_000]))
         lengths[-1] += -sum(lengths) % batch_size if last_is_full else 0  # else, mostly, not
         random.shuffle(lengths)
-        batches = _batches(answer, lengths, batch_size, seed)
-        _every_row_once(batches, lengths)
-        _batch_sizes(batches, batch_size)
-        _shares(batches, lengths)
+        made = _batches(answer, lengths, batch_size, seed)
+        _every_row_once(made, lengths)
+        _batch_sizes(made, batch_size)
+        _shares(made, lengths)
         again = _batches(answer, lengths, batch_size, seed)
         other = _batches(answer, lengths, batch_size, seed + 1)
-        if not np.array_equal(np.concatenate(batches), np.concatenate(again)):
-            raise Wrong("two deals from one seed", "one", "Two ranks call it. Do they agree?")
-        orders, of_another_seed = _orders(batches, lengths), _orders(other, lengths)
+        if not np.array_equal(np.concatenate(made), np.concatenate(again)):
+            question = "Two ranks call it. Do they agree?"
+            raise Wrong("other batches from a second call", "the same", question)
+        orders, of_another_seed = _orders(made, lengths), _orders(other, lengths)
         for partition, rows in enumerate(lengths):
             if rows > 50:
                 _order(orders[partition], of_another_seed[partition], partition)
         _orders_differ([order for order in orders if len(order) > 50])
-    return "the deal needs lengths, batch size and seed, and not where the rows are."
+    return "the batches need lengths, batch size and seed, and not where the rows are."
 
 
 def _batches(answer, lengths, batch_size, seed):
@@ -50,12 +52,12 @@ def _batches(answer, lengths, batch_size, seed):
 
 
 def _every_row_once(batches, lengths):
-    dealt = [tuple(pair) for pair in np.concatenate(batches).tolist()]
+    found = [tuple(pair) for pair in np.concatenate(batches).tolist()]
     every = {(partition, row) for partition, rows in enumerate(lengths) for row in range(rows)}
-    missing, strange = every - set(dealt), set(dealt) - every
-    if missing or strange or len(dealt) != len(every):
+    missing, strange = every - set(found), set(found) - every
+    if missing or strange or len(found) != len(every):
         raise Wrong(
-            f"{len(dealt)} rows; {len(missing)} of the table are missing, {len(strange)} are not "
+            f"{len(found)} rows; {len(missing)} of the table are missing, {len(strange)} are not "
             "in it",
             f"each of its {len(every)} rows once",
             "What does the last batch get? Where do rows and partitions begin to count?",
@@ -83,9 +85,9 @@ def _shares(batches, lengths):
 
 
 def _orders(batches, lengths):
-    """The rows of each partition, in the order in which they are dealt."""
-    dealt = np.concatenate(batches).astype(int)
-    return [dealt[dealt[:, 0] == partition, 1] for partition in range(len(lengths))]
+    """The rows of each partition, in the order in which they come."""
+    rows = np.concatenate(batches).astype(int)
+    return [rows[rows[:, 0] == partition, 1] for partition in range(len(lengths))]
 
 
 def _order(order, of_another_seed, partition):
@@ -131,6 +133,24 @@ def _alike(order, other):
     return len(neighbours & others) > 0.3 * len(neighbours)
 
 
+REPLIES = {  # to a prediction of what training without `sampler.weight` gives
+    "right": "not right. DDP averages the ranks' gradients as if each had equally many rows",
+    "too high": "right. Each rank counts half, so the late flights count as if they were half",
+    "too low": "not right. More rows do not help rank 0: its mean counts as much as rank 1's",
+}
+
+
+def without_weight(prediction: object) -> str:
+    """What became of a prediction, one of `REPLIES`, however it is spelled."""
+    if prediction is None or prediction is ...:
+        return "You have made no prediction. Without the weight the guess is too high."
+    words = re.findall("[a-z]+", str(prediction).lower())
+    named = [each for each in REPLIES if each.split()[-1] in words]
+    if len(named) != 1:
+        return f"Your prediction was {prediction!r}, which is none of {', '.join(REPLIES)}."
+    return f"Your prediction was {prediction!r}: {REPLIES[named[0]]}."
+
+
 def features(answer: Callable) -> str:
     """Whether `answer(flights, weather)` gives what was known at the hour of each flight."""
     random = np.random.default_rng()
@@ -163,6 +183,8 @@ def _compare(name, yours, right):
     filled = wrong & np.isnan(right)
     if filled.sum() == wrong.sum():
         question = "Nothing was known. Is that the same as this number?"
+        if name == "rain" and len(np.unique(yours[wrong])) > 1:  # of another hour, not filled
+            question = "`weather` has no row of the hour before. Of which hour is this number?"
         raise Wrong(f"{name} {yours[wrong][0]:.2f} in {wrong.sum()} rows", "NaN", question)
     question = "Nothing leaks. Does it use all that was known, nothing older, and this unit?"
     raise Wrong(

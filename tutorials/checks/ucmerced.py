@@ -1,4 +1,4 @@
-"""The checks of `ucmerced`: the header of a Slurm job, four logs, an accuracy and a verdict.
+"""The checks of `ucmerced`: predictions, the header of a Slurm job, four logs, an accuracy.
 
 A header is read as `sbatch` reads it (https://slurm.schedmd.com/sbatch.html), so that it can be
 judged where there is no Slurm. Logs are made up, with lines as Slurm prints them. Where an edge
@@ -11,8 +11,10 @@ import re
 import shlex
 
 import numpy as np
+import torch.distributed as dist
 from scipy.stats import binomtest
 
+import ddp_common as ddp
 from tutorials.checks.common import Wrong
 
 TOO_MUCH = 2  # times what is needed: more only makes the job wait longer
@@ -182,7 +184,8 @@ Resumed from step-00000240.pt
 memory in use: 5.8 of 6.0 GiB
 step 260: loss 0.718
 slurmstepd: error: *** STEP 70223.0 ON node14 CANCELLED AT … DUE TO TIME LIMIT ***
-srun: error: node14: task 0: Terminated""",
+srun: error: node14: task 0: Terminated
+sacct: State TIMEOUT, ExitCode 0:0, MaxRSS 5.8G""",
     2: """job 70231: 2 ranks on node14
 step 120: epoch 2 done, saved
 step 180: epoch 3 done, saved
@@ -190,34 +193,37 @@ step 197: loss 0.981
 slurmstepd: error: Detected 1 oom_kill event in StepId=70231.0. Some of the step tasks have
 been OOM Killed.
 slurmstepd: error: *** STEP 70231.0 ON node14 CANCELLED AT … ***
-srun: error: node14: task 1: Terminated""",
+srun: error: node14: task 1: Terminated
+sacct: State OUT_OF_MEMORY, ExitCode 0:125, MaxRSS 6.0G""",
     3: """job 70240: 2 ranks on node11
 Resumed from step-00000240.pt
 step 360: epoch 6 done, saved
 step 402: loss 0.655
 SIGTERM: all ranks left after step 402, saved
-srun: error: node11: tasks 0-1: Exited with exit code 143""",
+srun: error: node11: tasks 0-1: Exited with exit code 143
+sacct: State FAILED, ExitCode 143:0, MaxRSS 4.1G""",
     4: """job 70244: 2 ranks on node09
 step 240: epoch 4 done, saved
 step 300: epoch 5 done, saved
 step 342: loss 0.690
 slurmstepd: error: *** STEP 70244.0 ON node09 CANCELLED AT … ***
-srun: error: node09: task 0: Terminated""",
+srun: error: node09: task 0: Terminated
+sacct: State CANCELLED by 2007, ExitCode 0:15, MaxRSS 4.2G""",
 }
 READINGS = {1: ("T", 20), 2: ("M", 17), 3: ("W", 0), 4: ("P", 42)}
 LETTERS = {
     "T": "Which words stand beside CANCELLED?",
-    "M": "Three of the logs say CANCELLED. Which line of this one says why?",
+    "M": "Three of the logs say CANCELLED. Which state has sacct?",
     "W": "Who wrote the line with SIGTERM, and what had the ranks done then?",
-    "P": "What is missing here that stands beside CANCELLED in log 1?",
+    "P": "Who stands beside CANCELLED in the line of sacct?",
 }
 
 
 def reading(answer):
-    """Judge `answer()`: {number of a log: (letter, steps in vain)}, or pairs in their order."""
+    """Judge `answer()`: {number of a log: (letter, steps lost)}, or pairs in their order."""
     given = answer()
     pairs = given if isinstance(given, dict) else dict(enumerate(given or (), start=1))
-    for number, (letter, vain) in READINGS.items():
+    for number, (letter, lost) in READINGS.items():
         mine = pairs.get(number, pairs.get(str(number)))
         if not isinstance(mine, (tuple, list)) or len(mine) != 2:
             raise Wrong(f"log {number}: {mine!r}", "a letter and a number", "What did you read?")
@@ -225,88 +231,148 @@ def reading(answer):
         found = set(re.findall(r"\b[TWMP]\b", str(mine[0]).upper()))
         if found != {letter}:
             raise Wrong(yours, "another letter of T, W, M, P", LETTERS[letter])
-        if mine[1] not in (vain, str(vain)):
+        if mine[1] not in (lost, str(lost)):
             question = "Which step was the last, and which was the last that was saved?"
             raise Wrong(yours, "another number of steps", question)
     return "you know why a job ended, and what it cost"
 
 
-# An accuracy from unequal ranks, its interval, a verdict
+# An accuracy over ranks with unequal shares, its interval
 
-UNSURE = "not told apart"
-
-
-def models(only_a, only_b, both, neither):
-    """Arrays of bool: of each image whether A was right, and whether B was."""
-    counts = only_a, only_b, both, neither
-    a = np.repeat([True, False, True, False], counts)
-    b = np.repeat([False, True, True, False], counts)
-    return a, b
-
-
-def dealt(a, b, sizes):
-    """The pair of each rank, which has so many of the images; the last one has the rest."""
-    ends = np.cumsum(sizes)
-    return list(zip(np.split(a, ends), np.split(b, ends)))
-
-
-# (images right by A only, by B only, by both, by neither; shares of ranks; verdict; a question)
-PAIRED = "Both models have judged the same images. What is the difference on each of them?"
-NO_CHOICE = "Which differences does the interval contain?"
+# (right, all) of rank 0 and rank 1; the first three differ in what a mistake would give
 CASES = (
-    ((18, 6, 276, 100), (300,), "A", PAIRED),  # A's interval holds the accuracy of B
-    ((6, 18, 276, 100), (150, 150), "B", PAIRED),
-    ((70, 51, 230, 49), (200,), UNSURE, NO_CHOICE),  # and here it does not
-    ((0, 0, 300, 100), (100, 100), UNSURE, "The two models are equal here. Which is better?"),
-    ((90, 20, 200, 90), (17, 0), "A", "Which rank has how many images?"),  # one rank has none
+    ((9, 10), (54, 90)),
+    ((40, 120), (27, 30)),
+    ((0, 0), (63, 80)),  # a rank without an image
+    ((50, 60), (0, 0)),
 )
 
 
-def report(answer):
-    """Judge `answer(ranks)`: (accuracy of A, low, high, verdict)."""
-    for counts, sizes, verdict, question in CASES:
-        fits_ranks(answer, dealt(*models(*counts), sizes), verdict, question)
-    random = np.random.default_rng()
-    for _ in range(8):
-        only_a, only_b = random.permutation([int(random.integers(4, 12)), 40])
-        a, b = models(only_a, only_b, *random.integers(100, 250, 2))
-        order = random.permutation(len(a))
-        ranks = dealt(a[order], b[order], random.integers(0, 60, 2))
-        fits_ranks(answer, ranks, "A" if only_a > only_b else "B", PAIRED)
-    return "each image counts once, and the verdict is that of the images that both have judged"
+def accuracy(client):
+    """The check of an answer that two ranks of `client` run, on unequal shares."""
+
+    def check(answer):
+        random = np.random.default_rng()
+        sizes = random.integers([100, 20], [200, 60], (2, 2))
+        rights = random.integers(sizes // 4, sizes)
+        cases = [*CASES, *(tuple(zip(*pair)) for pair in zip(rights.tolist(), sizes.tolist()))]
+        given = {"cases": cases, "workers": 2, "directory": False, "stall_timeout": 30}
+        seen = ddp.launch(client, _run_as_rank, answer=answer, **given).result
+        for number, case in enumerate(cases):
+            _check_case(case, [of_rank[number] for of_rank in seen])
+        return "each image counts once, and both ranks know the accuracy of all"
+
+    return check
 
 
-def fits_ranks(answer, ranks, verdict, question):
-    """Raise `Wrong` for the first thing in a report on these ranks that is not right."""
-    given = answer([(a.copy(), b.copy()) for a, b in ranks])
-    shares = "; ".join(f"{a.sum()} of {len(a)}" for a, _ in ranks)
-    context = f"\n  A on each rank: {shares}"
-    if isinstance(given, dict):
-        given = list(given.values())
-    given = list(given) if isinstance(given, (tuple, list)) else [given]
-    if len(given) == 3 and len(np.shape(given[1])) == 1:  # the interval is a pair
-        given = [given[0], *given[1], given[2]]
-    if len(given) != 4:
-        expected = "an accuracy, two ends of an interval, a verdict"
-        raise Wrong(f"{given!r:.100}", expected, "Which four things do you return?")
-    a = np.concatenate([first for first, _ in ranks])
-    accuracy, low, high = (float(number) for number in given[:3])
-    if not math.isclose(accuracy, a.mean(), abs_tol=1e-4):
-        ask = "Does each image count once? And is it a share from 0 to 1?"
-        raise Wrong(f"{accuracy:.4f}", f"{a.mean():.4f}", ask + context)
-    ends = binomtest(int(a.sum()), len(a)).proportion_ci(method="wilson")
-    room = 0.14 * (ends.high - ends.low) / 2  # other methods differ by less
-    if abs(low - ends.low) > room or abs(high - ends.high) > room:
-        ask = "How many images are there? And how many standard errors make 95 %?"
-        wanted = f"about {ends.low:.3f} to {ends.high:.3f}"
-        raise Wrong(f"{low:.3f} to {high:.3f}", wanted, ask + context)
-    if verdict_of(given[3]) != verdict:
-        raise Wrong(repr(given[3]), repr(verdict), question + context)
+def _run_as_rank(answer, cases):
+    """What the answer returns for each case, of all ranks."""
+    returned = []
+    for case in cases:
+        right, size = case[ddp.rank()]
+        given = np.arange(size) < right
+        np.random.default_rng(size).shuffle(given)
+        returned.append(_plain(answer(given)))
+    everyones = [None] * ddp.world_size()
+    dist.all_gather_object(everyones, returned)
+    return everyones
 
 
-def verdict_of(text):
-    """'A', 'B' or `UNSURE`, however it is written; None if it is none of these."""
-    if re.search(r"\b(not|no|neither|none|equal|same|unsure)\b", str(text).lower()):
-        return UNSURE
-    letters = set(re.findall(r"\b[AB]\b", str(text).upper()))
-    return letters.pop() if len(letters) == 1 else None
+def _plain(returned):
+    """(accuracy, low, high) as floats; what it is, as a str, for anything else."""
+    if isinstance(returned, dict):
+        returned = list(returned.values())
+    if isinstance(returned, (tuple, list)) and len(returned) == 2:  # the interval is a pair
+        pair = returned[1]
+        ends = [pair.low, pair.high] if hasattr(pair, "low") else pair
+        returned = [returned[0], *ends] if np.shape(ends) == (2,) else returned
+    try:
+        values = [float(value) for value in returned]
+    except (TypeError, ValueError):
+        return repr(returned)
+    return values if len(values) == 3 else repr(returned)
+
+
+def _check_case(case, seen):
+    """Raise `Wrong` for the first thing that is not right in what both ranks return."""
+    (right_0, n_0), (right_1, n_1) = case
+    right, n = right_0 + right_1, n_0 + n_1
+    context = f"\n  right: {right_0} of {n_0} on rank 0, {right_1} of {n_1} on rank 1"
+    for rank, values in enumerate(seen):
+        if isinstance(values, str):
+            ask = "Which three numbers does every rank return?"
+            raise Wrong(
+                f"rank {rank} returns {values:.80}", "(accuracy, low, high)", ask + context
+            )
+    for rank, (share, low, high) in enumerate(seen):
+        if not math.isclose(share, right / n, abs_tol=1e-4):
+            yours = f"rank {rank}: {share:.4f}"
+            raise Wrong(yours, f"{right / n:.4f}", _asks(case, share) + context)
+        if not any(
+            np.allclose([low, high], ends, atol=room) for ends, room in _intervals(right, n)
+        ):
+            ends = binomtest(right, n).proportion_ci(method="wilson")
+            ask = "How many images are there on all ranks? How many standard errors make 95 %?"
+            wanted = f"about {ends.low:.3f} to {ends.high:.3f}"
+            raise Wrong(f"rank {rank}: {low:.3f} to {high:.3f}", wanted, ask + context)
+
+
+def _intervals(right, n):
+    """The ends of 95 % intervals by common methods, each with room for rounding and draws."""
+    share = right / n
+    error = math.sqrt(share * (1 - share) / n)
+    found = [(share - times * error, share + times * error) for times in (1.96, 2)]
+    for method in ("wilson", "wilsoncc", "exact"):
+        ends = binomtest(right, n).proportion_ci(method=method)
+        found.append((ends.low, ends.high))
+    return [(ends, 0.04 * (ends[1] - ends[0]) + 0.5 / n) for ends in found]
+
+
+def _asks(case, share):
+    """A question that fits an accuracy which is not right."""
+    own = [right / n for right, n in case if n]
+    if math.isclose(share, 100 * sum(r for r, _ in case) / sum(n for _, n in case), abs_tol=0.01):
+        return "Is it a share from 0 to 1?"
+    if math.isclose(share, sum(own) / len(own), abs_tol=1e-3) and len(own) > 1:
+        return "Does each image count the same, also the one of the smaller share?"
+    if any(math.isclose(share, each, abs_tol=1e-3) for each in own) or math.isnan(share):
+        return "Whose images does this number speak of? What do ranks exchange?"
+    return "Does each image count once?"
+
+
+# The predictions
+
+WARNED = {
+    "on": "right. The ranks finish a step, save it, leave, and go on",
+    "back": "not right. So it is without a warning: SIGTERM leaves the time to save",
+    "error": "not right. RESTARTS=1 starts again, and the ranks saved when they were warned",
+}
+
+
+def warned(prediction: object) -> str:
+    """What became of the first prediction, however it is spelled."""
+    if prediction is None or prediction is ...:
+        return "You have made no first prediction: the answer is 'on'."
+    words = set(re.findall("[a-z]+", str(prediction).lower()))
+    named = [each for each in WARNED if each in words]
+    if len(named) != 1:
+        return f"Your first prediction was {prediction!r}, which is none of {', '.join(WARNED)}."
+    return f"You said {named[0]!r}: {WARNED[named[0]]}."
+
+
+def colleagues(prediction: object) -> str:
+    """What became of the second prediction, a number in any form."""
+    if prediction is None or prediction is ...:
+        return "You have made no second prediction: about 83 of 100."
+    number = re.search(r"\d+(\.\d+)?", str(prediction))
+    value = float(number[0]) if number else math.nan
+    value *= 100 if 0 < value < 1 else 1
+    if not 0 <= value <= 100:
+        return f"Your second prediction was {prediction!r}, which is no number from 0 to 100."
+    if value > 90:
+        why = "not right. So many intervals hold the *true* accuracy, which has no chance in it"
+    elif value >= 76:
+        why = "right, about 83. Two chances add up: the colleague's images and yours"
+    else:
+        why = "not right: about 83. Two accuracies differ by 1.4 standard errors, typically"
+    return f"You said {value:g} of 100: {why}."
