@@ -1,8 +1,8 @@
-"""What `gpt` uses and does not teach: names in windows, traces of steps, a slow network, pictures.
+"""What `gpt` uses and does not teach: names in windows, traces, a slow network, pictures.
 
-What is in it travels to the ranks with the functions of the notebook, so that workers of
-a distant cluster do not need this file. Times are seconds. A span is (what, begin, end),
-on the clock of the machine: spans of ranks on one machine can be drawn together.
+What is in it travels to the ranks with the functions of the notebook, so that workers
+of a distant cluster do not need this file. Times are seconds. A span is (what, begin,
+end), on the clock of its machine: spans of ranks on one machine can be drawn together.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import os
 import string
 import sys
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.data import DataLoader, Dataset
 
 import ddp_common as ddp
+from tutorials import helpers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -42,7 +44,7 @@ def read_names(path, seed):
 
 
 def windows_of(names, width):
-    """Rows (n, width + 1) of characters, bytes. The last of each is the first of the next.
+    """Rows (n, width + 1) of bytes. The last of each row is the first of the next one.
 
     Raises ddp.Error for a character that is not in ALPHABET.
     """
@@ -59,25 +61,30 @@ def windows_of(names, width):
 # A step, measured
 
 PARTS = "loading", "forward", "backward", "optimizer", "logging", "late"
+CALLS = {  # the profiler's name, and ours
+    "c10d::allreduce_": "all_reduce",
+    "c10d::_allgather_base_": "all_gather",
+    "c10d::_reduce_scatter_base_": "reduce_scatter",
+}
 LAST_OF_BACKWARD = "autograd::engine::evaluate_function"
 
 
 class Trace:
-    """Times the steps of a loop on this rank, and has `torch.profiler` trace the last one.
+    """Times the steps of a loop on this rank; `torch.profiler` records the last one.
 
         trace = Trace()
         for _ in trace.steps(5):
             …  # one step, in blocks of `record_function("forward")` and so on
         trace.seconds, trace.spans, trace.calls
 
-    `seconds` is the quickest step that was not traced, without the first. `calls` is the
-    collective calls of the traced one, in their order. The ranks begin each step together. On a
-    GPU the spans of forward and backward are those of the program that submits the work.
+    `seconds` is the quickest step that was not recorded, without the first. `calls` says
+    how often the recorded one made which collective call. The ranks begin each step
+    together. On a GPU, the spans are those of the CPU, which submits the work.
     """
 
     def __init__(self, network=None):
         self.network = network  # a SlowNetwork has spans of its own
-        self.seconds, self.spans, self.calls = None, [], []
+        self.seconds, self.spans, self.calls = None, [], {}
 
     def steps(self, count):
         seconds = []
@@ -93,9 +100,10 @@ class Trace:
         with self:
             yield count - 1
 
-    def of_all_ranks(self):
-        """Of each rank what it has measured: seconds, spans, calls. All ranks call it."""
+    def of_all_ranks(self, **more):
+        """Of each rank what it has measured, and `more`. All ranks call it."""
         mine = {"seconds": self.seconds, "spans": self.spans, "calls": self.calls}
+        mine |= {"waiting": _share(self.spans, "waiting"), **more}
         return [SimpleNamespace(**each) for each in of_all_ranks(mine)]
 
     def __enter__(self):
@@ -109,11 +117,8 @@ class Trace:
         with _standard_error_closed():
             self._profile.stop()
         self.spans = list(_spans(self._profile))
-        self.calls = [
-            event.name.removeprefix("c10d::").strip("_")
-            for event in self._profile.events()
-            if event.name.startswith("c10d::") and "barrier" not in event.name
-        ]
+        names = [CALLS.get(event.name) for event in self._profile.events()]
+        self.calls = {name: names.count(name) for name in sorted(set(names) - {None})}
         if self.network is not None:
             self.spans = [span for span in self.spans if span[0] != "sending"]
             self.spans += self.network.spans
@@ -146,7 +151,11 @@ def _standard_error_closed():
 def _spans(profiled):
     start = profiled.profiler.kineto_results.trace_start_ns() / 1e9
     events = [
-        (event.name, start + event.time_range.start / 1e6, start + event.time_range.end / 1e6)
+        (
+            event.name,
+            start + event.time_range.start / 1e6,
+            start + event.time_range.end / 1e6,
+        )
         for event in profiled.events()
     ]
     computed = [end for name, _, end in events if name.startswith(LAST_OF_BACKWARD)]
@@ -157,8 +166,14 @@ def _spans(profiled):
             last = max((each for each in computed if begin < each < end), default=end)
             yield "backward", begin, last
             yield "waiting", last, end
-        elif name in PARTS:
+        elif name in PARTS and end - begin > 1e-3 * (name == "late"):
             yield name, begin, end
+
+
+def _share(spans, what):
+    """Which share of a step such spans take, 0 to 1."""
+    whole = max(end for *_, end in spans) - min(begin for _, begin, _ in spans)
+    return sum(end - begin for name, begin, end in spans if name == what) / whole
 
 
 def of_all_ranks(value):
@@ -168,10 +183,11 @@ def of_all_ranks(value):
     return everyones
 
 
-def share(spans, what):
-    """Which share of a traced step such spans take, 0 to 1."""
-    whole = max(end for *_, end in spans) - min(begin for _, begin, _ in spans)
-    return sum(end - begin for name, begin, end in spans if name == what) / whole
+def save_curve(run):
+    """Draw the loss of a run into its directory."""
+    figure = helpers.curve(run.metrics, label="loss (nats per character)")
+    run.save_figure(figure, "loss.png")
+    plt.close(figure)
 
 
 COLOURS = {
@@ -189,8 +205,8 @@ COLOURS = {
 def picture(steps, most=None):
     """A figure: for each title in `steps` its spans, a list of them for each rank.
 
-    A rank has a lane for what it computes, and below it one for what it sends. `most` is the
-    milliseconds that are drawn; None draws all.
+    A rank has a lane for what it computes, and below it one for what it sends. `most`
+    is the milliseconds that are drawn; None draws all.
     """
     figure, rows = plt.subplots(
         len(steps),
@@ -210,20 +226,25 @@ def picture(steps, most=None):
                 axes.barh(lane, width, 0.36, left, color=COLOURS[what], edgecolor="w")
         axes.set(yticks=range(len(ranks)), ylim=(len(ranks) - 0.5, -0.5))
         axes.set_yticklabels([f"rank {rank}" for rank in range(len(ranks))])
-        axes.set_xlim(0, most)
         axes.set_title(title, loc="left", fontsize=10)
     names = [name for name in COLOURS if name in shown]
     bars = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[name]) for name in names]
     figure.legend(bars, names, ncols=len(names), loc="outside upper center", fontsize=9)
+    rows[-1, 0].set_xlim(0, most or max(map(_milliseconds, steps.values())))
     rows[-1, 0].set_xlabel("time since the step began (ms)")
     return figure
+
+
+def _milliseconds(ranks):
+    spans = [span for of_rank in ranks for span in of_rank]
+    return 1_000 * (max(end for *_, end in spans) - min(begin for _, begin, _ in spans))
 
 
 # What DDP sends, and bytes
 
 
 class SlowNetwork:
-    """A communication hook: each bucket is averaged after the one before, and then waits.
+    """A communication hook: averages one bucket after the other, and waits after each.
 
     It waits `latency` seconds, and `per_mib` more for each MiB. Waiting needs no
     processor. So computing and sending overlap on a CPU too.
@@ -236,7 +257,9 @@ class SlowNetwork:
 
     def average(self, _, bucket):
         buffer = bucket.buffer()
-        if self._thread is None:  # not before it is on the rank: a thread does not travel
+        if (
+            self._thread is None
+        ):  # not before it is on the rank: a thread does not travel
             self._thread = ThreadPoolExecutor(1)
         devices = [buffer.device] if buffer.is_cuda else None
         future = torch.futures.Future(devices=devices)
@@ -249,7 +272,9 @@ class SlowNetwork:
             dist.all_reduce(buffer)
             buffer /= dist.get_world_size()
             time.sleep(self.latency + self.per_mib * buffer.nbytes / 2**20)
-        except Exception as error:  # of any kind: backward() waits for it in another thread
+        except (
+            Exception
+        ) as error:  # of any kind: backward() waits for it in another thread
             future.set_exception(error)
         else:
             self.spans.append(("sending", began, time.time()))
@@ -272,13 +297,47 @@ class Buckets:
 
 
 def nbytes(tensors):
-    """The bytes of tensors in this rank's memory. What two of them share counts once."""
+    """The bytes of tensors in this rank's memory. What two share counts once."""
     sizes = {}
     for tensor in tensors:
-        own = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # a DTensor's part
+        own = (
+            tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        )  # a DTensor's part
         storage = own.untyped_storage()
         sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())
+
+
+def bytes_held(model, optimizer):
+    """What stays on this rank between two steps: bytes by kind."""
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    means = [value for state in optimizer.state.values() for value in state.values()]
+    return {
+        "parameters": nbytes(model.parameters()),
+        "gradients": nbytes(gradients),
+        "Adam": nbytes(means),
+    }
+
+
+def memory_of_a_step(make_model, rows, forward, **options):
+    """On a rank: MB by kind, as text, and seconds of a step of `make_model()` with Adam.
+
+    `forward(model, rows, **options)` returns the loss, and the tensors that it saved.
+    """
+    model, buckets, trace = DDP(make_model().to(ddp.device())), Buckets(), Trace()
+    model.register_comm_hook(None, buckets.average)
+    optimizer = torch.optim.AdamW(model.parameters())
+    weights = {parameter.data_ptr() for parameter in model.parameters()}
+    for _ in trace.steps(3):
+        optimizer.zero_grad()
+        loss, saved = forward(model, rows.to(ddp.device()), **options)
+        activations = nbytes(each for each in saved if each.data_ptr() not in weights)
+        del saved  # else it would live as long as backward
+        loss.backward()
+        optimizer.step()
+    held = {**bytes_held(model, optimizer), "buckets": nbytes(buckets.buffers)}
+    held["activations"] = activations
+    return [f"{kind} {size / 1e6:.0f}" for kind, size in held.items()], trace.seconds
 
 
 # Exercise A: four runs of one program
@@ -322,13 +381,15 @@ class SmallModel(nn.Module):
 
     def forward(self, rows):
         scores = self.layers(self.embedding(rows[:, :-1].long()))
-        return nn.functional.cross_entropy(scores.flatten(0, 1), rows[:, 1:].long().flatten())
+        return nn.functional.cross_entropy(
+            scores.flatten(0, 1), rows[:, 1:].long().flatten()
+        )
 
 
 def run_on(cluster, windows, program, traced=False):
-    """Run `program` on the cluster "A", "B", "C" or "D". Returns seconds, and spans if `traced`.
+    """Run `program` on the cluster "A", "B", "C" or "D".
 
-    Each rank trains on the same number of rows, whatever the program.
+    Returns seconds, and spans if `traced`. Each rank trains on the same number of rows, whatever the program.
     """
     here = {"storage": 0.0, "per_mib": 0.003, "log_of_rank_1": 0.0, "features": 128}
     here |= CLUSTERS[cluster]
@@ -341,7 +402,11 @@ def run_on(cluster, windows, program, traced=False):
         model(rows[:4].to(device)).backward()
     network.spans.clear()
     size, workers = program["batch_size"], program["num_workers"]
-    batches = iter(DataLoader(Stored(rows, here["storage"]), size, num_workers=workers))
+    with warnings.catch_warnings():  # of more processes than cores: these only sleep
+        warnings.simplefilter("ignore")
+        batches = iter(
+            DataLoader(Stored(rows, here["storage"]), size, num_workers=workers)
+        )
     waiting = [next(batches)]  # the loader's processes have begun
     trace, passes = Trace(network), 0
     began = _begin_together()

@@ -226,9 +226,12 @@ def _traced(windows, cluster):
     return steps.of_all_ranks(steps.run_on(cluster, windows, steps.PROGRAM, traced=True)[1])
 
 
-def traced_run(client, windows, cluster: str) -> list:
-    """The spans of both ranks, of the program on the cluster "A", "B", "C" or "D"."""
-    return ddp.launch(client, _traced, windows=windows, cluster=cluster, **ON_TWO).result
+def traced_runs(client, windows) -> dict[str, list]:
+    """For each cluster the spans of both ranks, of the same program."""
+    given = {"windows": windows, **ON_TWO}
+    return {
+        name: ddp.launch(client, _traced, cluster=name, **given).result for name in steps.CLUSTERS
+    }
 
 
 def four_runs(answer, *, client, windows) -> str:
@@ -237,7 +240,9 @@ def four_runs(answer, *, client, windows) -> str:
     faster = {}
     for name, program in programs.items():
         clusters = [(name, steps.PROGRAM), (name, program)]
-        before, after = ddp.launch(client, _run, windows=windows, clusters=clusters, **ON_TWO).result
+        before, after = ddp.launch(
+            client, _run, windows=windows, clusters=clusters, **ON_TWO
+        ).result
         faster[name] = before / after
     slow = [name for name, times in faster.items() if times < FASTER]
     if slow:
