@@ -152,7 +152,7 @@ steps.save_curve(run)
 model = GPT(settings.layers)
 model.load_state_dict(run.result)
 with torch.no_grad():
-    loss = model(held_out).item()
+    loss = model(held_out)
 five = helpers.n_gram(names, held_out_names, n=5, prior=10)
 print(f"GPT {loss:.2f}, 5-gram {five:.2f}, a blind guess {math.log(30):.2f}")
 
@@ -197,8 +197,7 @@ def measure(windows, batch_size, wrap=DDP, parts=1, network=None, pause=0, **opt
             with model.no_sync() if number < parts else nullcontext():
                 with record_function("forward"):
                     loss = model(part) / parts
-                with record_function("late"):
-                    time.sleep(pause * ddp.rank())
+                time.sleep(pause * ddp.rank())  # rank 1 may be slower
                 with record_function("backward"):
                     loss.backward()
         with record_function("optimizer"):
@@ -239,8 +238,7 @@ print(checks.prediction_of_scaling(my_weak_scaling, weak, "weak"))
 # `backward()`: the gradients are computed, but not yet averaged.
 
 # %% tags=["lesson"]
-spans = [rank.spans for rank in traces[2, 16]]
-figure = steps.picture({"DDP, batch 16": spans})
+figure = steps.picture({"DDP, batch 16": traces[2, 16]})
 helpers.show(figure, "A step of two ranks. Sending begins while backward is running.")
 
 # %% [markdown]
@@ -281,9 +279,9 @@ judge(partial(checks.buckets, client=client, model=GPT, rows=windows[:2]), my_bu
 # %% [markdown]
 # ## 5. A slower network
 #
-# Between machines, sending takes longer. DDP calls a *communication hook* with each full
-# bucket, and leaves the averaging to it. Our hook `SlowNetwork` averages a bucket, then
-# waits 2 ms, and 3 ms more for each MiB.
+# Between machines, sending takes longer. DDP calls a *communication hook* with each
+# full bucket, and leaves the averaging to it. Our hook `SlowNetwork` averages a bucket,
+# then waits 2 ms, and 3 ms more for each MiB.
 #
 # *Accumulation* runs forward and backward for several parts of a batch, and averages
 # once: inside `model.no_sync()`, DDP only adds gradients up. In `measure`, all parts
@@ -298,8 +296,7 @@ slow_steps = {
 }
 for title, changes in slow_steps.items():
     changes["network"] = steps.SlowNetwork(latency=0.002, per_mib=0.003)
-    result = ddp.launch(client, measure, **changes, **options).result
-    slow_steps[title] = [rank.spans for rank in result]
+    slow_steps[title] = ddp.launch(client, measure, **changes, **options).result
 alt = (
     "Small buckets are sent during backward, one bucket after it. Two parts send once."
 )
@@ -529,12 +526,12 @@ for title, ranks in compared.items():
     print(
         f"{title}: {1_000 * ranks[0].seconds:.0f} ms a step; the ranks wait for {waits}"
     )
-figure = steps.picture({title: [r.spans for r in of] for title, of in compared.items()})
-helpers.show(figure, "Rank 1 is late; rank 0 waits for it at the end of backward.")
+alt = "Rank 1 is late; rank 0 waits for it at the end of backward."
+helpers.show(steps.picture(compared), alt)
 
 # %% [markdown]
-# Every step takes as long as on the slower rank. **The slow rank is the one that does not
-# wait.** Rank 0's trace alone looks like a slow network. So record all ranks.
+# Every step takes as long as on the slower rank. **The slow rank is the one that does
+# not wait.** Rank 0's trace alone looks like a slow network. So record all ranks.
 #
 # ## 11. Recap
 #

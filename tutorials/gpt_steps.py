@@ -1,4 +1,4 @@
-"""What `gpt` uses and does not teach: names in windows, traces, a slow network, pictures.
+"""What `gpt` uses and does not teach: names, traces of steps, a slow network, pictures.
 
 What is in it travels to the ranks with the functions of the notebook, so that workers
 of a distant cluster do not need this file. Times are seconds. A span is (what, begin,
@@ -60,7 +60,7 @@ def windows_of(names, width):
 
 # A step, measured
 
-PARTS = "loading", "forward", "backward", "optimizer", "logging", "late"
+PARTS = "loading", "forward", "optimizer", "logging"
 CALLS = {  # the profiler's name, and ours
     "c10d::allreduce_": "all_reduce",
     "c10d::_allgather_base_": "all_gather",
@@ -77,9 +77,9 @@ class Trace:
             …  # one step, in blocks of `record_function("forward")` and so on
         trace.seconds, trace.spans, trace.calls
 
-    `seconds` is the quickest step that was not recorded, without the first. `calls` says
-    how often the recorded one made which collective call. The ranks begin each step
-    together. On a GPU, the spans are those of the CPU, which submits the work.
+    `seconds` is the quickest step that was not recorded, without the first. `calls`
+    says how often the recorded one made which collective call. The ranks begin each
+    step together. On a GPU, the spans are those of the CPU, which submits the work.
     """
 
     def __init__(self, network=None):
@@ -166,7 +166,7 @@ def _spans(profiled):
             last = max((each for each in computed if begin < each < end), default=end)
             yield "backward", begin, last
             yield "waiting", last, end
-        elif name in PARTS and end - begin > 1e-3 * (name == "late"):
+        elif name in PARTS:
             yield name, begin, end
 
 
@@ -197,13 +197,12 @@ COLOURS = {
     "waiting": "gainsboro",
     "optimizer": "tab:purple",
     "logging": "tab:brown",
-    "late": "tab:red",
     "sending": "tab:green",
 }
 
 
 def picture(steps, most=None):
-    """A figure: for each title in `steps` its spans, a list of them for each rank.
+    """A figure: for each title in `steps` what `Trace.of_all_ranks` has given.
 
     A rank has a lane for what it computes, and below it one for what it sends. `most`
     is the milliseconds that are drawn; None draws all.
@@ -217,9 +216,9 @@ def picture(steps, most=None):
     )
     shown = set()
     for axes, (title, ranks) in zip(rows[:, 0], steps.items()):
-        start = min(begin for spans in ranks for _, begin, _ in spans)
-        for rank, spans in enumerate(ranks):
-            for what, begin, end in spans:
+        start, _ = _first_and_last(ranks)
+        for rank, trace in enumerate(ranks):
+            for what, begin, end in trace.spans:
                 shown.add(what)
                 lane = rank + (0.2 if what == "sending" else -0.2)
                 left, width = 1_000 * (begin - start), 1_000 * (end - begin)
@@ -230,14 +229,15 @@ def picture(steps, most=None):
     names = [name for name in COLOURS if name in shown]
     bars = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[name]) for name in names]
     figure.legend(bars, names, ncols=len(names), loc="outside upper center", fontsize=9)
-    rows[-1, 0].set_xlim(0, most or max(map(_milliseconds, steps.values())))
+    durations = [end - start for start, end in map(_first_and_last, steps.values())]
+    rows[-1, 0].set_xlim(0, most or 1_000 * max(durations))
     rows[-1, 0].set_xlabel("time since the step began (ms)")
     return figure
 
 
-def _milliseconds(ranks):
-    spans = [span for of_rank in ranks for span in of_rank]
-    return 1_000 * (max(end for *_, end in spans) - min(begin for _, begin, _ in spans))
+def _first_and_last(ranks):
+    spans = [span for rank in ranks for span in rank.spans]
+    return min(begin for _, begin, _ in spans), max(end for *_, end in spans)
 
 
 # What DDP sends, and bytes
@@ -320,7 +320,7 @@ def bytes_held(model, optimizer):
 
 
 def memory_of_a_step(make_model, rows, forward, **options):
-    """On a rank: MB by kind, as text, and seconds of a step of `make_model()` with Adam.
+    """On a rank: MB by kind, as text, and seconds of a step of `make_model()`.
 
     `forward(model, rows, **options)` returns the loss, and the tensors that it saved.
     """
@@ -389,7 +389,8 @@ class SmallModel(nn.Module):
 def run_on(cluster, windows, program, traced=False):
     """Run `program` on the cluster "A", "B", "C" or "D".
 
-    Returns seconds, and spans if `traced`. Each rank trains on the same number of rows, whatever the program.
+    Returns seconds, and a Trace of the run if `traced`. Each rank trains on the same
+    number of rows, whatever the program.
     """
     here = {"storage": 0.0, "per_mib": 0.003, "log_of_rank_1": 0.0, "features": 128}
     here |= CLUSTERS[cluster]
@@ -397,27 +398,30 @@ def run_on(cluster, windows, program, traced=False):
     model = DDP(SmallModel(here["features"]).to(device))
     model.register_comm_hook(None, network.average)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    rows = windows[ddp.rank() :: ddp.world_size()][:ROWS]
+    size, workers = program["batch_size"], program["num_workers"]
+    rows = windows[ddp.rank() :: ddp.world_size()][: size + ROWS]
     for _ in range(2):  # DDP lays out its buckets anew after the first step
         model(rows[:4].to(device)).backward()
     network.spans.clear()
-    size, workers = program["batch_size"], program["num_workers"]
     with warnings.catch_warnings():  # of more processes than cores: these only sleep
         warnings.simplefilter("ignore")
         batches = iter(
             DataLoader(Stored(rows, here["storage"]), size, num_workers=workers)
         )
-    waiting = [next(batches)]  # the loader's processes have begun
+    next(batches)  # the loader's processes have begun; its rows are not counted
     trace, passes = Trace(network), 0
     began = _begin_together()
     with trace if traced else contextlib.nullcontext():
-        while waiting:
-            batch = waiting.pop().to(device)
+        while True:
+            with record_function("loading"):
+                batch = next(batches, None)
+            if batch is None:
+                break
             passes += 1
             is_last = passes % program["average_every"] == 0
             with contextlib.nullcontext() if is_last else model.no_sync():
                 with record_function("forward"):
-                    loss = model(batch) / program["average_every"]
+                    loss = model(batch.to(device)) / program["average_every"]
                 with record_function("backward"):
                     loss.backward()
             if is_last:
@@ -427,7 +431,5 @@ def run_on(cluster, windows, program, traced=False):
             if program["log_rows"] and ddp.rank() == 1:
                 with record_function("logging"):
                     time.sleep(here["log_of_rank_1"] * len(batch))
-            with record_function("loading"):
-                waiting += [each for each in [next(batches, None)] if each is not None]
     _begin_together()
-    return time.perf_counter() - began, trace.spans
+    return time.perf_counter() - began, trace
