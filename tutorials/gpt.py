@@ -24,7 +24,6 @@
 # minutes in class, 27 of them for three exercises.
 
 # %%
-import math
 import time
 from contextlib import nullcontext
 from functools import partial
@@ -154,12 +153,12 @@ model.load_state_dict(run.result)
 with torch.no_grad():
     loss = model(held_out)
 five = helpers.n_gram(names, held_out_names, n=5, prior=10)
-print(f"GPT {loss:.2f}, 5-gram {five:.2f}, a blind guess {math.log(30):.2f}")
+print(f"GPT {loss:.2f}, 5-gram {five:.2f}, a blind guess {np.log(30):.2f}")
 
 # %% [markdown]
 # The LSTM of `pets` has 2.37 after four passes over the names, the 5-gram 2.26. **Both
 # are better than this GPT**, with 3 million parameters for 98,000 characters. It gets
-# to XX with three passes (`PRESET=full`). Here it is a load to measure.
+# to 2.42 in three passes (`PRESET=full`). Here it is a load to measure.
 #
 # ## 3. Predict: two ranks
 #
@@ -297,9 +296,7 @@ slow_steps = {
 for title, changes in slow_steps.items():
     changes["network"] = steps.SlowNetwork(latency=0.002, per_mib=0.003)
     slow_steps[title] = ddp.launch(client, measure, **changes, **options).result
-alt = (
-    "Small buckets are sent during backward, one bucket after it. Two parts send once."
-)
+alt = "Small buckets are sent during backward, one after it. Two parts send once."
 helpers.show(steps.picture(slow_steps), alt)
 
 # %% [markdown]
@@ -320,9 +317,7 @@ helpers.show(steps.picture(slow_steps), alt)
 # model that is too small for such small batches.
 
 # %% tags=["exercise"]
-alt = (
-    "A: long loading. B: long sending. C: rank 0 waits for rank 1. D: many short steps."
-)
+alt = "Traces of four runs. Each rank has a lane for computing, and one for sending."
 helpers.show(steps.picture(checks.traced_runs(client, windows), most=200), alt)
 
 # %% [markdown]
@@ -356,8 +351,8 @@ def my_changes():
     # end of your code
 
 
-# %% tags=["exercise"]
-judge(partial(checks.four_runs, client=client, windows=windows), my_changes)
+# %% tags=["exercise", "nbval-ignore-output"]
+judge(partial(checks.four_runs, client=client, windows=windows), my_changes, timeout=99)
 
 # %% [markdown]
 # ## 7. Memory
@@ -394,11 +389,9 @@ def forward(model, rows, bf16=False):
 times = []
 for recompute in (False, True):
     for bf16 in (False, True):
-        model = partial(GPT, recompute=recompute)
-        given = {"make_model": model, "rows": windows[:16], "bf16": bf16, **on_one}
-        held, seconds = ddp.launch(
-            client, steps.memory_of_a_step, forward=forward, **given
-        ).result
+        given = {"make_model": partial(GPT, recompute=recompute), "forward": forward}
+        given |= {"rows": windows[:16], "bf16": bf16, **on_one}
+        held, seconds = ddp.launch(client, steps.memory_of_a_step, **given).result
         times.append(seconds)
         print(f"{bf16=}, {recompute=}: time {seconds / times[0]:.1f}; MB:", *held)
 print(checks.prediction_of_memory(my_largest))
@@ -429,9 +422,10 @@ print(checks.prediction_of_memory(my_largest))
 
 # %% tags=["lesson"]
 def sharded(model):
+    mesh = torch.distributed.init_device_mesh(ddp.device().type, (ddp.world_size(),))
     for block in model.blocks:
-        fully_shard(block)
-    return fully_shard(model)  # what is left: embeddings and head
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)  # what is left: embeddings and head
 
 
 # %% tags=["proof", "nbval-ignore-output"]
@@ -467,13 +461,16 @@ def save_and_load(folder):
 
 
 def save_as_ddp(folder):
-    ddp.Checkpoint(model=sharded(GPT()), directory=folder).save()
+    ddp.Checkpoint(model=sharded(GPT().to(ddp.device())), directory=folder).save()
 
 
 folder = run.directory / f"sharded-{time.time():.0f}"
 equal = ddp.launch(client, save_and_load, folder=folder, **on_two).result
-print("files:", *sorted(path.name for path in folder.iterdir()))
-print("the weights that were loaded are equal on each rank:", equal)
+print(
+    *sorted(path.name for path in folder.iterdir()),
+    "loaded, equal on each rank:",
+    equal,
+)
 try:
     ddp.launch(client, save_as_ddp, folder=folder / "ddp", **on_two)
 except ddp.RankFailed as failure:

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -304,7 +305,8 @@ def _measured_bytes(widths, way):
     model: nn.Module = nn.Sequential(*layers).to(device)
     parameters = sum(each.numel() for each in model.parameters())
     if way == "FSDP2":
-        fully_shard(model)
+        mesh = dist.init_device_mesh(device.type, (ddp.world_size(),))
+        fully_shard(model, mesh=mesh)
     else:
         model = DDP(model, gradient_as_bucket_view=way == "DDP view")
         model.register_comm_hook(None, bucket_hook.average)
