@@ -61,7 +61,7 @@ help:
 	@echo 'make lab                    open the notebooks in JupyterLab'
 	@echo 'make check                  look whether this machine is ready for a class: under a minute, and once set up nothing is downloaded'
 	@echo 'make data TUTORIAL=pets     download the full data set (the tutorials work without)'
-	@echo 'make test                   test all that a user relies on, the five notebooks included: about ten minutes on two cores'
+	@echo 'make test                   test all that a user relies on, the six notebooks included: about ten minutes on two cores'
 	@echo 'make test-all               and the rest: a real Slurm, hosts, faults at many moments, what students do: up to 45 minutes in all'
 	@echo 'make test-others            trainers of Accelerate, Lightning, timm and Transformers under ddprun and torchrun; installs them first'
 	@echo 'make lint                   look at layout, mistakes, who imports whom, types, workflows; nothing is changed'
@@ -112,7 +112,7 @@ lab: $(COURSE)
 # Every cell is a test. As many notebooks or files at a time as there are cores; those that take longest come first.
 SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 CELLS        := -p tests.kernels --nbval --nbval-current-env --nbval-cell-timeout=800
-NOTEBOOKS    := $(patsubst %,tutorials/%.ipynb,dogs pets ucmerced flights mnist)
+NOTEBOOKS    := $(patsubst %,tutorials/%.ipynb,dogs pets ucmerced flights gpt mnist)
 
 test: $(TEST)
 	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) $(CELLS) $(NOTEBOOKS) tests/distributed tests/unit

@@ -23,6 +23,7 @@ QUICK = {
     "ucmerced": "epochs=1 size=33",
     "dogs": "epochs=1 size=32 images_per_breed=50 trials=4",
     "flights": "epochs=1 share=0.1",
+    "gpt": "epochs=1 layers=1 batch_size=128",
 }
 
 

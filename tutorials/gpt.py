@@ -1,0 +1,548 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # GPT: where a step's time and memory go
+#
+# ## 1. The question
+#
+# **Where do a step's time and memory go, and what when it no longer fits?**
+#
+# **Afterwards you can**
+# - measure how much faster two ranks are, and say why it is not twice;
+# - read a trace of a step, and find what slows a training down;
+# - count the memory of a rank, and save some of it;
+# - shard a model that does not fit, with FSDP2.
+#
+# **You need** the tutorials `mnist` and `pets`: *rank*, *bucket*, *overlap*,
+# *checkpoint*. No GPU, no network. **Data:** the names of `pets`. **Time:** 80 to 95
+# minutes in class, 27 of them for three exercises.
+
+# %%
+import time
+from contextlib import nullcontext
+from functools import partial
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.profiler import record_function
+from torch.utils.checkpoint import checkpoint as recomputed
+
+import ddp_common as ddp
+from tutorials import gpt_steps as steps
+from tutorials import helpers, kit
+from tutorials.checks import gpt as checks
+from tutorials.checks.common import judge
+
+# %% tags=["parameters"]
+settings = kit.settings(
+    "gpt",
+    data="shipped",  # or "full" after `make data TUTORIAL=pets`, or your own names.csv
+    epochs=1,
+    batch_size=32,  # windows of all ranks together
+    learning_rate=3e-3,
+    layers=4,
+    seed=0,
+    presets={"full": {"epochs": 3, "learning_rate": 2e-3}},
+)
+
+# %% tags=["nbval-ignore-output"]
+client = ddp.connect()
+dataset = kit.fetch("pets", settings.data)
+print(f"torch {torch.__version__} · {client.ranks} ranks · {dataset.title}")
+
+# %% [markdown]
+# ## 2. A step
+#
+# As in `pets`, all names stand in one row, with `+` between them. We cut it into
+# *windows* of 48 characters. A character is a *token* here. The model predicts each
+# token from those before it in its window.
+
+# %%
+WIDTH = 48  # tokens in a window
+names, held_out_names = steps.read_names(dataset.path, settings.seed)
+windows = steps.windows_of(names, WIDTH)
+held_out = steps.windows_of(held_out_names, WIDTH)
+print(f"{len(windows):,} windows to learn from, {len(held_out):,} held out")
+
+# %% [markdown]
+# A *GPT* is a stack of *transformer blocks*. In a block, *attention* lets each position
+# read the positions before it, and then come two linear layers. The model returns its
+# loss, the mean cross-entropy. Section 7 explains `recompute`.
+
+
+# %%
+class GPT(nn.Module):
+    def __init__(self, layers=4, recompute=False):
+        super().__init__()
+        features = 256
+        self.embedding = nn.Embedding(len(steps.ALPHABET), features)
+        self.position = nn.Embedding(WIDTH, features)
+        options = {"batch_first": True, "norm_first": True, "activation": "gelu"}
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(features, 4, 4 * features, 0.0, **options)
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(features, len(steps.ALPHABET))
+        self.recompute = recompute
+
+    def forward(self, rows):
+        tokens, targets = rows[:, :-1].long(), rows[:, 1:].long()
+        x = self.embedding(tokens) + self.position.weight
+        mask = nn.Transformer.generate_square_subsequent_mask(WIDTH, device=x.device)
+        for block in self.blocks:
+            block = partial(block, src_mask=mask, is_causal=True)
+            x = (
+                recomputed(block, x, use_reentrant=False)
+                if self.recompute
+                else block(x)
+            )
+        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+# %% [markdown]
+# The training loop is almost that of `pets`. *AdamW* is Adam with weight decay.
+
+
+# %%
+def train(windows, epochs, batch_size, learning_rate, layers, seed):
+    """Train a GPT on this rank's share of the windows; returns its weights."""
+    device = ddp.device()
+    torch.manual_seed(seed)  # the same initial weights on all ranks
+    sampler = ddp.ElasticSampler(len(windows), batch_size, seed=seed)
+    model = DDP(GPT(layers).to(device))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    total = epochs * len(sampler)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total + 1)
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    checkpoint = ddp.Checkpoint(**parts, sampler=sampler, every_steps=100)
+    checkpoint.restore()
+    for epoch in sampler.epochs(epochs):
+        for rows in sampler.batches():  # numbers of this rank's windows in the batch
+            loss = model(windows[rows].to(device)) * sampler.weight
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            checkpoint.step()  # what this batch was for is done
+            schedule.step()
+            ddp.report(loss=loss)
+        checkpoint.save()
+    return model.module.state_dict()
+
+
+# %%
+hyperparameters = {k: v for k, v in vars(settings).items() if k != "data"}
+run = ddp.launch(
+    client, train, **kit.launch_options(), windows=windows, **hyperparameters
+)
+steps.save_curve(run)
+
+# %% tags=["nbval-ignore-output"]
+model = GPT(settings.layers)
+model.load_state_dict(run.result)
+with torch.no_grad():
+    loss = model(held_out)
+five = helpers.n_gram(names, held_out_names, n=5, prior=10)
+print(f"GPT {loss:.2f}, 5-gram {five:.2f}, a blind guess {np.log(30):.2f}")
+
+# %% [markdown]
+# The LSTM of `pets` reaches 2.26 in four passes over the names, as good as the 5-gram.
+# **Both are better than this GPT**, which has 3 million parameters for 98,000
+# characters. In three passes (`PRESET=full`) it reaches 2.42. Here it is a load to
+# measure.
+#
+# ## 3. Predict: two ranks
+#
+# *Throughput* is tokens per second, of all ranks together. One rank takes 16 windows in
+# a step. How many times its throughput do two ranks reach?
+#
+# - *Strong scaling*: the global batch stays 16, so a rank has 8.
+# - *Weak scaling*: a rank has 16, so the global batch is 32.
+#
+# **Write two numbers before you go on.**
+
+# %% tags=["lesson"]
+my_strong_scaling = None  # times the throughput of one rank
+my_weak_scaling = None
+
+# %% [markdown]
+# The next function makes four steps on each rank. `trace.steps` times them, and has
+# *`torch.profiler`* record the last one. `record_function` names a block of code in
+# that record, the *trace*. Sections 5, 8 and 10 use the other arguments.
+
+
+# %% tags=["lesson"]
+def measure(windows, batch_size, wrap=DDP, parts=1, network=None, pause=0, **options):
+    """Four steps; returns for each rank what its `steps.Trace` has measured."""
+    torch.manual_seed(0)
+    model = wrap(GPT().to(ddp.device()), **options)
+    if network is not None:
+        model.register_comm_hook(None, network.average)  # in place of DDP's averaging
+    optimizer = torch.optim.AdamW(model.parameters())
+    rows = windows[:batch_size][ddp.rank() :: ddp.world_size()].to(ddp.device())
+    trace = steps.Trace(network)
+    for _ in trace.steps(4):
+        optimizer.zero_grad()
+        for number, part in enumerate(rows.chunk(parts), start=1):
+            with model.no_sync() if number < parts else nullcontext():
+                with record_function("forward"):
+                    loss = model(part) / parts
+                time.sleep(pause * ddp.rank())  # rank 1 may be slower
+                with record_function("backward"):
+                    loss.backward()
+        with record_function("optimizer"):
+            optimizer.step()
+    held = steps.bytes_held(model, optimizer)
+    return trace.of_all_ranks(loss=loss.item(), held=held)
+
+
+# %% tags=["lesson", "nbval-ignore-output"]
+on_one = {"workers": 1, "directory": False}
+on_two = {"workers": 2, "directory": False}
+traces, points = {}, []
+for ranks, options in ((1, on_one), (2, on_two)):
+    for batch in (16, 32):
+        sizes = {"windows": windows, "batch_size": batch}
+        traces[ranks, batch] = ddp.launch(client, measure, **sizes, **options).result
+        seconds = traces[ranks, batch][0].seconds
+        points.append((batch / ranks, seconds, batch * WIDTH / seconds))
+        print(f"{ranks} rank(s), batch {batch}: {points[-1][-1]:,.0f} tokens/s")
+rows, seconds, throughput = np.array(points).T
+strong, weak = throughput[2:] / throughput[0]  # two ranks: batches 16, 32
+print(f"efficiency: strong scaling {strong / 2:.0%}, weak scaling {weak / 2:.0%}")
+b, a = np.polyfit(rows, 1_000 * seconds, deg=1)
+print(f"a step takes about {a:.0f} + {b:.1f} · batch / ranks milliseconds")
+print(checks.prediction_of_scaling(my_strong_scaling, strong, "strong"))
+print(checks.prediction_of_scaling(my_weak_scaling, weak, "weak"))
+
+# %% [markdown]
+# *Efficiency* is the speed-up divided by the number of ranks. The formula is fitted to
+# four points only. More ranks make *b* · batch / ranks smaller, but not *a*. So at a
+# batch *B*, no number of ranks is more than (*a* + *bB*) / *a* times as fast as one. A
+# larger batch makes *a* matter less, but may learn less from each window: see `dogs`.
+#
+# ## 4. A step as a picture
+#
+# What is in *a*? Here is one step of both ranks, as the profiler recorded it. A green
+# bar is a *bucket*: gradients that DDP averages in one message. *Waiting* is the end of
+# `backward()`: the gradients are computed, but not yet averaged.
+
+# %% tags=["lesson"]
+figure = steps.picture({"DDP, batch 16": traces[2, 16]})
+helpers.show(figure, "A step of two ranks. Sending begins while backward is running.")
+
+# %% [markdown]
+# ### Exercise 1 · How many buckets? (6 minutes)
+#
+# DDP takes the parameters in reverse order, since `backward()` begins at the last
+# layer. It puts one after the other into a bucket **until the bucket holds
+# `bucket_cap_mb` MiB or more**, and then begins the next bucket. It divides no
+# parameter. (This holds from the second step on; the first step has one bucket. If you
+# leave `bucket_cap_mb` out, it is 25, and the first bucket is full at 1 MiB.)
+#
+# `sizes` are the bytes of the parameters, in the order of `model.parameters()`. The
+# check compares your numbers with what DDP sends.
+#
+# <details><summary>Hint</summary>
+#
+# One loop over `reversed(sizes)`, with two variables: full buckets, and the bytes in
+# the bucket that is being filled. What is left at the end?
+# </details>
+
+
+# %% tags=["exercise", "solution"]
+def my_buckets(sizes, bucket_cap_mb):
+    """The number of buckets that DDP makes. A MiB is 2**20 bytes."""
+    # your code
+    buckets, filled = 0, 0
+    for size in reversed(sizes):
+        filled += size
+        if filled >= bucket_cap_mb * 2**20:
+            buckets, filled = buckets + 1, 0
+    return buckets + (filled > 0)
+    # end of your code
+
+
+# %% tags=["exercise"]
+judge(partial(checks.buckets, client=client, model=GPT, rows=windows[:2]), my_buckets)
+
+# %% [markdown]
+# ## 5. A slower network
+#
+# Between machines, sending takes longer. DDP calls a *communication hook* with each
+# full bucket, and leaves the averaging to it. Our hook `SlowNetwork` averages a bucket,
+# then waits 2 ms, and 3 ms more for each MiB.
+#
+# *Accumulation* runs forward and backward for several parts of a batch, and averages
+# once: inside `model.no_sync()`, DDP only adds gradients up. In `measure`, all parts
+# but the last are inside.
+
+# %% tags=["lesson"]
+options = {"windows": windows, "batch_size": 16, **on_two}
+slow_steps = {
+    "buckets of 1 MiB": {"bucket_cap_mb": 1},
+    "one bucket": {"bucket_cap_mb": 25},
+    "two parts, averaged once": {"bucket_cap_mb": 1, "parts": 2},
+}
+for title, changes in slow_steps.items():
+    changes["network"] = steps.SlowNetwork(latency=0.002, per_mib=0.003)
+    slow_steps[title] = ddp.launch(client, measure, **changes, **options).result
+alt = "Small buckets are sent during backward, one after it. Two parts send once."
+helpers.show(steps.picture(slow_steps), alt)
+
+# %% [markdown]
+# **One bucket**: nothing overlaps, because it is full when `backward()` has computed
+# everything. **Buckets of 1 MiB**: most of the sending overlaps, but each message pays
+# 2 ms. **Two parts**: the first `backward()` sends nothing. If each part is as large as
+# the batch was, one message serves twice as many tokens.
+#
+# <details><summary><b>A small question:</b> why does <code>measure</code> divide the
+# loss by <code>parts</code>?</summary>
+#
+# The gradients of the parts add up. We want their mean.</details>
+#
+# ## 6. Exercise A · Four runs are slow (12 minutes)
+#
+# Four clusters, A to D, run the same program, with a small model. Each run is slow for
+# one reason, and each reason occurs once: the storage; the network; one slow rank; a
+# model that is too small for such small batches.
+
+# %% tags=["exercise"]
+alt = "Traces of four runs. Each rank has a lane for computing, and one for sending."
+helpers.show(steps.picture(checks.traced_runs(client, windows), most=200), alt)
+
+# %% [markdown]
+# | setting | value | meaning |
+# |---|---|---|
+# | `batch_size` | 4 | windows of a rank for one forward and backward |
+# | `num_workers` | 0 | processes of a rank's `DataLoader`, which load ahead |
+# | `average_every` | 1 | so many backward passes until DDP averages once |
+# | `log_rows` | True | rank 1 writes each window to a log |
+#
+# **For each run, change one setting, so that it takes at most two thirds of the time**
+# for the same windows. The check runs each before and after, in turns.
+#
+# <details><summary>Hint</summary>
+#
+# Which colour is the longest? Who waits for whom? What could be done while a batch is
+# computed, what less often, and what not at all?
+# </details>
+
+
+# %% tags=["exercise", "solution"]
+def my_changes():
+    """For each run the setting to change: {"A": {"name": value}, "B": …}."""
+    # your code
+    return {
+        "A": {"num_workers": 4},
+        "B": {"average_every": 8},
+        "C": {"log_rows": False},
+        "D": {"batch_size": 64},
+    }
+    # end of your code
+
+
+# %% tags=["exercise", "nbval-ignore-output"]
+judge(partial(checks.four_runs, client=client, windows=windows), my_changes, timeout=99)
+
+# %% [markdown]
+# ## 7. Memory
+#
+# A rank holds the *parameters*, their *gradients*, *Adam's* two means and DDP's
+# *buckets*. During a step it also holds the *activations*: what the forward pass saves
+# for the backward pass. **Predict** which of the five is the largest, for 16 windows.
+
+# %% tags=["lesson"]
+my_largest = None  # "parameters", "gradients", "Adam", "buckets" or "activations"
+
+# %% [markdown]
+# `saved_tensors_hooks` calls our function `note` with each tensor that is saved. There
+# are two ways to save fewer bytes. **bf16**: with `autocast`, matrix products use
+# numbers of two bytes. **Activation checkpointing** (`recompute`): only the input of
+# each block is saved, and the backward pass runs the block's forward again.
+
+
+# %% tags=["lesson"]
+def forward(model, rows, bf16=False):
+    """The loss, and the tensors that are saved for the backward pass."""
+    saved = []
+
+    def note(tensor):
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        with torch.autocast(rows.device.type, torch.bfloat16, enabled=bf16):
+            return model(rows), saved
+
+
+# %% tags=["lesson", "nbval-ignore-output"]
+times = []
+for recompute in (False, True):
+    for bf16 in (False, True):
+        given = {"make_model": partial(GPT, recompute=recompute), "forward": forward}
+        given |= {"rows": windows[:16], "bf16": bf16, **on_one}
+        held, seconds = ddp.launch(client, steps.memory_of_a_step, **given).result
+        times.append(seconds)
+        print(f"{bf16=}, {recompute=}: time {seconds / times[0]:.1f}; MB:", *held)
+print(checks.prediction_of_memory(my_largest))
+
+# %% [markdown]
+# Activations grow with the batch, all else with the model. With `recompute`, the
+# activations of one block at a time come back during the backward pass. They are not in
+# our sum.
+#
+# Whether it pays depends on the size. This was measured on one H200 (torch 2.11):
+#
+# | model, batch × tokens | | float32 | TF32 | bf16 | bf16 + checkpointing |
+# |---|---|---|---|---|---|
+# | 3.3 million, 128 × 64 | ms | 7.9 | 7.5 | 14.5 | 22.7 |
+# | | peak, MB | 602 | 627 | 436 | 283 |
+# | 203 million, 32 × 512 | ms | 473 | 149 | 69 | 89 |
+# | | peak, GB | 16.7 | 18.3 | 12.5 | 6.5 |
+#
+# *TF32* rounds the inputs of float32 products to fewer bits. The small model is slower
+# with bf16: it gives the GPU too little to do, and `autocast` adds more small tasks.
+#
+# ## 8. When it no longer fits
+#
+# With DDP, each rank holds everything. *FSDP2* (`fully_shard`) cuts each parameter, its
+# gradient and Adam's means into *shards*, one for each rank. The parameters of a block
+# are gathered before the block needs them, and freed afterwards.
+
+
+# %% tags=["lesson"]
+def sharded(model):
+    mesh = torch.distributed.init_device_mesh(ddp.device().type, (ddp.world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)  # what is left: embeddings and head
+
+
+# %% tags=["proof", "nbval-ignore-output"]
+last = {}
+for way in (DDP, sharded):
+    for rank in ddp.launch(client, measure, wrap=way, **options).result:
+        print(f"{way.__name__}, bytes: {rank.held}; in a step: {rank.calls}")
+        last.setdefault(way, []).append(rank.loss)
+difference = abs(np.mean(last[DDP]) - np.mean(last[sharded]))
+print(f"loss {np.mean(last[DDP]):.4f}; the two differ by {difference:.0e}")
+assert difference < 1e-4
+
+# %% [markdown]
+# Each rank holds half, and the loss is the same. DDP averages with `all_reduce`. FSDP2
+# gathers the parameters of each block by an *all-gather*, in the forward pass and again
+# in the backward pass. A *reduce-scatter* then gives each rank the mean gradient of its
+# own shard. Together this is 1.5 times the bytes that DDP sends.
+#
+# A parameter is now a `DTensor`, and `to_local()` is this rank's shard of it. *DCP*,
+# `torch.distributed.checkpoint`, saves such a state: each rank writes its own part.
+
+
+# %% tags=["lesson"]
+def save_and_load(folder):
+    """Save a model, load it into another; returns for each rank whether they agree."""
+    model, other = (sharded(GPT().to(ddp.device())) for _ in range(2))
+    dcp.save({"model": model.state_dict()}, checkpoint_id=folder)
+    state = {"model": other.state_dict()}
+    dcp.load(state, checkpoint_id=folder)  # into the tensors of `other`
+    pairs = zip(model.parameters(), other.parameters())
+    equal = all(torch.equal(one.to_local(), two.to_local()) for one, two in pairs)
+    return steps.of_all_ranks(equal)
+
+
+def save_as_ddp(folder):
+    ddp.Checkpoint(model=sharded(GPT().to(ddp.device())), directory=folder).save()
+
+
+folder = run.directory / f"sharded-{time.time():.0f}"
+equal = ddp.launch(client, save_and_load, folder=folder, **on_two).result
+files = sorted(path.name for path in folder.iterdir())
+print(*files, "are loaded; the weights are equal on each rank:", equal)
+try:
+    ddp.launch(client, save_as_ddp, folder=folder / "ddp", **on_two)
+except ddp.RankFailed as failure:
+    print(str(failure).splitlines()[0].replace(failure.host, "HOST"))
+
+# %% [markdown]
+# `ddp.Checkpoint` refuses it: there, rank 0 alone writes, and it has only its shards.
+#
+# ## 9. Exercise B · The bytes of a rank (9 minutes)
+#
+# What does each rank hold between two steps, without activations? All numbers are
+# float32, and the optimizer is Adam. There are three ways:
+#
+# - `"DDP"`: gradients and buckets are separate;
+# - `"DDP view"`: DDP with `gradient_as_bucket_view=True`; they are the same memory;
+# - `"FSDP2"`: everything is sharded, and there are no buckets.
+#
+# The check measures three models on two ranks. **Then:** how large a model fits into
+# 24 GB on 1, 8 and 64 ranks? Estimate first. The check asks your function.
+
+
+# %% tags=["exercise", "solution"]
+def bytes_of_a_rank(parameters, ranks, way):
+    """The bytes that each rank holds. `way` is "DDP", "DDP view" or "FSDP2"."""
+    # your code
+    weights, gradients, means, buckets = 4, 4, 8, 4
+    if way == "DDP":
+        return (weights + gradients + means + buckets) * parameters
+    if way == "DDP view":
+        return (weights + gradients + means) * parameters
+    return (weights + gradients + means) * parameters / ranks
+    # end of your code
+
+
+# %% tags=["exercise"]
+judge(partial(checks.bytes_of_a_rank, client=client), bytes_of_a_rank)
+
+# %% [markdown]
+# ## 10. Break it: a slow rank
+#
+# Rank 1 is slower by half: in each step it pauses for half of a step's time. How much
+# slower is the training? In whose trace do you see the fault?
+
+# %% tags=["lesson", "nbval-ignore-output"]
+pause = traces[2, 16][0].seconds / 2
+late = ddp.launch(client, measure, pause=pause, **options).result
+compared = {"both as fast": traces[2, 16], "rank 1 is slower": late}
+for title, ranks in compared.items():
+    waits = ", ".join(f"{rank.waiting:.0%}" for rank in ranks)
+    print(
+        f"{title}: {1_000 * ranks[0].seconds:.0f} ms a step; the ranks wait for {waits}"
+    )
+alt = "Rank 1 is late; rank 0 waits for it at the end of backward."
+helpers.show(steps.picture(compared), alt)
+
+# %% [markdown]
+# Every step takes as long as on the slower rank. **The slow rank is the one that does
+# not wait.** Rank 0's trace alone looks like a slow network. So record all ranks.
+#
+# ## 11. Recap
+#
+# - *Time*: a step takes about *a* + *b* · batch / ranks. A trace shows what *a* is:
+#   loading, sending that does not overlap, waiting for a slow rank.
+# - *Memory*: with Adam a parameter takes 16 bytes, and 4 more for DDP's buckets.
+#   Activations grow with the batch.
+# - *When it no longer fits*: less activations by bf16, checkpointing, or smaller parts
+#   with accumulation; less of everything else by FSDP2.
+#
+# **Read.** PyTorch on the [profiler][1], [FSDP2][2] and [DCP][3]; the [ZeRO paper][4].
+#
+# [1]: https://docs.pytorch.org/tutorials/recipes/recipes/profiler_recipe.html
+# [2]: https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html
+# [3]: https://docs.pytorch.org/tutorials/recipes/distributed_checkpoint_recipe.html
+# [4]: https://arxiv.org/abs/1910.02054
+
+# %%
+client.close()
