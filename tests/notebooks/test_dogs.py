@@ -92,6 +92,10 @@ def comparison_of(case):
                 step = math.ceil(samples / seen)
             if case == "the nearest step":
                 step = int(samples / seen + 0.5)
+            if case == "rounded":
+                step = round(samples / seen)
+            if case == "until before samples":
+                step = (samples - 1) // seen
             found[workers] = right[step] if case == "counts from 0" else right[step - 1]
             if case == "the best so far":
                 found[workers] = max(right[:step])
@@ -115,6 +119,8 @@ def test_a_fair_comparison_is_accepted_in_every_form(case):
         ("counts from 0", "At which place of the list"),
         ("the next step", "Is that step finished"),
         ("the nearest step", "only the nearest one"),
+        ("rounded", "Is that step finished by then"),
+        ("until before samples", "After how many steps"),
         ("the best so far", "After how many steps"),
         ("a list", "After how many steps"),
         ("nothing", "After how many steps"),

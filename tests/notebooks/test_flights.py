@@ -6,6 +6,7 @@ from random import Random
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.metrics import average_precision_score
 from tutorials_here import names_of
 
@@ -128,6 +129,29 @@ def sorted_by_place(lengths, batch_size, seed):
 RIGHT = in_order(permuted)
 
 
+def split_arrays(lengths, batch_size, seed):
+    """Batches as a generator of tensors, from arrays that were cut by numpy."""
+    whole = np.concatenate(RIGHT(lengths, batch_size, seed))
+    for batch in np.split(whole, range(batch_size, len(whole), batch_size)):
+        yield torch.tensor(batch)
+
+
+def as_frames(lengths, batch_size, seed):
+    """Each batch a DataFrame, its rows shuffled once more."""
+    random = np.random.default_rng(seed)
+    names = ["partition", "row"]
+    batches = RIGHT(lengths, batch_size, seed)
+    return [pd.DataFrame(random.permutation(batch), columns=names) for batch in batches]
+
+
+def row_and_partition(lengths, batch_size, seed):
+    return [batch[:, ::-1] for batch in RIGHT(lengths, batch_size, seed)]
+
+
+def rows_alone(lengths, batch_size, seed):
+    return [batch[:, 1] for batch in RIGHT(lengths, batch_size, seed)]
+
+
 def one_too_many(lengths, batch_size, seed):
     """Cut as often as batches fit, and once more: that one may be empty."""
     batches = RIGHT(lengths, batch_size, seed)
@@ -147,6 +171,8 @@ def test_batches_that_meet_the_criteria_are_right():
         in_order(lambda rows, random: np.argsort(random.random(rows))),
         batch_by_batch,
         sorted_by_place,
+        split_arrays,
+        as_frames,
     ):
         assert "not where the rows are" in checks.batches(deal)
 
@@ -170,6 +196,8 @@ def test_batches_that_meet_the_criteria_are_right():
         (lambda lengths, size, seed: RIGHT(lengths, size, seed)[:-1], "the last batch get"),
         (lambda lengths, size, seed: RIGHT(lengths, size + 1, seed), "do you cut"),
         (one_too_many, "do you cut"),
+        (row_and_partition, "rows and partitions begin to count"),
+        (rows_alone, "Which two numbers name a row"),
         (one_permutation, "the middle row of each partition"),
     ],
 )
@@ -260,6 +288,7 @@ def test_features_that_know_no_more_than_had_arrived_are_right():
         (features_with(24, weather_of=0), "When was it measured"),
         (features_with(24, weather_of=2), "nothing older"),
         (features_with(12), "all that was known"),
+        (features_with(10_000), "nothing older"),
         (moves_the_weather, "change the tables"),
         (lambda *tables: HONEST(*tables).fillna(0), "Nothing was known"),
         (with_older_weather, "Of which hour is this number"),

@@ -175,15 +175,17 @@ def test_the_steps_lost_are_those_that_the_logs_say():
     [
         READING,
         {
-            str(number): [letter.lower(), np.int64(vain)]
-            for number, (letter, vain) in READING.items()
+            str(number): [letter.lower(), np.int64(lost)]
+            for number, (letter, lost) in READING.items()
         },
         list(READING.values()),
-        [(f"({letter})", float(vain)) for letter, vain in READING.values()],
-        [(letter, str(vain)) for letter, vain in READING.values()],
-        {number: (f"{letter}: see the table", vain) for number, (letter, vain) in READING.items()},
+        [(f"({letter})", float(lost)) for letter, lost in READING.values()],
+        [(letter, str(lost)) for letter, lost in READING.values()],
+        [(letter, f"{lost} steps") for letter, lost in READING.values()],
+        {number: f"{letter}: {lost}" for number, (letter, lost) in READING.items()},
+        {number: (f"{letter}: see the table", lost) for number, (letter, lost) in READING.items()},
     ],
-    ids=["dict", "small_letters_and_numpy", "list", "floats", "quoted", "words"],
+    ids="dict small_letters_and_numpy list floats quoted with_a_unit texts words".split(),
 )
 def test_four_logs_may_be_answered_in_any_form(given):
     assert "what it cost" in checks.reading(lambda: given)

@@ -102,10 +102,6 @@ def comparison(answer):
                 "How many images has a step of several workers?",
             ),
             (
-                after(lambda w, images, samples: samples // (w * images) + 1),
-                "At which place of the list is the first step?",
-            ),
-            (
                 after(lambda w, images, samples: -(-samples // (w * images))),
                 "Is that step finished by then?",
             ),
@@ -116,6 +112,10 @@ def comparison(answer):
             (
                 after(lambda w, images, samples: int(samples / (w * images) + 0.5)),
                 "Is that step finished by then, or only the nearest one?",
+            ),
+            (
+                after(lambda w, images, samples: samples // (w * images) + 1),
+                "At which place of the list is the first step?",
             ),
         ]
         yours = _numbers(answer({w: list(right) for w, right in log.items()}, images, samples))

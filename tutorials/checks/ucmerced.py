@@ -225,13 +225,16 @@ def reading(answer):
     pairs = given if isinstance(given, dict) else dict(enumerate(given or (), start=1))
     for number, (letter, lost) in READINGS.items():
         mine = pairs.get(number, pairs.get(str(number)))
+        if isinstance(mine, str):  # "T 20", "T: 20 steps"
+            mine = mine.replace(":", " ").replace(",", " ").split(maxsplit=1)
         if not isinstance(mine, (tuple, list)) or len(mine) != 2:
             raise Wrong(f"log {number}: {mine!r}", "a letter and a number", "What did you read?")
         yours = f"log {number}: {mine[0]!r}, {mine[1]!r}"
         found = set(re.findall(r"\b[TWMP]\b", str(mine[0]).upper()))
         if found != {letter}:
             raise Wrong(yours, "another letter of T, W, M, P", LETTERS[letter])
-        if mine[1] not in (lost, str(lost)):
+        steps = re.sub(r"\s*steps?$", "", mine[1].strip()) if isinstance(mine[1], str) else mine[1]
+        if steps not in (lost, str(lost)):
             question = "Which step was the last, and which was the last that was saved?"
             raise Wrong(yours, "another number of steps", question)
     return "you know why a job ended, and what it cost"
