@@ -66,8 +66,8 @@ BUDGET = {
     "ddp_common/without_dask": 380,
     "ddp_common/clusters": 1670,
     "ddp_common/data": 260,
-    "tutorials/kit": 1400,
-    "tests": 16950,
+    "tutorials/kit": 1570,
+    "tests": 18100,
 }
 
 
