@@ -106,15 +106,6 @@ def _place(function, error):
     return "The check cannot use what it returns"
 
 
-def prediction(answer: object) -> str:
-    """What became of a prediction to which "same" is right, however it is spelled."""
-    if answer is None or answer is ...:
-        return "you have made no prediction; the ranks say 'same'"
-    words = re.findall("[a-z]+", str(answer).lower())
-    verdict = "right" if "same" in words else "not right: the ranks say 'same'"
-    return f"your prediction was {answer!r}: {verdict}"
-
-
 class _Limited(io.StringIO):
     """Keeps the first `SHOWN` characters of what is printed."""
 
