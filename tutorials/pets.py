@@ -331,7 +331,7 @@ print(
 for n in (3, 5):
     counted = helpers.n_gram(training_names, held_out, n, prior=10)
     print(f"{n}-gram {counted:.3f}")
-print("invented:", ", ".join(invent(model, count=1_500)[:10]) or "none yet")
+print("invented names:", ", ".join(invent(model, count=1_500)[:10]) or "none yet")
 
 # %% [markdown]
 # **The LSTM is better than the 3-gram, and about as good as the 5-gram**, which only
