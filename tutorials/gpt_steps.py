@@ -7,7 +7,6 @@ end), on the clock of its machine: spans of ranks on one machine can be drawn to
 
 import contextlib
 import os
-import string
 import sys
 import time
 import warnings
@@ -15,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import cloudpickle
-import pandas as pd
 import torch
 import torch.distributed as dist
 from matplotlib import pyplot as plt
@@ -32,30 +30,20 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 # The names, as pets has them
 
-ALPHABET = "+" + string.ascii_lowercase + "-. "  # '+' stands between two names
+ALPHABET = helpers.ALPHABET  # its value travels to the ranks, as helpers does not
 
 
 def read_names(path, seed):
     """The names to learn from, in random order, and those that are held out: Series."""
-    table = pd.read_csv(path, keep_default_na=False)  # a cat may be called Nan
+    table = helpers.read_names(path)
     learned, held_out = ddp.split(len(table), [0.1], seed=seed)
     names = table["name"]
     return names.iloc[learned].sample(frac=1, random_state=seed), names.iloc[held_out]
 
 
 def windows_of(names, width):
-    """Rows (n, width + 1) of bytes. The last of each row is the first of the next one.
-
-    Raises ddp.Error for a character that is not in ALPHABET.
-    """
-    text = "+" + "".join(name + "+" for name in names)
-    if foreign := set(text) - set(ALPHABET):
-        raise ddp.Error(
-            f"A name has {foreign.pop()!r}, which is not in the alphabet {ALPHABET!r}. "
-            "The model has no number for it. Tidy the list of names first."
-        )
-    codes = torch.tensor([ALPHABET.index(letter) for letter in text], dtype=torch.uint8)
-    return codes.unfold(0, width + 1, width)
+    """Rows (n, width + 1) of bytes. The last of each is the first of the next one."""
+    return helpers.encode(names).unfold(0, width + 1, width)
 
 
 # A step, measured

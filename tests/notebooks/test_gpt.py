@@ -353,9 +353,11 @@ def test_bytes_that_two_tensors_share_count_once():
     assert steps.nbytes([tensor, torch.zeros(5)]) == 420
 
 
-def test_a_name_that_the_model_cannot_read_is_refused():
+def test_a_name_that_the_model_cannot_read_is_refused(tmp_path):
+    path = tmp_path / "names.csv"
+    path.write_text("name,count\n" + "zoë,1\n" * 20)
     with pytest.raises(ddp.Error, match="'ë'.*alphabet"):
-        steps.windows_of(["zoë"] * 20, 4)
+        steps.read_names(path, seed=0)
 
 
 def test_windows_hold_every_token_once_and_the_one_before_them():
