@@ -1,5 +1,6 @@
 """Workers that are suspended, killed, paused, without this package, or told to end."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -159,32 +160,39 @@ def shape_of(table):
     return table.rows.shape
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_worker_without_a_nanny_ends_by_a_signal_once_its_rank_has_saved(tmp_path, number):
-    def train_in_no_hurry():
-        return faults.train(epochs=100, pause=0.1)
-
-    with separate_cluster(tmp_path, workers=0) as (_, address):
+@contextlib.contextmanager
+def worker_without_nanny(folder):
+    """(process, address of its scheduler) of the one worker of a cluster."""
+    with separate_cluster(folder, workers=0) as (_, address):
         command = [sys.executable, "-m", "dask", "worker", address, "--nthreads", "1"]
         worker = subprocess.Popen(
-            [*command, "--no-nanny", "--no-dashboard", "--local-directory", tmp_path],
+            [*command, "--no-nanny", "--no-dashboard", "--local-directory", folder],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         try:
-            with ddp.connect(address, workers=1) as client:
-                directory = tmp_path / "run"
-                running = Background(ddp.launch, client, train_in_no_hurry, directory=directory)
-                wait_until(lambda: saved_steps(directory))
-                worker.send_signal(number)
-                with pytest.raises(ddp.RunStopped) as stopped:
-                    running.outcome()
-                assert saved_steps(directory)[-1] == stopped.value.step
-                assert worker.wait(PATIENCE) == 0
+            yield worker, address
         finally:
             worker.kill()
             worker.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_without_a_nanny_ends_by_a_signal_once_its_rank_has_saved(tmp_path, number):
+    def train_in_no_hurry():
+        return faults.train(epochs=100, pause=0.1)
+
+    with worker_without_nanny(tmp_path) as (worker, address):
+        with ddp.connect(address, workers=1) as client:
+            directory = tmp_path / "run"
+            running = Background(ddp.launch, client, train_in_no_hurry, directory=directory)
+            wait_until(lambda: saved_steps(directory))
+            worker.send_signal(number)
+            with pytest.raises(ddp.RunStopped) as stopped:
+                running.outcome()
+            assert saved_steps(directory)[-1] == stopped.value.step
+            assert worker.wait(PATIENCE) == 0
 
 
 def hold_back(is_held):
@@ -198,27 +206,17 @@ def hold_back(is_held):
 
 
 def test_a_worker_without_a_nanny_ends_by_a_signal_while_its_rank_starts(tmp_path):
-    with separate_cluster(tmp_path, workers=0) as (_, address):
-        command = [sys.executable, "-m", "dask", "worker", address, "--nthreads", "1"]
-        worker = subprocess.Popen(
-            [*command, "--no-nanny", "--no-dashboard", "--local-directory", tmp_path],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            with ddp.connect(address, workers=1) as client:
-                client.run(hold_back, True)
-                running = Background(ddp.launch, client, faults.train, workers=1, pause=PATIENCE)
-                wait_until(lambda: any(client.processing().values()))
-                worker.terminate()
-                time.sleep(1)
-                client.run(hold_back, False)
-                with pytest.raises(ddp.RankFailed):
-                    running.outcome()
-                assert worker.wait(PATIENCE) == 0
-        finally:
-            worker.kill()
-            worker.wait()
+    with worker_without_nanny(tmp_path) as (worker, address):
+        with ddp.connect(address, workers=1) as client:
+            client.run(hold_back, True)
+            running = Background(ddp.launch, client, faults.train, workers=1, pause=PATIENCE)
+            wait_until(lambda: any(client.processing().values()))
+            worker.terminate()
+            time.sleep(1)
+            client.run(hold_back, False)
+            with pytest.raises(ddp.RankFailed):
+                running.outcome()
+            assert worker.wait(PATIENCE) == 0
 
 
 def test_a_worker_that_is_suspended_in_training_is_named_and_its_peers_are_asked(
