@@ -85,8 +85,11 @@ def say(text: str, stream: TextIO | None) -> None:
     if stream is None:  # closed before the program began
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
+    text = text.encode(encoding, "backslashreplace").decode(encoding)
+    # A notebook's bar is no text. `tqdm.write` fails if Ctrl-C came while one was being made
+    write = tqdm.write if kernel() is None else print
     with contextlib.suppress(OSError, ValueError):  # a closed pipe, a full disk; a closed stream
-        tqdm.write(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
+        write(text, file=stream)
         stream.flush()
 
 
@@ -216,5 +219,6 @@ def explain_interrupt(
     if in_ipython:
         say(words, sys.stdout)
         interrupt.__traceback__ = None
+        interrupt.__suppress_context__ = True  # an exception that was being handled meanwhile
     else:
         interrupt.add_note(words)
