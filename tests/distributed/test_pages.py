@@ -230,13 +230,10 @@ def test_a_step_of_a_recipe_is_that_of_one_process_with_the_whole_batch(client, 
     assert torch.allclose(one, three, rtol=0, atol=1e-12)
 
 
-def normalised():
-    return torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
-
-
 def test_averaged_weights_have_the_statistics_of_all_rows(client, recipes):
     train, x = recipes["train_with_average"], recipes["samples"]()[0]
-    for average in on_one_and_three(client, train, epochs=1, make=normalised):
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+    for average in on_one_and_three(client, train, epochs=1, make=lambda: model):
         assert torch.allclose(average[0].running_mean, x.mean(0), rtol=0, atol=1e-6)
 
 
