@@ -33,12 +33,23 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ALPHABET = helpers.ALPHABET  # its value travels to the ranks, as helpers does not
 
 
-def read_names(path, seed):
-    """The names to learn from, in random order, and those that are held out: Series."""
-    table = helpers.read_names(path)
-    learned, held_out = ddp.split(len(table), [0.1], seed=seed)
-    names = table["name"]
-    return names.iloc[learned].sample(frac=1, random_state=seed), names.iloc[held_out]
+class Names:
+    """The names of pets. `windows` are to learn from, in random order, or `held_out`.
+
+    Both are rows (n, width + 1) of tokens.
+    """
+
+    def __init__(self, path, width, seed):
+        table = helpers.read_names(path)
+        learned, held_out = ddp.split(len(table), [0.1], seed=seed)
+        self._learned = table["name"].iloc[learned].sample(frac=1, random_state=seed)
+        self._held_out = table["name"].iloc[held_out]
+        self.windows = windows_of(self._learned, width)
+        self.held_out = windows_of(self._held_out, width)
+
+    def loss_of_5_gram(self):
+        """Nats per held-out character, for who counts what follows four characters."""
+        return helpers.n_gram(self._learned, self._held_out, n=5, prior=10)
 
 
 def windows_of(names, width):
@@ -88,10 +99,15 @@ class Trace:
         with self:
             yield count - 1
 
-    def of_all_ranks(self, **more):
-        """Of each rank what it has measured, and `more`. All ranks call it."""
+    def of_all_ranks(self, model=None, optimizer=None, **more):
+        """Of each rank what it has measured, and `more`. All ranks call it.
+
+        With a model and its optimizer also `held`, their bytes on the rank, by kind.
+        """
         mine = {"seconds": self.seconds, "spans": self.spans, "calls": self.calls}
         mine |= {"waiting": _share(self.spans, "waiting"), **more}
+        if model is not None:
+            mine["held"] = bytes_held(model, optimizer)
         return [SimpleNamespace(**each) for each in of_all_ranks(mine)]
 
     def __enter__(self):
@@ -245,9 +261,7 @@ class SlowNetwork:
 
     def average(self, _, bucket):
         buffer = bucket.buffer()
-        if (
-            self._thread is None
-        ):  # not before it is on the rank: a thread does not travel
+        if self._thread is None:  # made on the rank, as a thread does not travel
             self._thread = ThreadPoolExecutor(1)
         devices = [buffer.device] if buffer.is_cuda else None
         future = torch.futures.Future(devices=devices)
@@ -260,9 +274,7 @@ class SlowNetwork:
             dist.all_reduce(buffer)
             buffer /= dist.get_world_size()
             time.sleep(self.latency + self.per_mib * buffer.nbytes / 2**20)
-        except (
-            Exception
-        ) as error:  # of any kind: backward() waits for it in another thread
+        except Exception as error:  # of any kind: backward() waits for it
             future.set_exception(error)
         else:
             self.spans.append(("sending", began, time.time()))
@@ -288,9 +300,8 @@ def nbytes(tensors):
     """The bytes of tensors in this rank's memory. What two share counts once."""
     sizes = {}
     for tensor in tensors:
-        own = (
-            tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        )  # a DTensor's part
+        # Of a DTensor the part that this rank has
+        own = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         storage = own.untyped_storage()
         sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())
@@ -328,7 +339,7 @@ def memory_of_a_step(make_model, rows, forward, **options):
     return [f"{kind} {size / 1e6:.0f}" for kind, size in held.items()], trace.seconds
 
 
-# Exercise A: four runs of one program
+# Exercise B: four runs of one program
 
 PROGRAM = {"batch_size": 4, "num_workers": 0, "average_every": 1, "log_rows": True}
 ROWS = 64  # of a rank, in a run

@@ -179,7 +179,6 @@ class Progress:
         """Draw the last state."""
         self._print_lines(before=float("inf"))
         if self.bar is not None:
-            self.bar.refresh()
             self.bar.close()
 
 

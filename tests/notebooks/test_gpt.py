@@ -28,7 +28,7 @@ def untouched(*_):
     ...
 
 
-# Exercise 1: buckets
+# Exercise A: buckets
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_a_wrong_number_of_buckets_is_refused_with_a_question(judged_buckets, an
         judged_buckets(answer)
 
 
-# Exercise A: four slow runs
+# Exercise B: four slow runs
 
 
 def changes(**other):
@@ -195,7 +195,7 @@ def test_a_change_that_leaves_the_reason_is_refused(gpt, answer, question):
         checks.four_runs(answer, client=gpt["client"], windows=gpt["windows"])
 
 
-# Exercise B: the bytes of a rank
+# Exercise C: the bytes of a rank
 
 
 def by_kind(parameters, ranks, way):
@@ -273,7 +273,7 @@ def test_wrong_bytes_are_refused_with_a_question(gpt, answer, question):
     ],
 )
 def test_each_prediction_of_a_speed_up_has_its_reply(said, measured, kind, reply):
-    assert reply in checks.prediction_of_scaling(said, measured, kind)
+    assert reply in checks.prediction(f"{kind} scaling", said, measured)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_each_prediction_of_a_speed_up_has_its_reply(said, measured, kind, reply
     ],
 )
 def test_each_prediction_of_the_largest_kind_has_its_reply(said, reply):
-    assert reply in checks.prediction_of_memory(said)
+    assert reply in checks.prediction("memory", said)
 
 
 # What the lesson measures
@@ -357,7 +357,7 @@ def test_a_name_that_the_model_cannot_read_is_refused(tmp_path):
     path = tmp_path / "names.csv"
     path.write_text("name,count\n" + "zoë,1\n" * 20)
     with pytest.raises(ddp.Error, match="'ë'.*alphabet"):
-        steps.read_names(path, seed=0)
+        steps.Names(path, 48, seed=0)
 
 
 def test_windows_hold_every_token_once_and_the_one_before_them():

@@ -14,9 +14,6 @@ import torch
 
 from tutorials.kit import minutes
 
-# These keep the strict clock, `tutorials/kit/minutes.py`. The others keep looser limits until they
-# are revised.
-STRICT = ["dogs", "flights", "mnist", "pets", "ucmerced"]
 TUTORIALS = [path.stem for path in sync.sources()]
 each_tutorial = pytest.mark.parametrize("name", TUTORIALS)
 
@@ -75,56 +72,46 @@ def test_a_traceback_is_shown_without_the_folders_of_this_machine():
 
 @each_tutorial
 def test_student_notebook_is_generated_from_the_notebook_and_has_no_solution(name):
-    student = nbformat.read(sync.HERE / "student" / f"{name}.ipynb", 4)
-    assert cells_of(student) == cells_of(sync.student(notebook(name))), "run make sync"
-    assert not any(cell.get("outputs") for cell in student.cells)
+    copy = student(name)
+    assert cells_of(copy) == cells_of(sync.student(notebook(name))), "run make sync"
+    assert not any(cell.get("outputs") for cell in copy.cells)
     solutions = [
         cell.source for cell in notebook(name).cells if "solution" in cell.metadata.get("tags", [])
     ]
     assert solutions and not any(
-        solution in cell.source for solution in solutions for cell in student.cells
+        solution in cell.source for solution in solutions for cell in copy.cells
     )
+
+
+def student(name):
+    return nbformat.read(sync.HERE / "student" / f"{name}.ipynb", 4)
+
+
+def code_of_student(name):
+    return [cell.source for cell in student(name).cells if cell.cell_type == "code"]
 
 
 def lesson(name):
-    return minutes.of_lesson(nbformat.read(sync.HERE / "student" / f"{name}.ipynb", 4))
+    return minutes.of_lesson(student(name))
 
 
 @each_tutorial
-def test_a_student_can_read_and_do_it_in_a_class(name):
-    """What an hour and a half has room for."""
-    student = nbformat.read(sync.HERE / "student" / f"{name}.ipynb", 4)
-    texts, cells = (
-        [cell.source for cell in student.cells if cell.cell_type == kind]
-        for kind in ("markdown", "code")
-    )
-    words = " ".join(texts).split()
-    assert sum(any(map(str.isalnum, word)) for word in words) <= 1_900
-    assert len(words) <= 1_900 or name in (
-        "ucmerced",
-        "dogs",
-        *STRICT,
-    )  # with bars of tables and signs
-    assert sum(bool(line.strip()) for cell in cells for line in cell.splitlines()) <= 300
-    assert 20 <= len(cells) <= 28 and max(len(cell.splitlines()) for cell in cells) <= 40
-
-
-@pytest.mark.parametrize("name", STRICT)
 def test_a_lesson_has_ten_minutes_to_spare_by_the_strict_clock(name):
     timed = lesson(name)
     assert timed.minutes <= 80
     assert timed.total("words") <= 1_700
     assert timed.total("lines") <= 230
-    assert timed.total("cells") <= 28
+    assert 20 <= timed.total("cells") <= 28
+    assert max(len(source.splitlines()) for source in code_of_student(name)) <= 40
     assert len(timed.helper_names) <= 12, sorted(timed.helper_names)
 
 
-@pytest.mark.parametrize("name", STRICT)
+@each_tutorial
 def test_a_student_writes_a_line_before_minute_25(name):
     assert lesson(name).before_own_code < 25
 
 
-@pytest.mark.parametrize("name", STRICT)
+@each_tutorial
 def test_the_heading_of_an_exercise_says_the_minutes_that_its_cell_has(name):
     exercises = [part for part in lesson(name).sections if "Exercise " in part.heading]
     assert exercises
@@ -132,7 +119,7 @@ def test_the_heading_of_an_exercise_says_the_minutes_that_its_cell_has(name):
         assert re.findall(r"\((\d+) minutes\)", part.heading) == [str(part.tagged)], part.heading
 
 
-@pytest.mark.parametrize("name", STRICT)
+@each_tutorial
 def test_the_page_for_instructors_has_the_minutes_of_the_clock(name):
     page = sync.INSTRUCTORS.read_text()
     assert minutes.written_into(page, name, lesson(name)) == page, "run make sync"

@@ -38,9 +38,14 @@ def number(answer: object, expected: object, question: str) -> float:
 # The predictions
 
 
-def prediction_of_scaling(said: object, measured: float, kind: str) -> str:
-    """What is to be said of a predicted speed-up, `kind` is "strong" or "weak"."""
-    seen = f"{kind} scaling: measured {measured:.2f}"
+def prediction(kind: str, said: object, measured: float = math.nan) -> str:
+    """The reply to a prediction of "strong scaling", "weak scaling" or "memory"."""
+    return _of_memory(said) if kind == "memory" else _of_scaling(kind, said, measured)
+
+
+def _of_scaling(kind: str, said: object, measured: float) -> str:
+    """The reply to a predicted speed-up."""
+    seen = f"{kind}: measured {measured:.2f}"
     if said is None or said is ...:
         return f"{seen}; you have made no prediction: section 3"
     found = re.search(r"\d+([.,]\d+)?|[.,]\d+", str(said))
@@ -53,7 +58,7 @@ def prediction_of_scaling(said: object, measured: float, kind: str) -> str:
         return f"{seen}; you predicted {predicted:g}: right"
     if predicted > 2:
         reason = "two ranks compute at most twice as much. What would make a rank faster?"
-    elif predicted > measured and kind == "strong":
+    elif predicted > measured and kind == "strong scaling":
         reason = "each rank has half of the rows. What does a step do that does not become half?"
     elif predicted > measured:
         reason = "each rank has as much to compute as one alone. What comes on top of it?"
@@ -80,8 +85,8 @@ ON_MEMORY = {
 }
 
 
-def prediction_of_memory(said: object) -> str:
-    """What is to be said of a prediction of the largest kind of memory."""
+def _of_memory(said: object) -> str:
+    """The reply to a prediction of the largest kind of memory."""
     if said is None or said is ...:
         return "you have made no prediction of the largest kind"
     meant = [kind for kind, words in KINDS.items() if any(w in str(said).lower() for w in words)]
@@ -90,7 +95,7 @@ def prediction_of_memory(said: object) -> str:
     return f"you predicted {meant[0]}: {ON_MEMORY[meant[0]]}"
 
 
-# Exercise 1: buckets
+# Exercise A: buckets
 
 
 class Chain(nn.Module):
@@ -206,7 +211,7 @@ def _before(sizes, limit):
     return count + (filled > 0)
 
 
-# Exercise A: four slow runs
+# Exercise B: four slow runs
 
 FASTER = 1.5  # so many times
 REASONS = {
@@ -287,7 +292,7 @@ def changed(changes: object, name: str) -> dict:
     return program
 
 
-# Exercise B: the bytes of a rank
+# Exercise C: the bytes of a rank
 
 WAYS = ("DDP", "DDP view", "FSDP2")
 QUESTIONS = {
