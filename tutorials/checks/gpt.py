@@ -214,6 +214,7 @@ def _before(sizes, limit):
 # Exercise B: four slow runs
 
 FASTER = 1.5  # so many times
+ROUNDS = 3  # of measuring at most: other programs may have used the cores
 REASONS = {
     "A": "Which bar is the longest on both ranks? What could happen at the same time?",
     "B": "The green bar is long, and it comes in each step. What makes fewer of them?",
@@ -251,7 +252,12 @@ def four_runs(answer, *, client, windows) -> str:
     faster = {}
     for name, program in programs.items():
         given = {"windows": windows, "clusters": [(name, steps.PROGRAM), (name, program)]}
-        before, after = ddp.launch(client, _run, **given, **ON_TWO).result
+        before, after = math.inf, math.inf
+        for _ in range(ROUNDS):
+            seconds = ddp.launch(client, _run, **given, **ON_TWO).result
+            before, after = min(before, seconds[0]), min(after, seconds[1])
+            if before >= FASTER * after:
+                break
         faster[name] = before / after
         if faster[name] < FASTER:
             yours = f"run {name} is {faster[name]:.1f} times as fast as before"
