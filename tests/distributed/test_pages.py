@@ -80,12 +80,16 @@ def test_the_network_of_the_page_on_tables_learns_also_from_parquet(client, tmp_
     run_blocks("docs/dask-data.md", "parquet", **names, folder=str(tmp_path))
 
 
-def test_the_answers_to_questions_do_what_they_say(client):
-    names = run_blocks("docs/faq.md", client=client)
-    assert names["run"].result.shape == (1, 3)
+def test_the_loop_with_a_schedule_goes_on_with_both_where_the_run_before_ended(client):
+    names = run_blocks("docs/loops.md", client=client)
+    again = names["again"]
     # the second launch added two epochs to the two of the first, and repeated none
-    steps = names["again"].metrics.groupby("rank")["step"].apply(list)
-    assert all(of_rank == [*range(1, 17)] for of_rank in steps)
+    of_ranks = again.metrics.groupby("rank")
+    assert all(steps == [*range(1, 17)] for steps in of_ranks["step"].apply(list))
+    rates = [0.01 + 0.09 * min(step, 10) / 10 for step in range(16)]
+    assert all(of_rank == pytest.approx(rates) for of_rank in of_ranks["rate"].apply(list))
+    undisturbed = ddp.launch(client, names["train"], epochs=4, directory=False)
+    torch.testing.assert_close(again.result, undisturbed.result)
 
 
 def on_one_and_three(client, function, **arguments):
@@ -330,7 +334,7 @@ def test_images_are_read_as_the_page_on_images_shows(tmp_path, s3, capsys):
             shutil.copy(path, folder / breed)
     s3.mkdir("kennel")
     s3.put(str(folder), "kennel/", recursive=True)
-    run_blocks("docs/images.md", folder=str(folder))
+    run_blocks("docs/dask-data.md", "images", folder=str(folder))
     said = capsys.readouterr().out
     assert "the images from the bucket are those from the disk, bit for bit" in said
     assert "is no image that can be read" in said
