@@ -31,6 +31,7 @@ class Commands(click.Group):
             click.echo(f"\nError: {error}", err=True)
             context.exit(1)
         except KeyboardInterrupt:  # while a job runs, `run.execute` answers it
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would interrupt the exit
             words = " Nothing had begun." if context.invoked_subcommand == "run" else ""
             click.echo(f"\nStopped.{words}", err=True)
             context.exit(128 + signal.SIGINT)

@@ -165,6 +165,7 @@ def execute(tutorial: str, path: Path):
             ) from None
         raise
     finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what closes now is not left half closed
         client = namespace.get("client")
         if client is not None:
             client.__exit__(*sys.exc_info())
@@ -177,9 +178,13 @@ def execute(tutorial: str, path: Path):
 
 
 def note_interrupt(number, frame):
-    """Also before a launch, which then hears of it."""
+    """Also before a launch, which then hears of it. A second one, while the job ends, is idle."""
     signals.interrupted = True
-    raise KeyboardInterrupt
+    error = sys.exc_info()[1]
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    if error is None:
+        raise KeyboardInterrupt
 
 
 def when_it_was(namespace: dict) -> str:
