@@ -27,7 +27,7 @@ from ddp_common.run.folders import shown
 
 BAR = "{desc} {percentage:3.0f}%|{bar}| {rate_fmt} · {remaining} to go{postfix}"
 NARROW = BAR.replace("{rate_fmt} · ", "")  # where numbers need the room
-AROUND = {BAR: 61, NARROW: 43}  # columns of what is no number, with a bar of 4
+AROUND = {BAR: 61, NARROW: 41}  # columns of what is no number, with a bar of 4 or 2
 RECENT = 50  # reports whose mean is the loss that is shown
 OTHERS = 3  # so many numbers stand beside the loss: those whose first report came last
 NOT_BESIDE_THE_LOSS = {"loss", "time", "epoch", "step", "samples", "batch"}
@@ -120,19 +120,23 @@ class Progress:
 
         `position` has epoch, step, samples, epochs and total_samples, as the sampler counts them.
         """
-        if self.mode == Mode.OFF or not position.get("total_samples"):
-            return
-        if position["samples"] < self.leading.get("samples", 0):
+        is_behind = position.get("samples", 0) < self.leading.get("samples", 0)
+        if self.mode == Mode.OFF or is_behind or not position.get("total_samples"):
             return
         if not self.leading:
             self.last_line = time.monotonic(), position["samples"]
         self.leading = position
         if self.mode == Mode.LINES:
             return
+        # Epochs that are done, as metrics and messages count them: the first one is epoch 0
+        epochs = self.leading["epochs"]
+        done = epochs * self.leading["samples"] / self.leading["total_samples"]
+        words = f"{done:.1f} of {epochs} epochs"
         if self.bar is None:
             from tqdm.auto import tqdm  # here: in a notebook it imports ipywidgets
 
             self.bar = tqdm(
+                desc=words,
                 total=self.leading["total_samples"],
                 initial=self.leading["samples"],
                 unit=" samples",
@@ -141,10 +145,7 @@ class Progress:
                 bar_format=BAR,
                 mininterval=0.1,
             )
-        # Epochs that are done, as metrics and messages count them: the first one is epoch 0
-        epochs = self.leading["epochs"]
-        done = epochs * self.leading["samples"] / self.leading["total_samples"]
-        self.bar.set_description_str(f"{done:.1f} of {epochs} epochs", refresh=False)
+        self.bar.set_description_str(words, refresh=False)
         self.bar.update(self.leading["samples"] - self.bar.n)
 
     def record(self, values: dict, rank: int = 0) -> None:
@@ -185,9 +186,8 @@ class Progress:
                 rate = (self.last_line[1] - samples) / max(self.last_line[0] - then, 1e-9)
                 speed = f"  {rate:,.0f} samples/s" if rate > 0 else ""  # else both came at once
                 words = f"{epoch + 1} of {self.leading['epochs']} epochs  "
-                room = 80 - len(words) - len(speed)
                 latest = self.latest.pop(epoch, {})
-                words += self._numbers(self.losses_of.pop(epoch), latest, room)
+                words += self._numbers(self.losses_of.pop(epoch), latest, 80 - len(words + speed))
                 say(f"{words}{speed}", sys.stderr)
 
     def note(self, text: str, also_in_logs: bool = False) -> None:

@@ -100,7 +100,8 @@ def test_a_bar_shows_other_numbers_and_never_the_half_of_one(monkeypatch, column
         while True:
             said += os.read(reader, 10_000)
     os.close(reader)
-    last = said.decode().rstrip().split("\r")[-1]
+    first, *_, last = said.decode().strip().split("\r")
+    assert first.startswith("0.5 of 2 epochs")
     assert last.endswith(end) and len(last) <= columns, last
 
 
