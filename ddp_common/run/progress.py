@@ -29,7 +29,7 @@ BAR = "{desc} {percentage:3.0f}%|{bar}| {rate_fmt} · {remaining} to go{postfix}
 NARROW = BAR.replace("{rate_fmt} · ", "")  # where numbers need the room
 AROUND = {BAR: 61, NARROW: 41}  # columns of what is no number, with a bar of 4 or 2
 RECENT = 50  # reports whose mean is the loss that is shown
-OTHERS = 3  # so many numbers stand beside the loss: those whose first report came last
+OTHERS = 3  # so many numbers stand beside the loss, those first whose first report came last
 NOT_BESIDE_THE_LOSS = {"loss", "time", "epoch", "step", "samples", "batch"}
 
 
@@ -151,10 +151,11 @@ class Progress:
     def record(self, values: dict, rank: int = 0) -> None:
         """Take note of the numbers that a rank has reported."""
         epoch = values.get("epoch") if self.mode == Mode.LINES else None
-        latest = self.latest.setdefault(epoch, {})
-        for name in values:
-            if name not in NOT_BESIDE_THE_LOSS:
-                latest.setdefault(name, {})[rank] = values[name]
+        known = NOT_BESIDE_THE_LOSS | self.latest.setdefault(epoch, {}).keys()
+        new: dict = {name: {} for name in values if name not in known}
+        latest = self.latest[epoch] = new | self.latest[epoch]
+        for name in latest.keys() & values.keys():
+            latest[name][rank] = values[name]
         if "loss" in values:
             self.losses.append(values["loss"])
         if self.bar is not None:
@@ -172,9 +173,9 @@ class Progress:
         """`loss 0.1234  accuracy 0.8100`: the loss, and as many others as have room."""
         numbers = {"loss": losses, **{name: of.values() for name, of in latest.items()}}
         said = [f"{name} {sum(of) / len(of):#.4g}" for name, of in numbers.items() if of]
-        del said[1:-OTHERS]
+        del said[1 + OTHERS :]
         while len(said) > 1 and len(self.whose + "  ".join(said)) > room:
-            del said[1]
+            del said[-1]
         return self.whose + "  ".join(said)
 
     def _print_lines(self, before: float) -> None:

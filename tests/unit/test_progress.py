@@ -59,18 +59,18 @@ def test_other_numbers_stand_in_the_line_of_the_epoch_in_which_they_were_reporte
     assert printed(capsys) == "1 of 2 epochs  loss 1.000  accuracy 0.6500\n"
     progress.record({"accuracy": 0.9, "epoch": 1}, rank=0)  # after the last epoch
     progress.close()
-    assert printed(capsys) == "2 of 2 epochs  loss 2.000  rate 0.2000  accuracy 0.9000\n"
+    assert printed(capsys) == "2 of 2 epochs  loss 2.000  accuracy 0.9000  rate 0.2000\n"
 
 
 def test_three_other_numbers_are_shown_the_newest_names_as_far_as_they_fit(progress, capsys):
     few = dict.fromkeys(["first", "second", "third", "fourth"], 1.0)
-    many = {**few, "validation_accuracy_of_the_smaller_model": 1.0}
+    many = {"validation_accuracy_of_the_smaller_model": 1.0, **few}
     progress.position(place(1, 4))
     for epoch, names in enumerate([few, many]):
         progress.record({"loss": 1.0, "epoch": epoch, **names})
     progress.close()
     said = printed(capsys).splitlines()
-    assert said[0] == "1 of 2 epochs  loss 1.000  second 1.000  third 1.000  fourth 1.000"
+    assert said[0] == "1 of 2 epochs  loss 1.000  first 1.000  second 1.000  third 1.000"
     assert said[1] == "2 of 2 epochs  loss 1.000  validation_accuracy_of_the_smaller_model 1.000"
 
 
@@ -79,7 +79,7 @@ def test_three_other_numbers_are_shown_the_newest_names_as_far_as_they_fit(progr
     [
         (80, "", " to go, loss 0.2500  accuracy 0.5000"),
         (80, "rank 0: ", " to go, rank 0: loss 0.2500  accuracy 0.5000"),
-        (120, "", " samples/s · 00:00 to go, loss 0.2500  rate 0.001000  accuracy 0.5000"),
+        (120, "", " samples/s · 00:00 to go, loss 0.2500  accuracy 0.5000  rate 0.001000"),
         (60, "", " to go, loss 0.2500"),
     ],
 )
