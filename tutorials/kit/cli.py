@@ -25,7 +25,8 @@ class Commands(click.Group):
         try:
             return super().invoke(context)
         except RunStopped as stopped:
-            click.echo(f"\n{stopped}", err=True)
+            if os.environ.get("RANK", "0") == "0":  # all ranks of a launcher would say the same
+                click.echo(f"\n{stopped}", err=True)
             context.exit(128 + signal.SIGTERM)
         except Error as error:
             click.echo(f"\nError: {error}", err=True)
