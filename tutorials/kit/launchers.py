@@ -95,8 +95,7 @@ def _run_srun(words):
 
 
 def _run_torchrun(arguments):
-    # Not above: only who starts the ranks needs them.
-    from torch.distributed import run as torchrun
+    from torch.distributed import run as torchrun  # not above: only who starts ranks needs it
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -106,8 +105,7 @@ def _run_torchrun(arguments):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second SIGTERM would leave ranks behind
         os.kill(os.getpid(), signal.SIGTERM)
 
-    # Until torchrun begins
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # until it begins
     signal.signal(signal.SIGINT, stop)
     try:
         torchrun.main(["--signals-to-handle=SIGTERM,SIGHUP,SIGQUIT", *arguments])
