@@ -152,11 +152,12 @@ print(f"{len(losses)} steps; loss {losses[0]:.3f} at first, {losses[-1]:.3f} at 
 # The digits of one step, of all ranks together, are the *global batch*: here 128. Two
 # ranks hold the same model. Each calls `backward()` on 64 digits. DDP combines their
 # gradients, and each rank makes one step of SGD. Beside it, one process makes a step
-# with all 128, at the same learning rate. Compared with its weights, a rank's move
+# with all 128, at the same learning rate. How far do the weights of a rank move,
+# compared with those of that process?
 #
 # - `"half"` as far, because each rank saw half of the digits;
 # - `"double"` as far, because there were two gradients;
-# - by the `"same"` amount.
+# - the `"same"` way.
 #
 # **Write your prediction before you go on.** Section 7 scores it.
 
@@ -307,9 +308,9 @@ for way, milliseconds in times.items():
     print(f"{way:17} {milliseconds:5.1f} ms a step")
 
 # %% [markdown]
-# Averaging has a price, some milliseconds a step. This model computes for so short a
-# time that two ranks hardly gain, or even lose. A model that computes for 100 ms a step
-# gains nearly a factor of two.
+# Averaging has a price. This model computes for so short a time that two ranks gain
+# little with DDP, and lose with our three lines. The longer a model computes, the
+# closer they come to a factor of two: see `gpt`.
 #
 # ### The timeline of a step
 #
@@ -476,9 +477,9 @@ plt.close(figure)
 helpers.show(figure, "The ranks' mean loss falls steeply, then slowly, step by step.")
 
 # %% [markdown]
-# Is it any good? It has two rivals. The *mean digit* is one picture for all. *PCA*
-# (principal component analysis) also keeps 8 numbers of each digit. No linear method
-# with 8 numbers has a smaller error on the training digits.
+# Is it any good? It should beat two rivals. The *mean digit* is one picture for all.
+# *PCA* (principal component analysis) also keeps 8 numbers of each digit. No linear
+# method with 8 numbers has a smaller error on the training digits.
 
 # %% tags=["nbval-ignore-output"]
 pixels, held_out = as_pixels(images), as_pixels(held_out_images)
@@ -565,7 +566,7 @@ for number, line in enumerate(job.splitlines(), start=1):
 # |---|---|
 # | `--ntasks=2` | the world size |
 # | `--cpus-per-task=1`, `OMP_NUM_THREADS` | the cores of each rank |
-# | `--time`, `--signal` | about 60 s before the end, the ranks get SIGTERM and save |
+# | `--time`, `--signal` | about 60 s before the end, SIGTERM asks the ranks to save |
 # | `CHECKPOINT` | the run's folder: submit the job again, and the ranks go on |
 # | `srun` | starts the program once for each rank, as torchrun does |
 # | `--kill-on-bad-exit=1` | if one rank fails, the others end too |

@@ -85,9 +85,8 @@ getattr(client, "dashboard_link", "there is no dashboard without Dask")
 # out: the model never trains on them.
 #
 # The task: predict the next character. All training names stand in one row, in random
-# order, with `+` between them. We cut the row into *windows* of 16 characters. In each
-# window, each character is predicted from those before it: `ufu+darling+don` from
-# `fufu+darling+do`.
+# order, with `+` between them. We cut the row into *windows*, and predict 16 characters
+# in each from those before them: `ufu+darling+doni` from `fufu+darling+don`.
 
 # %%
 table = helpers.read_names(dataset.path)
@@ -221,9 +220,9 @@ my_prediction = None  # "same", "close" or "different"
 # (seed, epoch) alone, so after a restart the same windows come in the same order. Rank
 # 0 alone writes, all ranks read. A file appears under its name only when it is whole.
 #
-# `checkpoint.step()` says that a batch is done. `every_steps=25` saves after every 25
-# such calls: training waits while rank 0 copies the state; then a thread writes the
-# file. A killed run loses the steps after the newest complete file: up to 25, and those
+# `checkpoint.step()` says that a batch is done. `every_steps=25` saves before the batch
+# after every 25th call: training waits while rank 0 copies the state; a thread writes
+# the file. A killed run loses the steps after the newest complete file: up to 25, and those
 # made while the next file was written.
 
 
@@ -316,7 +315,7 @@ plt.close(figure)
 # ### Is it any good?
 #
 # A fair opponent is a good simple rule. An *n-gram* counts which character follows the
-# last n − 1 characters. If these were rare, it uses fewer. All are judged by the names
+# last n − 1 characters. Counts of shorter contexts help. All are judged by the names
 # that were held out. `run.result` is what rank 0 returned: weights that load into the
 # plain model.
 
@@ -389,9 +388,9 @@ print(f"{1000 * cost:.0f} ms at least; with a failure a day, save every {best:.0
 # `train`. The run fails: rank 0 loses the connection to it. A second launch *in the
 # same directory* finds the newest checkpoint and goes on.
 #
-# Read the log. Which process was killed? From which step did the ranks go on? In the
-# picture, the steps between the vertical lines were done twice. The last reports of
-# rank 1 die with it: its *last known step* may be below 90.
+# Read the log. Which process was killed? From which step did the ranks go on? The steps
+# from there to 90 are done twice. Their first reports may die with the ranks: the *last
+# known step* may be below 90.
 
 # %% tags=["lesson", "nbval-ignore-output"]
 model_of = {"learning_rate": 1e-2, "layers": 1, "hidden": 32, "seed": settings.seed}
@@ -521,7 +520,7 @@ except RuntimeError as error:
     print(error)
 
 # %% [markdown]
-# Choose two, and repair only these. Each rank returns its weights.
+# Choose two, and repair only these. `repaired` returns the rank's weights.
 #
 # - each rank starts with other weights
 # - every epoch has the same order
