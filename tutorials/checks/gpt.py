@@ -56,7 +56,9 @@ def _of_scaling(kind: str, said: object, measured: float) -> str:
         predicted /= 100
     if abs(predicted - measured) <= 0.15:
         return f"{seen}; you predicted {predicted:g}: right"
-    if predicted > 2:
+    if measured < 1:
+        reason = "two ranks were slower than one. Has another program used the cores? Run it again"
+    elif predicted > 2:
         reason = "two ranks compute at most twice as much. What would make a rank faster?"
     elif predicted > measured and kind == "strong scaling":
         reason = "each rank has half of the rows. What does a step do that does not become half?"
