@@ -188,7 +188,8 @@ print(f"after 5 epochs {right:.0%} of the images to choose by are right")
 # You have tuned a rate, `base`, on one rank. Now you get `ranks` ranks. Each keeps its
 # batch. Return the learning rate after `seen` samples. `rule` is `"kept"`, `"square
 # root"` or `"linear"`. Training starts with `base`. The rate grows evenly with the
-# samples. After `warm_up` samples it is the rule's rate: at once, if `warm_up` is 0.
+# samples. After `warm_up` samples it is the rule's rate. If `warm_up` is 0, training
+# starts with that one.
 
 
 # %% tags=["exercise", "solution", "minutes-8"]

@@ -227,7 +227,7 @@ show(
 # partition, and the number of the row in it. The places are given.
 #
 # - Every row comes once. All batches except the last have `batch_size` rows.
-# - Each batch has from each partition its proportional share, to within three rows.
+# - Each batch has from each partition its proportional share, give or take three rows.
 # - The rows of a partition come in random order. Each partition has its own order.
 # - One seed gives the same batches on every rank; another seed gives others.
 #
@@ -517,8 +517,8 @@ assert found
 #
 # - `rain`: of the hour before, in the unit of `weather`;
 # - `delay of the carrier`: of the carrier's flights that *arrived* in the 24 hours
-#   before `time_hour`. `ready.arrival(t)` gives the times, in UTC, at which the flights
-#   of the table `t` arrived, with the index of `t`.
+#   before `time_hour`, with or without their ends. `ready.arrival(t)` gives the times,
+#   in UTC, at which the flights of the table `t` arrived, with the index of `t`.
 #
 # Where nothing was known, leave NaN.
 #

@@ -270,10 +270,10 @@ for system, mark in (("slurm", "#SBATCH"), ("pbs", "#PBS")):
 # ```
 #
 # **Goal.** Add `--partition`, `--ntasks` (ranks), `--cpus-per-task`, `--mem-per-cpu` (a
-# number alone is in MiB), `--time` (in minutes) and `--signal`. Choose the partition
-# with the smallest limit that is large enough (`min(names, key=…)`). Ask for the time
-# that the job needs. Return one str.
-# The check accepts up to twice the time and the memory, and no other options.
+# number alone is in MiB), `--time` (in minutes, or as in the table) and `--signal`.
+# Choose the partition with the smallest limit that is large enough (`min(names,
+# key=…)`). Ask for the time that the job needs. Return one str. The check accepts up to
+# twice the time (within the partition's limit) and the memory, and no other options.
 
 
 # %% tags=["exercise", "solution", "minutes-12"]
@@ -329,8 +329,8 @@ print(*(f"--- log {number}\n{text}" for number, text in checks.LOGS.items()), se
 # %% [markdown]
 # **Goal.** Say of each log why the job ended: **T**, at its time limit, not warned;
 # **W**, warned of it; **M**, it needed more memory; **P**, a person used `scancel`. And
-# say how many training steps were lost, at least. The next job goes on from the last
-# step that was saved, by this job or by the one before it.
+# say how many training steps were lost, up to the last one that the log names. The next
+# job goes on from the last step that was saved, by this job or by the one before it.
 
 
 # %% tags=["exercise", "solution", "minutes-6"]
@@ -446,7 +446,8 @@ print(f"EvalSampler: {matrix.sum()} guesses for {len(validation)} images")
 # The *true* accuracy is the one on infinitely many such images. An accuracy $p$ on $n$
 # images is typically one *standard error* away from it: $\sqrt{p(1-p)/n}$. About twice
 # that to each side is a 95 % interval. A better one for small $n$, Wilson's, is
-# `binomtest(right, n).proportion_ci(method="wilson")`, with `.low` and `.high`.
+# `binomtest(right, n).proportion_ci(method="wilson")`, with `.low` and `.high`. The
+# check accepts both.
 
 
 # %% tags=["exercise", "solution", "minutes-10"]
@@ -576,10 +577,11 @@ def colours(scenes):
 
 forest = RandomForestClassifier(random_state=settings.seed)
 forest.fit(colours(load(images, training)[0]), targets[training])
-simple = forest.predict(colours(load(images, test)[0])) == targets[test]
-mean, low, high = helpers.interval(1.0 * is_right - simple)
-print(f"forest {simple.mean():.1%}; model.pt minus forest: {mean:.1%}", end=" ")
-print(f"({low:.1%} to {high:.1%})")
+if settings.test:
+    simple = forest.predict(colours(load(images, test)[0])) == targets[test]
+    mean, low, high = helpers.interval(1.0 * is_right - simple)
+    print(f"forest {simple.mean():.1%}; model.pt minus forest: {mean:.1%}", end=" ")
+    print(f"({low:.1%} to {high:.1%})")
 
 # %% [markdown]
 # **Other seeds.** Another seed draws other initial weights and another order. Do the

@@ -99,9 +99,12 @@ def comparison_of(case):
             found[workers] = right[step] if case == "counts from 0" else right[step - 1]
             if case == "the best so far":
                 found[workers] = max(right[:step])
+            if case == "the sum so far":
+                found[workers] = sum(right[:step])
         forms = {"a series": pd.Series(found), "pairs": list(found.items())}
         forms |= {"arrays": {key: np.float32(each) for key, each in found.items()}}
         forms |= {"a list": list(found.values()), "nothing": None}
+        forms |= {"some workers": {key: found[key] for key in (1, 4)}}
         return forms.get(case, found)
 
     return answer
@@ -121,9 +124,11 @@ def test_a_fair_comparison_is_accepted_in_every_form(case):
         ("the nearest step", "only the nearest one"),
         ("rounded", "Is that step finished by then"),
         ("until before samples", "After how many steps"),
-        ("the best so far", "After how many steps"),
-        ("a list", "After how many steps"),
-        ("nothing", "After how many steps"),
+        ("the best so far", "last finished step alone"),
+        ("the sum so far", "last finished step alone"),
+        ("some workers", "the keys of `log`"),
+        ("a list", "Is it a dict"),
+        ("nothing", "Is it a dict"),
     ],
 )
 def test_an_unfair_comparison_is_refused_with_a_question(case, question):
@@ -309,8 +314,9 @@ def test_each_option_of_both_predictions_has_its_own_reply():
     assert checks.predicted(" Worse!", "it gets smaller").count(": right") == 2
     assert checks.predicted(None, "7") == (
         "After 5 epochs: you have made no prediction.\n"
-        "After 80: '7' is none of smaller, larger, equal."
+        "After 80, you said '7': which one of smaller, larger, equal is that?"
     )
+    assert "which one of worse, same, better" in checks.predicted("not better, worse", None)
 
 
 # A folder of one's own

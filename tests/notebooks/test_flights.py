@@ -45,9 +45,9 @@ def test_each_wrong_prediction_gets_its_own_reply():
     assert len(replies) == 2 and all(": not right" in reply for reply in replies)
 
 
-@pytest.mark.parametrize("answer", ["", 3, "high or low", "biased"])
-def test_what_is_no_option_is_said_to_be_none(answer):
-    assert "none of right, too high, too low" in checks.without_weight(answer)
+@pytest.mark.parametrize("answer", ["", 3, "high or low", "not right but too low", "biased"])
+def test_what_is_not_one_option_is_asked_for_one(answer):
+    assert "which one of right, too high, too low" in checks.without_weight(answer)
 
 
 def test_no_prediction_is_no_wrong_one():
@@ -158,6 +158,16 @@ def one_too_many(lengths, batch_size, seed):
     return batches + [batches[0][:0]] if len(batches[-1]) == batch_size else batches
 
 
+def in_equal_parts(lengths, batch_size, seed):
+    """As many batches as it takes, all of about one size."""
+    batches = RIGHT(lengths, batch_size, seed)
+    return np.array_split(np.concatenate(batches), len(batches))
+
+
+def drawn_with_replacement(rows, random):
+    return random.integers(0, max(rows, 1), rows)
+
+
 def one_permutation(lengths, batch_size, seed):
     dealt = np.random.default_rng(seed).permutation(np.concatenate(RIGHT(lengths, batch_size, 0)))
     return [dealt[start : start + batch_size] for start in range(0, len(dealt), batch_size)]
@@ -196,6 +206,7 @@ def test_batches_that_meet_the_criteria_are_right():
         (lambda lengths, size, seed: RIGHT(lengths, size, seed)[:-1], "the last batch get"),
         (lambda lengths, size, seed: RIGHT(lengths, size + 1, seed), "do you cut"),
         (one_too_many, "do you cut"),
+        (in_order(drawn_with_replacement), "more than once"),
         (row_and_partition, "rows and partitions begin to count"),
         (rows_alone, "Which two numbers name a row"),
         (one_permutation, "the middle row of each partition"),
@@ -203,6 +214,14 @@ def test_batches_that_meet_the_criteria_are_right():
 )
 def test_wrong_batches_get_a_question(deal, question):
     assert_asks(checks.batches, deal, question)
+
+
+def test_a_batch_of_another_size_is_named():
+    with pytest.raises(Wrong, match=r"batch \d+ of 3 has 2 rows"):
+        checks._batch_sizes([np.zeros((rows, 2)) for rows in (3, 2, 3)], batch_size=3)
+    with pytest.raises(Wrong, match=r"batch \d+ of \d+ has \d+ rows"):
+        for _ in range(20):  # by chance, all may be full
+            checks.batches(in_equal_parts)
 
 
 # Features that leak

@@ -39,7 +39,7 @@ def _reply(when, prediction, replies):
     words = re.findall("[a-z]+", str(prediction).lower())
     named = [each for each in replies if each in words]
     if len(named) != 1:
-        return f"{when}: {prediction!r} is none of {', '.join(replies)}."
+        return f"{when}, you said {prediction!r}: which one of {', '.join(replies)} is that?"
     return f"{when}, you said {named[0]}: {replies[named[0]]}."
 
 
@@ -118,13 +118,17 @@ def comparison(answer):
                 "At which place of the list is the first step?",
             ),
         ]
+        finished = {w: right[: samples // (w * images)] for w, right in log.items()}
+        for together in (max, sum):
+            of_several = {w: together(right) for w, right in finished.items()}
+            mistakes.append((of_several, "Is that of the last finished step alone?"))
         yours = _numbers(answer({w: list(right) for w, right in log.items()}, images, samples))
         if yours == wanted:
             continue
-        found = (question for mistake, question in mistakes if yours == mistake)
-        question = next(
-            found, "After how many steps of its own is each at `samples` or just before?"
-        )
+        question = "After how many steps of its own is each at `samples` or just before?"
+        if not isinstance(yours, dict) or yours.keys() != wanted.keys():
+            question = "Is it a dict, with the keys of `log`?"
+        question = next((asked for mistake, asked in mistakes if yours == mistake), question)
         raise Wrong(f"{yours}  ({images=}, {samples=})", wanted, question)
     return "equally many samples, and whole steps"
 

@@ -56,18 +56,25 @@ def _every_row_once(batches, lengths):
     every = {(partition, row) for partition, rows in enumerate(lengths) for row in range(rows)}
     missing, strange = every - set(found), set(found) - every
     if missing or strange or len(found) != len(every):
+        question = "What does the last batch get? Where do rows and partitions begin to count?"
+        if len(found) > len(set(found)):
+            question = "Which rows come more than once?"
         raise Wrong(
             f"{len(found)} rows; {len(missing)} of the table are missing, {len(strange)} are not "
             "in it",
             f"each of its {len(every)} rows once",
-            "What does the last batch get? Where do rows and partitions begin to count?",
+            question,
         )
 
 
 def _batch_sizes(batches, batch_size):
     sizes = [len(batch) for batch in batches]
-    if set(sizes[:-1]) != {batch_size} or not 0 < sizes[-1] <= batch_size:
-        raise Wrong(f"batches of {sizes[:4]} …", f"of {batch_size}", "Where do you cut?")
+    wrong = [n for n, rows in enumerate(sizes[:-1]) if rows != batch_size]
+    wrong += [len(sizes) - 1] if not 0 < sizes[-1] <= batch_size else []
+    if wrong:
+        yours = f"batch {wrong[0]} of {len(sizes)} has {sizes[wrong[0]]} rows"
+        wanted = f"{batch_size} in each but the last, which has the rest"
+        raise Wrong(yours, wanted, "Where do you cut?")
 
 
 def _shares(batches, lengths):
@@ -147,7 +154,7 @@ def without_weight(prediction: object) -> str:
     words = re.findall("[a-z]+", str(prediction).lower())
     named = [each for each in REPLIES if each.split()[-1] in words]
     if len(named) != 1:
-        return f"Your prediction was {prediction!r}, which is none of {', '.join(REPLIES)}."
+        return f"Your prediction was {prediction!r}: which one of {', '.join(REPLIES)} is that?"
     return f"Your prediction was {prediction!r}: {REPLIES[named[0]]}."
 
 

@@ -223,6 +223,9 @@ def reading(answer):
     """Judge `answer()`: {number of a log: (letter, steps lost)}, or pairs in their order."""
     given = answer()
     pairs = given if isinstance(given, dict) else dict(enumerate(given or (), start=1))
+    strange = [number for number in pairs if str(number) not in map(str, READINGS)]
+    if strange:
+        raise Wrong(f"log {strange[0]!r}", "the logs 1 to 4", "Which numbers have the logs?")
     for number, (letter, lost) in READINGS.items():
         mine = pairs.get(number, pairs.get(str(number)))
         if isinstance(mine, str):  # "T 20", "T: 20 steps"
@@ -231,6 +234,9 @@ def reading(answer):
             raise Wrong(f"log {number}: {mine!r}", "a letter and a number", "What did you read?")
         yours = f"log {number}: {mine[0]!r}, {mine[1]!r}"
         found = set(re.findall(r"\b[TWMP]\b", str(mine[0]).upper()))
+        if not found:
+            wanted = "one of T, W, M, P, and then a number"
+            raise Wrong(yours, wanted, "Which of both comes first, and is it one of the four?")
         if found != {letter}:
             raise Wrong(yours, "another letter of T, W, M, P", LETTERS[letter])
         steps = re.sub(r"\s*steps?$", "", mine[1].strip()) if isinstance(mine[1], str) else mine[1]
@@ -333,6 +339,8 @@ def _intervals(right, n):
 
 def _asks(case, share):
     """A question that fits an accuracy which is not right."""
+    if not all(n for _, n in case):  # what is wrong for other shares, too, was seen there
+        return "One rank has no image here. Does it take part in each exchange all the same?"
     own = [right / n for right, n in case if n]
     if math.isclose(share, 100 * sum(r for r, _ in case) / sum(n for _, n in case), abs_tol=0.01):
         return "Is it a share from 0 to 1?"
@@ -359,7 +367,7 @@ def warned(prediction: object) -> str:
     words = set(re.findall("[a-z]+", str(prediction).lower()))
     named = [each for each in WARNED if each in words]
     if len(named) != 1:
-        return f"Your first prediction was {prediction!r}, which is none of {', '.join(WARNED)}."
+        return f"Your first prediction was {prediction!r}: which of {', '.join(WARNED)} is that?"
     return f"You said {named[0]!r}: {WARNED[named[0]]}."
 
 
@@ -367,8 +375,9 @@ def colleagues(prediction: object) -> str:
     """What became of the second prediction, a number in any form."""
     if prediction is None or prediction is ...:
         return "You have made no second prediction: about 83 of 100."
-    number = re.search(r"\d+(\.\d+)?", str(prediction))
-    value = float(number[0]) if number else math.nan
+    said = ",".join(map(str, prediction)) if isinstance(prediction, tuple) else str(prediction)
+    number = re.search(r"\d+([.,]\d+)?", said)  # a decimal comma makes a tuple: 83,5
+    value = float(number[0].replace(",", ".")) if number else math.nan
     value *= 100 if 0 < value < 1 else 1
     if not 0 <= value <= 100:
         return f"Your second prediction was {prediction!r}, which is no number from 0 to 100."
