@@ -21,7 +21,7 @@
 #
 # **You need** `mnist` and `pets`. No GPU, no network, no cluster.
 #
-# **Time:** 80 minutes by a strict clock, three exercises included.
+# **Time:** 75 to 90 minutes in class, 28 of them for three exercises.
 #
 # ## 2. The data, and three sets
 #
@@ -258,11 +258,12 @@ for system, mark in (("slurm", "#SBATCH"), ("pbs", "#PBS")):
 # process to end, 300 seconds before the limit, up to 60 seconds earlier. It reaches
 # what `srun` has started: the ranks. With `B:TERM@300` it reaches only the shell.
 #
-# ### Exercise A · The header of such a job (12 minutes)
+# ### Exercise A · The header of one job with all ranks (12 minutes)
 #
 # `site` has your account, and the time limit of each *partition* (Slurm's queue) in
 # minutes. `need` is what the job needs: ranks, CPUs for each rank, GiB of memory for
-# each CPU, minutes. The ranks are to be warned `warning` seconds before the limit.
+# each CPU, minutes (with the time to save after a warning). The ranks are to be warned
+# `warning` seconds before the limit.
 #
 # ```python
 # site = {"account": "project_1234", "partitions": {"long": 4320, "short": 60}}
@@ -355,7 +356,9 @@ judge(checks.reading, my_reading)
 # ## 6. Break it: the time limit
 #
 # At the time limit Slurm sends SIGTERM, and by default 30 seconds later SIGKILL, which
-# no program can catch. `warning: 60` in a profile sets `--signal` for Dask's jobs.
+# no program can catch. The programs of logs 1 and 4 did nothing on SIGTERM. Our jobs
+# warn their ranks themselves, 60 seconds before: `warning: 60` in
+# `clusters/slurm.yaml`.
 #
 # A rank that gets SIGTERM tells the others. All finish the same step, save and leave.
 # With `RESTARTS=1` the run goes on in new jobs. Here one of two local ranks gets
@@ -485,14 +488,13 @@ for place in confused.flatten().argsort(descending=True)[:3].tolist():
     print(f"{pair}: {matrix[true, guess]} of {matrix[true].sum()}")
 
 # %% [markdown]
-# **The mistakes are not spread evenly: a few pairs of classes that look alike have most
-# of them, so more images of these classes would help more than more of all.** Beside
+# **The mistakes are not spread evenly.** A few pairs of classes have many of them. Off
 # the diagonal are 420 numbers, so the largest of them is in part chance.
 #
 # ## 9. The test, once
 #
-# All choices are made. The test images are judged in this cell only, and nothing is
-# chosen after it.
+# All choices are made. The test images are judged here (and once more in section 11, by
+# an opponent). Nothing is chosen by them.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -510,7 +512,7 @@ if settings.test:
     print(f"Accuracy on {len(test)} test images ({dataset.origin}), 95 % interval")
     print(f"  largest class  {np.bincount(targets[test]).max() / len(test):6.1%}")
     print(f"  model.pt       {is_right.mean():6.1%}   {low:.1%} to {high:.1%}")
-    print("Who chooses by this number has used the test set up.")
+    print("Whoever chooses by this number has used the test set up.")
 
 # %% [markdown]
 # **What the interval says.** It is about chance in the *images*, for one network. It
@@ -600,7 +602,7 @@ for views in (True, False):
         accuracy.setdefault(views, []).append(at_end)
 difference = 100 * (np.array(accuracy[True]) - accuracy[False])
 mean, low, high = helpers.interval(difference)
-print("views help by", *difference.round(1), "points")
+print("with views minus without:", *difference.round(1), "points")
 print(f"mean {mean:.1f}, 95 % interval {low:.1f} to {high:.1f}")
 
 # %%
