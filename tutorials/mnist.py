@@ -404,10 +404,11 @@ helpers.show_file(
 #   plain model's names.
 # - All ranks compute the held-out loss, then leave the group. (A rank that leaves right
 #   after a `backward()` can abort: `terminate called without an active exception`.)
-# - It runs with and without GPUs (`torch.cuda.is_available()`).
+# - It uses GPUs if there are any (`torch.cuda.is_available()`).
 #
-# The check runs it as on **two machines** with one rank each. One process must reach
-# the same weights. There is no GPU here: your lines for GPUs are read, not run.
+# The check runs it as on **two machines** with one rank each. In one process, the same
+# batches must lead to the same weights. There is no GPU here: your lines for GPUs are
+# read, not run.
 #
 # <details><summary>Hint</summary>
 # Seven places change: the imports; the device; the loader and its batch size; the
@@ -416,7 +417,7 @@ helpers.show_file(
 
 # %% tags=["exercise", "solution", "minutes-28"]
 def my_port():
-    """The path of your script."""
+    """The path of your script, a str or a Path."""
     # your code
     return REPOSITORY / "tutorials" / "scripts" / "solutions" / "plain_loop.py"
     # end of your code

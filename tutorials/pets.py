@@ -138,15 +138,15 @@ def surprise(model, rows):
 # ### Exercise A · Resume by hand (8 minutes)
 #
 # Here is the plain loop. The optimizer *Adam* keeps two running means for each weight:
-# of its gradient, and of the gradient's square. The loop may be called twice:
-# `my_training(25, file)`, and after a crash `my_training(40, file)`. Then the second
-# call must train the steps 25 to 39 only, and reach the weights of one call, bit for
-# bit. `file` is a `Path`.
+# of its gradient, and of the gradient's square. The loop may be called twice, with any
+# two numbers. After `my_training(25, file)` and a crash, `my_training(40, file)` must
+# train the steps 25 to 39 only, and reach the weights of one call, bit for bit. `file`
+# is a `Path`.
 #
 # - Gap 1: if the file is there, load it, and go on where it was saved.
-# - Gap 2: save all that gap 1 needs. `torch.save({…}, file)` writes a dictionary,
-#   `torch.load(file)` reads it. Models and optimizers have `state_dict()` and
-#   `load_state_dict(…)`.
+# - Gap 2: save all that gap 1 needs in `file`. `torch.save({…}, file)` writes a
+#   dictionary, `torch.load(file)` reads it. Models and optimizers have `state_dict()`
+#   and `load_state_dict(…)`.
 #
 # <details><summary>Hint</summary>
 # Three things go on: the weights, the state of Adam, and the number of
@@ -193,7 +193,7 @@ judge(checks.resumed, my_training)
 # - `"close"`: equal up to rounding, since sums are done in another order;
 # - `"different"`: the lost steps are trained again with other batches.
 #
-# **Write your prediction before you go on**, and one sentence why.
+# **Write your prediction before you go on**, and why, as a comment.
 
 # %% tags=["lesson", "minutes-2"]
 my_prediction = None  # "same", "close" or "different"

@@ -270,6 +270,9 @@ def test_a_port_in_an_odd_form_is_right(replacements, tmp_path, capsys):
     assert said.startswith("right: two ranks"), said
 
 
+EPOCH_ENDS = '            print(f"epoch {epoch}: loss {np.mean(losses):.4f}")\n'
+AT_EACH_EPOCH = [(f"        {SAVE}\n", ""), (EPOCH_ENDS, f"{EPOCH_ENDS}            {SAVE}\n")]
+RANK_0_ALONE = [("with torch.no_grad():", "if dist.get_rank() == 0:")]
 IMPORT = ("import gzip\n", "import atexit\nimport gzip\n")
 AT_EXIT = [("    dist.destroy_process_group()\n", ""), IMPORT]
 AT_EXIT += [
@@ -308,6 +311,8 @@ def test_a_port_may_leave_its_group_at_exit_and_see_only_its_own_gpu(
         ([MOVED, (IDS + ")", IDS + ").to(device)")], "DDP copies those of rank 0"),
         ([("        if dist.get_rank() == 0:\n            print", "        print")], "each line"),
         ([(f"        {SAVE}", f"    {SAVE}")], "two write one file"),
+        (AT_EACH_EPOCH, "How often does the plain loop save"),
+        (RANK_0_ALONE, "between its last backward"),
         ([("model.module.state_dict()", "model.state_dict()")], "the wrapper's"),
         ([("model = DDP(m", "_ = DDP(m"), ("model.module", "model")], "What keeps their weights"),
         ([("dist.get_rank() == 0", "local_rank == 0")], "These are two machines"),

@@ -40,6 +40,9 @@ def pets(tmp_path_factory):
         ("they are different", "'different'. Not right"),
         ("not the same", "is that same, close or different"),
         ("same or close", "is that same, close or different"),
+        ("same up to rounding", "is that same, close or different"),
+        ("equal up to rounding, with the same batches", "is that same, close or different"),
+        ("only rounding differs", "'close'. Not right"),
         (3, "is that same, close or different"),
         (None, "no prediction"),
         (..., "no prediction"),
@@ -149,6 +152,24 @@ def not_the_step(file, model, optimizer):
     return 0
 
 
+def save_in_two_files(file, model, optimizer, steps):
+    torch.save(model.state_dict(), file)
+    torch.save([optimizer.state_dict(), steps], file.with_suffix(".adam"))
+
+
+def load_two_files(file, model, optimizer):
+    adam, steps = torch.load(file.with_suffix(".adam"))
+    return read(model, optimizer, {"model": torch.load(file), "adam": adam, "steps": steps})
+
+
+def with_the_loaded_weights(until, file):
+    loaded = torch.load(file)["model"] if file.exists() else None
+    model = resume(until, file)
+    if loaded is not None:
+        model.load_state_dict(loaded)
+    return model
+
+
 IN_MEMORY = {}
 
 
@@ -168,6 +189,15 @@ NOT_RESUMED = {
     "not the weights": (partial(resume, load=not_the_weights), "Which states"),
     "not the step": (partial(resume, load=not_the_step), "Does it load the file"),
     "one step too early": (partial(resume, early=1), "From which step"),
+    "the text's 25 steps": (
+        partial(resume, load=lambda *parts: load_whole(*parts) and 25),
+        "after a stop at step 10",
+    ),
+    "two files": (
+        partial(resume, save=save_in_two_files, load=load_two_files),
+        "also needs moved.adam",
+    ),
+    "the loaded weights": (with_the_loaded_weights, "Which model is returned"),
     "another name": (
         lambda until, file: resume(until, file.with_name("checkpoint.pt")),
         "under which name",
@@ -387,6 +417,10 @@ WRONG = {
         "Whose state",
     ),
     "no epoch told": (partial(training, tell=not_told), "told, and when"),
+    "another seed than the argument": (
+        lambda data, seed: training(data, 0),
+        "with its argument `seed`",
+    ),
     "one epoch told": (partial(training, tell=lambda s, _: s.set_epoch(1)), "told, and when"),
     "the seed of torch in its place": (
         partial(training, tell=lambda s, epoch: torch.manual_seed(epoch)),

@@ -44,6 +44,7 @@ class Seen:
     final: dict = field(default_factory=dict)  # the weights at the end
     moves: set = field(default_factory=set)  # (line, "model" or "tensor") of `.to`, `.cuda`
     batches: list = field(default_factory=list)  # the DDP model's inputs, if a backward followed
+    shown: set = field(default_factory=set)  # the first digit of each input of a module, bytes
     error: str = ""  # its type and message
     line: str = ""  # the line of the script that raised it
 
@@ -55,6 +56,7 @@ def watch(seen: Seen, script: str) -> None:
     for module, name in COUNTED:
         setattr(module, name, _counted(getattr(module, name), seen.calls))
     _watch_ddp(seen)
+    _watch_inputs(seen)
     _watch_moves(seen, script)
     _watch_standard_error(seen)
 
@@ -113,6 +115,17 @@ def _watch_ddp(seen):
         return move(self, *arguments, **named)
 
     DistributedDataParallel.__init__, torch.nn.Module.to = __init__, to
+
+
+def _watch_inputs(seen):
+    """Note which digits are given to models, also to those without DDP."""
+
+    def note_first_digit(_, inputs, output):
+        if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].shape[-1:] == (784,):
+            row = inputs[0].detach().reshape(-1, 784)[:1].cpu()
+            seen.shown.add((255 * row).round().to(torch.uint8).numpy().tobytes())
+
+    torch.nn.modules.module.register_module_forward_hook(note_first_digit)
 
 
 def _watch_moves(seen, script):

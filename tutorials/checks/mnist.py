@@ -176,10 +176,11 @@ def port(answer):
         run = run_script(Path(path), str(digits), ranks=RANKS, timeout=TIMEOUT, apart=True)
     ranks = records_of(run)
     check_model(ranks)
-    pixels = pixels[:SAMPLES]
+    pixels, held_out = pixels[:SAMPLES], pixels[SAMPLES:]
     steps = steps_of(ranks, pixels)
     check_batches(steps, plain["BATCH_SIZE"], plain["EPOCHS"])
     check_rank_0(ranks)
+    check_held_out(ranks, held_out)
     check_weights(ranks, steps, pixels, plain, run.folder / "model.pt")
     text = Path(path).read_text(encoding="utf-8")
     check_text(text)
@@ -285,7 +286,18 @@ def check_rank_0(ranks: list[dict]) -> None:
         yours = f"torch.save is called {saves[0]} times on rank 0, {saves[1]} times on rank 1"
         question = "All ranks hold the same weights. What if two write one file at once?"
         question += f" {TWO_MACHINES}"
+        if saves[1] == 0:
+            question = "How often does the plain loop save, and when?"
         raise Wrong(yours, "once, on rank 0", question)
+
+
+def check_held_out(ranks: list[dict], held_out: torch.Tensor) -> None:
+    """Each rank gives some of the held-out digits to a model."""
+    rows = {row.numpy().tobytes() for row in held_out}
+    for rank, seen in enumerate(ranks):
+        if not seen["shown"] & rows:
+            question = "What does each rank do between its last backward() and its end?"
+            raise Wrong(f"rank {rank} computes no held-out loss", "all ranks do", question)
 
 
 def check_weights(ranks, steps, pixels: torch.Tensor, plain: dict, file: Path) -> None:

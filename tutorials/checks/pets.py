@@ -45,6 +45,8 @@ def prediction(said: object) -> str:
     if said is None or said is ...:
         return "you have made no prediction: section 5. No weight differs"
     words = set(re.findall("[a-z]+", str(said).lower()))
+    if "rounding" in words:
+        words.add("close")
     meant = [word for word in REPLIES if word in words]
     if len(meant) != 1 or words & {"not", "no", "never"}:
         return f"you predicted {said!r:.60}: is that same, close or different? No weight differs"
@@ -53,43 +55,60 @@ def prediction(said: object) -> str:
 
 # Exercise A: a resume by hand
 
-FIRST, ALL = 25, 40  # steps of the first call, and of both
+STOPS = (25, 40), (10, 15)  # steps of the first call, and of both: as in the text, and others
 
 
 def resumed(answer):
     """`answer(until, file)` trains up to a step, and goes on from `file` if it is there."""
+    for first, both in STOPS:
+        resumed_at(answer, first, both)
+    first, both = STOPS[0]
+    return f"{both - first} steps after the stop, and the weights of one call, bit for bit"
+
+
+def resumed_at(answer, first, both):
+    """Raise Wrong unless `answer` makes `first` steps, then the others of `both`, as at once."""
     steps = []
     hook = register_optimizer_step_post_hook(lambda *_: steps.append(None))
+    needs = "a file with all that the next call needs"
     try:
         with tempfile.TemporaryDirectory() as folder:
             at_once, file = Path(folder, "at-once.pt"), Path(folder, "stopped.pt")
             moved = Path(folder, "elsewhere", "moved.pt")
-            undisturbed = weights_of(answer(ALL, at_once))
-            needs = "a file with all that the next call needs"
+            undisturbed = weights_of(answer(both, at_once))
             if not at_once.is_file():
                 question = "Which function of torch writes one, and under which name?"
                 raise Wrong("nothing is written yet to the file", needs, question)
-            answer(FIRST, file)
+            stopped = weights_of(answer(first, file))
             moved.parent.mkdir()
             file.rename(moved)  # what a second call needs is in the file, and nowhere else
             steps.clear()
-            again = weights_of(answer(ALL, moved))
+            try:
+                again = weights_of(answer(both, moved))
+            except FileNotFoundError as error:
+                yours = f"the second call also needs {Path(str(error.filename)).name}"
+                question = "Is all that gap 1 needs in `file`? The check has moved it elsewhere."
+                raise Wrong(yours, needs, question) from None
             made = len(steps)
     finally:
         hook.remove()
-    if made != ALL - FIRST:
+    if made != both - first:
         question = "From which step does your loop go on? Is it in the file?"
-        if made == ALL:
+        if made == both:
             question = "Who tells the second call that steps were done? Does it load the file?"
         raise Wrong(
-            f"after a stop at step {FIRST}, the second call makes {made} steps",
-            f"the {ALL - FIRST} that are left of {ALL}",
+            f"after a stop at step {first}, the second call makes {made} steps",
+            f"the {both - first} that are left of {both}",
             question,
         )
+    if not differing(stopped, again):
+        question = "Whose weights does the optimizer change? Which model is returned?"
+        yours = "after the second call, the weights are those of the first"
+        raise Wrong(yours, f"weights that {made} more steps have changed", question)
     if off := differing(undisturbed, again):
-        question = "What does Adam keep for each weight? Which states have you saved and loaded?"
+        question = "What does Adam keep for each weight? Which states have you saved and loaded? "
+        question += "Does each step take its own windows?"
         raise Wrong(f"{off} final weights differ from those of one call", "none", question)
-    return f"{ALL - FIRST} steps after the stop, and the weights of one call, bit for bit"
 
 
 def weights_of(model):
@@ -277,6 +296,7 @@ def training_repaired(answer, *, client):
     look_at_orders(ranks, samples)
     look_at_replicas(ranks)
     look_at_steps(ranks, samples)
+    look_at_seed(ranks, watched(client, answer, samples=samples, seed=seed + 1_000))
     return "each epoch has its own order, the replicas agree, and anybody can load the weights"
 
 
@@ -338,6 +358,13 @@ def look_at_steps(ranks, samples):
     if not are_close({name: value.cpu() for name, value in yours.items()}, expected, 1e-4):
         question = "Which line of `broken` did you leave out or change, besides its two faults?"
         raise Wrong(f"{told(yours)} after the training", told(expected), question)
+
+
+def look_at_seed(ranks, others):
+    """Raise Wrong if with another seed the samples come in the same order."""
+    if [seen.orders for seen in ranks] == [seen.orders for seen in others]:
+        question = "What does `broken` do with its argument `seed`?"
+        raise Wrong("the same orders with another seed", "other orders", question)
 
 
 def are_close(one, other, atol=1e-7):
