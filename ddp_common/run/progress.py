@@ -107,7 +107,7 @@ class Progress:
         self.whose = ""  # the numbers are, if not all ranks are heard
         self.bar: tqdm | None = None
         self.losses: deque[float] = deque(maxlen=RECENT)
-        self.leading: dict = {}  # the position of the rank that leads
+        self.leading: dict = {}  # the position of the rank that leads, and the moment it came
         # Other numbers: epoch (None for a bar) -> name -> rank -> the latest
         self.latest: dict[int | None, dict[str, dict[int, float]]] = {}
         # For the lines of epochs
@@ -123,8 +123,9 @@ class Progress:
         is_behind = position.get("samples", 0) < self.leading.get("samples", 0)
         if self.mode == Mode.OFF or is_behind or not position.get("total_samples"):
             return
+        position = {**position, "moment": time.monotonic()}
         if not self.leading:
-            self.last_line = time.monotonic(), position["samples"]
+            self.last_line = position["moment"], position["samples"]
         self.leading = position
         if self.mode == Mode.LINES:
             return
@@ -183,7 +184,7 @@ class Progress:
         for epoch in sorted(self.losses_of):
             if epoch < before and self.leading:
                 then, samples = self.last_line
-                self.last_line = time.monotonic(), self.leading["samples"]
+                self.last_line = self.leading["moment"], self.leading["samples"]
                 rate = (self.last_line[1] - samples) / max(self.last_line[0] - then, 1e-9)
                 speed = f"  {rate:,.0f} samples/s" if rate > 0 else ""  # else both came at once
                 words = f"{epoch + 1} of {self.leading['epochs']} epochs  "
