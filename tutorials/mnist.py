@@ -309,8 +309,7 @@ for way, milliseconds in times.items():
 
 # %% [markdown]
 # Averaging has a price. This model computes for so short a time that two ranks gain
-# little with DDP, and lose with our three lines. The longer a model computes, the
-# closer they come to a factor of two: see `gpt`.
+# little with DDP, and lose with our three lines. `gpt` measures more.
 #
 # ### The timeline of a step
 #
