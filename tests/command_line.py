@@ -1,6 +1,7 @@
 """`python -m tutorials …` as a process of its own, and what it leaves behind."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -64,3 +65,12 @@ def own_tutorial(folder, source):
         start_new_session=True,
         env=os.environ | {"RUNS": str(folder / "runs"), "WORKERS": "1"},
     )
+
+
+def press_ctrl_c(process, times=1):
+    """As a terminal does it: the client hears it, and every worker."""
+    for number in range(times):
+        if number:
+            time.sleep(0.1)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)

@@ -20,8 +20,9 @@
 # - shard a model that does not fit, with FSDP2.
 #
 # **You need** the tutorials `mnist` and `pets`: *rank*, *bucket*, *overlap*,
-# *checkpoint*. No GPU, no network. **Data:** the names of `pets`. **Time:** 80 to 90
-# minutes in class, 27 of them for three exercises.
+# *checkpoint*. No GPU, no network. (Two ranks cannot share one GPU: hide it, with
+# `CUDA_VISIBLE_DEVICES=`, before you start Jupyter.) **Data:** the names of `pets`.
+# **Time:** 80 to 90 minutes in class, 27 of them for three exercises.
 
 # %%
 import time
@@ -48,12 +49,13 @@ from tutorials.checks.common import judge
 settings = kit.settings(
     "gpt",
     data="shipped",  # or "full" after `make data TUTORIAL=pets`, or your own names.csv
+    windows=1_024,  # at most so many to learn from
     epochs=1,
     batch_size=32,  # windows of all ranks together
     learning_rate=3e-3,
     layers=4,
     seed=0,
-    presets={"full": {"epochs": 3, "learning_rate": 2e-3}},
+    presets={"full": {"windows": 10**6, "epochs": 3, "learning_rate": 2e-3}},
 )
 
 # %% tags=["nbval-ignore-output"]
@@ -72,7 +74,7 @@ print(f"torch {torch.__version__} · {client.ranks} ranks · {dataset.title}")
 WIDTH = 48  # tokens in a window
 TOKENS = 30  # a to z, "-", ".", the space and "+"
 names = steps.Names(dataset.path, WIDTH, settings.seed)
-windows, held_out = names.windows, names.held_out
+windows, held_out = names.windows[: settings.windows], names.held_out
 print(f"{len(windows):,} windows to learn from, {len(held_out):,} held out")
 
 # %% [markdown]
@@ -141,10 +143,9 @@ def train(windows, epochs, batch_size, learning_rate, layers, seed):
 
 
 # %%
-hyperparameters = {k: v for k, v in vars(settings).items() if k != "data"}
-run = ddp.launch(
-    client, train, **kit.launch_options(), windows=windows, **hyperparameters
-)
+given = {**vars(settings), "windows": windows}
+del given["data"]
+run = ddp.launch(client, train, **kit.launch_options(), **given)
 steps.save_curve(run)
 
 # %% tags=["nbval-ignore-output"]
@@ -157,9 +158,9 @@ print(f"GPT {loss:.2f}, 5-gram {five:.2f}, a blind guess {np.log(TOKENS):.2f}")
 
 # %% [markdown]
 # The LSTM of `pets` reaches 2.26 in four passes over the names, as good as the 5-gram.
-# **Both are better than this GPT**, which has 3 million parameters for 98,000
-# characters. In three passes (`PRESET=full`) it reaches 2.42. Here it is a load to
-# measure.
+# **Both are better than this GPT**, which has 3 million parameters, and reads half of
+# the names once. In three passes over all names (`PRESET=full`) it reaches 2.42. Here
+# it is a load to measure.
 #
 # ## 3. Predict: two ranks
 #
@@ -176,14 +177,14 @@ my_strong_scaling = None  # times the throughput of one rank
 my_weak_scaling = None
 
 # %% [markdown]
-# The next function makes four steps on each rank. `trace.steps` times them, and has
+# The next function makes six steps on each rank. `trace.steps` times them, and has
 # *`torch.profiler`* record the last one. `record_function` names a block of code in
 # that record, the *trace*. Sections 5, 8 and 10 use the other arguments.
 
 
 # %% tags=["lesson"]
 def measure(windows, batch_size, wrap=DDP, parts=1, network=None, pause=0, **options):
-    """Four steps; returns for each rank what its `steps.Trace` has measured."""
+    """Six steps; returns for each rank what its `steps.Trace` has measured."""
     torch.manual_seed(0)
     model = wrap(GPT().to(ddp.device()), **options)
     if network is not None:
@@ -191,7 +192,7 @@ def measure(windows, batch_size, wrap=DDP, parts=1, network=None, pause=0, **opt
     optimizer = torch.optim.AdamW(model.parameters())
     rows = windows[:batch_size][ddp.rank() :: ddp.world_size()].to(ddp.device())
     trace = steps.Trace(network)
-    for _ in trace.steps(4):
+    for _ in trace.steps(6):
         optimizer.zero_grad()
         for number, part in enumerate(rows.chunk(parts), start=1):
             with model.no_sync() if number < parts else nullcontext():
@@ -225,16 +226,19 @@ print(checks.prediction("strong scaling", my_strong_scaling, strong))
 print(checks.prediction("weak scaling", my_weak_scaling, weak))
 
 # %% [markdown]
-# *Efficiency* is the speed-up divided by the number of ranks. The formula is fitted to
-# four points only. More ranks make *b* · batch / ranks smaller, but not *a*. So at a
-# batch *B*, no number of ranks is more than (*a* + *bB*) / *a* times as fast as one. A
-# larger batch makes *a* matter less, but may learn less from each window: see `dogs`.
+# *Efficiency* is the speed-up divided by the number of ranks. The formula is rough: it
+# is fitted to four points, and one rank alone sends nothing. (If *a* or *b* is
+# negative, another program has used the cores: run the cell again.) More ranks make
+# *b* · batch / ranks smaller, but not *a*. So at a batch *B*, even many ranks are
+# hardly more than (*a* + *bB*) / *a* times as fast as one. A larger batch makes *a*
+# matter less, but may learn less from each window: see `dogs`.
 #
 # ## 4. A step as a picture
 #
 # What is in *a*? Here is one step of both ranks, as the profiler recorded it. A green
 # bar is a *bucket*: gradients that DDP averages in one message. *Waiting* is the end of
-# `backward()`: the gradients are computed, but not yet averaged.
+# `backward()`: the gradients are computed, but not yet averaged. (On GPUs these bars
+# show when the CPU *submits* the work. There, record `ProfilerActivity.CUDA` too.)
 
 # %% tags=["lesson"]
 figure = steps.picture({"DDP, batch 16": traces[2, 16]})
@@ -243,11 +247,12 @@ helpers.show(figure, "A step of two ranks. Sending begins while backward is runn
 # %% [markdown]
 # ### Exercise A · How many buckets? (6 minutes)
 #
-# DDP takes the parameters in reverse order, since `backward()` begins at the last
-# layer. It puts one after the other into a bucket **until the bucket holds
-# `bucket_cap_mb` MiB or more**, and then begins the next bucket. It divides no
-# parameter. (This holds from the second step on; the first step has one bucket. If you
-# leave `bucket_cap_mb` out, it is 25, and the first bucket is full at 1 MiB.)
+# DDP takes the parameters in the order in which their gradients were ready in the first
+# step. `backward()` begins at the last layer, so this is nearly the reverse order. Use
+# the exact reverse: the number of buckets is the same. DDP puts one after the other
+# into a bucket **until the bucket holds `bucket_cap_mb` MiB or more**, and then begins
+# the next bucket. It divides no parameter. (The first step has one bucket. If you leave
+# `bucket_cap_mb` out, it is 25, and the first bucket is full at 1 MiB.)
 #
 # `sizes` are the bytes of the parameters, in the order of `model.parameters()`. The
 # check compares your numbers with what DDP sends.
@@ -367,8 +372,9 @@ my_largest = None  # "parameters", "gradients", "Adam", "buckets" or "activation
 # %% [markdown]
 # `saved_tensors_hooks` calls our function `note` with each tensor that is saved. There
 # are two ways to save fewer bytes. **bf16**: with `autocast`, matrix products use
-# numbers of two bytes. **Activation checkpointing** (`recompute`): only the input of
-# each block is saved, and the backward pass runs the block's forward again.
+# numbers of two bytes. It also saves such a copy of each weight, so it pays only for
+# larger batches. **Activation checkpointing** (`recompute`): only the input of each
+# block is saved, and the backward pass runs the block's forward again.
 
 
 # %% tags=["lesson"]
@@ -439,10 +445,14 @@ print(f"loss {np.mean(last[DDP]):.4f}; the two differ by {difference:.0e}")
 assert difference < 1e-4
 
 # %% [markdown]
-# Each rank holds half, and the loss is the same. DDP averages with `all_reduce`. FSDP2
-# gathers the parameters of each block by an *all-gather*, in the forward pass and again
-# in the backward pass. A *reduce-scatter* then gives each rank the mean gradient of its
-# own shard. Together this is 1.5 times the bytes that DDP sends.
+# Each rank holds half (and no buckets), and the loss is the same. DDP averages with
+# `all_reduce`. FSDP2 gathers the parameters of each block by an *all-gather*, in the
+# forward pass and again in the backward pass; what is outside of the blocks only once.
+# A *reduce-scatter* then gives each rank the mean gradient of its own shard. Together
+# this is 1.5 times the bytes that DDP sends. (More than one GPU was not tried.)
+#
+# A model that does not fit on one GPU is made on the CPU. `fully_shard` moves its
+# shards to the GPU.
 #
 # A parameter is now a `DTensor`, and `to_local()` is this rank's shard of it. *DCP*,
 # `torch.distributed.checkpoint`, saves such a state: each rank writes its own part.
@@ -451,7 +461,7 @@ assert difference < 1e-4
 # %% tags=["lesson"]
 def save_and_load(folder):
     """Save a model, and load it into another, which must be equal then on each rank."""
-    model, other = (sharded(GPT().to(ddp.device())) for _ in range(2))
+    model, other = sharded(GPT()), sharded(GPT())
     dcp.save({"model": model.state_dict()}, checkpoint_id=folder)
     state = {"model": other.state_dict()}
     dcp.load(state, checkpoint_id=folder)  # into the tensors of `other`
@@ -460,7 +470,7 @@ def save_and_load(folder):
 
 
 def save_as_ddp(folder):
-    ddp.Checkpoint(model=sharded(GPT().to(ddp.device())), directory=folder).save()
+    ddp.Checkpoint(model=sharded(GPT()), directory=folder).save()
 
 
 folder = run.directory / f"sharded-{time.time():.0f}"
@@ -522,13 +532,14 @@ alt = "Rank 1 is late; rank 0 waits for it at the end of backward."
 helpers.show(steps.picture(compared), alt)
 
 # %% [markdown]
-# Every step takes as long as on the slower rank. **The slow rank is the one that does
-# not wait.** Rank 0's trace alone looks like a slow network. So record all ranks.
+# Every step takes as long as on the slower rank. **The slow rank is the one that waits
+# least.** Rank 0's trace alone looks like a slow network. So record all ranks.
 #
 # ## 11. Recap
 #
-# - *Time*: a step takes about *a* + *b* · batch / ranks. A trace shows what *a* is:
-#   loading, sending that does not overlap, waiting for a slow rank.
+# - *Time*: a step takes about *a* + *b* · batch / ranks. Computing and loading are in
+#   *b*. A trace shows what is in *a*: the optimizer, sending that does not overlap. And
+#   it shows who waits for a slow rank.
 # - *Memory*: with Adam a parameter takes 16 bytes, and 4 more for DDP's buckets.
 #   Activations grow with the batch.
 # - *When it no longer fits*: less activations by bf16, checkpointing, or smaller parts

@@ -273,6 +273,8 @@ class SlowNetwork:
         try:
             dist.all_reduce(buffer)
             buffer /= dist.get_world_size()
+            if buffer.is_cuda:  # else the network would be slow before it has sent
+                torch.cuda.current_stream(buffer.device).synchronize()
             time.sleep(self.latency + self.per_mib * buffer.nbytes / 2**20)
         except Exception as error:  # of any kind: backward() waits for it
             future.set_exception(error)
@@ -327,7 +329,7 @@ def memory_of_a_step(make_model, rows, forward, **options):
     model.register_comm_hook(None, buckets.average)
     optimizer = torch.optim.AdamW(model.parameters())
     weights = {parameter.data_ptr() for parameter in model.parameters()}
-    for _ in trace.steps(3):
+    for _ in trace.steps(4):
         optimizer.zero_grad()
         loss, saved = forward(model, rows.to(ddp.device()), **options)
         activations = nbytes(each for each in saved if each.data_ptr() not in weights)
@@ -407,7 +409,7 @@ def run_on(cluster, windows, program, traced=False):
         batches = iter(
             DataLoader(Stored(rows, here["storage"]), size, num_workers=workers)
         )
-    next(batches)  # the loader's processes have begun; its rows are not counted
+    next(batches)  # the loader's processes have begun. What they have loaded is free
     trace, passes = Trace(network), 0
     began = _begin_together()
     with trace if traced else contextlib.nullcontext():

@@ -134,7 +134,7 @@ def surprise(model, rows):
 # <details><summary><b>A small question:</b> an untrained model gives each of 30
 # characters the same probability. What is its loss?</summary>
 #
-# Its surprise is −ln(1/30) = ln 30, about 3.4 nats.</details>
+# Its surprise is −ln(1/30) = ln 30, about 3.4 *nats* (natural logarithm).</details>
 #
 # ### Exercise A · Resume by hand (8 minutes)
 #
@@ -326,7 +326,7 @@ model.load_state_dict(run.result)
 with torch.no_grad():
     loss = surprise(model, helpers.encode(held_out)[None])
 print(
-    f"LSTM   {loss:.3f} nats per held-out character; a blind guess: {math.log(30):.3f}"
+    f"LSTM   {loss:.3f} (loss per held-out character; blind guess: {math.log(30):.3f})"
 )
 for n in (3, 5):
     counted = helpers.n_gram(training_names, held_out, n, prior=10)

@@ -378,7 +378,7 @@ print(f"killed before its first checkpoint: step {steps.min()} is done {times} t
 # %% [markdown]
 # Nodes fail **without** a warning: save now and then, too.
 #
-# # Part 2: the accuracy
+# ## Part 2: the accuracy
 #
 # ## 7. Sums over ranks
 #

@@ -38,8 +38,8 @@ def report(**values: Any) -> None:
     """Send scalars to the client: numbers, or tensors and arrays with one element.
 
     Also sends epoch, step, samples so far and in this batch (`batch`, of all ranks), if a sampler
-    counts them. Raises `Error` at once for anything that
-    is not a scalar. A tensor on a GPU is read by another thread: training does not wait for it.
+    counts them. A terminal shows `loss`, and up to three others beside it. Raises `Error` at once
+    for what is no scalar. A tensor on a GPU is read by another thread: training does not wait.
     """
     record: dict[str, Any] = {"time": time.time()}
     where = position()

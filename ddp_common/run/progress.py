@@ -11,11 +11,10 @@ nothing.
 
 import contextlib
 import os
-import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TextIO
@@ -26,9 +25,12 @@ from ddp_common.checkpoint_files import checkpoints, step_of
 from ddp_common.errors import Error
 from ddp_common.run.folders import shown
 
-# Fits into 80 columns, with a bar of 10
 BAR = "{desc} {percentage:3.0f}%|{bar}| {rate_fmt} · {remaining} to go{postfix}"
+NARROW = BAR.replace("{rate_fmt} · ", "")  # where numbers need the room
+AROUND = {BAR: 61, NARROW: 41}  # columns of what is no number, with a bar of 4 or 2
 RECENT = 50  # reports whose mean is the loss that is shown
+OTHERS = 3  # so many numbers stand beside the loss, those first whose first report came last
+NOT_BESIDE_THE_LOSS = {"loss", "time", "epoch", "step", "samples", "batch"}
 
 
 class Mode(StrEnum):
@@ -60,13 +62,11 @@ def a_user_watches() -> bool:
 def mode() -> Mode:
     """How progress is drawn in this program."""
     chosen = os.environ.get("DDP_PROGRESS")
+    if chosen in list(Mode):
+        return Mode(chosen)
     if chosen:
-        try:
-            return Mode(chosen)
-        except ValueError:
-            raise Error(
-                f"DDP_PROGRESS={chosen} is none of {', '.join(Mode)}.\nTake one, or leave it out."
-            ) from None
+        names = ", ".join(Mode)
+        raise Error(f"DDP_PROGRESS={chosen} is none of {names}.\nTake one, or leave it out.")
     if is_terminal(sys.stderr) or a_user_watches():
         return Mode.BAR
     return Mode.LINES if kernel() is None else Mode.OFF
@@ -94,14 +94,22 @@ def say(text: str, stream: TextIO | None) -> None:
 
 
 class Progress:
-    """Draws how far training is, as `mode` says."""
+    """Draws how far training is, as `mode` says, and the numbers that ranks have reported.
+
+    The loss is a mean over all ranks' latest reports, in the line of an epoch over all in it. Any
+    other number is the mean over ranks of what each has reported last; in a line, last in that
+    epoch, which ends with the first batch of the next.
+    """
 
     def __init__(self) -> None:
         self.mode = mode()
         self.in_notebook = kernel() is not None
+        self.whose = ""  # the numbers are, if not all ranks are heard
         self.bar: tqdm | None = None
         self.losses: deque[float] = deque(maxlen=RECENT)
         self.leading: dict = {}  # the position of the rank that leads
+        # Other numbers: epoch (None for a bar) -> name -> rank -> the latest
+        self.latest: dict[int | None, dict[str, dict[int, float]]] = {}
         # For the lines of epochs
         self.losses_of: dict[int, list[float]] = {}  # epoch -> losses
         self.epoch_of: dict[int, int] = {}  # rank -> the epoch of its latest loss
@@ -112,21 +120,23 @@ class Progress:
 
         `position` has epoch, step, samples, epochs and total_samples, as the sampler counts them.
         """
-        if self.mode == Mode.OFF or not position.get("total_samples"):
-            return
-        if position["samples"] < self.leading.get("samples", 0):
+        is_behind = position.get("samples", 0) < self.leading.get("samples", 0)
+        if self.mode == Mode.OFF or is_behind or not position.get("total_samples"):
             return
         if not self.leading:
             self.last_line = time.monotonic(), position["samples"]
         self.leading = position
-        if self.mode == Mode.BAR:
-            self._draw()
-
-    def _draw(self) -> None:
+        if self.mode == Mode.LINES:
+            return
+        # Epochs that are done, as metrics and messages count them: the first one is epoch 0
+        epochs = self.leading["epochs"]
+        done = epochs * self.leading["samples"] / self.leading["total_samples"]
+        words = f"{done:.1f} of {epochs} epochs"
         if self.bar is None:
             from tqdm.auto import tqdm  # here: in a notebook it imports ipywidgets
 
             self.bar = tqdm(
+                desc=words,
                 total=self.leading["total_samples"],
                 initial=self.leading["samples"],
                 unit=" samples",
@@ -135,25 +145,38 @@ class Progress:
                 bar_format=BAR,
                 mininterval=0.1,
             )
-        # Epochs that are done, as metrics and messages count them: the first one is epoch 0
-        epochs = self.leading["epochs"]
-        done = epochs * self.leading["samples"] / self.leading["total_samples"]
-        self.bar.set_description_str(f"{done:.1f} of {epochs} epochs", refresh=False)
+        self.bar.set_description_str(words, refresh=False)
         self.bar.update(self.leading["samples"] - self.bar.n)
 
     def record(self, values: dict, rank: int = 0) -> None:
-        """Take note of the loss that a rank has reported, if it did."""
-        if not isinstance(values.get("loss"), (int, float)):
-            return
-        self.losses.append(values["loss"])
+        """Take note of the numbers that a rank has reported."""
+        epoch = values.get("epoch") if self.mode == Mode.LINES else None
+        known = NOT_BESIDE_THE_LOSS | self.latest.setdefault(epoch, {}).keys()
+        new: dict = {name: {} for name in values if name not in known}
+        latest = self.latest[epoch] = new | self.latest[epoch]
+        for name in latest.keys() & values.keys():
+            latest[name][rank] = values[name]
+        if "loss" in values:
+            self.losses.append(values["loss"])
         if self.bar is not None:
-            loss = statistics.fmean(self.losses)
-            self.bar.set_postfix_str(f"loss {loss:#.4g}", refresh=False)
-        if self.mode == Mode.LINES and "epoch" in values:
-            self.losses_of.setdefault(values["epoch"], []).append(values["loss"])
-            self.epoch_of[rank] = values["epoch"]
+            columns = 1000 if self.in_notebook else self.bar.format_dict["ncols"] or 80
+            words = self._numbers(self.losses, latest, columns - AROUND[NARROW])
+            self.bar.bar_format = BAR if len(words) <= columns - AROUND[BAR] else NARROW
+            self.bar.set_postfix_str(words, refresh=False)
+        if "loss" in values and epoch is not None:
+            self.losses_of.setdefault(epoch, []).append(values["loss"])
+            self.epoch_of[rank] = epoch
             # A rank's last reports of an epoch come after the first step of the next
             self._print_lines(before=min(self.epoch_of.values()))
+
+    def _numbers(self, losses: Collection[float], latest: dict, room: int) -> str:
+        """`loss 0.1234  accuracy 0.8100`: the loss, and as many others as have room."""
+        numbers = {"loss": losses, **{name: of.values() for name, of in latest.items()}}
+        said = [f"{name} {sum(of) / len(of):#.4g}" for name, of in numbers.items() if of]
+        del said[1 + OTHERS :]
+        while len(said) > 1 and len(self.whose + "  ".join(said)) > room:
+            del said[-1]
+        return self.whose + "  ".join(said)
 
     def _print_lines(self, before: float) -> None:
         """Print a line for each epoch, up to `before`, whose losses have arrived."""
@@ -163,9 +186,10 @@ class Progress:
                 self.last_line = time.monotonic(), self.leading["samples"]
                 rate = (self.last_line[1] - samples) / max(self.last_line[0] - then, 1e-9)
                 speed = f"  {rate:,.0f} samples/s" if rate > 0 else ""  # else both came at once
-                loss = statistics.fmean(self.losses_of.pop(epoch))
-                words = f"{epoch + 1} of {self.leading['epochs']} epochs"
-                say(f"{words}  loss {loss:#.4g}{speed}", sys.stderr)
+                words = f"{epoch + 1} of {self.leading['epochs']} epochs  "
+                latest = self.latest.pop(epoch, {})
+                words += self._numbers(self.losses_of.pop(epoch), latest, 80 - len(words + speed))
+                say(f"{words}{speed}", sys.stderr)
 
     def note(self, text: str, also_in_logs: bool = False) -> None:
         """Say something to who watches; with `also_in_logs` also where nothing is drawn.
@@ -184,12 +208,10 @@ class Progress:
 
 def say_folder(path: Path) -> None:
     """On a terminal, say where a run is, and whether it is new."""
-    progress = Progress()
-    if progress.mode != Mode.BAR or progress.in_notebook:
-        return
-    saved = checkpoints(path / "checkpoints")
-    how = f"goes on from step {step_of(saved[-1])}" if saved else "begins"
-    progress.note(f"The run {how}, in {shown(path)}")
+    if mode() == Mode.BAR and kernel() is None:
+        saved = checkpoints(path / "checkpoints")
+        how = f"goes on from step {step_of(saved[-1])}" if saved else "begins"
+        say(f"The run {how}, in {shown(path)}", sys.stderr)
 
 
 def explain_interrupt(
@@ -202,19 +224,18 @@ def explain_interrupt(
     """
     in_ipython = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
     folder = shown(path)
-    saved = checkpoints(path / "checkpoints")
-    steps = [record.get("step", 0) for record in records]
-    step = max([*steps, *map(step_of, saved)], default=0)
-    where = f"Interrupted after step {step}." if step else "Interrupted."
+    saved = [step_of(saved) for saved in checkpoints(path / "checkpoints")]
+    step = max([*saved, *(record.get("step", 0) for record in records)], default=0)
+    words = f"Interrupted after step {step}." if step else "Interrupted."
     if saved:
         name = getattr(function, "__name__", "train")
-        words = (
-            f"{where} The newest checkpoint is that of step {step_of(saved[-1])}. "
+        words += (
+            f" The newest checkpoint is that of step {saved[-1]}. "
             "Go on from there with the same arguments and the run's directory:\n"
             f"  ddp.launch(client, {name}, …, directory={folder!r})"
         )
     else:
-        words = f"{where} There is no checkpoint to go on from; what there is lies in {folder}."
+        words += f" There is no checkpoint to go on from; what there is lies in {folder}."
     if in_ipython:
         say(words, sys.stdout)
         interrupt.__traceback__ = None

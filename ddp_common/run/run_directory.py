@@ -191,8 +191,8 @@ class RunDirectory(RunFiles):
 
 
 def as_line(record: dict) -> str:
-    """A record as a line of metrics.jsonl."""
-    return json.dumps({key: _for_json(value) for key, value in record.items()}) + "\n"
+    """A record as a line of metrics.jsonl. JSON has no NaN and no infinity: their names stand."""
+    return json.dumps({k: str(v) if str(v) in NOT_FINITE else v for k, v in record.items()}) + "\n"
 
 
 def read_records(path: Path) -> Iterator[dict]:
@@ -207,13 +207,6 @@ def read_records(path: Path) -> Iterator[dict]:
 def _with_names_kept_once(record: dict) -> dict:
     """The same record, whose names all records share: it takes 0.4 kB instead of 0.7."""
     return {sys.intern(str(name)): value for name, value in record.items()}
-
-
-def _for_json(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are written as their names."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
 
 
 def _from_json(value: Any) -> Any:

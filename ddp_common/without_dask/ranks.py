@@ -147,6 +147,7 @@ def _recorder(files: RunFiles, job: Job) -> Recorder:
     if rendezvous.rank() != 0:
         return Recorder(files, draws=False)
     recorder = Recorder(files, job.on_report)
+    recorder.progress.whose = "rank 0: " if rendezvous.world_size() > 1 else ""
     recorder.describe(describe(files.path, job.run_config, [], job.function_name))
     return recorder
 

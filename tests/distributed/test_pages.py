@@ -9,14 +9,22 @@ import math
 import os
 import re
 import shutil
+import signal
 import sys
+from collections import OrderedDict
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 import cloudpickle
 import pytest
 import torch
+import torch.nn.functional as F
+from patience import PATIENCE
 from processes import finished
+from torch.distributed.nn.functional import all_gather
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset, random_split
 
 import ddp_common as ddp
 from tutorials import kit
@@ -72,12 +80,22 @@ def test_the_network_of_the_page_on_tables_learns_also_from_parquet(client, tmp_
     run_blocks("docs/dask-data.md", "parquet", **names, folder=str(tmp_path))
 
 
-def test_the_answers_to_questions_do_what_they_say(client):
-    names = run_blocks("docs/faq.md", client=client)
-    assert names["run"].result.shape == (1, 3)
+def test_the_loop_with_a_schedule_goes_on_with_both_where_the_run_before_ended(client):
+    names = run_blocks("docs/loops.md", client=client)
+    again = names["again"]
     # the second launch added two epochs to the two of the first, and repeated none
-    steps = names["again"].metrics.groupby("rank")["step"].apply(list)
-    assert all(of_rank == [*range(1, 17)] for of_rank in steps)
+    of_ranks = again.metrics.groupby("rank")
+    assert all(steps == [*range(1, 17)] for steps in of_ranks["step"].apply(list))
+    rates = [0.01 + 0.09 * min(step, 10) / 10 for step in range(16)]
+    assert all(of_rank == pytest.approx(rates) for of_rank in of_ranks["rate"].apply(list))
+    undisturbed = ddp.launch(client, names["train"], epochs=4, directory=False)
+    torch.testing.assert_close(again.result, undisturbed.result)
+
+
+def on_one_and_three(client, function, **arguments):
+    """What a function returns on one rank, and on three."""
+    run = partial(ddp.launch, client, function, stall_timeout=PATIENCE, **arguments)
+    return [run(workers=ranks).result for ranks in (1, 3)]
 
 
 def test_recipes_train_as_one_rank_does_are_watched_leave_traces_and_go_to_a_bucket(
@@ -85,14 +103,10 @@ def test_recipes_train_as_one_rank_does_are_watched_leave_traces_and_go_to_a_buc
 ):
     monkeypatch.chdir(tmp_path)
     names = run_blocks("docs/recipes.md", client=client)
-    for recipe in (
-        "train_with_average",
-        "train_with_class_weights",
-        "train_on_drawn_rows",
-        "train_on_a_stream",
-    ):
-        one, two = (ddp.launch(client, names[recipe], workers=n, epochs=3).result for n in (1, 2))
-        assert torch.allclose(one, two, rtol=0, atol=1e-6), recipe
+    averages = on_one_and_three(client, names["train_with_average"], epochs=3)
+    weights = on_one_and_three(client, names["train_on_a_stream"], epochs=3)
+    for one, three in (map(names["weights_of"], averages), weights):
+        assert torch.allclose(one, three, rtol=0, atol=1e-6)
     _stops_early_and_keeps_the_best_model(client, names)
     _each_rank_goes_on_with_its_own_state(client, names["OfEachRank"])
     assert names["seen"][0]["step"] == 1 and "loss" in names["seen"][0]
@@ -161,6 +175,148 @@ def _each_rank_goes_on_with_its_own_state(client, wrap):
         ddp.launch(client, read_on, workers=2)
 
 
+@pytest.fixture(scope="module")
+def recipes():
+    """What the page defines, up to the first block that launches."""
+    names = {"__name__": "__main__"}
+    for code in takewhile(lambda code: "launch(" not in code, blocks("docs/recipes.md")):
+        exec(compile(code, "docs/recipes.md", "exec"), names)
+    return names
+
+
+def train_in_float64(loss=None, step=None, draw=lambda data, importance, epoch: data, batch=238):
+    """Returns the weights after an epoch, in whose last step one rank of three has no row."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    x = torch.randn(240, 8)
+    classes = (x.sum(1) > 0).long()
+    layers = torch.nn.Linear(8, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2)
+    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=8, line_search_fn="strong_wolfe")
+    sampler = ddp.ElasticSampler(len(x), batch)
+    for epoch in sampler.epochs(1):
+        data = draw(TensorDataset(x, classes), 1.0 + 2 * classes, epoch)
+        for inputs, targets in ddp.DataLoader(data, batch_sampler=sampler):
+            if step:
+                step(lbfgs, model, inputs, F.one_hot(targets, 2).double(), sampler.weight)
+            else:
+                sgd.zero_grad()
+                loss(model, inputs, targets, sampler.weight).backward()
+                sgd.step()
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def of_classes(mean, model, x, classes, weight):
+    return mean(model(x), classes, torch.tensor([1.0, 10.0]), weight)
+
+
+def of_pairs(contrastive, model, x, classes, weight):
+    return contrastive(*model(torch.cat([x, x.sin()])).chunk(2))
+
+
+def by_torchs_gather(a, b):
+    a, b = (torch.cat(all_gather(F.normalize(each))) for each in (a, b))
+    return F.cross_entropy(a @ b.T / 0.1, torch.arange(len(a)))
+
+
+@pytest.mark.parametrize("kind", ["classes", "pairs", "torch's gather", "L-BFGS", "drawn rows"])
+def test_a_step_of_a_recipe_is_that_of_one_process_with_the_whole_batch(client, recipes, kind):
+    by_class = partial(of_classes, recipes["mean_by_class"])
+    arguments = {
+        "classes": dict(loss=by_class),
+        "pairs": dict(loss=partial(of_pairs, recipes["contrastive_loss"]), batch=60),
+        "torch's gather": dict(loss=partial(of_pairs, by_torchs_gather), batch=60),
+        "L-BFGS": dict(step=recipes["step_of_lbfgs"]),
+        "drawn rows": dict(loss=by_class, draw=recipes["drawn"]),
+    }
+    one, three = on_one_and_three(client, train_in_float64, **arguments[kind])
+    assert torch.allclose(one, three, rtol=0, atol=1e-12)
+
+
+def test_averaged_weights_have_the_statistics_of_all_rows(client, recipes):
+    train, x = recipes["train_with_average"], recipes["samples"]()[0]
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+    for average in on_one_and_three(client, train, epochs=1, make=lambda: model):
+        assert torch.allclose(average[0].running_mean, x.mean(0), rtol=0, atol=1e-6)
+
+
+class Remembers(list):
+    def __getitem__(self, row):
+        return self.epoch
+
+
+def epochs_seen(persistent):
+    """By a data set that remembers the epoch, in a loader's worker."""
+    data = Remembers(range(8))
+    sampler = ddp.ElasticSampler(len(data), 8)
+    options = dict(num_workers=1, persistent_workers=persistent)
+    loader = ddp.DataLoader(data, batch_sampler=sampler, **options)
+    return [int(batch[0]) for data.epoch in sampler.epochs(3) for batch in loader]
+
+
+def splits_agree():
+    seed = torch.Generator().manual_seed(0)
+    splits = [random_split(range(100), [0.8, 0.2], generator=each) for each in (None, seed)]
+    everyones = [None, None]
+    torch.distributed.all_gather_object(everyones, [part.indices for part, _ in splits])
+    return [one == two for one, two in zip(*everyones)]
+
+
+@pytest.mark.parametrize(
+    "function, arguments, result",
+    [
+        (epochs_seen, {"persistent": True}, [0, 0, 0]),
+        (epochs_seen, {"persistent": False}, [0, 1, 2]),
+        (splits_agree, {}, [False, True]),
+    ],
+)
+def test_what_each_rank_or_loader_worker_has_of_its_own(client, function, arguments, result):
+    assert ddp.launch(client, function, workers=2, **arguments).result == result
+
+
+def leave_when(rank_0_says):
+    sampler = ddp.ElasticSampler(8, 4)
+    for epoch in sampler.epochs(9):
+        for _ in sampler.batches():
+            torch.distributed.barrier()
+        if rank_0_says(epoch == 3 - 2 * ddp.rank()):
+            return epoch
+
+
+def test_rank_0_decides_for_all(client, recipes):
+    run = partial(ddp.launch, client, leave_when, workers=2)
+    assert run(rank_0_says=recipes["rank_0_says"]).result == 3
+    with pytest.raises(ddp.RankFailed, match="Rank 1 of 2"):
+        run(rank_0_says=bool)
+
+
+class DiesOnce(OrderedDict):
+    """Kills its rank while it is written to a file."""
+
+    def __reduce__(self):
+        if not self["mark"].exists():
+            self["mark"].touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return OrderedDict, ()
+
+
+def train_with_snapshot(save_snapshot, path):
+    first, trained = torch.load(path)["done"] if path.exists() else 0, []
+    for epoch in range(first, 4):
+        torch.distributed.all_reduce(torch.ones(1))
+        trained.append(epoch)
+        dies = DiesOnce(mark=path.with_name("mark")) if epoch == 2 else None
+        save_snapshot(path, done=epoch + 1, dies=dies)
+    return trained
+
+
+def test_a_restart_goes_on_from_a_snapshot_that_is_whole(client, recipes, tmp_path):
+    options = dict(save_snapshot=recipes["save_snapshot"], path=tmp_path / "snapshot.pt")
+    run = ddp.launch(client, train_with_snapshot, workers=2, restarts=1, **options)
+    assert run.result == [2, 3]
+
+
 def test_a_search_gives_up_trials_early_and_its_workers_are_free_again(client):
     optuna = pytest.importorskip("optuna")
     names = run_blocks("docs/recipes.md", client=client)
@@ -178,7 +334,7 @@ def test_images_are_read_as_the_page_on_images_shows(tmp_path, s3, capsys):
             shutil.copy(path, folder / breed)
     s3.mkdir("kennel")
     s3.put(str(folder), "kennel/", recursive=True)
-    run_blocks("docs/images.md", folder=str(folder))
+    run_blocks("docs/dask-data.md", "images", folder=str(folder))
     said = capsys.readouterr().out
     assert "the images from the bucket are those from the disk, bit for bit" in said
     assert "is no image that can be read" in said
@@ -195,7 +351,7 @@ def run_the_page_on_gpus(codes):
     names["step_in_float16"](x, y, weight=math.inf)
     is_left_out = torch.equal(torch.nn.utils.parameters_to_vector(parameters), before)
 
-    loss = torch.nn.functional.cross_entropy(names["network"](x), y) * 0.5
+    loss = F.cross_entropy(names["network"](x), y) * 0.5
     expected = torch.autograd.grad(loss, parameters)
     names["step_in_parts"](x, y, 4, weight=0.5)
     for parameter, gradient in zip(parameters, expected):
@@ -209,7 +365,7 @@ def run_the_page_on_gpus(codes):
         torch.manual_seed(0)
         network = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.Linear(8, 10))
         model, optimizer = wrap(network)
-        torch.nn.functional.cross_entropy(model(x), y).backward()
+        F.cross_entropy(model(x), y).backward()
         optimizer.step()
         networks.append(network)
     whole = names["whole_weights"](networks[1])

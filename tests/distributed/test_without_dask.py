@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import cloudpickle
+import pandas
 import pytest
 import torch
 from patience import PATIENCE
@@ -69,18 +70,18 @@ def train(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def under_torchrun(tmp_path_factory):
-    """(the folder of the run, its weights, what was printed)."""
+    """(the folder of the run, its weights, what was printed, on stdout and on stderr)."""
     folder = tmp_path_factory.mktemp("torchrun")
     (folder / "program.py").write_text(PROGRAM)
     command = "-m torch.distributed.run --standalone --nproc-per-node 2 program.py run weights.pt"
     done = finished(*command.split(), cwd=folder, env={**os.environ, "PYTHONPATH": TESTS})
-    return folder / "run", torch.load(folder / "weights.pt"), done.stdout
+    return folder / "run", torch.load(folder / "weights.pt"), done.stdout, done.stderr
 
 
 def test_torchrun_trains_to_the_same_weights_and_leaves_the_same_files_as_dask(
     client, train, under_torchrun
 ):
-    directory, weights, _ = under_torchrun
+    directory, weights, *_ = under_torchrun
     run = ddp.launch(client, train, workers=2, epochs=2)
     assert torch.equal(weights, run.result)
     names = {path.name for path in run.directory.iterdir()}
@@ -92,8 +93,16 @@ def test_torchrun_trains_to_the_same_weights_and_leaves_the_same_files_as_dask(
 def test_under_torchrun_all_ranks_have_the_records_of_all_and_what_they_print_is_shown_once(
     under_torchrun,
 ):
-    _, _, said = under_torchrun
+    _, _, said, _ = under_torchrun
     assert said.count("after the launch 2 [0, 1]") == 1
+
+
+def test_the_line_of_an_epoch_says_that_it_is_rank_0s_whose_numbers_it_shows(under_torchrun):
+    directory, _, _, said = under_torchrun
+    table = pandas.read_json(directory / "metrics.jsonl", lines=True)
+    losses = table[(table["rank"] == 0) & (table["epoch"] == 1)]["loss"]
+    assert f"2 of 2 epochs  rank 0: loss {losses.mean():#.4g}  last 0.000" in said
+    assert losses.mean() != pytest.approx(table[table["epoch"] == 1]["loss"].mean(), rel=1e-3)
 
 
 def test_a_run_begun_under_torchrun_goes_on_with_dask(client, train, under_torchrun, tmp_path):

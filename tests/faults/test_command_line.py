@@ -1,26 +1,24 @@
 """The command line: interrupted early, a Ctrl-C that Python loses, training that diverges."""
 
-import os
-import signal
 import time
 
 import psutil
 import pytest
 from children import command_line
-from command_line import command, finish, own_tutorial
+from command_line import command, finish, own_tutorial, press_ctrl_c
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.4, 1.0])
-def test_ctrl_c_while_the_cluster_starts_is_heard_when_it_stands(tmp_path, delay):
+@pytest.mark.parametrize("delay, times", [(0.0, 1), (0.4, 1), (1.0, 1), (0.0, 4), (0.6, 4)])
+def test_ctrl_c_while_the_cluster_starts_is_heard_when_it_stands(tmp_path, delay, times):
     process = command("run", "pets", runs=tmp_path, SET="epochs=50", WORKERS="2")
     while not any("spawn_main" in " ".join(words) for words in children_of(process).values()):
         assert process.poll() is None
         time.sleep(0.01)
     time.sleep(delay)
     started = children_of(process)
-    os.killpg(process.pid, signal.SIGINT)
+    press_ctrl_c(process, times)
     code, _, error = finish(process)
-    assert code == 130 and "Stopped." in error
+    assert code == 130 and error == "\nStopped.\n"
     assert not [each for each in started if command_line(each)]
 
 

@@ -12,6 +12,7 @@ import pandas
 import psutil
 import pytest
 import torch
+from command_line import press_ctrl_c
 from patience import PATIENCE
 from processes import is_alive, saved_steps, wait_until
 from train_in_no_hurry import STEPS
@@ -89,14 +90,16 @@ def test_restarts_go_on_from_the_newest_checkpoint_and_keep_what_every_rank_had_
     assert not list((tmp_path / "run").glob("metrics-*"))
 
 
-def test_after_ctrl_c_ranks_save_and_leave_after_the_same_step(repository, tmp_path):
+@pytest.mark.parametrize("times", [1, 4])
+def test_after_ctrl_c_ranks_save_and_leave_after_the_same_step(repository, tmp_path, times):
     process = run(repository, tmp_path / "run", settings="pause=0.1")
     wait_until(lambda: saved_steps(tmp_path / "run"))
     ranks = ranks_of(process)
-    os.killpg(process.pid, signal.SIGINT)
+    press_ctrl_c(process, times)
     code, _, error = finish(process)
-    assert code == 128 + signal.SIGTERM
+    assert code == 128 + signal.SIGTERM and "Traceback" not in error
     assert left_after(error) == saved_steps(tmp_path / "run")[-1]
+    assert error.count("They left after") == 1 and error.count("Stopped. Go on from") == 1
     assert not any(rank.is_running() for rank in ranks)
 
 

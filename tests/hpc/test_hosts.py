@@ -145,7 +145,7 @@ def test_ranks_end_when_scheduler_and_client_are_cut_off_and_the_caller_gets_one
 
 
 def test_torchrun_on_two_hosts_ends_with_the_same_weights(repository, undisturbed, tmp_path):
-    """The line of docs/without-dask.md. The first host goes by the name that it has for itself.
+    """The line of clusters/README.md. The first host goes by the name that it has for itself.
 
     torchrun takes no address for its own if that name leads to 127.0.1.1.
     """

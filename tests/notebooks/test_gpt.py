@@ -284,7 +284,7 @@ def test_each_prediction_of_a_speed_up_has_its_reply(said, measured, kind, reply
         (" Activation ", "right"),
         ("Adam", "does not depend on the batch"),
         ("adam's means", "does not depend on the batch"),
-        ("Parameters", "at least as large"),
+        ("Parameters", "no other kind is smaller"),
         ("gradients", "two numbers"),
         ("buckets", "second copy"),
         ("gradients and buckets", "which one"),

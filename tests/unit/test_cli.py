@@ -2,13 +2,12 @@
 
 import json
 import os
-import signal
 import time
 from unittest import mock
 
 import pytest
 from click.testing import CliRunner
-from command_line import command, finish, own_tutorial
+from command_line import command, finish, own_tutorial, press_ctrl_c
 from processes import saved_steps
 
 from tutorials.kit import cli
@@ -48,14 +47,14 @@ def test_run_directory_holds_config_metrics_checkpoints_log_and_picture(short_ru
     assert (directory / "loss.png").stat().st_size > 1_000 and (directory / "names.txt").exists()
 
 
-def interrupted(process, directory, step):
-    """What a training says that Ctrl-C has ended once it has saved this step."""
+def interrupted(process, directory, step, times=1):
+    """What a training says that Ctrl-C has ended, so many times, once it has saved this step."""
     while max(saved_steps(directory), default=0) < step:
         assert process.poll() is None, process.communicate()
         time.sleep(0.2)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the client and to every worker
+    press_ctrl_c(process, times)
     code, out, error = finish(process)
-    assert code == 130 and "Traceback" not in out + error
+    assert code == 130 and "Traceback" not in out + error and error.count("Stopped.") == 1
     return out, error
 
 
@@ -66,7 +65,7 @@ def test_resume_goes_on_with_the_settings_of_the_run_until_ctrl_c_stops_all(tmp_
     interrupted(begun, directory, step=25)
     saved = max(saved_steps(directory))
     process = command("run", "pets", runs=tmp_path, RESUME=directory, WORKERS="1")
-    out, error = interrupted(process, directory, step=saved + 75)
+    out, error = interrupted(process, directory, step=saved + 75, times=4)
     assert f"\n  make run TUTORIAL=pets RESUME={directory} WORKERS=1\n" in error
     assert f"it goes on from step {saved} (step-{saved:08d}." in out
     config = json.loads((directory / "config.json").read_text())

@@ -62,12 +62,12 @@ BUDGET = {
     "ddp_common/client": 2810,
     "ddp_common/worker": 1320,
     "ddp_common/ranks": 4170,
-    "ddp_common/run": 950,
+    "ddp_common/run": 965,
     "ddp_common/without_dask": 380,
     "ddp_common/clusters": 1670,
     "ddp_common/data": 260,
     "tutorials/kit": 1570,
-    "tests": 18100,
+    "tests": 18300,
 }
 
 

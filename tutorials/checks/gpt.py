@@ -77,7 +77,7 @@ KINDS = {  # what a prediction may say: the words that mean it
     "activations": ("activ",),
 }
 ON_MEMORY = {
-    "parameters": "all other kinds but one are at least as large: look at the table again",
+    "parameters": "look at the first row: no other kind is smaller",
     "gradients": "each parameter has one gradient. Which kind has two numbers for a parameter?",
     "Adam": "it is the largest that does not depend on the batch. Which kind does?",
     "buckets": "they are a second copy of the gradients. Which kind grows with the batch?",
@@ -117,7 +117,7 @@ CHAINS = [
     ([MIB, MIB, MIB], 1),  # each is full exactly
     ([MIB, 3 * MIB, MIB // 2], 1),  # a parameter that is larger than a bucket
     ([MIB // 2, MIB // 2, MIB // 2, MIB // 2], 1),  # full exactly: closed, and nothing is left
-    ([MIB // 2, MIB // 4, MIB // 2, MIB], 2),  # from the front other buckets
+    ([3 * MIB, MIB], 2),  # from the front there were two
     ([MIB // 4, MIB, MIB, MIB // 4], 1),
     ([250_000] * 3, 1),  # a MB is less than a MiB
     ([1], 25),
@@ -214,6 +214,7 @@ def _before(sizes, limit):
 # Exercise B: four slow runs
 
 FASTER = 1.5  # so many times
+ROUNDS = 3  # of measuring at most: other programs may have used the cores
 REASONS = {
     "A": "Which bar is the longest on both ranks? What could happen at the same time?",
     "B": "The green bar is long, and it comes in each step. What makes fewer of them?",
@@ -251,7 +252,12 @@ def four_runs(answer, *, client, windows) -> str:
     faster = {}
     for name, program in programs.items():
         given = {"windows": windows, "clusters": [(name, steps.PROGRAM), (name, program)]}
-        before, after = ddp.launch(client, _run, **given, **ON_TWO).result
+        before, after = math.inf, math.inf
+        for _ in range(ROUNDS):
+            seconds = ddp.launch(client, _run, **given, **ON_TWO).result
+            before, after = min(before, seconds[0]), min(after, seconds[1])
+            if before >= FASTER * after:
+                break
         faster[name] = before / after
         if faster[name] < FASTER:
             yours = f"run {name} is {faster[name]:.1f} times as fast as before"
@@ -274,7 +280,7 @@ def changed(changes: object, name: str) -> dict:
         known = ", ".join(steps.PROGRAM)
         raise Wrong(f"run {name}: {unknown.pop()!r:.40}", f"one of {known}", REASONS[name])
     for setting, value in program.items():
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
         least = 0 if setting == "num_workers" else 1
         if setting == "log_rows":
             program[setting] = bool(value)
@@ -317,7 +323,7 @@ def _measured_bytes(widths, way):
         model.register_comm_hook(None, bucket_hook.average)
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(2):
-        optimizer.zero_grad(set_to_none=False)  # else a view is let go
+        optimizer.zero_grad()
         model(torch.ones(2, widths[0], device=device)).square().mean().backward()
         optimizer.step()
     held = [*model.parameters(), *(each.grad for each in model.parameters())]
@@ -341,7 +347,7 @@ def bytes_of_a_rank(answer, *, client) -> str:
         models = [24e9 / float(answer(10**9, ranks, way)) for ranks in (1, 8, 64)]
         fits.append(f"  {way:8} {', '.join(f'{billions:.1f}' for billions in models)}")
     return (
-        "three models hold what you say, and activations come on top\n"
+        "three models hold what you say. Activations come on top, and a block with FSDP2\n"
         "  24 GB on 1, 8, 64 ranks hold so many billions of parameters:\n" + "\n".join(fits)
     )
 

@@ -25,12 +25,14 @@ class Commands(click.Group):
         try:
             return super().invoke(context)
         except RunStopped as stopped:
-            click.echo(f"\n{stopped}", err=True)
+            if os.environ.get("RANK", "0") == "0":  # all ranks of a launcher would say the same
+                click.echo(f"\n{stopped}", err=True)
             context.exit(128 + signal.SIGTERM)
         except Error as error:
             click.echo(f"\nError: {error}", err=True)
             context.exit(1)
         except KeyboardInterrupt:  # while a job runs, `run.execute` answers it
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would interrupt the exit
             words = " Nothing had begun." if context.invoked_subcommand == "run" else ""
             click.echo(f"\nStopped.{words}", err=True)
             context.exit(128 + signal.SIGINT)

@@ -41,8 +41,8 @@ def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> No
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("PYTHONHASHSEED", "0")  # all ranks number a set() alike, as Dask's do
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // workers)))
+    os.environ["DDP_LAUNCHER"] = launcher
     if launcher == "srun":
-        os.environ["DDP_LAUNCHER"] = "srun"
         _run_srun(words)
         return
     with tempfile.TemporaryDirectory(prefix="ddp-torchrun-") as folder:
@@ -52,10 +52,8 @@ def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> No
 
 
 def available_cores() -> int:
-    """The cores on which this process may run; where the system does not say, all of them."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """The cores on which this process may run."""
+    return len(os.sched_getaffinity(0))
 
 
 def meet_in(folder: str | Path) -> list[str]:
@@ -97,16 +95,18 @@ def _run_srun(words):
 
 
 def _run_torchrun(arguments):
-    # Not above: only who starts the ranks needs them.
-    from torch.distributed import run as torchrun
+    from torch.distributed import run as torchrun  # not above: only who starts ranks needs it
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    signal.signal(
-        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
-    )  # until torchrun begins
-    signal.signal(signal.SIGINT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+
+    def stop(*_):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second SIGTERM would leave ranks behind
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # until it begins
+    signal.signal(signal.SIGINT, stop)
     try:
         torchrun.main(["--signals-to-handle=SIGTERM,SIGHUP,SIGQUIT", *arguments])
     except SignalException as error:

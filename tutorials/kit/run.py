@@ -20,7 +20,7 @@ import click
 from ddp_common.checkpoint_files import newest, step_of
 from ddp_common.client import signals
 from ddp_common.clusters.profiles import number_of_workers
-from ddp_common.errors import Error
+from ddp_common.errors import Error, RunStopped
 from ddp_common.run.folders import local, new_directory, shown
 from ddp_common.run.progress import is_terminal
 from ddp_common.values import whole_number
@@ -125,9 +125,10 @@ def start_launcher(launcher: str, tutorial: str, choices: dict):
     try:
         workers = number_of_workers(choices["workers"] or "auto")
         launchers.start_ranks(launcher, tutorial, workers, restarts)
-    except (Error, SystemExit):
-        directory = os.environ.get("CHECKPOINT") or choices["resume"]
-        click.echo(resume_hint(tutorial, directory).lstrip(), err=True)
+    except (Error, SystemExit) as end:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would interrupt the exit
+        hint = resume_hint(tutorial, os.environ.get("CHECKPOINT") or choices["resume"])
+        click.echo(f"Stopped.{hint}" if isinstance(end, SystemExit) else hint.lstrip(), err=True)
         raise
 
 
@@ -152,7 +153,8 @@ def execute(tutorial: str, path: Path):
         click.echo(f"\nStopped{when_it_was(namespace)}.{hint}", err=True)
         sys.exit(130)
     except Error as error:
-        hint = resume_hint(tutorial, getattr(error, "directory", None))
+        is_said = isinstance(error, RunStopped) and "DDP_LAUNCHER" in os.environ  # by its parent
+        hint = "" if is_said else resume_hint(tutorial, getattr(error, "directory", None))
         if "\n" in str(error):  # its last line is no sentence, but the path of a log
             hint = f"\n{hint.lstrip()}" if hint else ""
         error.args = (f"{error}{hint}",)
@@ -165,6 +167,7 @@ def execute(tutorial: str, path: Path):
             ) from None
         raise
     finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what closes now is not left half closed
         client = namespace.get("client")
         if client is not None:
             client.__exit__(*sys.exc_info())
@@ -177,9 +180,13 @@ def execute(tutorial: str, path: Path):
 
 
 def note_interrupt(number, frame):
-    """Also before a launch, which then hears of it."""
+    """Also before a launch, which then hears of it. A second one, while the job ends, is idle."""
     signals.interrupted = True
-    raise KeyboardInterrupt
+    error = sys.exc_info()[1]
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    if error is None:
+        raise KeyboardInterrupt
 
 
 def when_it_was(namespace: dict) -> str:
@@ -198,8 +205,7 @@ def where_it_diverged(run) -> str | None:
     ]
     if not losses:
         return None
-    _, last_loss = losses[-1]
-    if math.isfinite(last_loss):
+    if math.isfinite(losses[-1][1]):
         return None
     step, loss = next((step, loss) for step, loss in losses if not math.isfinite(loss))
     return (
