@@ -92,6 +92,20 @@ def greedy(sizes, limit, *, last=True, strict=False):
     return count + (last and filled > 0)
 
 
+def with_a_rest(rest):
+    """Buckets of which the next one does not begin empty."""
+
+    def answer(sizes, cap):
+        count, filled = 0, 0
+        for size in reversed(sizes):
+            filled += size
+            if filled >= cap * 2**20:
+                count, filled = count + 1, rest(filled, size, cap * 2**20)
+        return count + (filled > 0)
+
+    return answer
+
+
 def closed_before(sizes, cap):
     count, filled = 1, 0
     for size in reversed(sizes):
@@ -113,6 +127,9 @@ def closed_before(sizes, cap):
         (lambda sizes, cap: math.ceil(sum(sizes) / cap / 2**20), "middle of a parameter"),
         (lambda sizes, cap: greedy(sizes, cap * 2**20), "ready first"),
         (lambda sizes, cap: greedy(sizes[::-1], cap * 2**20, last=False), "last full bucket"),
+        (lambda sizes, cap: greedy(sizes[::-1], cap * 2**20, last=False) + 1, "is left"),
+        (with_a_rest(lambda filled, size, limit: filled - limit), "that has just begun"),
+        (with_a_rest(lambda filled, size, limit: size), "that has just begun"),
         (closed_before, "before it would be too large"),
         (lambda sizes, cap: greedy(sizes[::-1], cap * 10**6), "How many bytes has a MiB"),
         (lambda sizes, cap: greedy(sizes[::-1], cap * 2**20, strict=True), "full exactly"),
@@ -145,8 +162,9 @@ def changes(**other):
         changes(A={"num_workers": 4}, B={"batch_size": 64}, C={"log_rows": 0}),
         changes(B={"average_every": 16, "batch_size": 4}, D={"batch_size": 64}),
         changes(C={"log_rows": None}, A={**steps.PROGRAM, "num_workers": 3}),
+        changes(A={"num_workers": np.int64(4)}, D={"batch_size": np.int64(32)}),
     ],
-    ids=["as told", "other values", "a value that stays", "whole programs"],
+    ids=["as told", "other values", "a value that stays", "whole programs", "numpy"],
 )
 def test_each_remedy_of_a_slow_run_is_accepted(gpt, answer):
     said = checks.four_runs(answer, client=gpt["client"], windows=gpt["windows"])
@@ -159,7 +177,8 @@ def test_each_remedy_of_a_slow_run_is_accepted(gpt, answer):
         (untouched, checks.NOTHING),
         (lambda: [1, 2, 3, 4], "name of a setting"),
         (lambda: {"A": {"num_workers": 2}}, "no change of run B"),
-        (lambda: changes()() | {"A": "num_workers=2"}, "no change of run A"),
+        (lambda: changes()() | {"A": "num_workers=2"}, "run A: 'num_workers=2'"),
+        (lambda: changes()() | {"A": ("num_workers", 2)}, "What does your function return"),
         (changes(A={"workers": 2}), "'workers'"),
         (changes(A={"num_workers": -1}), "whole number from 0"),
         (changes(A={"num_workers": 10**6}), "whole number from 0"),
@@ -262,6 +281,7 @@ def test_wrong_bytes_are_refused_with_a_question(gpt, answer, question):
         (None, 1.4, "strong", "made no prediction"),
         (1.4, 1.41, "strong", "right"),
         ("1,4 times", 1.41, "strong", "right"),
+        ((1, 4), 1.41, "strong", "right"),  # 1,4 without quotes
         ("140 %", 1.41, "strong", "right"),
         (np.float64(1.5), 1.41, "weak", "right"),
         (2, 1.4, "strong", "does not become half"),

@@ -48,7 +48,8 @@ def _of_scaling(kind: str, said: object, measured: float) -> str:
     seen = f"{kind}: measured {measured:.2f}"
     if said is None or said is ...:
         return f"{seen}; you have made no prediction: section 3"
-    found = re.search(r"\d+([.,]\d+)?|[.,]\d+", str(said))
+    text = ",".join(map(str, said)) if isinstance(said, tuple) else str(said)  # 1,9 is a tuple
+    found = re.search(r"\d+([.,]\d+)?|[.,]\d+", text)
     if not found or isinstance(said, bool):
         return f"{seen}; you predicted {said!r:.40}: how many times is that, as a number?"
     predicted = float(found[0].replace(",", "."))
@@ -152,21 +153,17 @@ def buckets(answer, *, client, model, rows) -> str:
     seen = ddp.launch(
         client, _count_buckets, model=model, rows=rows, caps=caps, chains=CHAINS, **ON_TWO
     ).result
-    for cap, mine, real in zip(caps, yours, seen):
+    cases = [(sizes, cap) for cap in caps]
+    cases += [([4 * count for count in elements], cap) for elements, cap in CHAINS]
+    for given, cap in cases[len(caps) :]:
+        yours.append(number(answer(list(given), cap), "of buckets", question))
+    for (given, cap), mine, real in zip(cases, yours, seen):
         if mine != real:
+            of = "this model with" if given is sizes else f"parameters of {_in_mib(given)} MiB,"
             raise Wrong(
-                f"{mine:g} buckets of this model with bucket_cap_mb={cap}",
+                f"{mine:g} buckets of {of} bucket_cap_mb={cap}",
                 f"{real}, as DDP has sent",
-                _bucket_question(sizes, cap, mine),
-            )
-    for (elements, cap), real in zip(CHAINS, seen[len(caps) :]):
-        sizes = [4 * count for count in elements]
-        mine = number(answer(list(sizes), cap), "of buckets", question)
-        if mine != real:
-            raise Wrong(
-                f"{mine:g} buckets of parameters of {_in_mib(sizes)} MiB, bucket_cap_mb={cap}",
-                f"{real}, as DDP has sent",
-                _bucket_question(sizes, cap, mine),
+                _bucket_question(cases, yours),
             )
     found = ", ".join(f"{real} with {cap}" for cap, real in zip(caps, seen))
     return f"DDP sends as many messages in a step as you say: {found} MiB"
@@ -176,31 +173,27 @@ def _in_mib(sizes):
     return ", ".join(f"{size / 2**20:g}" for size in sizes)
 
 
-def _bucket_question(sizes, cap, mine):
-    """What to ask, by what the answer seems to have done."""
-    limit = cap * 2**20
-    if mine == _greedy(reversed(sizes), cap * 10**6):
-        return "How many bytes has a MiB?"
-    if mine == _greedy(sizes, limit):
-        return "Which parameter's gradient is ready first in backward()?"
-    if mine == _greedy(reversed(sizes), limit, last=False):
-        return "What becomes of the parameters after the last full bucket?"
-    if mine in (math.ceil(sum(sizes) / limit), sum(sizes) / limit, sum(sizes) // limit):
-        return "May a bucket end in the middle of a parameter?"
-    if mine in (_before(sizes, limit), _before(reversed(sizes), limit)):
-        return "Is a bucket closed before it would be too large, or when it is large enough?"
-    if mine == _greedy(reversed(sizes), limit + 1):
-        return "Is a bucket closed that is full exactly?"
+def _bucket_question(cases, yours):
+    """What to ask: of the first mistake that gives what the answer gives in each case."""
+    for wrong, question in BUCKET_MISTAKES:
+        if yours == [wrong(sizes, sizes[::-1], cap * 2**20) for sizes, cap in cases]:
+            return question
     return "Add up the sizes from the last parameter on. When does DDP close a bucket?"
 
 
-def _greedy(sizes, limit, last=True):
+def _greedy(sizes, limit, rest=lambda filled, size: 0):
+    """Full buckets, and the bytes in one that is not; `rest` is in it when one is full."""
     count, filled = 0, 0
     for size in sizes:
         filled += size
         if filled >= limit:
-            count, filled = count + 1, 0
-    return count + (last and filled > 0)
+            count, filled = count + 1, rest(filled, size)
+    return count, filled
+
+
+def _all(full_and_rest):
+    full, rest = full_and_rest
+    return full + (rest > 0)
 
 
 def _before(sizes, limit):
@@ -211,6 +204,40 @@ def _before(sizes, limit):
             count, filled = count + 1, 0
         filled += size
     return count + (filled > 0)
+
+
+OPEN = "How many bytes has a bucket that has just begun?"
+DIVIDED = "May a bucket end in the middle of a parameter?"
+CLOSED = "Is a bucket closed before it would be too large, or when it is large enough?"
+BUCKET_MISTAKES = [  # of (sizes, sizes in reverse, limit)
+    (
+        lambda _, back, limit: _all(_greedy(back, limit / 2**20 * 10**6)),
+        "How many bytes has a MiB?",
+    ),
+    (
+        lambda sizes, _, limit: _all(_greedy(sizes, limit)),
+        "Which parameter's gradient is ready first in backward()?",
+    ),
+    (
+        lambda _, back, limit: _greedy(back, limit)[0],
+        "What becomes of the parameters after the last full bucket?",
+    ),
+    (
+        lambda _, back, limit: _greedy(back, limit)[0] + 1,
+        "Is a bucket begun if no parameter is left?",
+    ),
+    (lambda sizes, _, limit: math.ceil(sum(sizes) / limit), DIVIDED),
+    (lambda sizes, _, limit: sum(sizes) / limit, DIVIDED),
+    (lambda sizes, _, limit: sum(sizes) // limit, DIVIDED),
+    (lambda sizes, _, limit: _before(sizes, limit), CLOSED),
+    (lambda _, back, limit: _before(back, limit), CLOSED),
+    (
+        lambda _, back, limit: _all(_greedy(back, limit + 1)),
+        "Is a bucket closed that is full exactly?",
+    ),
+    (lambda _, back, limit: _all(_greedy(back, limit, lambda filled, _: filled - limit)), OPEN),
+    (lambda _, back, limit: _all(_greedy(back, limit, lambda _, size: size)), OPEN),
+]
 
 
 # Exercise B: four slow runs
@@ -275,8 +302,12 @@ def changed(changes: object, name: str) -> dict:
         raise Wrong(NOTHING, "four settings, one for each run", REASONS["A"])
     form = '{"A": {"name of a setting": value}, …}'
     if not isinstance(changes, dict) or not isinstance(changes.get(name), dict):
-        yours = f"{changes!r:.80}" if not isinstance(changes, dict) else f"no change of run {name}"
-        raise Wrong(yours, f"{form}, for A, B, C and D", REASONS[name])
+        yours, question = f"{changes!r:.80}", "What does your function return?"
+        if isinstance(changes, dict) and name in changes:
+            yours = f"run {name}: {changes[name]!r:.40}"
+        elif isinstance(changes, dict):
+            yours, question = f"no change of run {name}", REASONS[name]
+        raise Wrong(yours, f"{form}, for A, B, C and D", question)
     program = {**steps.PROGRAM, **changes[name]}
     if unknown := set(program) - set(steps.PROGRAM):
         known = ", ".join(steps.PROGRAM)
@@ -290,6 +321,8 @@ def changed(changes: object, name: str) -> dict:
             yours = f"run {name}: {setting}={value!r:.40}"
             question = "How many windows has a rank, and how many processes can a machine bear?"
             raise Wrong(yours, f"a whole number from {least} to {steps.ROWS}", question)
+        else:
+            program[setting] = int(value)  # torch refuses a whole number of numpy
     differ = [setting for setting in program if program[setting] != steps.PROGRAM[setting]]
     if len(differ) != 1:
         yours = f"run {name} has {len(differ)} changed settings"
