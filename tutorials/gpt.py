@@ -493,15 +493,15 @@ except ddp.RankFailed as failure:
 #
 # ## 9. Exercise C · The bytes of a rank (9 minutes)
 #
-# What does each rank hold between two steps, without activations? All numbers are
-# float32, and the optimizer is Adam. There are three ways:
+# A model has so many `parameters`. What does each rank hold between two steps, without
+# activations? All numbers are float32, and the optimizer is Adam. There are three ways:
 #
-# - `"DDP"`: gradients and buckets are separate;
+# - `"DDP"`: gradients and buckets are separate, also on one rank;
 # - `"DDP view"`: DDP with `gradient_as_bucket_view=True`; they are the same memory;
 # - `"FSDP2"`: everything is sharded, and there are no buckets.
 #
 # The check measures three models on two ranks. **Then:** how large a model fits into
-# 24 GB on 1, 8 and 64 ranks? Estimate first. The check asks your function.
+# 24 GB (24e9 bytes) on 1, 8 and 64 ranks? Estimate first. The check asks your function.
 
 
 # %% tags=["exercise", "solution", "minutes-9"]

@@ -222,8 +222,8 @@ my_prediction = None  # "same", "close" or "different"
 #
 # `checkpoint.step()` says that a batch is done. `every_steps=25` saves before the batch
 # after every 25th call: training waits while rank 0 copies the state; a thread writes
-# the file. A killed run loses the steps after the newest complete file: up to 25, and those
-# made while the next file was written.
+# the file. A killed run loses the steps after the newest complete file: up to 25, and
+# those made while the next file was written.
 
 
 # %%
