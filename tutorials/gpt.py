@@ -311,7 +311,8 @@ helpers.show(steps.picture(slow_steps), alt)
 # **One bucket**: nothing overlaps, because it is full when `backward()` has computed
 # everything. **Buckets of 1 MiB**: most of the sending overlaps, but each message pays
 # 2 ms. **Two parts**: the first `backward()` sends nothing. If each part is as large as
-# the batch was, the same messages serve twice as many tokens.
+# the batch was, the same messages serve twice as many tokens. (Here a part is half of
+# the batch: there is less computing behind which they could be sent.)
 #
 # <details><summary><b>A small question:</b> why does <code>measure</code> divide the
 # loss by <code>parts</code>?</summary>
