@@ -24,7 +24,7 @@
 # - say which lines of a batch job make the ranks.
 #
 # **You need** Python, and from PyTorch a model, a loss, an optimizer. No GPU, no
-# network. **Data:** 10,000 handwritten digits. **Time:** 80 to 90 minutes, of which 36
+# network. **Data:** 10,000 handwritten digits. **Time:** 80 to 90 minutes, of which 34
 # are for two exercises.
 
 # %% [markdown]

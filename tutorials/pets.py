@@ -21,7 +21,7 @@
 #
 # **You need** the tutorial `mnist`. From it we take *rank*, *collective*, *DDP* and
 # *global batch*. No GPU, no network. **Data:** names of pets in Seattle, shipped with
-# the repository. **Time:** 80 to 90 minutes, of which 37 are for three exercises.
+# the repository. **Time:** 80 to 90 minutes, of which 33 are for three exercises.
 
 # %% [markdown]
 # ## 2. Set-up
