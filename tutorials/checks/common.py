@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,13 @@ SHOWN = 4_000  # characters of what an answer prints
 FLOOD = 50_000_000  # bytes after which a script that prints is ended
 MARK = "DDP_CHECK"  # variable: what a script starts, and what that starts, has it
 APART = "DDP_CHECK_APART"  # variable: whether each rank is told to be alone on its machine
+
+
+def named(said: object, options: Iterable[str]) -> str | None:
+    """The option whose last word occurs in a prediction; None if none, or more than one."""
+    words = re.findall("[a-z]+", str(said).lower())
+    found = [option for option in options if option.split()[-1] in words]
+    return found[0] if len(found) == 1 else None
 
 
 class Wrong(Exception):

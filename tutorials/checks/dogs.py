@@ -3,7 +3,6 @@
 import itertools
 import math
 import random
-import re
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import ddp_common as ddp
-from tutorials.checks.common import Wrong
+from tutorials.checks.common import Wrong, named
 
 # The predictions
 
@@ -36,11 +35,10 @@ def predicted(after_5: object, after_80: object) -> str:
 def _reply(when, prediction, replies):
     if prediction is None or prediction is ...:
         return f"{when}: you have made no prediction."
-    words = re.findall("[a-z]+", str(prediction).lower())
-    named = [each for each in replies if each in words]
-    if len(named) != 1:
+    said = named(prediction, replies)
+    if said is None:
         return f"{when}, you said {prediction!r}: which one of {', '.join(replies)} is that?"
-    return f"{when}, you said {named[0]}: {replies[named[0]]}."
+    return f"{when}, you said {said}: {replies[said]}."
 
 
 # Exercise A

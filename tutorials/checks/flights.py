@@ -1,13 +1,12 @@
 """The checks of `flights`: batches of rows, a prediction, features that know no future."""
 
 import itertools
-import re
 from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 
-from tutorials.checks.common import Wrong
+from tutorials.checks.common import Wrong, named
 from tutorials.flights_tables import arrival, change_future
 
 HOUR = pd.Timedelta(hours=1)
@@ -151,11 +150,10 @@ def without_weight(prediction: object) -> str:
     """What became of a prediction, one of `REPLIES`, however it is spelled."""
     if prediction is None or prediction is ...:
         return "You have made no prediction. Without the weight the guess is too high."
-    words = re.findall("[a-z]+", str(prediction).lower())
-    named = [each for each in REPLIES if each.split()[-1] in words]
-    if len(named) != 1:
+    said = named(prediction, REPLIES)
+    if said is None:
         return f"Your prediction was {prediction!r}: which one of {', '.join(REPLIES)} is that?"
-    return f"Your prediction was {prediction!r}: {REPLIES[named[0]]}."
+    return f"Your prediction was {prediction!r}: {REPLIES[said]}."
 
 
 def features(answer: Callable) -> str:

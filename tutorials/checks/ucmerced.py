@@ -15,7 +15,7 @@ import torch.distributed as dist
 from scipy.stats import binomtest
 
 import ddp_common as ddp
-from tutorials.checks.common import Wrong
+from tutorials.checks.common import Wrong, named
 
 TOO_MUCH = 2  # times what is needed: more only makes the job wait longer
 GIB = {"K": 1 / 1024**2, "M": 1 / 1024, "": 1 / 1024, "G": 1, "T": 1024}
@@ -364,11 +364,10 @@ def warned(prediction: object) -> str:
     """What became of the first prediction, however it is spelled."""
     if prediction is None or prediction is ...:
         return "You have made no first prediction: the answer is 'on'."
-    words = set(re.findall("[a-z]+", str(prediction).lower()))
-    named = [each for each in WARNED if each in words]
-    if len(named) != 1:
+    said = named(prediction, WARNED)
+    if said is None:
         return f"Your first prediction was {prediction!r}: which of {', '.join(WARNED)} is that?"
-    return f"You said {named[0]!r}: {WARNED[named[0]]}."
+    return f"You said {said!r}: {WARNED[said]}."
 
 
 def colleagues(prediction: object) -> str:
