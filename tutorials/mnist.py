@@ -550,7 +550,7 @@ except ddp.RankFailed as failure:
 # With `DDP(model, find_unused_parameters=True)` it trains, but each step costs more:
 # that is for layers that only some steps need.
 #
-# ## 12. The batch job
+# ## 12. If you have time: the batch job
 #
 # On a cluster, a *batch job* waits in a queue, then runs without you. Slurm keeps the
 # queue, and reads the lines with `#SBATCH`. From `clusters/batch/mnist.sbatch`:

@@ -73,7 +73,7 @@ class Attempt:
         self.submitted = math.inf  # when the tasks of all ranks were
         self.told_to_stop: float | None = None  # when SIGTERM was passed on to a script
         self.looked = self.began  # when somebody last looked for what no message says
-        self.looked_for_returned = 0.0  # when to look next for who waits for one that has returned
+        self.looks_again = 0.0  # for ranks that wait for ever
 
     # Hearing
 

@@ -16,7 +16,7 @@ from ddp_common.client import hangs, outcome, signals
 from ddp_common.client.asking import ask_each
 from ddp_common.client.attempt import CAUSE_TIMEOUT, LOOK_INTERVAL, SHORT_LOOK, Attempt
 from ddp_common.client.outcome import Failed, Outcome
-from ddp_common.client.rank import Phase, Rank
+from ddp_common.client.rank import Phase, Rank, numbers
 from ddp_common.errors import Error, RunStopped
 from ddp_common.worker import agent
 
@@ -24,6 +24,7 @@ SIGTERM_TIMEOUT = 30  # seconds that a script has to end
 START_TIMEOUT = 600  # seconds that a rank may take to start
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
 RETURNED_TIMEOUT = 10  # seconds that others may make no progress once a function has returned
+QUIET_TIMEOUT = 30  # the same before; then it is looked for ranks that wait for ever
 GONE_TIMEOUT = 7  # seconds to wait for ranks to be gone: an agent takes longer if one stays
 UNSTARTED_TIMEOUT = 1  # the same for ranks that have not started, which may say nothing
 WHEREABOUTS_TIMEOUT = 20  # seconds that ranks have to say where they are, on a busy machine
@@ -94,14 +95,21 @@ def _look_around(attempt: Attempt, timeout: float, stall_timeout: float | None) 
         # A rank that has failed meanwhile is the cause
         if outcome.outcome(state) is Outcome.GOES_ON:
             raise _stalled(attempt, stuck, stall_timeout or math.inf)
-    elif stall_timeout and state.returned() and now > attempt.looked_for_returned:
-        attempt.looked_for_returned = now + RETURNED_TIMEOUT
-        stuck = state.stalled(RETURNED_TIMEOUT, now)
+    elif stall_timeout and now > attempt.looks_again:
+        quiet = RETURNED_TIMEOUT if state.returned() else QUIET_TIMEOUT
+        stuck = state.stalled(quiet, now)
         if stuck:
+            is_first = not attempt.looks_again
+            attempt.looks_again = now + quiet
             _ask_where_ranks_are(attempt)
             is_undecided = outcome.outcome(state) is Outcome.GOES_ON
             if is_undecided and hangs.is_for_good(state.ranks, stuck):
-                raise _stalled(attempt, stuck, RETURNED_TIMEOUT)
+                raise _stalled(attempt, stuck, quiet)
+            if is_first:
+                attempt.recorder.progress.note(
+                    f"No progress for {quiet} s: rank {numbers(stuck)}. The run ends after "
+                    f"{stall_timeout:g} s of it (stall_timeout)."
+                )
 
 
 def _pass_on_sigterm(attempt: Attempt) -> None:

@@ -16,6 +16,7 @@ from ddp_common.messages import Collective
 SUSPENDED = ("stopped", "tracing-stop")
 IN_COLLECTIVE = re.compile(
     r"_engine_run_backward|torch/distributed/|torch/nn/parallel/distributed"
+    r"|ddp_common/ranks/exchange"
 )
 # The path of a call in a stack, and whether it is of a library and not of the user's program
 CALL = re.compile(r'  File "(?P<path>.*)", line \d+, in ')
@@ -119,14 +120,14 @@ def _different_calls(ranks: list[Rank]) -> tuple[Rank, str] | None:
             f"It has called {in_words(calls[rank])}, while rank {numbers(peers)} "
             f"called {in_words(calls[peer])}. Every rank must call the same collectives in the "
             "same order, with tensors of one size and dtype; look for a condition on the rank."
-            f"{_forward_of_ddp(calls[rank], calls[peer])}"
+            + _forward_of_ddp(calls[rank], calls[peer])
         )
     return None
 
 
-def _forward_of_ddp(one: Collective, other: Collective) -> str:
-    """A sentence more where one is what DDP's forward calls, and the other a backward's."""
-    if {one.kind, other.kind} != {"broadcast", "all_reduce"}:
+def _forward_of_ddp(*calls: Collective) -> str:
+    """A sentence more where one is what DDP's forward calls; another may be a backward's."""
+    if {call.kind for call in calls} not in ({"broadcast"}, {"broadcast", "all_reduce"}):
         return ""
     return (
         " A broadcast may be that of buffers in DDP's forward: to evaluate on some ranks only, "
@@ -178,7 +179,7 @@ def _who_waits(culprit: Rank, ranks: list[Rank]) -> str:
     for rank in ranks:
         current = _waits_in(rank)
         if rank is not culprit and current is not None:
-            return f" Rank {rank.number} waits in {in_words(current)}."
+            return f" Rank {rank.number} waits in {in_words(current)}.{_forward_of_ddp(current)}"
     return ""
 
 
@@ -198,27 +199,39 @@ def is_in_collective(stack: str) -> bool:
 
 
 def is_for_good(ranks: list[Rank], stuck: list[Rank]) -> bool:
-    """Whether every stuck rank waits in a collective for one whose function has returned.
+    """Whether no stuck rank can ever go on.
 
-    The one that has returned has not begun it, and never will.
+    Each waits in a collective for one whose function has returned, which has not begun it and
+    never will; or all its ranks wait in it, and they have called different ones.
     """
-    returned = [rank for rank in ranks if rank.has_returned and rank.whereabouts is not None]
     for rank in stuck:
         current = _waits_in(rank)
-        if current is None:
-            return False
-        lacking = [
-            peer
-            for peer in returned
-            if peer.number in current.members
-            and not any(
-                each.group == current.group and each.number >= current.number
-                for each in _calls(peer)
-            )
-        ]
-        if not lacking:
+        if current is None or not (_lacks_one(current, ranks) or _is_different(current, ranks)):
             return False
     return True
+
+
+def _lacks_one(current: Collective, ranks: list[Rank]) -> bool:
+    """Whether a rank that should be in this collective has returned without it."""
+    returned = [rank for rank in ranks if rank.has_returned and rank.whereabouts is not None]
+    return any(
+        peer.number in current.members
+        and not any(
+            each.group == current.group and each.number >= current.number for each in _calls(peer)
+        )
+        for peer in returned
+    )
+
+
+def _is_different(current: Collective, ranks: list[Rank]) -> bool:
+    """Whether all ranks wait in the collective of this number, and not in the same one."""
+    waiting = [_waits_in(rank) for rank in ranks if rank.number in current.members]
+    there = [
+        each
+        for each in waiting
+        if each and (each.group, each.number) == (current.group, current.number)
+    ]
+    return len(there) == len(waiting) and len({_shape(each) for each in there}) > 1
 
 
 def in_words(collective: Collective) -> str:

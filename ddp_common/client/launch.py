@@ -134,6 +134,7 @@ class OnWorkers(Launcher):
         refuse_unusable(client)
         self.client = client
 
+    @signals.passing_on_sigterm()
     def launch(self, job: Job) -> Run:
         payload = pickled(job.function, job.arguments)
         wanted = job.restarts if job.restarts is not None else os.environ.get("RESTARTS") or 0

@@ -45,3 +45,19 @@ def noting_interrupts() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, previous)
         interrupted = False
+
+
+@contextlib.contextmanager
+def passing_on_sigterm() -> Iterator[None]:
+    """Within the block SIGTERM, where it would just kill this program, has the ranks leave."""
+    global stop_requested
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, pass_on_sigterm)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        stop_requested = False

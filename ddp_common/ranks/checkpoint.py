@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from dask.tokenize import tokenize
 from torch.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from torch.optim.lr_scheduler import LRScheduler
 
 from ddp_common.checkpoint_files import (
     TEMPORARY,
@@ -106,6 +108,7 @@ class Checkpoint:
         self._is_checked = False  # its parts, once
         self._steps = 0  # calls of `step()`, of this process
         self._steps_at_save = 0
+        self._schedules_at_save: dict[str, str] = {}  # tokens of their states
         self._check_options()
         self._samplers = [part for part in parts.values() if isinstance(part, ElasticSampler)]
         if not self._samplers and every_steps:
@@ -171,8 +174,25 @@ class Checkpoint:
 
     def save_if_due(self) -> None:
         """What the sampler calls before a batch, when those before it are done."""
+        if self._schedules_at_save and self._steps == self._steps_at_save:
+            self._refuse_later_schedule()
         if self.every_steps and self._steps - self._steps_at_save >= self.every_steps:
             self._save()
+
+    def _refuse_later_schedule(self) -> None:
+        """Raise `Error` if a schedule has stepped since the save, and no batch was taken."""
+        for name, token in self._schedules().items():
+            if token != self._schedules_at_save[name]:
+                raise Error(
+                    f"{name} has stepped after save(), and before the next batch: a run that goes "
+                    "on from that checkpoint would be one step behind. Call its step() above "
+                    "checkpoint.save()."
+                )
+
+    def _schedules(self) -> dict[str, str]:
+        """Of each schedule among the parts a token of its state."""
+        schedules = {k: part for k, part in self.parts.items() if isinstance(part, LRScheduler)}
+        return {name: tokenize(part.state_dict()) for name, part in schedules.items()}
 
     def save_and_wait(self) -> None:
         """Save before this rank leaves."""
@@ -197,7 +217,9 @@ class Checkpoint:
         if self.has_open_batches():
             raise Error(
                 "save() after a batch of which step() has not said that it is done: its gradients "
-                f"would be lost. {sampling.STEP}\nFor a batch that the loop passes over, too."
+                f"would be lost. {sampling.STEP}\nWhere gradients of k batches are added up, the "
+                "optimizer steps after the last batch of an epoch, too: if sampler.step % k == 0 "
+                "or sampler.step == len(sampler). Call step() for a batch without gradients, too."
             )
         self._save()
         if self._samplers:
@@ -211,6 +233,7 @@ class Checkpoint:
         self.wait()
         step = self._step()
         self._steps_at_save = self._steps
+        self._schedules_at_save = self._schedules()
         if rank() == 0:  # it copies while the ranks compare
             copies = {
                 name: states.copy_of(state, self._state.get(name), name)
@@ -246,6 +269,12 @@ class Checkpoint:
         """What is not wrong here, and ends otherwise than a user may expect."""
         modules = {k: part for k, part in self.parts.items() if isinstance(part, torch.nn.Module)}
         found = []
+        has_optimizer = any(isinstance(p, torch.optim.Optimizer) for p in self.parts.values())
+        if self._samplers and modules and not has_optimizer:
+            found.append(
+                "No optimizer is a part of the Checkpoint: what it remembers, such as momentum or "
+                "Adam's means, is not saved."
+            )
         for name, module in modules.items():
             if any(sampler.placement is not None for sampler in self._samplers):
                 kinds = BatchNorm1d, BatchNorm2d, BatchNorm3d
@@ -301,6 +330,7 @@ class Checkpoint:
         """
         path = None
         try:
+            self._refuse_weights_that_are_not_finite()
             make_private(directory)
             with _writing:
                 path = write(self._state, directory, step, read_back=not self._was_read_back)
@@ -316,6 +346,13 @@ class Checkpoint:
             self._note_failure(error, what, directory)
         reporting.made_progress()
 
+    def _refuse_weights_that_are_not_finite(self) -> None:
+        """Raise `Error` for a NaN or an infinity: a resume wants the file before."""
+        for name, part in self.parts.items():
+            entry = states.not_finite(part, self._state[name])
+            if entry is not None:
+                raise Error(f"{name}.{entry} has a NaN or an infinite number")
+
     def _name_in_run(self, path: Path) -> str:
         """A file's name for the client: relative to the run's checkpoints, if it is there."""
         if self._run_folder is not None and path.is_relative_to(self._run_folder):
@@ -327,9 +364,10 @@ class Checkpoint:
         last_good = None
         with contextlib.suppress(OSError):  # a disk that cannot be read either
             last_good = newest_good(directory)
+        advice = "" if isinstance(error, Error) else " Make room, or choose another directory."
         self._problem = Error(
             f"{what}: {_cause_of(error)}. The last good one is "
-            f"{last_good.name if last_good else 'none'}. Make room, or choose another directory."
+            f"{last_good.name if last_good else 'none'}.{advice}"
         )
         reporting.post(CheckpointFailed(str(self._problem)))
         consequence = " Training goes on." if self.on_error == "warn" else ""
@@ -357,7 +395,7 @@ class Checkpoint:
         load_into(self.parts, path)
         if rank() == 0:
             print(f"Resumed from {path.name}", flush=True)
-            if not self._samplers:
+            if not self._samplers and not any(each._samplers for each in _saving.values()):
                 print(
                     "No ElasticSampler is a part of this Checkpoint: the loop itself has to go on "
                     "where it was.",

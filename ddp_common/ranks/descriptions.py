@@ -165,7 +165,7 @@ def other_function(part: Any) -> str | None:
     pairs = zip(part.base_lrs, part.lr_lambdas)
     rates = [base * function(part.last_epoch) for base, function in pairs]
     saved = part.get_last_lr()
-    return None if repr(rates) == repr(saved) else f"{saved}, and this program's function {rates}"
+    return None if repr(rates) == repr(saved) else f"{saved}, and its function here gives {rates}"
 
 
 def _course(state: Any, prefix: str) -> dict[str, Any]:

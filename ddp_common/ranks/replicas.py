@@ -99,10 +99,10 @@ def begin_check(parts: dict[str, Any], saved: dict[str, Any]) -> Callable[[], No
 ADVICE = (
     "Is the model wrapped in DistributedDataParallel, and is model(x) called, not "
     "model.module(x)? What is unfrozen or replaced after DDP was made, it does not average: wrap "
-    "it again. It sends buffers unless broadcast_buffers is False. A schedule is to step by a "
-    "value that is the same on all ranks. A copy that averages weights is to have "
-    "requires_grad_(False); torch's AveragedModel may be rank 0's alone. Of what each rank has "
-    "its own, gather the states of all ranks (docs/recipes.md)."
+    "it again. It sends buffers unless broadcast_buffers is False. Every rank calls save() of the "
+    "same Checkpoint. A schedule is to step by a value that is the same on all ranks. A copy that "
+    "averages weights is to have requires_grad_(False); torch's AveragedModel may be rank 0's "
+    "alone. Of what each rank has its own, gather the states of all ranks (docs/recipes.md)."
 )
 
 

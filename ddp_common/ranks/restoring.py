@@ -111,8 +111,8 @@ def load_into(parts: dict[str, Any], path: Path) -> None:
             _load_part(name, part, state[name], path)
     for name, part in parts.items():
         rates = other_function(part)
-        if rates is not None and rank() == 0:
-            _tell(f"The function of {name} gave the rates {rates} for the same step. It goes on.")
+        if rates is not None:
+            raise _another_course(name, f"for this step it gave the rates {rates}", parts, path)
 
 
 def _check_origin(parts: dict[str, Any], state: Any, path: Path) -> None:
@@ -142,12 +142,15 @@ def _check_origin(parts: dict[str, Any], state: Any, path: Path) -> None:
         if isinstance(part, torch.optim.Optimizer) and isinstance(state[name], dict):
             differs = added_by_schedules(part, state[name].get("param_groups"))
         if differs is not None:
-            raise Error(
-                f"{path} was written with another {name}: {differs}. Its course is that of the "
-                "run which made it, to the end. Resume with the config.json of its run; a longer "
-                "run is a new run from these weights, without this folder: "
-                f"{_from_these_weights(parts, path)}"
-            )
+            raise _another_course(name, differs, parts, path)
+
+
+def _another_course(name: str, differs: str, parts: dict[str, Any], path: Path) -> Error:
+    return Error(
+        f"{path} was written with another {name}: {differs}. Its course is that of the run which "
+        "made it, to the end. Resume with the config.json of its run; a longer run is a new run "
+        f"from these weights, without this folder: {_from_these_weights(parts, path)}"
+    )
 
 
 def _from_these_weights(parts: dict[str, Any], path: Path) -> str:

@@ -36,6 +36,17 @@ def without_ddp(result: Any) -> Any:
     return result.module if isinstance(result, DistributedDataParallel) else result
 
 
+def not_finite(part: Any, state: Any) -> str | None:
+    """The first weight that is trained, and has in `state` a NaN or an infinity; else None."""
+    if isinstance(part, torch.nn.Module) and isinstance(state, dict):
+        for name, parameter in part.named_parameters():
+            value = state.get(name)
+            if parameter.requires_grad and isinstance(value, torch.Tensor):
+                if value.dtype.itemsize > 1 and not value.isfinite().all():
+                    return name
+    return None
+
+
 def copy_of(value: Any, earlier: Any, where: str) -> Any:
     """A copy of a state, of the same types, its tensors on the CPU.
 

@@ -11,6 +11,7 @@ nothing.
 
 import contextlib
 import os
+import statistics
 import sys
 import time
 from collections import deque
@@ -96,9 +97,9 @@ def say(text: str, stream: TextIO | None) -> None:
 class Progress:
     """Draws how far training is, as `mode` says, and the numbers that ranks have reported.
 
-    The loss is a mean over all ranks' latest reports, in the line of an epoch over all in it. Any
-    other number is the mean over ranks of what each has reported last; in a line, last in that
-    epoch, which ends with the first batch of the next.
+    The loss is a mean over all ranks' latest reports, in the line of an epoch over all in it, each
+    as often as its step has samples. Any other number is the mean over ranks of what each has
+    reported last; in a line, last in that epoch, which ends with the first batch of the next.
     """
 
     def __init__(self) -> None:
@@ -111,7 +112,7 @@ class Progress:
         # Other numbers: epoch (None for a bar) -> name -> rank -> the latest
         self.latest: dict[int | None, dict[str, dict[int, float]]] = {}
         # For the lines of epochs
-        self.losses_of: dict[int, list[float]] = {}  # epoch -> losses
+        self.losses_of: dict[int, list[tuple]] = {}  # epoch -> (loss, samples of the step)
         self.epoch_of: dict[int, int] = {}  # rank -> the epoch of its latest loss
         self.last_line = (0.0, 0)  # its time, and the samples until then
 
@@ -165,7 +166,7 @@ class Progress:
             self.bar.bar_format = BAR if len(words) <= columns - AROUND[BAR] else NARROW
             self.bar.set_postfix_str(words, refresh=False)
         if "loss" in values and epoch is not None:
-            self.losses_of.setdefault(epoch, []).append(values["loss"])
+            self.losses_of.setdefault(epoch, []).append((values["loss"], values.get("batch", 1)))
             self.epoch_of[rank] = epoch
             # A rank's last reports of an epoch come after the first step of the next
             self._print_lines(before=min(self.epoch_of.values()))
@@ -185,11 +186,15 @@ class Progress:
             if epoch < before and self.leading:
                 then, samples = self.last_line
                 self.last_line = self.leading["moment"], self.leading["samples"]
-                rate = (self.last_line[1] - samples) / max(self.last_line[0] - then, 1e-9)
-                speed = f"  {rate:,.0f} samples/s" if rate > 0 else ""  # else both came at once
+                seconds = self.last_line[0] - then
+                rate = (self.last_line[1] - samples) / max(seconds, 1e-9)
+                # A shorter epoch is over before its steps are heard of
+                speed = f"  {rate:,.0f} samples/s" if seconds > 0.5 and rate > 0 else ""
                 words = f"{epoch + 1} of {self.leading['epochs']} epochs  "
                 latest = self.latest.pop(epoch, {})
-                words += self._numbers(self.losses_of.pop(epoch), latest, 80 - len(words + speed))
+                losses, samples_of_steps = zip(*self.losses_of.pop(epoch))
+                mean = statistics.fmean(losses, weights=samples_of_steps)
+                words += self._numbers([mean], latest, 80 - len(words + speed))
                 say(f"{words}{speed}", sys.stderr)
 
     def note(self, text: str, also_in_logs: bool = False) -> None:
@@ -208,8 +213,8 @@ class Progress:
 
 
 def say_folder(path: Path) -> None:
-    """On a terminal, say where a run is, and whether it is new."""
-    if mode() == Mode.BAR and kernel() is None:
+    """Say where a run is, and whether it is new; a notebook shows nothing."""
+    if mode() != Mode.OFF and kernel() is None:
         saved = checkpoints(path / "checkpoints")
         how = f"goes on from step {step_of(saved[-1])}" if saved else "begins"
         say(f"The run {how}, in {shown(path)}", sys.stderr)

@@ -236,14 +236,14 @@ def test_the_ranks_of_a_killed_client_are_gone_and_their_workers_free(client, tm
     assert_usable(client, workers=4)
 
 
-def interrupt(process, kill):
+def interrupt(process, kill, number=signal.SIGINT):
     """Send Ctrl-C to a program by `kill`; it and all that it has started come to an end.
 
-    Returns what it said.
+    Or another signal. Returns what it said.
     """
     children = psutil.Process(process.pid).children(recursive=True)
     started = [process.pid, *(child.pid for child in children)]
-    kill(process.pid, signal.SIGINT)
+    kill(process.pid, number)
     said, _ = process.communicate(timeout=2 * PATIENCE)
     assert_gone(lambda: [pid for pid in started if is_alive(pid)])
     return said
@@ -254,6 +254,13 @@ def test_ctrl_c_ends_the_program_its_ranks_and_its_cluster(tmp_path):
         said = interrupt(process, os.kill)
         assert "\nKeyboardInterrupt\nInterrupted" in said and str(directory) in said
         assert "interrupted from the keyboard" in log_of(directory)
+        assert_nothing_left(directory, ranks=2)
+
+
+def test_sigterm_to_a_program_of_ones_own_has_its_ranks_leave(tmp_path):
+    with program(tmp_path, "local") as (process, directory):
+        said = interrupt(process, os.kill, signal.SIGTERM)
+        assert "RunStopped: The run was told to stop" in said
         assert_nothing_left(directory, ranks=2)
 
 

@@ -212,14 +212,16 @@ def test_a_rank_that_has_returned_waits_for_no_comparison(client, tmp_path):
 
 def with_power_sgd():
     training = Training()
+    del training.parts["optimizer"]
     state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
     training.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     training.run()
 
 
-def test_a_communication_hook_with_a_state_is_named(client):
-    (problem,) = ddp.launch(client, with_power_sgd, workers=2).problems
-    assert "model has the communication hook powerSGD_hook, whose state is in no check" in problem
+def test_what_a_resume_would_lack_is_named(client):
+    optimizer, hook = ddp.launch(client, with_power_sgd, workers=2).problems
+    assert "No optimizer is a part of the Checkpoint" in optimizer
+    assert "model has the communication hook powerSGD_hook, whose state is in no check" in hook
 
 
 def test_rounding_and_models_that_diverged_together_are_no_difference():

@@ -76,6 +76,35 @@ def test_a_rank_that_has_returned_while_others_wait_is_known_soon(client, monkey
     assert time.monotonic() - began < 60
 
 
+def save_on_rank_1_alone():
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    checkpoint = ddp.Checkpoint(model=model)
+    for _ in range(4):
+        model(torch.ones(2, 4)).sum().backward()
+        if ddp.rank() == 1:
+            checkpoint.save()
+
+
+def test_ranks_in_different_collectives_are_known_soon(client, monkeypatch):
+    monkeypatch.setattr(following, "QUIET_TIMEOUT", 2)
+    began = time.monotonic()
+    with pytest.raises(ddp.RankStalled, match=r"rank 1 called all_gather #\d+ of"):
+        ddp.launch(client, save_on_rank_1_alone, workers=2)
+    assert time.monotonic() - began < 60
+
+
+def leave_before_save():
+    sum_up()
+    if ddp.rank() == 1:
+        ddp.Checkpoint(model=torch.nn.Linear(4, 1)).save()
+
+
+def test_a_rank_that_leaves_before_the_others_save_is_named(client, monkeypatch):
+    monkeypatch.setattr(following, "RETURNED_TIMEOUT", 2)
+    with pytest.raises(ddp.RankStalled, match="Rank 0 .* It came to its end, while rank 1"):
+        ddp.launch(client, leave_before_save, workers=2)
+
+
 def evaluate_for_long():
     until = time.monotonic() + 12
     while time.monotonic() < until:

@@ -458,7 +458,7 @@ def test_a_schedule_that_was_made_otherwise_is_refused_and_one_that_has_gone_on_
         scheduled(tmp_path, SCHEDULES.ExponentialLR, 0.5)[0].restore()
 
 
-def test_another_maximum_of_one_cycle_is_refused_and_another_function_is_told(tmp_path, capsys):
+def test_another_maximum_of_one_cycle_and_another_function_are_refused(tmp_path):
     made = scheduled(tmp_path, SCHEDULES.OneCycleLR, 0.1, total_steps=9)[0]
     made.save()
     made.wait()
@@ -471,9 +471,9 @@ def test_another_maximum_of_one_cycle_is_refused_and_another_function_is_told(tm
     checkpoint.save()
     checkpoint.wait()
     scheduled(tmp_path / "f", SCHEDULES.LambdaLR, lambda n: 1 - n / 8)[0].restore()
-    assert not capsys.readouterr().err
-    scheduled(tmp_path / "f", SCHEDULES.LambdaLR, lambda n: 1 - n / 16)[0].restore()
-    assert "The function of schedule gave the rates" in capsys.readouterr().err
+    longer = scheduled(tmp_path / "f", SCHEDULES.LambdaLR, lambda n: 1 - n / 16)[0]
+    with pytest.raises(Error, match=r"another schedule: for this step it gave the rates \[0.09"):
+        longer.restore()
 
 
 def test_a_schedule_of_the_optimizer_within_sam_is_one_of_sam(tmp_path):
@@ -508,6 +508,29 @@ def test_a_schedule_that_is_no_part_is_refused_and_the_two_ways_out_are_right(tm
     for group in optimizer.param_groups:
         del group["initial_lr"]
     Checkpoint(directory=tmp_path, net=net, optimizer=optimizer).save()
+
+
+def test_a_schedule_that_steps_between_save_and_the_next_batch_is_refused(tmp_path):
+    state = State(None)
+    parts = {"net": state.model, "optimizer": state.optimizer, "sampler": state.sampler}
+    schedule = SCHEDULES.StepLR(state.optimizer, 1)
+    state.checkpoint = Checkpoint(directory=tmp_path, schedule=schedule, **parts)
+    state.save(1)
+    schedule.step()
+    state.checkpoint.save()
+    state.save(1)  # the next batch, from the state that was saved
+    schedule.step()
+    with pytest.raises(Error, match="schedule has stepped after save.*above checkpoint.save"):
+        next(state.batches)
+
+
+def test_weights_with_a_nan_are_not_saved_and_the_last_good_file_stays(tmp_path, capsys):
+    state = State(tmp_path).save(2)
+    state.model.weight.data[0, 1] = float("nan")
+    state.save(1)
+    assert steps(tmp_path) == [1, 2]
+    said = capsys.readouterr().err
+    assert "was not saved: model.weight has a NaN or an infinite number. The last good" in said
 
 
 def warm_up_then(directory, second, **options):

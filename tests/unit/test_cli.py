@@ -31,8 +31,9 @@ def test_run_shows_progress_names_and_where_the_run_is(short_run):
     assert out.startswith("pets: starting 2 workers on this machine\n")
     for words in ("2 ranks", "invented names:", directory.name):
         assert words in out
-    (line,) = error.splitlines()
-    assert line.startswith("1 of 1 epochs  loss ") and line.endswith(" samples/s")
+    begins, line = error.splitlines()
+    assert begins == f"The run begins, in {directory}"
+    assert line.startswith("1 of 1 epochs  loss ")
 
 
 def test_run_directory_holds_config_metrics_checkpoints_log_and_picture(short_run):

@@ -34,14 +34,14 @@ def test_the_loss_of_an_epoch_is_that_of_all_ranks_though_one_reports_late(progr
     progress.record({"loss": 1.0, "epoch": 0}, rank=0)
     progress.record({"loss": 2.0, "epoch": 0}, rank=1)
     progress.position(place(1, 3))  # the rank that leads goes on to the second epoch
-    progress.record({"loss": 0.0, "epoch": 1}, rank=0)
+    progress.record({"loss": 0.0, "epoch": 1, "batch": 30}, rank=0)
     assert not printed(capsys)
     progress.record({"loss": 6.0, "epoch": 0}, rank=1)
     assert not printed(capsys)
-    progress.record({"loss": 0.5, "epoch": 1}, rank=1)
+    progress.record({"loss": 0.5, "epoch": 1, "batch": 10}, rank=1)
     assert printed(capsys) == "1 of 2 epochs  loss 3.000\n"
     progress.close()
-    assert printed(capsys) == "2 of 2 epochs  loss 0.2500\n"
+    assert printed(capsys) == "2 of 2 epochs  loss 0.1250\n"
 
 
 def test_other_numbers_stand_in_the_line_of_the_epoch_in_which_they_were_reported(
