@@ -13,6 +13,7 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 from ports import free_port
@@ -127,6 +128,7 @@ def running_slurm(folder):
         yield environment
     finally:
         subprocess.run(["scancel", "--user=root"], env=everything, capture_output=True)
+        _wait_until_no_job_is_left(everything)
         for daemon in reversed(daemons):
             daemon.terminate()
         for daemon in daemons:
@@ -134,6 +136,14 @@ def running_slurm(folder):
                 daemon.wait(10)
             daemon.kill()
             daemon.wait()
+
+
+def _wait_until_no_job_is_left(environment):
+    """Up to 30 s: a job's steps outlive the daemon that has started them."""
+    for _ in range(60):
+        if not subprocess.run(["squeue", "--noheader"], env=environment, capture_output=True).stdout:
+            return
+        time.sleep(0.5)
 
 
 def wait_until_ready(condition, folder):
