@@ -24,7 +24,6 @@ SIGTERM_TIMEOUT = 30  # seconds that a script has to end
 START_TIMEOUT = 600  # seconds that a rank may take to start
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
 RETURNED_TIMEOUT = 10  # seconds that others may make no progress once a function has returned
-QUIET_TIMEOUT = 30  # the same before; then it is looked for ranks that wait for ever
 GONE_TIMEOUT = 7  # seconds to wait for ranks to be gone: an agent takes longer if one stays
 UNSTARTED_TIMEOUT = 1  # the same for ranks that have not started, which may say nothing
 WHEREABOUTS_TIMEOUT = 20  # seconds that ranks have to say where they are, on a busy machine
@@ -96,20 +95,20 @@ def _look_around(attempt: Attempt, timeout: float, stall_timeout: float | None) 
         if outcome.outcome(state) is Outcome.GOES_ON:
             raise _stalled(attempt, stuck, stall_timeout or math.inf)
     elif stall_timeout and now > attempt.looks_again:
-        quiet = RETURNED_TIMEOUT if state.returned() else QUIET_TIMEOUT
+        quiet = RETURNED_TIMEOUT if state.returned() else attempt.quiet
         stuck = state.stalled(quiet, now)
         if stuck:
-            is_first = not attempt.looks_again
             attempt.looks_again = now + quiet
-            _ask_where_ranks_are(attempt)
-            is_undecided = outcome.outcome(state) is Outcome.GOES_ON
-            if is_undecided and hangs.is_for_good(state.ranks, stuck):
-                raise _stalled(attempt, stuck, quiet)
-            if is_first:
+            if not state.returned():
+                attempt.quiet *= 2  # a slow program is asked less and less often
                 attempt.recorder.progress.note(
                     f"No progress for {quiet} s: rank {numbers(stuck)}. The run ends after "
                     f"{stall_timeout:g} s of it (stall_timeout)."
                 )
+            _ask_where_ranks_are(attempt)
+            is_undecided = outcome.outcome(state) is Outcome.GOES_ON
+            if is_undecided and hangs.is_for_good(state.ranks, stuck):
+                raise _stalled(attempt, stuck, quiet)
 
 
 def _pass_on_sigterm(attempt: Attempt) -> None:

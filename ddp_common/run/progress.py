@@ -166,7 +166,7 @@ class Progress:
             self.bar.bar_format = BAR if len(words) <= columns - AROUND[BAR] else NARROW
             self.bar.set_postfix_str(words, refresh=False)
         if "loss" in values and epoch is not None:
-            self.losses_of.setdefault(epoch, []).append((values["loss"], values.get("batch", 1)))
+            self.losses_of.setdefault(epoch, []).append((values["loss"], values.get("batch") or 1))
             self.epoch_of[rank] = epoch
             # A rank's last reports of an epoch come after the first step of the next
             self._print_lines(before=min(self.epoch_of.values()))

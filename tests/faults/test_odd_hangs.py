@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import ddp_common as ddp
-from ddp_common.client import following
+from ddp_common.client import attempt, following
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -86,7 +86,7 @@ def save_on_rank_1_alone():
 
 
 def test_ranks_in_different_collectives_are_known_soon(client, monkeypatch):
-    monkeypatch.setattr(following, "QUIET_TIMEOUT", 2)
+    monkeypatch.setattr(attempt, "QUIET_TIMEOUT", 2)
     began = time.monotonic()
     with pytest.raises(ddp.RankStalled, match=r"rank 1 called all_gather #\d+ of"):
         ddp.launch(client, save_on_rank_1_alone, workers=2)

@@ -141,7 +141,8 @@ def running_slurm(folder):
 def _wait_until_no_job_is_left(environment):
     """Up to 30 s: a job's steps outlive the daemon that has started them."""
     for _ in range(60):
-        if not subprocess.run(["squeue", "--noheader"], env=environment, capture_output=True).stdout:
+        listed = subprocess.run(["squeue", "--noheader"], env=environment, capture_output=True)
+        if not listed.stdout:
             return
         time.sleep(0.5)
 
