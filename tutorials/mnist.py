@@ -20,8 +20,7 @@
 # - average gradients over ranks, and *prove* what a step of two ranks does to the
 #   weights;
 # - say what a step costs, and read its timeline;
-# - port a training script to `torchrun`;
-# - say which lines of a batch job make the ranks.
+# - port a training script to `torchrun`.
 #
 # **You need** Python, and from PyTorch a model, a loss, an optimizer. No GPU, no
 # network. **Data:** 10,000 handwritten digits. **Time:** 80 to 90 minutes, of which 34

@@ -93,9 +93,10 @@ def launch(
     Ctrl-C, is noticed when it returns. Under torchrun and srun it is called on rank 0, with all
     records, when the function has returned.
 
-    Raises `RankFailed` as soon as any rank fails, `RunStopped` when ranks left because they
-    got SIGTERM (both only when restarts are used up), `SchedulerLost`, and `Error` for mistakes,
-    which are found before anything starts, and where somebody else has ended the ranks.
+    Raises `RankFailed` as soon as any rank fails, `RunStopped` when ranks left because they or
+    this program got SIGTERM (both only when restarts are used up), `SchedulerLost`, and `Error`
+    for mistakes, which are found before anything starts, and where somebody else has ended the
+    ranks.
     """
     refuse_wrong_arguments(function, arguments, OPTIONS)
     arguments, collections = tables.find(arguments)
