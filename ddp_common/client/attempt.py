@@ -38,7 +38,6 @@ from ddp_common.run.recorder import Recorder
 from ddp_common.run.run_directory import RunDirectory
 
 CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was reported first
-QUIET_TIMEOUT = 30  # seconds without progress; then it is looked for ranks that wait for ever
 LOOK_INTERVAL = 0.5  # seconds
 SHORT_LOOK = 0.02  # seconds, while something is expected at any moment
 KILLED_FOR_MEMORY = "worker-restart-memory"  # the topic of such events of Dask's nannies
@@ -74,8 +73,7 @@ class Attempt:
         self.submitted = math.inf  # when the tasks of all ranks were
         self.told_to_stop: float | None = None  # when SIGTERM was passed on to a script
         self.looked = self.began  # when somebody last looked for what no message says
-        self.quiet = QUIET_TIMEOUT
-        self.looks_again = 0.0  # when it is looked for such ranks next, at the earliest
+        self.asked = 0.0  # when ranks that make no progress were last asked where they are
 
     # Hearing
 

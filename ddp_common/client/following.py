@@ -24,9 +24,11 @@ SIGTERM_TIMEOUT = 30  # seconds that a script has to end
 START_TIMEOUT = 600  # seconds that a rank may take to start
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
 RETURNED_TIMEOUT = 10  # seconds that others may make no progress once a function has returned
+QUIET_TIMEOUT = 30  # the same before; then it is looked for ranks that wait for ever
 GONE_TIMEOUT = 7  # seconds to wait for ranks to be gone: an agent takes longer if one stays
 UNSTARTED_TIMEOUT = 1  # the same for ranks that have not started, which may say nothing
 WHEREABOUTS_TIMEOUT = 20  # seconds that ranks have to say where they are, on a busy machine
+SHORT_WHEREABOUTS_TIMEOUT = 5  # the same where it is not the end
 
 
 def follow(attempt: Attempt, timeout: float, stall_timeout: float | None) -> Any:
@@ -94,21 +96,21 @@ def _look_around(attempt: Attempt, timeout: float, stall_timeout: float | None) 
         # A rank that has failed meanwhile is the cause
         if outcome.outcome(state) is Outcome.GOES_ON:
             raise _stalled(attempt, stuck, stall_timeout or math.inf)
-    elif stall_timeout and now > attempt.looks_again:
-        quiet = RETURNED_TIMEOUT if state.returned() else attempt.quiet
-        stuck = state.stalled(quiet, now)
+    elif stall_timeout and len(state.ranks) > 1:
+        quiet = RETURNED_TIMEOUT if state.returned() else QUIET_TIMEOUT
+        stuck = state.stalled(quiet, now) if now > attempt.asked + quiet else []
         if stuck:
-            attempt.looks_again = now + quiet
-            if not state.returned():
-                attempt.quiet *= 2  # a slow program is asked less and less often
-                attempt.recorder.progress.note(
-                    f"No progress for {quiet} s: rank {numbers(stuck)}. The run ends after "
-                    f"{stall_timeout:g} s of it (stall_timeout)."
-                )
-            _ask_where_ranks_are(attempt)
+            is_first = not attempt.asked
+            attempt.asked = now
+            _ask_where_ranks_are(attempt, SHORT_WHEREABOUTS_TIMEOUT)
             is_undecided = outcome.outcome(state) is Outcome.GOES_ON
             if is_undecided and hangs.is_for_good(state.ranks, stuck):
                 raise _stalled(attempt, stuck, quiet)
+            if is_first:
+                attempt.recorder.progress.note(
+                    f"No progress for {quiet} s: rank {numbers(stuck)}. The run goes on, and ends "
+                    f"after {stall_timeout:g} s without progress (stall_timeout)."
+                )
 
 
 def _pass_on_sigterm(attempt: Attempt) -> None:
@@ -153,14 +155,14 @@ def _refuse_busy(attempt: Attempt, rank: Rank, timeout: float) -> None:
             )
 
 
-def _ask_where_ranks_are(attempt: Attempt) -> None:
+def _ask_where_ranks_are(attempt: Attempt, timeout: float = WHEREABOUTS_TIMEOUT) -> None:
     """Have all ranks that live say where they are, and their workers how their processes are."""
     for rank in attempt.ranks:
         rank.whereabouts = None  # of a SIGUSR1 that somebody else has sent before
     asked = [rank for rank in attempt.ranks if rank.end is None]
     workers = [rank.address for rank in asked]
     answers = ask_each(attempt.client, agent.ask_where, workers=workers)
-    deadline = time.monotonic() + WHEREABOUTS_TIMEOUT
+    deadline = time.monotonic() + timeout
     expected = asked
     while expected and time.monotonic() < deadline:
         attempt.take_next(SHORT_LOOK)

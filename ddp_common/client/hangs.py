@@ -16,8 +16,9 @@ from ddp_common.messages import Collective
 SUSPENDED = ("stopped", "tracing-stop")
 IN_COLLECTIVE = re.compile(
     r"_engine_run_backward|torch/distributed/|torch/nn/parallel/distributed"
-    r"|ddp_common/ranks/exchange"
+    r'|ddp_common/ranks/exchange\.py", line \d+, in end'
 )
+FORWARD = re.compile(r"torch/nn/parallel/distributed.*, in _pre_forward")
 # The path of a call in a stack, and whether it is of a library and not of the user's program
 CALL = re.compile(r'  File "(?P<path>.*)", line \d+, in ')
 LIBRARY = re.compile(r"site-packages/|dist-packages/|/torch/|lib/python3|/ddp_common/|^<")
@@ -179,7 +180,9 @@ def _who_waits(culprit: Rank, ranks: list[Rank]) -> str:
     for rank in ranks:
         current = _waits_in(rank)
         if rank is not culprit and current is not None:
-            return f" Rank {rank.number} waits in {in_words(current)}.{_forward_of_ddp(current)}"
+            is_in_ddp = rank.whereabouts and FORWARD.search(rank.whereabouts.stack)
+            more = _forward_of_ddp(current) if is_in_ddp else ""
+            return f" Rank {rank.number} waits in {in_words(current)}.{more}"
     return ""
 
 
@@ -225,13 +228,17 @@ def _lacks_one(current: Collective, ranks: list[Rank]) -> bool:
 
 def _is_different(current: Collective, ranks: list[Rank]) -> bool:
     """Whether all ranks wait in the collective of this number, and not in the same one."""
-    waiting = [_waits_in(rank) for rank in ranks if rank.number in current.members]
-    there = [
-        each
-        for each in waiting
-        if each and (each.group, each.number) == (current.group, current.number)
-    ]
-    return len(there) == len(waiting) and len({_shape(each) for each in there}) > 1
+    shapes = set()
+    for rank in ranks:
+        if rank.number in current.members:
+            other = _waits_in(rank)
+            if other is None or rank.whereabouts is None:
+                return False
+            is_there = (other.group, other.number) == (current.group, current.number)
+            if not is_there or not is_in_collective(rank.whereabouts.stack):
+                return False
+            shapes.add(_shape(other))
+    return len(shapes) > 1
 
 
 def in_words(collective: Collective) -> str:

@@ -5,11 +5,14 @@ exception that a signal's handler raises in a callback of an import or of the ga
 """
 
 import contextlib
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
+
+from ddp_common.errors import RunStopped
 
 stop_requested = False  # by SIGTERM: the ranks shall save and leave
 interrupted = False  # by Ctrl-C; while a launch in the main thread runs, it sets this itself
@@ -49,15 +52,35 @@ def noting_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def passing_on_sigterm() -> Iterator[None]:
-    """Within the block SIGTERM, where it would just kill this program, has the ranks leave."""
+    """Within the block SIGTERM, where it would just kill this program, has the ranks leave.
+
+    It kills the program afterwards, unless `RunStopped` says that they have left.
+    """
     global stop_requested
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, pass_on_sigterm)
+    process = os.getpid()
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == process:
+            pass_on_sigterm(number, frame)
+        else:  # one that this program has forked
+            _end_by(number)
+
+    signal.signal(signal.SIGTERM, pass_on)
     try:
         yield
+    except RunStopped:
+        stop_requested = False
+        raise
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        stop_requested = False
+        if stop_requested:
+            _end_by(signal.SIGTERM)
+
+
+def _end_by(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

@@ -103,6 +103,7 @@ class Checkpoint:
         self._writer: threading.Thread | None = None  # the thread that writes
         self._problem: Error | None = None  # the `Error` of the last save
         self._state: dict[str, Any] = {}  # what goes into the file: copies at the last save
+        self._trained: list[tuple[str, str]] = []  # weights in it: the part, and the entry
         self._was_read_back = False  # the first file, which shows that such files can be loaded
         self._was_restored = False
         self._is_checked = False  # its parts, once
@@ -174,18 +175,17 @@ class Checkpoint:
 
     def save_if_due(self) -> None:
         """What the sampler calls before a batch, when those before it are done."""
-        if self._schedules_at_save and self._steps == self._steps_at_save:
-            self._refuse_later_schedule()
         if self.every_steps and self._steps - self._steps_at_save >= self.every_steps:
             self._save()
 
-    def _refuse_later_schedule(self) -> None:
-        """Raise `Error` if a schedule has stepped since the save, and no batch was taken."""
+    def refuse_what_came_after_save(self) -> None:
+        """Raise `Error` if a schedule has stepped between `save()` and the end of its epoch."""
+        is_saved = bool(self._schedules_at_save) and self._steps == self._steps_at_save
         for name, token in self._schedules().items():
-            if token != self._schedules_at_save[name]:
+            if is_saved and token != self._schedules_at_save[name]:
                 raise Error(
-                    f"{name} has stepped after save(), and before the next batch: a run that goes "
-                    "on from that checkpoint would be one step behind. Call its step() above "
+                    f"{name} has stepped after save(), at the end of an epoch: a run that goes on "
+                    "from that checkpoint would be one step behind. Call its step() above "
                     "checkpoint.save()."
                 )
 
@@ -240,6 +240,7 @@ class Checkpoint:
                 for name, state in found.items()
             }
             self._state = {**copies, WRITTEN_BY: describe(self.parts, found)}
+            self._trained = states.trained(self.parts)
         raise_if_apart()
         if rank() != 0:
             return
@@ -269,11 +270,11 @@ class Checkpoint:
         """What is not wrong here, and ends otherwise than a user may expect."""
         modules = {k: part for k, part in self.parts.items() if isinstance(part, torch.nn.Module)}
         found = []
-        has_optimizer = any(isinstance(p, torch.optim.Optimizer) for p in self.parts.values())
-        if self._samplers and modules and not has_optimizer:
+        known = (torch.nn.Module, ElasticSampler, LRScheduler)
+        if modules and all(isinstance(part, known) for part in self.parts.values()):
             found.append(
-                "No optimizer is a part of the Checkpoint: what it remembers, such as momentum or "
-                "Adam's means, is not saved."
+                "No optimizer is a part of the Checkpoint: what it remembers, such as Adam's "
+                "means, is not saved. (SGD without momentum remembers nothing.)"
             )
         for name, module in modules.items():
             if any(sampler.placement is not None for sampler in self._samplers):
@@ -330,7 +331,7 @@ class Checkpoint:
         """
         path = None
         try:
-            self._refuse_weights_that_are_not_finite()
+            self._refuse_nan()
             make_private(directory)
             with _writing:
                 path = write(self._state, directory, step, read_back=not self._was_read_back)
@@ -346,12 +347,11 @@ class Checkpoint:
             self._note_failure(error, what, directory)
         reporting.made_progress()
 
-    def _refuse_weights_that_are_not_finite(self) -> None:
-        """Raise `Error` for a NaN or an infinity: a resume wants the file before."""
-        for name, part in self.parts.items():
-            entry = states.not_finite(part, self._state[name])
-            if entry is not None:
-                raise Error(f"{name}.{entry} has a NaN or an infinite number")
+    def _refuse_nan(self) -> None:
+        """Raise `Error` if a weight that is trained has a NaN: a resume wants the file before."""
+        for name, entry in self._trained:
+            if states.has_nan(self._state[name].get(entry)):
+                raise Error(f"{name}.{entry} has a NaN")
 
     def _name_in_run(self, path: Path) -> str:
         """A file's name for the client: relative to the run's checkpoints, if it is there."""

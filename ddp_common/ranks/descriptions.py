@@ -6,6 +6,7 @@ loaded. So is the course of a schedule, in its own state: what does not change w
 Relies on torch's modules, optimizers and schedules; of anything else it knows the class alone.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -158,14 +159,17 @@ def change_of_course(part: Any, state: Any) -> str | None:
 def other_function(part: Any) -> str | None:
     """Of a schedule that was loaded: the saved rates, and those of its function in this program.
 
-    A LambdaLR saves no function. None if they are the same, or for another kind.
+    A LambdaLR saves no function. None if they are the same, but for rounding on another kind of
+    processor; for another kind of schedule; and where the schedule has not begun.
     """
-    if not isinstance(part, LambdaLR):
+    if not isinstance(part, LambdaLR) or part.last_epoch < 0:
         return None
     pairs = zip(part.base_lrs, part.lr_lambdas)
     rates = [base * function(part.last_epoch) for base, function in pairs]
     saved = part.get_last_lr()
-    return None if repr(rates) == repr(saved) else f"{saved}, and its function here gives {rates}"
+    if all(math.isclose(*pair, rel_tol=1e-6) for pair in zip(rates, saved)):
+        return None
+    return f"the rates {saved}, and this one has {rates}"
 
 
 def _course(state: Any, prefix: str) -> dict[str, Any]:

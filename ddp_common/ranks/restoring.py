@@ -16,7 +16,8 @@ import torch
 
 from ddp_common.checkpoint_files import fault, newest, remove_unfinished
 from ddp_common.errors import Error, first_line
-from ddp_common.ranks import exchange, replicas
+from ddp_common.messages import Problem
+from ddp_common.ranks import exchange, replicas, reporting
 from ddp_common.ranks.descriptions import (
     FROZEN,
     WRITTEN_BY,
@@ -111,8 +112,14 @@ def load_into(parts: dict[str, Any], path: Path) -> None:
             _load_part(name, part, state[name], path)
     for name, part in parts.items():
         rates = other_function(part)
-        if rates is not None:
-            raise _another_course(name, f"for this step it gave the rates {rates}", parts, path)
+        if rates is not None and rank() == 0:
+            reporting.post(
+                Problem(
+                    f"The function of {name} is another one than in the run that saved: for step "
+                    f"{part.last_epoch} that had {rates}. Training goes on with this program's "
+                    "function. For the rest of the earlier course, resume with its settings."
+                )
+            )
 
 
 def _check_origin(parts: dict[str, Any], state: Any, path: Path) -> None:
@@ -142,15 +149,12 @@ def _check_origin(parts: dict[str, Any], state: Any, path: Path) -> None:
         if isinstance(part, torch.optim.Optimizer) and isinstance(state[name], dict):
             differs = added_by_schedules(part, state[name].get("param_groups"))
         if differs is not None:
-            raise _another_course(name, differs, parts, path)
-
-
-def _another_course(name: str, differs: str, parts: dict[str, Any], path: Path) -> Error:
-    return Error(
-        f"{path} was written with another {name}: {differs}. Its course is that of the run which "
-        "made it, to the end. Resume with the config.json of its run; a longer run is a new run "
-        f"from these weights, without this folder: {_from_these_weights(parts, path)}"
-    )
+            raise Error(
+                f"{path} was written with another {name}: {differs}. Its course is that of the "
+                "run which made it, to the end. Resume with the config.json of its run; a longer "
+                "run is a new run from these weights, without this folder: "
+                f"{_from_these_weights(parts, path)}"
+            )
 
 
 def _from_these_weights(parts: dict[str, Any], path: Path) -> str:

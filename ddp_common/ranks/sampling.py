@@ -60,6 +60,9 @@ injected: list[Callable[["ElasticSampler"], None]] = []
 class SavesPosition(Protocol):
     """What saves the position of samplers: a `Checkpoint`."""
 
+    def refuse_what_came_after_save(self) -> None:
+        """Raise `Error` for what a checkpoint of the end of this epoch lacks."""
+
     def has_open_batches(self) -> bool:
         """Whether a batch of one of its samplers is open."""
 
@@ -196,6 +199,9 @@ class ElasticSampler:
                 _seed_step([self.seed, self.epoch, EPOCH_BEGINS, rank()])
                 yield self.epoch
                 self._check_epoch(loop)
+                if self.epoch + 1 < number:
+                    for checkpoint in self.checkpoints:
+                        checkpoint.refuse_what_came_after_save()
                 self._move_to(self.epoch + 1, 0)
         finally:
             if self._loop is loop:

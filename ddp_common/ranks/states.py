@@ -36,15 +36,22 @@ def without_ddp(result: Any) -> Any:
     return result.module if isinstance(result, DistributedDataParallel) else result
 
 
-def not_finite(part: Any, state: Any) -> str | None:
-    """The first weight that is trained, and has in `state` a NaN or an infinity; else None."""
-    if isinstance(part, torch.nn.Module) and isinstance(state, dict):
-        for name, parameter in part.named_parameters():
-            value = state.get(name)
-            if parameter.requires_grad and isinstance(value, torch.Tensor):
-                if value.dtype.itemsize > 1 and not value.isfinite().all():
-                    return name
-    return None
+def trained(parts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The weights that are trained: the name of the module among `parts`, and that in it."""
+    return [
+        (name, entry)
+        for name, part in parts.items()
+        if isinstance(part, torch.nn.Module)
+        for entry, parameter in part.named_parameters()
+        if parameter.requires_grad
+    ]
+
+
+def has_nan(value: Any) -> bool:
+    """Whether a tensor has a NaN; False where that cannot be asked, as of a sparse one."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return False
+    return value.dtype.itemsize > 1 and bool(value.isnan().any())
 
 
 def copy_of(value: Any, earlier: Any, where: str) -> Any:

@@ -264,6 +264,29 @@ def test_sigterm_to_a_program_of_ones_own_has_its_ranks_leave(tmp_path):
         assert_nothing_left(directory, ranks=2)
 
 
+TOLD_AT_THE_END = """
+import os, signal, time
+from ddp_common.client import signals
+
+with signals.passing_on_sigterm():
+    signals.attempts_running = 1
+    if os.fork() == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+    os.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.2)
+    print("the launch has returned", flush=True)
+time.sleep(60)
+"""
+
+
+def test_sigterm_that_no_rank_has_heard_ends_the_program_after_the_launch():
+    words = [sys.executable, "-c", TOLD_AT_THE_END]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=PATIENCE)
+    assert done.returncode == -signal.SIGTERM
+    assert done.stdout == "the launch has returned\n"
+
+
 def reports_and_waits():
     ddp.report(loss=1.0)
     time.sleep(PATIENCE)

@@ -327,7 +327,7 @@ def normalise(table):
 
 
 def test_batch_normalisation_of_partitions_is_a_problem_that_is_named(client):
-    _, problem = ddp.launch(client, normalise, workers=2, table=frame(20, 4)).problems
+    _no_optimizer, problem = ddp.launch(client, normalise, workers=2, table=frame(20, 4)).problems
     assert "model normalises batches" in problem and "LayerNorm" in problem
 
 

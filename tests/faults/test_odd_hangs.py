@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import ddp_common as ddp
-from ddp_common.client import attempt, following
+from ddp_common.client import following
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -86,11 +86,23 @@ def save_on_rank_1_alone():
 
 
 def test_ranks_in_different_collectives_are_known_soon(client, monkeypatch):
-    monkeypatch.setattr(attempt, "QUIET_TIMEOUT", 2)
+    monkeypatch.setattr(following, "QUIET_TIMEOUT", 2)
     began = time.monotonic()
     with pytest.raises(ddp.RankStalled, match=r"rank 1 called all_gather #\d+ of"):
         ddp.launch(client, save_on_rank_1_alone, workers=2)
     assert time.monotonic() - began < 60
+
+
+def validate_alone_on_rank_0():
+    for _ in range(20 if ddp.rank() == 0 else 0):
+        time.sleep(0.2)
+    sum_up()
+
+
+def test_a_rank_that_works_alone_is_told_once_and_the_run_goes_on(client, monkeypatch, capfd):
+    monkeypatch.setattr(following, "QUIET_TIMEOUT", 1)
+    ddp.launch(client, validate_alone_on_rank_0, workers=2)
+    assert capfd.readouterr().err.count("No progress for 1 s: rank 0, 1. The run goes on") == 1
 
 
 def leave_before_save():

@@ -141,8 +141,8 @@ def running_slurm(folder):
 def _wait_until_no_job_is_left(environment):
     """Up to 30 s: a job's steps outlive the daemon that has started them."""
     for _ in range(60):
-        listed = subprocess.run(["squeue", "--noheader"], env=environment, capture_output=True)
-        if not listed.stdout:
+        squeue = ["timeout", "10", "squeue", "--noheader"]
+        if not subprocess.run(squeue, env=environment, capture_output=True).stdout:
             return
         time.sleep(0.5)
 

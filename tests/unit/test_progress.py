@@ -33,13 +33,14 @@ def test_the_loss_of_an_epoch_is_that_of_all_ranks_though_one_reports_late(progr
     progress.position(place(0, 1))
     progress.record({"loss": 1.0, "epoch": 0}, rank=0)
     progress.record({"loss": 2.0, "epoch": 0}, rank=1)
+    progress.last_line = progress.last_line[0] - 10, 0  # began ten seconds ago
     progress.position(place(1, 3))  # the rank that leads goes on to the second epoch
     progress.record({"loss": 0.0, "epoch": 1, "batch": 30}, rank=0)
     assert not printed(capsys)
     progress.record({"loss": 6.0, "epoch": 0}, rank=1)
     assert not printed(capsys)
     progress.record({"loss": 0.5, "epoch": 1, "batch": 10}, rank=1)
-    assert printed(capsys) == "1 of 2 epochs  loss 3.000\n"
+    assert capsys.readouterr().err == "1 of 2 epochs  loss 3.000  3 samples/s\n"
     progress.close()
     assert printed(capsys) == "2 of 2 epochs  loss 0.1250\n"
 

@@ -59,15 +59,15 @@ def test_the_package_depends_on_what_it_imports():
 # Lines of Python in each room, as they were when each of them had been made smaller
 BUDGET = {
     "ddp_common": 1240,  # what stands beside the rooms
-    "ddp_common/client": 2845,
+    "ddp_common/client": 2880,
     "ddp_common/worker": 1320,
-    "ddp_common/ranks": 4220,
+    "ddp_common/ranks": 4245,
     "ddp_common/run": 970,
     "ddp_common/without_dask": 380,
     "ddp_common/clusters": 1670,
     "ddp_common/data": 260,
     "tutorials/kit": 1570,
-    "tests": 18370,
+    "tests": 18430,
 }
 
 
