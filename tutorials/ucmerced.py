@@ -589,8 +589,8 @@ if settings.test:
 # **Other seeds.** Another seed draws other initial weights and another order. Do the
 # eight views help? We train half as long, and look at differences *within a seed*, on
 # the validation images. Three seeds are few: Student's *t* then takes 4.3 standard
-# errors in place of 2, and hardly anything is told apart. (With all 12 epochs we saw 3.4
-# points, -0.5 to 7.4.)
+# errors in place of 2, and hardly anything is told apart. (With all 12 epochs we saw
+# 3.4 points, -0.5 to 7.4.)
 
 # %% tags=["lesson", "nbval-ignore-output"]
 accuracy, half = {}, max(1, settings.epochs // 2)
