@@ -8,6 +8,7 @@ more: the agents notice that nobody wants their ranks, and end them.
 """
 
 import atexit
+import contextlib
 import inspect
 import os
 import shutil
@@ -119,7 +120,9 @@ def launch(
     )
     check_config(job.run_config)
     launcher = client if isinstance(client, Launcher) else OnWorkers(client)
-    with signals.noting_interrupts():
+    on_workers = isinstance(launcher, OnWorkers)  # else this process is a rank
+    sigterm = signals.passing_on_sigterm() if on_workers else contextlib.nullcontext()
+    with signals.noting_interrupts(), sigterm:
         return launcher.launch(job)
 
 
@@ -135,7 +138,6 @@ class OnWorkers(Launcher):
         refuse_unusable(client)
         self.client = client
 
-    @signals.passing_on_sigterm()
     def launch(self, job: Job) -> Run:
         payload = pickled(job.function, job.arguments)
         wanted = job.restarts if job.restarts is not None else os.environ.get("RESTARTS") or 0

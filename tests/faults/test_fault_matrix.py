@@ -88,7 +88,8 @@ def test_a_rank_that_fails(client, undisturbed, tmp_path, fault, when, rank):
 def test_a_client_that_ends(client, undisturbed, tmp_path, fault, when):
     outcome = fault_lab.run_client_case(client, fault, when, undisturbed, tmp_path)
     if fault == fault_lab.CLIENT_KILLED:
-        assert outcome.said.strip() == "(ended by signal 9)"
+        assert outcome.said.startswith("(ended by signal 9) The run begins")
+        assert "Error" not in outcome.said
     else:
         assert outcome.said.startswith("Interrupted") and str(tmp_path / "run") in outcome.said
     assert_harmless(outcome)
