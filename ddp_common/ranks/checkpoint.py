@@ -271,7 +271,8 @@ class Checkpoint:
         modules = {k: part for k, part in self.parts.items() if isinstance(part, torch.nn.Module)}
         found = []
         known = (torch.nn.Module, ElasticSampler, LRScheduler)
-        if modules and all(isinstance(part, known) for part in self.parts.values()):
+        is_known = all(isinstance(part, known) for part in self.parts.values())
+        if self._samplers and modules and is_known:
             found.append(
                 "No optimizer is a part of the Checkpoint: what it remembers, such as Adam's "
                 "means, is not saved. (SGD without momentum remembers nothing.)"

@@ -218,7 +218,12 @@ def with_power_sgd():
     training.run()
 
 
+def save_the_best():
+    ddp.Checkpoint(model=DistributedDataParallel(torch.nn.Linear(1, 1)), directory="best").save()
+
+
 def test_what_a_resume_would_lack_is_named(client):
+    assert not ddp.launch(client, save_the_best, workers=2).problems
     optimizer, hook = ddp.launch(client, with_power_sgd, workers=2).problems
     assert "No optimizer is a part of the Checkpoint" in optimizer
     assert "model has the communication hook powerSGD_hook, whose state is in no check" in hook
