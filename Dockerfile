@@ -23,6 +23,7 @@ FROM base AS tutorials
 # What set-up needs comes first: a change of a notebook does not install everything anew.
 COPY --chown=1000:1000 pyproject.toml constraints.txt Makefile README.md LICENSE ./
 COPY --chown=1000:1000 ddp_common ddp_common
+COPY --chown=1000:1000 dask_ranks dask_ranks
 RUN make setup
 COPY --chown=1000:1000 . .
 EXPOSE 8888

@@ -44,7 +44,7 @@ DOCS     := $(VENV)/installed-docs
 TRAINERS := $(VENV)/installed-others
 
 # What `make lint` looks at: programs, and the tutorials, which are pages of a notebook. Their lines end where a page cuts them off.
-PROGRAMS := ddp_common benchmarks tests tutorials/kit tutorials/lab.py tutorials/scaling.py tutorials/sync.py tutorials/checks docs data
+PROGRAMS := ddp_common dask_ranks benchmarks tests tutorials/kit tutorials/lab.py tutorials/scaling.py tutorials/sync.py tutorials/checks docs data
 PAGES    := --line-length 88 tutorials/scripts $(filter-out $(PROGRAMS),$(wildcard tutorials/*.py))
 
 .PHONY: help setup setup-all run lab data test test-others test-slurm test-all lint sync bench scaling doctor check fault-lab docs clean
@@ -148,7 +148,7 @@ scaling: $(COURSE)
 	@$(PYTHON) tutorials/scaling.py
 
 doctor: $(COURSE)
-	@$(PYTHON) -m ddp_common doctor
+	@$(PYTHON) -m dask_ranks doctor
 
 check: $(COURSE)
 	@$(PYTHON) -m tutorials check

@@ -6,38 +6,38 @@
         run = ddp.launch(client, train, epochs=5, batch_size=256)
     run.metrics, run.result, run.directory
 
-The package has a room for each place where code runs: `client` in your notebook, `worker` in a
-Dask worker, `ranks` in the processes that train; `run` is what a run leaves behind. Names are
-imported when they are first used: torch runs an entry point of this package at the end of its own
-import (see `_torchvision`), which must stay quick.
+Here is what a training function calls: rendezvous, sampling, checkpoints, reports. It needs torch,
+and of Dask no more than `tokenize`. What starts the ranks is the package `dask_ranks`; only this
+file names it. Names are imported when they are first used: torch runs an entry point of this
+package at the end of its own import (see `_torchvision`), which must stay quick.
 """
 
 import importlib
 
 # The public names, and the module that each lives in.
 _HOME = {
-    "launch": "client.launch",
-    "script": "ranks.scripts",
-    "connect": "clusters.connect",
-    "device": "ranks.rendezvous",
-    "rank": "ranks.rendezvous",
-    "world_size": "ranks.rendezvous",
-    "ElasticSampler": "ranks.sampling",
-    "EvalSampler": "ranks.sampling",
-    "DataLoader": "ranks.loaders",
-    "Rows": "ranks.rows",
-    "split": "data.splits",
-    "Checkpoint": "ranks.checkpoint",
-    "check_replicas": "ranks.replicas",
-    "report": "ranks.reporting",
-    "save_file": "ranks.reporting",
-    "ImageFolder": "data.images",
-    "inject": "faults",
-    "Error": "errors",
-    "RankFailed": "errors",
-    "RankStalled": "errors",
-    "RunStopped": "errors",
-    "SchedulerLost": "errors",
+    "launch": "dask_ranks.client.launch",
+    "script": "dask_ranks.rank.scripts",
+    "connect": "dask_ranks.clusters.connect",
+    "device": "ddp_common.rendezvous",
+    "rank": "ddp_common.rendezvous",
+    "world_size": "ddp_common.rendezvous",
+    "ElasticSampler": "ddp_common.sampling",
+    "EvalSampler": "ddp_common.sampling",
+    "DataLoader": "ddp_common.loaders",
+    "Rows": "ddp_common.rows",
+    "split": "ddp_common.splits",
+    "Checkpoint": "ddp_common.checkpoint",
+    "check_replicas": "ddp_common.replicas",
+    "report": "ddp_common.reporting",
+    "save_file": "ddp_common.reporting",
+    "ImageFolder": "ddp_common.images",
+    "inject": "ddp_common.faults",
+    "Error": "ddp_common.errors",
+    "RankFailed": "ddp_common.errors",
+    "RankStalled": "ddp_common.errors",
+    "RunStopped": "ddp_common.errors",
+    "SchedulerLost": "ddp_common.errors",
 }
 __all__ = list(_HOME)
 
@@ -46,5 +46,4 @@ def __getattr__(name):
     if name not in _HOME:
         known = ", ".join(sorted(__all__))
         raise AttributeError(f"ddp_common has no name {name!r}; it has {known}")
-    home = importlib.import_module(f"ddp_common.{_HOME[name]}")
-    return getattr(home, name)
+    return getattr(importlib.import_module(_HOME[name]), name)

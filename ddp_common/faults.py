@@ -54,7 +54,7 @@ def _run_with_fault(
     /,
     **arguments: Any,
 ) -> Any:
-    from ddp_common.ranks import rendezvous, sampling  # torch: the client does without
+    from ddp_common import rendezvous, sampling  # torch: the client does without
 
     if rank >= rendezvous.world_size() and rendezvous.rank() == 0:
         warnings.warn(
@@ -77,7 +77,7 @@ def _run_with_fault(
 
 def is_due(rank: int, mark: str | None) -> bool:
     """Whether this process is that rank, and the fault has not struck before. Sets the mark."""
-    from ddp_common.ranks import rendezvous
+    from ddp_common import rendezvous
 
     if rendezvous.rank() != rank:
         return False

@@ -140,7 +140,7 @@ def s3(endpoint, monkeypatch):
 def repository(tmp_path_factory):
     """A repository whose one tutorial is `in_no_hurry`: `make run`'s command trains it there."""
     folder = tmp_path_factory.mktemp("repository")
-    for name in ("ddp_common", "clusters", "pyproject.toml"):
+    for name in ("ddp_common", "dask_ranks", "clusters", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "tutorials").mkdir()
     for name in ("__init__.py", "__main__.py", "kit"):

@@ -63,7 +63,7 @@ def _spoil_result(function, rank, mark, /, **arguments):
 
 
 def _save_slowly(function, step, /, **arguments):
-    from ddp_common.ranks import checkpoint, sampling
+    from ddp_common import checkpoint, sampling
 
     def wait_for_save(sampler):
         if sampler.steps_done == step:

@@ -9,7 +9,7 @@ import sys
 JOIN_TIMEOUT = 60.0  # seconds, on a busy machine
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["ddp_common.ranks.process", "ddp_common.ranks.checkpoint"])
+_context.set_forkserver_preload(["dask_ranks.rank.process", "ddp_common.checkpoint"])
 
 
 class Rank:
@@ -42,7 +42,7 @@ class Rank:
 
 def _be_rank(code, variables, join_timeout, output):
     import ddp_common as ddp
-    from ddp_common.ranks import rendezvous
+    from ddp_common import rendezvous
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end = os.open(output, os.O_WRONLY | os.O_APPEND)

@@ -19,9 +19,9 @@ import pandas
 from matplotlib.figure import Figure
 from scipy.optimize import nnls
 
-from ddp_common.clusters.profiles import gpus
+from dask_ranks.clusters.profiles import gpus
+from dask_ranks.run.folders import new_directory, shown
 from ddp_common.errors import Error
-from ddp_common.run.folders import new_directory, shown
 from tutorials.kit.beforehand import check_choices
 from tutorials.kit.cli import tutorial_path
 from tutorials.kit.launchers import available_cores

@@ -43,7 +43,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DistributedSampler, Subset
 
 import ddp_common as ddp
-from ddp_common.clusters.connect import describe
+from dask_ranks.clusters.connect import describe
 from tutorials import helpers, kit
 from tutorials.checks import ucmerced as checks
 from tutorials.checks.common import judge

@@ -19,8 +19,8 @@ from processes import (
 )
 
 import ddp_common as ddp
-from ddp_common.client.asking import answers_within, known_workers
-from ddp_common.worker import agent
+from dask_ranks.client.asking import answers_within, known_workers
+from dask_ranks.worker import agent
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

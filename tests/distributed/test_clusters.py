@@ -13,9 +13,9 @@ from patience import PATIENCE
 from processes import Background, assert_gone, is_alive
 
 import ddp_common as ddp
-from ddp_common.client.asking import known_workers
-from ddp_common.clusters import protection
-from ddp_common.worker.plugin import tls_contexts
+from dask_ranks.client.asking import known_workers
+from dask_ranks.clusters import protection
+from dask_ranks.worker.plugin import tls_contexts
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -99,7 +99,7 @@ def test_the_end_of_one_tls_connection_is_not_taken_for_that_of_another(client):
 
 
 AS_UNDER_PDB = """
-from ddp_common.clusters import connect
+from dask_ranks.clusters import connect
 
 connect.START_TIMEOUT = 3
 del __spec__

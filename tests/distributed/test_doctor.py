@@ -1,6 +1,6 @@
 """The doctor: a sound cluster is ready to train; what is wrong is named with what to do."""
 
-from ddp_common.clusters.doctor import examine
+from dask_ranks.clusters.doctor import examine
 from tutorials.kit.classroom import is_ready
 
 

@@ -31,8 +31,8 @@ from processes import (
 from torch.utils.data import DataLoader
 
 import ddp_common as ddp
-from ddp_common.client import claims
-from ddp_common.client.asking import known_workers
+from dask_ranks.client import claims
+from dask_ranks.client.asking import known_workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -266,7 +266,7 @@ def test_sigterm_to_a_program_of_ones_own_has_its_ranks_leave(tmp_path):
 
 TOLD_AT_THE_END = """
 import os, signal, time
-from ddp_common.client import signals
+from dask_ranks.client import signals
 
 with signals.passing_on_sigterm():
     signals.attempts_running = 1

@@ -17,11 +17,11 @@ from processes import wait_until
 from ranks_here import Rank, slurm_variables, torchrun_variables
 
 import ddp_common as ddp
-from ddp_common.without_dask import slurm
+from dask_ranks.without_dask import slurm
 
 ONE_GPU_PER_RANK = torch.cuda.device_count() >= 2
 JOIN = """
-from ddp_common.ranks.rendezvous import process_group
+from ddp_common.rendezvous import process_group
 with process_group():
     print('in', ddp.rank())
 """
@@ -40,7 +40,7 @@ def test_a_rank_with_a_gpu_of_its_own_has_nccl_bound_to_it(tmp_path):
     code = """
 import torch
 import torch.distributed as dist
-from ddp_common.ranks.rendezvous import process_group
+from ddp_common.rendezvous import process_group
 with process_group() as device:
     dist.all_reduce(torch.ones(1, device=device))
     print(dist.get_backend(), dist.group.WORLD.bound_device_id == device, device)
@@ -215,7 +215,7 @@ def test_a_second_process_that_claims_a_rank_is_told_who_has_it(tmp_path):
 WORKS_ON_ALONE = """
 import datetime
 import time
-from ddp_common.ranks.rendezvous import process_group
+from ddp_common.rendezvous import process_group
 
 with process_group(timeout=datetime.timedelta(seconds=1)):
     time.sleep(4 * ddp.rank())
@@ -224,7 +224,7 @@ with process_group(timeout=datetime.timedelta(seconds=1)):
 print("left")
 """
 RAISES = """
-from ddp_common.ranks.rendezvous import process_group
+from ddp_common.rendezvous import process_group
 with process_group():
     if ddp.rank() == 1:
         raise ValueError("broken")

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 import ddp_common as ddp
-from ddp_common.ranks import replicas
+from ddp_common import replicas
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

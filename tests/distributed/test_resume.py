@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import ddp_common as ddp
+from ddp_common import exchange
 from ddp_common.checkpoint_files import checkpoints
-from ddp_common.ranks import exchange
 
 
 def train(steps):

@@ -16,7 +16,7 @@ from processes import wait_until
 import ddp_common as ddp
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-DDPRUN = [sys.executable, "-m", "ddp_common", "run"]
+DDPRUN = [sys.executable, "-m", "dask_ranks", "run"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 CONFIG = "lr: 0.01\nsteps: 10\nbatch: 8\n"
 

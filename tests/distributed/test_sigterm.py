@@ -12,8 +12,8 @@ from patience import PATIENCE
 from processes import Background, assert_nothing_left, log_of, saved_steps, wait_until
 
 import ddp_common as ddp
-from ddp_common.client import signals
-from ddp_common.ranks import exchange, stopping
+from dask_ranks.client import signals
+from ddp_common import exchange, stopping
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

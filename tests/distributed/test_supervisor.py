@@ -36,8 +36,8 @@ from processes import (
 )
 
 import ddp_common as ddp
-from ddp_common.worker.rank_host import RankHost
-from ddp_common.worker.supervisor import State
+from dask_ranks.worker.rank_host import RankHost
+from dask_ranks.worker.supervisor import State
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -190,7 +190,7 @@ with ddp.connect() as client:
 LEAVES = """
 import datetime
 import sys
-from ddp_common.without_dask import ranks
+from dask_ranks.without_dask import ranks
 
 ranks.STORE_INTERVAL = datetime.timedelta(seconds=1)
 

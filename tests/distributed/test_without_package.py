@@ -40,8 +40,8 @@ def python(tmp_path_factory):
     (target,) = folder.glob("lib/python*/site-packages")
     for source in {sysconfig.get_paths()[kind] for kind in ("purelib", "platlib")}:
         for path in Path(source).iterdir():
-            is_ours = path.suffix == ".pth" or "ddp_common" in path.name
-            if not is_ours and not (target / path.name).exists():
+            is_ours = "ddp_common" in path.name or "dask_ranks" in path.name
+            if not is_ours and path.suffix != ".pth" and not (target / path.name).exists():
                 (target / path.name).symlink_to(path)
     return folder / "bin" / "python"
 

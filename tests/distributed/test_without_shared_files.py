@@ -22,9 +22,9 @@ from patience import PATIENCE
 from processes import can_hide, hiding, log_of, saved_steps, separate_cluster
 
 import ddp_common as ddp
-from ddp_common.client import checkpoints, starting
-from ddp_common.ranks import checkpoint
-from ddp_common.worker import spool
+from dask_ranks.client import checkpoints, starting
+from dask_ranks.worker import spool
+from ddp_common import checkpoint
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

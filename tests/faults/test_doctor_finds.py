@@ -10,7 +10,7 @@ import yaml
 from patience import PATIENCE
 from processes import can_hide, hiding, separate_cluster
 
-from ddp_common.clusters.doctor import FAILED, OK, ROW, WARNING, examine
+from dask_ranks.clusters.doctor import FAILED, OK, ROW, WARNING, examine
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def doctor(runs, **variables):
     """Run the command; returns its exit code and what it printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "ddp_common", "doctor"],
+        [sys.executable, "-m", "dask_ranks", "doctor"],
         cwd=ROOT,
         env={**os.environ, "RUNS": str(runs), **variables},
         capture_output=True,

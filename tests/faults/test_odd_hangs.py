@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import ddp_common as ddp
-from ddp_common.client import following
+from dask_ranks.client import following
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -133,7 +133,7 @@ from distributed.cli.dask_scheduler import main
 
 class Hidden:
     def find_spec(self, name, path=None, target=None):
-        if name == "ddp_common":
+        if name in ("ddp_common", "dask_ranks"):
             raise ModuleNotFoundError("No module named 'ddp_common'")
 
 sys.meta_path.insert(0, Hidden())

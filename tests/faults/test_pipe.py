@@ -52,8 +52,8 @@ def test_a_rank_that_stops_within_a_message_is_named_and_its_worker_is_free(
 
 def test_a_message_that_the_agent_cannot_read_is_told_and_the_others_arrive(client):
     def train():
-        from ddp_common.messages import Line
-        from ddp_common.ranks import reporting
+        from dask_ranks.messages import Line
+        from ddp_common import reporting
 
         ddp.report(loss=1.0)
         reporting.post(Line(Words("hello")))

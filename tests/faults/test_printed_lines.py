@@ -5,8 +5,8 @@ import time
 import pytest
 
 import ddp_common as ddp
-from ddp_common.worker import output
-from ddp_common.worker.output import Output
+from dask_ranks.worker import output
+from dask_ranks.worker.output import Output
 
 
 def printed(text, size=2**16):

@@ -33,7 +33,7 @@ def installed(tmp_path_factory):
     """The wheel, and a fresh environment with it."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    for name in ("ddp_common", "clusters", "tutorials"):
+    for name in ("ddp_common", "dask_ranks", "clusters", "tutorials"):
         shutil.copytree(ROOT / name, source / name)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -84,7 +84,8 @@ def test_it_holds_the_package_and_the_profiles_and_nothing_of_the_course(install
     folder, _ = installed
     (wheel,) = folder.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"ddp_common"}
+    folders = {name.partition("/")[0].partition("-")[0] for name in names}
+    assert folders == {"ddp_common", "dask_ranks"}
     assert any(name.endswith("share/ddp-common/clusters/local.yaml") for name in names)
     found = "import importlib.util; print(importlib.util.find_spec('tutorials'))"
     assert run(installed, "-c", found).stdout == "None\n"

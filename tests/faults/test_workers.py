@@ -20,7 +20,7 @@ from patience import PATIENCE
 from processes import Background, log_of, saved_steps, separate_cluster, wait_until
 
 import ddp_common as ddp
-from ddp_common.client.asking import known_workers
+from dask_ranks.client.asking import known_workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL = {"dashboard_address": "127.0.0.1:0", "threads_per_worker": 1, "memory_limit": 0}
@@ -131,7 +131,8 @@ def status_of(client, address):
 def test_workers_that_have_no_ddp_common_are_an_error_that_says_what_to_do(tmp_path):
     """They run in the system's Python, with links to all of this environment but this package."""
     for package in Path(torch.__file__).parents[1].iterdir():
-        if "ddp_common" not in package.name and package.suffix != ".pth":
+        is_ours = "ddp_common" in package.name or "dask_ranks" in package.name
+        if not is_ours and package.suffix != ".pth":
             (tmp_path / package.name).symlink_to(package)
     program = "import sys; from distributed.cli.dask_worker import main; sys.exit(main())"
     with LocalCluster(n_workers=0, **SMALL) as cluster, Client(cluster) as client:
@@ -197,7 +198,7 @@ def test_a_worker_without_a_nanny_ends_by_a_signal_once_its_rank_has_saved(tmp_p
 
 def hold_back(is_held):
     """On a worker: a rank cannot start, as if its fork server still imported torch."""
-    from ddp_common.worker.rank_host import HOST
+    from dask_ranks.worker.rank_host import HOST
 
     if is_held:
         HOST.one_rank.acquire()

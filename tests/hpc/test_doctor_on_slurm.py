@@ -25,7 +25,7 @@ def doctor(slurm, tmp_path):
 
     def run(options):
         done = subprocess.run(
-            [sys.executable, "-m", "ddp_common", "doctor", "--cluster", "slurm"],
+            [sys.executable, "-m", "dask_ranks", "doctor", "--cluster", "slurm"],
             cwd=ROOT,
             env={**slurm, "OPTIONS": options, "WORKERS": "2", "RUNS": str(tmp_path / "runs")},
             capture_output=True,

@@ -39,7 +39,7 @@ watch.draw()
 # Ctrl-C comes while the bar is being made: its widget needs a quarter of a second
 HALF_A_BAR = """
 from unittest.mock import patch
-from ddp_common.run.progress import Progress, say
+from dask_ranks.run.progress import Progress, say
 from tqdm.notebook import tqdm_notebook
 with patch.object(tqdm_notebook, "status_printer", side_effect=KeyboardInterrupt):
     try:

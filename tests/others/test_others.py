@@ -14,7 +14,7 @@ from ports import free_port
 from processes import separate_cluster
 
 SCRIPTS = Path(__file__).parents[1] / "scripts" / "others"
-DDPRUN = [sys.executable, "-m", "ddp_common", "run", "--workers", "2"]
+DDPRUN = [sys.executable, "-m", "dask_ranks", "run", "--workers", "2"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 ONE_HOST = ["--standalone", "--nproc-per-node", "2"]
 TWO_HOSTS = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1"]

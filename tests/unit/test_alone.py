@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from dask_ranks.without_dask.launchers import started_by
 from ddp_common import Error, connect, device, rank, world_size
-from ddp_common.ranks.rendezvous import process_group, reached_by_others
-from ddp_common.without_dask.launchers import started_by
+from ddp_common.rendezvous import process_group, reached_by_others
 
 
 def test_alone_there_is_one_rank_and_no_process_group():

@@ -18,11 +18,10 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-from ddp_common import Checkpoint, ElasticSampler, Error, checkpoint_files
+from ddp_common import Checkpoint, ElasticSampler, Error, checkpoint_files, reporting
+from ddp_common.checkpoint import finish_writing
 from ddp_common.checkpoint_files import checkpoints, digest, newest, step_of
-from ddp_common.ranks import reporting
-from ddp_common.ranks.checkpoint import finish_writing
-from ddp_common.ranks.states import copy_of, unwrapped
+from ddp_common.states import copy_of, unwrapped
 
 
 def batches_of(sampler, epochs=9):

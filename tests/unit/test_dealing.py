@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from dask_ranks.client.tables import assign
 from ddp_common import ElasticSampler, Error
-from ddp_common.client.tables import assign
-from ddp_common.ranks.dealing import PlacedDeal, Placement
-from ddp_common.ranks.rows import Rows
+from ddp_common.dealing import PlacedDeal, Placement
+from ddp_common.rows import Rows
 
 UNEVEN = [1000, 1000, 400, 0, 37, 5000]
 

@@ -10,9 +10,9 @@ import sys
 import pytest
 from processes import finished
 
+from dask_ranks.clusters.connect import describe
+from dask_ranks.clusters.profiles import PROFILES
 from ddp_common import Error, connect
-from ddp_common.clusters.connect import describe
-from ddp_common.clusters.profiles import PROFILES
 
 PBS_PRO = """# 2 job(s) such as this one, for 2 rank(s): each starts Dask workers.
 # Your program stays where you start it, and submits the jobs. TIME and
@@ -32,7 +32,7 @@ export DASK_DISTRIBUTED__WORKER__DAEMON=False
 export DASK_DISTRIBUTED__WORKER__HTTP__ROUTES=[]
 export DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s
 export DASK_DISTRIBUTED__WORKER__PRELOAD='["import contextlib\\nwith \
-contextlib.suppress(ImportError): from ddp_common.worker.rank_host import HOST; HOST.prepare()"]'
+contextlib.suppress(ImportError): from dask_ranks.worker.rank_host import HOST; HOST.prepare()"]'
 export DDP_SCRATCH=$(mktemp -d)  # a folder that only you can read
 export DASK_TEMPORARY_DIRECTORY=$DDP_SCRATCH
 trap : TERM  # it is for the worker, for whose end this shell waits
@@ -83,7 +83,7 @@ def test_ctrl_c_is_what_it_was_after_a_batch_systems_class_is_imported():
     """dask-jobqueue's module `runner` has it end the program, wherever it is imported."""
     program = """
 import signal
-from ddp_common.clusters.profiles import cluster_class
+from dask_ranks.clusters.profiles import cluster_class
 cluster_class("dask_jobqueue.SLURMCluster")
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 """

@@ -3,14 +3,14 @@
 import pytest
 from processes import finished
 
-from ddp_common.ranks import loader_workers
+from ddp_common import loader_workers
 
 # The first process that is forked hangs where Python's own would: before its first line
 PROGRAM = """
 import os, pathlib, sys, time
 import torch
 import ddp_common as ddp
-from ddp_common.ranks import loader_workers
+from ddp_common import loader_workers
 
 loader_workers.FORK_TIMEOUT = 1
 hang = pathlib.Path(sys.argv[1])

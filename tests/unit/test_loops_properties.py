@@ -15,8 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddp_common import DataLoader, ElasticSampler, EvalSampler
-from ddp_common.ranks import dealing, sampling
+from ddp_common import DataLoader, ElasticSampler, EvalSampler, dealing, sampling
 
 EXAMPLES = int(os.environ.get("DDP_EXAMPLES", "60"))
 RANKS = st.integers(1, 4).flatmap(

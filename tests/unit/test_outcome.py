@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_common.client import hangs
-from ddp_common.client.outcome import (
+from dask_ranks.client import hangs
+from dask_ranks.client.outcome import (
     AttemptState,
     Failed,
     Outcome,
@@ -14,8 +14,8 @@ from ddp_common.client.outcome import (
     rank_failed,
     run_stopped,
 )
-from ddp_common.client.rank import Phase
-from ddp_common.messages import (
+from dask_ranks.client.rank import Phase
+from dask_ranks.messages import (
     CheckpointSaved,
     Collective,
     Ended,
@@ -128,8 +128,8 @@ Thread 0x00007f3e (most recent call first):
 Thread 0x00007f3f (most recent call first):
   File "/torch/distributed/distributed_c10d.py", line 2 in all_reduce
   File "train.py", line 8 in train
-  File "/x/ddp_common/ranks/life.py", line 148 in _call
-  File "/x/ddp_common/ranks/process.py", line 69 in main
+  File "/x/dask_ranks/rank/life.py", line 148 in _call
+  File "/x/dask_ranks/rank/process.py", line 69 in main
 """
 
 

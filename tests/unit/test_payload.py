@@ -9,8 +9,8 @@ import dask.array
 import pytest
 
 import ddp_common as ddp
-from ddp_common.client import payload
-from ddp_common.ranks import last_word
+from dask_ranks.client import payload
+from dask_ranks.rank import last_word
 
 
 def train(epochs, rate=0.1):

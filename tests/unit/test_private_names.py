@@ -14,7 +14,8 @@ LISTED = re.findall(
     r"`([\w.()]+)`", "".join(re.findall(r"^\| .*? \| (.*?) \|", TABLE, flags=re.M))
 )
 DOCUMENTED = {"_exit", "_current_frames"}  # of os and sys
-OURS = ("ddp_common", "tutorials")
+PACKAGES = ("ddp_common", "dask_ranks")
+OURS = (*PACKAGES, "tutorials")
 
 
 def is_private(name):
@@ -22,12 +23,12 @@ def is_private(name):
 
 
 def trees():
-    for path in sorted(ROOT.joinpath("ddp_common").rglob("*.py")):
+    for path in sorted(each for name in PACKAGES for each in ROOT.joinpath(name).rglob("*.py")):
         yield path, ast.parse(path.read_text())
 
 
 def own_names():
-    """All that `ddp_common` defines or sets itself."""
+    """All that the two packages define or set themselves."""
     for _, tree in trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -3,10 +3,10 @@
 import pytest
 from children import children
 
+from dask_ranks.clusters.connect import describe
+from dask_ranks.clusters.jobs import seconds_of
+from dask_ranks.clusters.profiles import read_profile
 from ddp_common import Error, connect
-from ddp_common.clusters.connect import describe
-from ddp_common.clusters.jobs import seconds_of
-from ddp_common.clusters.profiles import read_profile
 
 
 @pytest.fixture

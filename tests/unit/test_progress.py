@@ -11,8 +11,8 @@ import termios
 
 import pytest
 
+from dask_ranks.run.progress import Progress, is_terminal, say
 from ddp_common import Error
-from ddp_common.run.progress import Progress, is_terminal, say
 
 
 @pytest.fixture

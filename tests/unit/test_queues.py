@@ -4,7 +4,7 @@ The texts are as `qstat -f` of OpenPBS, Torque and Slurm's front end writes them
 broken, and go on after a tab.
 """
 
-from ddp_common.clusters.queues import JobState, read_qstat, summary
+from dask_ranks.clusters.queues import JobState, read_qstat, summary
 
 OPENPBS = """\
 Job Id: 12.head

@@ -10,10 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_common import Error, report, save_file
-from ddp_common.messages import Report
-from ddp_common.ranks import reporting
-from ddp_common.run.run_directory import RunDirectory
+from dask_ranks.messages import Report
+from dask_ranks.run.run_directory import RunDirectory
+from ddp_common import Error, report, reporting, save_file
 
 
 class Level(enum.IntEnum):

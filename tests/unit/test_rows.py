@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 import torch
 
-from ddp_common import DataLoader, ElasticSampler, Error, EvalSampler, Rows, handover
-from ddp_common.ranks.dealing import Placement
-from ddp_common.ranks.rows import rows_of
+from dask_ranks import handover
+from dask_ranks.rank import life
+from ddp_common import DataLoader, ElasticSampler, Error, EvalSampler, Rows
+from ddp_common.dealing import Placement
 
 LENGTHS = [4, 3, 0, 5, 6]
 FRAME = pd.DataFrame(
@@ -150,7 +151,7 @@ def handed_over(*parts):
     tables = [handover.Table("table", [len(part)], {0: None}) for part in parts]
     with handover.hand_over(tables, [[part] for part in parts]) as file:
         size = os.fstat(file.fileno()).st_size
-        handover.receive(os.dup(file.fileno()), rows_of)
+        handover.receive(os.dup(file.fileno()), life._rows_of)
     return [handover.given(number).parts[0] for number in range(len(parts))], size
 
 

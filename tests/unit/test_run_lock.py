@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
+from dask_ranks.run import run_directory
+from dask_ranks.run.run_directory import RunDirectory
 from ddp_common import Error
-from ddp_common.run import run_directory
-from ddp_common.run.run_directory import RunDirectory
 
 HOLDER = """
 import os, sys, time
-from ddp_common.run.run_directory import RunDirectory
+from dask_ranks.run.run_directory import RunDirectory
 directory = RunDirectory(sys.argv[1])
 if os.fork() == 0:
     time.sleep(600)

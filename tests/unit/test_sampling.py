@@ -1,5 +1,6 @@
 """What one rank is dealt, and where its position is; several ranks are in tests/distributed."""
 
+import json
 import os
 import signal
 import threading
@@ -9,8 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from ddp_common import DataLoader, ElasticSampler, Error, EvalSampler, inject, messages, split
-from ddp_common.ranks import reporting, sampling, stopping
+from ddp_common import (
+    DataLoader,
+    ElasticSampler,
+    Error,
+    EvalSampler,
+    inject,
+    reporting,
+    sampling,
+    split,
+    stopping,
+)
 
 
 def steps(sampler, epochs):
@@ -84,7 +94,7 @@ def test_numbers_of_numpy_and_torch_are_numbers():
     assert len(sampler) == 3
     assert len(EvalSampler(np.int64(10), torch.tensor(4))) == 3
     assert len(steps(sampler, np.int64(2))) == 6
-    assert messages.pack([messages.Position(**reporting.position())])
+    assert json.dumps(reporting.position())
 
 
 @pytest.mark.parametrize("arguments", [(0, 4), (10, 256 / 2)])

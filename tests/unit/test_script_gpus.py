@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_common.ranks.scripts import own_gpu_at
+from dask_ranks.rank.scripts import own_gpu_at
 
 
 @pytest.mark.parametrize("local_rank", range(4))

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
+from dask_ranks.clusters.connect import describe
+from dask_ranks.clusters.profiles import number_of_workers
+from dask_ranks.run.recorder import describe as describe_run
 from ddp_common import Error
-from ddp_common.clusters.connect import describe
-from ddp_common.clusters.profiles import number_of_workers
-from ddp_common.run.recorder import describe as describe_run
 from tutorials.kit import launch_options, parameters, settings
 
 DEFAULTS = dict(epochs=3, learning_rate=1e-3, shuffle=True, name="small")

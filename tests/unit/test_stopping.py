@@ -7,7 +7,7 @@ import pytest
 from ports import free_port
 from ranks_here import Rank, torchrun_variables
 
-from ddp_common.ranks import stopping
+from ddp_common import stopping
 
 TRAINS = """
 import os
@@ -16,7 +16,7 @@ import signal
 import time
 import torch
 import torch.distributed as dist
-from ddp_common.ranks import rendezvous, stopping
+from ddp_common import rendezvous, stopping
 
 def train(told, at, every, signals, last=1_000_000):
     chance = random.Random(os.getpid())
@@ -79,7 +79,7 @@ def test_a_request_that_comes_when_others_have_begun_their_last_step_changes_not
 
 SIGNALLED = """
 import os, signal
-from ddp_common.ranks import stopping
+from ddp_common import stopping
 
 stopping.listen_to_sigterm()
 try:
@@ -97,7 +97,7 @@ def test_after_its_last_step_a_rank_that_is_told_is_done(tmp_path):
 
 HAS_NOTHING_TO_DO = """
 import os, signal, time
-from ddp_common.ranks import rendezvous, stopping
+from ddp_common import rendezvous, stopping
 
 stopping.listen_to_sigterm()
 try:
@@ -125,7 +125,7 @@ def test_a_rank_that_has_returned_is_not_waited_for(tmp_path):
 
 IS_LAST = """
 import os, signal, time
-from ddp_common.ranks import rendezvous, stopping
+from ddp_common import rendezvous, stopping
 
 stopping.listen_to_sigterm()
 with rendezvous.process_group(), stopping.in_agreement():

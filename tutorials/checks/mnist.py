@@ -336,7 +336,8 @@ def check_text(text: str) -> None:
     """Refuse ddp_common and what is surely wrong on GPUs. What is not told is accepted."""
     tree = ast.parse(text)
     for line in ast.walk(tree):
-        if isinstance(line, (ast.Import, ast.ImportFrom)) and "ddp_common" in ast.unparse(line):
+        is_import = isinstance(line, (ast.Import, ast.ImportFrom))
+        if is_import and re.search("ddp_common|dask_ranks", ast.unparse(line)):
             question = "Which line of section 9 does the same?"
             raise Wrong(f"line {line.lineno}: {ast.unparse(line)}", "PyTorch alone", question)
     steps, values = steps_in_order(tree), values_of_names(tree)

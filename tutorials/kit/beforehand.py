@@ -6,12 +6,12 @@ Every check raises `Error` with what to do; together they save the minutes until
 import os
 from pathlib import Path
 
+from dask_ranks.clusters.profiles import may_have_gpus, number_of_workers, read_profile
+from dask_ranks.run.folders import local, nearest_that_exists
+from dask_ranks.values import whole_number
+from dask_ranks.without_dask.launchers import LAUNCHERS
 from ddp_common.checkpoint_files import newest
-from ddp_common.clusters.profiles import may_have_gpus, number_of_workers, read_profile
 from ddp_common.errors import Error
-from ddp_common.run.folders import local, nearest_that_exists
-from ddp_common.values import whole_number
-from ddp_common.without_dask.launchers import LAUNCHERS
 from tutorials import kit
 from tutorials.kit.cells import cells_with_tag
 from tutorials.kit.parameters import config_of
@@ -48,7 +48,7 @@ def check_launcher(cluster: str):
 
 def check_cluster(cluster: str):
     """Raise `Error` where there are no commands of the batch system, or no such options."""
-    from ddp_common.clusters.connect import check  # imports distributed
+    from dask_ranks.clusters.connect import check  # imports distributed
 
     if cluster not in LAUNCHERS and "://" not in cluster:
         check(cluster)

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from ddp_common.clusters.doctor import examine
+from dask_ranks.clusters.doctor import examine
 from ddp_common.errors import Error
 from tutorials.kit.datasets import fetch, registry
 

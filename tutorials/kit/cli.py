@@ -12,8 +12,8 @@ from pathlib import Path
 
 import click
 
+from dask_ranks.run.folders import shown
 from ddp_common.errors import Error, RunStopped
-from ddp_common.run.folders import shown
 
 TUTORIALS = Path(__file__).parents[1]
 

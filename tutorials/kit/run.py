@@ -17,15 +17,15 @@ from typing import Any
 
 import click
 
+from dask_ranks.client import signals
+from dask_ranks.clusters.profiles import number_of_workers
+from dask_ranks.run.folders import local, new_directory, shown
+from dask_ranks.run.progress import is_terminal
+from dask_ranks.values import whole_number
+from dask_ranks.without_dask.launchers import LAUNCHERS, started_by
+from dask_ranks.worker.fork_server import import_ahead
 from ddp_common.checkpoint_files import newest, step_of
-from ddp_common.client import signals
-from ddp_common.clusters.profiles import number_of_workers
 from ddp_common.errors import Error, RunStopped
-from ddp_common.run.folders import local, new_directory, shown
-from ddp_common.run.progress import is_terminal
-from ddp_common.values import whole_number
-from ddp_common.without_dask.launchers import LAUNCHERS, started_by
-from ddp_common.worker.fork_server import import_ahead
 from tutorials.kit import launchers, parameters
 from tutorials.kit.beforehand import check_choices, check_cluster, check_resumable
 from tutorials.kit.cells import job_source
@@ -64,7 +64,7 @@ def what_would_start(tutorial: str, choices: dict) -> str:
         workers = number_of_workers(choices["workers"] or "auto")
         line = launchers.command(cluster, tutorial, workers, restarts=0)
         return f"# No Dask: {cluster} starts the ranks.\n{shlex.join(line)}"
-    from ddp_common.clusters.connect import describe  # not above: it imports distributed
+    from dask_ranks.clusters.connect import describe  # not above: it imports distributed
 
     return describe(cluster, choices["workers"])
 

@@ -1,0 +1,218 @@
+"""One attempt, as the client sees it: what it knows of the ranks, and how it hears of them.
+
+It is started by `starting`, followed and ended by `following`. What is known of its ranks
+is in an `AttemptState`; what that means, and what a user reads of it, is in `outcome`. Relies on
+the agents' messages and on the scheduler, which says when a worker is lost.
+"""
+
+import concurrent.futures
+import contextlib
+import logging
+import math
+import queue
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from dask.utils import format_bytes
+from distributed import CancelledError, Client, Future
+
+from dask_ranks.client import outcome
+from dask_ranks.client.asking import begin, known_workers, refuse_without_package
+from dask_ranks.client.checkpoints import Checkpoints
+from dask_ranks.client.claiming import KeepsWorkers
+from dask_ranks.client.inbox import (
+    RESTARTED,
+    Event,
+    FromAgent,
+    Inbox,
+    TaskEnded,
+    WorkerLost,
+    why_cancelled,
+)
+from dask_ranks.client.outcome import AttemptState
+from dask_ranks.client.rank import Rank
+from dask_ranks.messages import CheckpointSaved, Ended, Message, unpack
+from dask_ranks.run.recorder import Recorder
+from dask_ranks.run.run_directory import RunDirectory
+from ddp_common.errors import Error, SchedulerLost
+
+CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was reported first
+LOOK_INTERVAL = 0.5  # seconds
+SHORT_LOOK = 0.02  # seconds, while something is expected at any moment
+KILLED_FOR_MEMORY = "worker-restart-memory"  # the topic of such events of Dask's nannies
+SILENT = 5  # seconds after which a worker that sends no heartbeat counts as silent
+
+
+class Attempt:
+    """One start of all ranks, of the one or more that a run has."""
+
+    def __init__(
+        self,
+        client: Client,
+        attempt_id: str,
+        addresses: list[str],
+        inbox: Inbox,
+        directory: RunDirectory,
+        on_report: Callable[[dict], Any] | None,
+    ):
+        self.client = client
+        self.attempt_id = attempt_id
+        self.addresses = addresses  # of the workers, in rank order
+        self.inbox = inbox
+        self.directory = directory
+        self.recorder = Recorder(directory, on_report)
+        self.state = AttemptState(addresses, directory.path)
+        self.ranks = self.state.ranks
+        self.checkpoints = Checkpoints(
+            client, attempt_id, directory.path / "checkpoints", addresses
+        )
+        self.restarts_before = 0  # of this run
+        self.restarts_at_most = 0
+        self.began = time.monotonic()
+        self.submitted = math.inf  # when the tasks of all ranks were
+        self.told_to_stop: float | None = None  # when SIGTERM was passed on to a script
+        self.looked = self.began  # when somebody last looked for what no message says
+        self.asked = 0.0  # when ranks that make no progress were last asked where they are
+
+    # Hearing
+
+    def take_next(self, timeout: float) -> None:
+        with contextlib.suppress(queue.Empty):
+            self.take(self.inbox.get(timeout=timeout))
+
+    def take_what_is_there(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.take(self.inbox.get_nowait())
+
+    def take(self, event: Event) -> None:
+        match event:
+            case FromAgent():
+                for message in unpack(event.packed):
+                    self._take_message(event.rank, message)
+            case WorkerLost():
+                if event.address in self.addresses:
+                    self.state.lose_worker(event.address)
+                    self.directory.log(f"the worker at {event.address} was lost")
+            case TaskEnded(status="error") if self.ranks[event.rank].end is None:
+                task = self.ranks[event.rank].task
+                assert task is not None, "it has ended"
+                ended = Ended("raised", message=f"Its agent failed: {task.exception()!r}")
+                self._take_message(event.rank, ended)
+            case TaskEnded(status="cancelled"):
+                # By somebody else, or by the client, which has lost the scheduler or is closed.
+                # What we cancel in the end is heard of when the outcome is known.
+                self.state.cancel(event.reason)
+
+    def _take_message(self, rank: int, message: Message) -> None:
+        self.state.take(rank, message, time.monotonic())
+        self.recorder.take(rank, message)
+        match message:
+            case CheckpointSaved():
+                address = self.addresses[rank]
+                lost = self.checkpoints.announced(address, message.name, message.keep)
+                if lost is not None:
+                    self.directory.problem(f"A checkpoint could not be fetched: {lost}", "fetch")
+            case Ended() if self.ranks[rank].how != "done":
+                self.directory.log(f"rank {rank} {outcome.in_log(self.ranks[rank].last_word)}")
+
+    # Asking
+
+    def wait_for(self, ask: Callable[[], Awaitable], timeout: float) -> Any:
+        """What `ask` returns, which awaits workers through Dask; at most `timeout` seconds.
+
+        Raises `RankFailed` if a worker is lost meanwhile, and `Error` for workers that do not
+        answer in time, or that have no `ddp_common`.
+        """
+        answer = begin(self.client, ask)
+        deadline = time.monotonic() + timeout
+        while not answer.done():
+            concurrent.futures.wait([answer], SHORT_LOOK)
+            self.take_what_is_there()
+            if time.monotonic() - self.looked > LOOK_INTERVAL:
+                self._look_for_lost_workers()
+            self._raise_if_over()
+            if time.monotonic() > deadline:
+                raise self._no_answer(timeout)
+        try:
+            return answer.result()
+        except (OSError, CancelledError) as error:
+            raise self.cause_of(error) from None
+        except Exception as error:
+            refuse_without_package(error)
+            raise
+
+    def cause_of(self, error: BaseException) -> Exception:
+        """The exception for a worker, or the scheduler, that Dask could not reach."""
+        deadline = time.monotonic() + CAUSE_TIMEOUT
+        while time.monotonic() < deadline:  # wait a moment to hear what was lost
+            self.take_next(SHORT_LOOK)
+            self._raise_if_over()
+        return Error(f"A worker cannot be reached: {error}. Launch again.")
+
+    def _look_for_lost_workers(self) -> None:
+        """Find workers that were lost before our subscription to Dask's events had begun."""
+        self.looked = time.monotonic()
+        with contextlib.suppress(OSError):  # a lost scheduler is heard of otherwise
+            there = known_workers(self.client)
+            for address in set(self.addresses) - set(there):
+                self.take(WorkerLost(address))
+
+    def _raise_if_over(self) -> None:
+        if self.state.failed():
+            raise self.failure_of(self.state.failed()[0])
+        if self.state.is_cancelled or self.client.status != "running":
+            raise self.cancelled()
+
+    def _no_answer(self, timeout: float) -> Error:
+        workers = known_workers(self.client)
+        # By the scheduler's clock, as all of them are
+        seen = {each: workers.get(each, {}).get("last_seen", 0) for each in self.addresses}
+        silent = [each for each in self.addresses if max(seen.values()) - seen[each] > SILENT]
+        who = ", ".join(silent or self.addresses)
+        return Error(
+            f"The worker at {who} did not answer for {timeout:g} s. Is its process suspended "
+            "(SIGSTOP, a suspended job), or its host overloaded?\n"
+            "Let it go on, or end it and launch again: no rank was started."
+        )
+
+    # What it ends with
+
+    def tasks(self) -> list[Future]:
+        """Our tasks of all ranks: those that hand over tables, and the agents'."""
+        futures = [future for rank in self.ranks for future in (rank.tables, rank.task)]
+        return [future for future in futures if future is not None]
+
+    def failure_of(self, rank: Rank) -> Exception:
+        """The exception for a rank that failed, or for the restart of the cluster that ended it.
+
+        A restart kills the workers, so it may be heard of last. Our futures know of it first.
+        """
+        if any(why_cancelled(task) == RESTARTED for task in self.tasks()):
+            self.state.cancel(RESTARTED)
+            return self.cancelled()
+        if rank.how in outcome.WORKER_ENDED:
+            rank.last_word.message = self._why_lost(rank.address)
+        return outcome.rank_failed(self.state, rank)
+
+    def _why_lost(self, address: str) -> str:
+        """What the queue says of the job of a worker, or the worker's nanny; '' if nothing."""
+        with contextlib.suppress(OSError):  # the scheduler is lost as well
+            for _, event in self.client.get_events(KILLED_FOR_MEMORY):
+                if event["worker"] == address:
+                    return (
+                        f"its nanny killed it, as it had {format_bytes(event['rss'])} of memory, "
+                        "more than its memory_limit allows"
+                    )
+        return self.client.why_lost(address) if isinstance(self.client, KeepsWorkers) else ""
+
+    def cancelled(self) -> Exception:
+        """The exception for tasks that were cancelled, and not by us."""
+        address = getattr(self.client.scheduler, "address", "?")
+        error = outcome.cancelled(self.state, address, self.client.status == "running")
+        self.directory.log(str(error))
+        if isinstance(error, SchedulerLost):
+            # Dask would print how its attempts to reconnect end.
+            logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
+        return error

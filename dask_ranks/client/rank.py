@@ -1,0 +1,98 @@
+"""A rank, as the client sees it: how far it has come, and what it has said last."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from distributed import Future
+
+from dask_ranks.messages import PROGRESS, Ended, Line, Message, Position, Started, Whereabouts
+
+KEPT_LINES = 50  # of a rank's output, for the error message
+
+
+class Phase(IntEnum):
+    """How far a rank has come: it only ever goes on."""
+
+    CLAIMED = 0  # its worker is
+    STARTED = 1  # its process runs
+    RETURNED = 2  # its function has
+    ENDED = 3  # it has said how
+    LOST = 4  # its worker was, before that or later
+
+
+@dataclass(eq=False)
+class Rank:
+    """What is known of a rank. Times are those of `time.monotonic()` on the client."""
+
+    number: int  # from 0
+    address: str  # of its worker
+    phase: Phase = Phase.CLAIMED
+    host: str = ""  # the address of its worker until it has started
+    step: int = 0  # the last that is known
+    moved: float | None = None  # when it last made progress
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))  # printed last
+    end: Ended | None = None
+    tables: Future | None = None  # its partitions, on its worker
+    task: Future | None = None  # its agent, once that is submitted
+    whereabouts: Whereabouts | None = None  # its answer, once it was asked where it is
+    process_state: str | None = None  # in psutil's words; None: its worker has not answered
+
+    def __post_init__(self) -> None:
+        self.host = self.host or self.address
+
+    def take(self, message: Message, now: float) -> None:
+        """Take note of a message that has come at `now`."""
+        if isinstance(message, PROGRESS):
+            self.moved = now
+        match message:
+            case Started():
+                self.host = message.host
+                self._has_come_to(Phase.STARTED)
+            case Position():
+                self.step = max(self.step, message.known().get("step", 0))
+                if message.has_returned:
+                    self._has_come_to(Phase.RETURNED)
+            case Line():
+                self.lines.append(message.text)
+            case Whereabouts():
+                self.whereabouts = message
+            case Ended():
+                self.end = self.end or message
+                self._has_come_to(Phase.ENDED)
+
+    def lose_worker(self) -> None:
+        """Take note that the scheduler has lost its worker; rank 0's has the result."""
+        has_result = self.number == 0 and self.how == "done"
+        if self.end is None or has_result:
+            self.end = Ended("lost")
+        self._has_come_to(Phase.LOST)
+
+    def _has_come_to(self, phase: Phase) -> None:
+        self.phase = max(self.phase, phase)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether its process runs, or has."""
+        return self.moved is not None
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether its function has."""
+        return self.phase is Phase.RETURNED or self.how == "done"
+
+    @property
+    def how(self) -> str | None:
+        """How it has ended, in the words of `Ended`; None as long as it lives."""
+        return None if self.end is None else self.end.how
+
+    @property
+    def last_word(self) -> Ended:
+        """How it has ended: ask only of one that has."""
+        assert self.end is not None, f"rank {self.number} lives"
+        return self.end
+
+
+def numbers(ranks: list[Rank]) -> str:
+    """The numbers of some ranks, as a sentence has them: '1, 2'."""
+    return ", ".join(str(rank.number) for rank in ranks)

@@ -1,0 +1,187 @@
+"""The client that `connect` returns.
+
+A `distributed.Client` that takes its cluster down with it and, where workers are jobs, keeps
+their number up. Relies on `connect` to set what it knows of the cluster. Promises: each wait for
+workers ends, at the client's timeout at the latest, with the queue's own word on why they do not
+come; when `close` returns, the cluster that `connect` has started is closed, too.
+"""
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from distributed import Client
+
+from dask_ranks.client.asking import answers_within, known_workers
+from dask_ranks.clusters.jobs import Jobs
+from dask_ranks.worker.fork_server import ForkServer
+from dask_ranks.worker.time_limit import time_left
+from ddp_common.errors import Error
+
+ANSWER_TIMEOUT = 5  # seconds that workers have to say how long their jobs may last
+GONE_TIMEOUT = 15  # seconds that the workers of cancelled jobs have to leave
+QUEUE_INTERVAL = 5.0  # seconds between two questions to the queue
+
+# What `connect` has returned, and gives again for the same request. Were one of them garbage, and
+# collected in the new thread of another client, it would want to stop its own, and wait for a lock
+# that the new client holds.
+open_clients: "set[ClusterClient]" = set()
+
+
+class ClusterClient(Client):
+    """A `distributed.Client` that takes its cluster down with it."""
+
+    cluster: Any = None  # that is closed with the client; None if somebody else has started it
+    jobs: Jobs | None = None  # of the cluster where workers are jobs
+    fork_server: ForkServer | None = None  # has torch imported, for a local cluster's workers
+    expected = 1  # number of workers
+    most: int | None = None  # number of ranks that were asked for, where there are more workers
+    timeout = 60.0  # seconds that workers have to appear
+    request: tuple | None = None  # what was asked for
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks a launch would have: one for each worker, unless fewer were asked for."""
+        there = len(self.workers())
+        return min(self.most or there, there)
+
+    def workers(self) -> dict[str, dict]:
+        """What the scheduler knows of its workers that are ready to work, by their address.
+
+        An empty dict while the scheduler cannot be reached.
+        """
+        known: dict[str, dict] = {}
+        with contextlib.suppress(OSError):
+            known = known_workers(self)
+        return {
+            address: worker for address, worker in known.items() if worker["status"] == "running"
+        }
+
+    def wait_until_there(self, at_least: int | None = None) -> None:
+        """Wait until all workers are there; once the time is over, `at_least` so many will do.
+
+        Says what the queue says whenever it changes. A job that ends after its worker has come is
+        submitted again. Raises `Error` if the workers do not come in time, or if a job has ended
+        before its worker came.
+        """
+        began = looked = time.monotonic()
+        said = None
+        while (there := len(self.workers())) < self.expected:
+            now = time.monotonic()
+            if self.jobs is not None and now - looked > QUEUE_INTERVAL:
+                jobs = self._look(self.jobs)
+                line = f"Waiting for workers: {there} of {self.expected}. Jobs: {jobs}"
+                if line != said:
+                    print(line, file=sys.stderr, flush=True)
+                looked, said = now, line
+            if now - began > self.timeout:
+                if not at_least or there < at_least:
+                    raise Error(self._too_late(there))
+                print(
+                    f"Going on with {there} of {self.expected} workers: "
+                    f"the others did not come within {self.timeout:g} s.",
+                    file=sys.stderr,
+                )
+                return
+            time.sleep(0.05)
+        if self.jobs is not None:
+            self.jobs.note_arrivals(self.workers())
+
+    def _look(self, jobs: Jobs) -> str:
+        """What the queue says. Jobs that have ended are replaced, if their workers had come."""
+        jobs.note_arrivals(self.workers())
+        said, over = jobs.look()
+        if over:
+            self._replace(jobs, over)
+        return said
+
+    def _too_late(self, there: int) -> str:
+        message = f"{there} of {self.expected} workers came within {self.timeout:g} s. "
+        fewer = f", ask for fewer (WORKERS={max(there, 1)})"
+        if self.jobs is not None:
+            return (
+                f"{message}{self.jobs.why_late()}"
+                f'Wait longer (OPTIONS="timeout=3600"){fewer} '
+                'or for another queue (OPTIONS="queue=…").'
+            )
+        if self.cluster is None:
+            first = f"Start them with `dask worker {self.scheduler.address}`"
+        else:
+            first = "Look at the workers' log"
+        return f'{message}{first}{fewer} or wait longer (OPTIONS="timeout=3600").'
+
+    def make_ready(self, failed: bool) -> None:
+        """Before a launch: replace jobs that have ended, and wait for the workers of new ones.
+
+        After a failure (`failed`) also jobs whose time limit is near are replaced. Raises `Error`
+        if no worker comes in time.
+        """
+        if self.jobs is None:
+            return
+        if not failed and len(self.workers()) >= self.expected:
+            return
+        over = self._near_their_limit(self.jobs) if failed else set()
+        self._replace(self.jobs, over | self.jobs.ended())
+        self.wait_until_there(at_least=1)
+
+    def why_lost(self, address: str) -> str:
+        """What the queue says of the job whose worker was at this address; '' if nothing."""
+        return "" if self.jobs is None else self.jobs.said_of(address)
+
+    def _near_their_limit(self, jobs: Jobs) -> set[str]:
+        """The names of jobs that would soon end a restart."""
+        names = {address: jobs.job_of(worker) for address, worker in self.workers().items()}
+        left = answers_within(ANSWER_TIMEOUT, self, time_left, workers=list(names))
+        return {names[each] for each, seconds in left.items() if seconds < 1.5 * jobs.warning}
+
+    def _replace(self, jobs: Jobs, over: set[str]) -> None:
+        """Cancel jobs, wait until their workers are gone, and submit others."""
+        leaving = {
+            address for address, worker in self.workers().items() if jobs.job_of(worker) in over
+        }
+        jobs.cancel(over)
+        deadline = time.monotonic() + GONE_TIMEOUT
+        while leaving & set(self.workers()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        jobs.submit(self.expected)
+
+    def close(self, *args: Any, **kwargs: Any) -> Any:
+        open_clients.discard(self)
+        cluster, self.cluster = self.cluster, None
+        fork_server, self.fork_server = self.fork_server, None
+        # Connections to workers end in the middle of what Dask wanted to tell them.
+        try:
+            with dask_is_silent():
+                closed = super().close(*args, **kwargs)
+                if self.jobs is not None:
+                    self.jobs.close()
+                # Saturn's may be told to stay
+                elif cluster is not None and getattr(cluster, "shutdown_on_close", True):
+                    cluster.close()
+        finally:
+            if fork_server is not None:
+                fork_server.close()
+        return closed
+
+
+def open_client(request: tuple) -> ClusterClient | None:
+    """The client that `connect` has returned for the same request, and that is open still."""
+    for client in open_clients:
+        if client.request == request and client.status == "running":
+            return client
+    return None
+
+
+@contextlib.contextmanager
+def dask_is_silent() -> Iterator[None]:
+    """Meanwhile Dask logs nothing: what failed is said once, by us."""
+    logger = logging.getLogger("distributed")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,367 @@
+"""The front door of the clusters: a profile in, a connected client out.
+
+Relies on `profiles` for what to start, on `jobs` where workers are batch jobs, and on Dask's own
+settings for the credentials of a cluster that somebody else has started. Promises: when `connect`
+returns, the wanted number of workers is there and importing torch ahead of the first launch; when
+they do not come, or no scheduler answers at an address, it says why; when its client is closed, so
+is the cluster that it started.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from multiprocessing import resource_tracker
+from typing import TYPE_CHECKING, Any
+
+import dask
+from dask.system import CPU_COUNT
+from distributed import LocalCluster, Nanny, Worker
+from distributed.comm import connect as connect_to
+from distributed.security import Security
+
+from dask_ranks.client.asking import refuse_without_package
+from dask_ranks.clusters import protection
+from dask_ranks.clusters.client import ClusterClient, dask_is_silent, open_client, open_clients
+from dask_ranks.clusters.jobs import Jobs, check_commands, job_script, processes_in_a_job
+from dask_ranks.clusters.profiles import (
+    cluster_class,
+    gpus,
+    is_batch,
+    number_of_workers,
+    read_profile,
+    refused,
+)
+from dask_ranks.run import progress
+from dask_ranks.values import YES
+from dask_ranks.without_dask.launchers import LAUNCHERS, started_by
+from dask_ranks.worker.fork_server import ForkServer
+from dask_ranks.worker.plugin import Preload
+from dask_ranks.worker.time_limit import time_left
+from ddp_common.errors import Error, first_line
+
+if TYPE_CHECKING:
+    from dask_ranks.without_dask.ranks import Ranks
+
+ANSWER_TIMEOUT = 10  # seconds that a scheduler has to answer at an address
+START_TIMEOUT = 60  # seconds that a cluster has to stand; its workers may come later
+HALF_TIMEOUT = 10  # seconds that it has after Ctrl-C
+SETTINGS = {
+    "distributed.worker.daemon": False,  # ranks are children of workers
+    # After this, a connection to a host that has vanished counts as closed; Dask takes no less.
+    "distributed.comm.timeouts.tcp": "11s",
+    # After this, Dask would give up a worker for good, also one that its nanny has brought back
+    # and that has died again, and cancel its job. Nannies and `Jobs` know better.
+    "distributed.deploy.lost-worker-timeout": "10000 hours",
+    # Cores are for ranks, and a worker's web server tells nothing that the scheduler's does not.
+    "distributed.worker.profile.enabled": False,
+    "distributed.worker.http.routes": [],
+    "distributed.admin.tick.interval": "500ms",
+    "distributed.admin.system-monitor.interval": "2s",
+    # Of each topic and connection Dask keeps so many messages: with many reports, a lot of MB.
+    "distributed.admin.low-level-log-length": 100,
+}
+RANK_OF_WORKER = "DDP_WORKER_PROCESS"  # a variable of ranks on Dask's workers
+HASH_SEED = "6640"  # what Dask's nanny gives its workers, so that they hash alike
+
+
+def connect(
+    profile: str | None = None,
+    workers: int | str | None = None,
+) -> "ClusterClient | Ranks":
+    """Start the cluster of a profile and return a client to it.
+
+    Use it in a `with` block or close it.
+
+    `profile` is a name in `clusters/`, the path of a YAML file or an address (default: CLUSTER
+    from the environment, else `local`). `workers` is their number (default: WORKERS from the
+    environment, else the profile's, or all that are at the address). It returns when they are
+    there. An open client of the same request is returned again.
+
+    At the address of a scheduler (tcp://host:port, tls://host:port) it starts nothing, and leaves
+    the cluster there when it is closed. Where torchrun, srun, mpiexec or another launcher has
+    started this process as one of several ranks (CLUSTER unset or naming them) it joins these
+    instead and returns a `without_dask.ranks.Ranks`. With DRY=1 it prints what would be started,
+    such as a job script, and ends the program.
+
+    Raises `Error` for an unknown or faulty profile, a number that is none, workers that do not
+    appear in time, and a launcher that does not say where rank 0 is.
+    """
+    launcher = started_by()
+    if RANK_OF_WORKER in os.environ:  # a script that `ddprun` has started
+        return _join_ranks("torchrun")
+    name = profile or os.environ.get("CLUSTER") or launcher or "local"
+    if name in LAUNCHERS or name == launcher:
+        return _join_ranks(name)
+    if launcher == "torchrun":
+        raise Error(
+            f"CLUSTER={name}, and torchrun has started this process as one of several: each would "
+            "start a cluster.\nUnset CLUSTER, or start the program without torchrun."
+        )
+
+    wanted = workers if workers is not None else os.environ.get("WORKERS")
+    if os.environ.get("DRY", "").lower() in YES:
+        print(describe(name, wanted))
+        raise SystemExit
+    dask.config.set(SETTINGS)
+    if dask.config.get("temporary-directory") is None:
+        dask.config.set({"temporary-directory": protection.private_folder()})
+    content = read_profile(name)
+    if "://" in name:
+        count = 1 if wanted is None else number_of_workers(wanted)
+    else:
+        count = number_of_workers(content["workers"] if wanted is None else wanted)
+    request = (name, content, wanted is None, count)
+    earlier = open_client(request)
+    if earlier is not None:
+        earlier.wait_until_there()
+        return earlier
+
+    client = _at_address(content, count) if "://" in name else _start(content, count)
+    client.request = request
+    try:
+        client.wait_until_there()
+        _refuse_without_package(client)
+        client.register_plugin(Preload(client.fork_server.path if client.fork_server else None))
+        if wanted and len(client.workers()) > client.expected:
+            client.most = client.expected
+    except BaseException:
+        client.close()
+        raise
+
+    open_clients.add(client)
+    drawing = progress.Progress()
+    if client.cluster is not None and drawing.mode is progress.Mode.BAR:  # somebody watches
+        drawing.note(f"Dask's dashboard: {client.dashboard_link}")
+    return client
+
+
+def _refuse_without_package(client: ClusterClient) -> None:
+    """Raise `Error` unless the workers and the scheduler can import `ddp_common`."""
+    try:
+        client.run(time_left)
+        client.run_on_scheduler(time_left)
+    except Exception as error:  # of any kind: the scheduler passes on what workers raise
+        refuse_without_package(error)
+        raise
+
+
+def _at_address(profile: dict, count: int) -> ClusterClient:
+    """A client of the scheduler at the profile's address; `count` is the number of workers.
+
+    What is no Dask scheduler is an `Error` within seconds, which says what is there instead.
+    """
+    address = profile["cluster"]
+    security = protection.Credentials()
+    try:
+        with dask_is_silent():
+            # A `Client` would wait forever for a port that takes connections and says nothing.
+            # The thread: in a notebook the main one has a running event loop.
+            with ThreadPoolExecutor(1) as own_thread:
+                own_thread.submit(asyncio.run, _shake_hands(address, security)).result()
+            client = ClusterClient(address, security=security, timeout=ANSWER_TIMEOUT)
+    except Exception as error:  # what does not speak Dask's protocol may look like anything
+        why = first_line(error.__cause__ or error).rpartition("Error: ")[2]
+        raise Error(
+            f"CLUSTER={address}: no Dask scheduler could be reached there: {why}.\n"
+            "Is it running, is the port right (the dashboard's is another), does it speak TLS? "
+            "For tls://, name the credentials in DASK_DISTRIBUTED__COMM__TLS__CA_FILE, "
+            "…__TLS__CLIENT__CERT and …__TLS__CLIENT__KEY."
+        ) from None
+    client.timeout = profile["timeout"]
+    client.expected = count
+    return client
+
+
+async def _shake_hands(address: str, security: Security) -> None:
+    arguments = security.get_connection_args("client")
+    greeting = connect_to(address, timeout=ANSWER_TIMEOUT, **arguments)
+    connection = await asyncio.wait_for(greeting, ANSWER_TIMEOUT + 1)
+    connection.abort()
+
+
+def _join_ranks(launcher: str) -> "Ranks":
+    if started_by() != launcher:
+        raise Error(
+            f"CLUSTER={launcher}: this process was not started by {launcher}. "
+            f"Use `make run TUTORIAL=… CLUSTER={launcher}`, which does so, "
+            f"or start the script with {launcher} yourself."
+        )
+    from dask_ranks.without_dask.ranks import Ranks  # not above: it imports torch
+
+    return Ranks()
+
+
+def _start(profile: dict, count: int) -> ClusterClient:
+    """A client of the cluster that a profile describes, whose workers may be yet to come."""
+    jobs = fork_server = None
+    name, options = _class_and_options(profile, count)
+    cluster_class(name)  # in this thread: dask-jobqueue sets the handler of a signal
+    try:
+        with contextlib.ExitStack() as opened:  # and closed, if anything fails
+            if is_batch(profile):
+                jobs = made_in_time(lambda: Jobs(profile))
+                opened.callback(jobs.close)
+                cluster = jobs.cluster
+            else:
+                # Workers that are processes of this host may share a torch, without GPUs
+                if name.endswith("LocalCluster") and options.get("processes") is not False:
+                    fork_server = ForkServer(_environment_of_workers(options))
+                    opened.callback(fork_server.close)
+                cluster = made_in_time(lambda: _make_cluster(name, options, count))
+                opened.callback(cluster.close)
+            client = ClusterClient(cluster.scheduler_address, security=cluster.security)
+            opened.pop_all()
+            opened.callback(client.close)  # which closes them all
+            client.cluster = cluster
+            client.jobs = jobs
+            client.fork_server = fork_server
+            client.timeout = profile["timeout"]
+            client.expected = count
+            if jobs is not None:
+                jobs.submit(count)
+                print(
+                    f"Job logs and credentials: {jobs.directory}\n"
+                    f"Dashboard, on {socket.gethostname()} only: {client.dashboard_link}",
+                    file=sys.stderr,
+                )
+            elif "LocalCluster" not in name:
+                cluster.scale(count)
+            opened.pop_all()
+    except Error:
+        raise
+    except Exception as error:  # of any kind: it is the cluster class's own
+        raise refused(profile, error) from error
+    return client
+
+
+def made_in_time(make: Callable[[], Any]) -> Any:
+    """What `make` returns, a cluster; a thread calls it, as Dask waits for processes for ever.
+
+    Ctrl-C waits until the cluster stands, up to `HALF_TIMEOUT` seconds: Dask cannot close half of
+    one. In the thread it is blocked, and so in the processes of workers, which would end with a
+    traceback of what they import. Raises what `make` raises, and `Error` after `START_TIMEOUT`
+    seconds.
+    """
+    made: Future = Future()
+
+    def fill() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:  # raised again in the thread of the caller
+            made.set_exception(error)
+
+    resource_tracker.ensure_running()  # else the first process that is started unblocks it
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    threading.Thread(target=fill, daemon=True, name="ddp-cluster").start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+    try:
+        if wait([made], START_TIMEOUT).not_done:
+            raise Error(
+                f"The cluster has not started within {START_TIMEOUT} s. What its processes have "
+                "printed says why. Do limits of this shell forbid more of them, or files (`ulimit "
+                "-u`, `ulimit -n`)? Does a debugger run the program (python -m pdb)?"
+            )
+        return made.result()
+    except KeyboardInterrupt:
+        with contextlib.suppress(Exception):  # it is the interrupt that is told
+            made.result(HALF_TIMEOUT).close()
+        raise
+
+
+def _environment_of_workers(options: dict) -> dict[str, str]:
+    """What Dask's nanny makes of this process's environment; `options` are the cluster's."""
+    environment = {**os.environ, **(options.get("env") or {})}
+    for key in ("pre-spawn-environ", "environ"):
+        for name, value in dask.config.get(f"distributed.nanny.{key}").items():
+            if value is not None:
+                environment.setdefault(name, str(value))
+    if environment.get("PYTHONHASHSEED", "0") == "0":
+        environment["PYTHONHASHSEED"] = HASH_SEED
+    return environment
+
+
+def _make_cluster(name: str, options: dict[str, Any], count: int) -> Any:
+    cls = cluster_class(name)
+    if isinstance(cls, type) and issubclass(cls, LocalCluster):
+        protection.keep_scripts_out_of_workers()
+    options = {**options}
+    security = options.pop("security", None)
+    if security:
+        options["security"] = protection.credentials() if security is True else security
+    return protection.private(cls)(n_workers=count, **options)
+
+
+def _class_and_options(profile: dict, count: int) -> tuple[str, dict[str, Any]]:
+    """The name of the cluster class, and its keyword arguments.
+
+    `security` is True for a cluster that is to speak TLS with credentials of its own.
+    """
+    name = profile["cluster"]
+    if profile["gpu_cluster"] and gpus():
+        name = profile["gpu_cluster"]
+        if count > gpus():
+            raise Error(
+                f"WORKERS={count}: each worker takes a GPU, and this machine has {gpus()}. Ask "
+                "for no more, or train on the CPU: set CUDA_VISIBLE_DEVICES to nothing."
+            )
+    options = profile["options"]
+    if name.endswith(("LocalCluster", "LocalCUDACluster")) and "protocol" not in options:
+        options = {"security": True, **options}
+    if name.endswith("LocalCluster"):
+        _check_options(profile)
+        options = {"threads_per_worker": max(1, CPU_COUNT // count), **options}
+    return name, options
+
+
+def _check_options(profile: dict) -> None:
+    """Raise `Error` for options of no `LocalCluster`: its workers would print tracebacks."""
+    known: set[str] = set()
+    for cls in (LocalCluster, Nanny, Worker):
+        for base in cls.__mro__:
+            known |= set(inspect.signature(base).parameters)
+    unknown = sorted(set(profile["options"]) - known)
+    if unknown:
+        raise Error(
+            f"{profile['cluster']} has no option {', '.join(unknown)}.\n"
+            "It stands in OPTIONS, or in the profile. Those of jobs need CLUSTER=slurm or pbs."
+        )
+
+
+def check(name: str) -> None:
+    """Raise `Error` for what can be known of a profile to be wrong before anything is started."""
+    describe(name)
+    profile = read_profile(name)
+    if is_batch(profile):
+        check_commands(profile)
+
+
+def describe(name: str, workers: int | str | None = None) -> str:
+    """What `connect` would start: a job script, a call, an address. Starts nothing.
+
+    Raises `Error` as `connect` does.
+    """
+    if "://" in name:
+        return f"Nothing would be started: there is a scheduler at {name}."
+    profile = read_profile(name)
+    count = number_of_workers(workers or profile["workers"])
+    if is_batch(profile):
+        jobs = math.ceil(count / processes_in_a_job(profile))
+        return (
+            f"# {jobs} job(s) such as this one, for {count} rank(s): each starts Dask workers.\n"
+            "# Your program stays where you start it, and submits the jobs. TIME and\n"
+            "# SCHEDULER:PORT are known then. The `export` lines are ours: nothing to change.\n"
+            "# Next: make doctor, with the same CLUSTER and OPTIONS\n"
+            f"{job_script(profile)}"
+        )
+    cls, options = _class_and_options(profile, count)
+    options = {"n_workers": count, **options}
+    arguments = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    return f"# No jobs: the cluster is one call.\n{cls}({arguments})"

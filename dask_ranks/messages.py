@@ -1,0 +1,150 @@
+"""The protocol: what client, agent and rank tell each other, one small type for each message.
+
+The client sends each agent one `RankSpec`, and may call the few functions that `agent`, `spool`
+and `handover` have for it. Messages come back rank -> agent -> client: a rank sends them through a
+pipe (`multiprocessing.Pipe`), and its agent passes them on as events of Dask (`pack`). The first
+is the agent's `Started`, if the rank could be started, the last is `Ended`: that of the rank, with
+the exit code of its process, or one of the agent's own.
+Promises: `unpack` gives what was packed; a message or a field that is not known here is an error
+and never passed over.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_common.reporting import (
+    CheckpointFailed,
+    CheckpointSaved,
+    File,
+    Message,
+    Position,
+    Problem,
+    Report,
+)
+
+TOPIC = "ddp_common"  # of Dask's events
+
+# From the client to an agent
+
+
+@dataclass
+class RankSpec:
+    """Which rank an agent is to start."""
+
+    attempt: str  # the id of this attempt
+    rank: int
+    world_size: int
+    local_rank: int  # among the ranks of its host
+    local_world_size: int
+    group_rank: int  # of its host among the hosts
+    group_world_size: int  # the number of hosts
+    run_id: str  # the same in all attempts of a run
+    restart_count: int  # of the attempts before this one
+    max_restarts: int
+    store: tuple[str, int]  # host and port
+    checkpoints: str  # the folder of its checkpoints, on its host
+
+
+# From a rank, or its agent, to the client: these, and those that `ddp_common.reporting` has
+
+
+@dataclass
+class Started(Message):
+    """The rank's process is there."""
+
+    pid: int
+    host: str
+
+
+@dataclass
+class Line(Message):
+    """A line that the rank has printed, or that its agent says about it."""
+
+    text: str
+
+
+@dataclass
+class Collective:
+    """A collective that a rank has begun."""
+
+    kind: str  # as torch calls it: all_reduce, barrier, …
+    number: int  # among the collectives of its process group, the first is 1
+    group: str  # the process group: torch's name for it
+    description: str  # of the group: the user's, or else its name
+    members: list[int]  # its ranks; empty if unknown
+    sizes: list[list[int]]  # of what went in
+    dtype: str  # of that, in torch's words: Float, Long, …
+    is_between_two: bool  # send or recv: no other rank takes part
+    is_finished: bool
+    seconds_ago: float  # that it began
+    line: str  # of the user's program that called for it, as 'train.py:88'; '' if unknown
+
+
+@dataclass
+class Whereabouts(Message):
+    """Where a rank is: its answer when the client asks."""
+
+    stack: str  # of the main thread, innermost call first
+    collectives: list[dict[str, Any]] | None  # fields of `Collective`, oldest first
+
+
+@dataclass
+class Ended(Message):
+    """The rank's process is gone, and so is all that it has started.
+
+    `how` is 'done', 'raised' (also where it could not be started), 'stopped', 'exited' (without a
+    last word), 'cancelled' (the client did not want it any more, or its worker closes), or 'lost',
+    which the client notes itself when the rank's worker is gone.
+    """
+
+    how: str
+    exitcode: int | None = None  # negative: the signal that killed it
+    message: str = ""  # why it failed; of one that was told to stop, when; of a lost one, its job
+    traceback: str = ""
+    exception: str | None = None  # pickled, as base64; None if it cannot travel
+    got_sigterm: bool = False  # whether it was this rank
+    in_loop: bool = True  # whether training had begun: from then on all ranks leave together
+    step: int = 0  # the last step done
+    result: bytes | None = None  # rank 0's, pickled; for its agent, whose task returns it
+
+
+# Messages which show that a rank makes progress
+PROGRESS = (Started, Position, Report, File, CheckpointSaved)
+
+_FOR_THE_CLIENT = (
+    Started,
+    Position,
+    Report,
+    Line,
+    File,
+    CheckpointSaved,
+    CheckpointFailed,
+    Problem,
+    Whereabouts,
+    Ended,
+)
+_TYPES = {each.__name__: each for each in _FOR_THE_CLIENT}
+
+
+def shows_training(message: Message) -> bool:
+    """Whether a message shows that its rank trains, or had nothing left to do.
+
+    From then on the run goes on with its settings.
+    """
+    if isinstance(message, Position):
+        return message.has_returned or bool(message.known())
+    return isinstance(message, Report)
+
+
+def pack(messages: list[Message]) -> str:
+    """Messages as JSON, which any text goes through."""
+    return json.dumps([(type(message).__name__, vars(message)) for message in messages])
+
+
+def unpack(packed: str) -> list[Message]:
+    """The messages that were packed.
+
+    Raises KeyError for an unknown type, TypeError for an unknown or missing field.
+    """
+    return [_TYPES[name](**fields) for name, fields in json.loads(packed)]

@@ -1,0 +1,209 @@
+"""A rank's life: `live` has its steps, in their order, around the training function.
+
+Each step is a context manager that undoes at its end what it has done; so whatever ends the
+training function, reports are sent and the process group is left. Ranks of torchrun take the same
+steps: `without_dask` calls `reports`, `sigterm`, `train` and `oddities`. Promises: ranks have
+random numbers of their own, though all are forked from one state; what a rank forks is no rank: it
+reports nothing, and SIGTERM ends it, except that workers of a `ddp.DataLoader` stay as long as the
+rank trains.
+"""
+
+import contextlib
+import functools
+import linecache
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from dask_ranks import handover, main_module
+from dask_ranks.messages import Ended, Message, Position, Problem
+from dask_ranks.rank import last_word, whereabouts
+from dask_ranks.rank.scripts import Script
+from ddp_common import checkpoint, dealing, rendezvous, replicas, reporting, rows, stopping
+
+ALONE = (
+    "Each rank has trained alone: optimizers have stepped, and no collective was called. Wrap the "
+    "model in DistributedDataParallel, and give each rank its own part of the data "
+    "(docs/coming-from-elsewhere.md)."
+)
+
+_has_trained = False  # an optimizer has stepped
+
+
+def live(
+    environment: dict[str, str],
+    threads: int,
+    payload: bytes,
+    tables: int | None,
+    store_socket: int | None,
+    send: Callable[[Message], None],
+) -> Ended:
+    """Call the training function; returns the rank's last word.
+
+    Arguments are those of `process.main`; `send` gives a message to the agent. Raises what the
+    function raises, and `Error` if the ranks do not meet.
+    """
+    _settle(environment, threads)
+    try:
+        with reports(send), sigterm():
+            function, arguments = _unpickled(payload, tables)
+            is_function = not isinstance(function, Script)
+            if is_function:
+                # By fork, the workers of a DataLoader know a notebook's classes, as they would in
+                # the notebook itself. A script chooses for itself.
+                multiprocessing.set_start_method("fork", force=True)
+            with rendezvous.process_group(store_socket, is_made_here=is_function):
+                result, models = train(function, arguments)
+                for problem in oddities(rendezvous.collected_by_rank_0("models", models)):
+                    reporting.post(Problem(problem))
+    except stopping.Stopped as stopped:
+        return Ended(
+            "stopped",
+            got_sigterm=stopping.was_told(),
+            in_loop=stopping.is_in_loop(),
+            step=stopped.step,
+        )
+    is_rank_0 = environment["RANK"] == "0"
+    return Ended("done", result=last_word.pickled_result(result) if is_rank_0 else None)
+
+
+def _settle(environment: dict[str, str], threads: int) -> None:
+    """What holds for this process until it ends."""
+    os.environ.update(environment)
+    # Every process that the rank starts has this mark.
+    os.environ["DDP_RANK_PROCESS"] = str(os.getpid())
+    torch.set_num_threads(threads)
+    # What this process was forked from has one state for all ranks. `random` draws by itself.
+    numpy.random.seed()
+    torch.seed()
+    multiprocessing.set_start_method(None, force=True)
+    watch()
+
+
+def watch() -> None:
+    """From now on know what this process's ranks exchange; call it before there is a group."""
+    whereabouts.keep_collectives()
+    replicas.watch()
+
+
+@contextlib.contextmanager
+def reports(send: Callable[[Message], None]) -> Iterator[None]:
+    """What is reported goes to `send`, all of it before the end. Steps count as progress."""
+    global _has_trained
+    _has_trained = False
+    finish = reporting.start(send, whereabouts.last_ended)
+    hook = register_optimizer_step_post_hook(_optimizer_stepped)
+    try:
+        yield
+    finally:
+        hook.remove()
+        finish()
+
+
+def _optimizer_stepped(*_: Any) -> None:
+    global _has_trained
+    _has_trained = True
+    reporting.made_progress()
+
+
+@contextlib.contextmanager
+def sigterm() -> Iterator[None]:
+    """SIGTERM ends training between two steps; after training it changes nothing."""
+    try:
+        stopping.listen_to_sigterm()
+        _disown_forks(signal.getsignal(signal.SIGTERM))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        yield
+    finally:
+        stopping.training_has_ended()
+
+
+@functools.cache  # under torchrun a process may launch more than once
+def _disown_forks(handler: Any) -> None:
+    """From now on what this process forks is no rank, whose handler of SIGTERM is `handler`."""
+    os.register_at_fork(after_in_child=reporting.stop)
+    os.register_at_fork(after_in_child=functools.partial(_end_by_sigterm, handler))
+
+
+def _end_by_sigterm(handler: Any) -> None:
+    """In what the rank has forked: SIGTERM ends it, unless its program has a handler for it."""
+    if signal.getsignal(signal.SIGTERM) is handler:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _unpickled(payload: bytes, tables: int | None) -> tuple[Callable, dict[str, Any]]:
+    """The training function and its arguments; torch's settings become those of the client."""
+    if tables is not None:
+        handover.receive(tables, _rows_of)
+    function, arguments, sources, settings = main_module.loads(payload)
+    linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
+    for set_it in settings:
+        set_it()
+    return function, arguments
+
+
+def _rows_of(table: handover.Table) -> rows.Rows:
+    """What a training function gets of a table that was handed over."""
+    return rows.Rows(table.name, dealing.Placement(table.lengths, table.parts), table.parts)
+
+
+def train(function: Callable, arguments: dict[str, Any]) -> tuple[Any, replicas.Fingerprint]:
+    """Call the training function; returns its result, and what this rank's models are then.
+
+    What is being written is whole afterwards, and told, whatever has ended the function.
+    """
+    try:
+        with stopping.in_agreement():
+            result = _call(function, arguments)
+            stopping.training_has_ended()
+            models = replicas.at_the_end(checkpoint.held_parts())
+    except stopping.Stopped as stopped:
+        stopped.step = reporting.position().get("step", 0)
+        raise
+    finally:
+        checkpoint.finish_writing()
+    reporting.post(Position(**reporting.position(), has_returned=True))
+    return result, models
+
+
+def oddities(models: list[replicas.Fingerprint]) -> list[str]:
+    """What rank 0 tells the client of the ranks' models in the end; others have nothing to tell.
+
+    That they differ from each other, or that the ranks have trained without a word to each other.
+    """
+    if rendezvous.rank() != 0:
+        return []
+    drift = replicas.in_the_end(models)
+    found = [] if drift is None else [drift]
+    is_one_of_many = rendezvous.world_size() > 1
+    if is_one_of_many and _has_trained and not whereabouts.has_called_collectives():
+        found.append(ALONE)
+    return found
+
+
+def _call(function: Callable, arguments: dict[str, Any]) -> Any:
+    """Call the training function. `whereabouts.is_call` finds this frame by its name.
+
+    A process that the function has forked (os.fork) may come back from it too: that one is not
+    the rank, and ends here.
+    """
+    own_pid = os.getpid()
+    try:
+        return function(**arguments)
+    finally:
+        if os.getpid() != own_pid:
+            error = sys.exception()
+            try:
+                if error is not None and not isinstance(error, SystemExit):
+                    traceback.print_exception(error)
+                last_word.flush()
+            finally:
+                os._exit(last_word.exit_code(error))

@@ -1,0 +1,176 @@
+"""What `launch` is asked for, who can do it, and what it returns.
+
+There are ranks on Dask's workers, and those of torchrun; both return a `Run`.
+"""
+
+import io
+import reprlib
+import sys
+import sysconfig
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dask_ranks.run.folders import shown
+from dask_ranks.values import ABOVE_0
+from ddp_common.errors import Error
+from ddp_common.files import save_whole
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass
+class Job:
+    """The arguments of `launch`, which explains them."""
+
+    function: Callable
+    arguments: dict[str, Any]  # of the function, with stand-ins for tables
+    tables: list[Any]  # the Dask collections among them, each with its `name`
+    workers: int | None
+    restarts: int | None
+    stall_timeout: float | None
+    directory: str | Path | Literal[False] | None
+    timeout: float
+    on_report: Callable[[dict], Any] | None
+    run_name: str | None
+    run_config: dict
+
+    def __post_init__(self) -> None:
+        """Raises `Error` for what `launch` cannot take."""
+        _seconds("timeout", self.timeout, least=0.0)
+        if self.stall_timeout is not None:
+            _seconds("stall_timeout", self.stall_timeout, least=ABOVE_0)
+        if self.on_report is not None and not callable(self.on_report):
+            raise Error(f"on_report is to be a function of one record, not {self.on_report!r}.")
+        if self.run_name is not None and not _is_folder_name(self.run_name):
+            raise Error(
+                f"run_name={self.run_name!r} is to be the name of a folder in runs/. For a folder "
+                "elsewhere give directory=…, or set RUNS."
+            )
+        if not isinstance(self.run_config, dict):
+            raise Error(f"run_config={self.run_config!r} is to be a dict, for config.json.")
+
+    @property
+    def function_name(self) -> str:
+        """That of the training function; 'run' for a callable without one."""
+        return getattr(self.function, "__name__", "run")
+
+    @property
+    def folder_name(self) -> str:
+        """What a new run directory is called by: `run_name`, the script, or the function."""
+        return self.run_name or _script_name() or self.function_name
+
+
+def _is_folder_name(name: Any) -> bool:
+    return isinstance(name, str) and name not in ("", "..") and Path(name).name == name
+
+
+def _seconds(name: str, value: Any, least: float) -> None:
+    if not isinstance(value, (int, float)) or not value >= least:  # NaN is not
+        allowed = "seconds, and not negative" if least == 0 else "seconds above 0, or None"
+        raise Error(f"{name}={value!r} is to be a number of {allowed}.")
+
+
+def _script_name() -> str | None:
+    """The name of the script that this program is, without '.py'.
+
+    None in a notebook or a shell, and where a program of Python's own runs the script (pdb).
+    """
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if file is None:
+        return None
+    path = Path(file).absolute()
+    if path.is_relative_to(sysconfig.get_path("stdlib")):
+        return None
+    return path.parent.name if path.stem == "__main__" else path.stem
+
+
+class Launcher(ABC):
+    """Runs a function on ranks."""
+
+    @abstractmethod
+    def launch(self, job: Job) -> "Run":
+        """What `launch` does; it has looked at function and arguments."""
+
+
+@dataclass(repr=False)
+class Run:
+    """What a launch leaves.
+
+    `result` is what rank 0's function returned, `directory` the run directory (None where `launch`
+    was to keep none), `world_size` the number of ranks, `seconds` how long the launch took.
+    `records` are all reports, a dict for each. `failures` are the exceptions that restarts have
+    answered, in order. `problems` says what a user must know although training went on:
+    checkpoints that a full disk did not take, ranks that drifted apart.
+    """
+
+    result: Any
+    directory: Path | None
+    world_size: int
+    records: list  # of dict
+    seconds: float
+    failures: list = field(default_factory=list)  # of exceptions
+    problems: list = field(default_factory=list)  # of str
+
+    @property
+    def metrics(self) -> "pandas.DataFrame":
+        """All reports as a pandas DataFrame, a row for each.
+
+        The columns are rank, time (s since 1970), epoch, step and what was reported. After a
+        restart the steps since the last checkpoint are there twice: `drop_duplicates(["rank",
+        "step"], keep="last")` leaves the last report of each.
+        """
+        import pandas  # it takes its time, and not every run is asked for a table
+
+        return pandas.DataFrame(self.records)
+
+    def save_figure(self, figure: Any, name: str) -> None:
+        """Save a matplotlib figure in the run directory, whole or not at all.
+
+        The end of `name` is the format (.png, .svg, .pdf). On a full disk nothing is raised,
+        since the training is done and its numbers are worth more than a picture: `problems` says
+        it, and the terminal. Raises `Error` for a name that leads out of the directory, and where
+        there is none.
+        """
+        if self.directory is None:
+            raise Error(
+                f"{name} cannot be saved: launch(directory=False) has kept no folder. Leave "
+                "directory=False out, or use figure.savefig."
+            )
+        picture = io.BytesIO()
+        kind = Path(name).suffix.lstrip(".") or "png"
+        figure.savefig(picture, format=kind, dpi=120, bbox_inches="tight")
+        try:
+            save_whole(Path(self.directory), name, picture.getvalue())
+        except OSError as error:
+            why = error.strerror or error
+            problem = f"The file {name} was not saved in {shown(self.directory)}: {why}."
+            self.problems.append(problem)
+            print(problem, file=sys.stderr)
+
+    def __repr__(self) -> str:
+        words = {
+            "result": InShort().repr(self.result),
+            "world_size": self.world_size,
+            "seconds": round(self.seconds, 1),
+            "directory": str(shown(self.directory)) if self.directory else "none was kept",
+            "records": len(self.records),
+            "restarts": len(self.failures),
+        }
+        return f"Run({', '.join(f'{name}={value}' for name, value in words.items())})"
+
+
+class InShort(reprlib.Repr):
+    """Values in a few words: the numbers in a tensor or a table are nobody's first question."""
+
+    def repr_instance(self, value: Any, level: int) -> str:
+        """Of what is none of Python's own collections: what it is and how large."""
+        if value is None or isinstance(value, (int, float, complex, bytes, Path)):
+            return super().repr_instance(value, level)
+        kind = type(value).__name__
+        if isinstance(getattr(value, "shape", None), tuple):
+            return f"{kind} {tuple(value.shape)}"
+        return f"{kind} of {len(value)}" if hasattr(value, "__len__") else kind

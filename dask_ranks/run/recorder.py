@@ -1,0 +1,205 @@
+"""Takes what the ranks say, once: into the run's folder, onto the screen, to `on_report`.
+
+The same for Dask, where the client hears all ranks, and for torchrun, where each rank has one of
+these. Promises: what a screen or a pipe cannot take is nobody's failure; the log has it.
+"""
+
+import contextlib
+import json
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from dask_ranks.messages import (
+    CheckpointFailed,
+    File,
+    Line,
+    Message,
+    Position,
+    Problem,
+    Report,
+    Started,
+    shows_training,
+)
+from dask_ranks.run.folders import shown
+from dask_ranks.run.progress import Mode, Progress, say
+from dask_ranks.run.run_directory import RunFiles
+from ddp_common.checkpoint_files import checkpoints
+from ddp_common.errors import Error
+
+WARNING = re.compile(r"\w*Warning: ")
+
+
+class Recorder:
+    """What is taken goes into `files`: a `RunDirectory`, or what a rank of torchrun has of it."""
+
+    def __init__(
+        self,
+        files: RunFiles,
+        on_report: Callable[[dict], Any] | None = None,
+        draws: bool = True,
+    ):
+        self.files = files
+        self.on_report = on_report
+        self.told = len(files.records)  # so many `on_report` has had, or is not to
+        self.progress = Progress()
+        if not draws:
+            self.progress.mode = Mode.OFF
+        self.config: dict | None = None  # to be written into config.json once training has begun
+        self.shown: set[str] = set()  # lines of rank 0
+        self.warnings: dict[str, int] = {}  # of other ranks, and the first that printed it
+        self.lines_not_shown = 0
+        self.shows_all = False  # lines of other ranks, too
+
+    def describe(self, config: dict) -> None:
+        """Have `config` in config.json: of a run that is resumed, once ranks train on.
+
+        Until then it says how its checkpoints were made.
+        """
+        self.config = config
+        if not checkpoints(self.files.path / "checkpoints"):
+            self._write_config()
+
+    def _write_config(self) -> None:
+        if self.config is not None:
+            text = json.dumps(self.config, indent=2, default=str) + "\n"
+            self.files.save("config.json", text.encode())
+            self.config = None
+
+    def take(self, rank: int, message: Message) -> None:
+        """Take a message. What cannot be written is a problem of `files`."""
+        if shows_training(message):
+            self._write_config()
+        match message:
+            case Started():
+                self.files.log(f"rank {rank} started: process {message.pid} on {message.host}")
+            case Position():
+                _draw(self.progress.position, message.known())
+            case Report():
+                self.files.record(rank, message.values)
+                _draw(self.progress.record, message.values, rank)
+            case Line():
+                self._take_line(rank, message.text)
+            case File():
+                self.files.save(message.name, message.content())
+            case CheckpointFailed():
+                self.files.problem(message.why, "checkpoints")
+            case Problem():
+                self.files.problem(message.text, message.text)
+
+    def _take_line(self, rank: int, text: str) -> None:
+        """Write down a line that a rank has printed, and show rank 0's."""
+        self.files.log(f"[rank {rank}] {text}")
+        if rank == 0:
+            self.shown.add(text)
+            say(text, sys.stdout)
+        elif self.shows_all:
+            say(f"[rank {rank}] {text}", sys.stdout)
+        else:
+            self.lines_not_shown += 1
+            if WARNING.search(text):
+                self.warnings.setdefault(text, rank)
+
+    def call_on_report(self) -> None:
+        """Call `on_report` with the records that it has not had, in order; raises what it does."""
+        while self.on_report is not None and self.told < len(self.files.records):
+            record = self.files.records[self.told]
+            self.told += 1
+            try:
+                self.on_report(dict(record))  # it may change it
+            except Exception as error:
+                self.files.log(f"on_report raised {error!r}: the ranks were ended")
+                error.add_note(
+                    "on_report raised this, and the ranks were ended. What was saved is in "
+                    f"{self.files.path}; launch with directory= to go on."
+                )
+                raise
+
+    def close(self) -> None:
+        """Draw the last state; show the warnings of other ranks, and say where their lines are."""
+        _draw(self.progress.close)
+        for text, rank in self.warnings.items():
+            if text not in self.shown:
+                say(f"[rank {rank}] {text}", sys.stdout)
+        if self.lines_not_shown:
+            where = ""
+            if not self.files.is_temporary:
+                where = f": see {shown(self.files.path / 'log.txt')}"
+            self.progress.note(f"Other ranks printed {self.lines_not_shown} line(s){where}")
+
+
+def _draw(draw: Callable[..., None], *arguments: Any) -> None:
+    with contextlib.suppress(OSError, ValueError):  # of a screen that is gone, or a closed stream
+        draw(*arguments)
+
+
+# config.json
+
+
+def describe(
+    folder: Path, run_config: dict, addresses: Iterable[str], function: str | None
+) -> dict:
+    """The content of config.json for the run in `folder`.
+
+    That is `run_config`, which the program has given to `launch`, with versions, the git revision
+    of the program's folder, the workers of the ranks (`addresses`) and the name of the function
+    that they call. What an earlier launch in this folder has said of itself stays, where this one
+    says nothing.
+    """
+    return {
+        **_earlier(folder / "config.json"),
+        **run_config,
+        "workers": list(addresses),
+        "versions": _versions(),
+        "platform": platform.platform(),
+        "git": _git_revision(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "function": function,
+    }
+
+
+def check_config(run_config: dict) -> None:
+    """Raise `Error` for a `run_config` that names what config.json says itself."""
+    own = ("git", "workers", "versions", "platform", "started", "function")
+    taken = [name for name in own if name in run_config]
+    if taken:
+        raise Error(
+            f"run_config has {', '.join(map(repr, taken))}, which config.json says of each run "
+            "itself. Choose another name, or put them together: run_config={'settings': {…}}."
+        )
+
+
+def _earlier(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}  # there is none, or it is damaged: it is written anew
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in ("torch", "distributed", "numpy", "ddp-common"):
+        with contextlib.suppress(metadata.PackageNotFoundError):  # a checkout on PYTHONPATH
+            versions[name] = metadata.version(name)
+    return versions
+
+
+def _git_revision() -> str | None:
+    """That of the folder in which the program's script lies; in a notebook, of this folder."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    try:
+        git = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=Path(script).absolute().parent if script else None,
+            capture_output=True,
+            text=True,
+        )
+    except OSError:  # there is no git here
+        return None
+    return git.stdout.strip() or None

@@ -1,0 +1,256 @@
+"""The run directory: what is written down of the things that ranks report.
+
+`runs/<tutorial>/<time>/` holds config.json, metrics.jsonl, log.txt, checkpoints/ and whatever
+ranks save. Relies on `filelock` to be the only run there. Promises: a file appears whole or not at
+all, and none lies outside; a disk that is full, or a folder that somebody removes, does not end
+the training; where there is room in the end, all records are in metrics.jsonl; `problems` says
+what was not written.
+"""
+
+import contextlib
+import json
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from filelock import FileLock, SoftFileLock, Timeout
+
+from dask_ranks.run.folders import local
+from dask_ranks.run.progress import say
+from ddp_common.errors import Error
+from ddp_common.files import METRICS_OF_A_RANK, make_private, metrics_of, save_whole
+
+METRICS = "metrics.jsonl"
+LOG = "log.txt"
+OTHERS = "other files"  # a problem is about one of these two files, or about the others
+LOCK = ".lock"
+WAIT = 3  # seconds for the run before to be gone
+WAIT_IN_A_JOB = 60  # nobody watches a batch job, and the one before may still be saving
+NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # numbers unknown to JSON
+
+
+class RunFiles:
+    """What a process writes into a run's folder: what a `Recorder` needs.
+
+    `path` is the folder's full path, `metrics` the name of the file there for what is reported.
+    `records` (list of dict) are these reports.
+    """
+
+    def __init__(self, path: Path, metrics: str):
+        self.path = path
+        self.metrics = metrics
+        self.records: list[dict] = []
+        self.is_temporary = False  # it goes with the run
+        self._open: dict[str, TextIO] = {}  # the files to which lines are appended
+        self._problems: dict[str, str] = {}  # what it is about -> a sentence
+
+    def record(self, rank: int, values: dict) -> None:
+        """Keep what a rank has reported, in memory and in the file for it."""
+        record = _with_names_kept_once({"rank": rank, **values})
+        self.records.append(record)
+        self._append(self.metrics, as_line(record))
+
+    def log(self, text: str) -> None:
+        """Append a line with the time to log.txt."""
+        self._append(LOG, f"{time.strftime('%H:%M:%S')} {text}\n")
+
+    def _append(self, name: str, line: str) -> None:
+        with self._tolerate_failure(name):
+            self._opened(name).write(line)
+
+    def _opened(self, name: str) -> TextIO:
+        if name not in self._open:
+            self._open[name] = open(
+                self.path / name, "a", buffering=1, encoding="utf-8", errors="backslashreplace"
+            )
+        return self._open[name]
+
+    def save(self, name: str, content: bytes) -> None:
+        """Write bytes to the relative path `name`, whole or not at all.
+
+        Nothing is written where the name or a link leads out of the directory.
+        """
+        try:
+            with self._tolerate_failure(name):
+                save_whole(self.path, name, content)
+        except Error as error:
+            self.problem(str(error), about="refused names")
+
+    def problem(self, text: str, about: str) -> None:
+        """Log a sentence for `problems`; of those `about` a thing the first is shown."""
+        before = self._problems.get(about)
+        self._problems[about] = text
+        if before is None:
+            say(text, sys.stderr)
+        if before != text:
+            self.log(text)
+
+    @property
+    def problems(self) -> list[str]:
+        """What a user must know of what was not written: the last sentence about each thing."""
+        return list(self._problems.values())
+
+    @contextlib.contextmanager
+    def _tolerate_failure(self, name: str) -> Iterator[None]:
+        """Go on after an OSError in writing `name`.
+
+        A full disk is no reason to end the training: records stay in memory.
+        """
+        try:
+            yield
+        except OSError as error:
+            about = name if name in (self.metrics, LOG) else OTHERS
+            self.problem(
+                f"{self.path / name} cannot be written: {error.strerror or error}.", about
+            )
+
+    def close(self) -> None:
+        """Finish writing; records that are not in their file are written again, all of them."""
+        while self._open:
+            name, file = self._open.popitem()
+            with self._tolerate_failure(name):
+                file.close()
+                os.stat(self.path / name)  # somebody may have removed it
+        if self.metrics in self._problems:
+            lines = "".join(map(as_line, self.records)).encode()
+            with self._tolerate_failure(self.metrics):
+                save_whole(self.path, self.metrics, lines)
+                del self._problems[self.metrics]
+
+
+class RunDirectory(RunFiles):
+    """The whole of a run's folder. It belongs to this run alone until `close`.
+
+    `records` are the reports of all ranks, those of a resumed run first. Raises `Error` if there
+    can be no such directory, or if another run holds it.
+    """
+
+    def __init__(self, location: str | Path):
+        super().__init__(local(location), METRICS)
+        self.function: str | None = None  # the name of the training function
+        self._lock: FileLock | None = None
+        try:
+            make_private(self.path)
+            self._lock = _locked(self.path)
+            (self.path / "checkpoints").mkdir(exist_ok=True)
+            self._read_earlier_records()
+            self._opened(METRICS)
+            self._opened(LOG)
+            for path in self.path.iterdir():
+                is_of_rank = METRICS_OF_A_RANK.fullmatch(path.name)
+                if is_of_rank:  # of a run that was killed
+                    self.take_in(int(is_of_rank[1]))
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            self._unlock()  # in a notebook the traceback would keep this object, and the lock
+            why = getattr(error, "strerror", None) or error
+            raise Error(
+                f"{self.path} cannot be a run directory: {why}.\n"
+                "Choose a folder that you may write to."
+            ) from None
+
+    def _read_earlier_records(self) -> None:
+        """Those of a run that is resumed; lines that hold none are left out."""
+        path = self.path / METRICS
+        if path.exists():
+            self.records = list(read_records(path))
+            lines = "".join(map(as_line, self.records)).encode()
+            if path.read_bytes() != lines:  # its last line was cut off, say
+                self.save(METRICS, lines)
+
+    def take_in(self, rank: int) -> None:
+        """Put the records in a rank's own file into metrics.jsonl, and remove the file.
+
+        Ranks have such files where torchrun or srun has started them. It stays if the disk is
+        full.
+        """
+        path = self.path / metrics_of(rank)
+        with contextlib.suppress(FileNotFoundError):
+            for record in read_records(path):
+                self.record(rank, record)
+        if METRICS not in self._problems:
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        super().close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is None or not self._lock.is_locked:
+            return
+        path = self.path / LOCK
+        is_ours = _holder(path) == [str(os.getpid()), socket.gethostname()]  # or a new folder
+        if is_ours and not isinstance(self._lock, SoftFileLock):
+            with contextlib.suppress(OSError):  # where the disk has become read-only it stays
+                path.unlink()
+        self._lock.release()
+
+
+def as_line(record: dict) -> str:
+    """A record as a line of metrics.jsonl. JSON has no NaN and no infinity: their names stand."""
+    return json.dumps({k: str(v) if str(v) in NOT_FINITE else v for k, v in record.items()}) + "\n"
+
+
+def read_records(path: Path) -> Iterator[dict]:
+    """The records in a file such as metrics.jsonl, without lines that hold none."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, AttributeError, RecursionError):
+                values = json.loads(line).items()
+                yield _with_names_kept_once({name: _from_json(value) for name, value in values})
+
+
+def _with_names_kept_once(record: dict) -> dict:
+    """The same record, whose names all records share: it takes 0.4 kB instead of 0.7."""
+    return {sys.intern(str(name)): value for name, value in record.items()}
+
+
+def _from_json(value: Any) -> Any:
+    """A value as it was before it was written."""
+    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+# One run at a time
+
+
+def _locked(folder: Path) -> FileLock:
+    """The lock of a run directory, held until it is released, or until this process ends.
+
+    It is `flock`: the kernel takes it back, however the process ends. NFS shares it between hosts,
+    and so does Lustre with its mount option `flock`. Where a file system has none, the file itself
+    is the lock, and one that a killed run has left is removed by hand. Raises `Error` if another
+    run holds it and does not end soon, OSError where no file can be written.
+    """
+    path = folder / LOCK
+    lock = FileLock(path, mode=0o600, thread_local=False)
+    is_job = "SLURM_JOB_ID" in os.environ or "PBS_JOBID" in os.environ
+    seconds = WAIT_IN_A_JOB if is_job else WAIT
+    try:
+        with contextlib.suppress(Timeout):
+            lock.acquire(blocking=False)
+        if not lock.is_locked:
+            say(f"Another run is writing in {folder}: waiting {seconds} s for its end", sys.stderr)
+            lock.acquire(timeout=seconds)
+    except Timeout:
+        who = " on ".join(_holder(path)) or "unknown"
+        by_hand = f" If it is gone, remove {path}." if isinstance(lock, SoftFileLock) else ""
+        raise Error(
+            f"Another run (process {who}) is writing in {folder}.\n"
+            f"Wait until it has ended, or end it; or choose another directory.{by_hand}"
+        ) from None
+    if not isinstance(lock, SoftFileLock):  # that one writes itself who holds it
+        with contextlib.suppress(OSError):  # a full disk: it holds, but nobody can read whose
+            path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
+    return lock
+
+
+def _holder(path: Path) -> list[str]:
+    """The pid and the host in the file of a lock; empty if nothing can be read."""
+    try:
+        return path.read_text().split()[:2]
+    except (OSError, ValueError):
+        return []
