@@ -12,7 +12,7 @@ from measuring import compared, launched, take_turns
 from with_ddp import see_arrays, see_parquet, see_table
 
 import ddp_common as ddp
-from dask_ranks.client.asking import known_workers
+from dask_ranks.client.rpc import known_workers
 
 WIDTH, PARTITIONS = 50, 8
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from distributed import wait
 
 import ddp_common as ddp
-from dask_ranks.client.asking import known_workers
+from dask_ranks.client.rpc import known_workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

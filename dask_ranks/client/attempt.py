@@ -1,6 +1,6 @@
 """One attempt, as the client sees it: what it knows of the ranks, and how it hears of them.
 
-It is started by `starting`, followed and ended by `following`. What is known of its ranks
+It is started by `submission`, followed and ended by `monitor`. What is known of its ranks
 is in an `AttemptState`; what that means, and what a user reads of it, is in `outcome`. Relies on
 the agents' messages and on the scheduler, which says when a worker is lost.
 """
@@ -18,9 +18,8 @@ from dask.utils import format_bytes
 from distributed import CancelledError, Client, Future
 
 from dask_ranks.client import outcome
-from dask_ranks.client.asking import begin, known_workers, refuse_without_package
 from dask_ranks.client.checkpoints import Checkpoints
-from dask_ranks.client.claiming import KeepsWorkers
+from dask_ranks.client.claims import KeepsWorkers
 from dask_ranks.client.inbox import (
     RESTARTED,
     Event,
@@ -32,6 +31,7 @@ from dask_ranks.client.inbox import (
 )
 from dask_ranks.client.outcome import AttemptState
 from dask_ranks.client.rank import Rank
+from dask_ranks.client.rpc import begin, known_workers, refuse_without_package
 from dask_ranks.messages import CheckpointSaved, Ended, Message, unpack
 from dask_ranks.run.recorder import Recorder
 from dask_ranks.run.run_directory import RunDirectory

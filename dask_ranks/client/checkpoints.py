@@ -10,7 +10,7 @@ from pathlib import Path
 
 from distributed import Client
 
-from dask_ranks.client.asking import answers_within
+from dask_ranks.client.rpc import answers_within
 from dask_ranks.worker import spool
 from ddp_common.checkpoint_files import (
     TEMPORARY,

@@ -1,15 +1,201 @@
-"""On the scheduler: which attempt has which worker. All that a launch has there is this plugin.
+"""Which workers a launch takes: it claims them on the scheduler, and gives them back at the end.
 
-Promises: two attempts never have one worker; the claims of a client that is gone, and those on a
-worker that is gone, are void; after the last launch the scheduler is as it was found, without this
-plugin and without the messages of ranks, of which Dask would keep a great many.
+All that a launch has on the scheduler is the plugin `Claims`. Promises: never two ranks on a
+worker, also with several launches and several clients at once; the claims of a client that is
+gone, and those on a worker that is gone, are void; after the last launch the scheduler is as it
+was found, without the plugin and without the messages of ranks, of which Dask would keep many.
 """
 
-from typing import Any
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, runtime_checkable
 
-from distributed import Scheduler, SchedulerPlugin
+from distributed import Client, Scheduler, SchedulerPlugin, get_worker
 
-NAME = "ddp-claims"
+from dask_ranks.client.rpc import known_workers, refuse_without_package
+from dask_ranks.messages import TOPIC
+from dask_ranks.run.progress import Progress
+from dask_ranks.values import whole_number
+from ddp_common.errors import Error
+
+CLAIM_INTERVAL = 0.05  # seconds
+RECONNECT_TIMEOUT = 5  # seconds
+QUIET = 2  # seconds of waiting for workers without a word
+NAME = "ddp-claims"  # of the plugin
+
+
+@runtime_checkable
+class KeepsWorkers(Protocol):
+    """A client of `connect`, which looks after the workers of its cluster."""
+
+    most: int | None  # ranks that were asked for, where there are more workers
+
+    def make_ready(self, failed: bool) -> None:
+        """Before an attempt (`failed`: after one that failed), replace workers that have ended."""
+
+    def why_lost(self, address: str) -> str:
+        """What is known of the end of the worker that was there, in words; '' if nothing."""
+
+
+@contextlib.contextmanager
+def claimed_workers(
+    client: Client,
+    attempt_id: str,
+    wanted: int | None,
+    timeout: float,
+    rows_held: dict[str, int],
+) -> Iterator[list[str]]:
+    """Claim workers, waiting for them if need be; yields their addresses in rank order.
+
+    Gives them back at the end. `wanted`: how many (None: all). `rows_held`: rows of this launch's
+    tables on each worker; those with most are taken first. Raises `Error` when there are too few
+    within `timeout` seconds.
+    """
+    if wanted is not None:
+        wanted = whole_number("workers", wanted, least=1)
+    most = client.most if isinstance(client, KeepsWorkers) else None
+    caller = _worker_that_calls()
+    began = time.monotonic()
+    has_said = False
+
+    def claim() -> dict[str, Any]:
+        request = (client.id, attempt_id, wanted, most, rows_held, caller)
+        return _ask_scheduler(client, claim_workers, TOPIC, *request)
+
+    try:
+        answer = claim()
+        if wanted is None and answer["paused"]:
+            paused = ", ".join(answer["paused"])
+            warnings.warn(
+                f"The worker at {paused} is paused, as its memory is nearly full, and gets no "
+                "rank. Free memory there, or give workers more (memory_limit).",
+                stacklevel=4,
+            )
+        while not answer["claimed"]:
+            waited = time.monotonic() - began
+            if waited > timeout:
+                raise Error(_too_few(client, answer, wanted, timeout, caller))
+            if waited > QUIET and not has_said:
+                has_said = True
+                text = f"Waiting for workers, up to {timeout:g} s: {_there_are(answer, caller)}"
+                Progress().note(text, also_in_logs=True)
+            time.sleep(CLAIM_INTERVAL)
+            answer = claim()
+        yield answer["claimed"]
+    finally:
+        # Those of a client that is gone, or has lost its connection, are void
+        with contextlib.suppress(OSError, ImportError):  # it has no ddp_common: nothing is claimed
+            if client.status == "running":
+                client.run_on_scheduler(release_workers, attempt_id)
+
+
+def _ask_scheduler(client: Client, function: Callable, *arguments: Any) -> Any:
+    try:
+        return client.run_on_scheduler(function, *arguments)
+    except OSError as error:
+        raise no_answer(client, error) from None
+    except ImportError as error:
+        refuse_without_package(error)
+        raise
+
+
+def _too_few(
+    client: Client, answer: dict[str, Any], wanted: int | None, timeout: float, caller: str | None
+) -> str:
+    what = (
+        f"No {wanted or 'free'} worker(s) for this launch within {timeout} s: "
+        f"{_there_are(answer, caller)}\nStart"
+    )
+    if answer["known"] == 0:
+        return (
+            f"{what} some: cluster.scale(2), cluster.adapt(minimum={wanted or 2}), or "
+            f"`dask worker {client.scheduler.address}`."
+        )
+    return (
+        f"{what} more (WORKERS=…, cluster.scale, cluster.adapt(minimum=…)), ask for fewer ranks, "
+        "or wait for the others."
+    )
+
+
+def _there_are(answer: dict[str, Any], caller: str | None) -> str:
+    """The workers that a claim has found, in a sentence."""
+    known = answer["known"]
+    parts = [f"the cluster has {known or 'no'} worker{'' if known == 1 else 's'}"]
+    if answer["busy"]:
+        parts.append(f"of which {answer['busy']} run other launches")
+    if answer["paused"]:
+        parts.append(
+            f"and those at {', '.join(answer['paused'])} are paused: their memory is full"
+        )
+    if caller:
+        parts.append(f"besides the one at {caller}, which runs the task that calls launch")
+    return f"{', '.join(parts)}."
+
+
+def _worker_that_calls() -> str | None:
+    """The address of the worker whose last thread runs this program as a task; else None."""
+    try:
+        worker = get_worker()
+    except ValueError:  # this program is no task
+        return None
+    has_free_thread = len(worker.state.executing) < worker.state.nthreads
+    return None if has_free_thread else worker.address
+
+
+# Whether ranks can be started through a client
+
+
+def refuse_unusable(client: Any) -> None:
+    """Raise `Error` for what is no client, or one through which no ranks can be started."""
+    if not isinstance(client, Client):
+        how = "Make one with ddp_common.connect()."
+        if hasattr(client, "scheduler_address"):
+            how = "Make a client of it: Client(cluster)."
+        kind = type(client).__name__
+        raise Error(f"launch takes a distributed.Client first, not {kind}.\n{how}")
+    if client.asynchronous:
+        raise Error(
+            "This client is asynchronous, and launch waits until training has ended.\n"
+            "Call it in a thread: run = await asyncio.to_thread(ddp.launch, client, train, …)."
+        )
+    try:
+        _wait_until_connected(client)
+        workers = known_workers(client)
+    except OSError as error:
+        raise no_answer(client, error) from None
+    if any(address.startswith("inproc://") for address in workers):
+        raise Error(
+            "The workers of this cluster are threads of one process (processes=False).\n"
+            "Ranks need processes: use LocalCluster(processes=True), which is the default."
+        )
+
+
+def no_answer(client: Client, error: OSError) -> Error:
+    """The `Error` for a scheduler that does not answer."""
+    address = getattr(client.scheduler, "address", None) or "an address that it has forgotten"
+    return Error(
+        f"Dask's scheduler at {address} does not answer ({error}).\n"
+        "Connect again, and launch with the new client."
+    )
+
+
+def _wait_until_connected(client: Client) -> None:
+    """A client that has just lost its connection may have it back in a moment.
+
+    Raises OSError if it does not, or if it is closed.
+    """
+    deadline = time.monotonic() + RECONNECT_TIMEOUT
+    while client.status == "connecting" and time.monotonic() < deadline:
+        time.sleep(CLAIM_INTERVAL)
+    if client.status == "connecting":
+        raise ConnectionError("the connection was lost")
+    if client.status != "running":
+        raise ConnectionError("this client is closed")
+
+
+# On the scheduler
 
 
 class Claims(SchedulerPlugin):
@@ -76,7 +262,7 @@ class Claims(SchedulerPlugin):
 # Called by the client, with `client.run_on_scheduler`
 
 
-def claim(topic: str, *request: Any, dask_scheduler: Scheduler) -> dict[str, Any]:
+def claim_workers(topic: str, *request: Any, dask_scheduler: Scheduler) -> dict[str, Any]:
     """`Claims.claim`, on a scheduler that may not have the plugin yet."""
     if NAME not in dask_scheduler.plugins:
         dask_scheduler.add_plugin(Claims(dask_scheduler, topic), name=NAME)
@@ -84,7 +270,7 @@ def claim(topic: str, *request: Any, dask_scheduler: Scheduler) -> dict[str, Any
     return plugin.claim(*request)
 
 
-def release(attempt_id: str, dask_scheduler: Scheduler) -> None:
+def release_workers(attempt_id: str, dask_scheduler: Scheduler) -> None:
     """Give back the workers of an attempt, if it has any."""
     plugin: Any = dask_scheduler.plugins.get(NAME)
     if plugin is not None:

@@ -23,11 +23,11 @@ from distributed import CancelledError, Client
 
 from dask_ranks.client import signals, tables
 from dask_ranks.client.attempt import Attempt
-from dask_ranks.client.claiming import KeepsWorkers, claimed_workers, refuse_unusable
-from dask_ranks.client.following import end, follow
+from dask_ranks.client.claims import KeepsWorkers, claimed_workers, refuse_unusable
 from dask_ranks.client.inbox import open_inbox
+from dask_ranks.client.monitor import end, follow
 from dask_ranks.client.payload import pickled, refuse_wrong_arguments
-from dask_ranks.client.starting import note_restart, start
+from dask_ranks.client.submission import note_restart, start
 from dask_ranks.client.tables import Tables
 from dask_ranks.rank.scripts import Script
 from dask_ranks.run.folders import check_folder, new_directory

@@ -16,9 +16,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from dask_ranks.client.hangs import IN_COLLECTIVE, returned_early
 from dask_ranks.client.inbox import CONNECTION_LOST, RESTARTED
 from dask_ranks.client.rank import Phase, Rank, numbers
+from dask_ranks.client.stalls import IN_COLLECTIVE, returned_early
 from dask_ranks.messages import (
     CheckpointSaved,
     Ended,

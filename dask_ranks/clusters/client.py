@@ -15,7 +15,7 @@ from typing import Any
 
 from distributed import Client
 
-from dask_ranks.client.asking import answers_within, known_workers
+from dask_ranks.client.rpc import answers_within, known_workers
 from dask_ranks.clusters.jobs import Jobs
 from dask_ranks.worker.fork_server import ForkServer
 from dask_ranks.worker.time_limit import time_left

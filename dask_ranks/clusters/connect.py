@@ -27,7 +27,7 @@ from distributed import LocalCluster, Nanny, Worker
 from distributed.comm import connect as connect_to
 from distributed.security import Security
 
-from dask_ranks.client.asking import refuse_without_package
+from dask_ranks.client.rpc import refuse_without_package
 from dask_ranks.clusters import protection
 from dask_ranks.clusters.client import ClusterClient, dask_is_silent, open_client, open_clients
 from dask_ranks.clusters.jobs import Jobs, check_commands, job_script, processes_in_a_job

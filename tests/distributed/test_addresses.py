@@ -19,7 +19,7 @@ from processes import (
 )
 
 import ddp_common as ddp
-from dask_ranks.client.asking import answers_within, known_workers
+from dask_ranks.client.rpc import answers_within, known_workers
 from dask_ranks.worker import agent
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

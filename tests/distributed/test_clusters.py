@@ -13,7 +13,7 @@ from patience import PATIENCE
 from processes import Background, assert_gone, is_alive
 
 import ddp_common as ddp
-from dask_ranks.client.asking import known_workers
+from dask_ranks.client.rpc import known_workers
 from dask_ranks.clusters import protection
 from dask_ranks.worker.plugin import tls_contexts
 

@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader
 
 import ddp_common as ddp
 from dask_ranks.client import claims
-from dask_ranks.client.asking import known_workers
+from dask_ranks.client.rpc import known_workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

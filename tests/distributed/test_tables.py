@@ -22,7 +22,7 @@ from tables_here import everyone, placed
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import ddp_common as ddp
-from dask_ranks.client.asking import known_workers
+from dask_ranks.client.rpc import known_workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 # Twelve partitions: one is empty, one has 60 % of the rows

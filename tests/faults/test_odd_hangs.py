@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import ddp_common as ddp
-from dask_ranks.client import following
+from dask_ranks.client import monitor
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -69,7 +69,7 @@ def return_early():
 
 
 def test_a_rank_that_has_returned_while_others_wait_is_known_soon(client, monkeypatch):
-    monkeypatch.setattr(following, "RETURNED_TIMEOUT", 2)
+    monkeypatch.setattr(monitor, "RETURNED_TIMEOUT", 2)
     began = time.monotonic()
     with pytest.raises(ddp.RankStalled, match="It came to its end, while rank 1"):
         ddp.launch(client, return_early, workers=2)
@@ -86,7 +86,7 @@ def save_on_rank_1_alone():
 
 
 def test_ranks_in_different_collectives_are_known_soon(client, monkeypatch):
-    monkeypatch.setattr(following, "QUIET_TIMEOUT", 2)
+    monkeypatch.setattr(monitor, "QUIET_TIMEOUT", 2)
     began = time.monotonic()
     with pytest.raises(ddp.RankStalled, match=r"rank 1 called all_gather #\d+ of"):
         ddp.launch(client, save_on_rank_1_alone, workers=2)
@@ -100,7 +100,7 @@ def validate_alone_on_rank_0():
 
 
 def test_a_rank_that_works_alone_is_told_once_and_the_run_goes_on(client, monkeypatch, capfd):
-    monkeypatch.setattr(following, "QUIET_TIMEOUT", 1)
+    monkeypatch.setattr(monitor, "QUIET_TIMEOUT", 1)
     ddp.launch(client, validate_alone_on_rank_0, workers=2)
     assert capfd.readouterr().err.count("No progress for 1 s: rank 0, 1. The run goes on") == 1
 
@@ -112,7 +112,7 @@ def leave_before_save():
 
 
 def test_a_rank_that_leaves_before_the_others_save_is_named(client, monkeypatch):
-    monkeypatch.setattr(following, "RETURNED_TIMEOUT", 2)
+    monkeypatch.setattr(monitor, "RETURNED_TIMEOUT", 2)
     with pytest.raises(ddp.RankStalled, match="Rank 0 .* It came to its end, while rank 1"):
         ddp.launch(client, leave_before_save, workers=2)
 

@@ -20,7 +20,7 @@ from patience import PATIENCE
 from processes import Background, log_of, saved_steps, separate_cluster, wait_until
 
 import ddp_common as ddp
-from dask_ranks.client.asking import known_workers
+from dask_ranks.client.rpc import known_workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL = {"dashboard_address": "127.0.0.1:0", "threads_per_worker": 1, "memory_limit": 0}

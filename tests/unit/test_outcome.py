@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_ranks.client import hangs
+from dask_ranks.client import stalls
 from dask_ranks.client.outcome import (
     AttemptState,
     Failed,
@@ -210,7 +210,7 @@ def standstill(states=("sleeping", "sleeping"), stacks=(), records=(), returned=
     ],
 )
 def test_of_stalled_ranks_the_one_that_keeps_the_others_waiting_is_named(known, rank, why):
-    named, sentence = hangs.name_culprit(*known)
+    named, sentence = stalls.name_culprit(*known)
     assert named.number == rank and why in sentence
 
 
@@ -251,7 +251,7 @@ def test_the_rank_whose_call_breaks_the_pattern_is_named(before, calls, odd):
     known = standstill(
         states=["sleeping"] * len(calls), records=[record(*before, last) for last in calls]
     )
-    rank, why = hangs.name_culprit(*known)
+    rank, why = stalls.name_culprit(*known)
     assert rank.number == odd
     assert f"It has called {calls[odd][0]} #{len(before) + 1}" in why
     assert "(train.py:8), while rank" in why

@@ -12,11 +12,11 @@ from typing import Any
 
 from distributed import CancelledError
 
-from dask_ranks.client import hangs, outcome, signals
-from dask_ranks.client.asking import ask_each
+from dask_ranks.client import outcome, signals, stalls
 from dask_ranks.client.attempt import CAUSE_TIMEOUT, LOOK_INTERVAL, SHORT_LOOK, Attempt
 from dask_ranks.client.outcome import Failed, Outcome
 from dask_ranks.client.rank import Phase, Rank, numbers
+from dask_ranks.client.rpc import ask_each
 from dask_ranks.worker import agent
 from ddp_common.errors import Error, RunStopped
 
@@ -104,7 +104,7 @@ def _look_around(attempt: Attempt, timeout: float, stall_timeout: float | None) 
             attempt.asked = now
             _ask_where_ranks_are(attempt, SHORT_WHEREABOUTS_TIMEOUT)
             is_undecided = outcome.outcome(state) is Outcome.GOES_ON
-            if is_undecided and hangs.is_for_good(state.ranks, stuck):
+            if is_undecided and stalls.is_for_good(state.ranks, stuck):
                 raise _stalled(attempt, stuck, quiet)
             if is_first:
                 attempt.recorder.progress.note(
@@ -173,14 +173,14 @@ def _ask_where_ranks_are(attempt: Attempt, timeout: float = WHEREABOUTS_TIMEOUT)
             for rank in asked
             if rank.end is None
             and rank.whereabouts is None
-            and rank.process_state not in hangs.SUSPENDED
+            and rank.process_state not in stalls.SUSPENDED
         ]
 
 
 def _stalled(attempt: Attempt, stuck: list[Rank], timeout: float) -> Exception:
     ranks = attempt.ranks
-    rank, why = hangs.name_culprit(ranks, stuck)
-    waits = hangs.where_ranks_wait(ranks)
+    rank, why = stalls.name_culprit(ranks, stuck)
+    waits = stalls.where_ranks_wait(ranks)
     stacks = {each.number: each.whereabouts.stack for each in ranks if each.whereabouts}
     attempt.directory.log(
         f"rank {rank.number} stalled: {why}\n{outcome.where_all_are(waits, stacks)}"
