@@ -23,7 +23,7 @@ _HOME = {
     "rank": "ddp_common.rendezvous",
     "world_size": "ddp_common.rendezvous",
     "ElasticSampler": "ddp_common.sampling",
-    "EvalSampler": "ddp_common.sampling",
+    "EvalSampler": "ddp_common.evaluation",
     "DataLoader": "ddp_common.loaders",
     "Rows": "ddp_common.rows",
     "split": "ddp_common.splits",

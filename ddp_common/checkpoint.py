@@ -8,11 +8,14 @@ A checkpoint is one file, whose name says the digest of its content (`checkpoint
 written under a temporary name, synced and renamed: a file that verifies is a good one, whatever
 happened. The first one of a process is read back before it gets its name. At each save the ranks
 compare what they have (`replicas`). One rank writes, in a thread of its own while training goes
-on: training only waits for the copy. Every rank reads (`restoring`).
+on: training only waits for the copy. Rank 0 chooses the newest good file, and every rank loads
+that one (`parts`), without executing code (`weights_only=True`).
 """
 
 import contextlib
 import os
+import pickle
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -20,24 +23,35 @@ from typing import Any
 
 import torch
 from dask.tokenize import tokenize
-from torch.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d
-from torch.optim.lr_scheduler import LRScheduler
 
-from ddp_common import replicas, reporting, sampling, states
+from ddp_common import exchange, moments, replicas, reporting
 from ddp_common.checkpoint_files import (
     TEMPORARY,
     checkpoints,
+    fault,
     hold,
     install,
+    newest,
     newest_good,
     remove_all_but,
+    remove_unfinished,
     step_of,
 )
-from ddp_common.descriptions import WRITTEN_BY, describe, refuse_schedule_left_out
 from ddp_common.errors import Error, first_line
 from ddp_common.files import make_private
+from ddp_common.parts import (
+    WRITTEN_BY,
+    ModulePart,
+    OptimizerPart,
+    Part,
+    SchedulePart,
+    copy_of,
+    describe,
+    has_nan,
+    load_into,
+    parts_of,
+)
 from ddp_common.rendezvous import rank
-from ddp_common.restoring import chosen_file, load, load_into
 from ddp_common.sampling import ElasticSampler, whole_or_none
 
 RUN_FOLDER = "DDP_CHECKPOINTS"  # the variable that says where the run's checkpoints are
@@ -97,7 +111,7 @@ class Checkpoint:
         self.keep = keep
         self.on_error = on_error
         self.every_steps = every_steps
-        self.parts = {name: states.unwrapped(part) for name, part in parts.items()}
+        self.parts = parts_of(parts)
         self._writer: threading.Thread | None = None  # the thread that writes
         self._problem: Error | None = None  # the `Error` of the last save
         self._state: dict[str, Any] = {}  # what goes into the file: copies at the last save
@@ -117,23 +131,8 @@ class Checkpoint:
             )
         for sampler in self._samplers:
             sampler.checkpoints.append(self)
-        for part in parts.values():
-            replicas.know(part)
 
     def _check_options(self) -> None:
-        for name, part in self.parts.items():
-            if not hasattr(part, "load_state_dict") or name == WRITTEN_BY:
-                raise Error(
-                    f"Checkpoint cannot save {name}: a {type(part).__name__} has no state that it "
-                    "could load again. Give what has load_state_dict, for the position in the "
-                    f"data the ElasticSampler; and another name than {WRITTEN_BY}."
-                )
-            if hasattr(part, "consolidate_state_dict"):
-                raise Error(
-                    f"Checkpoint cannot save {name}: a {type(part).__name__} has only this rank's "
-                    "share of its state. Use an optimizer that is whole on every rank, or "
-                    "torch.distributed.checkpoint."
-                )
         steps = self.every_steps
         is_right = (
             self.on_error in ("warn", "stop")
@@ -189,8 +188,8 @@ class Checkpoint:
 
     def _schedules(self) -> dict[str, str]:
         """Of each schedule among the parts a token of its state."""
-        schedules = {k: part for k, part in self.parts.items() if isinstance(part, LRScheduler)}
-        return {name: tokenize(part.state_dict()) for name, part in schedules.items()}
+        schedules = [part for part in self.parts.values() if isinstance(part, SchedulePart)]
+        return {part.name: tokenize(part.state()) for part in schedules}
 
     def save_and_wait(self) -> None:
         """Save before this rank leaves."""
@@ -215,30 +214,37 @@ class Checkpoint:
         if self.has_open_batches():
             raise Error(
                 "save() after a batch of which step() has not said that it is done: its gradients "
-                f"would be lost. {sampling.STEP}\nWhere gradients of k batches are added up, the "
+                f"would be lost. {moments.STEP}\nWhere gradients of k batches are added up, the "
                 "optimizer steps after the last batch of an epoch, too: if sampler.step % k == 0 "
                 "or sampler.step == len(sampler). Call step() for a batch without gradients, too."
             )
         self._save()
         if self._samplers:
-            sampling.leave_if_told(saved=self)
+            moments.after_save(self)
 
     def _save(self) -> None:
         if self.directory is None:
             return
-        found = {name: part.state_dict() for name, part in self.parts.items()}  # on every rank
-        raise_if_apart = replicas.begin_check(self.parts, found)
+        found = {name: part.state() for name, part in self.parts.items()}
+        fingerprint: replicas.Fingerprint = {}
+        for name, part in self.parts.items():
+            fingerprint |= part.fingerprint(found[name])
+        raise_if_apart = replicas.begin_check(fingerprint)
         self.wait()
         step = self._step()
         self._steps_at_save = self._steps
         self._schedules_at_save = self._schedules()
         if rank() == 0:  # it copies while the ranks compare
             copies = {
-                name: states.copy_of(state, self._state.get(name), name)
-                for name, state in found.items()
+                name: copy_of(state, self._state.get(name), name) for name, state in found.items()
             }
             self._state = {**copies, WRITTEN_BY: describe(self.parts, found)}
-            self._trained = states.trained(self.parts)
+            self._trained = [
+                (name, entry)
+                for name, part in self.parts.items()
+                if isinstance(part, ModulePart)
+                for entry in part.trained()
+            ]
         raise_if_apart()
         if rank() != 0:
             return
@@ -256,7 +262,8 @@ class Checkpoint:
                 "checkpoint.restore() before the loop; in a new run it does nothing. Of a second "
                 "Checkpoint, for the best model, say, the sampler is no part."
             )
-        refuse_schedule_left_out(self.parts)
+        for part in self.parts.values():
+            part.refuse_unfit()
         if self.directory is not None:
             self._take_folder(self.directory)
         if not self._is_checked and rank() == 0:
@@ -266,31 +273,22 @@ class Checkpoint:
 
     def _problems(self) -> list[str]:
         """What is not wrong here, and ends otherwise than a user may expect."""
-        modules = {k: part for k, part in self.parts.items() if isinstance(part, torch.nn.Module)}
+        parts = self.parts.values()
         found = []
-        known = (torch.nn.Module, ElasticSampler, LRScheduler)
-        is_known = all(isinstance(part, known) for part in self.parts.values())
-        if self._samplers and modules and is_known:
+        may_be_one = any(
+            isinstance(part, OptimizerPart)
+            or (type(part) is Part and not isinstance(part.value, ElasticSampler))
+            for part in parts
+        )
+        trains = self._samplers and any(isinstance(part, ModulePart) for part in parts)
+        if trains and not may_be_one:
             found.append(
                 "No optimizer is a part of the Checkpoint: what it remembers, such as Adam's "
                 "means, is not saved. (SGD without momentum remembers nothing.)"
             )
-        for name, module in modules.items():
-            if any(sampler.placement is not None for sampler in self._samplers):
-                kinds = BatchNorm1d, BatchNorm2d, BatchNorm3d
-                if any(isinstance(each, kinds) for each in module.modules()):
-                    found.append(
-                        f"{name} normalises batches, and each rank has rows of its own partitions "
-                        "alone: where the table is ordered, the ranks' batches differ. Shuffle it "
-                        "in Dask, or use LayerNorm, or SyncBatchNorm on GPUs."
-                    )
-            for model in replicas.wrapping(module):
-                for hook, state in model._comm_hooks:
-                    if not isinstance(state, torch.distributed.ProcessGroup | None):
-                        found.append(
-                            f"{name} has the communication hook {hook.__name__}, whose state "
-                            "is in no checkpoint: a resumed run ends with other weights."
-                        )
+        of_partitions = any(sampler.placement is not None for sampler in self._samplers)
+        for part in parts:
+            found += part.problems(of_partitions)
         return found
 
     def _take_folder(self, directory: Path) -> None:
@@ -349,7 +347,7 @@ class Checkpoint:
     def _refuse_nan(self) -> None:
         """Raise `Error` if a weight that is trained has a NaN: a resume wants the file before."""
         for name, entry in self._trained:
-            if states.has_nan(self._state[name].get(entry)):
+            if has_nan(self._state[name].get(entry)):
                 raise Error(f"{name}.{entry} has a NaN")
 
     def _name_in_run(self, path: Path) -> str:
@@ -391,7 +389,7 @@ class Checkpoint:
         path = chosen_file(self.directory)
         if path is None:
             return None
-        load_into(self.parts, path)
+        load_into(self.parts, load(path), path)
         if rank() == 0:
             print(f"Resumed from {path.name}", flush=True)
             if not self._samplers and not any(each._samplers for each in _saving.values()):
@@ -401,15 +399,6 @@ class Checkpoint:
                     flush=True,
                 )
         return path
-
-
-def held_parts() -> dict[str, Any]:
-    """The parts of all checkpoints that have saved in this process's run, by folder and name."""
-    return {
-        f"{name} in {folder.name}": part
-        for folder, checkpoint in _saving.items()
-        for name, part in checkpoint.parts.items()
-    }
 
 
 def finish_writing() -> None:
@@ -435,6 +424,66 @@ def _cause_of(error: BaseException) -> str:
     while not isinstance(error, OSError) and error.__context__ is not None:
         error = error.__context__
     return getattr(error, "strerror", None) or first_line(error)
+
+
+# Files
+
+
+def chosen_file(directory: Path) -> Path | None:
+    """The newest good file in `directory` that rank 0 sees, None if there is no checkpoint.
+
+    A collective. Raises `Error` if there are checkpoints but none is good, and if this rank does
+    not see the chosen one.
+    """
+
+    def ask() -> str | None:
+        remove_unfinished(directory)
+        path = newest(directory)
+        return None if path is None else path.name
+
+    name = exchange.asked_of_rank_0(ask)
+    if name is None:
+        return None
+    path = directory / name
+    if rank() != 0:
+        _check_seen(path)
+    return path
+
+
+def _check_seen(path: Path) -> None:
+    """Raise `Error` unless this rank sees the file that rank 0 has chosen, and it is good."""
+    try:
+        problem = fault(path)
+    except OSError:
+        problem = "it does not see that file"
+    if problem is not None:
+        raise Error(
+            f"Rank {rank()} on {socket.gethostname()} cannot resume from {path}, which rank 0 has "
+            f"chosen: {problem}. The folder must be the same on every host."
+        )
+
+
+def load(path: Path) -> Any:
+    """The state in a checkpoint file, on the CPU: `load_state_dict` moves what belongs on a GPU.
+
+    An optimizer's count of steps does not belong there: each step would wait for the GPU.
+
+    Raises `Error` rather than execute anything that is no plain state, and whatever else is wrong
+    with the content.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        lines = str(error).splitlines()
+        reasons = [line.strip() for line in lines if "Unpickler error" in line]
+        reason = reasons[0] if reasons else f"{type(error).__name__}: {first_line(error)}"
+        what = "cannot be loaded"
+        if isinstance(error, pickle.UnpicklingError):
+            what = "cannot be loaded without executing code, so it was not"
+        raise Error(
+            f"{path} {what} ({reason}). Keep states to tensors and plain Python values, and load "
+            "no files of strangers."
+        ) from error
 
 
 def write(state: dict[str, Any], directory: Path, step: int, read_back: bool) -> Path:

@@ -54,7 +54,7 @@ def _run_with_fault(
     /,
     **arguments: Any,
 ) -> Any:
-    from ddp_common import rendezvous, sampling  # torch: the client does without
+    from ddp_common import moments, rendezvous, sampling  # torch: the client does without
 
     if rank >= rendezvous.world_size() and rendezvous.rank() == 0:
         warnings.warn(
@@ -68,11 +68,11 @@ def _run_with_fault(
         if sampler.steps_done == step and is_due(rank, mark):
             act()
 
-    sampling.injected.append(strike)
+    moments.injected.append(strike)
     try:
         return function(**arguments)
     finally:
-        sampling.injected.remove(strike)  # under torchrun other launches may follow
+        moments.injected.remove(strike)  # under torchrun other launches may follow
 
 
 def is_due(rank: int, mark: str | None) -> bool:

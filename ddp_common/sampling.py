@@ -12,11 +12,7 @@ batches, by `ddp.DataLoader` or `batches()`. Any other loop is an `Error` that s
 position is (epoch, step). A step counts when training takes its batch, however early that was
 loaded.
 
-A batch that training has taken is *open* until `Checkpoint.step()` says that what it was for is
-done. Checkpoints save, and ranks leave when they were told to, at two kinds of moments, at which
-no batch is open: before the next batch is taken (`_before_batch`), and in `Checkpoint.save()`
-(`leave_if_told`). After the last batch of an epoch there is only the second. Where no loop over a
-sampler that has a Checkpoint is running, ranks leave before the next batch of any.
+When checkpoints save, and ranks leave, `moments` says.
 """
 
 import functools
@@ -24,14 +20,13 @@ import itertools
 import operator
 import random
 import threading
-import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
-from ddp_common import reporting, stopping
+from ddp_common import moments, reporting
 from ddp_common.dealing import EvenDeal, PlacedDeal, Placement
 from ddp_common.errors import Error
 from ddp_common.rendezvous import rank, world_size
@@ -44,17 +39,7 @@ THE_LOOP = (
 )
 
 EPOCH_BEGINS = 2**32 - 1  # in place of a step, for what draws before the first
-STEP = (
-    "Write, after the optimizer's step:\n"
-    "    checkpoint.step()  # what the batches so far were for is done: they may be saved"
-)
-
-# Those of this process that have begun a loop, by their number: several may train in turns
-_samplers: weakref.WeakValueDictionary[int, "ElasticSampler"] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
-
-# Called with each sampler between its steps, after its checkpoints; for `ddp.inject`
-injected: list[Callable[["ElasticSampler"], None]] = []
 
 
 def whole_or_none(value: Any) -> int | None:
@@ -64,22 +49,6 @@ def whole_or_none(value: Any) -> int | None:
     except TypeError:
         return None
     return number if number >= 0 else None
-
-
-class SavesPosition(Protocol):
-    """What saves the position of samplers: a `Checkpoint`."""
-
-    def refuse_what_came_after_save(self) -> None:
-        """Raise `Error` for what a checkpoint of the end of this epoch lacks."""
-
-    def has_open_batches(self) -> bool:
-        """Whether a batch of one of its samplers is open."""
-
-    def save_if_due(self) -> None:
-        """Save, if it is time."""
-
-    def save_and_wait(self) -> None:
-        """Save before this rank leaves."""
 
 
 class ElasticSampler:
@@ -145,7 +114,7 @@ class ElasticSampler:
             )
         self.epoch = 0
         self.step = 0
-        self.checkpoints: list[SavesPosition] = []  # those that save its position
+        self.checkpoints: list[moments.SavesPosition] = []  # those that save its position
         self.open_batches = 0  # taken since `Checkpoint.step()` was called
         self._number = next(_numbers)
         self._loop: object = None  # the loop over `epochs` that is running
@@ -162,6 +131,11 @@ class ElasticSampler:
         full_batches, rest = divmod(self.length, self.batch_size)
         batches = full_batches if self.drop_last or rest == 0 else full_batches + 1
         return batches if self.steps is None else min(batches, self.steps)
+
+    @property
+    def is_in_loop(self) -> bool:
+        """Whether a loop over `epochs` is running."""
+        return self._loop is not None
 
     @property
     def batches_in_pass(self) -> int:
@@ -201,7 +175,7 @@ class ElasticSampler:
             )
         self._move_to(*self._next_position())
         self._loop = loop = object()
-        _samplers[self._number] = self
+        moments.samplers[self._number] = self
         self._number_of_epochs = number
         try:
             while self.epoch < number:
@@ -273,7 +247,7 @@ class ElasticSampler:
         batches = load()
         try:
             while self.step < len(self):
-                self._before_batch()
+                moments.before_batch(self)
                 batch = next(batches)
                 self._start_step(deal)
                 yield batch
@@ -298,7 +272,7 @@ class ElasticSampler:
         if self.checkpoints and self.open_batches >= len(self):
             raise Error(
                 f"A Checkpoint has this sampler, and its step() was not called in a whole epoch, "
-                f"before epoch {self.epoch}: it could save nothing when a job ends. {STEP}"
+                f"before epoch {self.epoch}: it could save nothing when a job ends. {moments.STEP}"
             )
         self._first_step = self.step
         if self.placement is not None:
@@ -317,16 +291,6 @@ class ElasticSampler:
             yield deal.share(step)
 
     # A step
-
-    def _before_batch(self) -> None:
-        """Before a batch is taken: leave if the ranks were told to, and save if it is time."""
-        if stopping.is_time_to_stop() and (self.checkpoints or not _running_checkpoints()):
-            _save_and_leave(saved=None)
-        if not self.open_batches:
-            for checkpoint in self.checkpoints:
-                checkpoint.save_if_due()
-        for call in injected:
-            call(self)
 
     def _start_step(self, deal: EvenDeal | PlacedDeal) -> None:
         """Set weight, random state and position for the batch that training takes."""
@@ -425,37 +389,6 @@ class ElasticSampler:
         self.open_batches = 0
 
 
-def _running_checkpoints() -> list[SavesPosition]:
-    """Those of samplers whose loops are running, each once, in the same order on every rank."""
-    found = [
-        checkpoint
-        for sampler in _samplers.values()
-        if sampler._loop is not None
-        for checkpoint in sampler.checkpoints
-    ]
-    return list(dict.fromkeys(found))
-
-
-def leave_if_told(saved: SavesPosition) -> None:
-    """In a `save()` of the program, which has `saved`: leave if the ranks were told to."""
-    if stopping.is_time_to_stop():
-        _save_and_leave(saved)
-
-
-def _save_and_leave(saved: SavesPosition | None) -> None:
-    """Save all but what was `saved` just now, and leave.
-
-    Returns while a batch is open of a sampler that is to be saved: ranks leave at a later moment.
-    """
-    checkpoints = _running_checkpoints()
-    if any(checkpoint.has_open_batches() for checkpoint in checkpoints):
-        return
-    for checkpoint in checkpoints:
-        if checkpoint is not saved:
-            checkpoint.save_and_wait()
-    stopping.leave()
-
-
 def _seed_step(entropy: list[int]) -> None:
     """Set the random state of torch (all devices), NumPy and `random`."""
     high, low, third, fourth = np.random.SeedSequence(entropy).generate_state(4, np.uint32)
@@ -472,34 +405,3 @@ def _seed_step(entropy: list[int]) -> None:
 @functools.cache
 def _has_accelerator() -> bool:
     return torch.accelerator.is_available()
-
-
-class EvalSampler:
-    """Deals each of `length` samples to exactly one rank, in order and without padding.
-
-    `length` may be a table, as for an `ElasticSampler`: each rank is dealt all rows that it holds.
-    A rank may get none. Iterating yields lists of at most `batch_size` indices. Evaluate on
-    `model.module`: a forward pass of the DDP wrapper may wait for ranks that have fewer batches.
-    """
-
-    def __init__(self, length: int | Partitioned, batch_size: int):
-        self.batch_size = batch_size
-        self.indices: range | np.ndarray
-        if not whole_or_none(batch_size):
-            raise Error(f"EvalSampler needs a whole batch size of at least 1, not {batch_size!r}.")
-        if isinstance(length, Partitioned):
-            self.indices = length.rows
-        elif whole_or_none(length) is None:
-            raise Error(f"EvalSampler takes the number of samples, or a table, not {length!r}.")
-        else:
-            self.indices = range(rank(), length, world_size())
-
-    def __len__(self) -> int:
-        """Batches of this rank."""
-        return -(-len(self.indices) // self.batch_size)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for start in range(0, len(self.indices), self.batch_size):
-            reporting.made_progress()
-            batch = self.indices[start : start + self.batch_size]
-            yield list(batch) if isinstance(batch, range) else batch.tolist()

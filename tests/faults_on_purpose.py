@@ -63,14 +63,14 @@ def _spoil_result(function, rank, mark, /, **arguments):
 
 
 def _save_slowly(function, step, /, **arguments):
-    from ddp_common import checkpoint, sampling
+    from ddp_common import checkpoint, moments
 
     def wait_for_save(sampler):
         if sampler.steps_done == step:
             time.sleep(SLOW_SAVE / 3)  # rank 0's save has begun, and is not done
 
     checkpoint.sync = _slow_sync
-    sampling.injected.append(wait_for_save)  # before the fault, which `function` appends
+    moments.injected.append(wait_for_save)  # before the fault, which `function` appends
     return function(**arguments)
 
 

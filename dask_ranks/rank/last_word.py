@@ -82,9 +82,7 @@ def pickled_result(result: Any) -> bytes:
     import cloudpickle
     import torch
 
-    from ddp_common.states import without_ddp
-
-    result = without_ddp(result)
+    result = _without_ddp(result)
     buffer = io.BytesIO()
     with contextlib.suppress(Exception):
         torch.save(result, buffer)
@@ -98,6 +96,17 @@ def pickled_result(result: Any) -> bytes:
             f"({type(result).__name__}: {error}). Return tensors, numbers or a state_dict."
         ) from None
     return buffer.getvalue()
+
+
+def _without_ddp(result: Any) -> Any:
+    """What a function returns, with plain models in place of those that DDP has wrapped."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    if type(result) is dict:
+        return {key: _without_ddp(each) for key, each in result.items()}
+    if type(result) in (list, tuple):
+        return type(result)(map(_without_ddp, result))
+    return result.module if isinstance(result, DistributedDataParallel) else result
 
 
 def raised(error: BaseException) -> Ended:

@@ -91,7 +91,6 @@ def _settle(environment: dict[str, str], threads: int) -> None:
 def watch() -> None:
     """From now on know what this process's ranks exchange; call it before there is a group."""
     whereabouts.keep_collectives()
-    replicas.watch()
 
 
 @contextlib.contextmanager
@@ -156,7 +155,7 @@ def _rows_of(table: handover.Table) -> rows.Rows:
 
 
 def train(function: Callable, arguments: dict[str, Any]) -> tuple[Any, replicas.Fingerprint]:
-    """Call the training function; returns its result, and what this rank's models are then.
+    """Call the training function; returns its result, and what is compared of that.
 
     What is being written is whole afterwards, and told, whatever has ended the function.
     """
@@ -164,7 +163,7 @@ def train(function: Callable, arguments: dict[str, Any]) -> tuple[Any, replicas.
         with stopping.in_agreement():
             result = _call(function, arguments)
             stopping.training_has_ended()
-            models = replicas.at_the_end(checkpoint.held_parts())
+            models = replicas.of_result(result)
     except stopping.Stopped as stopped:
         stopped.step = reporting.position().get("step", 0)
         raise
@@ -175,13 +174,14 @@ def train(function: Callable, arguments: dict[str, Any]) -> tuple[Any, replicas.
 
 
 def oddities(models: list[replicas.Fingerprint]) -> list[str]:
-    """What rank 0 tells the client of the ranks' models in the end; others have nothing to tell.
+    """What rank 0 tells the client of the models that the ranks have returned.
 
-    That they differ from each other, or that the ranks have trained without a word to each other.
+    That they differ, or that the ranks have trained without a word to each other. Other ranks have
+    nothing to tell.
     """
     if rendezvous.rank() != 0:
         return []
-    drift = replicas.in_the_end(models)
+    drift = replicas.apart_in_result(models)
     found = [] if drift is None else [drift]
     is_one_of_many = rendezvous.world_size() > 1
     if is_one_of_many and _has_trained and not whereabouts.has_called_collectives():

@@ -170,29 +170,44 @@ def test_what_is_right_is_saved_and_a_model_of_ddp_is_returned_as_a_plain_one(cl
     assert isinstance(run.result, torch.nn.Sequential)
 
 
-def saves_nothing(asks=False):
+def saves_nothing(returns, asks=False):
     """Only the model inside is trained; there is no Checkpoint."""
     torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(6, 1))
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 1))
+    model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = torch.randn(8, 6) + ddp.rank()
+    data = torch.randn(8, 6, generator=torch.Generator().manual_seed(ddp.rank()))
     for _ in range(3):
         optimizer.zero_grad()
         model.module(data).square().mean().backward()
         optimizer.step()
     if asks:
         ddp.check_replicas(model)
-    return ddp.rank()
+    return returns(model)
 
 
-def test_models_that_have_drifted_apart_are_named_in_the_end_where_nothing_is_saved(client, capfd):
-    run = ddp.launch(client, saves_nothing, workers=2)
-    (problem,) = run.problems
-    assert "have drifted apart: when the function had ended, weight of DDP model 1 is" in problem
-    assert "is model(x) called, not model.module(x)?" in problem
-    assert capfd.readouterr().err.count("have drifted apart") == 1
-    with pytest.raises(ddp.RankFailed, match="do not have the same: model.weight is not"):
-        ddp.launch(client, saves_nothing, asks=True, workers=2)
+def of_rank_0(model):
+    return model if ddp.rank() == 0 else None
+
+
+def statistics_alone_differ(model):
+    """Each rank's running mean is of its own batches, and its loss is its own: all is well."""
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, 0)
+    return model.module.state_dict()
+
+
+def test_models_that_ranks_return_are_compared_where_nothing_is_saved(client, capfd):
+    for returns in (lambda model: model, lambda model: model.module.state_dict()):
+        run = ddp.launch(client, saves_nothing, returns=returns, workers=2)
+        (problem,) = run.problems
+        assert "ranks have returned have drifted apart: 0.weight is not the same" in problem
+        assert "is model(x) called, not model.module(x)? Within no_sync() nothing is" in problem
+        assert capfd.readouterr().err.count("have drifted apart") == 1
+    for returns in (of_rank_0, statistics_alone_differ, lambda model: {"loss": ddp.rank()}):
+        assert not ddp.launch(client, saves_nothing, returns=returns, workers=2).problems
+    with pytest.raises(ddp.RankFailed, match="do not have the same: model.0.weight is not"):
+        ddp.launch(client, saves_nothing, returns=of_rank_0, asks=True, workers=2)
 
 
 def rank_1_is_done_long_before(folder):
@@ -229,13 +244,17 @@ def test_what_a_resume_would_lack_is_named(client):
     assert "model has the communication hook powerSGD_hook, whose state is in no check" in hook
 
 
+def difference(*of_ranks):
+    return replicas.difference(dict(enumerate(of_ranks)))
+
+
 def test_rounding_and_models_that_diverged_together_are_no_difference():
     nan = [float("nan")] * 2
     first = {"a": [1.0, 0.1], "b": nan}
-    assert replicas.difference([first, {"a": [1.000001, 0.100001], "b": nan}]) is None
+    assert difference(first, {"a": [1.000001, 0.100001], "b": nan}) is None
     for other in ([1.0, 0.1], [0.0, 0.0]):
-        apart = replicas.difference([first, {"a": [1.0, 0.1], "b": other}])
+        apart = difference(first, {"a": [1.0, 0.1], "b": other})
         assert apart.startswith("b is not the same on rank 1 as on rank 0")
-    turned = replicas.difference([first, {"a": [1.0, 0.2], "b": nan}])
+    turned = difference(first, {"a": [1.0, 0.2], "b": nan})
     assert turned.startswith("a is not the same on rank 1")
-    assert replicas.difference([{"a": [1.0, 1.0]}, {"b": [1.0, 1.0]}]) == "a is on rank 0 alone"
+    assert difference({"a": [1.0, 1.0]}, {"b": [1.0, 1.0]}) == "a is on rank 0 alone"

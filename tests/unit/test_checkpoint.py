@@ -21,7 +21,8 @@ from torch.optim.swa_utils import AveragedModel
 from ddp_common import Checkpoint, ElasticSampler, Error, checkpoint_files, reporting
 from ddp_common.checkpoint import finish_writing
 from ddp_common.checkpoint_files import checkpoints, digest, newest, step_of
-from ddp_common.states import copy_of, unwrapped
+from ddp_common.parts import copy_of
+from ddp_common.replicas import unwrapped
 
 
 def batches_of(sampler, epochs=9):
@@ -132,8 +133,8 @@ def test_wrappers_are_known_by_their_type_and_not_by_a_name(one_rank):
     for part in (with_a_part_of_that_name, averaged):
         assert unwrapped(part) is part
     second = Checkpoint(critic=DistributedDataParallel(plain), average=averaged)
-    assert list(second.parts["critic"].state_dict()) == ["weight", "bias"]
-    assert "n_averaged" in second.parts["average"].state_dict()
+    assert list(second.parts["critic"].value.state_dict()) == ["weight", "bias"]
+    assert "n_averaged" in second.parts["average"].value.state_dict()
 
 
 # Damaged files
@@ -450,10 +451,10 @@ def test_a_schedule_that_was_made_otherwise_is_refused_and_one_that_has_gone_on_
         longer = scheduled(tmp_path, kind, *made, lr=0.2)
     with pytest.raises(Error, match=f"with another schedule: {words}") as caught:
         longer[0].restore()
-    model = longer[0].parts["net"]
+    model = longer[0].parts["net"].value
     line = str(caught.value).rpartition("this folder: ")[2]
     exec(line, {"torch": torch, "model": model})  # what it advises
-    assert torch.equal(model.weight, checkpoint.parts["net"].weight)
+    assert torch.equal(model.weight, checkpoint.parts["net"].value.weight)
     with pytest.raises(Error, match="another schedule: .* there, ExponentialLR here"):
         scheduled(tmp_path, SCHEDULES.ExponentialLR, 0.5)[0].restore()
 
@@ -500,7 +501,7 @@ def test_a_model_that_is_not_made_yet_is_named(tmp_path):
 
 def test_a_schedule_that_is_no_part_is_refused_and_the_two_ways_out_are_right(tmp_path):
     checkpoint, schedule = scheduled(tmp_path, SCHEDULES.StepLR, 1)
-    optimizer, net = schedule.optimizer, checkpoint.parts["net"]
+    optimizer, net = schedule.optimizer, checkpoint.parts["net"].value
     with pytest.raises(Error, match="A schedule drives optimizer.*begin again"):
         Checkpoint(directory=tmp_path, net=net, optimizer=optimizer).save()
     sampler = ElasticSampler(4, 1)
@@ -563,9 +564,9 @@ def warm_up_then(directory, second, **options):
 def rates(checkpoint, steps):
     found = []
     for _ in range(steps):
-        checkpoint.parts["optimizer"].step()
-        checkpoint.parts["schedule"].step()
-        found.append(checkpoint.parts["optimizer"].param_groups[0]["lr"])
+        checkpoint.parts["optimizer"].value.step()
+        checkpoint.parts["schedule"].value.step()
+        found.append(checkpoint.parts["optimizer"].value.param_groups[0]["lr"])
     return found
 
 
@@ -587,8 +588,6 @@ def test_parameters_are_trained_or_frozen_as_they_were_saved(tmp_path, one_rank)
     words = r"requires_grad of model.backbone.\w+ was True.*before DistributedDataParallel"
     with pytest.raises(Error, match=words):
         restored_with(tmp_path, model=wrapped)
-    with pytest.raises(Error, match=words):
-        restored_with(tmp_path, model=wrapped.module)
     restored_with(tmp_path, model=DistributedDataParallel(Frozen(False)))
     # A GAN's, say: its discriminator was frozen at that moment, and DDP averages it all the same
     saved_with(tmp_path / "frozen", model=Frozen(True))
@@ -629,6 +628,33 @@ def test_a_schedule_with_a_counter_goes_on_as_if_nothing_had_been(tmp_path):
     assert begun + rates(resumed, 5) == whole
     with pytest.raises(Error, match="LinearLR, MultiStepLR.* there, .*LinearLR, ExponentialLR"):
         warm_up_then(tmp_path, schedules.ExponentialLR, gamma=0.5).restore()
+
+
+class Rounds(torch.optim.lr_scheduler.LRScheduler):
+    """A schedule of one's own: what moves while it runs, only its author knows."""
+
+    def __init__(self, optimizer, length=4):
+        self.length, self.in_round = length, -1
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [base * (1 - self.in_round / self.length) for base in self.base_lrs]
+
+    def step(self, epoch=None):
+        self.in_round = (self.in_round + 1) % self.length
+        super().step()
+
+
+def test_a_schedule_class_of_ones_own_goes_on(tmp_path):
+    checkpoint, schedule = scheduled(tmp_path, Rounds)
+    for _ in range(6):
+        schedule.optimizer.step()
+        schedule.step()
+    checkpoint.save()
+    checkpoint.wait()
+    again, resumed = scheduled(tmp_path, Rounds)
+    again.restore()
+    assert resumed.in_round == schedule.in_round == 2
 
 
 def test_states_keep_their_types_and_the_versions_of_their_modules(tmp_path):

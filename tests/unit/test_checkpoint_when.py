@@ -10,7 +10,7 @@ import torch
 import ddp_common as ddp
 from ddp_common import checkpoint as module
 from ddp_common.checkpoint_files import checkpoints, fault, step_of
-from ddp_common.states import copy_of
+from ddp_common.parts import copy_of
 
 
 def train(directory, epochs=2, width=2, **options):

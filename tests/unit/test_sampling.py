@@ -16,8 +16,8 @@ from ddp_common import (
     Error,
     EvalSampler,
     inject,
+    moments,
     reporting,
-    sampling,
     split,
     stopping,
 )
@@ -310,7 +310,7 @@ def test_a_rank_leaves_where_the_program_saves(sigterm):
                 checkpoint.step()
                 if sampler.step == 2:
                     sigterm()
-            sampling.leave_if_told(saved=checkpoint)
+            moments.after_save(checkpoint)
             raise AssertionError("it has not left")
     assert checkpoint.saved == [[0], [1]]
 
