@@ -25,7 +25,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dask_ranks import handover, main_module
 from dask_ranks.messages import Ended, Message, Position, Problem
-from dask_ranks.rank import last_word, whereabouts
+from dask_ranks.rank import last_word, reporter, whereabouts
+from dask_ranks.rank.reporter import Reporter
 from dask_ranks.rank.scripts import Script
 from ddp_common import checkpoint, dealing, rendezvous, replicas, reporting, rows, stopping
 
@@ -98,13 +99,13 @@ def reports(send: Callable[[Message], None]) -> Iterator[None]:
     """What is reported goes to `send`, all of it before the end. Steps count as progress."""
     global _has_trained
     _has_trained = False
-    finish = reporting.start(send, whereabouts.last_ended)
+    messages = Reporter(send)
     hook = register_optimizer_step_post_hook(_optimizer_stepped)
     try:
         yield
     finally:
         hook.remove()
-        finish()
+        messages.finish()
 
 
 def _optimizer_stepped(*_: Any) -> None:
@@ -128,7 +129,7 @@ def sigterm() -> Iterator[None]:
 @functools.cache  # under torchrun a process may launch more than once
 def _disown_forks(handler: Any) -> None:
     """From now on what this process forks is no rank, whose handler of SIGTERM is `handler`."""
-    os.register_at_fork(after_in_child=reporting.stop)
+    os.register_at_fork(after_in_child=reporter.stop)
     os.register_at_fork(after_in_child=functools.partial(_end_by_sigterm, handler))
 
 

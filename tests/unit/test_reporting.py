@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_ranks.messages import Report
+from dask_ranks.rank import reporter
 from dask_ranks.run.run_directory import RunDirectory
 from ddp_common import Error, report, reporting, save_file
 
@@ -46,18 +47,17 @@ names = st.one_of(st.text(min_size=1, max_size=20), st.sampled_from(Metric))
 
 @pytest.fixture(autouse=True)
 def nobody_listens():
-    reporting.stop()
+    reporter.stop()
 
 
 def received(act):
     """The messages that the agent gets of what `act` does."""
     messages = []
-    finish = reporting.start(messages.append)
+    own = reporter.Reporter(messages.append)
     try:
         act()
     finally:
-        finish()
-        reporting.stop()
+        own.finish()
     return messages
 
 
@@ -105,12 +105,9 @@ def test_what_the_client_writes_is_what_it_reads_when_the_run_goes_on(tmp_path_f
         assert all(same(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("rank", "Choose another name"), ("\udcff", "'.udcff'.*no valid text")]
-)
-def test_a_column_that_every_record_has_or_that_cannot_be_written_is_refused(name, words):
-    with pytest.raises(Error, match=words):
-        report(**{name: 1.0})
+def test_a_column_that_every_record_has_is_refused():
+    with pytest.raises(Error, match="Choose another name"):
+        report(rank=1.0)
 
 
 def test_a_report_that_fails_on_its_way_is_told_once_and_later_ones_arrive(capsys):

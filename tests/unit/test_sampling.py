@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from dask_ranks.rank import reporter
 from ddp_common import (
     DataLoader,
     ElasticSampler,
@@ -35,10 +36,10 @@ def first_batch(sampler):
 @pytest.fixture
 def reports():
     """No sampler of another test has reported a position."""
-    finish = reporting.start(lambda message: None)
+    finish = reporter.Reporter(lambda message: None).finish
     yield
     finish()
-    reporting.stop()
+    reporter.stop()
 
 
 # The order
