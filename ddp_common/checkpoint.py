@@ -115,6 +115,7 @@ class Checkpoint:
         self._writer: threading.Thread | None = None  # the thread that writes
         self._problem: Error | None = None  # the `Error` of the last save
         self._state: dict[str, Any] = {}  # what goes into the file: copies at the last save
+        self._buffers: dict[str, torch.Tensor] = {}  # its tensors, by their places
         self._trained: list[tuple[str, str]] = []  # weights in it: the part, and the entry
         self._was_read_back = False  # the first file, which shows that such files can be loaded
         self._was_restored = False
@@ -236,7 +237,7 @@ class Checkpoint:
         self._schedules_at_save = self._schedules()
         if rank() == 0:  # it copies while the ranks compare
             copies = {
-                name: copy_of(state, self._state.get(name), name) for name, state in found.items()
+                name: copy_of(state, name, self._buffers) for name, state in found.items()
             }
             self._state = {**copies, WRITTEN_BY: describe(self.parts, found)}
             self._trained = [

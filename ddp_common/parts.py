@@ -431,31 +431,28 @@ def has_nan(value: Any) -> bool:
     return value.dtype.itemsize > 1 and bool(value.isnan().any())
 
 
-def copy_of(value: Any, earlier: Any, where: str) -> Any:
+def copy_of(value: Any, where: str, buffers: dict[str, torch.Tensor]) -> Any:
     """A copy of a state, of the same types, its tensors on the CPU.
 
-    Uses the tensors of an `earlier` copy where they fit: new memory costs more than copying.
-    Raises `Error` for anything that `torch.load(weights_only=True)` would refuse, and for a
-    tensor of which a rank has only a part; `where` names its place in the state.
+    `where` names its place in the whole, `buffers` are the tensors of an earlier copy by their
+    places, which are used again where they fit: new memory costs more than copying. Raises `Error`
+    for anything that `torch.load(weights_only=True)` would refuse, and for a tensor of which a
+    rank has only a part.
     """
     if isinstance(value, torch.Tensor):
-        if hasattr(value, "full_tensor"):  # a DTensor; to import its class takes time
-            raise Error(
-                f"The state {where} is a DTensor: rank 0 has only a part of it. Gather the whole "
-                "first, on all ranks (docs/gpu.md), or use torch.distributed.checkpoint."
-            )
-        return _copy_of_tensor(value, earlier)
+        return _copy_of_tensor(value, where, buffers)
     if type(value) in (dict, OrderedDict, Counter):
-        return _copy_of_dict(value, earlier, where)
+        copy = type(value)()
+        for key, each in value.items():
+            copy[copy_of(key, where, {})] = copy_of(each, f"{where}[{key!r}]", buffers)
+        if isinstance(value, OrderedDict):  # the versions of its modules: `_metadata`
+            vars(copy).update(copy_of(vars(value), where, {}))
+        return copy
     if type(value) in (list, tuple):
-        fits = type(earlier) is type(value) and len(earlier) == len(value)
-        before = earlier if fits else [None] * len(value)
-        return type(value)(
-            copy_of(each, old, f"{where}[{number}]")
-            for number, (each, old) in enumerate(zip(value, before))
-        )
+        pairs = enumerate(value)
+        return type(value)(copy_of(each, f"{where}[{number}]", buffers) for number, each in pairs)
     if type(value) is set:
-        return {copy_of(each, None, where) for each in value}
+        return {copy_of(each, where, {}) for each in value}
     if type(value) in PLAIN:
         return value
     raise Error(
@@ -465,22 +462,16 @@ def copy_of(value: Any, earlier: Any, where: str) -> Any:
     )
 
 
-def _copy_of_tensor(value: torch.Tensor, earlier: Any) -> torch.Tensor:
-    fits = (
-        isinstance(earlier, torch.Tensor)
-        and earlier.shape == value.shape
-        and earlier.dtype == value.dtype
-    )
-    copy = earlier if fits else torch.empty_like(value, device="cpu", requires_grad=False)
-    return copy.copy_(value.detach())
-
-
-def _copy_of_dict(value: dict, earlier: Any, where: str) -> dict:
-    old_values = earlier if isinstance(earlier, dict) else {}
-    copy = type(value)()
-    for key, each in value.items():
-        copied_key = copy_of(key, None, where)
-        copy[copied_key] = copy_of(each, old_values.get(key), f"{where}[{key!r}]")
-    if isinstance(value, OrderedDict):  # the versions of its modules: `_metadata`
-        vars(copy).update(copy_of(vars(value), None, where))
-    return copy
+def _copy_of_tensor(
+    value: torch.Tensor, where: str, buffers: dict[str, torch.Tensor]
+) -> torch.Tensor:
+    if hasattr(value, "full_tensor"):  # a DTensor; to import its class takes time
+        raise Error(
+            f"The state {where} is a DTensor: rank 0 has only a part of it. Gather the whole "
+            "first, on all ranks (docs/gpu.md), or use torch.distributed.checkpoint."
+        )
+    buffer = buffers.get(where)
+    if buffer is None or (buffer.shape, buffer.dtype) != (value.shape, value.dtype):
+        buffer = torch.empty_like(value, device="cpu", requires_grad=False)
+        buffers[where] = buffer
+    return buffer.copy_(value.detach())

@@ -717,7 +717,7 @@ def test_a_part_of_a_tensor_is_not_saved_as_if_it_were_the_whole(one_rank):
     network = torch.nn.Linear(4, 2)
     fully_shard(network)
     with pytest.raises(Error, match="state model.*weight.* is a DTensor.*Gather the whole"):
-        copy_of(network.state_dict(), None, "model")
+        copy_of(network.state_dict(), "model", {})
 
 
 @pytest.mark.parametrize(

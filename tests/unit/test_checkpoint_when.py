@@ -188,10 +188,10 @@ def test_a_full_disk_keeps_the_last_good_file(tmp_path, capsys):
 
 
 def test_a_state_that_changes_its_shape_is_copied_anew():
-    copy = None
+    buffers = {}
     for rows in (1, 3, 2):
         state = {"rows": torch.full((rows, 2), rows), "list": [rows] * rows, "pair": (rows, "")}
-        copy = copy_of(state, copy, "part")
+        copy = copy_of(state, "part", buffers)
         assert torch.equal(copy["rows"], state["rows"]) and copy["rows"] is not state["rows"]
         assert (copy["list"], copy["pair"]) == (state["list"], state["pair"])
 
