@@ -72,6 +72,8 @@ class ClusterClient(Client):
         self.expected = request.workers
         self.timeout: float = request.profile["timeout"]  # seconds that workers have to appear
         self.most: int | None = None  # ranks that were asked for, where there are more workers
+        self.times_given = 1  # by `connect`: it is closed by the last `with`
+        self._depth = 0  # of `with` blocks of this client
 
     def make_usable(self) -> None:
         """Wait until the workers are there, and have each import torch ahead."""
@@ -187,6 +189,19 @@ class ClusterClient(Client):
             time.sleep(0.05)
         jobs.submit(self.expected)
 
+    def __enter__(self) -> "ClusterClient":
+        if self._depth == 0:
+            super().__enter__()
+        self._depth += 1
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Close it, unless `connect` has given it to somebody else, who has it still."""
+        self._depth -= 1
+        self.times_given -= 1
+        if self.times_given < 1:
+            super().__exit__(*error)
+
     def close(self, *args: Any, **kwargs: Any) -> Any:
         open_clients.discard(self)
         cluster, self.cluster = self.cluster, None
@@ -220,6 +235,7 @@ def open_client(request: Request) -> ClusterClient | None:
     """The client that `connect` has returned for the same request, and that is open still."""
     for client in open_clients:
         if client.request == request and client.status == "running":
+            client.times_given += 1
             return client
     return None
 

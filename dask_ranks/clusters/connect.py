@@ -86,7 +86,8 @@ def connect(
     `profile` is a name in `clusters/`, the path of a YAML file or an address (default: CLUSTER
     from the environment, else `local`). `workers` is their number (default: WORKERS from the
     environment, else the profile's, or all that are at the address). It returns when they are
-    there. An open client of the same request is returned again.
+    there. An open client of the same request is returned again; the last `with` closes it, and
+    `close` does at once.
 
     At the address of a scheduler (tcp://host:port, tls://host:port) it starts nothing, and leaves
     the cluster there when it is closed. Where torchrun, srun, mpiexec or another launcher has
