@@ -58,11 +58,6 @@ def why_cancelled(future: Future) -> str | None:
     return getattr(future._state.exception, "reason", None)
 
 
-def is_launching(client: Client) -> bool:
-    """Whether a launch of this client is going on."""
-    return bool(_inboxes.get(client))
-
-
 @contextlib.contextmanager
 def open_inbox(client: Client, attempt_id: str) -> Iterator[Inbox]:
     """A queue of everything that concerns this attempt.

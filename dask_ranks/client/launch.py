@@ -8,7 +8,6 @@ more: the agents notice that nobody wants their ranks, and end them.
 """
 
 import atexit
-import contextlib
 import inspect
 import os
 import shutil
@@ -121,8 +120,7 @@ def launch(
     check_config(job.run_config)
     launcher = client if isinstance(client, Launcher) else OnWorkers(client)
     on_workers = isinstance(launcher, OnWorkers)  # else this process is a rank
-    sigterm = signals.passing_on_sigterm() if on_workers else contextlib.nullcontext()
-    with signals.noting_interrupts(), sigterm:
+    with signals.heard(sigterm_too=on_workers):
         return launcher.launch(job)
 
 

@@ -29,58 +29,48 @@ def pass_on_sigterm(number: int, frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def noting_interrupts() -> Iterator[None]:
-    """Within the block Ctrl-C sets `interrupted`, and does what it did before."""
-    global interrupted
-    previous = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(previous):
-        yield
-        return
+def heard(sigterm_too: bool) -> Iterator[None]:
+    """Within the block Ctrl-C sets `interrupted`, and does what it did before.
 
-    def note(number: int, frame: FrameType | None) -> None:
+    With `sigterm_too`, SIGTERM has the ranks leave where it would just kill this program. It kills
+    it afterwards, unless `RunStopped` says that they have left.
+    """
+    global interrupted, stop_requested
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    hears_interrupt = in_main_thread and callable(on_interrupt)
+    kills = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    hears_sigterm = in_main_thread and sigterm_too and kills
+    process = os.getpid()
+
+    def note_interrupt(number: int, frame: FrameType | None) -> None:
         global interrupted
         interrupted = True
-        previous(number, frame)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-        interrupted = False
-
-
-@contextlib.contextmanager
-def passing_on_sigterm() -> Iterator[None]:
-    """Within the block SIGTERM, where it would just kill this program, has the ranks leave.
-
-    It kills the program afterwards, unless `RunStopped` says that they have left.
-    """
-    global stop_requested
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    process = os.getpid()
+        assert callable(on_interrupt)
+        on_interrupt(number, frame)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         if os.getpid() == process:
             pass_on_sigterm(number, frame)
         else:  # one that this program has forked
-            _end_by(number)
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
-    signal.signal(signal.SIGTERM, pass_on)
+    if hears_interrupt:
+        signal.signal(signal.SIGINT, note_interrupt)
+    if hears_sigterm:
+        signal.signal(signal.SIGTERM, pass_on)
     try:
         yield
     except RunStopped:
-        stop_requested = False
+        if hears_sigterm:
+            stop_requested = False
         raise
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if stop_requested:
-            _end_by(signal.SIGTERM)
-
-
-def _end_by(number: int) -> None:
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+        if hears_interrupt:
+            signal.signal(signal.SIGINT, on_interrupt)
+            interrupted = False
+        if hears_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if stop_requested:
+                os.kill(os.getpid(), signal.SIGTERM)

@@ -1,9 +1,9 @@
 """The client that `connect` returns.
 
 A `distributed.Client` that takes its cluster down with it and, where workers are jobs, keeps
-their number up. Relies on `connect` to set what it knows of the cluster. Promises: each wait for
-workers ends, at the client's timeout at the latest, with the queue's own word on why they do not
-come; when `close` returns, the cluster that `connect` has started is closed, too.
+their number up. Promises: each wait for workers ends, at the client's timeout at the latest, with
+the queue's own word on why they do not come; when `close` returns, the cluster that `connect` has
+started is closed, too.
 """
 
 import contextlib
@@ -11,13 +11,16 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from distributed import Client
+from distributed.security import Security
 
-from dask_ranks.client.rpc import answers_within, known_workers
+from dask_ranks.client.rpc import answers_within, known_workers, refuse_without_package
 from dask_ranks.clusters.jobs import Jobs
 from dask_ranks.worker.fork_server import ForkServer
+from dask_ranks.worker.plugin import Preload
 from dask_ranks.worker.time_limit import time_left
 from ddp_common.errors import Error
 
@@ -31,16 +34,54 @@ QUEUE_INTERVAL = 5.0  # seconds between two questions to the queue
 open_clients: "set[ClusterClient]" = set()
 
 
+@dataclass
+class Request:
+    """What `connect` was asked for."""
+
+    name: str  # of a profile, or an address
+    profile: dict
+    workers: int
+    is_limited: bool  # to that many ranks, where there are more workers
+
+
 class ClusterClient(Client):
     """A `distributed.Client` that takes its cluster down with it."""
 
-    cluster: Any = None  # that is closed with the client; None if somebody else has started it
-    jobs: Jobs | None = None  # of the cluster where workers are jobs
-    fork_server: ForkServer | None = None  # has torch imported, for a local cluster's workers
-    expected = 1  # number of workers
-    most: int | None = None  # number of ranks that were asked for, where there are more workers
-    timeout = 60.0  # seconds that workers have to appear
-    request: tuple | None = None  # what was asked for
+    def __init__(
+        self,
+        address: str,
+        security: Security,
+        request: Request,
+        *,
+        cluster: Any = None,
+        jobs: Jobs | None = None,
+        fork_server: ForkServer | None = None,
+        **options: Any,
+    ):
+        """Connect to the scheduler at an address; `options` are Dask's.
+
+        `cluster` is closed with the client (None: somebody else has started it), `jobs` are those
+        of a cluster whose workers are jobs, `fork_server` has torch imported for the workers of a
+        local cluster.
+        """
+        super().__init__(address, security=security, **options)
+        self.cluster = cluster
+        self.jobs = jobs
+        self.fork_server = fork_server
+        self.request = request
+        self.expected = request.workers
+        self.timeout: float = request.profile["timeout"]  # seconds that workers have to appear
+        self.most: int | None = None  # ranks that were asked for, where there are more workers
+        self.times_given = 1  # by `connect`: it is closed by the last `with`
+        self._depth = 0  # of `with` blocks of this client
+
+    def make_usable(self) -> None:
+        """Wait until the workers are there, and have each import torch ahead."""
+        self.wait_until_there()
+        _refuse_without_package(self)
+        self.register_plugin(Preload(self.fork_server.path if self.fork_server else None))
+        if self.request.is_limited and len(self.workers()) > self.expected:
+            self.most = self.expected
 
     @property
     def ranks(self) -> int:
@@ -148,6 +189,19 @@ class ClusterClient(Client):
             time.sleep(0.05)
         jobs.submit(self.expected)
 
+    def __enter__(self) -> "ClusterClient":
+        if self._depth == 0:
+            super().__enter__()
+        self._depth += 1
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Close it, unless `connect` has given it to somebody else, who has it still."""
+        self._depth -= 1
+        self.times_given -= 1
+        if self.times_given < 1:
+            super().__exit__(*error)
+
     def close(self, *args: Any, **kwargs: Any) -> Any:
         open_clients.discard(self)
         cluster, self.cluster = self.cluster, None
@@ -167,10 +221,21 @@ class ClusterClient(Client):
         return closed
 
 
-def open_client(request: tuple) -> ClusterClient | None:
+def _refuse_without_package(client: Client) -> None:
+    """Raise `Error` unless the workers and the scheduler can import `ddp_common`."""
+    try:
+        client.run(time_left)
+        client.run_on_scheduler(time_left)
+    except Exception as error:  # of any kind: the scheduler passes on what workers raise
+        refuse_without_package(error)
+        raise
+
+
+def open_client(request: Request) -> ClusterClient | None:
     """The client that `connect` has returned for the same request, and that is open still."""
     for client in open_clients:
         if client.request == request and client.status == "running":
+            client.times_given += 1
             return client
     return None
 

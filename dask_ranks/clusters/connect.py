@@ -27,9 +27,14 @@ from distributed import LocalCluster, Nanny, Worker
 from distributed.comm import connect as connect_to
 from distributed.security import Security
 
-from dask_ranks.client.rpc import refuse_without_package
 from dask_ranks.clusters import protection
-from dask_ranks.clusters.client import ClusterClient, dask_is_silent, open_client, open_clients
+from dask_ranks.clusters.client import (
+    ClusterClient,
+    Request,
+    dask_is_silent,
+    open_client,
+    open_clients,
+)
 from dask_ranks.clusters.jobs import Jobs, check_commands, job_script, processes_in_a_job
 from dask_ranks.clusters.profiles import (
     cluster_class,
@@ -43,8 +48,6 @@ from dask_ranks.run import progress
 from dask_ranks.values import YES
 from dask_ranks.without_dask.launchers import LAUNCHERS, started_by
 from dask_ranks.worker.fork_server import ForkServer
-from dask_ranks.worker.plugin import Preload
-from dask_ranks.worker.time_limit import time_left
 from ddp_common.errors import Error, first_line
 
 if TYPE_CHECKING:
@@ -83,7 +86,8 @@ def connect(
     `profile` is a name in `clusters/`, the path of a YAML file or an address (default: CLUSTER
     from the environment, else `local`). `workers` is their number (default: WORKERS from the
     environment, else the profile's, or all that are at the address). It returns when they are
-    there. An open client of the same request is returned again.
+    there. An open client of the same request is returned again; the last `with` closes it, and
+    `close` does at once.
 
     At the address of a scheduler (tcp://host:port, tls://host:port) it starts nothing, and leaves
     the cluster there when it is closed. Where torchrun, srun, mpiexec or another launcher has
@@ -118,20 +122,15 @@ def connect(
         count = 1 if wanted is None else number_of_workers(wanted)
     else:
         count = number_of_workers(content["workers"] if wanted is None else wanted)
-    request = (name, content, wanted is None, count)
+    request = Request(name, content, count, is_limited=bool(wanted))
     earlier = open_client(request)
     if earlier is not None:
         earlier.wait_until_there()
         return earlier
 
-    client = _at_address(content, count) if "://" in name else _start(content, count)
-    client.request = request
+    client = _at_address(request) if "://" in name else _start(request)
     try:
-        client.wait_until_there()
-        _refuse_without_package(client)
-        client.register_plugin(Preload(client.fork_server.path if client.fork_server else None))
-        if wanted and len(client.workers()) > client.expected:
-            client.most = client.expected
+        client.make_usable()
     except BaseException:
         client.close()
         raise
@@ -143,22 +142,12 @@ def connect(
     return client
 
 
-def _refuse_without_package(client: ClusterClient) -> None:
-    """Raise `Error` unless the workers and the scheduler can import `ddp_common`."""
-    try:
-        client.run(time_left)
-        client.run_on_scheduler(time_left)
-    except Exception as error:  # of any kind: the scheduler passes on what workers raise
-        refuse_without_package(error)
-        raise
-
-
-def _at_address(profile: dict, count: int) -> ClusterClient:
-    """A client of the scheduler at the profile's address; `count` is the number of workers.
+def _at_address(request: Request) -> ClusterClient:
+    """A client of the scheduler at an address.
 
     What is no Dask scheduler is an `Error` within seconds, which says what is there instead.
     """
-    address = profile["cluster"]
+    address = request.name
     security = protection.Credentials()
     try:
         with dask_is_silent():
@@ -166,7 +155,7 @@ def _at_address(profile: dict, count: int) -> ClusterClient:
             # The thread: in a notebook the main one has a running event loop.
             with ThreadPoolExecutor(1) as own_thread:
                 own_thread.submit(asyncio.run, _shake_hands(address, security)).result()
-            client = ClusterClient(address, security=security, timeout=ANSWER_TIMEOUT)
+            return ClusterClient(address, security, request, timeout=ANSWER_TIMEOUT)
     except Exception as error:  # what does not speak Dask's protocol may look like anything
         why = first_line(error.__cause__ or error).rpartition("Error: ")[2]
         raise Error(
@@ -175,9 +164,6 @@ def _at_address(profile: dict, count: int) -> ClusterClient:
             "For tls://, name the credentials in DASK_DISTRIBUTED__COMM__TLS__CA_FILE, "
             "…__TLS__CLIENT__CERT and …__TLS__CLIENT__KEY."
         ) from None
-    client.timeout = profile["timeout"]
-    client.expected = count
-    return client
 
 
 async def _shake_hands(address: str, security: Security) -> None:
@@ -199,8 +185,9 @@ def _join_ranks(launcher: str) -> "Ranks":
     return Ranks()
 
 
-def _start(profile: dict, count: int) -> ClusterClient:
+def _start(request: Request) -> ClusterClient:
     """A client of the cluster that a profile describes, whose workers may be yet to come."""
+    profile, count = request.profile, request.workers
     jobs = fork_server = None
     name, options = _class_and_options(profile, count)
     cluster_class(name)  # in this thread: dask-jobqueue sets the handler of a signal
@@ -217,14 +204,16 @@ def _start(profile: dict, count: int) -> ClusterClient:
                     opened.callback(fork_server.close)
                 cluster = made_in_time(lambda: _make_cluster(name, options, count))
                 opened.callback(cluster.close)
-            client = ClusterClient(cluster.scheduler_address, security=cluster.security)
+            client = ClusterClient(
+                cluster.scheduler_address,
+                cluster.security,
+                request,
+                cluster=cluster,
+                jobs=jobs,
+                fork_server=fork_server,
+            )
             opened.pop_all()
             opened.callback(client.close)  # which closes them all
-            client.cluster = cluster
-            client.jobs = jobs
-            client.fork_server = fork_server
-            client.timeout = profile["timeout"]
-            client.expected = count
             if jobs is not None:
                 jobs.submit(count)
                 print(

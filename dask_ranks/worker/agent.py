@@ -41,7 +41,7 @@ from dask_ranks.messages import TOPIC, Ended, Line, Message, RankSpec, Started, 
 from dask_ranks.worker import time_limit
 from dask_ranks.worker.output import Output, seconds_for
 from dask_ranks.worker.rank_host import HOST
-from dask_ranks.worker.supervisor import POLL, State, Supervisor
+from dask_ranks.worker.supervisor import POLL, Supervisor
 
 PAUSE = 0.25  # seconds in which messages gather: Dask works for each event, whatever is in it
 EXIT_TIMEOUT = 15.0  # seconds that a rank has to end after its last word, on a busy machine too
@@ -185,7 +185,7 @@ class RankProcess:
 
         Returns the numbers of processes that stay although they were killed.
         """
-        left = HOST.end(self.supervisor)
+        left = self.supervisor.end()
         self._is_gone.set()
         deadline = time.monotonic() + DRAIN_TIMEOUT
         for reader in self._readers:
@@ -309,7 +309,7 @@ def _follow(
         was_wanted = not HOST.is_to_close and _pass_on(process, send, is_wanted)
     finally:
         HOST.running = None
-        is_overdue = process.supervisor.state is State.RUNNING
+        is_overdue = not process.supervisor.connection.closed
         left = process.end()
     remarks = [
         f"process {pid}, which this rank has started, does not end although it was killed "
@@ -357,4 +357,4 @@ def _pass_on(
                 send(messages)
                 next_send = now + PAUSE
     process.supervisor.take_note()
-    return process.supervisor.state is State.RANK_ENDED or is_wanted()
+    return process.supervisor.exitcode is not None or is_wanted()

@@ -14,7 +14,7 @@ from multiprocessing.connection import Client, Connection
 
 from dask_ranks.worker import supervisor
 from dask_ranks.worker.fork_server import MALLOC_TRIM, ForkServer, texts_of
-from dask_ranks.worker.supervisor import Request, State, Supervisor
+from dask_ranks.worker.supervisor import Request, Supervisor
 
 
 class RankHost:
@@ -28,7 +28,6 @@ class RankHost:
         self._shared_path: str | None = None  # of the fork server of a local cluster
         self._own: ForkServer | None = None  # this worker's
         self._choosing = threading.Lock()  # between the two
-        self._idle: Supervisor | None = None  # that of the last rank, for the next one
 
     # The fork server
 
@@ -40,10 +39,7 @@ class RankHost:
                 self._own = ForkServer(dict(os.environ))
 
     def close(self) -> None:
-        """End this worker's supervisor, and its own fork server, where there are any."""
-        idle = self._take_idle()
-        if idle is not None:
-            idle.close()
+        """End this worker's own fork server, where there is one."""
         with self._choosing:
             if self._own is not None:
                 self._own.close()
@@ -62,7 +58,7 @@ class RankHost:
         The function gets `arguments` and, by their names, the file descriptors. Returns its
         supervisor; None if the process was not wanted any more before there was one. Waits while a
         fork server imports torch. Raises OSError if no process can be forked or this folder is
-        gone, and RuntimeError if fork servers end meanwhile, again and again.
+        gone, and RuntimeError if the fork server ends meanwhile.
         """
         environment = {**os.environ}
         environment.pop(MALLOC_TRIM, None)  # for programs that the rank starts; its own is set
@@ -76,33 +72,15 @@ class RankHost:
             cores=os.sched_getaffinity(0),
             path=texts_of(sys.path),
         )
-        for _ in range(3):  # the last rank's supervisor may have been killed, or the fork server
-            with contextlib.suppress(EOFError, ConnectionError):
-                chosen = self._take_idle()
-                if chosen is None:
-                    chosen = supervisor.connect(self._reach_fork_server(), is_wanted)
-                if chosen is None:
-                    return None
-                chosen.start(request, [*descriptors.values()])
-                return chosen
-        raise RuntimeError(
-            "the process that imports torch, and from which ranks are forked, has ended. Was it "
-            "killed, or was memory short? The worker's output may say. The next launch starts "
-            "another"
-        )
-
-    def _take_idle(self) -> Supervisor | None:
-        with self._choosing:
-            idle, self._idle = self._idle, None
-        return idle
-
-    def end(self, running: Supervisor) -> list[int]:
-        """What `Supervisor.end` does; it serves the next rank, if it can."""
-        left = running.end()
-        if running.state is State.IDLE:
-            with self._choosing:
-                self._idle = running
-        return left
+        try:
+            connection = self._reach_fork_server()
+            return supervisor.start(connection, request, [*descriptors.values()], is_wanted)
+        except (EOFError, ConnectionError):
+            raise RuntimeError(
+                "the process that imports torch, and from which ranks are forked, has ended. Was "
+                "it killed, or was memory short? The worker's output may say. The next launch "
+                "starts another"
+            ) from None
 
     def _reach_fork_server(self) -> Connection:
         """A connection to the fork server; where that has ended, another is started."""

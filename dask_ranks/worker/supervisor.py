@@ -1,15 +1,11 @@
-"""A supervisor: the process that forks a worker's ranks, and ends each with all it has started.
+"""A supervisor: the process that forks a rank, and ends it with all that it has started.
 
 A worker connects to the fork server, which forks a supervisor for that connection (`Supervisor` is
-the worker's end of it); it serves one rank after the other. It is a child subreaper (Linux,
-prctl(2)): whatever a rank has started and left behind becomes its child, and at the end of each
-rank, when the worker says END, it kills its children until there are none. What is said, in this
-order:
+the worker's end of it); it has one rank, and ends with it. It is a child subreaper (Linux,
+prctl(2)): whatever the rank has started and left behind becomes its child, and when the worker
+says END, it kills its children until there are none. What is said, in this order:
 
     supervisor: None, it is there; or, by the fork server, the OSError for which it is not
-
-and for each rank:
-
     worker:     a `Request`, then the descriptors that it names
     supervisor: the pid of the rank; or the OSError for which that could not be forked
     supervisor: the exit code, when the rank has ended
@@ -37,7 +33,6 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
@@ -70,84 +65,53 @@ class Request:
 # In a worker
 
 
-class State(Enum):
-    """What a supervisor does, as its worker knows."""
-
-    IDLE = "it waits for a request"
-    RUNNING = "it has a rank"
-    RANK_ENDED = "the rank's process has ended; what it has started may be there"
-    ENDED = "it ends, or has ended, with all that was in it"
-
-
 class Supervisor:
-    """A worker's end of the connection to a supervisor."""
+    """A worker's end of the connection to a supervisor that has a rank."""
 
-    def __init__(self, connection: Connection):
-        self.connection = connection  # when it is readable while a rank runs: `take_note`
-        self.state = State.IDLE
-        self.pid = 0  # of the rank's process
+    def __init__(self, connection: Connection, pid: int):
+        self.connection = connection  # readable: `take_note`; closed: the supervisor has ended
+        self.pid = pid  # of the rank's process
         self.exitcode: int | None = None  # minus a signal's number; None while it is not known
-
-    def start(self, request: Request, descriptors: list[int]) -> None:
-        """Have a process forked.
-
-        Raises OSError if none can be, and EOFError or ConnectionError if the supervisor has ended;
-        it ends in either case.
-        """
-        with contextlib.ExitStack() as if_it_fails:
-            if_it_fails.callback(self.close)
-            self.connection.send(request)
-            with contextlib.suppress(ConnectionError), _socket_of(self.connection) as channel:
-                socket.send_fds(channel, [b"d"], descriptors)
-            # also where it did not take them: it says why, or is gone
-            self.pid = _number(self.connection.recv())
-            if_it_fails.pop_all()
-        self.exitcode, self.state = None, State.RUNNING
 
     def take_note(self) -> None:
         """Receive the exit code, or learn that the supervisor has ended, and so the process."""
         try:
             self.exitcode = _number(self.connection.recv())
-            self.state = State.RANK_ENDED
         except (EOFError, OSError):
-            self.close()
+            self.connection.close()
 
     def end(self) -> list[int]:
-        """Have the process gone, and all that it has started.
+        """Have the process gone, all that it has started, and the supervisor.
 
         Returns the numbers of processes that are not gone although they were killed.
         """
-        if self.state is State.ENDED:
+        if self.connection.closed:
             return []
         left = [self.pid]
-        try:
-            self.connection.send(END)
-            while self.connection.poll(2 * END_TIMEOUT):
-                answer = self.connection.recv()
-                if isinstance(answer, list):
-                    left = answer
-                    break
-        except (EOFError, OSError):
-            left = []
-            self.close()
-        if left:
-            self.close()
-        elif self.state is not State.ENDED:
-            self.state = State.IDLE
+        with self.connection:
+            try:
+                self.connection.send(END)
+                while self.connection.poll(2 * END_TIMEOUT):
+                    answer = self.connection.recv()
+                    if isinstance(answer, list):
+                        left = answer
+                        break
+            except (EOFError, OSError):
+                left = []
         return left
 
-    def close(self) -> None:
-        """Have the supervisor end, with all that is in it."""
-        self.connection.close()
-        self.state = State.ENDED
 
+def start(
+    connection: Connection,
+    request: Request,
+    descriptors: list[int],
+    is_wanted: Callable[[], bool],
+) -> Supervisor | None:
+    """Have a process forked by the supervisor of a new connection to the fork server.
 
-def connect(connection: Connection, is_wanted: Callable[[], bool]) -> Supervisor | None:
-    """The supervisor that the fork server has forked for a connection.
-
-    Waits while that imports torch; None if the supervisor is not wanted any more before it is
-    there. Raises OSError if no process can be forked, and EOFError or ConnectionError if the fork
-    server ends meanwhile.
+    Waits while that imports torch; None if the process is not wanted any more before there is a
+    supervisor. Raises OSError if no process can be forked, and EOFError or ConnectionError if the
+    fork server or the supervisor ends meanwhile.
     """
     with contextlib.ExitStack() as until_it_is_there:
         until_it_is_there.enter_context(connection)
@@ -155,8 +119,13 @@ def connect(connection: Connection, is_wanted: Callable[[], bool]) -> Supervisor
             if not is_wanted():
                 return None
         _raise_if_error(connection.recv())
+        connection.send(request)
+        with contextlib.suppress(ConnectionError), _socket_of(connection) as channel:
+            socket.send_fds(channel, [b"d"], descriptors)
+        # also where it did not take them: it says why, or is gone
+        pid = _number(connection.recv())
         until_it_is_there.pop_all()
-    return Supervisor(connection)
+    return Supervisor(connection, pid)
 
 
 def _raise_if_error(answer: Any) -> None:
@@ -184,14 +153,14 @@ def _socket_of(connection: Connection) -> socket.socket:
 
 
 def supervise(worker: Connection, lifeline: socket.socket) -> NoReturn:
-    """Serve a worker's requests until it, or the owner of the fork server, has ended."""
+    """Have a rank until its worker says END, or this or the owner of the fork server has ended."""
     try:
         subreaper()
         # In a rank SIGTERM waits for its handler, SIGUSR1 for its thread that answers.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
         woken = wake_when_a_child_ends()
         worker.send(None)
-        while lifeline not in wait([worker, lifeline]):
+        if lifeline not in wait([worker, lifeline]):
             rank_pid = _fork_rank(worker, lifeline, woken)
             worker.send(rank_pid)
             while not {worker, lifeline} & {*wait([worker, lifeline, woken])}:
@@ -199,9 +168,6 @@ def supervise(worker: Connection, lifeline: socket.socket) -> NoReturn:
                 for pid, code in reap():
                     if pid == rank_pid:
                         worker.send(code)
-            if worker.poll():
-                worker.recv()  # END
-                worker.send(end_children())
     except (EOFError, ConnectionError):  # the worker has ended
         pass
     except OSError as error:  # no process can be forked, or no file opened

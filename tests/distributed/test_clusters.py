@@ -47,6 +47,21 @@ def test_an_open_client_of_the_same_request_is_given_again_and_no_other(client, 
             assert fourth is not third
 
 
+def test_an_inner_with_leaves_the_cluster_to_the_outer_one_until_the_last_has_ended():
+    with ddp.connect("local", workers=1) as outer:
+        for _ in range(2):
+            with ddp.connect("local", workers=1) as inner:
+                assert inner is outer
+        assert ddp.launch(outer, ddp.world_size).result == 1
+    assert outer.status == "closed"
+    opened = ddp.connect("local", workers=1)
+    with ddp.connect("local", workers=1):
+        pass
+    assert opened.status == "running"
+    opened.close()
+    assert opened.status == "closed"
+
+
 def test_no_worker_is_missed_while_dask_asks_for_something_else(client):
     async def as_dasks_timer_does():
         while not is_over:

@@ -268,7 +268,7 @@ TOLD_AT_THE_END = """
 import os, signal, time
 from dask_ranks.client import signals
 
-with signals.passing_on_sigterm():
+with signals.heard(sigterm_too=True):
     signals.attempts_running = 1
     if os.fork() == 0:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -37,7 +37,6 @@ from processes import (
 
 import ddp_common as ddp
 from dask_ranks.worker.rank_host import RankHost
-from dask_ranks.worker.supervisor import State
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -63,21 +62,18 @@ def launched(client, function, **options):
 # What ranks are forked from
 
 
-def test_a_workers_ranks_have_one_supervisor_and_all_supervisors_one_fork_server(client):
-    first = launched(client, ancestors)
-    assert {server for _, server in first} == {client.fork_server.pid}
-    assert launched(client, ancestors) == first
-    for supervisor, _ in first:
-        os.kill(supervisor, signal.SIGKILL)
-        wait_until(lambda: not is_alive(supervisor))
-    assert not {*first} & {*launched(client, ancestors)}
+def test_each_rank_has_a_supervisor_that_ends_with_it_and_all_have_one_fork_server(client):
+    first, second = launched(client, ancestors), launched(client, ancestors)
+    supervisors = {supervisor for supervisor, _ in first + second}
+    assert len(supervisors) == 4
+    assert {server for _, server in first + second} == {client.fork_server.pid}
+    assert_gone(lambda: [*filter(is_alive, supervisors)])
 
 
 def test_without_that_process_workers_start_their_own():
     with ddp.connect("local", workers=2) as client:
-        supervisors, _ = zip(*launched(client, ancestors))
-        for pid in (client.fork_server.pid, *supervisors):  # and at once the next launch
-            os.kill(pid, signal.SIGKILL)
+        os.kill(client.fork_server.pid, signal.SIGKILL)
+        wait_until(lambda: not is_alive(client.fork_server.pid))
         _, servers = zip(*launched(client, ancestors))
         workers = client.run(os.getpid).values()
         assert {psutil.Process(pid).ppid() for pid in servers} == set(workers)
@@ -125,8 +121,8 @@ def test_a_rank_that_ends_with_its_fork_server_has_no_exit_code():
     host.close()
     assert running.connection.poll(PATIENCE)
     running.take_note()
-    assert running.state is State.ENDED and running.exitcode is None
-    assert host.end(running) == [] and not is_alive(running.pid)
+    assert running.connection.closed and running.exitcode is None
+    assert running.end() == [] and not is_alive(running.pid)
 
 
 def test_a_late_rank_of_an_earlier_attempt_does_not_take_the_store_of_the_next():
@@ -150,8 +146,6 @@ def test_forty_sigusr1_do_not_block_a_rank(client):
 def test_a_supervisor_with_too_few_descriptors_is_a_failure_that_says_so(client):
     """It has those of the fork server, and none is left for the rank's."""
     pid = client.fork_server.pid
-    for supervisor, _ in launched(client, ancestors, workers=4):
-        os.kill(supervisor, signal.SIGKILL)  # others are forked for the next launch
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     is_open = {*map(int, os.listdir(f"/proc/{pid}/fd"))}
     free = min({*range(len(is_open) + 1)} - is_open)  # for the connection; none above is given out
