@@ -33,6 +33,7 @@ from dask_ranks.client.outcome import AttemptState
 from dask_ranks.client.rank import Rank
 from dask_ranks.client.rpc import begin, known_workers, refuse_without_package
 from dask_ranks.messages import CheckpointSaved, Ended, Message, unpack
+from dask_ranks.run.job import Job
 from dask_ranks.run.recorder import Recorder
 from dask_ranks.run.run_directory import RunDirectory
 from ddp_common.errors import Error, SchedulerLost
@@ -54,21 +55,22 @@ class Attempt:
         addresses: list[str],
         inbox: Inbox,
         directory: RunDirectory,
-        on_report: Callable[[dict], Any] | None,
+        job: Job,
+        number: int,
     ):
         self.client = client
         self.attempt_id = attempt_id
         self.addresses = addresses  # of the workers, in rank order
         self.inbox = inbox
         self.directory = directory
-        self.recorder = Recorder(directory, on_report)
-        self.state = AttemptState(addresses, directory.path)
+        self.job = job
+        self.number = number  # among the attempts of its run, the first is 1
+        self.recorder = Recorder(directory, job.on_report, shows_all=job.is_script)
+        self.state = AttemptState(addresses, directory.path, job.is_script)
         self.ranks = self.state.ranks
         self.checkpoints = Checkpoints(
             client, attempt_id, directory.path / "checkpoints", addresses
         )
-        self.restarts_before = 0  # of this run
-        self.restarts_at_most = 0
         self.began = time.monotonic()
         self.submitted = math.inf  # when the tasks of all ranks were
         self.told_to_stop: float | None = None  # when SIGTERM was passed on to a script
