@@ -39,7 +39,6 @@ from dask_ranks.run.run_directory import RunDirectory
 from ddp_common.errors import Error, SchedulerLost
 
 CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was reported first
-LOOK_INTERVAL = 0.5  # seconds
 SHORT_LOOK = 0.02  # seconds, while something is expected at any moment
 KILLED_FOR_MEMORY = "worker-restart-memory"  # the topic of such events of Dask's nannies
 SILENT = 5  # seconds after which a worker that sends no heartbeat counts as silent
@@ -74,7 +73,6 @@ class Attempt:
         self.began = time.monotonic()
         self.submitted = math.inf  # when the tasks of all ranks were
         self.told_to_stop: float | None = None  # when SIGTERM was passed on to a script
-        self.looked = self.began  # when somebody last looked for what no message says
         self.asked = 0.0  # when ranks that make no progress were last asked where they are
 
     # Hearing
@@ -94,9 +92,8 @@ class Attempt:
                 for message in unpack(event.packed):
                     self._take_message(event.rank, message)
             case WorkerLost():
-                if event.address in self.addresses:
-                    self.state.lose_worker(event.address)
-                    self.directory.log(f"the worker at {event.address} was lost")
+                self.state.lose_worker(event.address)
+                self.directory.log(f"the worker at {event.address} was lost")
             case TaskEnded(status="error") if self.ranks[event.rank].end is None:
                 task = self.ranks[event.rank].task
                 assert task is not None, "it has ended"
@@ -132,8 +129,6 @@ class Attempt:
         while not answer.done():
             concurrent.futures.wait([answer], SHORT_LOOK)
             self.take_what_is_there()
-            if time.monotonic() - self.looked > LOOK_INTERVAL:
-                self._look_for_lost_workers()
             self._raise_if_over()
             if time.monotonic() > deadline:
                 raise self._no_answer(timeout)
@@ -152,14 +147,6 @@ class Attempt:
             self.take_next(SHORT_LOOK)
             self._raise_if_over()
         return Error(f"A worker cannot be reached: {error}. Launch again.")
-
-    def _look_for_lost_workers(self) -> None:
-        """Find workers that were lost before our subscription to Dask's events had begun."""
-        self.looked = time.monotonic()
-        with contextlib.suppress(OSError):  # a lost scheduler is heard of otherwise
-            there = known_workers(self.client)
-            for address in set(self.addresses) - set(there):
-                self.take(WorkerLost(address))
 
     def _raise_if_over(self) -> None:
         if self.state.failed():

@@ -86,6 +86,8 @@ def launch(
         directory = absolute(directory)  # now: the program may change its working directory
     if directory is not False:
         check_folder(directory)  # before tables are computed
+    if workers is not None:
+        workers = whole_number("workers", workers, least=1)
     wanted = restarts if restarts is not None else os.environ.get("RESTARTS") or 0
     job = Job(
         function=function,

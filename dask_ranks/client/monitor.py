@@ -13,13 +13,14 @@ from typing import Any
 from distributed import CancelledError
 
 from dask_ranks.client import outcome, signals, stalls
-from dask_ranks.client.attempt import CAUSE_TIMEOUT, LOOK_INTERVAL, SHORT_LOOK, Attempt
+from dask_ranks.client.attempt import CAUSE_TIMEOUT, SHORT_LOOK, Attempt
 from dask_ranks.client.outcome import Failed, Outcome
 from dask_ranks.client.rank import Phase, Rank, numbers
 from dask_ranks.client.rpc import ask_each
 from dask_ranks.worker import agent
 from ddp_common.errors import Error, RunStopped
 
+LOOK_INTERVAL = 0.5  # seconds
 SIGTERM_TIMEOUT = 30  # seconds that a script has to end
 START_TIMEOUT = 600  # seconds that a rank may take to start
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
@@ -36,11 +37,13 @@ def follow(attempt: Attempt) -> Any:
 
     Raises at the first failure.
     """
+    looked = time.monotonic()
     decision = outcome.outcome(attempt.state)
     while decision is Outcome.GOES_ON:
         attempt.take_next(LOOK_INTERVAL)
         attempt.recorder.call_on_report()
-        if time.monotonic() - attempt.looked > LOOK_INTERVAL:
+        if time.monotonic() - looked > LOOK_INTERVAL:
+            looked = time.monotonic()
             attempt.take_what_is_there()
             _look_around(attempt)
         decision = outcome.outcome(attempt.state)
@@ -74,7 +77,6 @@ def _look_around(attempt: Attempt) -> None:
     """Act on what no message says: this program shall stop, or a rank makes no progress."""
     stall_timeout = attempt.job.stall_timeout
     now = time.monotonic()
-    attempt.looked = now
     state = attempt.state
     if signals.interrupted:
         raise KeyboardInterrupt

@@ -56,12 +56,10 @@ class OnWorkers(Launcher):
                     self.client.make_ready(bool(failures))
                 own_tables.ready(job.timeout)
                 rows_held = own_tables.rows_held()
-                with (
-                    open_inbox(self.client, attempt_id) as inbox,
-                    claimed_workers(
-                        self.client, attempt_id, job.workers, job.timeout, rows_held
-                    ) as addresses,
-                ):
+                inbox = open_inbox(self.client, attempt_id)
+                with claimed_workers(
+                    self.client, attempt_id, job.workers, job.timeout, rows_held
+                ) as addresses:
                     run_directory = run_directory or _open_directory(job)
                     number = len(failures) + 1
                     attempt = Attempt(
