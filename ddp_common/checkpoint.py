@@ -236,9 +236,7 @@ class Checkpoint:
         self._steps_at_save = self._steps
         self._schedules_at_save = self._schedules()
         if rank() == 0:  # it copies while the ranks compare
-            copies = {
-                name: copy_of(state, name, self._buffers) for name, state in found.items()
-            }
+            copies = {name: copy_of(state, name, self._buffers) for name, state in found.items()}
             self._state = {**copies, WRITTEN_BY: describe(self.parts, found)}
             self._trained = [
                 (name, entry)

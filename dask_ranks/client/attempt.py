@@ -33,12 +33,12 @@ from dask_ranks.client.outcome import AttemptState
 from dask_ranks.client.rank import Rank
 from dask_ranks.client.rpc import begin, known_workers, refuse_without_package
 from dask_ranks.messages import CheckpointSaved, Ended, Message, unpack
+from dask_ranks.run.job import Job
 from dask_ranks.run.recorder import Recorder
 from dask_ranks.run.run_directory import RunDirectory
 from ddp_common.errors import Error, SchedulerLost
 
 CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was reported first
-LOOK_INTERVAL = 0.5  # seconds
 SHORT_LOOK = 0.02  # seconds, while something is expected at any moment
 KILLED_FOR_MEMORY = "worker-restart-memory"  # the topic of such events of Dask's nannies
 SILENT = 5  # seconds after which a worker that sends no heartbeat counts as silent
@@ -54,25 +54,25 @@ class Attempt:
         addresses: list[str],
         inbox: Inbox,
         directory: RunDirectory,
-        on_report: Callable[[dict], Any] | None,
+        job: Job,
+        number: int,
     ):
         self.client = client
         self.attempt_id = attempt_id
         self.addresses = addresses  # of the workers, in rank order
         self.inbox = inbox
         self.directory = directory
-        self.recorder = Recorder(directory, on_report)
-        self.state = AttemptState(addresses, directory.path)
+        self.job = job
+        self.number = number  # among the attempts of its run, the first is 1
+        self.recorder = Recorder(directory, job.on_report, shows_all=job.is_script)
+        self.state = AttemptState(addresses, directory.path, job.is_script)
         self.ranks = self.state.ranks
         self.checkpoints = Checkpoints(
             client, attempt_id, directory.path / "checkpoints", addresses
         )
-        self.restarts_before = 0  # of this run
-        self.restarts_at_most = 0
         self.began = time.monotonic()
         self.submitted = math.inf  # when the tasks of all ranks were
         self.told_to_stop: float | None = None  # when SIGTERM was passed on to a script
-        self.looked = self.began  # when somebody last looked for what no message says
         self.asked = 0.0  # when ranks that make no progress were last asked where they are
 
     # Hearing
@@ -92,9 +92,8 @@ class Attempt:
                 for message in unpack(event.packed):
                     self._take_message(event.rank, message)
             case WorkerLost():
-                if event.address in self.addresses:
-                    self.state.lose_worker(event.address)
-                    self.directory.log(f"the worker at {event.address} was lost")
+                self.state.lose_worker(event.address)
+                self.directory.log(f"the worker at {event.address} was lost")
             case TaskEnded(status="error") if self.ranks[event.rank].end is None:
                 task = self.ranks[event.rank].task
                 assert task is not None, "it has ended"
@@ -130,8 +129,6 @@ class Attempt:
         while not answer.done():
             concurrent.futures.wait([answer], SHORT_LOOK)
             self.take_what_is_there()
-            if time.monotonic() - self.looked > LOOK_INTERVAL:
-                self._look_for_lost_workers()
             self._raise_if_over()
             if time.monotonic() > deadline:
                 raise self._no_answer(timeout)
@@ -150,14 +147,6 @@ class Attempt:
             self.take_next(SHORT_LOOK)
             self._raise_if_over()
         return Error(f"A worker cannot be reached: {error}. Launch again.")
-
-    def _look_for_lost_workers(self) -> None:
-        """Find workers that were lost before our subscription to Dask's events had begun."""
-        self.looked = time.monotonic()
-        with contextlib.suppress(OSError):  # a lost scheduler is heard of otherwise
-            there = known_workers(self.client)
-            for address in set(self.addresses) - set(there):
-                self.take(WorkerLost(address))
 
     def _raise_if_over(self) -> None:
         if self.state.failed():

@@ -1,9 +1,10 @@
 """Which workers a launch takes: it claims them on the scheduler, and gives them back at the end.
 
-All that a launch has on the scheduler is the plugin `Claims`. Promises: never two ranks on a
-worker, also with several launches and several clients at once; the claims of a client that is
-gone, and those on a worker that is gone, are void; after the last launch the scheduler is as it
-was found, without the plugin and without the messages of ranks, of which Dask would keep many.
+All that a launch has on the scheduler is the plugin `Claims`, and a topic of events for each
+attempt. Promises: never two ranks on a worker, also with several launches and several clients at
+once; who has claimed a worker is told when it is lost; the claims of a client that is gone, and
+those on a worker that is gone, are void; after the last launch the scheduler is as it was found,
+without the plugin and without the messages of ranks, of which Dask would keep many.
 """
 
 import contextlib
@@ -17,7 +18,6 @@ from distributed import Client, Scheduler, SchedulerPlugin, get_worker
 from dask_ranks.client.rpc import known_workers, refuse_without_package
 from dask_ranks.messages import TOPIC
 from dask_ranks.run.progress import Progress
-from dask_ranks.values import whole_number
 from ddp_common.errors import Error
 
 CLAIM_INTERVAL = 0.05  # seconds
@@ -53,8 +53,6 @@ def claimed_workers(
     tables on each worker; those with most are taken first. Raises `Error` when there are too few
     within `timeout` seconds.
     """
-    if wanted is not None:
-        wanted = whole_number("workers", wanted, least=1)
     most = client.most if isinstance(client, KeepsWorkers) else None
     caller = _worker_that_calls()
     began = time.monotonic()
@@ -62,7 +60,7 @@ def claimed_workers(
 
     def claim() -> dict[str, Any]:
         request = (client.id, attempt_id, wanted, most, rows_held, caller)
-        return _ask_scheduler(client, claim_workers, TOPIC, *request)
+        return _ask_scheduler(client, claim_workers, *request)
 
     try:
         answer = claim()
@@ -201,10 +199,10 @@ def _wait_until_connected(client: Client) -> None:
 class Claims(SchedulerPlugin):
     """The claims of all launches on this scheduler, while there are any."""
 
-    def __init__(self, scheduler: Scheduler, topic: str):
+    def __init__(self, scheduler: Scheduler):
         self.scheduler = scheduler
-        self.topic = topic  # of the ranks' messages
-        self.holders: dict[str, tuple[str, str]] = {}  # worker -> (client id, attempt id)
+        self.clients: dict[str, str] = {}  # attempt id -> client id, also of those that wait
+        self.holders: dict[str, str] = {}  # worker -> attempt id
 
     def claim(
         self,
@@ -219,8 +217,11 @@ class Claims(SchedulerPlugin):
 
         `caller` is never taken: the worker whose only thread calls `launch`, if there is one. The
         scheduler's event loop makes it atomic. Returns those in "claimed", none where too few
-        are free; and what is to be said of the others.
+        are free; and what is to be said of the others. From now on the client gets the attempt's
+        events.
         """
+        self.clients[attempt_id] = client_id
+        self.scheduler.subscribe_topic(TOPIC + attempt_id, client_id)
         workers = self.scheduler.workers
         status = {address: worker.status.name for address, worker in workers.items()}
         known = [address for address in workers if status[address] == "running"]
@@ -234,38 +235,48 @@ class Claims(SchedulerPlugin):
             busy = len(self.holders)
             return {"claimed": [], "paused": paused, "known": len(known), "busy": busy}
         chosen = sorted(free[:count], key=lambda address: workers[address].host)
-        self.holders.update(dict.fromkeys(chosen, (client_id, attempt_id)))
+        self.holders.update(dict.fromkeys(chosen, attempt_id))
         return {"claimed": chosen, "paused": paused}
 
-    def release(self, holder: str) -> None:
-        """Void the claims of a client or an attempt, and go where there are no others."""
-        for address, ids in list(self.holders.items()):
-            if holder in ids:
+    def release(self, attempt_id: str) -> None:
+        """Void the claims of an attempt, and go where there are no others."""
+        del self.clients[attempt_id]
+        for address, holder in list(self.holders.items()):
+            if holder == attempt_id:
                 del self.holders[address]
-        if not self.holders:
+        # Also those of agents that have spoken when their client was gone
+        topics = self.scheduler._broker._topics
+        for topic in list(topics):
+            if topic.startswith(TOPIC) and topic.removeprefix(TOPIC) not in self.clients:
+                del topics[topic]
+        if not self.clients:
             self.scheduler.remove_plugin(NAME)
 
     # Called by Dask
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        self.release(client)
+        for attempt_id, its_client in list(self.clients.items()):
+            if its_client == client:
+                self.release(attempt_id)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **others: Any) -> None:
-        self.holders.pop(worker, None)
+        attempt_id = self.holders.pop(worker, None)
+        if attempt_id is not None:
+            scheduler.log_event(TOPIC + attempt_id, {"lost": worker})
 
     def log_event(self, topic: str, msg: Any) -> None:
         """A message of a rank has gone to its client: nobody will read it here any more."""
-        if topic == self.topic:
+        if topic.startswith(TOPIC):
             self.scheduler._broker.truncate(topic)
 
 
 # Called by the client, with `client.run_on_scheduler`
 
 
-def claim_workers(topic: str, *request: Any, dask_scheduler: Scheduler) -> dict[str, Any]:
+def claim_workers(*request: Any, dask_scheduler: Scheduler) -> dict[str, Any]:
     """`Claims.claim`, on a scheduler that may not have the plugin yet."""
     if NAME not in dask_scheduler.plugins:
-        dask_scheduler.add_plugin(Claims(dask_scheduler, topic), name=NAME)
+        dask_scheduler.add_plugin(Claims(dask_scheduler), name=NAME)
     plugin: Any = dask_scheduler.plugins[NAME]
     return plugin.claim(*request)
 
@@ -273,5 +284,6 @@ def claim_workers(topic: str, *request: Any, dask_scheduler: Scheduler) -> dict[
 def release_workers(attempt_id: str, dask_scheduler: Scheduler) -> None:
     """Give back the workers of an attempt, if it has any."""
     plugin: Any = dask_scheduler.plugins.get(NAME)
-    if plugin is not None:
+    if plugin is not None and attempt_id in plugin.clients:
+        dask_scheduler.log_event(TOPIC + attempt_id, {"released": True})
         plugin.release(attempt_id)

@@ -3,18 +3,12 @@
 It comes from agents, from Dask's scheduler and from Dask's futures.
 """
 
-import contextlib
 import queue
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 from distributed import Client, Future
 
 from dask_ranks.messages import TOPIC
-
-_subscribing = threading.Lock()
 
 
 @dataclass
@@ -27,7 +21,7 @@ class FromAgent:
 
 @dataclass
 class WorkerLost:
-    """The scheduler has lost a worker, whoever's it is."""
+    """The scheduler has lost the worker of one of the attempt's ranks."""
 
     address: str
 
@@ -44,8 +38,6 @@ class TaskEnded:
 Event = FromAgent | WorkerLost | TaskEnded
 Inbox = queue.SimpleQueue[Event]
 
-_inboxes: WeakKeyDictionary[Client, dict[str, Inbox]] = WeakKeyDictionary()  # by attempt
-
 RESTARTED = "scheduler-restart"  # Dask's words for why tasks were cancelled: client.restart(),
 CONNECTION_LOST = "scheduler-connection-lost"  # and a scheduler that is gone
 
@@ -58,39 +50,24 @@ def why_cancelled(future: Future) -> str | None:
     return getattr(future._state.exception, "reason", None)
 
 
-@contextlib.contextmanager
-def open_inbox(client: Client, attempt_id: str) -> Iterator[Inbox]:
-    """A queue of everything that concerns this attempt.
+def open_inbox(client: Client, attempt_id: str) -> Inbox:
+    """A queue of what is sent under the topic of this attempt, from the claim to the release.
 
-    That is what its agents send, and workers that the scheduler has lost. A client has one handler
-    for a topic, so the inboxes of its launches share one. Handlers run on the client's event loop.
+    That is what its agents send, and which of its workers are lost (`claims.Claims`, which also
+    subscribes). It is filled on the client's event loop.
     """
-    with _subscribing:
-        inboxes = _inboxes.setdefault(client, {})
+    topic = TOPIC + attempt_id
+    inbox: Inbox = queue.SimpleQueue()
 
-    def on_message(stamped: tuple[float, dict]) -> None:
-        _, event = stamped
-        mine = inboxes.get(event["attempt"])
-        if mine is not None:
-            mine.put(FromAgent(event["rank"], event["messages"]))
+    def on_event(stamped: tuple[float, dict]) -> None:
+        match stamped[1]:
+            case {"rank": rank, "messages": packed}:
+                inbox.put(FromAgent(rank, packed))
+            case {"lost": address}:
+                inbox.put(WorkerLost(address))
+            case {"released": _}:
+                del client._event_handlers[topic]
 
-    def on_cluster_change(stamped: tuple[float, dict]) -> None:
-        _, event = stamped
-        if event.get("action") == "remove-worker":
-            for each in list(inboxes.values()):
-                each.put(WorkerLost(event["worker"]))
-
-    with _subscribing:
-        inbox: Inbox = queue.SimpleQueue()
-        inboxes[attempt_id] = inbox
-        client.subscribe_topic(TOPIC, on_message)
-        client.subscribe_topic("all", on_cluster_change)
-    try:
-        yield inbox
-    finally:
-        with _subscribing:
-            del inboxes[attempt_id]
-            # A client that closes while it is subscribed makes the scheduler log an error.
-            if not inboxes and client.status == "running":
-                client.unsubscribe_topic(TOPIC)
-                client.unsubscribe_topic("all")
+    # Dask's own `unsubscribe_topic` would keep it
+    client._event_handlers[topic] = on_event
+    return inbox

@@ -13,13 +13,14 @@ from typing import Any
 from distributed import CancelledError
 
 from dask_ranks.client import outcome, signals, stalls
-from dask_ranks.client.attempt import CAUSE_TIMEOUT, LOOK_INTERVAL, SHORT_LOOK, Attempt
+from dask_ranks.client.attempt import CAUSE_TIMEOUT, SHORT_LOOK, Attempt
 from dask_ranks.client.outcome import Failed, Outcome
 from dask_ranks.client.rank import Phase, Rank, numbers
 from dask_ranks.client.rpc import ask_each
 from dask_ranks.worker import agent
 from ddp_common.errors import Error, RunStopped
 
+LOOK_INTERVAL = 0.5  # seconds
 SIGTERM_TIMEOUT = 30  # seconds that a script has to end
 START_TIMEOUT = 600  # seconds that a rank may take to start
 CAUSE_TIMEOUT_WHEN_RETURNED = 0.2  # where a peer whose function has returned is the likely cause
@@ -31,19 +32,20 @@ WHEREABOUTS_TIMEOUT = 20  # seconds that ranks have to say where they are, on a 
 SHORT_WHEREABOUTS_TIMEOUT = 5  # the same where it is not the end
 
 
-def follow(attempt: Attempt, timeout: float, stall_timeout: float | None) -> Any:
+def follow(attempt: Attempt) -> Any:
     """Take in messages until every rank is done; returns rank 0's result.
 
-    Raises at the first failure; `timeout`: seconds that a worker's other tasks may keep its rank
-    from starting.
+    Raises at the first failure.
     """
+    looked = time.monotonic()
     decision = outcome.outcome(attempt.state)
     while decision is Outcome.GOES_ON:
         attempt.take_next(LOOK_INTERVAL)
         attempt.recorder.call_on_report()
-        if time.monotonic() - attempt.looked > LOOK_INTERVAL:
+        if time.monotonic() - looked > LOOK_INTERVAL:
+            looked = time.monotonic()
             attempt.take_what_is_there()
-            _look_around(attempt, timeout, stall_timeout)
+            _look_around(attempt)
         decision = outcome.outcome(attempt.state)
         if isinstance(decision, Failed) and decision.is_consequence:
             decision = _wait_for_the_cause(attempt)
@@ -71,22 +73,22 @@ def _wait_for_the_cause(attempt: Attempt) -> Failed | Outcome:
         attempt.take_next(SHORT_LOOK)
 
 
-def _look_around(attempt: Attempt, timeout: float, stall_timeout: float | None) -> None:
+def _look_around(attempt: Attempt) -> None:
     """Act on what no message says: this program shall stop, or a rank makes no progress."""
+    stall_timeout = attempt.job.stall_timeout
     now = time.monotonic()
-    attempt.looked = now
     state = attempt.state
     if signals.interrupted:
         raise KeyboardInterrupt
     unstarted = state.unstarted()
     some_have_started = len(unstarted) < len(state.ranks)
-    if state.is_script:
+    if attempt.job.is_script:
         if some_have_started and (signals.stop_requested or state.stopped()):
             _stop_script(attempt, now)
     elif signals.stop_requested and some_have_started and not state.stopped():
         _pass_on_sigterm(attempt)
-    if unstarted and now - attempt.submitted > timeout:
-        _refuse_busy(attempt, unstarted[0], timeout)
+    if unstarted and now - attempt.submitted > attempt.job.timeout:
+        _refuse_busy(attempt, unstarted[0])
     if unstarted and now - max(attempt.submitted, state.last_started) > START_TIMEOUT:
         why = "It has not started: is its host overloaded, or the disk slow that has torch?"
         raise outcome.rank_stalled(state, unstarted[0], why, START_TIMEOUT, {}, {})
@@ -140,7 +142,7 @@ def _stop_script(attempt: Attempt, now: float) -> None:
         )
 
 
-def _refuse_busy(attempt: Attempt, rank: Rank, timeout: float) -> None:
+def _refuse_busy(attempt: Attempt, rank: Rank) -> None:
     """Raise `Error` if the worker of this rank, which has not started, executes other tasks."""
     assert rank.task is not None, "it was submitted"
     with contextlib.suppress(OSError):  # a lost scheduler is heard of otherwise
@@ -148,7 +150,7 @@ def _refuse_busy(attempt: Attempt, rank: Rank, timeout: float) -> None:
         tasks = [str(key) for key in there if key != rank.task.key]
         if tasks:
             raise Error(
-                f"The worker at {rank.address} was busy for {timeout:g} s with "
+                f"The worker at {rank.address} was busy for {attempt.job.timeout:g} s with "
                 f"{', '.join(tasks)}, so rank {rank.number} could not start. Wait for these "
                 "tasks, or start more workers; where they are to run beside ranks, give workers "
                 "more threads (threads_per_worker)."

@@ -56,10 +56,10 @@ OUTERMOST_OF_RANK = re.compile(r'rank/(life|process)\.py", line \d+ in (_call|ma
 class AttemptState:
     """What is known of an attempt. Times are those of `time.monotonic()` on the client."""
 
-    def __init__(self, addresses: list[str], directory: Path):
+    def __init__(self, addresses: list[str], directory: Path, is_script: bool = False):
         self.ranks = [Rank(number, address) for number, address in enumerate(addresses)]
         self.directory = directory  # of the run
-        self.is_script = False  # what the ranks run, whose lines are shown as they come
+        self.is_script = is_script  # what the ranks run, whose lines are shown as they come
         self.last_started = 0.0  # when the last of them did
         self.ended: list[Rank] = []  # in the order in which it was heard of
         self.is_cancelled = False  # its tasks were, and not by us

@@ -17,21 +17,18 @@ from dask_ranks.client.inbox import TaskEnded, why_cancelled
 from dask_ranks.client.tables import Tables
 from dask_ranks.messages import RankSpec
 from dask_ranks.worker import agent
-from ddp_common.checkpoint_files import step_of
-from ddp_common.errors import first_line
 
 ANSWER_TIMEOUT = 5  # seconds that a worker has to answer, or the launch's `timeout` if longer
 COPY_TIMEOUT = 600  # seconds that a checkpoint may take to all workers that do not see it
 LARGE = 2**20  # bytes of function and arguments
 
 
-def start(attempt: Attempt, payload: Any, tables: Tables, timeout: float) -> None:
+def start(attempt: Attempt, payload: Any, tables: Tables) -> None:
     """Start all ranks; `payload` is the pickled training function with its arguments.
 
-    `timeout`: seconds that a worker has to answer, if it is more than `ANSWER_TIMEOUT`. Raises
-    `RankFailed` if a worker is lost meanwhile, and `Error` for one that does not answer.
+    Raises `RankFailed` if a worker is lost meanwhile, and `Error` for one that does not answer.
     """
-    timeout = max(timeout, ANSWER_TIMEOUT)
+    timeout = max(attempt.job.timeout, ANSWER_TIMEOUT)
     attempt.wait_for(attempt.checkpoints.find, timeout)
     attempt.wait_for(attempt.checkpoints.hand_out, COPY_TIMEOUT)
     if tables.given:
@@ -53,27 +50,6 @@ def start(attempt: Attempt, payload: Any, tables: Tables, timeout: float) -> Non
     attempt.submitted = time.monotonic()
 
 
-def note_restart(attempt: Attempt, previous: Exception, number: int) -> None:
-    """Put down that this is attempt `number` of the run, and what has ended the one before."""
-    reason = first_line(previous)
-    resumed = attempt.checkpoints.resumed
-    step = step_of(resumed) if resumed is not None else 0
-    ranks = len(attempt.addresses)
-    event = {
-        "time": time.time(),
-        "event": "restart",
-        "attempt": number,
-        "reason": reason,
-        "step": step,
-        "ranks": ranks,
-    }
-    attempt.directory.record(getattr(previous, "rank", 0), event)
-    where = f" from step {step}" if step else ""
-    text = f"Restart {number - 1} on {ranks} rank(s){where}. Why: {reason}"
-    attempt.directory.log(text)
-    attempt.recorder.progress.note(text, also_in_logs=True)
-
-
 def _specs(attempt: Attempt, store: tuple[str, int]) -> list[RankSpec]:
     hosts = [get_address_host(address) for address in attempt.addresses]
     groups = list(dict.fromkeys(hosts))
@@ -87,8 +63,8 @@ def _specs(attempt: Attempt, store: tuple[str, int]) -> list[RankSpec]:
             group_rank=groups.index(host),
             group_world_size=len(groups),
             run_id=attempt.directory.path.name,
-            restart_count=attempt.restarts_before,
-            max_restarts=attempt.restarts_at_most,
+            restart_count=attempt.number - 1,
+            max_restarts=attempt.job.restarts,
             store=store,
             checkpoints=attempt.checkpoints.folders[address],
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dask_ranks.rank.scripts import Script
 from dask_ranks.run.folders import shown
 from dask_ranks.values import ABOVE_0
 from ddp_common.errors import Error
@@ -30,7 +31,7 @@ class Job:
     arguments: dict[str, Any]  # of the function, with stand-ins for tables
     tables: list[Any]  # the Dask collections among them, each with its `name`
     workers: int | None
-    restarts: int | None
+    restarts: int  # at most
     stall_timeout: float | None
     directory: str | Path | Literal[False] | None
     timeout: float
@@ -52,6 +53,11 @@ class Job:
             )
         if not isinstance(self.run_config, dict):
             raise Error(f"run_config={self.run_config!r} is to be a dict, for config.json.")
+
+    @property
+    def is_script(self) -> bool:
+        """Whether the ranks run a script, as torchrun does: their lines are shown as they come."""
+        return isinstance(self.function, Script)
 
     @property
     def function_name(self) -> str:

@@ -44,10 +44,12 @@ class Recorder:
         files: RunFiles,
         on_report: Callable[[dict], Any] | None = None,
         draws: bool = True,
+        shows_all: bool = False,
     ):
         self.files = files
         self.on_report = on_report
         self.told = len(files.records)  # so many `on_report` has had, or is not to
+        self.shows_all = shows_all  # lines of other ranks, too
         self.progress = Progress()
         if not draws:
             self.progress.mode = Mode.OFF
@@ -55,7 +57,6 @@ class Recorder:
         self.shown: set[str] = set()  # lines of rank 0
         self.warnings: dict[str, int] = {}  # of other ranks, and the first that printed it
         self.lines_not_shown = 0
-        self.shows_all = False  # lines of other ranks, too
 
     def describe(self, config: dict) -> None:
         """Have `config` in config.json: of a run that is resumed, once ranks train on.

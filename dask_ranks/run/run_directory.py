@@ -38,14 +38,14 @@ class RunFiles:
     """What a process writes into a run's folder: what a `Recorder` needs.
 
     `path` is the folder's full path, `metrics` the name of the file there for what is reported.
-    `records` (list of dict) are these reports.
+    `records` (list of dict) are these reports. A temporary folder goes with the run.
     """
 
-    def __init__(self, path: Path, metrics: str):
+    def __init__(self, path: Path, metrics: str, is_temporary: bool = False):
         self.path = path
         self.metrics = metrics
+        self.is_temporary = is_temporary
         self.records: list[dict] = []
-        self.is_temporary = False  # it goes with the run
         self._open: dict[str, TextIO] = {}  # the files to which lines are appended
         self._problems: dict[str, str] = {}  # what it is about -> a sentence
 
@@ -130,9 +130,8 @@ class RunDirectory(RunFiles):
     can be no such directory, or if another run holds it.
     """
 
-    def __init__(self, location: str | Path):
-        super().__init__(local(location), METRICS)
-        self.function: str | None = None  # the name of the training function
+    def __init__(self, location: str | Path, is_temporary: bool = False):
+        super().__init__(local(location), METRICS, is_temporary)
         self._lock: FileLock | None = None
         try:
             make_private(self.path)

@@ -105,8 +105,7 @@ def run_rank(spec: RankSpec, payload: bytes, tables: BinaryIO | None = None) -> 
         return _is_wanted(worker, key)
 
     def send(messages: list[Message]) -> None:
-        event = {"attempt": spec.attempt, "rank": spec.rank, "messages": pack(messages)}
-        worker.log_event(TOPIC, event)
+        worker.log_event(TOPIC + spec.attempt, {"rank": spec.rank, "messages": pack(messages)})
 
     def call_soon(do: Callable[[], None]) -> None:
         worker.loop.add_callback(worker.loop.call_later, FLUSH, do)
