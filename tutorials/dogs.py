@@ -385,7 +385,7 @@ with torch.no_grad():
     right = (run.result(features[judged]).argmax(1) == labels[judged]).sum()
 print(f"last epoch: {right} of {len(judged)} images to judge by are right")
 figure, alt = ready.draw_epochs({"all ranks": [by_epoch["rate"].tolist()]})
-run.save_figure(figure, "rate.png")
+figure.savefig(run.directory / "rate.png", bbox_inches="tight")
 
 # %% tags=["lesson"]
 show(figure, alt)

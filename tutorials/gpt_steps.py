@@ -190,7 +190,7 @@ def of_all_ranks(value):
 def save_curve(run):
     """Draw the loss of a run into its directory."""
     figure = helpers.curve(run.metrics, label="loss (nats per character)")
-    run.save_figure(figure, "loss.png")
+    figure.savefig(run.directory / "loss.png", bbox_inches="tight")
     plt.close(figure)
 
 

@@ -469,7 +469,7 @@ run = ddp.launch(
 print(f"{run.world_size} ranks, {settings.epochs} epochs, batch {settings.batch_size}")
 
 figure = helpers.curve(run.metrics, label="loss (MSE per pixel)")
-run.save_figure(figure, "loss.png")
+figure.savefig(run.directory / "loss.png", bbox_inches="tight")
 plt.close(figure)
 
 # %% tags=["lesson"]
@@ -496,7 +496,7 @@ for name, drawn in list(rows.items())[1:]:
     print(f"{name:12} {F.mse_loss(drawn, held_out):.4f} MSE per held-out pixel")
 
 figure = helpers.lines_of_digits(rows)
-run.save_figure(figure, "reconstructions.png")
+figure.savefig(run.directory / "reconstructions.png", bbox_inches="tight")
 plt.close(figure)
 
 # %% tags=["lesson"]

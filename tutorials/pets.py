@@ -308,7 +308,7 @@ run = ddp.launch(
 if watch:
     watch.draw()
 figure = helpers.curve(run.metrics, label="loss (nats per character)")
-run.save_figure(figure, "loss.png")  # of all ranks together, into the run directory
+figure.savefig(run.directory / "loss.png", bbox_inches="tight")
 plt.close(figure)
 
 # %% [markdown]

@@ -3,7 +3,6 @@
 There are ranks on Dask's workers, and those of torchrun; both return a `Run`.
 """
 
-import io
 import reprlib
 import sys
 import sysconfig
@@ -17,7 +16,6 @@ from dask_ranks.rank.scripts import Script
 from dask_ranks.run.folders import shown
 from dask_ranks.values import ABOVE_0
 from ddp_common.errors import Error
-from ddp_common.files import save_whole
 
 if TYPE_CHECKING:
     import pandas
@@ -133,33 +131,9 @@ class Run:
 
         return pandas.DataFrame(self.records)
 
-    def save_figure(self, figure: Any, name: str) -> None:
-        """Save a matplotlib figure in the run directory, whole or not at all.
-
-        The end of `name` is the format (.png, .svg, .pdf). On a full disk nothing is raised,
-        since the training is done and its numbers are worth more than a picture: `problems` says
-        it, and the terminal. Raises `Error` for a name that leads out of the directory, and where
-        there is none.
-        """
-        if self.directory is None:
-            raise Error(
-                f"{name} cannot be saved: launch(directory=False) has kept no folder. Leave "
-                "directory=False out, or use figure.savefig."
-            )
-        picture = io.BytesIO()
-        kind = Path(name).suffix.lstrip(".") or "png"
-        figure.savefig(picture, format=kind, dpi=120, bbox_inches="tight")
-        try:
-            save_whole(Path(self.directory), name, picture.getvalue())
-        except OSError as error:
-            why = error.strerror or error
-            problem = f"The file {name} was not saved in {shown(self.directory)}: {why}."
-            self.problems.append(problem)
-            print(problem, file=sys.stderr)
-
     def __repr__(self) -> str:
         words = {
-            "result": InShort().repr(self.result),
+            "result": reprlib.repr(self.result),  # in short
             "world_size": self.world_size,
             "seconds": round(self.seconds, 1),
             "directory": str(shown(self.directory)) if self.directory else "none was kept",
@@ -167,16 +141,3 @@ class Run:
             "restarts": len(self.failures),
         }
         return f"Run({', '.join(f'{name}={value}' for name, value in words.items())})"
-
-
-class InShort(reprlib.Repr):
-    """Values in a few words: the numbers in a tensor or a table are nobody's first question."""
-
-    def repr_instance(self, value: Any, level: int) -> str:
-        """Of what is none of Python's own collections: what it is and how large."""
-        if value is None or isinstance(value, (int, float, complex, bytes, Path)):
-            return super().repr_instance(value, level)
-        kind = type(value).__name__
-        if isinstance(getattr(value, "shape", None), tuple):
-            return f"{kind} {tuple(value.shape)}"
-        return f"{kind} of {len(value)}" if hasattr(value, "__len__") else kind

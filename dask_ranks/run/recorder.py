@@ -54,8 +54,6 @@ class Recorder:
         if not draws:
             self.progress.mode = Mode.OFF
         self.config: dict | None = None  # to be written into config.json once training has begun
-        self.shown: set[str] = set()  # lines of rank 0
-        self.warnings: dict[str, int] = {}  # of other ranks, and the first that printed it
         self.lines_not_shown = 0
 
     def describe(self, config: dict) -> None:
@@ -98,14 +96,11 @@ class Recorder:
         """Write down a line that a rank has printed, and show rank 0's."""
         self.files.log(f"[rank {rank}] {text}")
         if rank == 0:
-            self.shown.add(text)
             say(text, sys.stdout)
         elif self.shows_all:
             say(f"[rank {rank}] {text}", sys.stdout)
         else:
             self.lines_not_shown += 1
-            if WARNING.search(text):
-                self.warnings.setdefault(text, rank)
 
     def call_on_report(self) -> None:
         """Call `on_report` with the records that it has not had, in order; raises what it does."""
@@ -123,11 +118,8 @@ class Recorder:
                 raise
 
     def close(self) -> None:
-        """Draw the last state; show the warnings of other ranks, and say where their lines are."""
+        """Draw the last state, and say where the lines of other ranks are."""
         _draw(self.progress.close)
-        for text, rank in self.warnings.items():
-            if text not in self.shown:
-                say(f"[rank {rank}] {text}", sys.stdout)
         if self.lines_not_shown:
             where = ""
             if not self.files.is_temporary:
