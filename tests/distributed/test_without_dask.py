@@ -19,6 +19,7 @@ from patience import PATIENCE
 from ports import free_port
 from processes import TESTS, finished, log_of, saved_steps
 from ranks_here import Rank, torchrun_variables
+from test_pages import blocks
 
 import ddp_common as ddp
 
@@ -274,3 +275,32 @@ def test_a_collection_is_refused_with_what_to_do(tmp_path):
     for rank in start(code, tmp_path):
         assert "to_parquet" in rank.complaint()
         assert "The argument x is a Dask collection" in rank.said()
+
+
+WITHOUT_DISTRIBUTED = """
+import sys, time
+sys.modules["distributed"] = sys.modules["dask_ranks"] = None  # to import one is an error
+import torch, torch.distributed as dist
+from mine import train
+
+dist.init_process_group("gloo")
+x = torch.randn(1000, 8, generator=torch.manual_seed(0))
+weights = train(x, x.sum(1, keepdim=True), epochs=int(sys.argv[1]))
+torch.save(weights, f"{sys.argv[2]}-{dist.get_rank()}.pt")
+time.sleep(1)  # torch may abort where its group ends right after a backward
+"""
+
+
+def test_the_function_of_the_readme_trains_and_resumes_where_there_is_no_distributed(tmp_path):
+    (tmp_path / "mine.py").write_text(blocks("README.md")[0])
+    (tmp_path / "alone.py").write_text(WITHOUT_DISTRIBUTED)
+    said = []
+    for name, epochs in [("resumed", "2"), ("resumed", "5"), ("whole", "5")]:
+        command = "-m torch.distributed.run --nproc-per-node=2 --standalone alone.py"
+        variables = {"DDP_CHECKPOINTS": str(tmp_path / name), "PYTHONHASHSEED": "0"}
+        options = dict(cwd=tmp_path, env={**os.environ, **variables})
+        said.append(finished(*command.split(), epochs, name, **options).stdout)
+    assert ["Resumed from step-00000032" in each for each in said] == [False, True, False]
+    names = ("resumed-0", "resumed-1", "whole-0")
+    first, second, whole = (torch.load(tmp_path / f"{name}.pt")["weight"] for name in names)
+    assert torch.equal(first, second) and torch.equal(first, whole)
