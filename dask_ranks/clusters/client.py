@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from distributed import Client
+from distributed import Client, Scheduler
 from distributed.security import Security
 
-from dask_ranks.client.rpc import answers_within, known_workers, refuse_without_package
+from dask_ranks.client import claims
+from dask_ranks.client.rpc import answers_within, begin, known_workers, refuse_without_package
 from dask_ranks.clusters.jobs import Jobs
+from dask_ranks.worker import plugin
 from dask_ranks.worker.fork_server import ForkServer
-from dask_ranks.worker.plugin import Preload
 from dask_ranks.worker.time_limit import time_left
 from ddp_common.errors import Error
 
@@ -79,7 +80,10 @@ class ClusterClient(Client):
         """Wait until the workers are there, and have each import torch ahead."""
         self.wait_until_there()
         _refuse_without_package(self)
-        self.register_plugin(Preload(self.fork_server.path if self.fork_server else None))
+        path = self.fork_server.path if self.fork_server else None
+        self.register_plugin(
+            plugin.Preload(is_own_cluster=self.cluster is not None, fork_server=path)
+        )
         if self.request.is_limited and len(self.workers()) > self.expected:
             self.most = self.expected
 
@@ -204,6 +208,8 @@ class ClusterClient(Client):
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
         open_clients.discard(self)
+        if self.cluster is None and self.status == "running":
+            self._leave_workers_as_they_were()
         cluster, self.cluster = self.cluster, None
         fork_server, self.fork_server = self.fork_server, None
         # Connections to workers end in the middle of what Dask wanted to tell them.
@@ -219,6 +225,24 @@ class ClusterClient(Client):
             if fork_server is not None:
                 fork_server.close()
         return closed
+
+    def _leave_workers_as_they_were(self) -> None:
+        # It may be lost, or have no dask_ranks; or a worker does not answer it
+        with contextlib.suppress(OSError, ImportError):
+            forgetting = begin(self, lambda: self.run_on_scheduler(forget_plugin, self.id))
+            forgetting.result(ANSWER_TIMEOUT)
+
+
+async def forget_plugin(client_id: str, dask_scheduler: Scheduler) -> None:
+    """On a scheduler of others, for a client that leaves it: have no worker keep our plugin.
+
+    They keep it while a launch is going on, and for another client of `connect`.
+    """
+    kind, _, _ = client_id.partition("-")
+    others = [each for each in dask_scheduler.clients if each.startswith(kind)]
+    is_needed = others != [client_id] or claims.NAME in dask_scheduler.plugins
+    if plugin.NAME in dask_scheduler.worker_plugins and not is_needed:
+        await dask_scheduler.unregister_worker_plugin(comm=None, name=plugin.NAME)
 
 
 def _refuse_without_package(client: Client) -> None:
