@@ -8,9 +8,10 @@ started is closed, too.
 
 import contextlib
 import logging
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from dask_ranks.worker.time_limit import time_left
 from ddp_common.errors import Error
 
 ANSWER_TIMEOUT = 5  # seconds that workers have to say how long their jobs may last
+SILENCE_TIMEOUT = 30  # seconds that workers have to answer at all
 GONE_TIMEOUT = 15  # seconds that the workers of cancelled jobs have to leave
 QUEUE_INTERVAL = 5.0  # seconds between two questions to the queue
 
@@ -247,12 +249,30 @@ async def forget_plugin(client_id: str, dask_scheduler: Scheduler) -> None:
 
 def _refuse_without_package(client: Client) -> None:
     """Raise `Error` unless the workers and the scheduler can import `ddp_common`."""
+    ask_all(client, os.getpid)  # else the next question could take minutes
     try:
         client.run(time_left)
         client.run_on_scheduler(time_left)
     except Exception as error:  # of any kind: the scheduler passes on what workers raise
         refuse_without_package(error)
         raise
+
+
+def ask_all(client: Client, function: Callable, *arguments: Any) -> dict[str, Any]:
+    """What `function(*arguments)` returns on each worker, by their addresses.
+
+    Raises `Error` with the addresses of those that do not answer.
+    """
+    asked = list(known_workers(client))
+    answers = answers_within(SILENCE_TIMEOUT, client, function, *arguments, workers=asked)
+    silent = [each for each in asked if each not in answers]
+    if silent:
+        raise Error(
+            f"The worker at {', '.join(silent)} did not answer for {SILENCE_TIMEOUT:g} s. Is its "
+            "process suspended (SIGSTOP, a suspended job), or its host overloaded?\n"
+            "Let it go on, or end it, and try again."
+        )
+    return answers
 
 
 def open_client(request: Request) -> ClusterClient | None:
