@@ -8,23 +8,26 @@ started is closed, too.
 
 import contextlib
 import logging
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from distributed import Client
+from distributed import Client, Scheduler
 from distributed.security import Security
 
-from dask_ranks.client.rpc import answers_within, known_workers, refuse_without_package
+from dask_ranks.client import claims
+from dask_ranks.client.rpc import answers_within, begin, known_workers, refuse_without_package
 from dask_ranks.clusters.jobs import Jobs
+from dask_ranks.worker import plugin
 from dask_ranks.worker.fork_server import ForkServer
-from dask_ranks.worker.plugin import Preload
 from dask_ranks.worker.time_limit import time_left
 from ddp_common.errors import Error
 
 ANSWER_TIMEOUT = 5  # seconds that workers have to say how long their jobs may last
+SILENCE_TIMEOUT = 30  # seconds that workers have to answer at all
 GONE_TIMEOUT = 15  # seconds that the workers of cancelled jobs have to leave
 QUEUE_INTERVAL = 5.0  # seconds between two questions to the queue
 
@@ -79,7 +82,10 @@ class ClusterClient(Client):
         """Wait until the workers are there, and have each import torch ahead."""
         self.wait_until_there()
         _refuse_without_package(self)
-        self.register_plugin(Preload(self.fork_server.path if self.fork_server else None))
+        path = self.fork_server.path if self.fork_server else None
+        self.register_plugin(
+            plugin.Preload(is_own_cluster=self.cluster is not None, fork_server=path)
+        )
         if self.request.is_limited and len(self.workers()) > self.expected:
             self.most = self.expected
 
@@ -204,6 +210,8 @@ class ClusterClient(Client):
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
         open_clients.discard(self)
+        if self.cluster is None and self.status == "running":
+            self._leave_workers_as_they_were()
         cluster, self.cluster = self.cluster, None
         fork_server, self.fork_server = self.fork_server, None
         # Connections to workers end in the middle of what Dask wanted to tell them.
@@ -220,15 +228,51 @@ class ClusterClient(Client):
                 fork_server.close()
         return closed
 
+    def _leave_workers_as_they_were(self) -> None:
+        # It may be lost, or have no dask_ranks; or a worker does not answer it
+        with contextlib.suppress(OSError, ImportError):
+            forgetting = begin(self, lambda: self.run_on_scheduler(forget_plugin, self.id))
+            forgetting.result(ANSWER_TIMEOUT)
+
+
+async def forget_plugin(client_id: str, dask_scheduler: Scheduler) -> None:
+    """On a scheduler of others, for a client that leaves it: have no worker keep our plugin.
+
+    They keep it while a launch is going on, and for another client of `connect`.
+    """
+    kind, _, _ = client_id.partition("-")
+    others = [each for each in dask_scheduler.clients if each.startswith(kind)]
+    is_needed = others != [client_id] or claims.NAME in dask_scheduler.plugins
+    if plugin.NAME in dask_scheduler.worker_plugins and not is_needed:
+        await dask_scheduler.unregister_worker_plugin(comm=None, name=plugin.NAME)
+
 
 def _refuse_without_package(client: Client) -> None:
     """Raise `Error` unless the workers and the scheduler can import `ddp_common`."""
+    ask_all(client, os.getpid)  # else the next question could take minutes
     try:
         client.run(time_left)
         client.run_on_scheduler(time_left)
     except Exception as error:  # of any kind: the scheduler passes on what workers raise
         refuse_without_package(error)
         raise
+
+
+def ask_all(client: Client, function: Callable, *arguments: Any) -> dict[str, Any]:
+    """What `function(*arguments)` returns on each worker, by their addresses.
+
+    Raises `Error` with the addresses of those that do not answer.
+    """
+    asked = list(known_workers(client))
+    answers = answers_within(SILENCE_TIMEOUT, client, function, *arguments, workers=asked)
+    silent = [each for each in asked if each not in answers]
+    if silent:
+        raise Error(
+            f"The worker at {', '.join(silent)} did not answer for {SILENCE_TIMEOUT:g} s. Is its "
+            "process suspended (SIGSTOP, a suspended job), or its host overloaded?\n"
+            "Let it go on, or end it, and try again."
+        )
+    return answers
 
 
 def open_client(request: Request) -> ClusterClient | None:

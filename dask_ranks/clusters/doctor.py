@@ -19,6 +19,7 @@ import psutil
 from distributed.comm import get_address_host
 
 from dask_ranks.client.launch import launch
+from dask_ranks.clusters.client import ask_all
 from dask_ranks.clusters.connect import connect
 from dask_ranks.clusters.jobs import check_commands
 from dask_ranks.clusters.profiles import gpus, is_batch, read_profile
@@ -115,8 +116,8 @@ def check_queue(name: str) -> str:
 
 def check_workers(client: Any) -> Finding:
     """The workers answer, and have memory."""
-    hosts = client.run(socket.gethostname)  # by the workers' addresses, as the next one
-    memory = client.run(psutil.virtual_memory)
+    hosts = ask_all(client, socket.gethostname)
+    memory = ask_all(client, psutil.virtual_memory)
     names = list(hosts.values())
     least = min(memory[at].available / names.count(host) for at, host in hosts.items())
     found = f"{len(hosts)} have come, {least / GIB:.1f} GiB free for each"
@@ -144,7 +145,7 @@ def check_versions(client: Any) -> Finding:
 
 def check_addresses(client: Any) -> Finding:
     """Workers are where other hosts reach them."""
-    hosts = client.run(socket.gethostname)
+    hosts = ask_all(client, socket.gethostname)
     names = set(hosts.values())
     for address, host in hosts.items():
         if get_address_host(address).startswith("127.") and names != {socket.gethostname()}:
@@ -161,7 +162,7 @@ def check_run_directory(client: Any) -> Finding:
     folder = new_directory("").resolve()
     try:
         (folder / "here").touch()
-        is_shared = all(client.run(os.path.exists, str(folder / "here")).values())
+        is_shared = all(ask_all(client, os.path.exists, str(folder / "here")).values())
         free = shutil.disk_usage(folder).free
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -17,37 +17,50 @@ from dask_ranks.worker.rank_host import HOST
 from dask_ranks.worker.time_limit import watch_time_limit
 
 
+NAME = "ddp-preload"  # of the plugin
+LOST_SCHEDULER = "Failed to communicate with scheduler during heartbeat."  # logs Dask's worker
+
+
 class Preload(WorkerPlugin):
     """Worker plugin: has a fork server import torch, while the cluster is still being waited for.
 
     It also keeps the worker until its rank has saved when SIGTERM comes, which a batch system
     sends to every process, or Ctrl-C, which a terminal does. And it is no error if the scheduler
-    is closed first.
+    of our own cluster is closed first. A worker that goes on without it is as it was before.
     """
 
-    name = "ddp-preload"
+    name = NAME
     idempotent = True  # a second client must not end the fork server, and with it all ranks
 
-    def __init__(self, fork_server: str | None = None):
+    def __init__(self, is_own_cluster: bool, fork_server: str | None = None):
+        self.is_own_cluster = is_own_cluster  # `connect` has started it, and closes it
         self.fork_server = fork_server  # the path of one for all workers, if they share its host
         self.handlers: dict[signal.Signals, Any] = {}  # those before
+        self.changed: list[ssl.SSLContext] = []
+        self.watch: threading.Event | None = None  # ends that of the time limit
 
     def setup(self, worker: Worker) -> None:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                if worker.nanny:  # it ends the worker itself
-                    signal.signal(number, signal.SIG_IGN)
-                else:
-                    self.handlers[number] = signal.signal(number, _handler(number))
+                # A nanny ends the worker itself
+                handler = signal.SIG_IGN if worker.nanny else _handler(number)
+                self.handlers[number] = signal.signal(number, handler)
         for context in tls_contexts(worker):
-            allow_ends_without_notice(context)
-        logging.getLogger("distributed.worker").addFilter(_is_no_lost_connection)
+            if context is not None and not context.options & ssl.OP_IGNORE_UNEXPECTED_EOF:
+                self.changed.append(context)
+                allow_ends_without_notice(context)
+        if self.is_own_cluster and worker.nanny:  # else this process may outlive the cluster
+            logging.getLogger("distributed.worker").addFilter(_is_no_lost_scheduler)
         HOST.prepare(self.fork_server)
-        watch_time_limit(tell_to_stop)
+        self.watch = watch_time_limit(tell_to_stop)
 
     def teardown(self, worker: Worker) -> None:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
+        for context in self.changed:
+            context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
+        if self.watch is not None:
+            self.watch.set()
         HOST.close()
 
 
@@ -82,6 +95,5 @@ def _handler(number: signal.Signals) -> Any:
     return tell_the_rank_first
 
 
-def _is_no_lost_connection(record: logging.LogRecord) -> bool:
-    _, error, _ = record.exc_info or (None, None, None)
-    return not isinstance(error, OSError)
+def _is_no_lost_scheduler(record: logging.LogRecord) -> bool:
+    return record.msg != LOST_SCHEDULER

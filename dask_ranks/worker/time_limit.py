@@ -40,26 +40,32 @@ def _warning() -> float:
     return float(os.environ.get("DDP_JOB_WARNING", 0))
 
 
-def watch_time_limit(tell: Callable[[], None]) -> None:
+def watch_time_limit(tell: Callable[[], None]) -> threading.Event:
     """Call `tell` when the job's time limit is near, and again until its end.
 
-    A thread does it, which needs no word from the batch system. Without a limit nothing happens.
+    A thread does it, which needs no word from the batch system, until the event that this returns
+    is set. Without a limit nothing happens.
     """
-    if time_left() == math.inf:
-        return
-    threading.Thread(target=_watch, args=(tell,), daemon=True, name="ddp-time-limit").start()
+    is_over = threading.Event()
+    if time_left() < math.inf:
+        watch = threading.Thread(
+            target=_watch, args=(tell, is_over), daemon=True, name="ddp-time-limit"
+        )
+        watch.start()
+    return is_over
 
 
-def _watch(tell: Callable[[], None]) -> None:
+def _watch(tell: Callable[[], None], is_over: threading.Event) -> None:
     left = time_left()
     while left > _warning():
-        time.sleep(min(left - _warning(), LONGEST_SLEEP))
+        if is_over.wait(min(left - _warning(), LONGEST_SLEEP)):
+            return
         left = time_left()
     print(
         f"{left:.0f} s before this job's time limit: the rank is told to save and leave",
         file=sys.stderr,
         flush=True,
     )
-    while True:
+    while not is_over.is_set():
         tell()
-        time.sleep(REPEAT_INTERVAL)
+        is_over.wait(REPEAT_INTERVAL)

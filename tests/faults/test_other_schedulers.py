@@ -1,12 +1,15 @@
 """CLUSTER=tcp://… and tls://…: a scheduler of somebody else's, which stays when we leave."""
 
 import json
+import logging
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import cloudpickle
+import psutil
 import pytest
 from distributed import Client
 from distributed.security import Security
@@ -126,6 +129,39 @@ def test_a_scheduler_of_others_is_left_as_it_was_found(tmp_path):
         both[1].outcome()
         assert client.run_on_scheduler(what_is_there) == found
         wait_until(lambda: (sorted(vars(client)), sorted(client._event_handlers)) == mine)
+
+
+def what_a_worker_has(dask_worker):
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    filters = len(logging.getLogger("distributed.worker").filters)
+    processes = [each.name() for each in psutil.Process().children()]
+    return sorted(dask_worker.plugins), [*map(str, handlers)], filters, processes
+
+
+def waits_for(gate):
+    wait_until(gate.exists)
+
+
+def test_workers_of_others_are_left_as_they_were_found_by_the_last_that_needs_them(tmp_path):
+    with separate_cluster(tmp_path) as (_, address), Client(address) as client:
+        client.wait_for_workers(2, timeout=2 * PATIENCE)
+        found = client.run(what_a_worker_has)
+        with ddp.connect(address, workers=1):
+            gate = tmp_path / "gate"
+            running = Background(
+                ddp.launch, client, waits_for, workers=1, directory=tmp_path / "run", gate=gate
+            )
+            wait_until(lambda: "started" in log_of(tmp_path / "run"))
+        in_use = client.run(what_a_worker_has)
+        assert all("ddp-preload" in plugins for plugins, *_ in in_use.values())
+        assert all(filters == 0 for *_, filters, _ in in_use.values())
+        gate.touch()
+        running.outcome()
+        with ddp.connect(address, workers=2):
+            with ddp.connect(address, workers=1):
+                pass
+            assert client.run(what_a_worker_has) == in_use
+        assert client.run(what_a_worker_has) == found
 
 
 WITHOUT_PACKAGE = """

@@ -21,6 +21,8 @@ from processes import Background, log_of, saved_steps, separate_cluster, wait_un
 
 import ddp_common as ddp
 from dask_ranks.client.rpc import known_workers
+from dask_ranks.clusters import client as clusters_client
+from dask_ranks.clusters import doctor
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL = {"dashboard_address": "127.0.0.1:0", "threads_per_worker": 1, "memory_limit": 0}
@@ -49,6 +51,23 @@ def test_a_worker_that_is_suspended_before_a_launch_is_named_and_does_not_hold_i
     finally:
         os.kill(pid, signal.SIGCONT)
     assert ddp.launch(two_workers, ddp.world_size, workers=2).result == 2
+
+
+def test_connect_and_the_doctor_name_a_suspended_worker_and_do_not_wait_for_it(
+    two_workers, monkeypatch
+):
+    monkeypatch.setattr(clusters_client, "SILENCE_TIMEOUT", 3)
+    address, pid = pid_of_one(two_workers)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        connecting = Background(ddp.connect, two_workers.scheduler.address, workers=2)
+        with pytest.raises(ddp.Error, match=f"worker at {address} did not answer for 3 s"):
+            connecting.outcome(within=PATIENCE)
+        for check in (doctor.check_workers, doctor.check_addresses, doctor.check_run_directory):
+            with pytest.raises(ddp.Error, match=f"worker at {address} did not answer for 3 s"):
+                check(two_workers)
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def test_a_worker_that_is_killed_just_before_a_launch_does_not_keep_it_from_starting(two_workers):
