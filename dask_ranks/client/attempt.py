@@ -5,7 +5,6 @@ is in an `AttemptState`; what that means, and what a user reads of it, is in `ou
 the agents' messages and on the scheduler, which says when a worker is lost.
 """
 
-import concurrent.futures
 import contextlib
 import logging
 import math
@@ -17,7 +16,7 @@ from typing import Any
 from dask.utils import format_bytes
 from distributed import CancelledError, Client, Future
 
-from dask_ranks.client import outcome
+from dask_ranks.client import outcome, rpc
 from dask_ranks.client.checkpoints import Checkpoints
 from dask_ranks.client.claims import KeepsWorkers
 from dask_ranks.client.inbox import (
@@ -31,7 +30,6 @@ from dask_ranks.client.inbox import (
 )
 from dask_ranks.client.outcome import AttemptState
 from dask_ranks.client.rank import Rank
-from dask_ranks.client.rpc import begin, known_workers, refuse_without_package
 from dask_ranks.messages import CheckpointSaved, Ended, Message, unpack
 from dask_ranks.run.job import Job
 from dask_ranks.run.recorder import Recorder
@@ -39,7 +37,6 @@ from dask_ranks.run.run_directory import RunDirectory
 from ddp_common.errors import Error, SchedulerLost
 
 CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was reported first
-SHORT_LOOK = 0.02  # seconds, while something is expected at any moment
 KILLED_FOR_MEMORY = "worker-restart-memory"  # the topic of such events of Dask's nannies
 SILENT = 5  # seconds after which a worker that sends no heartbeat counts as silent
 
@@ -77,16 +74,18 @@ class Attempt:
 
     # Hearing
 
-    def take_next(self, timeout: float) -> None:
+    def take_in(self, timeout: float) -> None:
+        """Take in the events that are there; waits for one at most `timeout` seconds."""
         with contextlib.suppress(queue.Empty):
-            self.take(self.inbox.get(timeout=timeout))
-
-    def take_what_is_there(self) -> None:
-        with contextlib.suppress(queue.Empty):
+            self._take(self.inbox.get(timeout=timeout))
             while True:
-                self.take(self.inbox.get_nowait())
+                self._take(self.inbox.get_nowait())
 
-    def take(self, event: Event) -> None:
+    def wait_until(self, is_so: Callable[[], bool], timeout: float) -> bool:
+        """Take in events until `is_so()`, at most `timeout` seconds; returns whether it is."""
+        return rpc.wait_until(is_so, timeout, pause=self.take_in)
+
+    def _take(self, event: Event | None) -> None:
         match event:
             case FromAgent():
                 for message in unpack(event.packed):
@@ -124,38 +123,38 @@ class Attempt:
         Raises `RankFailed` if a worker is lost meanwhile, and `Error` for workers that do not
         answer in time, or that have no `ddp_common`.
         """
-        answer = begin(self.client, ask)
-        deadline = time.monotonic() + timeout
-        while not answer.done():
-            concurrent.futures.wait([answer], SHORT_LOOK)
-            self.take_what_is_there()
+        answer = rpc.begin(self.client, ask)
+        answer.add_done_callback(lambda _: self.inbox.put(None))
+        self.wait_until(lambda: answer.done() or self._is_over(), timeout)
+        if not answer.done():
             self._raise_if_over()
-            if time.monotonic() > deadline:
-                raise self._no_answer(timeout)
+            raise self._no_answer(timeout)
         try:
             return answer.result()
         except (OSError, CancelledError) as error:
             raise self.cause_of(error) from None
         except Exception as error:
-            refuse_without_package(error)
+            rpc.refuse_without_package(error)
             raise
 
     def cause_of(self, error: BaseException) -> Exception:
         """The exception for a worker, or the scheduler, that Dask could not reach."""
-        deadline = time.monotonic() + CAUSE_TIMEOUT
-        while time.monotonic() < deadline:  # wait a moment to hear what was lost
-            self.take_next(SHORT_LOOK)
-            self._raise_if_over()
+        self.wait_until(self._is_over, CAUSE_TIMEOUT)
+        self._raise_if_over()
         return Error(f"A worker cannot be reached: {error}. Launch again.")
+
+    def _is_over(self) -> bool:
+        is_connected = self.client.status == "running"
+        return bool(self.state.failed()) or self.state.is_cancelled or not is_connected
 
     def _raise_if_over(self) -> None:
         if self.state.failed():
             raise self.failure_of(self.state.failed()[0])
-        if self.state.is_cancelled or self.client.status != "running":
+        if self._is_over():
             raise self.cancelled()
 
     def _no_answer(self, timeout: float) -> Error:
-        workers = known_workers(self.client)
+        workers = rpc.known_workers(self.client)
         # By the scheduler's clock, as all of them are
         seen = {each: workers.get(each, {}).get("last_seen", 0) for each in self.addresses}
         silent = [each for each in self.addresses if max(seen.values()) - seen[each] > SILENT]

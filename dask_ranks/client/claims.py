@@ -8,19 +8,17 @@ without the plugin and without the messages of ranks, of which Dask would keep m
 """
 
 import contextlib
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 from distributed import Client, Scheduler, SchedulerPlugin, get_worker
 
-from dask_ranks.client.rpc import known_workers, refuse_without_package
+from dask_ranks.client.rpc import known_workers, refuse_without_package, wait_until
 from dask_ranks.messages import TOPIC
 from dask_ranks.run.progress import Progress
 from ddp_common.errors import Error
 
-CLAIM_INTERVAL = 0.05  # seconds
 RECONNECT_TIMEOUT = 5  # seconds
 QUIET = 2  # seconds of waiting for workers without a word
 NAME = "ddp-claims"  # of the plugin
@@ -55,15 +53,15 @@ def claimed_workers(
     """
     most = client.most if isinstance(client, KeepsWorkers) else None
     caller = _worker_that_calls()
-    began = time.monotonic()
-    has_said = False
+    answer: dict[str, Any] = {}
 
-    def claim() -> dict[str, Any]:
+    def claim() -> bool:
         request = (client.id, attempt_id, wanted, most, rows_held, caller)
-        return _ask_scheduler(client, claim_workers, *request)
+        answer.update(_ask_scheduler(client, claim_workers, *request))
+        return bool(answer["claimed"])
 
     try:
-        answer = claim()
+        is_claimed = wait_until(claim, min(timeout, QUIET))
         if wanted is None and answer["paused"]:
             paused = ", ".join(answer["paused"])
             warnings.warn(
@@ -71,16 +69,12 @@ def claimed_workers(
                 "rank. Free memory there, or give workers more (memory_limit).",
                 stacklevel=4,
             )
-        while not answer["claimed"]:
-            waited = time.monotonic() - began
-            if waited > timeout:
-                raise Error(_too_few(client, answer, wanted, timeout, caller))
-            if waited > QUIET and not has_said:
-                has_said = True
-                text = f"Waiting for workers, up to {timeout:g} s: {_there_are(answer, caller)}"
-                Progress().note(text, also_in_logs=True)
-            time.sleep(CLAIM_INTERVAL)
-            answer = claim()
+        if not is_claimed and timeout > QUIET:
+            text = f"Waiting for workers, up to {timeout:g} s: {_there_are(answer, caller)}"
+            Progress().note(text, also_in_logs=True)
+            is_claimed = wait_until(claim, timeout - QUIET)
+        if not is_claimed:
+            raise Error(_too_few(client, answer, wanted, timeout, caller))
         yield answer["claimed"]
     finally:
         # Those of a client that is gone, or has lost its connection, are void
@@ -184,10 +178,7 @@ def _wait_until_connected(client: Client) -> None:
 
     Raises OSError if it does not, or if it is closed.
     """
-    deadline = time.monotonic() + RECONNECT_TIMEOUT
-    while client.status == "connecting" and time.monotonic() < deadline:
-        time.sleep(CLAIM_INTERVAL)
-    if client.status == "connecting":
+    if not wait_until(lambda: client.status != "connecting", RECONNECT_TIMEOUT):
         raise ConnectionError("the connection was lost")
     if client.status != "running":
         raise ConnectionError("this client is closed")

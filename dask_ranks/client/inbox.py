@@ -36,7 +36,7 @@ class TaskEnded:
 
 
 Event = FromAgent | WorkerLost | TaskEnded
-Inbox = queue.SimpleQueue[Event]
+Inbox = queue.SimpleQueue[Event | None]  # None: something else has come that somebody waits for
 
 RESTARTED = "scheduler-restart"  # Dask's words for why tasks were cancelled: client.restart(),
 CONNECTION_LOST = "scheduler-connection-lost"  # and a scheduler that is gone

@@ -13,7 +13,7 @@ from typing import Any
 from distributed import CancelledError
 
 from dask_ranks.client import outcome, signals, stalls
-from dask_ranks.client.attempt import CAUSE_TIMEOUT, SHORT_LOOK, Attempt
+from dask_ranks.client.attempt import CAUSE_TIMEOUT, Attempt
 from dask_ranks.client.outcome import Failed, Outcome
 from dask_ranks.client.rank import Phase, Rank, numbers
 from dask_ranks.client.rpc import ask_each
@@ -40,11 +40,10 @@ def follow(attempt: Attempt) -> Any:
     looked = time.monotonic()
     decision = outcome.outcome(attempt.state)
     while decision is Outcome.GOES_ON:
-        attempt.take_next(LOOK_INTERVAL)
-        attempt.recorder.call_on_report()
+        attempt.recorder.call_on_report()  # which may take long: before others are judged
+        attempt.take_in(LOOK_INTERVAL)
         if time.monotonic() - looked > LOOK_INTERVAL:
             looked = time.monotonic()
-            attempt.take_what_is_there()
             _look_around(attempt)
         decision = outcome.outcome(attempt.state)
         if isinstance(decision, Failed) and decision.is_consequence:
@@ -63,14 +62,13 @@ def follow(attempt: Attempt) -> Any:
 def _wait_for_the_cause(attempt: Attempt) -> Failed | Outcome:
     """All ranks that failed have lost a peer: wait a moment for the one that did not."""
     timeout = CAUSE_TIMEOUT_WHEN_RETURNED if attempt.state.returned() else CAUSE_TIMEOUT
-    deadline = time.monotonic() + timeout
-    while True:
-        attempt.take_what_is_there()
+
+    def is_known() -> bool:
         decision = outcome.outcome(attempt.state)
-        is_consequence = isinstance(decision, Failed) and decision.is_consequence
-        if not is_consequence or time.monotonic() > deadline:
-            return decision
-        attempt.take_next(SHORT_LOOK)
+        return not isinstance(decision, Failed) or not decision.is_consequence
+
+    attempt.wait_until(is_known, timeout)
+    return outcome.outcome(attempt.state)
 
 
 def _look_around(attempt: Attempt) -> None:
@@ -164,19 +162,18 @@ def _ask_where_ranks_are(attempt: Attempt, timeout: float = WHEREABOUTS_TIMEOUT)
     asked = [rank for rank in attempt.ranks if rank.end is None]
     workers = [rank.address for rank in asked]
     answers = ask_each(attempt.client, agent.ask_where, workers=workers)
-    deadline = time.monotonic() + timeout
-    expected = asked
-    while expected and time.monotonic() < deadline:
-        attempt.take_next(SHORT_LOOK)
+
+    def have_answered() -> bool:
         for rank in asked:
             rank.process_state = answers.get(rank.address)
-        expected = [
-            rank
+        return all(
+            rank.end is not None
+            or rank.whereabouts is not None
+            or rank.process_state in stalls.SUSPENDED
             for rank in asked
-            if rank.end is None
-            and rank.whereabouts is None
-            and rank.process_state not in stalls.SUSPENDED
-        ]
+        )
+
+    attempt.wait_until(have_answered, timeout)
 
 
 def _stalled(attempt: Attempt, stuck: list[Rank], timeout: float) -> Exception:
@@ -230,15 +227,14 @@ def _end_ranks(attempt: Attempt) -> None:
     running = [rank.task for rank in attempt.ranks if rank.task and not rank.task.done()]
     if running:
         attempt.client.cancel(running, force=True)
-    began = time.monotonic()
-    while time.monotonic() < began + GONE_TIMEOUT:
-        pending = [rank for rank in attempt.ranks if rank.task and rank.end is None]
-        if not pending:
-            return
-        none_has_started = not any(rank.has_started for rank in pending)
-        if none_has_started and time.monotonic() > began + UNSTARTED_TIMEOUT:
-            return
-        attempt.take_next(SHORT_LOOK)
+    pending = [rank for rank in attempt.ranks if rank.task]
+
+    def are_gone() -> bool:
+        return all(rank.end is not None for rank in pending)
+
+    attempt.wait_until(are_gone, UNSTARTED_TIMEOUT)
+    if any(rank.has_started for rank in pending):
+        attempt.wait_until(are_gone, GONE_TIMEOUT - UNSTARTED_TIMEOUT)
 
 
 def _finish_fetching(attempt: Attempt) -> None:

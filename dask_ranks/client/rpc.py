@@ -1,4 +1,4 @@
-"""Asking workers that may not answer, and the scheduler which workers there are.
+"""Asking workers that may not answer, and the scheduler which workers there are; and waiting.
 
 A question is a coroutine on the event loop of Dask's client: whoever asks goes on meanwhile. Dask
 itself would wait for a worker that is suspended for ever, and for a dead one half a minute.
@@ -17,7 +17,19 @@ from distributed import Client
 
 from ddp_common.errors import Error
 
-POLL = 0.02  # seconds
+POLL = 0.05  # seconds
+
+
+def wait_until(
+    is_so: Callable[[], bool], timeout: float, pause: Callable[[float], Any] = time.sleep
+) -> bool:
+    """Wait until `is_so()`, at most `timeout` seconds; returns whether it is."""
+    deadline = time.monotonic() + timeout
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        pause(POLL)
+    return True
 
 
 def begin(client: Client, ask: Callable[[], Awaitable]) -> concurrent.futures.Future:
@@ -52,9 +64,7 @@ def answers_within(
 ) -> dict[str, Any]:
     """The same, and wait for the answers, up to `timeout` seconds."""
     answers = ask_each(client, function, *arguments, workers=workers)
-    deadline = time.monotonic() + timeout
-    while len(answers) < len(workers) and time.monotonic() < deadline:
-        time.sleep(POLL)
+    wait_until(lambda: len(answers) == len(workers), timeout)
     return dict(answers)
 
 
