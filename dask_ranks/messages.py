@@ -88,6 +88,8 @@ class Whereabouts(Message):
 
     stack: str  # of the main thread, innermost call first
     collectives: list[dict[str, Any]] | None  # fields of `Collective`, oldest first
+    in_collective: bool = False  # its program has called torch.distributed, or a backward
+    in_forward: bool = False  # what it is in is of DDP's own forward: of buffers
 
 
 @dataclass
@@ -104,6 +106,7 @@ class Ended(Message):
     message: str = ""  # why it failed; of one that was told to stop, when; of a lost one, its job
     traceback: str = ""
     exception: str | None = None  # pickled, as base64; None if it cannot travel
+    lost_peer: bool = False  # what was raised says no more than that another rank is gone
     got_sigterm: bool = False  # whether it was this rank
     in_loop: bool = True  # whether training had begun: from then on all ranks leave together
     step: int = 0  # the last step done

@@ -2,7 +2,7 @@
 
 Plain functions of an `AttemptState`, which takes in events. The headline is the rank that failed
 on its own, not the peer that noticed: a peer whose connection broke is heard of first as often as
-not, and is known by its words (`CONSEQUENCE`).
+not. It says so itself (`Ended.lost_peer`), unless its process is gone before it could.
 """
 
 import base64
@@ -18,21 +18,18 @@ from typing import Any
 
 from dask_ranks.client.inbox import CONNECTION_LOST, RESTARTED
 from dask_ranks.client.rank import Phase, Rank, numbers
-from dask_ranks.client.stalls import IN_COLLECTIVE, returned_early
+from dask_ranks.client.stalls import returned_early
 from dask_ranks.messages import (
     CheckpointSaved,
     Ended,
     Message,
     Started,
 )
+from dask_ranks.rank.last_word import LOST_PEER
 from dask_ranks.run.recorder import WARNING
 from ddp_common.checkpoint_files import step_of
 from ddp_common.errors import Error, RankFailed, RankStalled, RunStopped, SchedulerLost
 
-CONSEQUENCE = re.compile(
-    r"Connection (closed|reset) by peer|Connection was likely closed|Broken pipe"
-    r"|remote process exited|ncclRemoteError|Failed to recv|Socket closed|failed to connect"
-)
 WORKER_ENDED = {  # a job that is cancelled comes as either
     "lost": "its worker died or cannot be reached",
     "cancelled": "its worker was closed",
@@ -161,14 +158,15 @@ def outcome(state: AttemptState) -> Outcome | Failed:
 
 def _is_consequence(rank: Rank) -> bool:
     """Whether a rank that failed says no more than that it has lost a peer."""
-    said = f"{rank.last_word.message} {_uncaught(rank) or ''}"
-    return bool(CONSEQUENCE.search(said))
+    return rank.last_word.lost_peer or bool(LOST_PEER.search(_uncaught(rank)))
 
 
-def _uncaught(rank: Rank) -> str | None:
-    """What a rank printed of an exception of C++ that nobody has caught."""
+def _uncaught(rank: Rank) -> str:
+    """What a rank that has aborted printed of an exception of C++; '' for any other rank."""
+    if rank.last_word.exitcode != -signal.SIGABRT:
+        return ""
     found = [match[1] for match in map(UNCAUGHT.match, rank.lines) if match]
-    return found[-1] if found else None
+    return found[-1] if found else ""
 
 
 # In words
@@ -178,8 +176,7 @@ def rank_failed(state: AttemptState, rank: Rank) -> RankFailed:
     """The exception for a rank that failed, with the traceback and the last lines of all ranks."""
     end = rank.last_word
     returned = state.returned()
-    waited_in_collective = IN_COLLECTIVE.search(end.traceback)
-    if returned and _is_consequence(rank) and waited_in_collective:
+    if returned and _is_consequence(rank):
         culprit, why = returned_early(returned, [rank], "lost the connection to it")
         where = f"Where rank {rank.number} was:\n{end.traceback}"
         text = _full_text(state, culprit, f"failed. {why}", where)
@@ -228,7 +225,7 @@ def _without_dump(lines: list[str]) -> tuple[list[str], str]:
     return lines, ""
 
 
-def _cause(end: Ended, uncaught: str | None) -> str:
+def _cause(end: Ended, uncaught: str = "") -> str:
     if end.how in WORKER_ENDED:
         why = f" ({end.message})" if end.message else ""
         return f"{WORKER_ENDED[end.how]}{why}"
@@ -237,7 +234,7 @@ def _cause(end: Ended, uncaught: str | None) -> str:
     killed_by = _signal_name(end)
     if killed_by == "SIGKILL":
         return "killed by SIGKILL, often because memory ran out"
-    if killed_by == "SIGABRT" and uncaught is not None:
+    if uncaught:
         if OTHER_SIZE in uncaught:
             return (
                 "it got a tensor of another size than it waits for. Ranks have called different "
@@ -398,7 +395,7 @@ def in_log(end: Ended) -> str:
     if end.how == "raised":
         return f"failed: {end.message}\n{end.traceback}".rstrip()
     if end.how == "lost":
-        return f"ended: {_cause(end, None)}"
+        return f"ended: {_cause(end)}"
     if end.how == "cancelled":
         return "was ended: another rank had failed, the launch was ended, or its worker closed"
     if end.how == "stopped":
@@ -407,4 +404,4 @@ def in_log(end: Ended) -> str:
     killed_by = _signal_name(end)
     if killed_by:
         return f"was killed by {killed_by}"
-    return f"failed: {_cause(end, None)}"
+    return f"failed: {_cause(end)}"

@@ -6,7 +6,6 @@ looked for, and the rank with the rarer call is named.
 """
 
 import math
-import re
 from collections import Counter
 
 from dask_ranks.client.rank import Rank, numbers
@@ -14,16 +13,6 @@ from dask_ranks.messages import Collective
 
 # Of psutil's words for a process, those of one that is suspended: by SIGSTOP, by a debugger
 SUSPENDED = ("stopped", "tracing-stop")
-IN_COLLECTIVE = re.compile(
-    r"_engine_run_backward|torch/distributed/|torch/nn/parallel/distributed"
-    r'|ddp_common/exchange\.py", line \d+, in end'
-)
-FORWARD = re.compile(r"torch/nn/parallel/distributed.*, in _pre_forward")
-# The path of a call in a stack, and whether it is of a library and not of the user's program
-CALL = re.compile(r'  File "(?P<path>.*)", line \d+, in ')
-LIBRARY = re.compile(
-    r"site-packages/|dist-packages/|/torch/|lib/python3|/(ddp_common|dask_ranks)/|^<"
-)
 CONTEXT = 2  # calls before one that tell a call that is usual there from one that is not
 SAME_ON_ALL = ("all_reduce", "broadcast", "reduce", "allreduce_coalesced")  # sizes, that is
 
@@ -44,7 +33,7 @@ def name_culprit(ranks: list[Rank], stuck: list[Rank]) -> tuple[Rank, str]:
         for rank in ranks
         if rank.whereabouts is not None
         and not rank.has_returned
-        and not is_in_collective(rank.whereabouts.stack)
+        and not rank.whereabouts.in_collective
     ]
     returned = [rank for rank in ranks if rank.has_returned]
     different = _different_calls(ranks)
@@ -182,25 +171,10 @@ def _who_waits(culprit: Rank, ranks: list[Rank]) -> str:
     for rank in ranks:
         current = _waits_in(rank)
         if rank is not culprit and current is not None:
-            is_in_ddp = rank.whereabouts and FORWARD.search(rank.whereabouts.stack)
+            is_in_ddp = rank.whereabouts is not None and rank.whereabouts.in_forward
             more = _forward_of_ddp(current) if is_in_ddp else ""
             return f" Rank {rank.number} waits in {in_words(current)}.{more}"
     return ""
-
-
-def is_in_collective(stack: str) -> bool:
-    """Whether a rank is in a call of torch.distributed or in a backward, by its stack.
-
-    What counts is what the innermost call of the user's program has called: DDP's forward is
-    around every call of a model.
-    """
-    for line in stack.splitlines():
-        call = CALL.match(line)
-        if call is not None and not LIBRARY.search(call["path"]):
-            return False
-        if IN_COLLECTIVE.search(line):
-            return True
-    return False
 
 
 def is_for_good(ranks: list[Rank], stuck: list[Rank]) -> bool:
@@ -237,7 +211,7 @@ def _is_different(current: Collective, ranks: list[Rank]) -> bool:
             if other is None or rank.whereabouts is None:
                 return False
             is_there = (other.group, other.number) == (current.group, current.number)
-            if not is_there or not is_in_collective(rank.whereabouts.stack):
+            if not is_there or not rank.whereabouts.in_collective:
                 return False
             shapes.add(_shape(other))
     return len(shapes) > 1
@@ -269,7 +243,7 @@ def where_ranks_wait(ranks: list[Rank]) -> dict[int, str]:
         current = _waits_in(rank)
         if current is not None:
             where = f"has begun {in_words(current)} {current.seconds_ago:.0f} s ago"
-        elif is_in_collective(answer.stack):
+        elif answer.in_collective:
             where = "is in a call that torch does not record, such as send or recv"
         else:
             finished = [each for each in _calls(rank) if each.is_finished]

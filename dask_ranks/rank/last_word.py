@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import pickle
+import re
 import sys
 import traceback
 from types import TracebackType
@@ -18,6 +19,12 @@ from dask_ranks.messages import Ended
 from dask_ranks.rank import scripts, whereabouts
 from ddp_common.errors import Error
 
+# Words of gloo, NCCL and torch's store for a peer that is gone
+LOST_PEER = re.compile(
+    r"Connection (closed|reset) by peer|Connection was likely closed|Broken pipe"
+    r"|remote process exited|ncclRemoteError|Failed to recv|Socket closed|failed to connect"
+)
+OF_GLOO = re.compile(r"\[\S*/gloo/\S+:\d+\] ")  # the line of its source that has raised it
 LONGEST_MESSAGE = 10_000  # characters of an exception's own message
 LONGEST_TRACEBACK = 100_000  # characters
 # Bytes of a pickled exception; a larger one does not travel, its message does
@@ -132,7 +139,25 @@ def raised(error: BaseException) -> Ended:
     if isinstance(error, Error):  # its message can be long, and is the headline
         text = text.removesuffix("".join(traceback.format_exception_only(error)))
     text = _shortened(text, LONGEST_TRACEBACK)
-    return Ended("raised", code, headline, text, _pickle_exception(error))
+    return Ended("raised", code, headline, text, _pickle_exception(error), has_lost_peer(error))
+
+
+def has_lost_peer(error: BaseException) -> bool:
+    """Whether an exception, or one that it came from, says no more than that a peer is gone.
+
+    Only torch's own are asked for their words: a program may lose another connection.
+    """
+    each: BaseException | None = error
+    seen: list[int] = []
+    while each is not None and id(each) not in seen:
+        seen.append(id(each))
+        # gloo's have no class of their own, and `work.wait()` raises them in the program itself
+        is_gloos = type(each) is RuntimeError and OF_GLOO.search(str(each))
+        is_torchs = is_gloos or type(each).__module__ == "torch.distributed"
+        if is_torchs and LOST_PEER.search(str(each)):
+            return True
+        each = each.__cause__ or each.__context__
+    return False
 
 
 def _is_of_environment(error: KeyError) -> bool:

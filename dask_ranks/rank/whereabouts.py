@@ -1,24 +1,28 @@
 """Where a rank is, told by a thread of it when its worker asks with SIGUSR1.
 
-The answer is one `Whereabouts`: the stack of the main thread, and the latest collectives from
-torch's flight recorder. The thread can answer while the main thread waits in a collective, since
-torch lets other threads run meanwhile. A rank in a call of C that keeps Python's lock does not
-answer. The recorder is not a documented part of torch: where it is not as expected, the answer has
-no collectives.
+The answer is one `Whereabouts`: the stack of the main thread, what that waits for, and the latest
+collectives from torch's flight recorder. The thread can answer while the main thread waits in a
+collective, since torch lets other threads run meanwhile. A rank in a call of C that keeps Python's
+lock does not answer. The recorder is not a documented part of torch: where it is not as expected,
+the answer has no collectives.
 """
 
 import functools
+import itertools
 import os
 import pickle
 import signal
+import site
 import sys
 import sysconfig
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from types import CodeType, FrameType
 from typing import Any
 
+import dask_ranks
 import ddp_common
 from dask_ranks.messages import Collective, Whereabouts
 
@@ -26,8 +30,6 @@ from dask_ranks.messages import Collective, Whereabouts
 # pattern that repeats with every step. Torch's own 2,000 take seconds to be told with their lines.
 KEPT = 500
 HERE = os.path.dirname(__file__)
-OURS = (HERE, os.path.dirname(ddp_common.__file__))
-STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
 def keep_collectives() -> None:
@@ -50,22 +52,84 @@ def answer_questions(post: Callable[[Whereabouts], None]) -> None:
 def _answer(post: Callable[[Whereabouts], None]) -> None:
     while True:
         signal.sigwait({signal.SIGUSR1})
-        collectives = latest_collectives()
-        fields = None if collectives is None else [vars(each) for each in collectives]
         try:
-            post(Whereabouts(_stack_of_main_thread(), fields))
+            post(_answer_now())
         except OSError:  # nobody reads the pipe any more
             return
 
 
-def _stack_of_main_thread() -> str:
-    """As in a traceback, innermost call first, from the training function on."""
+def _answer_now() -> Whereabouts:
+    collectives = latest_collectives()
     identifier = threading.main_thread().ident
     assert identifier is not None, "it runs"
-    frames = traceback.extract_stack(sys._current_frames()[identifier])
+    innermost = sys._current_frames()[identifier]
+    codes = called_by_program(innermost)
+    return Whereabouts(
+        stack=_stack(innermost),
+        collectives=None if collectives is None else [vars(each) for each in collectives],
+        in_collective=is_in_collective(codes),
+        in_forward=is_in_forward(codes),
+    )
+
+
+def _stack(innermost: FrameType) -> str:
+    """As in a traceback, innermost call first, from the training function on."""
+    frames = traceback.extract_stack(innermost)
     calls = [number for number, frame in enumerate(frames) if is_call(frame.filename, frame.name)]
     first = calls[-1] + 1 if calls else 0
     return "".join(reversed(traceback.format_list(frames[first:])))
+
+
+def called_by_program(innermost: FrameType) -> list[CodeType]:
+    """What runs below the innermost call of the user's program, innermost first.
+
+    Nothing further out says what a rank does: DDP's forward is around every call of a model.
+    """
+    codes = [frame.f_code for frame, _ in traceback.walk_stack(innermost)]
+    return list(itertools.takewhile(lambda code: not is_of_program(code.co_filename), codes))
+
+
+def is_in_collective(codes: list[CodeType]) -> bool:
+    """Whether a rank is in a call of torch.distributed, or in a backward."""
+    import torch.distributed
+    from torch.nn.parallel import distributed as ddp
+
+    from ddp_common import exchange
+
+    if codes and codes[0].co_filename == exchange.__file__:
+        return True  # it waits for what it has begun
+    folder = torch.distributed.__path__[0] + os.sep
+    around_model = ("forward", "_run_ddp_forward")
+    for code in codes:
+        if code.co_filename.startswith(folder) or code.co_name == "_engine_run_backward":
+            return True
+        if code.co_filename == ddp.__file__ and code.co_name not in around_model:
+            return True
+    return False
+
+
+def is_in_forward(codes: list[CodeType]) -> bool:
+    """Whether what a rank is in is a collective that DDP's forward has called."""
+    from torch.nn.parallel import distributed as ddp
+
+    return any(
+        (code.co_filename, code.co_name) == (ddp.__file__, "_pre_forward") for code in codes
+    )
+
+
+@functools.cache
+def is_of_program(path: str) -> bool:
+    """Whether a file is of the user's program: not Python's own, not torch's, not ours.
+
+    Packages that the program uses count as it.
+    """
+    import torch
+
+    for package in (torch, ddp_common, dask_ranks):
+        if path.startswith(package.__path__[0] + os.sep):
+            return False
+    packages = tuple(site.getsitepackages())  # they may lie in the folder of the standard library
+    return path.startswith(packages) or not path.startswith((sysconfig.get_path("stdlib"), "<"))
 
 
 def is_call(path: str, name: str) -> bool:
@@ -153,15 +217,12 @@ def _line_of_user(frames: list[dict[str, Any]]) -> str:
 
     '' where nothing but libraries and what started the rank is in it.
     """
-    import torch
-
-    libraries = (os.path.dirname(torch.__file__), *OURS, STANDARD_LIBRARY, "<")
     for frame in frames:
         path = frame["filename"]
         if is_call(path, frame["name"]):
             return ""  # from here on, what started the rank
         if "/ipykernel_" in path:
             return f"line {frame['line']} of a notebook cell"
-        if not path.startswith(libraries):
+        if is_of_program(path):
             return f"{os.path.basename(path)}:{frame['line']}"
     return ""

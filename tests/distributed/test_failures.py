@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -100,6 +101,24 @@ def test_a_failed_rank_is_reported_at_once_with_its_cause_and_leaves_nothing(
     assert words in str(failed)
     assert f"[rank {rank}] rank {rank} is about to {how}" in str(failed)
     assert_nothing_left(failed.directory, ranks=2)
+
+
+def lose_a_connection_of_its_own():
+    """Rank 1, with that to its peer, which is heard of first."""
+    dist.barrier()
+    if ddp.rank() == 1:
+        for each in psutil.Process().net_connections("tcp"):
+            if each.status == psutil.CONN_ESTABLISHED:
+                socket.socket(fileno=os.dup(each.fd)).shutdown(socket.SHUT_RDWR)
+        time.sleep(1)
+        raise ConnectionResetError(104, "Connection reset by peer")  # of a data set in S3
+    total(1)
+
+
+def test_a_rank_that_loses_a_connection_of_its_own_is_no_consequence_of_its_peer(client):
+    failed = failure(client, lose_a_connection_of_its_own)
+    assert failed.rank == 1 and "ConnectionResetError" in str(failed)
+    assert "As a consequence, rank 0 lost the connection to it" in str(failed)
 
 
 def test_a_worker_that_dies_ends_the_run(client, tmp_path):

@@ -25,9 +25,10 @@ from dask_ranks.messages import (
     Whereabouts,
 )
 
-LOST_PEER = "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:4711"
-IN_COLLECTIVE = '  File "…/torch/distributed/distributed_c10d.py", line 3, in all_reduce'
-ELSEWHERE = '  File "train.py", line 8, in augment'
+LOST_PEER = Ended("raised", 1, "RuntimeError: [gloo] Connection closed by peer", lost_peer=True)
+ABORTED = Ended("exited", -signal.SIGABRT)
+IN_COLLECTIVE = Whereabouts("", None, in_collective=True)
+ELSEWHERE = Whereabouts("", None)
 
 
 def state_of(ranks, **ended):
@@ -46,15 +47,21 @@ def raised(message):
 
 
 def test_the_rank_that_failed_on_its_own_is_named_and_not_the_peer_that_was_heard_of_first():
-    state = state_of(2, rank_0=raised(LOST_PEER))
+    state = state_of(2, rank_0=LOST_PEER)
     assert outcome(state) == Failed(state.ranks[0], is_consequence=True)
     state.take(1, Ended("exited", -signal.SIGKILL), now=2.0)
     assert outcome(state) == Failed(state.ranks[1], is_consequence=False)
 
 
+def test_a_rank_that_aborts_as_it_has_lost_a_peer_is_known_by_what_it_has_printed():
+    state = state_of(2, rank_0=ABORTED)
+    state.take(0, Line("  what():  [gloo/pair.cc:553] Connection closed by peer"), now=1.0)
+    assert outcome(state) == Failed(state.ranks[0], is_consequence=True)
+
+
 def test_peers_that_lose_a_rank_which_left_have_not_failed():
     left = Ended("stopped", got_sigterm=True, step=3)
-    assert outcome(state_of(2, rank_0=raised(LOST_PEER), rank_1=left)) is Outcome.STOPPED
+    assert outcome(state_of(2, rank_0=LOST_PEER, rank_1=left)) is Outcome.STOPPED
 
 
 def test_a_failure_comes_before_the_loss_of_the_scheduler():
@@ -75,7 +82,7 @@ def test_a_lost_worker_is_a_failed_rank_unless_that_had_ended_and_has_no_result(
 
 
 def test_a_failure_names_rank_host_cause_consequences_step_lines_and_log():
-    state = state_of(2, rank_0=raised(LOST_PEER), rank_1=Ended("exited", -signal.SIGKILL))
+    state = state_of(2, rank_0=LOST_PEER, rank_1=Ended("exited", -signal.SIGKILL))
     state.take(1, Position(step=12), now=1.0)
     state.take(1, Line("loading"), now=1.0)
     failure = rank_failed(state, state.ranks[1])
@@ -167,16 +174,17 @@ def test_a_rank_without_progress_is_stalled_once_all_have_started_and_only_then(
     assert state.stalled(None, now=10**6) == []
 
 
-def standstill(states=("sleeping", "sleeping"), stacks=(), records=(), returned=()):
-    """All ranks, whose states, stacks and collectives are in their order, and those at work."""
+def standstill(states=("sleeping", "sleeping"), answers=(), records=(), returned=()):
+    """All ranks, whose states, answers and collectives are in their order, and those at work."""
     ranks = state_of(max(2, len(records))).ranks
     ranks[0].step, ranks[1].step = 3, 2
     for rank, state in zip(ranks, states):
         rank.process_state = state
-    for rank, stack in zip(ranks, stacks):
-        rank.take(Whereabouts(stack, None), now=1.0)
+    for rank, answer in zip(ranks, answers):
+        rank.take(answer, now=1.0)
     for rank, record in zip(ranks, records):
-        rank.take(Whereabouts(IN_COLLECTIVE, [vars(each) for each in record]), now=1.0)
+        said = Whereabouts("", [vars(each) for each in record], in_collective=True)
+        rank.take(said, now=1.0)
     for number in returned:
         ranks[number].take(Position(step=5, has_returned=True), now=1.0)
     return ranks, [rank for rank in ranks if rank.number not in returned]
@@ -186,16 +194,16 @@ def standstill(states=("sleeping", "sleeping"), stacks=(), records=(), returned=
     ("known", "rank", "why"),
     [
         (standstill(states=[None, "sleeping"]), 0, "worker at tcp://10.0.0.0:5000 does not"),
-        (standstill(states=[None, None], stacks=[ELSEWHERE, IN_COLLECTIVE]), 0, "not in a coll"),
-        (standstill(states=["sleeping", "stopped"], stacks=[IN_COLLECTIVE]), 1, "is stopped"),
-        (standstill(stacks=[IN_COLLECTIVE]), 1, "keeps Python's lock"),
+        (standstill(states=[None, None], answers=[ELSEWHERE, IN_COLLECTIVE]), 0, "not in a coll"),
+        (standstill(states=["sleeping", "stopped"], answers=[IN_COLLECTIVE]), 1, "is stopped"),
+        (standstill(answers=[IN_COLLECTIVE]), 1, "keeps Python's lock"),
         (
-            standstill(stacks=[IN_COLLECTIVE, IN_COLLECTIVE]),
+            standstill(answers=[IN_COLLECTIVE, IN_COLLECTIVE]),
             1,
             "It is behind the others at step 2.",
         ),
         (
-            standstill(stacks=["", IN_COLLECTIVE], returned=[0]),
+            standstill(answers=[ELSEWHERE, IN_COLLECTIVE], returned=[0]),
             0,
             "came to its end at step 5",
         ),
