@@ -55,7 +55,7 @@ injected: list[Callable[[Any], None]] = []
 
 def before_batch(sampler: TakesBatches) -> None:
     """Before a batch is taken: leave if the ranks were told to, and save if it is time."""
-    if stopping.is_time_to_stop() and (sampler.checkpoints or not _running_checkpoints()):
+    if stopping.arrive() and (sampler.checkpoints or not _running_checkpoints()):
         _save_and_leave(saved=None)
     if not sampler.open_batches:
         for checkpoint in sampler.checkpoints:
@@ -66,7 +66,7 @@ def before_batch(sampler: TakesBatches) -> None:
 
 def after_save(saved: SavesPosition) -> None:
     """In a `save()` of the program, which has `saved`: leave if the ranks were told to."""
-    if stopping.is_time_to_stop():
+    if stopping.arrive():
         _save_and_leave(saved)
 
 

@@ -15,7 +15,6 @@ import contextlib
 import datetime
 import functools
 import ipaddress
-import json
 import os
 import socket
 import sys
@@ -52,16 +51,10 @@ class Assignment:
     attempt: str  # the same for all ranks of this attempt, another for any other attempt
 
 
-@dataclass(frozen=True)
-class Membership:
-    """That this rank is in a process group, even if its own code has destroyed that."""
-
-    assigned: Assignment
-    store: dist.Store
-    device: torch.device
-
-
-_membership: Membership | None = None
+# While this rank is in the group of a launcher, even if its own code has destroyed that
+_assigned: Assignment | None = None
+_store: dist.Store | None = None
+_device: torch.device | None = None
 # How often this process has joined a group: as often as its peers. Each time has its own keys.
 _joins = 0
 
@@ -100,15 +93,15 @@ def _say_joined() -> None:
 
 def rank() -> int:
     """This process's rank, 0 when alone."""
-    if _membership is not None:
-        return _membership.assigned.rank
+    if _assigned is not None:
+        return _assigned.rank
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
     """The number of ranks, 1 when alone."""
-    if _membership is not None:
-        return _membership.assigned.world_size
+    if _assigned is not None:
+        return _assigned.world_size
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -117,36 +110,17 @@ def current_store() -> dist.Store | None:
 
     Waiting for a key blocks the connection for other threads: a thread takes a `clone()`.
     """
-    return None if _membership is None else _membership.store
-
-
-def collected_by_rank_0(what: str, value: Any) -> list[Any]:
-    """What each rank says at its end; on rank 0 from all that have ended well, else nothing.
-
-    By the store and not by a collective: a rank may be done long before another one.
-    """
-    if _membership is None:
-        return []
-    assigned, store = _membership.assigned, _membership.store
-    with explain_lost_store(assigned.rank):
-        store.set(f"{what}/{assigned.rank}", json.dumps(value))
-        if assigned.rank != 0:
-            return []
-        store.wait([f"returned/{peer}" for peer in range(1, assigned.world_size)], FOREVER)
-        keys = [f"{what}/{peer}" for peer in range(assigned.world_size)]
-        return [json.loads(store.get(key)) for key in keys if store.check([key])]
+    return _store
 
 
 def has_left(peer: int) -> bool:
     """Whether a rank has left this process group, because it is done or by an exception."""
-    return _membership is not None and _membership.store.check([f"left/{peer}"])
+    return _store is not None and _store.check([f"left/{peer}"])
 
 
 def device() -> torch.device:
     """The device of this rank: its own GPU if the backend is NCCL or it is alone, else the CPU."""
-    if _membership is not None:
-        return _membership.device
-    return _current_device()
+    return _current_device() if _device is None else _device
 
 
 def _current_device() -> torch.device:
@@ -192,7 +166,7 @@ def _join(
     assigned: Assignment, store_socket: int | None, timeout: datetime.timedelta, is_made_here: bool
 ) -> dist.Store:
     """Become a member of the process group; returns the store."""
-    global _membership, _joins
+    global _assigned, _store, _device, _joins
     _joins += 1
     _keep_groups()
     store = dist.PrefixStore(f"{assigned.attempt}/{_joins}", _open_store(assigned, store_socket))
@@ -204,14 +178,14 @@ def _join(
         os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # without it, eth1 also means eth10
         if is_made_here:
             _form_group(store, assigned, gpus, timeout)
-        _membership = Membership(assigned, store, _current_device())
+        _assigned, _store, _device = assigned, store, _current_device()
         store.set(f"joined/{assigned.rank}", "")
     return store
 
 
 def _leave(store: dist.Store, assigned: Assignment, timeout: datetime.timedelta) -> None:
     """Leave the process group, the store last, and rank 0 as the last rank."""
-    global _membership
+    global _assigned, _store, _device
     with explain_lost_store(assigned.rank):
         everybody = range(assigned.world_size)
         store.wait([f"joined/{peer}" for peer in everybody], timeout)
@@ -227,7 +201,7 @@ def _leave(store: dist.Store, assigned: Assignment, timeout: datetime.timedelta)
     # line of a script for torchrun does.
     if dist.is_initialized():
         dist.destroy_process_group()
-    _membership = None
+    _assigned = _store = _device = None
     _say_left(store, assigned)
 
 

@@ -51,19 +51,19 @@ class Agreement:
         self.rank = rank
         self.peers = range(world_size)
         self.lock = threading.Lock()  # for the next two
-        self.asked = 0  # steps before which this rank has asked whether to leave
+        self.arrived = 0  # moments to which this rank has come
         self.begun = 0  # the one of these that it has begun last
         self.is_frozen = False
-        self.has_asked = False
+        self.has_requested = False
         self.leave_before = 0  # the step, once it is agreed
         self.is_agreed = threading.Event()
         threading.Thread(target=self._agree, daemon=True, name="ddp-stopping").start()
 
     def request(self) -> None:
         """Ask all ranks to leave, once."""
-        if self.has_asked:
+        if self.has_requested:
             return
-        self.has_asked = True
+        self.has_requested = True
         with contextlib.suppress(dist.DistError):  # rank 0 has failed, and reports that itself
             for peer in self.peers:
                 self.store.set(f"wake/{peer}", "leave")
@@ -75,14 +75,14 @@ class Agreement:
             self.store.set(f"wake/{self.rank}", "over")
             self.store.set(f"left/{self.rank}", "")
 
-    def is_time_to_leave(self) -> bool:
-        self.asked += 1
+    def arrive(self) -> bool:
+        self.arrived += 1
         with self.lock:
             if not self.is_frozen:
-                self.begun = self.asked
+                self.begun = self.arrived
                 return False
         self.is_agreed.wait()
-        return self.asked >= self.leave_before
+        return self.arrived >= self.leave_before
 
     def leave(self) -> None:
         """Say that this rank leaves; rank 0, which holds the store, waits for the others."""
@@ -197,11 +197,11 @@ def is_in_loop() -> bool:
     return _state.is_in_loop
 
 
-def is_time_to_stop() -> bool:
-    """Whether the ranks are to leave before the next step.
+def arrive() -> bool:
+    """Come to a moment at which all ranks may leave; returns whether they are to.
 
-    Every rank asks before every step, and wherever else all of them may leave. Once they are to
-    leave, it is so for all later steps: a rank may go on to the end of what it is adding up.
+    Every rank does so before every step, and in every `save()`: moments are counted. Once ranks
+    are to leave, it is so at all later ones: a rank may go on to the end of what it is adding up.
     """
     _state.is_in_loop = True
     agreement = _state.agreement
@@ -209,7 +209,7 @@ def is_time_to_stop() -> bool:
         return _state.was_told
     if _state.was_told:
         agreement.request()
-    return agreement.is_time_to_leave()
+    return agreement.arrive()
 
 
 def leave() -> NoReturn:

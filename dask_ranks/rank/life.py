@@ -10,6 +10,7 @@ rank trains.
 
 import contextlib
 import functools
+import json
 import linecache
 import multiprocessing
 import os
@@ -63,7 +64,7 @@ def live(
                 multiprocessing.set_start_method("fork", force=True)
             with rendezvous.process_group(store_socket, is_made_here=is_function):
                 result, models = train(function, arguments)
-                for problem in oddities(rendezvous.collected_by_rank_0("models", models)):
+                for problem in oddities(_collected_by_rank_0(models)):
                     reporting.post(Problem(problem))
     except stopping.Stopped as stopped:
         return Ended(
@@ -188,6 +189,23 @@ def oddities(models: list[replicas.Fingerprint]) -> list[str]:
     if is_one_of_many and _has_trained and not whereabouts.has_called_collectives():
         found.append(ALONE)
     return found
+
+
+def _collected_by_rank_0(models: replicas.Fingerprint) -> list[replicas.Fingerprint]:
+    """On rank 0 what all ranks have found of what they return; elsewhere nothing.
+
+    By the store and not by a collective: a rank may be done long before another one.
+    """
+    store, size = rendezvous.current_store(), rendezvous.world_size()
+    if store is None:
+        return []
+    with rendezvous.explain_lost_store(rendezvous.rank()):
+        store.set(f"models/{rendezvous.rank()}", json.dumps(models))
+        if rendezvous.rank() != 0:
+            return []
+        store.wait([f"returned/{peer}" for peer in range(1, size)], rendezvous.FOREVER)
+        keys = [f"models/{peer}" for peer in range(size)]
+        return [json.loads(store.get(key)) for key in keys if store.check([key])]
 
 
 def _call(function: Callable, arguments: dict[str, Any]) -> Any:

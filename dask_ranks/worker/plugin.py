@@ -16,7 +16,6 @@ from dask_ranks.worker.agent import tell_to_stop
 from dask_ranks.worker.rank_host import HOST
 from dask_ranks.worker.time_limit import watch_time_limit
 
-
 NAME = "ddp-preload"  # of the plugin
 LOST_SCHEDULER = "Failed to communicate with scheduler during heartbeat."  # logs Dask's worker
 

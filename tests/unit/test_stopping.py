@@ -21,7 +21,7 @@ from ddp_common import rendezvous, stopping
 def train(told, at, every, signals, last=1_000_000):
     chance = random.Random(os.getpid())
     for step in range(1, last + 1):
-        if stopping.is_time_to_stop():
+        if stopping.arrive():
             print("left before", step)
             stopping.leave()
         if ddp.rank() in told and step == at:
@@ -104,7 +104,7 @@ try:
     with rendezvous.process_group(), stopping.in_agreement():
         if ddp.rank() == 0:
             for step in range(1, 1_000_000):
-                if stopping.is_time_to_stop():
+                if stopping.arrive():
                     stopping.leave()
                 if step == 5:
                     os.kill(os.getpid(), signal.SIGTERM)
@@ -129,12 +129,12 @@ from ddp_common import rendezvous, stopping
 
 stopping.listen_to_sigterm()
 with rendezvous.process_group(), stopping.in_agreement():
-    stopping.is_time_to_stop()
+    stopping.arrive()
     if ddp.rank() == 0:
         while not rendezvous.has_left(1):
             time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGTERM)
-        while not stopping.is_time_to_stop():
+        while not stopping.arrive():
             pass
 print("left")
 """
