@@ -56,6 +56,12 @@ def test_the_example_of_the_readme_trains(tmp_path):
     assert len(losses) == 5 and losses[-1] < losses[0]
 
 
+def test_a_plain_loop_of_ddp_is_launched_on_any_cluster_of_dask(tmp_path):
+    (code,) = blocks("docs/dask-ranks.md")
+    (tmp_path / "plain.py").write_text(code)
+    assert 0 < float(finished("plain.py", cwd=tmp_path).stdout.splitlines()[-1]) < 1
+
+
 def test_a_script_of_torchrun_becomes_one_for_both_by_the_difference_on_the_page(tmp_path):
     text = (ROOT / "docs/coming-from-elsewhere.md").read_text()
     (difference,) = re.findall(r"^```diff\n(.*?)^```$", text, re.M | re.S)
