@@ -96,7 +96,7 @@ class DataLoader(torch.utils.data.DataLoader):
             begin = self.worker_init_fn
             begin = None if begin is None else ByValue(begin)
             attributes["worker_init_fn"] = functools.partial(
-                _begin_worker, begin, stopping.shared_is_training()
+                _begin_worker, begin, stopping.state.is_training
             )
             attributes["collate_fn"] = ByValue(self.collate_fn)
             loader.multiprocessing_context = loader_workers.loader_context(

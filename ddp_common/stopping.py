@@ -28,10 +28,6 @@ from ddp_common import rendezvous
 
 PEERS_TIMEOUT = datetime.timedelta(minutes=10)  # for all to answer, and to come to the step
 
-# Whether this rank trains: its `value` is shared with the workers of its loaders. Each rank has
-# its own, as they are all forked from one process. None in a process that is no rank.
-_is_training: Any = None
-
 
 class Stopped(BaseException):
     """Ends a training function from inside its loop.
@@ -118,13 +114,17 @@ class State:
     """How far this process is."""
 
     was_told: bool = False  # it has got SIGTERM
-    is_in_loop: bool = False  # training has come to its first step
+    # Training has come to its first step: from there on ranks leave together
+    is_in_loop: bool = False
     is_done: bool = False  # there is nothing left to stop
     agreement: Agreement | None = None  # with the other ranks
     agreements: int = 0  # so many it has had: each has keys of its own in the store
+    # Its `value` says whether this rank trains, to the workers of its loaders as well. Each rank
+    # has its own, as they are all forked from one process; None in a process that is no rank
+    is_training: Any = None
 
 
-_state = State()
+state = State()  # of this process
 
 
 def listen_to_sigterm() -> None:
@@ -132,10 +132,9 @@ def listen_to_sigterm() -> None:
 
     Call it in the main thread.
     """
-    global _is_training
-    _is_training = multiprocessing.RawValue(ctypes.c_bool, True)
-    _state.is_in_loop = False
-    _state.is_done = False
+    state.is_training = multiprocessing.RawValue(ctypes.c_bool, True)
+    state.is_in_loop = False
+    state.is_done = False
     signal.signal(signal.SIGTERM, _on_sigterm)
 
 
@@ -149,52 +148,31 @@ def in_agreement() -> Iterator[None]:
     if store is None:
         yield
         return
-    _state.agreements += 1
-    own_keys = dist.PrefixStore(f"stop/{_state.agreements}", store)
+    state.agreements += 1
+    own_keys = dist.PrefixStore(f"stop/{state.agreements}", store)
     agreement = Agreement(own_keys, rendezvous.rank(), rendezvous.world_size())
-    _state.agreement = agreement
+    state.agreement = agreement
     try:
         yield
         # Not after an exception: this rank's launcher ends the others then.
         agreement.end()
     finally:
-        _state.agreement = None
+        state.agreement = None
 
 
 def training_has_ended() -> None:
     """From now on SIGTERM changes nothing: the training function has come to its end."""
-    _state.is_done = True
-    _is_training.value = False
+    state.is_done = True
+    state.is_training.value = False
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
     # Only once: a second SIGTERM, which some batch systems send, would raise in what the first
     # one has this rank do.
-    is_to_leave = not (_state.was_told or _state.is_in_loop or _state.is_done)
-    _state.was_told = True
+    is_to_leave = not (state.was_told or state.is_in_loop or state.is_done)
+    state.was_told = True
     if is_to_leave:
         raise Stopped("before the first step")
-
-
-def was_told() -> bool:
-    """Whether it was this rank that got SIGTERM."""
-    return _state.was_told
-
-
-def shared_is_training() -> Any:
-    """Its `value` says whether this rank trains. A worker of a loader may be given it.
-
-    None in a process that is no rank.
-    """
-    return _is_training
-
-
-def is_in_loop() -> bool:
-    """Whether training has come to its first step.
-
-    From there on ranks leave together; before that, each one on its own.
-    """
-    return _state.is_in_loop
 
 
 def arrive() -> bool:
@@ -203,11 +181,11 @@ def arrive() -> bool:
     Every rank does so before every step, and in every `save()`: moments are counted. Once ranks
     are to leave, it is so at all later ones: a rank may go on to the end of what it is adding up.
     """
-    _state.is_in_loop = True
-    agreement = _state.agreement
+    state.is_in_loop = True
+    agreement = state.agreement
     if agreement is None:
-        return _state.was_told
-    if _state.was_told:
+        return state.was_told
+    if state.was_told:
         agreement.request()
     return agreement.arrive()
 
@@ -217,10 +195,10 @@ def leave() -> NoReturn:
 
     It waits for `PEERS_TIMEOUT` at most.
     """
-    if _state.agreement is not None:
+    if state.agreement is not None:
         if rendezvous.device().type == "cuda":
             # Others' last step may need what this rank's GPU has not done yet.
             torch.cuda.synchronize()
-        _state.agreement.leave()
-    _is_training.value = False
+        state.agreement.leave()
+    state.is_training.value = False
     raise Stopped

@@ -69,8 +69,8 @@ def live(
     except stopping.Stopped as stopped:
         return Ended(
             "stopped",
-            got_sigterm=stopping.was_told(),
-            in_loop=stopping.is_in_loop(),
+            got_sigterm=stopping.state.was_told,
+            in_loop=stopping.state.is_in_loop,
             step=stopped.step,
         )
     is_rank_0 = environment["RANK"] == "0"

@@ -62,9 +62,9 @@ def test_a_client_that_is_told_to_stop_tells_a_rank_that_still_works(
 
 def end_alone():
     """Which ranks train, as each says, where rank 0 has come to its end."""
-    stopping.shared_is_training().value = ddp.rank() != 0
+    stopping.state.is_training.value = ddp.rank() != 0
     dist.barrier()
-    return exchange.gather(stopping.shared_is_training().value)
+    return exchange.gather(stopping.state.is_training.value)
 
 
 def test_loader_workers_stay_for_their_own_rank_only(client):

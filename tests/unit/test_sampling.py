@@ -250,7 +250,7 @@ class Saves:
 @pytest.fixture
 def sigterm(monkeypatch):
     """Sends it to this process, which is as a rank that can be told to leave."""
-    monkeypatch.setattr(stopping, "_state", stopping.State())
+    monkeypatch.setattr(stopping, "state", stopping.State())
     before = signal.getsignal(signal.SIGTERM)
     stopping.listen_to_sigterm()
     yield lambda: os.kill(os.getpid(), signal.SIGTERM)
