@@ -15,11 +15,13 @@ from dask_ranks.client.rpc import answers_within, begin
 from dask_ranks.worker import spool
 from ddp_common.checkpoint_files import (
     TEMPORARY,
+    checkpoints,
     digest,
     newest,
     newest_good,
     remove_all_but,
     stated_digest,
+    step_of,
 )
 from ddp_common.errors import Error, first_line
 
@@ -30,9 +32,8 @@ FORGET_TIMEOUT = 5  # seconds that workers have to remove their copies
 class Checkpoints:
     """The checkpoints of one attempt: await `find`, then `hand_out`, in the end call `close`.
 
-    `folders` maps a worker's address to the folder of its rank's checkpoints, `resumed` is the one
-    to go on from. Fetching is done on the client's event loop, so that a large file does not keep
-    the client from noticing a failure.
+    `folders` maps a worker's address to the folder of its rank's checkpoints. Fetching is done on
+    the client's event loop, so that a large file does not keep the client from noticing a failure.
     """
 
     def __init__(
@@ -45,12 +46,16 @@ class Checkpoints:
         self.client = client
         self.attempt_id = attempt_id
         self.directory = directory.absolute()
-        self.resumed = newest(self.directory)
         self.folders: dict[str, str] = {}
         self.blind = list(addresses)  # those that do not see the run directory, once that is known
         self._last: dict[Path, tuple[str, Path]] = {}  # folder -> worker and file announced last
         self._fetches: dict[Path, Future] = {}  # folder -> the fetching of that file
         self._one_at_a_time = asyncio.Lock()
+
+    def last_step(self) -> int:
+        """The step of the newest file, by its name: the ranks will see whether it is good."""
+        named = filter(stated_digest, checkpoints(self.directory))
+        return max(map(step_of, named), default=0)
 
     async def find(self) -> None:
         """Find out which workers see the run directory.
@@ -79,8 +84,8 @@ class Checkpoints:
         """Write the newest of each folder to the workers that do not see them."""
         if not self.blind:
             return
-        folders = filter(Path.is_dir, self.directory.iterdir())
-        for path in filter(None, [self.resumed, *map(newest, folders)]):
+        folders = [self.directory, *filter(Path.is_dir, self.directory.iterdir())]
+        for path in filter(None, await asyncio.to_thread(lambda: [*map(newest, folders)])):
             name = str(path.relative_to(self.directory))
             content = await asyncio.to_thread(_content, path)
             await self.client.run(spool.write, self.attempt_id, name, content, workers=self.blind)
