@@ -5,20 +5,23 @@ and appears whole or not at all.
 """
 
 import asyncio
-from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
+import functools
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 from distributed import Client
 
-from dask_ranks.client.rpc import answers_within
+from dask_ranks.client.rpc import answers_within, begin
 from dask_ranks.worker import spool
 from ddp_common.checkpoint_files import (
     TEMPORARY,
+    checkpoints,
     digest,
     newest,
     newest_good,
     remove_all_but,
     stated_digest,
+    step_of,
 )
 from ddp_common.errors import Error, first_line
 
@@ -29,9 +32,8 @@ FORGET_TIMEOUT = 5  # seconds that workers have to remove their copies
 class Checkpoints:
     """The checkpoints of one attempt: await `find`, then `hand_out`, in the end call `close`.
 
-    `folders` maps a worker's address to the folder of its rank's checkpoints, `resumed` is the one
-    to go on from. Fetching is done by a thread, so that a large file does not keep the client from
-    noticing a failure.
+    `folders` maps a worker's address to the folder of its rank's checkpoints. Fetching is done on
+    the client's event loop, so that a large file does not keep the client from noticing a failure.
     """
 
     def __init__(
@@ -44,12 +46,16 @@ class Checkpoints:
         self.client = client
         self.attempt_id = attempt_id
         self.directory = directory.absolute()
-        self.resumed = newest(self.directory)
         self.folders: dict[str, str] = {}
         self.blind = list(addresses)  # those that do not see the run directory, once that is known
-        self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="ddp-checkpoints")
-        self._fetching: dict[Path, Future] = {}  # the file that was announced last, by its folder
-        self._not_here: dict[Path, str] = {}  # folders whose last file has not come -> the worker
+        self._last: dict[Path, tuple[str, Path]] = {}  # folder -> worker and file announced last
+        self._fetches: dict[Path, Future] = {}  # folder -> the fetching of that file
+        self._one_at_a_time = asyncio.Lock()
+
+    def last_step(self) -> int:
+        """The step of the newest file, by its name: the ranks will see whether it is good."""
+        named = filter(stated_digest, checkpoints(self.directory))
+        return max(map(step_of, named), default=0)
 
     async def find(self) -> None:
         """Find out which workers see the run directory.
@@ -78,15 +84,15 @@ class Checkpoints:
         """Write the newest of each folder to the workers that do not see them."""
         if not self.blind:
             return
-        folders = filter(Path.is_dir, self.directory.iterdir())
-        for path in filter(None, [self.resumed, *map(newest, folders)]):
+        folders = [self.directory, *filter(Path.is_dir, self.directory.iterdir())]
+        for path in filter(None, await asyncio.to_thread(lambda: [*map(newest, folders)])):
             name = str(path.relative_to(self.directory))
             content = await asyncio.to_thread(_content, path)
             await self.client.run(spool.write, self.attempt_id, name, content, workers=self.blind)
 
     def newest(self) -> Path | None:
         """The newest good checkpoint on the client, None if there is none."""
-        self._wait()
+        self._not_here()
         return newest_good(self.directory)
 
     def announced(self, address: str, name: str, keep: int) -> str | None:
@@ -97,58 +103,64 @@ class Checkpoints:
         path = self.directory / name
         if address not in self.blind or Path(name).is_absolute():
             return None
-        self._not_here[path.parent] = address
-        earlier = self._fetching.get(path.parent)
-        self._fetching[path.parent] = self._fetcher.submit(self._fetch, address, path, keep)
-        # Unless it has begun: retention may have removed it
-        if earlier is None or earlier.cancel() or not earlier.done():
-            return None
-        error = earlier.exception()
-        return first_line(error) if error is not None else None
+        earlier = self._fetches.get(path.parent)
+        self._last[path.parent] = address, path
+        fetch = functools.partial(self._fetch, address, path, keep)
+        self._fetches[path.parent] = begin(self.client, fetch)
+        return earlier.result() if earlier is not None and earlier.done() else None
 
-    def _fetch(self, address: str, path: Path, keep: int) -> None:
+    async def _fetch(self, address: str, path: Path, keep: int) -> str | None:
+        """Returns why the file has not come, or None."""
         name = str(path.relative_to(self.directory))
-        self._not_here[path.parent] = address
-        answers = self.client.run(spool.read, self.attempt_id, name, workers=[address])
-        path.parent.mkdir(exist_ok=True)
-        temporary = path.with_name(TEMPORARY)
-        try:
-            temporary.write_bytes(answers[address])
-            if digest(temporary) != stated_digest(path):
-                raise Error(f"{name} of {address} did not arrive whole.")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        del self._not_here[path.parent]
-        remove_all_but(keep, path)
-
-    def _wait(self) -> str | None:
-        """Wait until what was announced last is here; returns why it is not, or None."""
-        problem = None
-        for fetch in self._fetching.values():
+        async with self._one_at_a_time:
+            if self._last[path.parent] != (address, path):  # retention may have removed this one
+                return None
             try:
-                fetch.result(FETCH_TIMEOUT)
-            except TimeoutError:
-                return f"it had not arrived after {FETCH_TIMEOUT} s"
+                read = self.client.run(spool.read, self.attempt_id, name, workers=[address])
+                await asyncio.to_thread(_write, path, (await read)[address], keep)
             except Exception as error:  # its worker has died, or the disk here is full
-                problem = first_line(error)
-        return problem
+                return first_line(error)
+        return None
+
+    def _not_here(self) -> dict[str, str]:
+        """Wait for what was announced last; returns why it has not come, by its worker."""
+        done, _ = wait(self._fetches.values(), FETCH_TIMEOUT)
+        reasons = {}
+        for folder, fetch in self._fetches.items():
+            address, _ = self._last[folder]
+            late = f"it had not arrived after {FETCH_TIMEOUT} s"
+            reasons[address] = fetch.result() if fetch in done else late
+        return {address: reason for address, reason in reasons.items() if reason}
 
     def close(self, lost: set[str]) -> str | None:
         """Fetch what was announced, then have the workers forget it, except those that are `lost`.
 
         Returns why a last fetch failed, and where the files stay then, or None.
         """
-        problem = self._wait()
-        self._fetcher.shutdown(wait=False)
-        alive = [address for address in self.blind if address not in lost]
-        kept = {*self._not_here.values()}.intersection(alive)
-        if kept:
-            where = ", ".join(f"{self.folders[each]} of the worker {each}" for each in kept)
-            problem = f"{problem}. Until that worker ends it is in {where}"
-        alive = [address for address in alive if address not in kept]
+        reasons = self._not_here()
+        alive = [each for each in self.blind if each not in lost and each not in reasons]
         answers_within(FORGET_TIMEOUT, self.client, spool.forget, self.attempt_id, workers=alive)
-        return problem
+        problem = ". ".join(dict.fromkeys(reasons.values()))
+        kept = [
+            f"{self.folders[each]} of the worker {each}" for each in reasons if each not in lost
+        ]
+        if kept:
+            problem += f". Until that worker ends it is in {', '.join(kept)}"
+        return problem or None
+
+
+def _write(path: Path, content: bytes, keep: int) -> None:
+    """Write a checkpoint file, whole or not at all, and remove those that it replaces."""
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_name(TEMPORARY)
+    try:
+        temporary.write_bytes(content)
+        if digest(temporary) != stated_digest(path):
+            raise Error(f"{path.name} did not arrive whole.")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    remove_all_but(keep, path)
 
 
 def _content(path: Path) -> bytes:

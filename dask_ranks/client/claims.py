@@ -9,7 +9,7 @@ without the plugin and without the messages of ranks, of which Dask would keep m
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
 from distributed import Client, Scheduler, SchedulerPlugin, get_worker
@@ -57,7 +57,13 @@ def claimed_workers(
 
     def claim() -> bool:
         request = (client.id, attempt_id, wanted, most, rows_held, caller)
-        answer.update(_ask_scheduler(client, claim_workers, *request))
+        try:
+            answer.update(client.run_on_scheduler(claim_workers, *request))
+        except OSError as error:
+            raise no_answer(client, error) from None
+        except ImportError as error:
+            refuse_without_package(error)
+            raise
         return bool(answer["claimed"])
 
     try:
@@ -81,16 +87,6 @@ def claimed_workers(
         with contextlib.suppress(OSError, ImportError):  # it has no ddp_common: nothing is claimed
             if client.status == "running":
                 client.run_on_scheduler(release_workers, attempt_id)
-
-
-def _ask_scheduler(client: Client, function: Callable, *arguments: Any) -> Any:
-    try:
-        return client.run_on_scheduler(function, *arguments)
-    except OSError as error:
-        raise no_answer(client, error) from None
-    except ImportError as error:
-        refuse_without_package(error)
-        raise
 
 
 def _too_few(

@@ -30,7 +30,6 @@ from dask_ranks.run.job import Job, Launcher, Run
 from dask_ranks.run.progress import explain_interrupt, say_folder
 from dask_ranks.run.recorder import describe
 from dask_ranks.run.run_directory import RunDirectory
-from ddp_common.checkpoint_files import step_of
 from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 
 
@@ -149,8 +148,7 @@ def _run(attempt: Attempt, payload: bytes, own_tables: Tables, failures: list[Ex
 def _note_restart(attempt: Attempt, previous: Exception) -> None:
     """Put down that this attempt is a restart, and what has ended the one before."""
     reason = first_line(previous)
-    resumed = attempt.checkpoints.resumed
-    step = step_of(resumed) if resumed is not None else 0
+    step = attempt.checkpoints.last_step()
     ranks = len(attempt.addresses)
     event = {
         "time": time.time(),

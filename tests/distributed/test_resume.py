@@ -91,6 +91,16 @@ def test_every_rank_loads_the_file_that_rank_0_has_chosen_or_says_that_it_cannot
     assert "its SHA-256 is not the one" in found[3][1]
 
 
+def test_a_damaged_newest_checkpoint_is_named_once_in_all_that_is_printed(client, tmp_path, capfd):
+    ddp.launch(client, train, workers=1, directory=tmp_path, steps=2)
+    damaged = tmp_path / "checkpoints" / "step-00000009.0123456789abcdef.pt"
+    damaged.write_bytes(b"not that content")
+    capfd.readouterr()
+    assert ddp.launch(client, train, workers=2, directory=tmp_path, steps=2).result
+    said = capfd.readouterr()
+    assert (said.out + said.err).count(f"{damaged} is damaged") == 1
+
+
 def resume_where_all_is_damaged(folder):
     ddp.Checkpoint(directory=folder, model=torch.nn.Linear(1, 1)).restore()
 

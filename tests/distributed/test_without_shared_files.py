@@ -76,6 +76,10 @@ def test_a_checkpoint_that_cannot_be_fetched_is_told_while_training_goes_on(apar
     client.run(shutil.rmtree, kept, workers=[address])
 
 
+def spools(dask_worker):
+    return [name for name in os.listdir(dask_worker.local_directory) if name.startswith("ddp-")]
+
+
 def save_slowly_and_fail(model):
     """What is still being written when the function raises is whole, and told."""
     sync = checkpoint.sync
@@ -86,7 +90,7 @@ def save_slowly_and_fail(model):
     dist.barrier()
 
 
-def test_a_save_that_goes_on_when_the_function_raises_reaches_the_client(apart):
+def test_a_save_that_goes_on_when_the_function_raises_comes_and_nothing_stays_on_workers(apart):
     client, hidden = apart
     model = torch.nn.Linear(1, 1)
     with pytest.raises(ddp.RankFailed, match="on purpose"):
@@ -94,10 +98,7 @@ def test_a_save_that_goes_on_when_the_function_raises_reaches_the_client(apart):
             client, save_slowly_and_fail, workers=2, directory=hidden / "raised", model=model
         )
     assert saved_steps(hidden / "raised") == [0]
-
-
-def spools(dask_worker):
-    return [name for name in os.listdir(dask_worker.local_directory) if name.startswith("ddp-")]
+    assert list(client.run(spools).values()) == [[], []]
 
 
 def test_the_time_to_answer_is_not_that_to_write_a_checkpoint(apart, monkeypatch):

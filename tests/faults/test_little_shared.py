@@ -3,7 +3,6 @@
 They run in a mount namespace of their own, where something else lies over the run directory.
 """
 
-import os
 import signal
 import sys
 
@@ -32,22 +31,6 @@ def apart(tmp_path_factory):
     with separate_cluster(folder, *hiding(hidden)) as (_, address), Client(address) as client:
         client.wait_for_workers(2, timeout=2 * PATIENCE)
         yield client, hidden
-
-
-def test_nothing_stays_on_the_workers(apart):
-    client, hidden = apart
-    ddp.launch(client, faults.train, workers=2, directory=hidden / "tidy")
-    with pytest.raises(ddp.RankFailed):
-        ddp.launch(
-            client, ddp.inject(faults.train, "raise"), workers=2, directory=hidden / "tidy-too"
-        )
-
-    def spools(dask_worker):
-        return [
-            name for name in os.listdir(dask_worker.local_directory) if name.startswith("ddp-")
-        ]
-
-    assert list(client.run(spools).values()) == [[], []]
 
 
 def test_a_large_checkpoint_arrives_whole(apart):
