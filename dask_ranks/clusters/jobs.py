@@ -27,6 +27,7 @@ from dask_ranks.clusters import protection
 from dask_ranks.clusters.profiles import cluster_class, refused
 from dask_ranks.clusters.queues import SYSTEMS, JobState, States, summary
 from dask_ranks.run.folders import new_directory
+from dask_ranks.values import whole_number
 from dask_ranks.worker.time_limit import UNLIMITED
 from ddp_common.errors import Error
 
@@ -37,7 +38,7 @@ LOG_LINES = 25  # of a worker's log, for an error message
 
 def processes_in_a_job(profile: dict) -> int:
     """How many workers, and so ranks, a job of the profile has."""
-    return profile["options"].get("processes") or 1
+    return whole_number("processes", profile["options"].get("processes") or 1, least=1)
 
 
 def check_commands(profile: dict) -> None:

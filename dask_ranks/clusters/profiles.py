@@ -2,7 +2,8 @@
 
 `CLUSTER=` takes a name in `clusters/` or the path of a file; one that `extends` another says only
 what differs; `OPTIONS=` has the last word. Promises: what is wrong in a profile is named, with
-what may stand there, before anything is started.
+what may stand there, before anything is started; what a cluster class says of its options is
+passed on in its words.
 """
 
 import importlib
@@ -44,12 +45,12 @@ DEFAULTS = {
     "gpu_cluster": None,  # the cluster class where there are GPUs and dask-cuda
 }
 KEYS = {"cluster", "extends", "options", *DEFAULTS}
-COUNTS = ("cores", "processes", "threads_per_worker")  # options that are whole numbers
+# Options of which a text would be taken for the list of its characters
 LISTS = ("job_extra_directives", "job_script_prologue", "worker_extra_args")
 
 
 def read_profile(name: str, overrides: str | None = None) -> dict:
-    """The content of a profile: cluster, workers, timeout, warning, gpu_cluster, options.
+    """The content of a profile: cluster, workers, timeout, warning, gpu_cluster, options; `file`.
 
     `overrides` (default: OPTIONS from the environment) is text such as 'queue=gpu
     walltime=02:00:00 workers=3'; at an address only `timeout` makes sense. Raises `Error` with
@@ -74,9 +75,6 @@ def read_profile(name: str, overrides: str | None = None) -> dict:
     for key in ("timeout", "warning"):
         source = f" It stands in OPTIONS, or in the profile {name}."
         profile[key] = of_kind(key, profile[key], DEFAULTS[key], {key: (0, None)}, source)
-    for key in COUNTS:
-        if options.get(key) is not None:
-            options[key] = whole_number(key, options[key], least=1)
     for key in LISTS:
         if isinstance(options.get(key), str):
             raise Error(f"{key}={options[key]} is no list. Write [{options[key]}].")
@@ -95,6 +93,7 @@ def _load(name: str, extended_by: tuple[str, ...]) -> dict:
     if str(path) in extended_by:
         raise Error(f"The profile {path} extends itself, by way of {', '.join(extended_by)}.")
     content = _read_yaml(path)
+    content["file"] = str(path)
     content["options"] = content.get("options") or {}
     extended = content.pop("extends", None)
     if not extended:
@@ -195,12 +194,14 @@ def cluster_class(name: str) -> type[Any]:
 
 
 def refused(profile: dict, error: BaseException) -> Error:
-    """What to raise where the profile's cluster class does not take its options."""
-    if isinstance(error, RuntimeError) and error.__cause__:  # Dask's: something failed to start
-        error = error.__cause__
+    """What to raise where the profile's cluster class has raised an error."""
+    words = f"{type(error).__name__}: {error}"
+    if error.__cause__:
+        words += f" ({type(error.__cause__).__name__}: {error.__cause__})"
     return Error(
-        f"{profile['cluster']} could not be started with the profile's options: "
-        f"{type(error).__name__}: {error}\nThey stand in OPTIONS, or in the profile."
+        f"The profile {profile['file']}: {profile['cluster']} could not be started: {words}\n"
+        "If that names an option, it stands in this file, in one that it extends, or in OPTIONS. "
+        "If not, look at what the cluster's processes have printed, and whether one was killed."
     )
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import cloudpickle
+import psutil
 import pytest
 from children import children
 from patience import PATIENCE
@@ -111,6 +112,21 @@ def test_the_end_of_one_tls_connection_is_not_taken_for_that_of_another(client):
     for of_a_worker in client.run(options).values():
         assert len(of_a_worker) == 2
         assert all(each & ssl.OP_IGNORE_UNEXPECTED_EOF for each in of_a_worker)
+
+
+def test_a_worker_that_is_killed_while_it_starts_is_told_without_blame_on_options():
+    before = children()
+    connecting = Background(ddp.connect, "local", workers=1)
+    while connecting.is_running():
+        for pid in children() - before:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if "multiprocessing.spawn" in " ".join(process.cmdline()):
+                    process.kill()
+    words = "local.yaml: distributed.LocalCluster could not be started: .*\n.*one was killed"
+    with pytest.raises(ddp.Error, match=words) as caught:
+        connecting.outcome()
+    assert "with the profile's options" not in str(caught.value)
 
 
 AS_UNDER_PDB = """

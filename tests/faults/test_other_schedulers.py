@@ -138,10 +138,6 @@ def what_a_worker_has(dask_worker):
     return sorted(dask_worker.plugins), [*map(str, handlers)], filters, processes
 
 
-def waits_for(gate):
-    wait_until(gate.exists)
-
-
 def test_workers_of_others_are_left_as_they_were_found_by_the_last_that_needs_them(tmp_path):
     with separate_cluster(tmp_path) as (_, address), Client(address) as client:
         client.wait_for_workers(2, timeout=2 * PATIENCE)
@@ -149,7 +145,7 @@ def test_workers_of_others_are_left_as_they_were_found_by_the_last_that_needs_th
         with ddp.connect(address, workers=1):
             gate = tmp_path / "gate"
             running = Background(
-                ddp.launch, client, waits_for, workers=1, directory=tmp_path / "run", gate=gate
+                ddp.launch, client, save_some, workers=1, directory=tmp_path / "run", gate=gate
             )
             wait_until(lambda: "started" in log_of(tmp_path / "run"))
         in_use = client.run(what_a_worker_has)

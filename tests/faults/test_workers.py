@@ -39,35 +39,26 @@ def pid_of_one(client):
     return address, client.run(os.getpid, workers=[address])[address]
 
 
-def test_a_worker_that_is_suspended_before_a_launch_is_named_and_does_not_hold_it_for_ever(
-    two_workers,
-):
-    address, pid = pid_of_one(two_workers)
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        with pytest.raises(ddp.Error, match="did not answer for 8 s.*suspended") as caught:
-            ddp.launch(two_workers, ddp.rank, workers=2, timeout=8)
-        assert address in str(caught.value)
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    assert ddp.launch(two_workers, ddp.world_size, workers=2).result == 2
-
-
-def test_connect_and_the_doctor_name_a_suspended_worker_and_do_not_wait_for_it(
+def test_a_suspended_worker_is_named_and_holds_neither_launch_nor_connect_nor_the_doctor(
     two_workers, monkeypatch
 ):
     monkeypatch.setattr(clusters_client, "SILENCE_TIMEOUT", 3)
     address, pid = pid_of_one(two_workers)
+    checks = (doctor.check_workers, doctor.check_addresses, doctor.check_run_directory)
     os.kill(pid, signal.SIGSTOP)
     try:
+        with pytest.raises(ddp.Error, match=f"{address} did not answer for 8 s.*suspended"):
+            ddp.launch(two_workers, ddp.rank, workers=2, timeout=8)
+        silent = f"The worker at {address} did not answer for 3 s"
         connecting = Background(ddp.connect, two_workers.scheduler.address, workers=2)
-        with pytest.raises(ddp.Error, match=f"worker at {address} did not answer for 3 s"):
+        with pytest.raises(ddp.Error, match=silent):
             connecting.outcome(within=PATIENCE)
-        for check in (doctor.check_workers, doctor.check_addresses, doctor.check_run_directory):
-            with pytest.raises(ddp.Error, match=f"worker at {address} did not answer for 3 s"):
+        for check in checks:
+            with pytest.raises(ddp.Error, match=silent):
                 check(two_workers)
     finally:
         os.kill(pid, signal.SIGCONT)
+    assert ddp.launch(two_workers, ddp.world_size, workers=2).result == 2
 
 
 def test_a_worker_that_is_killed_just_before_a_launch_does_not_keep_it_from_starting(two_workers):

@@ -113,7 +113,7 @@ def refusal(tmp_path, monkeypatch):
         ("run pets", {"CLUSTER": "mars"}, "There is no cluster profile 'mars'"),
         ("run pets", {"CLUSTER": "mine.yaml"}, "CLUSTER=mine.yaml: no such file"),
         ("run pets", {"SET": "epoch=2"}, "pets has no setting 'epoch'. It has: data='shipped'"),
-        ("run pets", {"OPTIONS": "x=[1"}, "LocalCluster has no option x."),
+        ("run pets", {"OPTIONS": "timeout=[1"}, "timeout takes a number of at least 0"),
         ("run pets", {"WORKERS": "0"}, "WORKERS is a whole number of at least 1"),
         ("run pets", {"RESUME": "/nowhere"}, "there is no run in that folder"),
         ("run pets", {"CLUSTER": "torchrun", "RESTARTS": "-1"}, "RESTARTS is a whole number"),

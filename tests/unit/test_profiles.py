@@ -5,7 +5,7 @@ from children import children
 
 from dask_ranks.clusters.connect import describe
 from dask_ranks.clusters.jobs import seconds_of
-from dask_ranks.clusters.profiles import read_profile
+from dask_ranks.clusters.profiles import PROFILES, read_profile
 from ddp_common import Error, connect
 
 
@@ -85,10 +85,11 @@ def test_a_faulty_profile_is_refused_before_its_batch_system_is_looked_for(
 WRONG = {
     "processes=two": "whole number of at least 1",
     "timeout=-1": "timeout takes a number of at least 0",
-    "memory=lots": "with the profile's options: ValueError: Could not interpret 'lots'",
+    "cores=two": "slurm.yaml: dask_jobqueue.SLURMCluster could not be started: TypeError: uns",
+    "memory=lots": "could not be started: ValueError: Could not interpret 'lots'",
     "job_extra_directives=--exclusive": "is no list. Write [--exclusive].",
-    "scheduler_options=eth0": "object is not a mapping\nThey stand in OPTIONS",
-    "quue=gpu": "unexpected keyword argument 'quue'\nThey stand in OPTIONS",
+    "scheduler_options=eth0": "object is not a mapping\nIf that names an option",
+    "quue=gpu": "unexpected keyword argument 'quue'\nIf that names an option",
 }
 
 
@@ -100,14 +101,15 @@ def test_a_wrong_option_is_one_error_before_anything_starts(monkeypatch, options
     assert WRONG[options] in str(refused.value)
 
 
-def test_an_option_of_jobs_is_refused_by_a_local_cluster_before_it_starts(monkeypatch):
-    monkeypatch.setenv("OPTIONS", "queue=gpu")
-    assert "LocalCluster has no option queue." in refusal()
-
-
-def test_an_option_that_a_local_cluster_refuses_leaves_no_process(monkeypatch):
-    monkeypatch.setenv("OPTIONS", "protocol=5")
-    assert "LocalCluster could not be started with the profile's options: " in refusal()
+@pytest.mark.parametrize("option", ["protocol", "queue"])
+def test_an_option_that_a_local_cluster_refuses_is_told_in_its_words_and_leaves_no_process(
+    monkeypatch, caplog, option
+):
+    monkeypatch.setenv("OPTIONS", f"{option}=5")
+    said = refusal()
+    assert f"{PROFILES / 'local.yaml'}: distributed.LocalCluster could not be started: " in said
+    assert option != "queue" or "got an unexpected keyword argument 'queue'" in said
+    assert "Traceback" not in caplog.text
 
 
 def test_a_profile_is_read_without_running_what_is_in_it(write, tmp_path):
