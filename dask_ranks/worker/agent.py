@@ -329,6 +329,7 @@ def _follow(
         )
     result, ended.result = ended.result, None
     send([*process.take(), *map(Line, remarks), ended])
+    HOST.connect_ahead()
     return result
 
 

@@ -28,6 +28,8 @@ class RankHost:
         self._shared_path: str | None = None  # of the fork server of a local cluster
         self._own: ForkServer | None = None  # this worker's
         self._choosing = threading.Lock()  # between the two
+        # To a supervisor that is forked ahead, for the next rank: a launch does not wait for it
+        self._ahead: Connection | None = None
 
     # The fork server
 
@@ -37,10 +39,20 @@ class RankHost:
             self._shared_path = shared_path or self._shared_path
             if shared_path is None and self._own is None:
                 self._own = ForkServer(dict(os.environ))
+        self.connect_ahead()
+
+    def connect_ahead(self) -> None:
+        """Have a supervisor forked for the next rank, and wait for nothing."""
+        with contextlib.suppress(OSError):  # the next rank says what is wrong
+            if self._ahead is None:
+                self._ahead = self._reach_fork_server()
 
     def close(self) -> None:
-        """End this worker's own fork server, where there is one."""
+        """End the supervisor that waits, and this worker's own fork server, if there are any."""
         with self._choosing:
+            if self._ahead is not None:
+                self._ahead.close()
+                self._ahead = None
             if self._own is not None:
                 self._own.close()
                 self._own = None
@@ -72,9 +84,14 @@ class RankHost:
             cores=os.sched_getaffinity(0),
             path=texts_of(sys.path),
         )
+        numbers = [*descriptors.values()]
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            with contextlib.suppress(EOFError, ConnectionError):  # it was killed meanwhile
+                return supervisor.start(ahead, request, numbers, is_wanted)
         try:
             connection = self._reach_fork_server()
-            return supervisor.start(connection, request, [*descriptors.values()], is_wanted)
+            return supervisor.start(connection, request, numbers, is_wanted)
         except (EOFError, ConnectionError):
             raise RuntimeError(
                 "the process that imports torch, and from which ranks are forked, has ended. Was "
