@@ -13,6 +13,10 @@ from dask_ranks.messages import Collective
 
 # Of psutil's words for a process, those of one that is suspended: by SIGSTOP, by a debugger
 SUSPENDED = ("stopped", "tracing-stop")
+FORKED = (
+    "If the data set uses a library with threads (polars, h5py, some readers of zip files), that "
+    'can hang in a forked worker: try ddp.DataLoader(…, multiprocessing_context="forkserver").'
+)
 CONTEXT = 2  # calls before one that tell a call that is usual there from one that is not
 SAME_ON_ALL = ("all_reduce", "broadcast", "reduce", "allreduce_coalesced")  # sizes, that is
 
@@ -41,12 +45,17 @@ def name_culprit(ranks: list[Rank], stuck: list[Rank]) -> tuple[Rank, str]:
         culprit, why = returned_early(returned, stuck, "waits for it")
     elif different is not None:
         return different  # it names the collectives itself
-    elif elsewhere and len(elsewhere) < len(ranks):
-        culprit = elsewhere[0]
-        why = f"It is not in a collective{_at_step(culprit)}."
     else:
-        culprit = min(stuck, key=lambda rank: rank.step)
-        why = f"It is behind the others{_at_step(culprit)}."
+        some_are_elsewhere = bool(elsewhere) and len(elsewhere) < len(ranks)
+        culprit = elsewhere[0] if some_are_elsewhere else min(stuck, key=lambda rank: rank.step)
+        if culprit.whereabouts is not None and culprit.whereabouts.waits_for_loader:
+            why = f"It waits for a worker of its DataLoader{_at_step(culprit)}. {FORKED}"
+        elif some_are_elsewhere:
+            why = f"It is not in a collective{_at_step(culprit)}."
+        elif any(rank.step > culprit.step for rank in ranks):
+            why = f"It is behind the others{_at_step(culprit)}."
+        else:
+            why = f"No rank is behind the others{_at_step(culprit)}."
     return culprit, why + _who_waits(culprit, ranks)
 
 

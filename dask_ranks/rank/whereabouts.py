@@ -69,6 +69,7 @@ def _answer_now() -> Whereabouts:
         collectives=None if collectives is None else [vars(each) for each in collectives],
         in_collective=is_in_collective(codes),
         in_forward=is_in_forward(codes),
+        waits_for_loader=waits_for_loader(codes),
     )
 
 
@@ -114,6 +115,16 @@ def is_in_forward(codes: list[CodeType]) -> bool:
 
     return any(
         (code.co_filename, code.co_name) == (ddp.__file__, "_pre_forward") for code in codes
+    )
+
+
+def waits_for_loader(codes: list[CodeType]) -> bool:
+    """Whether a rank waits for a worker of a DataLoader."""
+    from torch.utils.data import dataloader
+
+    return any(
+        (code.co_filename, code.co_name) == (dataloader.__file__, "_try_get_data")
+        for code in codes
     )
 
 
