@@ -227,7 +227,6 @@ class Tables:
             for given in self.given
         ]
         _refuse_other_categories(self.given, columns)
-        _refuse_other_partitions(self.given)
         return True
 
     def _groups(self) -> list[list[Given]]:
@@ -389,20 +388,6 @@ def _refuse_other_categories(given: list[Given], columns: list[list[tuple[str, s
                     f"{other!r}: a model would take one for another.\n"
                     "Give both the same: frame[column].cat.set_categories(names), before launch."
                 )
-
-
-def _refuse_other_partitions(given: list[Given]) -> None:
-    """Raise `Error` for two tables of as many rows whose partitions are cut at other rows."""
-    first: dict[int, Given] = {}  # by their rows
-    for table in given:
-        other = first.setdefault(sum(table.lengths), table)
-        if other.lengths != table.lengths:
-            raise Error(
-                f"{table.name!r} and {other.name!r} have {sum(table.lengths)} rows each, and "
-                "partitions of other lengths: rows that belong together would lie on two ranks.\n"
-                "Cut both alike, with repartition(divisions=…) or rechunk(…), or make one table "
-                "of them."
-            )
 
 
 def _difference(columns: list[tuple[str, str]], others: list[tuple[str, str]]) -> str:
