@@ -15,7 +15,7 @@ import dask.array
 import faults_on_purpose as faults
 import pytest
 import torch
-from distributed import Client, LocalCluster, get_client
+from distributed import Client, LocalCluster, get_client, wait
 from patience import PATIENCE
 from processes import Background, log_of, saved_steps, separate_cluster, wait_until
 
@@ -37,14 +37,22 @@ def pid_of_one(client):
     return address, client.run(os.getpid, workers=[address])[address]
 
 
+def get_a_rank(table=None):
+    return ddp.rank()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"table": None}], ids=["plain", "table"])
 def test_a_worker_that_is_suspended_before_a_launch_is_named_and_does_not_hold_it_for_ever(
-    two_workers,
+    two_workers, arguments
 ):
     address, pid = pid_of_one(two_workers)
+    if arguments:
+        arguments["table"] = two_workers.map(list, [range(9)] * 4, pure=False)
+        wait(arguments["table"])
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(ddp.Error, match="did not answer for 8 s.*suspended") as caught:
-            ddp.launch(two_workers, ddp.rank, workers=2, timeout=8)
+            ddp.launch(two_workers, get_a_rank, workers=2, timeout=8, **arguments)
         assert address in str(caught.value)
     finally:
         os.kill(pid, signal.SIGCONT)
