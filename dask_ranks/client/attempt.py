@@ -115,7 +115,7 @@ class Attempt:
                 if lost is not None:
                     self.directory.problem(f"A checkpoint could not be fetched: {lost}", "fetch")
             case Ended() if self.ranks[rank].how != "done":
-                self.directory.log(f"rank {rank} {outcome.in_log(self.ranks[rank].last_word)}")
+                self.directory.log(f"rank {rank} {outcome.in_log(self.ranks[rank])}")
 
     # Asking
 

@@ -181,7 +181,7 @@ def rank_failed(state: AttemptState, rank: Rank) -> RankFailed:
         where = f"Where rank {rank.number} was:\n{end.traceback}"
         text = _full_text(state, culprit, f"failed. {why}", where)
         return RankFailed(text, **_attributes(state, culprit))
-    what = f"failed: {_cause(end, _uncaught(rank))}"
+    what = f"failed: {_cause(rank)}"
     # On a line of its own: how many of them are heard of in time differs.
     failed = state.failed()
     peers = [peer for peer in state.ranks if peer in failed and peer is not rank]
@@ -225,28 +225,40 @@ def _without_dump(lines: list[str]) -> tuple[list[str], str]:
     return lines, ""
 
 
-def _cause(end: Ended, uncaught: str = "") -> str:
+def _cause(rank: Rank) -> str:
+    """Why a rank has failed: in the headline, and in the log."""
+    end = rank.last_word
+    if end.how == "raised":
+        return end.message
     if end.how in WORKER_ENDED:
         why = f" ({end.message})" if end.message else ""
         return f"{WORKER_ENDED[end.how]}{why}"
-    if end.how == "raised":
-        return end.message
-    killed_by = _signal_name(end)
-    if killed_by == "SIGKILL":
-        return "killed by SIGKILL, often because memory ran out"
-    if uncaught:
-        if OTHER_SIZE in uncaught:
-            return (
-                "it got a tensor of another size than it waits for. Ranks have called different "
-                "collectives, or the same one with tensors of different sizes. (killed by "
-                f"SIGABRT: {uncaught})"
-            )
-        return f"killed by SIGABRT: {uncaught}"
-    if killed_by:
-        return f"killed by {killed_by}"
     if end.exitcode is None:
         return SUPERVISOR_KILLED
-    return f"it left with exit code {end.exitcode} before it had finished"
+    if end.exitcode >= 0:
+        return f"it left with exit code {end.exitcode} before it had finished"
+    why = _uncaught(rank)
+    if OTHER_SIZE in why:
+        why = (
+            "it got a tensor of another size than it waits for. Ranks have called different "
+            f"collectives, or the same one with tensors of different sizes. ({why})"
+        )
+    why = f": {why}" if why else ""
+    if end.exitcode == -signal.SIGKILL:
+        why = ", often because memory ran out"
+    return f"killed by {_signal_name(end)}{why}"
+
+
+def in_log(rank: Rank) -> str:
+    """How a rank ended, as a line of the log; with a traceback, lines."""
+    end = rank.last_word
+    if end.how == "cancelled":
+        return "was ended: another rank had failed, the launch was ended, or its worker closed"
+    if end.how == "stopped":
+        why = ": it got SIGTERM" if end.got_sigterm else ", as the others did"
+        return f"left after step {end.step}{why}"
+    verb = "failed:" if _signal_name(end) is None else "was"  # … killed by SIGTERM
+    return f"{verb} {_cause(rank)}\n{end.traceback}".rstrip()
 
 
 def _signal_name(end: Ended) -> str | None:
@@ -388,20 +400,3 @@ def unreadable_result(reason: Exception, directory: Path) -> Error:
     )
     error.directory = directory
     return error
-
-
-def in_log(end: Ended) -> str:
-    """How a rank ended, as a line of the log; with a traceback, lines."""
-    if end.how == "raised":
-        return f"failed: {end.message}\n{end.traceback}".rstrip()
-    if end.how == "lost":
-        return f"ended: {_cause(end)}"
-    if end.how == "cancelled":
-        return "was ended: another rank had failed, the launch was ended, or its worker closed"
-    if end.how == "stopped":
-        why = ": it got SIGTERM" if end.got_sigterm else ", as the others did"
-        return f"left after step {end.step}{why}"
-    killed_by = _signal_name(end)
-    if killed_by:
-        return f"was killed by {killed_by}"
-    return f"failed: {_cause(end)}"
