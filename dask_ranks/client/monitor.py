@@ -15,7 +15,7 @@ from distributed import CancelledError
 from dask_ranks.client import outcome, signals, stalls
 from dask_ranks.client.attempt import CAUSE_TIMEOUT, LOOK_INTERVAL, SHORT_LOOK, Attempt
 from dask_ranks.client.outcome import Failed, Outcome
-from dask_ranks.client.rank import Phase, Rank, numbers
+from dask_ranks.client.rank import Phase, RankState, numbers
 from dask_ranks.client.rpc import ask_each
 from dask_ranks.worker import agent
 from ddp_common.errors import Error, RunStopped
@@ -140,7 +140,7 @@ def _stop_script(attempt: Attempt, now: float) -> None:
         )
 
 
-def _refuse_busy(attempt: Attempt, rank: Rank, timeout: float) -> None:
+def _refuse_busy(attempt: Attempt, rank: RankState, timeout: float) -> None:
     """Raise `Error` if the worker of this rank, which has not started, executes other tasks."""
     assert rank.task is not None, "it was submitted"
     with contextlib.suppress(OSError):  # a lost scheduler is heard of otherwise
@@ -159,7 +159,7 @@ def _ask_where_ranks_are(attempt: Attempt, timeout: float = WHEREABOUTS_TIMEOUT)
     """Have all ranks that live say where they are, and their workers how their processes are."""
     for rank in attempt.ranks:
         rank.whereabouts = None  # of a SIGUSR1 that somebody else has sent before
-    asked = [rank for rank in attempt.ranks if rank.end is None]
+    asked = [rank for rank in attempt.ranks if rank.how is None]
     workers = [rank.address for rank in asked]
     answers = ask_each(attempt.client, agent.ask_where, workers=workers)
     deadline = time.monotonic() + timeout
@@ -171,13 +171,13 @@ def _ask_where_ranks_are(attempt: Attempt, timeout: float = WHEREABOUTS_TIMEOUT)
         expected = [
             rank
             for rank in asked
-            if rank.end is None
+            if rank.how is None
             and rank.whereabouts is None
             and rank.process_state not in stalls.SUSPENDED
         ]
 
 
-def _stalled(attempt: Attempt, stuck: list[Rank], timeout: float) -> Exception:
+def _stalled(attempt: Attempt, stuck: list[RankState], timeout: float) -> Exception:
     ranks = attempt.ranks
     rank, why = stalls.name_culprit(ranks, stuck)
     waits = stalls.where_ranks_wait(ranks)
@@ -230,7 +230,7 @@ def _end_ranks(attempt: Attempt) -> None:
         attempt.client.cancel(running, force=True)
     began = time.monotonic()
     while time.monotonic() < began + GONE_TIMEOUT:
-        pending = [rank for rank in attempt.ranks if rank.task and rank.end is None]
+        pending = [rank for rank in attempt.ranks if rank.task and rank.how is None]
         if not pending:
             return
         none_has_started = not any(rank.has_started for rank in pending)
