@@ -90,6 +90,7 @@ class Whereabouts(Message):
     collectives: list[dict[str, Any]] | None  # fields of `Collective`, oldest first
     in_collective: bool = False  # its program has called torch.distributed, or a backward
     in_forward: bool = False  # what it is in is of DDP's own forward: of buffers
+    waits_for_loader: bool = False  # for a batch from a worker of a DataLoader
 
 
 @dataclass

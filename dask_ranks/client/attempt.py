@@ -29,7 +29,7 @@ from dask_ranks.client.inbox import (
     why_cancelled,
 )
 from dask_ranks.client.outcome import AttemptState
-from dask_ranks.client.rank import Rank
+from dask_ranks.client.rank import RankState
 from dask_ranks.messages import CheckpointSaved, Ended, Message, unpack
 from dask_ranks.run.job import Job
 from dask_ranks.run.recorder import Recorder
@@ -93,7 +93,7 @@ class Attempt:
             case WorkerLost():
                 self.state.lose_worker(event.address)
                 self.directory.log(f"the worker at {event.address} was lost")
-            case TaskEnded(status="error") if self.ranks[event.rank].end is None:
+            case TaskEnded(status="error") if self.ranks[event.rank].how is None:
                 task = self.ranks[event.rank].task
                 assert task is not None, "it has ended"
                 ended = Ended("raised", message=f"Its agent failed: {task.exception()!r}")
@@ -113,7 +113,7 @@ class Attempt:
                 if lost is not None:
                     self.directory.problem(f"A checkpoint could not be fetched: {lost}", "fetch")
             case Ended() if self.ranks[rank].how != "done":
-                self.directory.log(f"rank {rank} {outcome.in_log(self.ranks[rank].last_word)}")
+                self.directory.log(f"rank {rank} {outcome.in_log(self.ranks[rank])}")
 
     # Asking
 
@@ -172,7 +172,7 @@ class Attempt:
         futures = [future for rank in self.ranks for future in (rank.tables, rank.task)]
         return [future for future in futures if future is not None]
 
-    def failure_of(self, rank: Rank) -> Exception:
+    def failure_of(self, rank: RankState) -> Exception:
         """The exception for a rank that failed, or for the restart of the cluster that ended it.
 
         A restart kills the workers, so it may be heard of last. Our futures know of it first.
@@ -181,7 +181,7 @@ class Attempt:
             self.state.cancel(RESTARTED)
             return self.cancelled()
         if rank.how in outcome.WORKER_ENDED:
-            rank.last_word.message = self._why_lost(rank.address)
+            rank.ended.message = self._why_lost(rank.address)
         return outcome.rank_failed(self.state, rank)
 
     def _why_lost(self, address: str) -> str:

@@ -15,7 +15,7 @@ from distributed import CancelledError
 from dask_ranks.client import outcome, signals, stalls
 from dask_ranks.client.attempt import CAUSE_TIMEOUT, Attempt
 from dask_ranks.client.outcome import Failed, Outcome
-from dask_ranks.client.rank import Phase, Rank, numbers
+from dask_ranks.client.rank import Phase, RankState, numbers
 from dask_ranks.client.rpc import ask_each
 from dask_ranks.worker import agent
 from ddp_common.errors import Error, RunStopped
@@ -140,7 +140,7 @@ def _stop_script(attempt: Attempt, now: float) -> None:
         )
 
 
-def _refuse_busy(attempt: Attempt, rank: Rank) -> None:
+def _refuse_busy(attempt: Attempt, rank: RankState) -> None:
     """Raise `Error` if the worker of this rank, which has not started, executes other tasks."""
     assert rank.task is not None, "it was submitted"
     with contextlib.suppress(OSError):  # a lost scheduler is heard of otherwise
@@ -159,7 +159,7 @@ def _ask_where_ranks_are(attempt: Attempt, timeout: float = WHEREABOUTS_TIMEOUT)
     """Have all ranks that live say where they are, and their workers how their processes are."""
     for rank in attempt.ranks:
         rank.whereabouts = None  # of a SIGUSR1 that somebody else has sent before
-    asked = [rank for rank in attempt.ranks if rank.end is None]
+    asked = [rank for rank in attempt.ranks if rank.how is None]
     workers = [rank.address for rank in asked]
     answers = ask_each(attempt.client, agent.ask_where, workers=workers)
 
@@ -167,7 +167,7 @@ def _ask_where_ranks_are(attempt: Attempt, timeout: float = WHEREABOUTS_TIMEOUT)
         for rank in asked:
             rank.process_state = answers.get(rank.address)
         return all(
-            rank.end is not None
+            rank.how is not None
             or rank.whereabouts is not None
             or rank.process_state in stalls.SUSPENDED
             for rank in asked
@@ -176,7 +176,7 @@ def _ask_where_ranks_are(attempt: Attempt, timeout: float = WHEREABOUTS_TIMEOUT)
     attempt.wait_until(have_answered, timeout)
 
 
-def _stalled(attempt: Attempt, stuck: list[Rank], timeout: float) -> Exception:
+def _stalled(attempt: Attempt, stuck: list[RankState], timeout: float) -> Exception:
     ranks = attempt.ranks
     rank, why = stalls.name_culprit(ranks, stuck)
     waits = stalls.where_ranks_wait(ranks)
@@ -230,7 +230,7 @@ def _end_ranks(attempt: Attempt) -> None:
     pending = [rank for rank in attempt.ranks if rank.task]
 
     def are_gone() -> bool:
-        return all(rank.end is not None for rank in pending)
+        return all(rank.how is not None for rank in pending)
 
     attempt.wait_until(are_gone, UNSTARTED_TIMEOUT)
     if any(rank.has_started for rank in pending):

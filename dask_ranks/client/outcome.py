@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dask_ranks.client.inbox import CONNECTION_LOST, RESTARTED
-from dask_ranks.client.rank import Phase, Rank, numbers
+from dask_ranks.client.rank import Phase, RankState, numbers
 from dask_ranks.client.stalls import returned_early
 from dask_ranks.messages import (
     CheckpointSaved,
@@ -25,7 +25,7 @@ from dask_ranks.messages import (
     Message,
     Started,
 )
-from dask_ranks.rank.last_word import LOST_PEER
+from dask_ranks.rank.ended import LOST_PEER
 from dask_ranks.run.recorder import WARNING
 from ddp_common.checkpoint_files import step_of
 from ddp_common.errors import Error, RankFailed, RankStalled, RunStopped, SchedulerLost
@@ -54,11 +54,11 @@ class AttemptState:
     """What is known of an attempt. Times are those of `time.monotonic()` on the client."""
 
     def __init__(self, addresses: list[str], directory: Path, is_script: bool = False):
-        self.ranks = [Rank(number, address) for number, address in enumerate(addresses)]
+        self.ranks = [RankState(number, address) for number, address in enumerate(addresses)]
         self.directory = directory  # of the run
         self.is_script = is_script  # what the ranks run, whose lines are shown as they come
         self.last_started = 0.0  # when the last of them did
-        self.ended: list[Rank] = []  # in the order in which it was heard of
+        self.ended: list[RankState] = []  # in the order in which it was heard of
         self.is_cancelled = False  # its tasks were, and not by us
         self.why_cancelled: str | None = None  # Dask's word for it
 
@@ -81,7 +81,7 @@ class AttemptState:
                 rank.lose_worker()
                 self._note_end(rank)
 
-    def _note_end(self, rank: Rank) -> None:
+    def _note_end(self, rank: RankState) -> None:
         if rank not in self.ended:
             self.ended.append(rank)
 
@@ -90,22 +90,22 @@ class AttemptState:
         self.is_cancelled = True
         self.why_cancelled = reason
 
-    def failed(self) -> list[Rank]:
+    def failed(self) -> list[RankState]:
         no_failure = ["done", "stopped"]
         if self.is_cancelled:
             no_failure.append("cancelled")
         return [rank for rank in self.ended if rank.how not in no_failure]
 
-    def stopped(self) -> list[Rank]:
+    def stopped(self) -> list[RankState]:
         return [rank for rank in self.ended if rank.how == "stopped"]
 
-    def returned(self) -> list[Rank]:
+    def returned(self) -> list[RankState]:
         return [rank for rank in self.ranks if rank.has_returned]
 
-    def unstarted(self) -> list[Rank]:
+    def unstarted(self) -> list[RankState]:
         return [rank for rank in self.ranks if not rank.has_started]
 
-    def stalled(self, timeout: float | None, now: float) -> list[Rank]:
+    def stalled(self, timeout: float | None, now: float) -> list[RankState]:
         """Ranks that live, have work to do, and have made no progress for `timeout` seconds.
 
         Without a timeout there are none. While one is yet to start, the others rightly wait.
@@ -132,7 +132,7 @@ class Failed:
     `is_consequence`: it has lost a peer, and why that one is gone is not known yet.
     """
 
-    rank: Rank
+    rank: RankState
     is_consequence: bool
 
 
@@ -149,21 +149,21 @@ def outcome(state: AttemptState) -> Outcome | Failed:
         return Outcome.CANCELLED
     # Ranks that left before training had begun: the others may wait for ever. Those of a script
     # have time to end.
-    left_before_training = [rank for rank in state.stopped() if not rank.last_word.in_loop]
+    left_before_training = [rank for rank in state.stopped() if not rank.ended.in_loop]
     is_over = left_before_training and not state.is_script
     if len(state.ended) < len(state.ranks) and not is_over:
         return Outcome.GOES_ON
     return Outcome.STOPPED if state.stopped() else Outcome.FINISHED
 
 
-def _is_consequence(rank: Rank) -> bool:
+def _is_consequence(rank: RankState) -> bool:
     """Whether a rank that failed says no more than that it has lost a peer."""
-    return rank.last_word.lost_peer or bool(LOST_PEER.search(_uncaught(rank)))
+    return rank.ended.lost_peer or bool(LOST_PEER.search(_uncaught(rank)))
 
 
-def _uncaught(rank: Rank) -> str:
+def _uncaught(rank: RankState) -> str:
     """What a rank that has aborted printed of an exception of C++; '' for any other rank."""
-    if rank.last_word.exitcode != -signal.SIGABRT:
+    if rank.ended.exitcode != -signal.SIGABRT:
         return ""
     found = [match[1] for match in map(UNCAUGHT.match, rank.lines) if match]
     return found[-1] if found else ""
@@ -172,16 +172,16 @@ def _uncaught(rank: Rank) -> str:
 # In words
 
 
-def rank_failed(state: AttemptState, rank: Rank) -> RankFailed:
+def rank_failed(state: AttemptState, rank: RankState) -> RankFailed:
     """The exception for a rank that failed, with the traceback and the last lines of all ranks."""
-    end = rank.last_word
+    end = rank.ended
     returned = state.returned()
     if returned and _is_consequence(rank):
         culprit, why = returned_early(returned, [rank], "lost the connection to it")
         where = f"Where rank {rank.number} was:\n{end.traceback}"
         text = _full_text(state, culprit, f"failed. {why}", where)
         return RankFailed(text, **_attributes(state, culprit))
-    what = f"failed: {_cause(end, _uncaught(rank))}"
+    what = f"failed: {_cause(rank)}"
     # On a line of its own: how many of them are heard of in time differs.
     failed = state.failed()
     peers = [peer for peer in state.ranks if peer in failed and peer is not rank]
@@ -225,28 +225,40 @@ def _without_dump(lines: list[str]) -> tuple[list[str], str]:
     return lines, ""
 
 
-def _cause(end: Ended, uncaught: str = "") -> str:
+def _cause(rank: RankState) -> str:
+    """Why a rank has failed: in the headline, and in the log."""
+    end = rank.ended
+    if end.how == "raised":
+        return end.message
     if end.how in WORKER_ENDED:
         why = f" ({end.message})" if end.message else ""
         return f"{WORKER_ENDED[end.how]}{why}"
-    if end.how == "raised":
-        return end.message
-    killed_by = _signal_name(end)
-    if killed_by == "SIGKILL":
-        return "killed by SIGKILL, often because memory ran out"
-    if uncaught:
-        if OTHER_SIZE in uncaught:
-            return (
-                "it got a tensor of another size than it waits for. Ranks have called different "
-                "collectives, or the same one with tensors of different sizes. (killed by "
-                f"SIGABRT: {uncaught})"
-            )
-        return f"killed by SIGABRT: {uncaught}"
-    if killed_by:
-        return f"killed by {killed_by}"
     if end.exitcode is None:
         return SUPERVISOR_KILLED
-    return f"it left with exit code {end.exitcode} before it had finished"
+    if end.exitcode >= 0:
+        return f"it left with exit code {end.exitcode} before it had finished"
+    why = _uncaught(rank)
+    if OTHER_SIZE in why:
+        why = (
+            "it got a tensor of another size than it waits for. Ranks have called different "
+            f"collectives, or the same one with tensors of different sizes. ({why})"
+        )
+    why = f": {why}" if why else ""
+    if end.exitcode == -signal.SIGKILL:
+        why = ", often because memory ran out"
+    return f"killed by {_signal_name(end)}{why}"
+
+
+def in_log(rank: RankState) -> str:
+    """How a rank ended, as a line of the log; with a traceback, lines."""
+    end = rank.ended
+    if end.how == "cancelled":
+        return "was ended: another rank had failed, the launch was ended, or its worker closed"
+    if end.how == "stopped":
+        why = ": it got SIGTERM" if end.got_sigterm else ", as the others did"
+        return f"left after step {end.step}{why}"
+    verb = "failed:" if _signal_name(end) is None else "was"  # … killed by SIGTERM
+    return f"{verb} {_cause(rank)}\n{end.traceback}".rstrip()
 
 
 def _signal_name(end: Ended) -> str | None:
@@ -260,7 +272,7 @@ def _signal_name(end: Ended) -> str | None:
 
 def rank_stalled(
     state: AttemptState,
-    rank: Rank,
+    rank: RankState,
     why: str,
     timeout: float,
     waits: dict[int, str],
@@ -293,7 +305,7 @@ def where_all_are(waits: dict[int, str], stacks: dict[int, str]) -> str:
 
 
 def _full_text(
-    state: AttemptState, rank: Rank, what: str, where: str, own_lines: list[str] | None = None
+    state: AttemptState, rank: RankState, what: str, where: str, own_lines: list[str] | None = None
 ) -> str:
     """The headline first, the cause last: a terminal shows the end.
 
@@ -327,7 +339,7 @@ def _without_warnings(lines: Iterable[str]) -> list[str]:
     return kept
 
 
-def _attributes(state: AttemptState, rank: Rank) -> dict[str, Any]:
+def _attributes(state: AttemptState, rank: RankState) -> dict[str, Any]:
     return {
         "rank": rank.number,
         "host": rank.host,
@@ -338,19 +350,17 @@ def _attributes(state: AttemptState, rank: Rank) -> dict[str, Any]:
 
 def run_stopped(state: AttemptState, newest: Path | None) -> RunStopped:
     """The exception for ranks that left because they were told to; `newest`: good checkpoint."""
-    step = max(rank.last_word.step for rank in state.stopped())
+    step = max(rank.ended.step for rank in state.stopped())
     left = ""
     if step:
         saved = "there is no checkpoint"
         if newest is not None:
             saved = f"the newest checkpoint is that of step {step_of(newest)}"
         left = f" after step {step}; {saved}"
-    asked = [
-        rank for rank in state.ranks if rank in state.stopped() and rank.last_word.got_sigterm
-    ]
+    asked = [rank for rank in state.ranks if rank in state.stopped() and rank.ended.got_sigterm]
     who = "no rank that has left says that it got SIGTERM itself"
     if asked:
-        why = " ".join(["got SIGTERM", asked[0].last_word.message]).rstrip()
+        why = " ".join(["got SIGTERM", asked[0].ended.message]).rstrip()
         who = f"rank {numbers(asked)} on {asked[0].host} {why}"
     return RunStopped(
         f"The run was told to stop: {who}. All ranks left{left}.",
@@ -388,20 +398,3 @@ def unreadable_result(reason: Exception, directory: Path) -> Error:
     )
     error.directory = directory
     return error
-
-
-def in_log(end: Ended) -> str:
-    """How a rank ended, as a line of the log; with a traceback, lines."""
-    if end.how == "raised":
-        return f"failed: {end.message}\n{end.traceback}".rstrip()
-    if end.how == "lost":
-        return f"ended: {_cause(end)}"
-    if end.how == "cancelled":
-        return "was ended: another rank had failed, the launch was ended, or its worker closed"
-    if end.how == "stopped":
-        why = ": it got SIGTERM" if end.got_sigterm else ", as the others did"
-        return f"left after step {end.step}{why}"
-    killed_by = _signal_name(end)
-    if killed_by:
-        return f"was killed by {killed_by}"
-    return f"failed: {_cause(end)}"

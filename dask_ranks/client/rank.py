@@ -22,7 +22,7 @@ class Phase(IntEnum):
 
 
 @dataclass(eq=False)
-class Rank:
+class RankState:
     """What is known of a rank. Times are those of `time.monotonic()` on the client."""
 
     number: int  # from 0
@@ -32,7 +32,7 @@ class Rank:
     step: int = 0  # the last that is known
     moved: float | None = None  # when it last made progress
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))  # printed last
-    end: Ended | None = None
+    _ended: Ended | None = None  # ask `how`, or `ended`
     tables: Future | None = None  # its partitions, on its worker
     task: Future | None = None  # its agent, once that is submitted
     whereabouts: Whereabouts | None = None  # its answer, once it was asked where it is
@@ -58,14 +58,14 @@ class Rank:
             case Whereabouts():
                 self.whereabouts = message
             case Ended():
-                self.end = self.end or message
+                self._ended = self._ended or message
                 self._has_come_to(Phase.ENDED)
 
     def lose_worker(self) -> None:
         """Take note that the scheduler has lost its worker; rank 0's has the result."""
         has_result = self.number == 0 and self.how == "done"
-        if self.end is None or has_result:
-            self.end = Ended("lost")
+        if self._ended is None or has_result:
+            self._ended = Ended("lost")
         self._has_come_to(Phase.LOST)
 
     def _has_come_to(self, phase: Phase) -> None:
@@ -84,15 +84,15 @@ class Rank:
     @property
     def how(self) -> str | None:
         """How it has ended, in the words of `Ended`; None as long as it lives."""
-        return None if self.end is None else self.end.how
+        return None if self._ended is None else self._ended.how
 
     @property
-    def last_word(self) -> Ended:
+    def ended(self) -> Ended:
         """How it has ended: ask only of one that has."""
-        assert self.end is not None, f"rank {self.number} lives"
-        return self.end
+        assert self._ended is not None, f"rank {self.number} lives"
+        return self._ended
 
 
-def numbers(ranks: list[Rank]) -> str:
+def numbers(ranks: list[RankState]) -> str:
     """The numbers of some ranks, as a sentence has them: '1, 2'."""
     return ", ".join(str(rank.number) for rank in ranks)

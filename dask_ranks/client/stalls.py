@@ -8,16 +8,20 @@ looked for, and the rank with the rarer call is named.
 import math
 from collections import Counter
 
-from dask_ranks.client.rank import Rank, numbers
+from dask_ranks.client.rank import RankState, numbers
 from dask_ranks.messages import Collective
 
 # Of psutil's words for a process, those of one that is suspended: by SIGSTOP, by a debugger
 SUSPENDED = ("stopped", "tracing-stop")
+FORKED = (
+    "If the data set uses a library with threads (polars, h5py, some readers of zip files), that "
+    'can hang in a forked worker: try ddp.DataLoader(…, multiprocessing_context="forkserver").'
+)
 CONTEXT = 2  # calls before one that tell a call that is usual there from one that is not
 SAME_ON_ALL = ("all_reduce", "broadcast", "reduce", "allreduce_coalesced")  # sizes, that is
 
 
-def name_culprit(ranks: list[Rank], stuck: list[Rank]) -> tuple[Rank, str]:
+def name_culprit(ranks: list[RankState], stuck: list[RankState]) -> tuple[RankState, str]:
     """Of all ranks, the one that keeps the others waiting, and why, in a sentence or two.
 
     `stuck`: those that live, have work to do and make no progress. First come ranks that do not
@@ -41,19 +45,24 @@ def name_culprit(ranks: list[Rank], stuck: list[Rank]) -> tuple[Rank, str]:
         culprit, why = returned_early(returned, stuck, "waits for it")
     elif different is not None:
         return different  # it names the collectives itself
-    elif elsewhere and len(elsewhere) < len(ranks):
-        culprit = elsewhere[0]
-        why = f"It is not in a collective{_at_step(culprit)}."
     else:
-        culprit = min(stuck, key=lambda rank: rank.step)
-        why = f"It is behind the others{_at_step(culprit)}."
+        some_are_elsewhere = bool(elsewhere) and len(elsewhere) < len(ranks)
+        culprit = elsewhere[0] if some_are_elsewhere else min(stuck, key=lambda rank: rank.step)
+        if culprit.whereabouts is not None and culprit.whereabouts.waits_for_loader:
+            why = f"It waits for a worker of its DataLoader{_at_step(culprit)}. {FORKED}"
+        elif some_are_elsewhere:
+            why = f"It is not in a collective{_at_step(culprit)}."
+        elif any(rank.step > culprit.step for rank in ranks):
+            why = f"It is behind the others{_at_step(culprit)}."
+        else:
+            why = f"No rank is behind the others{_at_step(culprit)}."
     return culprit, why + _who_waits(culprit, ranks)
 
 
-def _silent(ranks: list[Rank], stuck: list[Rank]) -> tuple[Rank, str] | None:
+def _silent(ranks: list[RankState], stuck: list[RankState]) -> tuple[RankState, str] | None:
     for rank in ranks:
         has_answered = rank.whereabouts is not None  # maybe before its worker has
-        if rank.end is not None or has_answered:
+        if rank.how is not None or has_answered:
             continue
         if rank.process_state is None and rank in stuck:
             return rank, f"Its worker at {rank.address} does not answer."
@@ -68,7 +77,9 @@ def _silent(ranks: list[Rank], stuck: list[Rank]) -> tuple[Rank, str] | None:
     return None
 
 
-def returned_early(returned: list[Rank], peers: list[Rank], what: str) -> tuple[Rank, str]:
+def returned_early(
+    returned: list[RankState], peers: list[RankState], what: str
+) -> tuple[RankState, str]:
     """Of the ranks whose function has returned the one to blame, and why.
 
     `peers` went on, and `what` became of them then.
@@ -80,18 +91,18 @@ def returned_early(returned: list[Rank], peers: list[Rank], what: str) -> tuple[
     )
 
 
-def _calls(rank: Rank) -> list[Collective]:
+def _calls(rank: RankState) -> list[Collective]:
     """The latest collectives of a rank, oldest first, as far as it has said them."""
     said = rank.whereabouts and rank.whereabouts.collectives
     return [Collective(**fields) for fields in said or []]
 
 
-def _at_step(rank: Rank) -> str:
+def _at_step(rank: RankState) -> str:
     """' at step 12'; '' where no step is known, as of a script that has steps of its own."""
     return f" at step {rank.step}" if rank.step else ""
 
 
-def _different_calls(ranks: list[Rank]) -> tuple[Rank, str] | None:
+def _different_calls(ranks: list[RankState]) -> tuple[RankState, str] | None:
     """The rank that has called another collective than its peers; None if no call differs.
 
     Of two, the one whose call has come less often after the same `CONTEXT` calls is named.
@@ -127,12 +138,12 @@ def _forward_of_ddp(*calls: Collective) -> str:
     )
 
 
-def _by_number(ranks: list[Rank]) -> tuple[dict, dict]:
+def _by_number(ranks: list[RankState]) -> tuple[dict, dict]:
     """Collectives by (process group, number in it), then by rank.
 
     And by (rank, process group, number) the shape of the call, after those of the calls before it.
     """
-    numbered: dict[tuple, dict[Rank, Collective]] = {}
+    numbered: dict[tuple, dict[RankState, Collective]] = {}
     contexts: dict[tuple, tuple] = {}
     for rank in ranks:
         before: dict[tuple, tuple] = {}
@@ -158,7 +169,7 @@ def _elements(collective: Collective) -> int:
     return sum(math.prod(size) for size in collective.sizes)
 
 
-def _waits_in(rank: Rank) -> Collective | None:
+def _waits_in(rank: RankState) -> Collective | None:
     """The first collective that a rank has begun and not finished."""
     for each in _calls(rank):
         if not each.is_finished and not each.is_between_two:
@@ -166,7 +177,7 @@ def _waits_in(rank: Rank) -> Collective | None:
     return None
 
 
-def _who_waits(culprit: Rank, ranks: list[Rank]) -> str:
+def _who_waits(culprit: RankState, ranks: list[RankState]) -> str:
     """In which collective a peer waits for the culprit, as a sentence; '' if unknown."""
     for rank in ranks:
         current = _waits_in(rank)
@@ -177,7 +188,7 @@ def _who_waits(culprit: Rank, ranks: list[Rank]) -> str:
     return ""
 
 
-def is_for_good(ranks: list[Rank], stuck: list[Rank]) -> bool:
+def is_for_good(ranks: list[RankState], stuck: list[RankState]) -> bool:
     """Whether no stuck rank can ever go on.
 
     Each waits in a collective for one whose function has returned, which has not begun it and
@@ -190,7 +201,7 @@ def is_for_good(ranks: list[Rank], stuck: list[Rank]) -> bool:
     return True
 
 
-def _lacks_one(current: Collective, ranks: list[Rank]) -> bool:
+def _lacks_one(current: Collective, ranks: list[RankState]) -> bool:
     """Whether a rank that should be in this collective has returned without it."""
     returned = [rank for rank in ranks if rank.has_returned and rank.whereabouts is not None]
     return any(
@@ -202,7 +213,7 @@ def _lacks_one(current: Collective, ranks: list[Rank]) -> bool:
     )
 
 
-def _is_different(current: Collective, ranks: list[Rank]) -> bool:
+def _is_different(current: Collective, ranks: list[RankState]) -> bool:
     """Whether all ranks wait in the collective of this number, and not in the same one."""
     shapes = set()
     for rank in ranks:
@@ -230,7 +241,7 @@ def in_words(collective: Collective) -> str:
     return text
 
 
-def where_ranks_wait(ranks: list[Rank]) -> dict[int, str]:
+def where_ranks_wait(ranks: list[RankState]) -> dict[int, str]:
     """Which collective each rank has begun and not finished, or has finished last, in words.
 
     By the number of the rank, of those that have said their collectives.

@@ -7,7 +7,9 @@ computed for a launch is let go of once the ranks have it; a partition that cann
 that is no table, is an error before any rank starts.
 """
 
+import concurrent.futures
 import contextlib
+import functools
 import itertools
 import statistics
 import time
@@ -23,7 +25,7 @@ from distributed import CancelledError, Client, Future, wait
 from dask_ranks import handover
 from dask_ranks.client.claims import no_answer
 from dask_ranks.client.inbox import CONNECTION_LOST, why_cancelled
-from dask_ranks.client.rpc import known_workers, refuse_without_package
+from dask_ranks.client.rpc import begin, known_workers, refuse_without_package
 from dask_ranks.handover import Look, StandIn, Table, is_categories
 from ddp_common.errors import Error, first_line
 
@@ -118,7 +120,7 @@ class Tables:
         try:
             self._persist()
             self._wait(timeout)
-            while not self._count():
+            while not self._count(timeout):
                 time.sleep(TABLES_INTERVAL)
                 self._wait(timeout)
         except OSError as error:
@@ -207,19 +209,32 @@ class Tables:
 
     # Counting
 
-    def _count(self) -> bool:
-        """Learn where partitions are and how long; False if a worker was lost meanwhile."""
+    def _count(self, timeout: float) -> bool:
+        """Learn where partitions are and how long; False if a worker was lost meanwhile.
+
+        Raises `Error` for a worker that does not answer.
+        """
         self.holders = self.client.who_has(self._futures())
         keys = list(self.holders)
         workers = list({address for held in self.holders.values() for address in held})
-        answers = self.client.run(handover.look_at, keys, workers=workers, on_error="return")
+        asked = {address: self._ask(address, keys) for address in workers}
+        concurrent.futures.wait(asked.values(), timeout)
+        silent = [address for address, answer in asked.items() if not answer.done()]
+        if silent:
+            raise Error(
+                f"The worker at {', '.join(silent)} holds partitions, and did not answer for "
+                f"{timeout:g} s. Is its process suspended (SIGSTOP, a suspended job), or its host "
+                "overloaded?\nLet it go on, or end it and launch again: no rank was started."
+            )
         looks: dict[Key, Look | str] = {}
-        for answer in answers.values():
-            if isinstance(answer, dict):
-                looks.update(answer)
-            elif not isinstance(answer, OSError):  # of a worker that was lost
-                refuse_without_package(answer)
-                raise answer
+        for address, answer in asked.items():
+            try:
+                looks.update(answer.result()[address])
+            except OSError:  # of a worker that was lost
+                continue
+            except Exception as error:
+                refuse_without_package(error)
+                raise
         if any(key not in looks or not self.holders[key] for key in keys):
             return False
         columns = [
@@ -227,8 +242,11 @@ class Tables:
             for given in self.given
         ]
         _refuse_other_categories(self.given, columns)
-        _refuse_other_partitions(self.given)
         return True
+
+    def _ask(self, address: str, keys: list[Key]) -> concurrent.futures.Future:
+        look = functools.partial(self.client.run, handover.look_at, keys, workers=[address])
+        return begin(self.client, look)
 
     def _groups(self) -> list[list[Given]]:
         """Collections that belong together: those whose partitions are equally long."""
@@ -389,20 +407,6 @@ def _refuse_other_categories(given: list[Given], columns: list[list[tuple[str, s
                     f"{other!r}: a model would take one for another.\n"
                     "Give both the same: frame[column].cat.set_categories(names), before launch."
                 )
-
-
-def _refuse_other_partitions(given: list[Given]) -> None:
-    """Raise `Error` for two tables of as many rows whose partitions are cut at other rows."""
-    first: dict[int, Given] = {}  # by their rows
-    for table in given:
-        other = first.setdefault(sum(table.lengths), table)
-        if other.lengths != table.lengths:
-            raise Error(
-                f"{table.name!r} and {other.name!r} have {sum(table.lengths)} rows each, and "
-                "partitions of other lengths: rows that belong together would lie on two ranks.\n"
-                "Cut both alike, with repartition(divisions=…) or rechunk(…), or make one table "
-                "of them."
-            )
 
 
 def _difference(columns: list[tuple[str, str]], others: list[tuple[str, str]]) -> str:

@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import dask_ranks
@@ -59,16 +59,20 @@ def _answer(post: Callable[[Whereabouts], None]) -> None:
 
 
 def _answer_now() -> Whereabouts:
+    from torch.nn.parallel import distributed as ddp
+    from torch.utils.data import dataloader
+
     collectives = latest_collectives()
     identifier = threading.main_thread().ident
     assert identifier is not None, "it runs"
     innermost = sys._current_frames()[identifier]
-    codes = called_by_program(innermost)
+    calls = calls_of_libraries(innermost)
     return Whereabouts(
         stack=_stack(innermost),
         collectives=None if collectives is None else [vars(each) for each in collectives],
-        in_collective=is_in_collective(codes),
-        in_forward=is_in_forward(codes),
+        in_collective=is_in_collective(calls),
+        in_forward=(ddp.__file__, "_pre_forward") in calls,
+        waits_for_loader=(dataloader.__file__, "_try_get_data") in calls,
     )
 
 
@@ -80,40 +84,32 @@ def _stack(innermost: FrameType) -> str:
     return "".join(reversed(traceback.format_list(frames[first:])))
 
 
-def called_by_program(innermost: FrameType) -> list[CodeType]:
-    """What runs below the innermost call of the user's program, innermost first.
+def calls_of_libraries(innermost: FrameType) -> list[tuple[str, str]]:
+    """File and function of what the innermost call of the user's program has called.
 
-    Nothing further out says what a rank does: DDP's forward is around every call of a model.
+    Innermost first. Nothing further out says what a rank does: DDP's forward is around every call
+    of a model.
     """
     codes = [frame.f_code for frame, _ in traceback.walk_stack(innermost)]
-    return list(itertools.takewhile(lambda code: not is_of_program(code.co_filename), codes))
+    calls = [(code.co_filename, code.co_name) for code in codes]
+    return list(itertools.takewhile(lambda call: not is_of_program(call[0]), calls))
 
 
-def is_in_collective(codes: list[CodeType]) -> bool:
+def is_in_collective(calls: list[tuple[str, str]]) -> bool:
     """Whether a rank is in a call of torch.distributed, or in a backward."""
     import torch.distributed
     from torch.nn.parallel import distributed as ddp
 
     from ddp_common import exchange
 
-    if codes and codes[0].co_filename == exchange.__file__:
+    if calls and calls[0][0] == exchange.__file__:
         return True  # it waits for what it has begun
     folder = torch.distributed.__path__[0] + os.sep
-    around_model = ("forward", "_run_ddp_forward")
-    for code in codes:
-        if code.co_filename.startswith(folder) or code.co_name == "_engine_run_backward":
-            return True
-        if code.co_filename == ddp.__file__ and code.co_name not in around_model:
-            return True
-    return False
-
-
-def is_in_forward(codes: list[CodeType]) -> bool:
-    """Whether what a rank is in is a collective that DDP's forward has called."""
-    from torch.nn.parallel import distributed as ddp
-
     return any(
-        (code.co_filename, code.co_name) == (ddp.__file__, "_pre_forward") for code in codes
+        path.startswith(folder)
+        or name == "_engine_run_backward"
+        or (path == ddp.__file__ and name not in ("forward", "_run_ddp_forward"))
+        for path, name in calls
     )
 
 

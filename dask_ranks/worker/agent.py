@@ -160,13 +160,13 @@ def _is_wanted(worker: Worker, key: Key) -> bool:
 
 
 class RankProcess:
-    """A rank's process, and what it says: messages that wait in `said`, and its last word."""
+    """A rank's process, and what it says: messages that wait in `said`, and how it ended."""
 
     def __init__(self, supervisor: Supervisor, messages: Connection, output: Connection):
         """`messages` and `output` (of the rank and its children) are read from now on."""
         self.supervisor = supervisor  # which has forked the process, and ends it
         self.said: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.last_word: Ended | None = None
+        self.ended: Ended | None = None
         self._is_gone = threading.Event()
         self._readers = [
             threading.Thread(target=read, args=(pipe,), daemon=True, name="ddp-reader")
@@ -202,7 +202,7 @@ class RankProcess:
                     return
                 message = _unpickled(pickled)
                 if isinstance(message, Ended):
-                    self.last_word = message
+                    self.ended = message
                 else:
                     self.said.put(message)
                 if len(pickled) > PIECE:  # slows down a rank that says more than can be sent
@@ -315,7 +315,7 @@ def _follow(
         "(see its state with ps)"
         for pid in left
     ]
-    ended = process.last_word or Ended("exited")
+    ended = process.ended or Ended("exited")
     if ended.got_sigterm and time_limit.is_near():
         ended.message = "near the time limit of its job"
     if not was_wanted:
@@ -348,7 +348,7 @@ def _pass_on(
             now = time.monotonic()
             if not is_wanted():
                 return False
-            if process.last_word is not None:
+            if process.ended is not None:
                 deadline = min(deadline, now + EXIT_TIMEOUT)
             if now > deadline:
                 return True

@@ -151,9 +151,9 @@ def test_a_supervisor_with_too_few_descriptors_is_a_failure_that_says_so(client)
     free = min({*range(len(is_open) + 1)} - is_open)  # for the connection; none above is given out
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (free + 1, limits[1]))
     try:
-        ddp.launch(client, ddp.rank, workers=4)  # by supervisors that were forked before
         with pytest.raises(ddp.RankFailed, match="Too many open files.*\n.*ulimit -n 4096"):
-            ddp.launch(client, ddp.rank, workers=4)
+            for _ in range(2):  # the first may be by supervisors that were forked before
+                ddp.launch(client, ddp.rank, workers=4)
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     assert ddp.launch(client, ddp.world_size, workers=4).result == 4

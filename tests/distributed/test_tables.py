@@ -278,10 +278,6 @@ BAD = {
         lambda: {"x": cities("abcd"), "held_out": cities("acd")},
         "categories of 'city' have other codes in 'held_out' than in 'x'(?s:.*)set_categories",
     ),
-    "partitions of two tables": (
-        lambda: {"x": frame(20, 4), "y": frame(20, 5)},
-        "'y' and 'x' have 20 rows each, and partitions of other lengths",
-    ),
     "not to be pickled": (
         lambda: {"x": ddp_client().map(locks, range(2), pure=False)},
         "partitions of rank [01] could not be handed over.*TypeError",

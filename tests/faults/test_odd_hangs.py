@@ -4,6 +4,7 @@ import inspect
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
 import faults_on_purpose as faults
@@ -123,14 +124,37 @@ def test_a_rank_that_leaves_before_the_others_save_is_named(client, monkeypatch)
 
 
 def evaluate_for_long():
-    until = time.monotonic() + 12
-    while time.monotonic() < until:
+    for _ in range(60):
         sum_up()
         time.sleep(0.2)
 
 
 def test_collectives_that_end_are_progress(client):
     ddp.launch(client, evaluate_for_long, workers=2, stall_timeout=6)
+
+
+class NeedsItsThread:
+    """A data set of a library with threads, such as polars: a forked process has none of them."""
+
+    def __init__(self):
+        self.pool = ThreadPoolExecutor(max_workers=1)
+        self.pool.submit(int).result()
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return self.pool.submit(int, index).result()
+
+
+def test_ranks_that_wait_for_forked_workers_of_their_loaders_are_told_so(client, tmp_path):
+    def train():
+        sum_up()
+        next(iter(DataLoader(NeedsItsThread(), num_workers=1)))
+
+    said = str(stalled(client, tmp_path, train))
+    assert "It waits for a worker of its DataLoader" in said and '"forkserver"' in said
+    assert "behind the others" not in said
 
 
 def test_workers_of_a_loader_do_not_answer_in_the_place_of_their_rank(client, tmp_path):

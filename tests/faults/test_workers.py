@@ -15,7 +15,7 @@ import dask.array
 import faults_on_purpose as faults
 import pytest
 import torch
-from distributed import Client, LocalCluster, get_client
+from distributed import Client, LocalCluster, get_client, wait
 from patience import PATIENCE
 from processes import Background, log_of, saved_steps, separate_cluster, wait_until
 
@@ -39,16 +39,23 @@ def pid_of_one(client):
     return address, client.run(os.getpid, workers=[address])[address]
 
 
+def get_a_rank(table=None):
+    return ddp.rank()
+
+
 def test_a_suspended_worker_is_named_and_holds_neither_launch_nor_connect_nor_the_doctor(
     two_workers, monkeypatch
 ):
     monkeypatch.setattr(clusters_client, "SILENCE_TIMEOUT", 3)
     address, pid = pid_of_one(two_workers)
+    table = two_workers.map(list, [range(9)] * 4, pure=False)
+    wait(table)
     checks = (doctor.check_workers, doctor.check_addresses, doctor.check_run_directory)
     os.kill(pid, signal.SIGSTOP)
     try:
-        with pytest.raises(ddp.Error, match=f"{address} did not answer for 8 s.*suspended"):
-            ddp.launch(two_workers, ddp.rank, workers=2, timeout=8)
+        for arguments in ({}, {"table": table}):
+            with pytest.raises(ddp.Error, match=f"{address}.* did not answer for 8 s.*suspended"):
+                ddp.launch(two_workers, get_a_rank, workers=2, timeout=8, **arguments)
         silent = f"The worker at {address} did not answer for 3 s"
         connecting = Background(ddp.connect, two_workers.scheduler.address, workers=2)
         with pytest.raises(ddp.Error, match=silent):
