@@ -109,10 +109,7 @@ def fault(path: Path) -> str | None:
     """
     stated = stated_digest(path)
     if stated is None:
-        return (
-            "its name has no digest. It was renamed, or version 0.2 or older wrote it, which put "
-            "the digest into a file beside it: go on with that version"
-        )
+        return "its name has no digest: was it renamed?"
     try:
         actual = digest(path)
     except OSError as error:
@@ -142,20 +139,19 @@ def newest_good(directory: str | Path, faults: dict[Path, str] | None = None) ->
     return None
 
 
-def newest(directory: str | Path, quiet: bool = False) -> Path | None:
+def newest(directory: str | Path) -> Path | None:
     """The newest good checkpoint in `directory`, None if there is no checkpoint at all.
 
-    Damaged ones are named on stderr, unless `quiet`. Raises `Error` if all are damaged.
+    Damaged ones are named on stderr. Raises `Error` if all are damaged.
     """
     faults: dict[Path, str] = {}
     good = newest_good(directory, faults)
     for path, problem in faults.items():
-        if not quiet:
-            print(
-                f"Checkpoint {path} is damaged: {problem}. Trying the one before it.",
-                file=sys.stderr,
-                flush=True,
-            )
+        print(
+            f"Checkpoint {path} is damaged: {problem}. Trying the one before it.",
+            file=sys.stderr,
+            flush=True,
+        )
     if good is None and faults:
         last_problem = list(faults.values())[-1]
         raise Error(

@@ -16,19 +16,6 @@ from ddp_common.rendezvous import rank
 SHORT = 2**14  # bytes that are gathered at once
 
 
-def told_by(source: int, value: Any) -> Any:
-    """That rank's value, which is what JSON can hold, on every rank. A collective."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return value
-    device = _device()
-    text = json.dumps(value).encode() if dist.get_rank() == source else b""
-    length = torch.tensor([len(text)], device=device)
-    dist.broadcast(length, src=source)
-    content = torch.frombuffer(bytearray(text.ljust(int(length))), dtype=torch.uint8).to(device)
-    dist.broadcast(content, src=source)
-    return json.loads(bytes(content.cpu().numpy()))
-
-
 def asked_of_rank_0(ask: Callable[[], Any]) -> Any:
     """What `ask()` returns, or the `Error` that it raises, on every rank; only rank 0 asks.
 
@@ -40,10 +27,22 @@ def asked_of_rank_0(ask: Callable[[], Any]) -> Any:
             answer = ask()
         except Error as error:
             problem = str(error)
-    answer, problem = told_by(0, [answer, problem])
+    answer, problem = _told_by_rank_0([answer, problem])
     if problem is not None:
         raise Error(problem)
     return answer
+
+
+def _told_by_rank_0(value: Any) -> Any:
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return value
+    device = _device()
+    text = json.dumps(value).encode() if rank() == 0 else b""
+    length = torch.tensor([len(text)], device=device)
+    dist.broadcast(length, src=0)
+    content = torch.frombuffer(bytearray(text.ljust(int(length))), dtype=torch.uint8).to(device)
+    dist.broadcast(content, src=0)
+    return json.loads(bytes(content.cpu().numpy()))
 
 
 def gather(value: Any) -> list[Any]:

@@ -147,7 +147,6 @@ class ModulePart(Part):
 
     def _saved_frozen(self, saved: Any) -> list[str]:
         frozen = saved.get(FROZEN)
-        # In a file of version 0.4 there is none
         return frozen.split() if isinstance(frozen, str) else self._frozen()
 
     def load(self, saved: Any, state: Any) -> None:
@@ -180,15 +179,6 @@ class OptimizerPart(Part):
 
     OF_GROUPS = ("params", "param_names", "initial_lr")  # which are no options
     SCHEDULED = ("lr", "momentum", "betas")  # options that schedules change
-
-    def __init__(self, name: str, value: Any, parts: dict[str, Part]):
-        super().__init__(name, value, parts)
-        if hasattr(value, "consolidate_state_dict"):
-            raise Error(
-                f"Checkpoint cannot save {name}: a {type(value).__name__} has only this rank's "
-                "share of its state. Use an optimizer that is whole on every rank, or "
-                "torch.distributed.checkpoint."
-            )
 
     def description(self, state: Any) -> Description:
         names = {

@@ -73,22 +73,11 @@ def _keep_groups() -> None:
     def init_process_group(backend: str | None = None, *arguments: Any, **options: Any) -> None:
         global _group
         if dist.is_initialized() and (not backend or dist.get_backend() in backend):
-            _say_joined()
             return
         original(backend, *arguments, **options)
         _group = dist.group.WORLD
 
     dist.init_process_group = distributed_c10d.init_process_group = init_process_group
-
-
-@functools.cache
-def _say_joined() -> None:
-    print(
-        "init_process_group() was called where the process group is there already: it joins that "
-        "one.",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 def rank() -> int:

@@ -17,8 +17,6 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from ddp_common.dealing import Placement
 from ddp_common.errors import Error
 
-NAMED = 5  # partitions in a message, of those that are meant
-
 
 class Partitioned(Dataset):
     """What a sampler can deal by where its rows lie."""
@@ -65,9 +63,8 @@ class Partitioned(Dataset):
             return Error(f"{self.name!r} has rows 0 to {len(self) - 1}, and no row {row}.")
         number = int(np.searchsorted(self.placement.starts, row, side="right")) - 1
         return Error(
-            f"Row {row} of {self.name!r} is in partition {number}, which is not on this rank: it "
-            f"holds the partitions {_some(self.placement.held)}. Take rows that a sampler over "
-            f"this table deals: ElasticSampler({self.name}, …)."
+            f"Row {row} of {self.name!r} is in partition {number}, which is not on this rank. Take "
+            f"rows that a sampler over this table deals: ElasticSampler({self.name}, …)."
         )
 
 
@@ -219,11 +216,6 @@ def _joined(pieces: list) -> Any:
     import pandas as pd  # not at the top: a rank without a table does without it
 
     return pd.concat(pieces)
-
-
-def _some(names: Sequence) -> str:
-    listed = ", ".join(map(str, names[:NAMED]))
-    return f"{listed}, …" if len(names) > NAMED else listed
 
 
 # What a DataLoader makes of a batch. It is fetched whole, and torch's `default_collate` would take

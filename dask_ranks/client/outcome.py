@@ -25,7 +25,7 @@ from dask_ranks.messages import (
     Message,
     Started,
 )
-from dask_ranks.rank.ended import LOST_PEER
+from dask_ranks.rank.last_word import LOST_PEER
 from dask_ranks.run.recorder import WARNING
 from ddp_common.checkpoint_files import step_of
 from ddp_common.errors import Error, RankFailed, RankStalled, RunStopped, SchedulerLost

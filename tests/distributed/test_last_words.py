@@ -51,14 +51,13 @@ def test_it_may_do_so_right_after_its_last_backward(client):
     assert [run.result for run in runs] == [0] * len(runs)
 
 
-def test_making_a_process_group_again_joins_it_and_another_one_is_explained(client, capfd):
+def test_making_a_process_group_again_joins_it_and_another_one_is_explained(client):
     def train(backend):
         dist.init_process_group(backend)
         dist.init_process_group(backend)
         return dist.get_world_size()
 
     assert ddp.launch(client, train, backend="gloo", workers=2).result == 2
-    assert capfd.readouterr().out.count("it joins that one") == 1
     words = "default process group twice.*The process group is there already.*Remove"
     with pytest.raises(ddp.RankFailed, match=words):
         ddp.launch(client, train, backend="mpi", workers=2)

@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
@@ -388,13 +387,6 @@ def test_an_optimizer_of_another_kind_order_dtype_or_with_other_groups_is_refuse
     saved_with(tmp_path / "dtype", model=torch.nn.Linear(1, 1).double())
     with pytest.raises(Error, match="weight is torch.float64 .*there, torch.float32"):
         restored_with(tmp_path / "dtype", model=torch.nn.Linear(1, 1))
-
-
-def test_a_sharded_optimizer_is_refused_at_once(one_rank):
-    parameters = torch.nn.Linear(1, 1).parameters()
-    optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.Adam)
-    with pytest.raises(Error, match="optimizer: a ZeroRedundancyOptimizer has only .* share"):
-        Checkpoint(optimizer=optimizer)
 
 
 def test_another_learning_rate_is_named_with_both_values_and_can_be_set_on_purpose(
