@@ -48,7 +48,7 @@ def test_rows_are_taken_by_their_numbers_in_that_order(rows):
 
 @pytest.mark.parametrize(
     ("row", "words"),
-    [(12, r"Row 12 .* not on this rank: .* partitions 1, 2, 3\."), (18, "and no row 18")],
+    [(12, "Row 12 .* not on this rank. Take"), (18, "and no row 18")],
 )
 def test_a_row_of_another_rank_and_one_that_is_none_are_refused(row, words):
     with pytest.raises(Error, match=words):
