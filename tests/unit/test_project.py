@@ -56,6 +56,13 @@ def test_the_package_depends_on_what_it_imports():
     assert needed - NOT_EVERYWHERE == names(project["dependencies"]) - NEEDED_BY_DASK
 
 
+def test_the_page_on_a_launch_lists_our_variables():
+    code = [path for name in ("ddp_common", "dask_ranks") for path in (ROOT / name).rglob("*.py")]
+    found = re.findall(r"\bDDP_[A-Z_]+\b", "".join(path.read_text() for path in code))
+    table = (ROOT / "docs/how-a-launch-works.md").read_text().partition("## Variables")[2]
+    assert set(re.findall(r"\bDDP_[A-Z_]+\b", table)) == set(found)
+
+
 # Lines of Python in each package, as they were when it had been made smaller
 BUDGET = {
     "ddp_common": 4370,
