@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dask_ranks.rank.scripts import Script
 from dask_ranks.run.folders import shown
-from dask_ranks.values import ABOVE_0
 from ddp_common.errors import Error
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class Job:
         """Raises `Error` for what `launch` cannot take."""
         _seconds("timeout", self.timeout, least=0.0)
         if self.stall_timeout is not None:
-            _seconds("stall_timeout", self.stall_timeout, least=ABOVE_0)
+            _seconds("stall_timeout", self.stall_timeout, least=sys.float_info.min)
         if self.on_report is not None and not callable(self.on_report):
             raise Error(f"on_report is to be a function of one record, not {self.on_report!r}.")
         if self.run_name is not None and not _is_folder_name(self.run_name):
