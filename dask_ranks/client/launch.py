@@ -15,7 +15,6 @@ from dask_ranks.client.payload import refuse_wrong_arguments
 from dask_ranks.client.restarts import OnWorkers
 from dask_ranks.run.folders import check_folder
 from dask_ranks.run.job import Job, Launcher, Run
-from dask_ranks.run.recorder import check_config
 from dask_ranks.values import whole_number
 from ddp_common.files import absolute
 
@@ -101,7 +100,6 @@ def launch(
         run_name=run_name,
         run_config={} if run_config is None else run_config,
     )
-    check_config(job.run_config)
     launcher = client if isinstance(client, Launcher) else OnWorkers(client)
     on_workers = isinstance(launcher, OnWorkers)  # else this process is a rank
     with signals.heard(sigterm_too=on_workers):
