@@ -15,7 +15,7 @@ import dask.array
 import faults_on_purpose as faults
 import pytest
 import torch
-from distributed import Client, LocalCluster, get_client
+from distributed import Client, LocalCluster
 from patience import PATIENCE
 from processes import Background, log_of, saved_steps, separate_cluster, wait_until
 
@@ -95,16 +95,6 @@ def test_a_busy_worker_is_named_with_its_task_after_timeout(two_workers):
     with pytest.raises(ddp.Error, match=f"{address} was busy for 2 s with long-computation"):
         ddp.launch(two_workers, ddp.world_size, workers=2, timeout=2)
     busy.cancel(force=True)
-
-
-def launches(workers):
-    return ddp.launch(get_client(), ddp.world_size, workers=workers, timeout=3).result
-
-
-def test_a_task_that_launches_gets_the_other_workers(two_workers):
-    assert two_workers.submit(launches, 1).result() == 1
-    with pytest.raises(ddp.Error, match="has 1 worker, besides the one at .* calls launch"):
-        two_workers.submit(launches, 2).result()
 
 
 def test_who_waits_for_workers_is_told_so(two_workers, capsys):
