@@ -111,7 +111,7 @@ def test_torchrun_starts_the_same_ranks_and_a_result_of_any_class_and_size_is_on
     for turn in ("one", "two"):
         assert done.stderr.count(f"{turn} 12000000.0 2") == 2, done.stderr
         names = {path.name for path in (tmp_path / turn).iterdir()}
-        assert names == {"config.json", "metrics.jsonl", "log.txt", "checkpoints"}
+        assert names == {".lock", "config.json", "metrics.jsonl", "log.txt", "checkpoints"}
 
 
 HANGS = """
