@@ -16,21 +16,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from dask_ranks.messages import (
-    CheckpointFailed,
-    File,
-    Line,
-    Message,
-    Position,
-    Problem,
-    Report,
-    Started,
-    shows_training,
-)
+from dask_ranks.messages import Line, Started, shows_training
 from dask_ranks.run.folders import shown
 from dask_ranks.run.progress import Mode, Progress, say
 from dask_ranks.run.run_directory import RunFiles
 from ddp_common.checkpoint_files import checkpoints
+from ddp_common.reporting import CheckpointFailed, File, Message, Position, Problem, Report
 
 WARNING = re.compile(r"\w*Warning: ")
 

@@ -25,7 +25,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from dask_ranks.messages import Problem
 from dask_ranks.rank import life
 from dask_ranks.rank.last_word import GROUP_TWICE, HINTS, pickled_result
 from dask_ranks.run.folders import new_directory
@@ -36,6 +35,7 @@ from dask_ranks.without_dask import launchers
 from ddp_common import checkpoint_files, rendezvous, replicas, stopping
 from ddp_common.errors import Error, RunStopped
 from ddp_common.files import RESULT, metrics_of
+from ddp_common.reporting import Problem
 
 # Between two looks whether a rank has ended that others wait for.
 STORE_INTERVAL = datetime.timedelta(seconds=10)
