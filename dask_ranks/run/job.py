@@ -1,11 +1,7 @@
-"""What `launch` is asked for, who can do it, and what it returns.
-
-There are ranks on Dask's workers, and those of torchrun; both return a `Run`.
-"""
+"""What `launch` is asked for, and what it returns, on Dask's workers and under torchrun."""
 
 import reprlib
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,14 +69,6 @@ def _script_name() -> str | None:
         return None
     path = Path(file).absolute()
     return path.parent.name if path.stem == "__main__" else path.stem
-
-
-class Launcher(ABC):
-    """Runs a function on ranks."""
-
-    @abstractmethod
-    def launch(self, job: Job) -> "Run":
-        """What `launch` does; it has looked at function and arguments."""
 
 
 @dataclass(repr=False)

@@ -28,7 +28,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from dask_ranks.rank import life
 from dask_ranks.rank.last_word import GROUP_TWICE, HINTS, pickled_result
 from dask_ranks.run.folders import new_directory
-from dask_ranks.run.job import Job, Launcher, Run
+from dask_ranks.run.job import Job, Run
 from dask_ranks.run.recorder import Recorder, describe
 from dask_ranks.run.run_directory import METRICS, RunDirectory, RunFiles, read_records
 from dask_ranks.without_dask import launchers
@@ -43,7 +43,7 @@ STORE_INTERVAL = datetime.timedelta(seconds=10)
 _launches = 0  # of this process: each has keys of its own in the store
 
 
-class Ranks(Launcher):
+class Ranks:
     """Stands for all ranks, as a client stands for a cluster: one of these in each.
 
     Close it, or use it in a `with` block.
