@@ -1,6 +1,5 @@
 """What `launch` is asked for, and what it returns, on Dask's workers and under torchrun."""
 
-import reprlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dask_ranks.rank.scripts import Script
-from dask_ranks.run.folders import shown
 from ddp_common.errors import Error
 
 if TYPE_CHECKING:
@@ -71,7 +69,7 @@ def _script_name() -> str | None:
     return path.parent.name if path.stem == "__main__" else path.stem
 
 
-@dataclass(repr=False)
+@dataclass
 class Run:
     """What a launch leaves.
 
@@ -82,10 +80,10 @@ class Run:
     checkpoints that a full disk did not take, ranks that drifted apart.
     """
 
-    result: Any
+    result: Any = field(repr=False)  # it may be large
     directory: Path | None
     world_size: int
-    records: list  # of dict
+    records: list = field(repr=False)  # of dict
     seconds: float
     failures: list = field(default_factory=list)  # of exceptions
     problems: list = field(default_factory=list)  # of str
@@ -101,14 +99,3 @@ class Run:
         import pandas  # it takes its time, and not every run is asked for a table
 
         return pandas.DataFrame(self.records)
-
-    def __repr__(self) -> str:
-        words = {
-            "result": reprlib.repr(self.result),  # in short
-            "world_size": self.world_size,
-            "seconds": round(self.seconds, 1),
-            "directory": str(shown(self.directory)) if self.directory else "none was kept",
-            "records": len(self.records),
-            "restarts": len(self.failures),
-        }
-        return f"Run({', '.join(f'{name}={value}' for name, value in words.items())})"
