@@ -89,18 +89,11 @@ def claimed_workers(
 
 
 def _too_few(client: Client, answer: dict[str, Any], wanted: int | None, timeout: float) -> str:
-    what = (
-        f"No {wanted or 'free'} worker(s) for this launch within {timeout} s: "
-        f"{_there_are(answer)}\nStart"
-    )
-    if answer["known"] == 0:
-        return (
-            f"{what} some: cluster.scale(2), cluster.adapt(minimum={wanted or 2}), or "
-            f"`dask worker {client.scheduler.address}`."
-        )
     return (
-        f"{what} more (WORKERS=…, cluster.scale, cluster.adapt(minimum=…)), ask for fewer ranks, "
-        "or wait for the others."
+        f"No {wanted or 'free'} worker(s) for this launch within {timeout} s: "
+        f"{_there_are(answer)}\n"
+        f"Start more (WORKERS=…, cluster.scale, cluster.adapt(minimum=…), or `dask worker "
+        f"{client.scheduler.address}`), ask for fewer ranks, or wait for the others."
     )
 
 
@@ -123,11 +116,10 @@ def _there_are(answer: dict[str, Any]) -> str:
 def refuse_unusable(client: Any) -> None:
     """Raise `Error` for what is no client, or one through which no ranks can be started."""
     if not isinstance(client, Client):
-        how = "Make one with ddp_common.connect()."
-        if hasattr(client, "scheduler_address"):
-            how = "Make a client of it: Client(cluster)."
-        kind = type(client).__name__
-        raise Error(f"launch takes a distributed.Client first, not {kind}.\n{how}")
+        raise Error(
+            f"launch takes a distributed.Client first, not {type(client).__name__}.\n"
+            "Make one with ddp_common.connect(), or, of a cluster that you have, Client(cluster)."
+        )
     if client.asynchronous:
         raise Error(
             "This client is asynchronous, and launch waits until training has ended.\n"
