@@ -88,17 +88,13 @@ def hand_over(tables: list[Table], partitions: list[list]) -> BinaryIO:
         replace(table, parts=dict(zip(table.parts, parts)))
         for table, parts in zip(tables, partitions)
     ]
-    file = _open_file()
+    file = open(os.memfd_create("ddp-tables"), "w+b", buffering=2**20)
     try:
         _write(filled, file)
     except BaseException:
         file.close()
         raise
     return file
-
-
-def _open_file() -> BinaryIO:
-    return open(os.memfd_create("ddp-tables"), "w+b", buffering=2**20)
 
 
 def _write(tables: list[Table], file: BinaryIO) -> None:

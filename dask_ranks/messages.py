@@ -14,15 +14,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_common.reporting import (
-    CheckpointFailed,
-    CheckpointSaved,
-    File,
-    Message,
-    Position,
-    Problem,
-    Report,
-)
+from ddp_common.reporting import CheckpointSaved, File, Message, Position, Report
 
 TOPIC = "ddp-attempt-"  # of Dask's events, followed by the attempt's id
 
@@ -117,20 +109,6 @@ class Ended(Message):
 # Messages which show that a rank makes progress
 PROGRESS = (Started, Position, Report, File, CheckpointSaved)
 
-_FOR_THE_CLIENT = (
-    Started,
-    Position,
-    Report,
-    Line,
-    File,
-    CheckpointSaved,
-    CheckpointFailed,
-    Problem,
-    Whereabouts,
-    Ended,
-)
-_TYPES = {each.__name__: each for each in _FOR_THE_CLIENT}
-
 
 def shows_training(message: Message) -> bool:
     """Whether a message shows that its rank trains, or had nothing left to do.
@@ -152,4 +130,5 @@ def unpack(packed: str) -> list[Message]:
 
     Raises KeyError for an unknown type, TypeError for an unknown or missing field.
     """
-    return [_TYPES[name](**fields) for name, fields in json.loads(packed)]
+    types = {each.__name__: each for each in Message.__subclasses__()}
+    return [types[name](**fields) for name, fields in json.loads(packed)]

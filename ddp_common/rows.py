@@ -63,8 +63,8 @@ class Partitioned(Dataset):
             return Error(f"{self.name!r} has rows 0 to {len(self) - 1}, and no row {row}.")
         number = int(np.searchsorted(self.placement.starts, row, side="right")) - 1
         return Error(
-            f"Row {row} of {self.name!r} is in partition {number}, which is not on this rank. Take "
-            f"rows that a sampler over this table deals: ElasticSampler({self.name}, …)."
+            f"Row {row} of {self.name!r} is in partition {number}, which is not on this rank. "
+            f"Take rows that a sampler over this table deals: ElasticSampler({self.name}, …)."
         )
 
 

@@ -42,6 +42,12 @@ def workers_of(directory):
     return json.loads((directory / "config.json").read_text())["workers"]
 
 
+def has_begun(directory):
+    """Whether a rank has reported, as a function for `wait_until`."""
+    metrics = directory / "metrics.jsonl"
+    return lambda: metrics.exists() and metrics.stat().st_size > 0
+
+
 def saved_steps(directory):
     """The steps after which there are checkpoints in a run's directory, the newest last."""
     names = [path.name for path in (directory / "checkpoints").glob("step-*.pt")]

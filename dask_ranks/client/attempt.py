@@ -19,18 +19,9 @@ from distributed import CancelledError, Client, Future
 from dask_ranks.client import outcome, rpc
 from dask_ranks.client.checkpoints import Checkpoints
 from dask_ranks.client.claims import KeepsWorkers
-from dask_ranks.client.inbox import (
-    RESTARTED,
-    Event,
-    FromAgent,
-    Inbox,
-    TaskEnded,
-    WorkerLost,
-    why_cancelled,
-)
 from dask_ranks.client.outcome import AttemptState
 from dask_ranks.client.rank import RankState
-from dask_ranks.messages import CheckpointSaved, Ended, Message, unpack
+from dask_ranks.messages import TOPIC, CheckpointSaved, Ended, Message, unpack
 from dask_ranks.run.job import Job
 from dask_ranks.run.recorder import Recorder
 from dask_ranks.run.run_directory import RunDirectory
@@ -39,6 +30,28 @@ from ddp_common.errors import Error, SchedulerLost
 CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was reported first
 KILLED_FOR_MEMORY = "worker-restart-memory"  # the topic of such events of Dask's nannies
 SILENT = 5  # seconds after which a worker that sends no heartbeat counts as silent
+
+
+Inbox = queue.SimpleQueue[dict[str, Any]]
+
+
+def open_inbox(client: Client, attempt_id: str) -> Inbox:
+    """A queue of all that a client hears of an attempt, from the claim to the release.
+
+    Under the topic of the attempt its agents send messages, and `claims.Claims`, which also
+    subscribes, which of its workers are lost. It is filled on the client's event loop.
+    """
+    topic = TOPIC + attempt_id
+    inbox: Inbox = queue.SimpleQueue()
+
+    def on_event(stamped: tuple[float, dict[str, Any]]) -> None:
+        inbox.put(stamped[1])
+        if "released" in stamped[1]:
+            del client._event_handlers[topic]
+
+    # Dask's own `unsubscribe_topic` would keep it
+    client._event_handlers[topic] = on_event
+    return inbox
 
 
 class Attempt:
@@ -85,23 +98,27 @@ class Attempt:
         """Take in events until `is_so()`, at most `timeout` seconds; returns whether it is."""
         return rpc.wait_until(is_so, timeout, pause=self.take_in)
 
-    def _take(self, event: Event | None) -> None:
+    def note_end(self, rank: int, task: Future) -> None:
+        """Have it taken in that the Dask task of a rank has ended."""
+        self.inbox.put({"rank": rank, "task": task.status, "reason": rpc.why_cancelled(task)})
+
+    def _take(self, event: dict[str, Any]) -> None:
         match event:
-            case FromAgent():
-                for message in unpack(event.packed):
-                    self._take_message(event.rank, message)
-            case WorkerLost():
-                self.state.lose_worker(event.address)
-                self.directory.log(f"the worker at {event.address} was lost")
-            case TaskEnded(status="error") if self.ranks[event.rank].how is None:
-                task = self.ranks[event.rank].task
+            case {"rank": rank, "messages": packed}:
+                for message in unpack(packed):
+                    self._take_message(rank, message)
+            case {"lost": address}:
+                self.state.lose_worker(address)
+                self.directory.log(f"the worker at {address} was lost")
+            case {"rank": rank, "task": "error"} if self.ranks[rank].how is None:
+                task = self.ranks[rank].task
                 assert task is not None, "it has ended"
                 ended = Ended("raised", message=f"Its agent failed: {task.exception()!r}")
-                self._take_message(event.rank, ended)
-            case TaskEnded(status="cancelled"):
+                self._take_message(rank, ended)
+            case {"task": "cancelled", "reason": reason}:
                 # By somebody else, or by the client, which has lost the scheduler or is closed.
                 # What we cancel in the end is heard of when the outcome is known.
-                self.state.cancel(event.reason)
+                self.state.cancel(reason)
 
     def _take_message(self, rank: int, message: Message) -> None:
         self.state.take(rank, message, time.monotonic())
@@ -124,7 +141,7 @@ class Attempt:
         answer in time, or that have no `ddp_common`.
         """
         answer = rpc.begin(self.client, ask)
-        answer.add_done_callback(lambda _: self.inbox.put(None))
+        answer.add_done_callback(lambda _: self.inbox.put({}))
         self.wait_until(lambda: answer.done() or self._is_over(), timeout)
         if not answer.done():
             self._raise_if_over()
@@ -177,8 +194,8 @@ class Attempt:
 
         A restart kills the workers, so it may be heard of last. Our futures know of it first.
         """
-        if any(why_cancelled(task) == RESTARTED for task in self.tasks()):
-            self.state.cancel(RESTARTED)
+        if any(rpc.why_cancelled(task) == rpc.RESTARTED for task in self.tasks()):
+            self.state.cancel(rpc.RESTARTED)
             return self.cancelled()
         if rank.how in outcome.WORKER_ENDED:
             rank.ended.message = self._why_lost(rank.address)

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from distributed import Client, Scheduler, SchedulerPlugin, get_worker
+from distributed import Client, Scheduler, SchedulerPlugin
 
 from dask_ranks.client.rpc import known_workers, refuse_without_package, wait_until
 from dask_ranks.messages import TOPIC
@@ -52,11 +52,10 @@ def claimed_workers(
     within `timeout` seconds.
     """
     most = client.most if isinstance(client, KeepsWorkers) else None
-    caller = _worker_that_calls()
     answer: dict[str, Any] = {}
 
     def claim() -> bool:
-        request = (client.id, attempt_id, wanted, most, rows_held, caller)
+        request = (client.id, attempt_id, wanted, most, rows_held)
         try:
             answer.update(client.run_on_scheduler(claim_workers, *request))
         except OSError as error:
@@ -76,11 +75,11 @@ def claimed_workers(
                 stacklevel=4,
             )
         if not is_claimed and timeout > QUIET:
-            text = f"Waiting for workers, up to {timeout:g} s: {_there_are(answer, caller)}"
+            text = f"Waiting for workers, up to {timeout:g} s: {_there_are(answer)}"
             Progress().note(text, also_in_logs=True)
             is_claimed = wait_until(claim, timeout - QUIET)
         if not is_claimed:
-            raise Error(_too_few(client, answer, wanted, timeout, caller))
+            raise Error(_too_few(client, answer, wanted, timeout))
         yield answer["claimed"]
     finally:
         # Those of a client that is gone, or has lost its connection, are void
@@ -89,25 +88,16 @@ def claimed_workers(
                 client.run_on_scheduler(release_workers, attempt_id)
 
 
-def _too_few(
-    client: Client, answer: dict[str, Any], wanted: int | None, timeout: float, caller: str | None
-) -> str:
-    what = (
-        f"No {wanted or 'free'} worker(s) for this launch within {timeout} s: "
-        f"{_there_are(answer, caller)}\nStart"
-    )
-    if answer["known"] == 0:
-        return (
-            f"{what} some: cluster.scale(2), cluster.adapt(minimum={wanted or 2}), or "
-            f"`dask worker {client.scheduler.address}`."
-        )
+def _too_few(client: Client, answer: dict[str, Any], wanted: int | None, timeout: float) -> str:
     return (
-        f"{what} more (WORKERS=…, cluster.scale, cluster.adapt(minimum=…)), ask for fewer ranks, "
-        "or wait for the others."
+        f"No {wanted or 'free'} worker(s) for this launch within {timeout} s: "
+        f"{_there_are(answer)}\n"
+        f"Start more (WORKERS=…, cluster.scale, cluster.adapt(minimum=…), or `dask worker "
+        f"{client.scheduler.address}`), ask for fewer ranks, or wait for the others."
     )
 
 
-def _there_are(answer: dict[str, Any], caller: str | None) -> str:
+def _there_are(answer: dict[str, Any]) -> str:
     """The workers that a claim has found, in a sentence."""
     known = answer["known"]
     parts = [f"the cluster has {known or 'no'} worker{'' if known == 1 else 's'}"]
@@ -117,19 +107,7 @@ def _there_are(answer: dict[str, Any], caller: str | None) -> str:
         parts.append(
             f"and those at {', '.join(answer['paused'])} are paused: their memory is full"
         )
-    if caller:
-        parts.append(f"besides the one at {caller}, which runs the task that calls launch")
     return f"{', '.join(parts)}."
-
-
-def _worker_that_calls() -> str | None:
-    """The address of the worker whose last thread runs this program as a task; else None."""
-    try:
-        worker = get_worker()
-    except ValueError:  # this program is no task
-        return None
-    has_free_thread = len(worker.state.executing) < worker.state.nthreads
-    return None if has_free_thread else worker.address
 
 
 # Whether ranks can be started through a client
@@ -138,11 +116,10 @@ def _worker_that_calls() -> str | None:
 def refuse_unusable(client: Any) -> None:
     """Raise `Error` for what is no client, or one through which no ranks can be started."""
     if not isinstance(client, Client):
-        how = "Make one with ddp_common.connect()."
-        if hasattr(client, "scheduler_address"):
-            how = "Make a client of it: Client(cluster)."
-        kind = type(client).__name__
-        raise Error(f"launch takes a distributed.Client first, not {kind}.\n{how}")
+        raise Error(
+            f"launch takes a distributed.Client first, not {type(client).__name__}.\n"
+            "Make one with ddp_common.connect(), or, of a cluster that you have, Client(cluster)."
+        )
     if client.asynchronous:
         raise Error(
             "This client is asynchronous, and launch waits until training has ended.\n"
@@ -198,12 +175,10 @@ class Claims(SchedulerPlugin):
         wanted: int | None,
         most: int | None,
         rows_held: dict[str, int],
-        caller: str | None,
     ) -> dict[str, Any]:
         """Claim `wanted` workers (None: all, up to `most`), those with most rows first.
 
-        `caller` is never taken: the worker whose only thread calls `launch`, if there is one. The
-        scheduler's event loop makes it atomic. Returns those in "claimed", none where too few
+        The scheduler's event loop makes it atomic. Returns those in "claimed", none where too few
         are free; and what is to be said of the others. From now on the client gets the attempt's
         events.
         """
@@ -213,8 +188,6 @@ class Claims(SchedulerPlugin):
         status = {address: worker.status.name for address, worker in workers.items()}
         known = [address for address in workers if status[address] == "running"]
         paused = [address for address in workers if status[address] == "paused"]
-        if caller in known:
-            known.remove(caller)
         free = [address for address in known if address not in self.holders]
         free.sort(key=lambda address: (-rows_held.get(address, 0), workers[address].host))
         count = wanted or min(most or len(known), len(known))

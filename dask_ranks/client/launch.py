@@ -1,7 +1,8 @@
 """`launch`: what a user calls, and the checks of what it is given.
 
-Who starts the ranks is a `Launcher`: `restarts.OnWorkers` for a client of Dask, `without_dask`
-where torchrun or srun has started them. Promises: a mistake is found before anything starts.
+For a client of Dask, `restarts.on_workers` starts the ranks; where torchrun or srun has started
+them, what stands for the client is a `without_dask.ranks.Ranks`. Promises: a mistake is found
+before anything starts.
 """
 
 import inspect
@@ -12,10 +13,9 @@ from typing import Any, Literal
 
 from dask_ranks.client import signals, tables
 from dask_ranks.client.payload import refuse_wrong_arguments
-from dask_ranks.client.restarts import OnWorkers
+from dask_ranks.client.restarts import on_workers
 from dask_ranks.run.folders import check_folder
-from dask_ranks.run.job import Job, Launcher, Run
-from dask_ranks.run.recorder import check_config
+from dask_ranks.run.job import Job, Run
 from dask_ranks.values import whole_number
 from ddp_common.files import absolute
 
@@ -101,11 +101,9 @@ def launch(
         run_name=run_name,
         run_config={} if run_config is None else run_config,
     )
-    check_config(job.run_config)
-    launcher = client if isinstance(client, Launcher) else OnWorkers(client)
-    on_workers = isinstance(launcher, OnWorkers)  # else this process is a rank
-    with signals.heard(sigterm_too=on_workers):
-        return launcher.launch(job)
+    is_rank = hasattr(client, "launch")  # this process: it is a `without_dask.ranks.Ranks`
+    with signals.heard(sigterm_too=not is_rank):
+        return client.launch(job) if is_rank else on_workers(client, job)
 
 
 # What `launch` takes for itself; all other names are arguments of the function.

@@ -16,8 +16,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from dask_ranks.client.inbox import CONNECTION_LOST, RESTARTED
 from dask_ranks.client.rank import Phase, RankState, numbers
+from dask_ranks.client.rpc import CONNECTION_LOST, RESTARTED
 from dask_ranks.client.stalls import returned_early
 from dask_ranks.messages import (
     CheckpointSaved,

@@ -12,114 +12,101 @@ import shutil
 import tempfile
 import time
 import uuid
-from pathlib import Path
 from typing import Any
 
 from distributed import CancelledError, Client
 
 from dask_ranks.client import signals
-from dask_ranks.client.attempt import Attempt
+from dask_ranks.client.attempt import Attempt, open_inbox
 from dask_ranks.client.claims import KeepsWorkers, claimed_workers, refuse_unusable
-from dask_ranks.client.inbox import open_inbox
 from dask_ranks.client.monitor import end, follow
 from dask_ranks.client.payload import pickled
 from dask_ranks.client.submission import start
 from dask_ranks.client.tables import Tables
 from dask_ranks.run.folders import new_directory
-from dask_ranks.run.job import Job, Launcher, Run
+from dask_ranks.run.job import Job, Run
 from dask_ranks.run.progress import explain_interrupt, say_folder
 from dask_ranks.run.recorder import describe
 from dask_ranks.run.run_directory import RunDirectory
 from ddp_common.errors import Error, RankFailed, RunStopped, first_line
 
 
-class OnWorkers(Launcher):
-    """Ranks on the workers of a Dask cluster."""
+def on_workers(client: Client, job: Job) -> Run:
+    """What `launch` does with a client of Dask.
 
-    def __init__(self, client: Client):
-        """Raises `Error` for what is no client, or one through which no ranks can be started."""
-        refuse_unusable(client)
-        self.client = client
-
-    def launch(self, job: Job) -> Run:
-        began = time.monotonic()
-        payload = pickled(job.function, job.arguments)
-        own_tables = Tables(self.client, job.tables)
-        run_directory: RunDirectory | None = None
-        run: Run | None = None
-        failures: list[Exception] = []
-        try:
-            while run is None:
-                attempt_id = uuid.uuid4().hex[:12]
-                if isinstance(self.client, KeepsWorkers):
-                    self.client.make_ready(bool(failures))
-                own_tables.ready(job.timeout)
-                rows_held = own_tables.rows_held()
-                inbox = open_inbox(self.client, attempt_id)
-                with claimed_workers(
-                    self.client, attempt_id, job.workers, job.timeout, rows_held
-                ) as addresses:
-                    run_directory = run_directory or _open_directory(job)
-                    number = len(failures) + 1
-                    attempt = Attempt(
-                        self.client, attempt_id, addresses, inbox, run_directory, job, number
-                    )
-                    try:
-                        result = _run(attempt, payload, own_tables, failures)
-                    except (RankFailed, RunStopped) as failure:
-                        attempt.recorder.call_on_report()
-                        if number > job.restarts or signals.stop_requested:
-                            raise
-                        failures.append(failure)
-                        continue
+    Raises `Error` also for what is no client, or one through which no ranks can be started.
+    """
+    refuse_unusable(client)
+    began = time.monotonic()
+    payload = pickled(job.function, job.arguments)
+    own_tables = Tables(client, job.tables)
+    run_directory: RunDirectory | None = None
+    run: Run | None = None
+    failures: list[Exception] = []
+    try:
+        while run is None:
+            attempt_id = uuid.uuid4().hex[:12]
+            if isinstance(client, KeepsWorkers):
+                client.make_ready(bool(failures))
+            own_tables.ready(job.timeout)
+            rows_held = own_tables.rows_held()
+            inbox = open_inbox(client, attempt_id)
+            with claimed_workers(
+                client, attempt_id, job.workers, job.timeout, rows_held
+            ) as addresses:
+                run_directory = run_directory or _open_directory(job)
+                number = len(failures) + 1
+                attempt = Attempt(client, attempt_id, addresses, inbox, run_directory, job, number)
+                try:
+                    result = _run(attempt, payload, own_tables, failures)
+                except (RankFailed, RunStopped) as failure:
                     attempt.recorder.call_on_report()
-                run_directory.close()  # now: it may have to say that something was not written
-                run = Run(
-                    result=result,
-                    directory=None if run_directory.is_temporary else run_directory.path,
-                    world_size=len(addresses),
-                    records=run_directory.records,
-                    seconds=time.monotonic() - began,
-                    failures=failures,
-                    problems=run_directory.problems,
-                )
-            return run
-        except KeyboardInterrupt as interrupt:
-            if run_directory is not None:
-                run_directory.log("interrupted from the keyboard")
-                path = run_directory.path
-                interrupt.directory = path  # type: ignore[attr-defined]  # read as such
-                explain_interrupt(interrupt, job.function, path, run_directory.records)
-            raise
-        except Error as error:
-            if failures and not isinstance(error, (RankFailed, RunStopped)):
-                assert run_directory is not None, "an attempt has failed in it"
-                reason = first_line(failures[-1])
-                error.args = (f"{error}\nIt was to restart because: {reason}",)
-                error.directory = run_directory.path
-            raise
-        finally:
-            own_tables.close()
-            if run_directory is not None:
-                run_directory.close()
-                if run_directory.is_temporary:
-                    _remove(run_directory.path, now=run is not None)
+                    if number > job.restarts or signals.stop_requested:
+                        raise
+                    failures.append(failure)
+                    continue
+                attempt.recorder.call_on_report()
+            run_directory.close()  # now: it may have to say that something was not written
+            run = Run(
+                result=result,
+                directory=None if run_directory.is_temporary else run_directory.path,
+                world_size=len(addresses),
+                records=run_directory.records,
+                seconds=time.monotonic() - began,
+                failures=failures,
+                problems=run_directory.problems,
+            )
+        return run
+    except KeyboardInterrupt as interrupt:
+        if run_directory is not None:
+            run_directory.log("interrupted from the keyboard")
+            path = run_directory.path
+            interrupt.directory = path  # type: ignore[attr-defined]  # read as such
+            explain_interrupt(interrupt, job.function, path, run_directory.records)
+        raise
+    except Error as error:
+        if failures and not isinstance(error, (RankFailed, RunStopped)):
+            assert run_directory is not None, "an attempt has failed in it"
+            reason = first_line(failures[-1])
+            error.args = (f"{error}\nIt was to restart because: {reason}",)
+            error.directory = run_directory.path
+        raise
+    finally:
+        own_tables.close()
+        if run_directory is not None:
+            run_directory.close()
+            if run_directory.is_temporary and run is not None:  # else when this program ends
+                shutil.rmtree(run_directory.path, ignore_errors=True)
 
 
 def _open_directory(job: Job) -> RunDirectory:
     if job.directory is False:
-        return RunDirectory(tempfile.mkdtemp(prefix="ddp-run-"), is_temporary=True)
+        folder = tempfile.mkdtemp(prefix="ddp-run-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return RunDirectory(folder, is_temporary=True)
     opened = RunDirectory(job.directory or new_directory(job.folder_name))
     say_folder(opened.path)
     return opened
-
-
-def _remove(folder: Path, now: bool) -> None:
-    """Remove a temporary run directory, now or when the program ends."""
-    if now:
-        shutil.rmtree(folder, ignore_errors=True)
-    else:
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def _run(attempt: Attempt, payload: bytes, own_tables: Tables, failures: list[Exception]) -> Any:

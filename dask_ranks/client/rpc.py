@@ -13,11 +13,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from distributed import Client
+from distributed import Client, Future
 
 from ddp_common.errors import Error
 
 POLL = 0.05  # seconds
+RESTARTED = "scheduler-restart"  # Dask's words for why tasks were cancelled: client.restart(),
+CONNECTION_LOST = "scheduler-connection-lost"  # and a scheduler that is gone
 
 
 def wait_until(
@@ -78,6 +80,14 @@ def known_workers(client: Client) -> dict[str, dict]:
     if client.scheduler is None:
         raise ConnectionError("this client is closed")
     return client.sync(client.scheduler.identity, n_workers=-1)["workers"]
+
+
+def why_cancelled(future: Future) -> str | None:
+    """Dask's word for why a task was cancelled; None if it was not."""
+    if future.status != "cancelled":
+        return None
+    assert future._state is not None, "it has a status"
+    return getattr(future._state.exception, "reason", None)
 
 
 def refuse_without_package(error: Exception) -> None:

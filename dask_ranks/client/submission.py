@@ -9,11 +9,10 @@ import math
 import time
 from typing import Any
 
-from distributed import Future, wait
+from distributed import wait
 from distributed.comm import get_address_host
 
 from dask_ranks.client.attempt import Attempt
-from dask_ranks.client.inbox import TaskEnded, why_cancelled
 from dask_ranks.client.tables import Tables
 from dask_ranks.messages import RankSpec
 from dask_ranks.worker import agent
@@ -86,8 +85,4 @@ def _submit(attempt: Attempt, spec: RankSpec, payload: Any) -> None:
         key=f"ddp-rank-{attempt.attempt_id}-{spec.rank}",
         priority=10,
     )
-
-    def note_end(done: Future) -> None:
-        attempt.inbox.put(TaskEnded(spec.rank, done.status, why_cancelled(done)))
-
-    rank.task.add_done_callback(note_end)
+    rank.task.add_done_callback(functools.partial(attempt.note_end, spec.rank))

@@ -24,8 +24,13 @@ from distributed import CancelledError, Client, Future, wait
 
 from dask_ranks import handover
 from dask_ranks.client.claims import no_answer
-from dask_ranks.client.inbox import CONNECTION_LOST, why_cancelled
-from dask_ranks.client.rpc import begin, known_workers, refuse_without_package
+from dask_ranks.client.rpc import (
+    CONNECTION_LOST,
+    begin,
+    known_workers,
+    refuse_without_package,
+    why_cancelled,
+)
 from dask_ranks.handover import Look, StandIn, Table, is_categories
 from ddp_common.errors import Error, first_line
 

@@ -44,7 +44,6 @@ from dask_ranks.clusters.profiles import (
     refused,
 )
 from dask_ranks.run import progress
-from dask_ranks.values import YES
 from dask_ranks.without_dask.launchers import LAUNCHERS, started_by
 from dask_ranks.worker.fork_server import ForkServer
 from ddp_common.errors import Error, first_line
@@ -110,7 +109,7 @@ def connect(
         )
 
     wanted = workers if workers is not None else os.environ.get("WORKERS")
-    if os.environ.get("DRY", "").lower() in YES:
+    if os.environ.get("DRY", "").lower() in ("true", "1", "yes"):
         print(describe(name, wanted))
         raise SystemExit
     dask.config.set(SETTINGS)

@@ -21,7 +21,7 @@ from dask.system import CPU_COUNT
 
 from dask_ranks.clusters.queues import SYSTEMS
 from dask_ranks.run.folders import REPOSITORY
-from dask_ranks.values import of_kind, pairs, whole_number
+from dask_ranks.values import pairs, whole_number
 from ddp_common.errors import Error
 from ddp_common.files import is_file
 
@@ -73,8 +73,9 @@ def read_profile(name: str, overrides: str | None = None) -> dict:
             "so only timeout=… (seconds that workers have to appear) is of use there."
         )
     for key in ("timeout", "warning"):
-        source = f" It stands in OPTIONS, or in the profile {name}."
-        profile[key] = of_kind(key, profile[key], DEFAULTS[key], {key: (0, None)}, source)
+        if type(profile[key]) not in (int, float) or not profile[key] >= 0:  # NaN is not
+            where = f"It stands in OPTIONS, or in the profile {name}."
+            raise Error(f"{key} takes a number of at least 0, not {profile[key]!r}. {where}")
     for key in LISTS:
         if isinstance(options.get(key), str):
             raise Error(f"{key}={options[key]} is no list. Write [{options[key]}].")

@@ -25,7 +25,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dask_ranks import handover, main_module
-from dask_ranks.messages import Ended, Message, Position, Problem
+from dask_ranks.messages import Ended, Message, Position
 from dask_ranks.rank import last_word, reporter, whereabouts
 from dask_ranks.rank.reporter import Reporter
 from dask_ranks.rank.scripts import Script
@@ -65,7 +65,7 @@ def live(
             with rendezvous.process_group(store_socket, is_made_here=is_function):
                 result, models = train(function, arguments)
                 for problem in oddities(_collected_by_rank_0(models)):
-                    reporting.post(Problem(problem))
+                    reporting.post(reporting.Problem(problem))
     except stopping.Stopped as stopped:
         return Ended(
             "stopped",

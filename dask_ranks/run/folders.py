@@ -30,20 +30,15 @@ def local(location: str | Path) -> Path:
 def check_folder(location: str | Path | None) -> None:
     """Raise `Error` unless a run can write in the folder `location`, or make it; None is RUNS."""
     path = local(location or _root())
-    there = nearest_that_exists(path)
+    there = path  # or the first folder around it that is there: what `path` would be made in
+    while not os.path.lexists(there) and there != there.parent:
+        there = there.parent
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         why = "you may not write there" if there.is_dir() else "it is no folder"
         raise Error(
             f"{path} cannot be a run directory: {there}: {why}.\n"
             "Choose a folder that you may write to, with directory= or RUNS=."
         )
-
-
-def nearest_that_exists(path: Path) -> Path:
-    """`path`, or the first folder around it that is there: what `path` would be made in."""
-    while not os.path.lexists(path) and path != path.parent:
-        path = path.parent
-    return path
 
 
 def shown(path: str | Path) -> str:

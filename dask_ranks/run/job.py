@@ -1,20 +1,12 @@
-"""What `launch` is asked for, who can do it, and what it returns.
+"""What `launch` is asked for, and what it returns, on Dask's workers and under torchrun."""
 
-There are ranks on Dask's workers, and those of torchrun; both return a `Run`.
-"""
-
-import reprlib
 import sys
-import sysconfig
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dask_ranks.rank.scripts import Script
-from dask_ranks.run.folders import shown
-from dask_ranks.values import ABOVE_0
 from ddp_common.errors import Error
 
 if TYPE_CHECKING:
@@ -39,18 +31,11 @@ class Job:
 
     def __post_init__(self) -> None:
         """Raises `Error` for what `launch` cannot take."""
-        _seconds("timeout", self.timeout, least=0.0)
-        if self.stall_timeout is not None:
-            _seconds("stall_timeout", self.stall_timeout, least=ABOVE_0)
-        if self.on_report is not None and not callable(self.on_report):
-            raise Error(f"on_report is to be a function of one record, not {self.on_report!r}.")
-        if self.run_name is not None and not _is_folder_name(self.run_name):
-            raise Error(
-                f"run_name={self.run_name!r} is to be the name of a folder in runs/. For a folder "
-                "elsewhere give directory=…, or set RUNS."
-            )
-        if not isinstance(self.run_config, dict):
-            raise Error(f"run_config={self.run_config!r} is to be a dict, for config.json.")
+        if not _is_seconds(self.timeout):
+            raise Error(f"timeout={self.timeout!r} is to be seconds, and not negative.")
+        limit = self.stall_timeout
+        if limit is not None and (limit == 0 or not _is_seconds(limit)):
+            raise Error(f"stall_timeout={limit!r} is to be seconds above 0, or None.")
 
     @property
     def is_script(self) -> bool:
@@ -68,39 +53,23 @@ class Job:
         return self.run_name or _script_name() or self.function_name
 
 
-def _is_folder_name(name: Any) -> bool:
-    return isinstance(name, str) and name not in ("", "..") and Path(name).name == name
-
-
-def _seconds(name: str, value: Any, least: float) -> None:
-    if not isinstance(value, (int, float)) or not value >= least:  # NaN is not
-        allowed = "seconds, and not negative" if least == 0 else "seconds above 0, or None"
-        raise Error(f"{name}={value!r} is to be a number of {allowed}.")
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value >= 0  # NaN is not
 
 
 def _script_name() -> str | None:
     """The name of the script that this program is, without '.py'.
 
-    None in a notebook or a shell, and where a program of Python's own runs the script (pdb).
+    None in a notebook or a shell.
     """
     file = getattr(sys.modules["__main__"], "__file__", None)
     if file is None:
         return None
     path = Path(file).absolute()
-    if path.is_relative_to(sysconfig.get_path("stdlib")):
-        return None
     return path.parent.name if path.stem == "__main__" else path.stem
 
 
-class Launcher(ABC):
-    """Runs a function on ranks."""
-
-    @abstractmethod
-    def launch(self, job: Job) -> "Run":
-        """What `launch` does; it has looked at function and arguments."""
-
-
-@dataclass(repr=False)
+@dataclass
 class Run:
     """What a launch leaves.
 
@@ -111,10 +80,10 @@ class Run:
     checkpoints that a full disk did not take, ranks that drifted apart.
     """
 
-    result: Any
+    result: Any = field(repr=False)  # it may be large
     directory: Path | None
     world_size: int
-    records: list  # of dict
+    records: list = field(repr=False)  # of dict
     seconds: float
     failures: list = field(default_factory=list)  # of exceptions
     problems: list = field(default_factory=list)  # of str
@@ -130,14 +99,3 @@ class Run:
         import pandas  # it takes its time, and not every run is asked for a table
 
         return pandas.DataFrame(self.records)
-
-    def __repr__(self) -> str:
-        words = {
-            "result": reprlib.repr(self.result),  # in short
-            "world_size": self.world_size,
-            "seconds": round(self.seconds, 1),
-            "directory": str(shown(self.directory)) if self.directory else "none was kept",
-            "records": len(self.records),
-            "restarts": len(self.failures),
-        }
-        return f"Run({', '.join(f'{name}={value}' for name, value in words.items())})"

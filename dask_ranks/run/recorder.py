@@ -16,22 +16,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from dask_ranks.messages import (
-    CheckpointFailed,
-    File,
-    Line,
-    Message,
-    Position,
-    Problem,
-    Report,
-    Started,
-    shows_training,
-)
+from dask_ranks.messages import Line, Started, shows_training
 from dask_ranks.run.folders import shown
 from dask_ranks.run.progress import Mode, Progress, say
 from dask_ranks.run.run_directory import RunFiles
 from ddp_common.checkpoint_files import checkpoints
-from ddp_common.errors import Error
+from ddp_common.reporting import CheckpointFailed, File, Message, Position, Problem, Report
 
 WARNING = re.compile(r"\w*Warning: ")
 
@@ -140,32 +130,21 @@ def describe(
 ) -> dict:
     """The content of config.json for the run in `folder`.
 
-    That is `run_config`, which the program has given to `launch`, with versions, the git revision
-    of the program's folder, the workers of the ranks (`addresses`) and the name of the function
-    that they call. What an earlier launch in this folder has said of itself stays, where this one
-    says nothing.
+    That is versions, the git revision of the program's folder, the workers of the ranks
+    (`addresses`), the name of the function that they call, and `run_config`, which the program has
+    given to `launch` and which has the last word. What an earlier launch in this folder has said
+    of itself stays, where this one says nothing.
     """
     return {
         **_earlier(folder / "config.json"),
-        **run_config,
         "workers": list(addresses),
         "versions": _versions(),
         "platform": platform.platform(),
         "git": _git_revision(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "function": function,
+        **run_config,
     }
-
-
-def check_config(run_config: dict) -> None:
-    """Raise `Error` for a `run_config` that names what config.json says itself."""
-    own = ("git", "workers", "versions", "platform", "started", "function")
-    taken = [name for name in own if name in run_config]
-    if taken:
-        raise Error(
-            f"run_config has {', '.join(map(repr, taken))}, which config.json says of each run "
-            "itself. Choose another name, or put them together: run_config={'settings': {…}}."
-        )
 
 
 def _earlier(path: Path) -> dict[str, Any]:

@@ -145,7 +145,7 @@ class RunDirectory(RunFiles):
                 if is_of_rank:  # of a run that was killed
                     self.take_in(int(is_of_rank[1]))
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-            self._unlock()  # in a notebook the traceback would keep this object, and the lock
+            self.close()  # in a notebook the traceback would keep this object, and the lock
             why = getattr(error, "strerror", None) or error
             raise Error(
                 f"{self.path} cannot be a run directory: {why}.\n"
@@ -176,17 +176,8 @@ class RunDirectory(RunFiles):
 
     def close(self) -> None:
         super().close()
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is None or not self._lock.is_locked:
-            return
-        path = self.path / LOCK
-        is_ours = _holder(path) == [str(os.getpid()), socket.gethostname()]  # or a new folder
-        if is_ours and not isinstance(self._lock, SoftFileLock):
-            with contextlib.suppress(OSError):  # where the disk has become read-only it stays
-                path.unlink()
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
 
 def as_line(record: dict) -> str:

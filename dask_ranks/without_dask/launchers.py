@@ -1,15 +1,21 @@
-"""Launchers other than Dask: which one has started this process.
+"""Launchers other than Dask: which one has started this process, and what `srun` leaves unset.
 
+Slurm hands out no port, so all ranks of a step derive one from its number. Two steps on one node
+rarely get the same; where they do, or where another program holds it, rank 0 says so, and
+MASTER_PORT chooses another one.
 Promises: it imports nothing that takes time, so that the command line can ask.
 """
 
 import os
+import re
 
-from dask_ranks.without_dask import slurm
 from ddp_common.errors import Error
 
 LAUNCHERS = ("torchrun", "srun")  # those that `make run` can start
 MPI = ("OMPI_COMM_WORLD", "PMI")  # how variables of Open MPI begin; of MPICH and Intel MPI
+LOOPBACK = "127.0.0.1"  # where ranks meet that are all on one host
+FIRST_PORT = 15_000
+PORTS = 17_000  # so many: they end below the range that systems use for outgoing connections
 
 
 def started_by() -> str | None:
@@ -21,7 +27,7 @@ def started_by() -> str | None:
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return "torchrun"
-    if slurm.in_step():
+    if in_slurm_step():
         tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1)
         if tasks > 1 or os.environ.get("DDP_LAUNCHER") == "srun":
             return "srun"
@@ -36,3 +42,42 @@ def started_by() -> str | None:
                 f"'RANK=${prefix}_RANK WORLD_SIZE=${prefix}_SIZE exec python train.py'"
             )
     return None
+
+
+def in_slurm_step() -> bool:
+    """Whether `srun` has started this process. A batch script alone has no number of a step."""
+    return "SLURM_STEP_ID" in os.environ and "SLURM_PROCID" in os.environ
+
+
+def set_variables_of_slurm() -> None:
+    """Set what torchrun would set for this process of a step of Slurm.
+
+    MASTER_ADDR and MASTER_PORT are as the user has set them, if so. Raises KeyError where sudo,
+    env -i or a container has dropped a variable of Slurm.
+    """
+    job, step = os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"]
+    if os.environ.get("SLURM_STEP_NUM_NODES") == "1":
+        address = LOOPBACK
+    else:
+        address = first_host(os.environ["SLURM_STEP_NODELIST"])
+    variables = {
+        "RANK": os.environ["SLURM_PROCID"],
+        "WORLD_SIZE": os.environ["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": os.environ["SLURM_LOCALID"],
+        "MASTER_ADDR": os.environ.get("MASTER_ADDR", address),
+        "MASTER_PORT": os.environ.get("MASTER_PORT", str(port(int(job), int(step)))),
+        "DDP_RUN_ID": f"slurm-{job}.{step}",
+    }
+    os.environ.update(variables)
+
+
+def port(job: int, step: int) -> int:
+    """The port of a step's store."""
+    return FIRST_PORT + (job * 101 + step * 7) % PORTS
+
+
+def first_host(nodes: str) -> str:
+    """The host of rank 0: the first of a node list such as n[07-09,12] or gpu-a,gpu-b."""
+    first = re.match(r"([^\[,]|\[[^\]]*\])+", nodes)
+    assert first is not None, f"{nodes!r} does not begin with a host"
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])

@@ -25,18 +25,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from dask_ranks.messages import Problem
 from dask_ranks.rank import life
 from dask_ranks.rank.last_word import GROUP_TWICE, HINTS, pickled_result
 from dask_ranks.run.folders import new_directory
-from dask_ranks.run.job import Job, Launcher, Run
+from dask_ranks.run.job import Job, Run
 from dask_ranks.run.recorder import Recorder, describe
 from dask_ranks.run.run_directory import METRICS, RunDirectory, RunFiles, read_records
-from dask_ranks.without_dask import slurm
-from dask_ranks.without_dask.launchers import started_by
+from dask_ranks.without_dask import launchers
 from ddp_common import checkpoint_files, rendezvous, replicas, stopping
 from ddp_common.errors import Error, RunStopped
 from ddp_common.files import RESULT, metrics_of
+from ddp_common.reporting import Problem
 
 # Between two looks whether a rank has ended that others wait for.
 STORE_INTERVAL = datetime.timedelta(seconds=10)
@@ -44,7 +43,7 @@ STORE_INTERVAL = datetime.timedelta(seconds=10)
 _launches = 0  # of this process: each has keys of its own in the store
 
 
-class Ranks(Launcher):
+class Ranks:
     """Stands for all ranks, as a client stands for a cluster: one of these in each.
 
     Close it, or use it in a `with` block.
@@ -56,8 +55,8 @@ class Ranks(Launcher):
                 "The process group is there already, and connect() makes it.\n"
                 "Remove init_process_group(…); docs/coming-from-elsewhere.md has a table."
             )
-        if slurm.in_step() and "RANK" not in os.environ:
-            slurm.set_variables()
+        if launchers.in_slurm_step() and "RANK" not in os.environ:
+            launchers.set_variables_of_slurm()
         life.watch()
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(rendezvous.process_group())
@@ -124,7 +123,7 @@ def _agree_on_directory(job: Job, at_the_end: contextlib.ExitStack) -> RunFiles:
         own = RunDirectory(job.directory or new_directory(job.folder_name))
         at_the_end.callback(own.close)  # and with it the lock, also after a failure
         own.log(
-            f"{rendezvous.world_size()} ranks of {started_by()}; "
+            f"{rendezvous.world_size()} ranks of {launchers.started_by()}; "
             f"rank 0 is process {os.getpid()} on {socket.gethostname()}"
         )
     chosen, *_ = _tell_all("directory", str(own.path) if own else None)

@@ -187,12 +187,6 @@ def test_workers_that_are_threads_are_refused():
             ddp.launch(client, ddp.rank)
 
 
-@pytest.mark.parametrize("workers", [0, 1.5], ids=str)
-def test_a_number_of_ranks_that_is_none_is_refused(client, workers):
-    with pytest.raises(ddp.Error, match="whole number of at least 1"):
-        ddp.launch(client, ddp.rank, workers=workers)
-
-
 PROGRAM = """
 import sys, time
 import ddp_common as ddp

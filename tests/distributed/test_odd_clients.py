@@ -30,13 +30,11 @@ def test_an_asynchronous_client_is_refused_and_works_in_a_thread(client, tmp_pat
 
 def test_a_cluster_in_place_of_a_client_no_workers_and_a_closed_client(tmp_path):
     with LocalCluster(n_workers=0, **SMALL) as cluster:
-        with pytest.raises(
-            ddp.Error, match=r"not LocalCluster.\nMake a client of it: Client\(cluster\)"
-        ):
+        with pytest.raises(ddp.Error, match=r"not LocalCluster.\nMake one .* Client\(cluster\)"):
             ddp.launch(cluster, faults.train)
         with Client(cluster) as client:
             with pytest.raises(
-                ddp.Error, match=r"the cluster has no workers.\nStart some: cluster.scale\(2\)"
+                ddp.Error, match=r"the cluster has no workers.\nStart more .*cluster.scale"
             ):
                 ddp.launch(client, faults.train, timeout=0.2)
         with pytest.raises(ddp.Error, match="this client is closed"):

@@ -56,11 +56,6 @@ def test_restarts_that_the_environment_asks_for_come_to_an_end(client, monkeypat
     assert len(rank_pids(caught.value.directory)) == 6
 
 
-def test_a_number_of_restarts_that_is_none_is_refused(client):
-    with pytest.raises(ddp.Error, match="at least 0"):
-        ddp.launch(client, faults.train, workers=2, restarts=-1)
-
-
 def test_a_fault_for_a_rank_that_there_is_not_is_warned_of(client, capsys):
     ddp.launch(client, ddp.inject(faults.train, "raise", rank=5), workers=2, directory=False)
     assert "rank=5) strikes nobody: this run has 2 rank(s)" in capsys.readouterr().out

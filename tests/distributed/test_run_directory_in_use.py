@@ -5,39 +5,12 @@ import sys
 
 import cloudpickle
 import faults_on_purpose as faults
-import pandas as pd
 import pytest
-from dask.dataframe import from_map
-from processes import Background, held_back, saved_steps, wait_until
+from processes import Background, has_begun, held_back, saved_steps, wait_until
 
 import ddp_common as ddp
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-def has_begun(directory):
-    metrics = directory / "metrics.jsonl"
-    return lambda: metrics.exists() and metrics.stat().st_size > 0
-
-
-def test_a_place_where_no_run_can_be_is_refused_before_a_table_is_computed(
-    client, tmp_path, monkeypatch
-):
-    def partition(number):
-        (tmp_path / f"computed-{number}").touch()
-        return pd.DataFrame({"x": [number]})
-
-    def train(table):
-        return 0
-
-    (tmp_path / "a_file").touch()
-    table = from_map(partition, range(2), meta=pd.DataFrame({"x": [0]}))
-    with pytest.raises(ddp.Error, match="a_file: it is no folder"):
-        ddp.launch(client, train, directory=tmp_path / "a_file" / "run", table=table)
-    monkeypatch.setenv("RUNS", str(tmp_path / "a_file"))
-    with pytest.raises(ddp.Error, match="a_file: it is no folder"):
-        ddp.launch(client, train, table=table)
-    assert not list(tmp_path.glob("computed-*"))
 
 
 def test_two_launches_in_one_directory_at_once_are_refused_and_the_first_is_not_disturbed(

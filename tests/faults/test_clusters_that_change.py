@@ -66,7 +66,7 @@ def test_tasks_that_somebody_cancels_are_called_so(client, tmp_path, is_busy):
 def test_a_cluster_that_adapts_needs_a_minimum_and_does_not_shrink_during_a_launch(tmp_path):
     with LocalCluster(n_workers=0, **SMALL) as cluster, Client(cluster) as client:
         cluster.adapt(minimum=0, maximum=2, interval="200ms")
-        with pytest.raises(ddp.Error, match=r"no workers.\n.*cluster.adapt\(minimum=2\)"):
+        with pytest.raises(ddp.Error, match=r"no workers.\n.*cluster.adapt\(minimum="):
             ddp.launch(client, faults.train, workers=2, timeout=0.5)
         cluster.adapt(minimum=2, maximum=2, interval="200ms")
         run = ddp.launch(client, faults.train, workers=2, directory=tmp_path / "run", pause=0.2)

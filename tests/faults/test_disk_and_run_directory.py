@@ -12,17 +12,12 @@ import cloudpickle
 import faults_on_purpose as faults
 import pytest
 from patience import PATIENCE
-from processes import Background, held_back, saved_steps, wait_until
+from processes import Background, has_begun, held_back, saved_steps, wait_until
 
 import ddp_common as ddp
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROOT = Path(__file__).parents[2]
-
-
-def has_begun(directory):
-    metrics = directory / "metrics.jsonl"
-    return lambda: metrics.exists() and metrics.stat().st_size > 0
 
 
 def test_make_run_on_a_full_disk_says_in_its_closing_line_that_nothing_was_saved(small_disk):

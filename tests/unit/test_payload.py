@@ -46,18 +46,26 @@ def test_what_is_no_function_is_refused():
 
 
 WRONG = [
-    *({"run_name": name} for name in ("../x", "..", "", 3)),
     *({"timeout": value} for value in (None, float("nan"), "60")),
     *({"stall_timeout": value} for value in (-1, 0, float("nan"), "600")),
-    {"run_config": "x"},
-    {"on_report": 3},
+    *({"workers": value} for value in (0, 1.5)),
+    {"restarts": -1},
 ]
 
 
 @pytest.mark.parametrize("option", WRONG, ids=str)
 def test_a_wrong_option_of_launch_is_refused_before_anything_else(option):
-    with pytest.raises(ddp.Error, match=f"{[*option][0]}.* is to be "):
+    with pytest.raises(ddp.Error, match=f"{[*option][0]}.* is (to be|a whole number)"):
         ddp.launch(None, train, epochs=1, **option)
+
+
+def test_a_place_where_no_run_can_be_is_refused_before_anything_else(tmp_path, monkeypatch):
+    (tmp_path / "a_file").touch()
+    with pytest.raises(ddp.Error, match="a_file: it is no folder"):
+        ddp.launch(None, train, epochs=1, directory=tmp_path / "a_file" / "run")
+    monkeypatch.setenv("RUNS", str(tmp_path / "a_file"))
+    with pytest.raises(ddp.Error, match="a_file: it is no folder"):
+        ddp.launch(None, train, epochs=1)
 
 
 def with_a_seed(function):

@@ -56,7 +56,7 @@ def test_a_run_directory_of_any_name_works_or_is_refused_in_words(parts):
         directory.log("\udc80 ä 名")
         directory.save("a/b.txt", b"x")
         directory.close()
-        there = ["a", "checkpoints", "log.txt", "metrics.jsonl"]
+        there = [".lock", "a", "checkpoints", "log.txt", "metrics.jsonl"]
         assert sorted(os.listdir(directory.path)) == there
         assert stat.S_IMODE(os.stat(directory.path).st_mode) == 0o700
         again = RunDirectory(Path(location))

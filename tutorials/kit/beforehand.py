@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from dask_ranks.clusters.profiles import may_have_gpus, number_of_workers, read_profile
-from dask_ranks.run.folders import local, nearest_that_exists
+from dask_ranks.run.folders import check_folder, local
 from dask_ranks.values import whole_number
 from dask_ranks.without_dask.launchers import LAUNCHERS
 from ddp_common.checkpoint_files import newest
@@ -24,7 +24,8 @@ def check_choices(path: Path, workers: str | int | None) -> int | None:
     may be GPUs. Raises `Error` for anything that cannot be.
     """
     check_settings(path)
-    check_folder(os.environ.get("CHECKPOINT"))
+    if os.environ.get("CHECKPOINT"):
+        check_folder(os.environ["CHECKPOINT"])
     cluster = os.environ.get("CLUSTER") or "local"
     check_launcher(cluster)
     profile = {"workers": "auto"} if cluster in LAUNCHERS else read_profile(cluster)
@@ -64,23 +65,6 @@ def check_settings(path: Path):
         exec(compile(cell, path, "exec"), {"__name__": "__main__", "kit": kit})
     except NameError:
         return  # a cell that needs more of the program than `kit` is checked when its turn comes
-
-
-def check_folder(directory: str | None):
-    """Raise `Error` if a run cannot begin in the folder `directory`, that of CHECKPOINT."""
-    if not directory:
-        return
-    place = nearest_that_exists(Path(directory))
-    if not place.is_dir():
-        raise Error(
-            f"CHECKPOINT={directory}: {place} is a file, not a folder. "
-            "Name a folder to begin a run in."
-        )
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise Error(
-            f"CHECKPOINT={directory}: you may not write to {place}. "
-            "Choose a folder that you may write to."
-        )
 
 
 def check_resumable(directory: str | None):

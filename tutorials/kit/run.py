@@ -245,5 +245,6 @@ def closing_words(run) -> str:
 
 def listing(directory: Path) -> str:
     """The place of a run directory and what is in it."""
-    names = [f"{path.name}/" if path.is_dir() else path.name for path in Path(directory).iterdir()]
+    paths = Path(directory).glob("[!.]*")
+    names = [f"{path.name}/" if path.is_dir() else path.name for path in paths]
     return f"Run directory: {shown(directory)}\n  {', '.join(sorted(names))}"
