@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from dask_ranks.run.folders import shown
 from ddp_common.checkpoint_files import checkpoints, step_of
+from ddp_common.errors import Error
 
 BAR = "{desc} {percentage:3.0f}%|{bar}| {rate_fmt} · {remaining} to go{postfix}"
 NARROW = BAR.replace("{rate_fmt} · ", "")  # where numbers need the room
@@ -60,10 +61,13 @@ def a_user_watches() -> bool:
 
 
 def mode() -> Mode:
-    """How progress is drawn in this program. Raises ValueError for a DDP_PROGRESS of no `Mode`."""
+    """How progress is drawn in this program."""
     chosen = os.environ.get("DDP_PROGRESS")
-    if chosen:
+    if chosen in list(Mode):
         return Mode(chosen)
+    if chosen:
+        names = ", ".join(Mode)
+        raise Error(f"DDP_PROGRESS={chosen} is none of {names}.\nTake one, or leave it out.")
     if is_terminal(sys.stderr) or a_user_watches():
         return Mode.BAR
     return Mode.LINES if kernel() is None else Mode.OFF

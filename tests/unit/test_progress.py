@@ -12,6 +12,7 @@ import termios
 import pytest
 
 from dask_ranks.run.progress import Progress, is_terminal, say
+from ddp_common import Error
 
 
 @pytest.fixture
@@ -133,3 +134,9 @@ def test_a_stream_that_is_closed_or_of_ones_own_is_no_terminal(tmp_path):
     closed = (tmp_path / "out").open("w")
     closed.close()
     assert not any(map(is_terminal, [None, closed, Tee()]))
+
+
+def test_an_unknown_kind_of_progress_is_refused(monkeypatch):
+    monkeypatch.setenv("DDP_PROGRESS", "dots")
+    with pytest.raises(Error, match="DDP_PROGRESS=dots is none of off, bar, lines"):
+        Progress()
