@@ -16,6 +16,14 @@ MPI = ("OMPI_COMM_WORLD", "PMI")  # how variables of Open MPI begin; of MPICH an
 LOOPBACK = "127.0.0.1"  # where ranks meet that are all on one host
 FIRST_PORT = 15_000
 PORTS = 17_000  # so many: they end below the range that systems use for outgoing connections
+NEEDED = (
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NODELIST",
+)
 
 
 def started_by() -> str | None:
@@ -52,9 +60,16 @@ def in_slurm_step() -> bool:
 def set_variables_of_slurm() -> None:
     """Set what torchrun would set for this process of a step of Slurm.
 
-    MASTER_ADDR and MASTER_PORT are as the user has set them, if so. Raises KeyError where sudo,
-    env -i or a container has dropped a variable of Slurm.
+    MASTER_ADDR and MASTER_PORT are as the user has set them, if so. Raises `Error` if variables of
+    Slurm are missing.
     """
+    missing = [name for name in NEEDED if name not in os.environ]
+    if missing:
+        raise Error(
+            f"srun has started this process, but {', '.join(missing)} is not set. A wrapper "
+            "(sudo, env -i, a container) may have dropped it: hand on all SLURM_ variables, or "
+            "start the ranks with torchrun."
+        )
     job, step = os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"]
     if os.environ.get("SLURM_STEP_NUM_NODES") == "1":
         address = LOOPBACK

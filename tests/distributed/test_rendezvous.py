@@ -271,6 +271,13 @@ def test_a_derived_port_that_is_taken_is_an_error_and_master_port_chooses_anothe
         assert Rank(CONNECT, tmp_path, elsewhere).said() == "in 0\n"
 
 
+def test_half_the_variables_of_slurm_are_an_error_that_names_the_others(tmp_path):
+    variables = slurm_variables(0, 2, job=1)
+    del variables["SLURM_STEP_NODELIST"]
+    error = Rank(CONNECT, tmp_path, variables).complaint()
+    assert "srun has started this process, but SLURM_STEP_NODELIST is not set" in error
+
+
 @pytest.mark.parametrize(
     ("nodes", "first"),
     [
