@@ -33,8 +33,9 @@ import faults_on_purpose as faults
 from patience import PATIENCE
 from processes import environment_for, processes_of, separate_cluster
 
+from dask_ranks.errors import RankFailed
 from ddp_common import connect, inject, launch
-from ddp_common.errors import Error, RankFailed
+from ddp_common.errors import Error
 
 STALL_TIMEOUT = 2.0  # seconds, for the faults below that only it notices; see `run_case`
 MOMENTS = ("start", "step", "save")

@@ -34,10 +34,10 @@ _HOME = {
     "ImageFolder": "ddp_common.images",
     "inject": "ddp_common.faults",
     "Error": "ddp_common.errors",
-    "RankFailed": "ddp_common.errors",
-    "RankStalled": "ddp_common.errors",
-    "RunStopped": "ddp_common.errors",
-    "SchedulerLost": "ddp_common.errors",
+    "RankFailed": "dask_ranks.errors",
+    "RankStalled": "dask_ranks.errors",
+    "RunStopped": "dask_ranks.errors",
+    "SchedulerLost": "dask_ranks.errors",
 }
 __all__ = list(_HOME)
 

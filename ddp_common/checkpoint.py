@@ -46,8 +46,6 @@ from ddp_common.parts import (
     Part,
     SchedulePart,
     copy_of,
-    describe,
-    has_nan,
     load_into,
     parts_of,
 )
@@ -123,13 +121,8 @@ class Checkpoint:
         self._steps = 0  # calls of `step()`, of this process
         self._steps_at_save = 0
         self._schedules_at_save: dict[str, str] = {}  # tokens of their states
-        self._check_options()
         self._samplers = [part for part in parts.values() if isinstance(part, ElasticSampler)]
-        if not self._samplers and every_steps:
-            raise Error(
-                "every_steps needs the sampler, before whose batches it saves: "
-                "Checkpoint(sampler=…, model=…, …)."
-            )
+        self._check_options()
         for sampler in self._samplers:
             sampler.checkpoints.append(self)
 
@@ -138,12 +131,13 @@ class Checkpoint:
         is_right = (
             self.on_error in ("warn", "stop")
             and whole_or_none(self.keep)
-            and (steps is None or whole_or_none(steps))
+            and (steps is None or (whole_or_none(steps) and self._samplers))
         )
         if not is_right:
             raise Error(
                 "Checkpoint takes on_error='warn' or 'stop'; keep and every_steps are whole "
-                f"numbers of at least 1; not on_error={self.on_error!r}, keep={self.keep!r}, "
+                "numbers of at least 1, and every_steps needs the sampler, before whose batches "
+                f"it saves; not on_error={self.on_error!r}, keep={self.keep!r}, "
                 f"every_steps={steps!r}."
             )
 
@@ -237,7 +231,8 @@ class Checkpoint:
         self._schedules_at_save = self._schedules()
         if rank() == 0:  # it copies while the ranks compare
             copies = {name: copy_of(state, name, self._buffers) for name, state in found.items()}
-            self._state = {**copies, WRITTEN_BY: describe(self.parts, found)}
+            written_by = {name: part.description(found[name]) for name, part in self.parts.items()}
+            self._state = {**copies, WRITTEN_BY: written_by}
             self._trained = [
                 (name, entry)
                 for name, part in self.parts.items()
@@ -346,7 +341,9 @@ class Checkpoint:
     def _refuse_nan(self) -> None:
         """Raise `Error` if a weight that is trained has a NaN: a resume wants the file before."""
         for name, entry in self._trained:
-            if has_nan(self._state[name].get(entry)):
+            weight = self._state[name].get(entry)
+            is_plain = isinstance(weight, torch.Tensor) and weight.layout == torch.strided
+            if is_plain and weight.dtype.itemsize > 1 and weight.isnan().any():
                 raise Error(f"{name}.{entry} has a NaN")
 
     def _name_in_run(self, path: Path) -> str:

@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -122,20 +123,21 @@ def fault(path: Path) -> str | None:
     return None
 
 
-def newest_good(directory: str | Path, faults: dict[Path, str] | None = None) -> Path | None:
+def newest_good(
+    directory: str | Path, on_fault: Callable[[Path, str], None] = lambda *_: None
+) -> Path | None:
     """The newest good checkpoint in `directory`, None if there is none.
 
-    What is wrong with later ones is added to `faults`.
+    `on_fault` gets each later one, and what is wrong with it.
     """
     for path in reversed(checkpoints(directory)):
         try:
             problem = fault(path)
         except FileNotFoundError:  # a run has just written a newer one, and removed this
-            return newest_good(directory, faults)
+            return newest_good(directory, on_fault)
         if problem is None:
             return path
-        if faults is not None:
-            faults[path] = problem
+        on_fault(path, problem)
     return None
 
 
@@ -144,18 +146,17 @@ def newest(directory: str | Path) -> Path | None:
 
     Damaged ones are named on stderr. Raises `Error` if all are damaged.
     """
-    faults: dict[Path, str] = {}
-    good = newest_good(directory, faults)
-    for path, problem in faults.items():
-        print(
-            f"Checkpoint {path} is damaged: {problem}. Trying the one before it.",
-            file=sys.stderr,
-            flush=True,
-        )
+    faults: list[str] = []
+
+    def tell(path: Path, problem: str) -> None:
+        faults.append(problem)
+        text = f"Checkpoint {path} is damaged: {problem}. Trying the one before it."
+        print(text, file=sys.stderr, flush=True)
+
+    good = newest_good(directory, tell)
     if good is None and faults:
-        last_problem = list(faults.values())[-1]
         raise Error(
             f"No checkpoint in {directory} is good: all {len(faults)} are damaged "
-            f"({last_problem}). Start a new run without RESUME."
+            f"({faults[-1]}). Start a new run without RESUME."
         )
     return good

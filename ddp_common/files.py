@@ -1,32 +1,9 @@
-"""Files and folders: private to their owner, whole or not there at all.
+"""Folders that are private to their owner, and names of files that a rank may save."""
 
-Promises: a file that `save_whole` writes is never seen half-written, and never lies outside of its
-folder.
-"""
-
-import errno
-import os
 import re
-import uuid
 from pathlib import Path
 
 from ddp_common.errors import Error
-
-
-def absolute(location: str | Path) -> Path | str:
-    """The place that a path means now, whatever the working directory is later.
-
-    `~` is the home directory; a URL stays as it is. Raises `Error` for what can be no path.
-    """
-    if "://" in str(location):
-        return location
-    try:
-        return Path(location).expanduser().absolute()
-    except (TypeError, RuntimeError, OSError) as error:
-        # In this order: no path at all; no such user; the working directory is gone.
-        raise Error(
-            f"{location!r} cannot be a run directory: {error}.\nGive the full path of a folder."
-        ) from None
 
 
 def make_private(path: Path):
@@ -44,31 +21,6 @@ def make_private(path: Path):
         if not path.is_dir():
             raise
         # else another process was quicker
-
-
-def save_whole(directory: Path, name: str, content: bytes):
-    """Write bytes to `name` in `directory`, whole or not at all.
-
-    Raises `Error` for a name that leads out of the directory, OSError for a full disk.
-    """
-    check_name(name)
-    path = directory / name
-    target = path.resolve()
-    if not target.is_relative_to(directory.resolve()):
-        raise Error(
-            f"The file name {name!r} leads out of the run directory through a link ({target}).\n"
-            "Choose another name."
-        )
-    if not directory.is_dir():  # a run directory that was removed is not made again
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Of its own for each writer: under torchrun every rank may save the same file
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)  # it is there after a full disk, half-written
 
 
 def check_name(name: str):
@@ -89,11 +41,6 @@ RESULT = ".result.pt"  # under torchrun: rank 0's result, until all ranks have r
 METRICS_OF_A_RANK = re.compile(r"metrics-(\d+)\.jsonl")  # under torchrun: until the run has ended
 
 
-def metrics_of(rank: int) -> str:
-    """The file of a rank's own reports, where torchrun or srun has started the ranks."""
-    return f"metrics-{rank}.jsonl"
-
-
 def refuse_name_of_the_run(name: str):
     """Raise `Error` for a relative path that a run itself writes to."""
     first = re.split(r"[/\\]", name)[0]
@@ -102,11 +49,3 @@ def refuse_name_of_the_run(name: str):
             f"save_file({name!r}, …) would overwrite what the run itself keeps there.\n"
             f"Choose another name than {', '.join(OF_THE_RUN)}, {RESULT}, metrics-0.jsonl, …"
         )
-
-
-def is_file(path: Path) -> bool:
-    """Whether there is such a file; False also for what cannot be the name of one."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False

@@ -246,13 +246,14 @@ class OptimizerPart(Part):
         after = self.settings()
         moving = self.SCHEDULED if self.has_schedule() else ()
         options = tuple(f"[{each!r}]" for each in self.value.defaults if each not in moving)
-        for option, value in before.items():
+        for option, value in before.items() if rank() == 0 else []:
             is_given = option.endswith(options) and option in after
             if is_given and repr(value) != repr(after[option]):
-                _tell(
+                text = (
                     f"Resumed with {self.name}.{option} = {after[option]!r}, as it was saved; "
                     f"this program has made it with {value!r}."
                 )
+                print(text, file=sys.stderr, flush=True)
 
 
 class SchedulePart(Part):
@@ -321,11 +322,6 @@ KINDS = {
 # A file
 
 
-def describe(parts: dict[str, Part], states: dict[str, Any]) -> dict[str, Description]:
-    """The description of each part, to be saved beside the states."""
-    return {name: part.description(states[name]) for name, part in parts.items()}
-
-
 def load_into(parts: dict[str, Part], content: Any, path: Path) -> None:
     """Load each part from the `content` of the file at `path`.
 
@@ -355,11 +351,6 @@ def load_into(parts: dict[str, Part], content: Any, path: Path) -> None:
                 f"{path} was written by another {name}, which does not load it: {error!r}. Resume "
                 "with the code that wrote it."
             ) from error
-
-
-def _tell(text: str) -> None:
-    if rank() == 0:
-        print(text, file=sys.stderr, flush=True)
 
 
 # Descriptions
@@ -412,13 +403,6 @@ def _listed(found: list[str]) -> str | None:
 
 # What loads without executing code, beside tensors and containers
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
-
-
-def has_nan(value: Any) -> bool:
-    """Whether a tensor has a NaN; False where that cannot be asked, as of a sparse one."""
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        return False
-    return value.dtype.itemsize > 1 and bool(value.isnan().any())
 
 
 def copy_of(value: Any, where: str, buffers: dict[str, torch.Tensor]) -> Any:

@@ -109,10 +109,8 @@ def has_left(peer: int) -> bool:
 
 def device() -> torch.device:
     """The device of this rank: its own GPU if the backend is NCCL or it is alone, else the CPU."""
-    return _current_device() if _device is None else _device
-
-
-def _current_device() -> torch.device:
+    if _device is not None:
+        return _device
     alone = not dist.is_initialized()
     if torch.cuda.is_available() and (alone or dist.get_backend() == "nccl"):
         return torch.device("cuda", torch.cuda.current_device())
@@ -167,7 +165,7 @@ def _join(
         os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # without it, eth1 also means eth10
         if is_made_here:
             _form_group(store, assigned, gpus, timeout)
-        _assigned, _store, _device = assigned, store, _current_device()
+        _assigned, _store, _device = assigned, store, device()
         store.set(f"joined/{assigned.rank}", "")
     return store
 

@@ -152,17 +152,14 @@ def of_module(
     if isinstance(module, AveragedModel):
         return {}
     found = _projections(f"{name}.", module.named_parameters())
-    if ddp is not None and not _sends_buffers(ddp):
+    if ddp is None:
+        return found
+    is_of_all_ranks = dist.get_world_size(ddp.process_group) == dist.get_world_size()
+    if not (ddp.broadcast_buffers and is_of_all_ranks):  # else they are rank 0's from now on
         for entry, buffer in module.named_buffers():
             if entry in state:
                 found[f"{name}.{entry}"] = tokenize(buffer)
     return found
-
-
-def _sends_buffers(ddp: DistributedDataParallel) -> bool:
-    """Whether all ranks have rank 0's from the next forward pass on."""
-    is_of_all_ranks = dist.get_world_size(ddp.process_group) == dist.get_world_size()
-    return ddp.broadcast_buffers and is_of_all_ranks
 
 
 def _projections(prefix: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> Fingerprint:

@@ -21,11 +21,12 @@ from dask_ranks.client.checkpoints import Checkpoints
 from dask_ranks.client.claims import KeepsWorkers
 from dask_ranks.client.outcome import AttemptState
 from dask_ranks.client.rank import RankState
+from dask_ranks.errors import SchedulerLost
 from dask_ranks.messages import TOPIC, CheckpointSaved, Ended, Message, unpack
 from dask_ranks.run.job import Job
 from dask_ranks.run.recorder import Recorder
 from dask_ranks.run.run_directory import RunDirectory
-from ddp_common.errors import Error, SchedulerLost
+from ddp_common.errors import Error
 
 CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was reported first
 KILLED_FOR_MEMORY = "worker-restart-memory"  # the topic of such events of Dask's nannies

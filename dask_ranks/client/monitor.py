@@ -17,8 +17,9 @@ from dask_ranks.client.attempt import CAUSE_TIMEOUT, Attempt
 from dask_ranks.client.outcome import Failed, Outcome
 from dask_ranks.client.rank import Phase, RankState, numbers
 from dask_ranks.client.rpc import ask_each
+from dask_ranks.errors import RunStopped
 from dask_ranks.worker import agent
-from ddp_common.errors import Error, RunStopped
+from ddp_common.errors import Error
 
 LOOK_INTERVAL = 0.5  # seconds
 SIGTERM_TIMEOUT = 30  # seconds that a script has to end

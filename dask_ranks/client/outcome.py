@@ -19,6 +19,7 @@ from typing import Any
 from dask_ranks.client.rank import Phase, RankState, numbers
 from dask_ranks.client.rpc import CONNECTION_LOST, RESTARTED
 from dask_ranks.client.stalls import returned_early
+from dask_ranks.errors import RankFailed, RankStalled, RunStopped, SchedulerLost
 from dask_ranks.messages import (
     CheckpointSaved,
     Ended,
@@ -28,7 +29,7 @@ from dask_ranks.messages import (
 from dask_ranks.rank.last_word import LOST_PEER
 from dask_ranks.run.recorder import WARNING
 from ddp_common.checkpoint_files import step_of
-from ddp_common.errors import Error, RankFailed, RankStalled, RunStopped, SchedulerLost
+from ddp_common.errors import Error
 
 WORKER_ENDED = {  # a job that is cancelled comes as either
     "lost": "its worker died or cannot be reached",

@@ -23,12 +23,13 @@ from dask_ranks.client.monitor import end, follow
 from dask_ranks.client.payload import pickled
 from dask_ranks.client.submission import start
 from dask_ranks.client.tables import Tables
+from dask_ranks.errors import RankFailed, RunStopped
 from dask_ranks.run.folders import new_directory
 from dask_ranks.run.job import Job, Run
 from dask_ranks.run.progress import explain_interrupt, say_folder
 from dask_ranks.run.recorder import describe
 from dask_ranks.run.run_directory import RunDirectory
-from ddp_common.errors import Error, RankFailed, RunStopped, first_line
+from ddp_common.errors import Error, first_line
 
 
 def on_workers(client: Client, job: Job) -> Run:

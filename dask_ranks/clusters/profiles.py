@@ -20,10 +20,9 @@ import yaml
 from dask.system import CPU_COUNT
 
 from dask_ranks.clusters.queues import SYSTEMS
-from dask_ranks.run.folders import REPOSITORY
+from dask_ranks.run.folders import REPOSITORY, is_file
 from dask_ranks.values import pairs, whole_number
 from ddp_common.errors import Error
-from ddp_common.files import is_file
 
 
 def _folder_of_profiles() -> Path:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from ddp_common.errors import Error
-from ddp_common.files import absolute, make_private
+from ddp_common.files import make_private
 
 REPOSITORY = Path(__file__).parents[2]
 IS_CLONE = (REPOSITORY / "pyproject.toml").is_file()  # not a wheel
@@ -76,3 +76,27 @@ def new_directory(name: str) -> Path:
 
 def _root() -> str | Path:
     return os.environ.get("RUNS") or (REPOSITORY / "runs" if IS_CLONE else "runs")
+
+
+def absolute(location: str | Path) -> Path | str:
+    """The place that a path means now, whatever the working directory is later.
+
+    `~` is the home directory; a URL stays as it is. Raises `Error` for what can be no path.
+    """
+    if "://" in str(location):
+        return location
+    try:
+        return Path(location).expanduser().absolute()
+    except (TypeError, RuntimeError, OSError) as error:
+        # In this order: no path at all; no such user; the working directory is gone.
+        raise Error(
+            f"{location!r} cannot be a run directory: {error}.\nGive the full path of a folder."
+        ) from None
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; False also for what cannot be the name of one."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False

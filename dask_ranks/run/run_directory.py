@@ -8,12 +8,14 @@ what was not written.
 """
 
 import contextlib
+import errno
 import json
 import math
 import os
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,7 +25,7 @@ from filelock import FileLock, SoftFileLock, Timeout
 from dask_ranks.run.folders import local
 from dask_ranks.run.progress import say
 from ddp_common.errors import Error
-from ddp_common.files import METRICS_OF_A_RANK, make_private, metrics_of, save_whole
+from ddp_common.files import METRICS_OF_A_RANK, check_name, make_private
 
 METRICS = "metrics.jsonl"
 LOG = "log.txt"
@@ -244,3 +246,36 @@ def _holder(path: Path) -> list[str]:
         return path.read_text().split()[:2]
     except (OSError, ValueError):
         return []
+
+
+# Files
+
+
+def metrics_of(rank: int) -> str:
+    """The file of a rank's own reports, where torchrun or srun has started the ranks."""
+    return f"metrics-{rank}.jsonl"
+
+
+def save_whole(directory: Path, name: str, content: bytes) -> None:
+    """Write bytes to `name` in `directory`, whole or not at all.
+
+    Raises `Error` for a name that leads out of the directory, OSError for a full disk.
+    """
+    check_name(name)
+    path = directory / name
+    target = path.resolve()
+    if not target.is_relative_to(directory.resolve()):
+        raise Error(
+            f"The file name {name!r} leads out of the run directory through a link ({target}).\n"
+            "Choose another name."
+        )
+    if not directory.is_dir():  # a run directory that was removed is not made again
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Of its own for each writer: under torchrun every rank may save the same file
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)  # it is there after a full disk, half-written

@@ -25,16 +25,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from dask_ranks.errors import RunStopped
 from dask_ranks.rank import life
 from dask_ranks.rank.last_word import GROUP_TWICE, HINTS, pickled_result
 from dask_ranks.run.folders import new_directory
 from dask_ranks.run.job import Job, Run
 from dask_ranks.run.recorder import Recorder, describe
-from dask_ranks.run.run_directory import METRICS, RunDirectory, RunFiles, read_records
+from dask_ranks.run.run_directory import METRICS, RunDirectory, RunFiles, metrics_of, read_records
 from dask_ranks.without_dask import launchers
 from ddp_common import checkpoint_files, rendezvous, replicas, stopping
-from ddp_common.errors import Error, RunStopped
-from ddp_common.files import RESULT, metrics_of
+from ddp_common.errors import Error
+from ddp_common.files import RESULT
 from ddp_common.reporting import Problem
 
 # Between two looks whether a rank has ended that others wait for.

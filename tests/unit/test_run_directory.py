@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dask_ranks.run.folders import new_directory
-from dask_ranks.run.run_directory import RunDirectory
+from dask_ranks.run.run_directory import RunDirectory, save_whole
 from ddp_common import Error, save_file
-from ddp_common.files import check_name, save_whole
+from ddp_common.files import check_name
 
 FEW = settings(max_examples=40, database=None, suppress_health_check=[HealthCheck.too_slow])
 # all of Unicode takes a test library many seconds to list

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import click
 
+from dask_ranks.errors import RunStopped
 from dask_ranks.run.folders import shown
-from ddp_common.errors import Error, RunStopped
+from ddp_common.errors import Error
 
 TUTORIALS = Path(__file__).parents[1]
 

@@ -13,7 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ddp_common.errors import Error, RankFailed
+from dask_ranks.errors import RankFailed
+from ddp_common.errors import Error
 
 
 def command(launcher: str, tutorial: str, workers: int, restarts: int) -> list[str]:

@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from dask_ranks.run.folders import local
+from dask_ranks.run.folders import absolute, is_file, local
 from dask_ranks.run.run_directory import read_records
 from dask_ranks.values import pairs, whole_number
 from ddp_common.checkpoint_files import checkpoints
 from ddp_common.errors import Error
-from ddp_common.files import absolute, is_file
 from tutorials.kit.values import KINDS, convert, of_kind
 
 # What a run is started with besides its settings: a resume wants the same
