@@ -32,8 +32,7 @@ CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was report
 KILLED_FOR_MEMORY = "worker-restart-memory"  # the topic of such events of Dask's nannies
 SILENT = 5  # seconds after which a worker that sends no heartbeat counts as silent
 
-
-Inbox = queue.SimpleQueue[dict[str, Any]]
+Inbox = queue.SimpleQueue[dict[str, Any]]  # {}: something else has come that somebody waits for
 
 
 def open_inbox(client: Client, attempt_id: str) -> Inbox:
