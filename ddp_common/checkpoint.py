@@ -2,13 +2,13 @@
 
 When? `step()`, in the loop, says that what the batches so far were for is done. Before the next
 batch is taken, the sampler then has the checkpoint save, if it is due or if the ranks leave
-(`sampling._before_batch`). `save()` saves at once. Nothing is saved at any other moment.
+(`moments.before_batch`). `save()` saves at once. Nothing is saved at any other moment.
 
 A checkpoint is one file, whose name says the digest of its content (`checkpoint_files`). It is
 written under a temporary name, synced and renamed: a file that verifies is a good one, whatever
 happened. The first one of a process is read back before it gets its name. At each save the ranks
 compare what they have (`replicas`). One rank writes, in a thread of its own while training goes
-on: training only waits for the copy. Rank 0 chooses the newest good file, and every rank loads
+on: training waits for the comparison, the copy, and an earlier write. Rank 0 chooses the newest good file, and every rank loads
 that one (`parts`), without executing code (`weights_only=True`).
 """
 
@@ -372,8 +372,8 @@ class Checkpoint:
         """Load the newest checkpoint that verifies; returns its path, None if there is none.
 
         A collective: every rank calls it, before the loop, and loads the file that rank 0 has
-        chosen. Damaged ones are named on stderr and skipped. So are options of an optimizer that
-        the program has set otherwise than the run that saved: the saved ones are gone on with.
+        chosen. Damaged ones are named on stderr and skipped. Options of an optimizer that the
+        program has set otherwise than the run that saved are named, too, and the saved ones win.
         Parameters are frozen as they were, in a model that DDP has not wrapped yet. Raises `Error`
         if there are checkpoints but none is good, if this rank does not see the chosen one, and if
         that was written by another model, optimizer or schedule, or with other data.

@@ -68,15 +68,15 @@ def begin_gather(value: Any) -> Callable[[], list[Any]]:
 
 
 def _begin_all_gather(text: bytes, length: int) -> Callable[[], list[bytes]]:
-    """Of the texts of all ranks that many bytes, without blanks at their ends."""
-    mine = torch.frombuffer(bytearray(text[:length].ljust(length)), dtype=torch.uint8)
+    """Of the texts of all ranks that many bytes; meanwhile shorter ones end with zeros."""
+    mine = torch.frombuffer(bytearray(text[:length].ljust(length, b"\0")), dtype=torch.uint8)
     mine = mine.to(_device())
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     work = dist.all_gather(gathered, mine, async_op=True)
 
     def end() -> list[bytes]:
         work.wait()
-        return [bytes(each.cpu().numpy()).rstrip() for each in gathered]
+        return [bytes(each.cpu().numpy()).rstrip(b"\0") for each in gathered]
 
     return end
 

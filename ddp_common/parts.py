@@ -5,7 +5,8 @@ it, plain text; whether a saved one belongs to it; to load it; what must be the 
 Modules and optimizers are described by their entries, and torch's own schedules by what they were
 made with. Of anything else the name of its class is known, and no more.
 
-Promises: what another program wrote is refused before a part is loaded. Parameters are trained
+Promises: what another program wrote is refused before a part is loaded; other data are, when the
+position of the sampler is. Parameters are trained
 or frozen as they were. A copy of a state has its types, its tensors share no memory with the part,
 and it loads without executing code, or it is refused.
 """

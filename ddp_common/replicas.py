@@ -177,7 +177,7 @@ def _projections(prefix: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> Fi
             continue
         values = tensor.detach().reshape(-1)
         if len(values) > PART:
-            start = _checks * PART % (len(values) - PART)
+            start = _checks * PART % (len(values) - PART + 1)
             values = values[start : start + PART]
         if values.element_size() < 4:
             values = values.float()

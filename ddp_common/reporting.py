@@ -1,7 +1,7 @@
 """What a rank tells the client: metrics, files, and where training is.
 
 It does so at any time, without a collective, without waiting: messages go into a sink, which the
-launcher has put in (`put_in`). Without one (a single process) nobody listens, and they are dropped
+launcher has put in (`put_in`). Without one nobody listens, and they are dropped
 after the same checks.
 """
 

@@ -76,7 +76,7 @@ class ClusterClient(Client):
         self.timeout: float = request.profile["timeout"]  # seconds that workers have to appear
         self.most: int | None = None  # ranks that were asked for, where there are more workers
         self.times_given = 1  # by `connect`: it is closed by the last `with`
-        self._depth = 0  # of `with` blocks of this client
+        self._blocks: list[Any] = []  # the `with` blocks in which it is Dask's current client
 
     def make_usable(self) -> None:
         """Wait until the workers are there, and have each import torch ahead."""
@@ -196,17 +196,16 @@ class ClusterClient(Client):
         jobs.submit(self.expected)
 
     def __enter__(self) -> "ClusterClient":
-        if self._depth == 0:
-            super().__enter__()
-        self._depth += 1
+        self._blocks.append(self.as_current())
+        self._blocks[-1].__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         """Close it, unless `connect` has given it to somebody else, who has it still."""
-        self._depth -= 1
+        self._blocks.pop().__exit__(*error)
         self.times_given -= 1
         if self.times_given < 1:
-            super().__exit__(*error)
+            self.close()
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
         open_clients.discard(self)

@@ -10,6 +10,7 @@ import cloudpickle
 import psutil
 import pytest
 from children import children
+from distributed import Client
 from patience import PATIENCE
 from processes import Background, assert_gone, is_alive
 
@@ -61,6 +62,8 @@ def test_an_inner_with_leaves_the_cluster_to_the_outer_one_until_the_last_has_en
     assert opened.status == "running"
     opened.close()
     assert opened.status == "closed"
+    with pytest.raises(ValueError):  # none of these is Dask's current client any more
+        Client.current(allow_global=False)
 
 
 def test_no_worker_is_missed_while_dask_asks_for_something_else(client):

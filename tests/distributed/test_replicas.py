@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 import ddp_common as ddp
-from ddp_common import replicas
+from ddp_common import exchange, replicas
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -242,6 +242,16 @@ def test_what_a_resume_would_lack_is_named(client):
     optimizer, hook = ddp.launch(client, with_power_sgd, workers=2).problems
     assert "No optimizer is a part of the Checkpoint" in optimizer
     assert "model has the communication hook powerSGD_hook, whose state is in no check" in hook
+
+
+def large_values_of_each_rank():
+    """JSON that is cut at a blank, where ranks send each other their first 16,384 bytes."""
+    mine = ["a" * 16379, str(ddp.rank())]
+    return exchange.gather(mine) == [[mine[0], "0"], [mine[0], "1"]]
+
+
+def test_a_value_that_is_cut_at_a_blank_arrives_whole(client):
+    assert ddp.launch(client, large_values_of_each_rank, workers=2).result
 
 
 def difference(*of_ranks):

@@ -118,12 +118,15 @@ def test_it_is_sent_by_the_recipe_also_to_workers_that_come_later_and_files_come
         trains_and_files_come_home(client, runs / "first")
         (pid, *_) = client.run(os.getpid).values()
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: pid not in client.run(os.getpid, on_error="ignore").values())
-        client.wait_until_there()
+        wait_until(lambda: pid not in (there := pids(client)) and len(there) == 2)
         trains_and_files_come_home(client, runs / "after-a-kill")
     start_third_worker()
     with ddp.connect(address, workers=3) as client:
         trains_and_files_come_home(client, runs / "with-a-third", ranks=3)
+
+
+def pids(client):
+    return [*client.run(os.getpid, on_error="ignore").values()]
 
 
 def trains_and_files_come_home(client, folder, ranks=2):

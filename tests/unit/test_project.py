@@ -66,9 +66,9 @@ def test_the_page_on_a_launch_lists_our_variables():
 # Lines of Python in each package, as they were when it had been made smaller
 BUDGET = {
     "ddp_common": 4000,
-    "dask_ranks": 8640,
+    "dask_ranks": 8635,
     "tutorials/kit": 1640,
-    "tests": 18430,
+    "tests": 18600,
 }
 
 
