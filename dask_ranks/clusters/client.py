@@ -202,7 +202,8 @@ class ClusterClient(Client):
 
     def __exit__(self, *error: Any) -> None:
         """Close it, unless `connect` has given it to somebody else, who has it still."""
-        self._blocks.pop().__exit__(*error)
+        if self._blocks:  # else it was made without `with`, as a notebook's cells do
+            self._blocks.pop().__exit__(*error)
         self.times_given -= 1
         if self.times_given < 1:
             self.close()

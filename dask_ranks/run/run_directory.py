@@ -1,6 +1,6 @@
 """The run directory: what is written down of the things that ranks report.
 
-`runs/<tutorial>/<time>/` holds config.json, metrics.jsonl, log.txt, checkpoints/ and whatever
+`runs/<name>/<time>/` holds config.json, metrics.jsonl, log.txt, checkpoints/ and whatever
 ranks save. Relies on `filelock` to be the only run there. Promises: a file appears whole or not at
 all, and none lies outside; a disk that is full, or a folder that somebody removes, does not end
 the training; where there is room in the end, all records are in metrics.jsonl; `problems` says

@@ -2,7 +2,7 @@
 
 There every rank executes the whole program. `connect` joins the process group and gives a `Ranks`
 instead of a client; `launch` calls the function in this very process, with the steps of
-`ranks.life`. Rank 0 is the one that a person hears and that keeps the run directory. What the
+`rank.life`. Rank 0 is the one that a person hears and that keeps the run directory. What the
 others print goes nowhere; what they report goes into `metrics-<rank>.jsonl` there, which rank 0
 takes in when the function has returned. Relies on a file system that all ranks see, and on a run
 directory to which only their user can write: rank 0's result goes through it. What goes through

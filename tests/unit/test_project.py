@@ -63,12 +63,20 @@ def test_the_page_on_a_launch_lists_our_variables():
     assert set(re.findall(r"\bDDP_[A-Z_]+\b", table)) == set(found)
 
 
+@pytest.mark.parametrize("page", ["how-a-launch-works", "what-your-function-calls"])
+def test_what_a_page_on_the_code_names_is_there(page):
+    code = [path for name in ("ddp_common", "dask_ranks") for path in (ROOT / name).rglob("*.py")]
+    there = set(re.findall(r"\w+", "".join(path.read_text() for path in code)))
+    named = re.findall(r"`(?:\w+\.)*(\w+)`", (ROOT / f"docs/{page}.md").read_text())
+    assert not set(named) - there - {"py", "json", "jsonl", "txt"}
+
+
 # Lines of Python in each package, as they were when it had been made smaller
 BUDGET = {
     "ddp_common": 4000,
     "dask_ranks": 8635,
     "tutorials/kit": 1640,
-    "tests": 18600,
+    "tests": 18605,
 }
 
 
