@@ -13,6 +13,7 @@ that one (`parts`), without executing code (`weights_only=True`).
 """
 
 import contextlib
+import itertools
 import os
 import pickle
 import socket
@@ -221,10 +222,9 @@ class Checkpoint:
         if self.directory is None:
             return
         found = {name: part.state() for name, part in self.parts.items()}
-        fingerprint: replicas.Fingerprint = {}
-        for name, part in self.parts.items():
-            fingerprint |= part.fingerprint(found[name])
-        raise_if_apart = replicas.begin_check(fingerprint)
+        pairs = ((part, found[name]) for name, part in self.parts.items())
+        of_parts = (part.fingerprint(state).items() for part, state in pairs)
+        raise_if_apart = replicas.begin_check(lambda: dict(itertools.chain(*of_parts)))
         self.wait()
         step = self._step()
         self._steps_at_save = self._steps

@@ -78,11 +78,11 @@ def check_replicas(model: torch.nn.Module) -> None:
     calls it. A `Checkpoint` does so at each save, for all of its parts.
     """
     plain = unwrapped(model)
-    begin_check(of_module("model", plain, plain.state_dict(), ddp_around(model)))()
+    begin_check(lambda: of_module("model", plain, plain.state_dict(), ddp_around(model)))()
 
 
-def begin_check(found: Fingerprint) -> Callable[[], None]:
-    """Begin to compare what was `found` on each rank. A collective.
+def begin_check(find: Callable[[], Fingerprint]) -> Callable[[], None]:
+    """Begin to compare what `find` finds on each rank. A collective; alone nothing is looked for.
 
     The function that is returned ends it, and raises `Error` unless all ranks have the same.
     """
@@ -90,6 +90,7 @@ def begin_check(found: Fingerprint) -> Callable[[], None]:
     _checks += 1
     if rendezvous.world_size() == 1:
         return lambda: None
+    found = find()
     # Without the names, which are nearly always the same
     names = zlib.crc32(" ".join(found).encode())
     gathered = exchange.begin_gather([names, list(found.values())])
