@@ -19,13 +19,7 @@ from distributed import Client, Scheduler
 from distributed.security import Security
 
 from dask_ranks.client import claims
-from dask_ranks.client.rpc import (
-    answers_within,
-    begin,
-    known_workers,
-    refuse_without_package,
-    wait_until,
-)
+from dask_ranks.client.rpc import answers_within, begin, known_workers, refuse_without_package
 from dask_ranks.clusters.jobs import Jobs
 from dask_ranks.worker import plugin
 from dask_ranks.worker.fork_server import ForkServer
@@ -196,7 +190,9 @@ class ClusterClient(Client):
             address for address, worker in self.workers().items() if jobs.job_of(worker) in over
         }
         jobs.cancel(over)
-        wait_until(lambda: not leaving & set(self.workers()), GONE_TIMEOUT)
+        deadline = time.monotonic() + GONE_TIMEOUT
+        while leaving & set(self.workers()) and time.monotonic() < deadline:
+            time.sleep(0.05)
         jobs.submit(self.expected)
 
     def __enter__(self) -> "ClusterClient":
