@@ -8,8 +8,8 @@ A checkpoint is one file, whose name says the digest of its content (`checkpoint
 written under a temporary name, synced and renamed: a file that verifies is a good one, whatever
 happened. The first one of a process is read back before it gets its name. At each save the ranks
 compare what they have (`replicas`). One rank writes, in a thread of its own while training goes
-on: training waits for the comparison, the copy, and an earlier write. Rank 0 chooses the newest good file, and every rank loads
-that one (`parts`), without executing code (`weights_only=True`).
+on: training waits for the comparison, the copy, and an earlier write. Rank 0 chooses the newest
+good file, and every rank loads that one (`parts`), without executing code (`weights_only=True`).
 """
 
 import contextlib
