@@ -27,7 +27,6 @@ from dask_ranks.messages import (
     Started,
 )
 from dask_ranks.rank.last_word import LOST_PEER
-from dask_ranks.run.recorder import WARNING
 from ddp_common.checkpoint_files import step_of
 from ddp_common.errors import Error
 
@@ -319,25 +318,11 @@ def _full_text(
     lines: dict[int, Iterable[str]] = {each.number: each.lines for each in state.ranks}
     if own_lines is not None:
         lines[rank.number] = own_lines
-    plain = {number: _without_warnings(printed) for number, printed in lines.items()}
-    shown = plain if any(plain.values()) else lines
-    said = [f"\n  [rank {number}] {line}" for number in shown for line in shown[number]]
+    said = [f"\n  [rank {number}] {line}" for number in lines for line in lines[number]]
     if said and not state.is_script:
         parts.append(f"Last lines of the ranks:{''.join(said)}")
     parts.append(where.strip("\n"))
     return "\n\n".join(part for part in parts if part)
-
-
-def _without_warnings(lines: Iterable[str]) -> list[str]:
-    """Lines but for those of Python's warnings, each with the line of code below it."""
-    kept: list[str] = []
-    is_below_warning = False
-    for line in lines:
-        is_code = is_below_warning and line.startswith("  ")
-        is_below_warning = bool(WARNING.search(line))
-        if not is_below_warning and not is_code:
-            kept.append(line)
-    return kept
 
 
 def _attributes(state: AttemptState, rank: RankState) -> dict[str, Any]:

@@ -7,7 +7,6 @@ these. Promises: what a screen or a pipe cannot take is nobody's failure; the lo
 import contextlib
 import json
 import platform
-import re
 import subprocess
 import sys
 import time
@@ -22,8 +21,6 @@ from dask_ranks.run.progress import Mode, Progress, say
 from dask_ranks.run.run_directory import RunFiles
 from ddp_common.checkpoint_files import checkpoints
 from ddp_common.reporting import CheckpointFailed, File, Message, Position, Problem, Report
-
-WARNING = re.compile(r"\w*Warning: ")
 
 
 class Recorder:

@@ -104,11 +104,8 @@ def test_the_last_known_step_is_not_before_the_newest_checkpoint():
     assert "Its last known step is 5." in str(rank_failed(state, state.ranks[1]))
 
 
-def test_a_failure_ends_with_its_cause_and_shows_warnings_only_where_there_is_nothing_else():
+def test_a_failure_ends_with_its_cause():
     state = state_of(2, rank_0=raised("ValueError: no"))
-    for line in ("train.py:3: UserWarning: careful", "  warnings.warn('careful')"):
-        state.take(1, Line(line), now=1.0)
-    assert "[rank 1] train.py:3: UserWarning: careful" in str(rank_failed(state, state.ranks[0]))
     state.take(1, Line("loading"), now=1.0)
     assert str(rank_failed(state, state.ranks[0])).endswith(
         "Last lines of the ranks:\n  [rank 1] loading\n\nTraceback …\nValueError: no"
