@@ -329,7 +329,7 @@ def _follow(
         )
     result, ended.result = ended.result, None
     send([*process.take(), *map(Line, remarks), ended])
-    HOST.connect_ahead()
+    HOST.keep(process.supervisor.connection)
     return result
 
 

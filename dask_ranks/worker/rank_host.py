@@ -28,8 +28,7 @@ class RankHost:
         self._shared_path: str | None = None  # of the fork server of a local cluster
         self._own: ForkServer | None = None  # this worker's
         self._choosing = threading.Lock()  # between the two
-        # To a supervisor that is forked ahead, for the next rank: a launch does not wait for it
-        self._ahead: Connection | None = None
+        self._idle: Connection | None = None  # to the supervisor of the last rank, for the next
 
     # The fork server
 
@@ -39,20 +38,17 @@ class RankHost:
             self._shared_path = shared_path or self._shared_path
             if shared_path is None and self._own is None:
                 self._own = ForkServer(dict(os.environ))
-        self.connect_ahead()
 
-    def connect_ahead(self) -> None:
-        """Have a supervisor forked for the next rank, and wait for nothing."""
-        with contextlib.suppress(OSError):  # the next rank says what is wrong
-            if self._ahead is None:
-                self._ahead = self._reach_fork_server()
+    def keep(self, connection: Connection) -> None:
+        """Keep a connection to a supervisor that waits; one that is closed counts for nothing."""
+        self._idle = None if connection.closed else connection
 
     def close(self) -> None:
         """End the supervisor that waits, and this worker's own fork server, if there are any."""
         with self._choosing:
-            if self._ahead is not None:
-                self._ahead.close()
-                self._ahead = None
+            if self._idle is not None:
+                self._idle.close()
+                self._idle = None
             if self._own is not None:
                 self._own.close()
                 self._own = None
@@ -85,13 +81,15 @@ class RankHost:
             path=texts_of(sys.path),
         )
         numbers = [*descriptors.values()]
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
+        idle, self._idle = self._idle, None
+        if idle is not None:
             with contextlib.suppress(EOFError, ConnectionError):  # it was killed meanwhile
-                return supervisor.start(ahead, request, numbers, is_wanted)
+                return supervisor.start(idle, request, numbers)
         try:
-            connection = self._reach_fork_server()
-            return supervisor.start(connection, request, numbers, is_wanted)
+            new = self._reach_fork_server()
+            if not supervisor.wait_until_there(new, is_wanted):
+                return None
+            return supervisor.start(new, request, numbers)
         except (EOFError, ConnectionError):
             raise RuntimeError(
                 "the process that imports torch, and from which ranks are forked, has ended. Was "

@@ -1,9 +1,10 @@
-"""A supervisor: the process that forks a rank, and ends it with all that it has started.
+"""A supervisor: the process that forks ranks, and ends each with all that it has started.
 
 A worker connects to the fork server, which forks a supervisor for that connection (`Supervisor` is
-the worker's end of it); it has one rank, and ends with it. It is a child subreaper (Linux,
+the worker's end of it); it has one rank after the other. It is a child subreaper (Linux,
 prctl(2)): whatever the rank has started and left behind becomes its child, and when the worker
-says END, it kills its children until there are none. What is said, in this order:
+says END, it kills its children until there are none. What is said, in this order, from the second
+line on for each rank:
 
     supervisor: None, it is there; or, by the fork server, the OSError for which it is not
     worker:     a `Request`, then the descriptors that it names
@@ -81,44 +82,54 @@ class Supervisor:
             self.connection.close()
 
     def end(self) -> list[int]:
-        """Have the process gone, all that it has started, and the supervisor.
+        """Have the process gone, and all that it has started; the supervisor may have another.
 
-        Returns the numbers of processes that are not gone although they were killed.
+        Returns the numbers of processes that are not gone although they were killed: the connection
+        is then closed, and the supervisor ends.
         """
         if self.connection.closed:
             return []
         left = [self.pid]
-        with self.connection:
-            try:
-                self.connection.send(END)
-                while self.connection.poll(2 * END_TIMEOUT):
-                    answer = self.connection.recv()
-                    if isinstance(answer, list):
-                        left = answer
-                        break
-            except (EOFError, OSError):
-                left = []
+        try:
+            self.connection.send(END)
+            while self.connection.poll(2 * END_TIMEOUT):
+                answer = self.connection.recv()
+                if isinstance(answer, list):
+                    left = answer
+                    break
+        except (EOFError, OSError):
+            left = []
+            self.connection.close()
+        if left:
+            self.connection.close()
         return left
+
+
+def wait_until_there(connection: Connection, is_wanted: Callable[[], bool]) -> bool:
+    """Wait for the supervisor of a new connection to the fork server, which may import torch first.
+
+    Returns whether it is there: it is not where no rank is wanted any more. Raises as `start`.
+    """
+    while not connection.poll(POLL):
+        if not is_wanted():
+            connection.close()
+            return False
+    _raise_if_error(connection.recv())
+    return True
 
 
 def start(
     connection: Connection,
     request: Request,
     descriptors: list[int],
-    is_wanted: Callable[[], bool],
-) -> Supervisor | None:
-    """Have a process forked by the supervisor of a new connection to the fork server.
+) -> Supervisor:
+    """Have a process forked by the supervisor at the other end of a connection, which waits.
 
-    Waits while that imports torch; None if the process is not wanted any more before there is a
-    supervisor. Raises OSError if no process can be forked, and EOFError or ConnectionError if the
-    fork server or the supervisor ends meanwhile.
+    Raises OSError if no process can be forked, and EOFError or ConnectionError if the supervisor
+    ends meanwhile, or has ended.
     """
     with contextlib.ExitStack() as until_it_is_there:
         until_it_is_there.enter_context(connection)
-        while not connection.poll(POLL):
-            if not is_wanted():
-                return None
-        _raise_if_error(connection.recv())
         connection.send(request)
         with contextlib.suppress(ConnectionError), _socket_of(connection) as channel:
             socket.send_fds(channel, [b"d"], descriptors)
@@ -153,14 +164,14 @@ def _socket_of(connection: Connection) -> socket.socket:
 
 
 def supervise(worker: Connection, lifeline: socket.socket) -> NoReturn:
-    """Have a rank until its worker says END, or this or the owner of the fork server has ended."""
+    """Have one rank after the other until the worker or the owner of the fork server has ended."""
     try:
         subreaper()
         # In a rank SIGTERM waits for its handler, SIGUSR1 for its thread that answers.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
         woken = wake_when_a_child_ends()
         worker.send(None)
-        if lifeline not in wait([worker, lifeline]):
+        while lifeline not in wait([worker, lifeline]):
             rank_pid = _fork_rank(worker, lifeline, woken)
             worker.send(rank_pid)
             while not {worker, lifeline} & {*wait([worker, lifeline, woken])}:
@@ -168,6 +179,10 @@ def supervise(worker: Connection, lifeline: socket.socket) -> NoReturn:
                 for pid, code in reap():
                     if pid == rank_pid:
                         worker.send(code)
+            if not worker.poll():
+                break
+            worker.recv()
+            worker.send(end_children())
     except (EOFError, ConnectionError):  # the worker has ended
         pass
     except OSError as error:  # no process can be forked, or no file opened

@@ -62,12 +62,14 @@ def launched(client, function, **options):
 # What ranks are forked from
 
 
-def test_each_rank_has_a_supervisor_that_ends_with_it_and_all_have_one_fork_server(client):
-    first, second = launched(client, ancestors), launched(client, ancestors)
-    supervisors = {supervisor for supervisor, _ in first + second}
-    assert len(supervisors) == 4
-    assert {server for _, server in first + second} == {client.fork_server.pid}
-    assert_gone(lambda: [*filter(is_alive, supervisors)])
+def test_a_workers_ranks_have_one_supervisor_and_all_supervisors_one_fork_server(client):
+    first = launched(client, ancestors)
+    assert {server for _, server in first} == {client.fork_server.pid}
+    assert launched(client, ancestors) == first
+    for supervisor, _ in first:
+        os.kill(supervisor, signal.SIGKILL)
+        wait_until(lambda: not is_alive(supervisor))
+    assert not {*first} & {*launched(client, ancestors)}
 
 
 def test_without_that_process_workers_start_their_own():
@@ -145,6 +147,8 @@ def test_forty_sigusr1_do_not_block_a_rank(client):
 
 def test_a_supervisor_with_too_few_descriptors_is_a_failure_that_says_so(client):
     """It has those of the fork server, and none is left for the rank's."""
+    for supervisor, _ in launched(client, ancestors, workers=4):
+        os.kill(supervisor, signal.SIGKILL)  # others are forked for the next launch
     pid = client.fork_server.pid
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     is_open = {*map(int, os.listdir(f"/proc/{pid}/fd"))}
@@ -152,8 +156,7 @@ def test_a_supervisor_with_too_few_descriptors_is_a_failure_that_says_so(client)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (free + 1, limits[1]))
     try:
         with pytest.raises(ddp.RankFailed, match="Too many open files.*\n.*ulimit -n 4096"):
-            for _ in range(2):  # the first may be by supervisors that were forked before
-                ddp.launch(client, ddp.rank, workers=4)
+            ddp.launch(client, ddp.rank, workers=4)
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     assert ddp.launch(client, ddp.world_size, workers=4).result == 4
