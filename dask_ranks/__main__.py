@@ -102,7 +102,7 @@ def run(workers, nnodes, cluster, restarts, stall_timeout, module, script, argum
     from dask_ranks.client.launch import launch
     from dask_ranks.clusters.connect import connect
     from dask_ranks.rank import scripts
-    from dask_ranks.values import whole_number
+    from dask_ranks.run.job import whole_number
 
     signal.signal(signal.SIGTERM, signals.pass_on_sigterm)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,20 +1,27 @@
-"""How tables come from a worker into its rank: through memory that both have open.
+"""What comes from the client's program into a rank: tables, and what is in its `__main__`.
 
-The worker pickles them into a file in memory (memfd_create(2)). What pickle can leave out of its
+The worker pickles tables into a file in memory (memfd_create(2)). What pickle can leave out of its
 stream, the buffers of arrays and frames (protocol 5), follows behind, each at an address that
 suits any type; the rank maps the file, and its arrays lie in it. So the data are copied once, in
 the worker. Promises: a rank may write into what it gets, which nobody else sees, and the memory is
-free again with the rank; also where Dask forgets a file that no rank has got.
+free again with the rank; also where Dask forgets a file that no rank has got. Arguments that were
+tables are found while the training function's arguments are unpickled: in their place stands a
+call of `given`.
 
-In the rank, arguments that were tables are found while the training function's arguments are
-unpickled: in their place stands a call of `given`.
+Cloudpickle sends functions and classes of a script or a notebook by value. Pickle, which sends
+them on between a DataLoader and its workers and back to the client, looks for them by their name
+in `__main__`. Relies on cloudpickle filling a class or a function that it has made by one of
+`FILLS`, as versions 2 and 3 do.
 """
 
+import contextlib
+import io
 import mmap
 import os
 import pickle
 import struct
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
@@ -22,11 +29,11 @@ import cloudpickle
 from dask.tokenize import tokenize
 from dask.typing import Key
 
-from dask_ranks import main_module
 from ddp_common.errors import Error
 
 ALIGNMENT = 64  # bytes
 TRAILER = struct.Struct("!q")  # the size of the pickled contents before it
+FILLS = ("_class_setstate", "_function_setstate")
 
 # Of a partition: how many rows it has, and its columns in their order: name, and what it holds
 Look = tuple[int, list[tuple[str, str]]]
@@ -125,7 +132,7 @@ def receive(descriptor: int, as_argument: Callable[[Table], Any]) -> None:
     contents = pickle.loads(mapped[-TRAILER.size - size : -TRAILER.size])
     stream, *buffers = [mapped[begin:end] for begin, end in contents]
     try:
-        _arguments[:] = map(as_argument, main_module.loads(stream, buffers))
+        _arguments[:] = map(as_argument, loads(stream, buffers))
     except Exception as error:
         raise Error(
             "The tables cannot be unpickled in the rank: "
@@ -146,3 +153,36 @@ class StandIn:
 
     def __reduce__(self) -> tuple:
         return given, (self.number,)
+
+
+# The client's `__main__`, its arguments and its folder, in the rank
+
+
+def loads(pickled: bytes | memoryview, buffers: Iterable = ()) -> Any:
+    """As `pickle.loads`; classes and functions that are made of `__main__` are put there."""
+    return _Unpickler(io.BytesIO(pickled), buffers=buffers).load()
+
+
+def be_as_in(argv: list[str], folder: str) -> None:
+    """Have the arguments of the client's program, and its folder where this host has that."""
+    sys.argv[:] = argv
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if module.partition(".")[0] == "cloudpickle" and name in FILLS:
+            return _publishing(found)
+        return found
+
+
+def _publishing(fill: Callable) -> Callable:
+    def fill_and_publish(made: Any, state: Any) -> Any:
+        fill(made, state)
+        if made.__module__ == "__main__" and made.__qualname__.isidentifier():
+            setattr(sys.modules["__main__"], made.__qualname__, made)
+        return made
+
+    return fill_and_publish

@@ -1,11 +1,13 @@
 """One attempt, as the client sees it: what it knows of the ranks, and how it hears of them.
 
-It is started by `submission`, followed and ended by `monitor`. What is known of its ranks
-is in an `AttemptState`; what that means, and what a user reads of it, is in `outcome`. Relies on
-the agents' messages and on the scheduler, which says when a worker is lost.
+`start` settles where checkpoints are, hands over tables, has rank 0's worker open the socket at
+which the ranks meet, and submits a task for each rank; `monitor` follows and ends them. What is
+known of its ranks is in an `AttemptState`; what that means, and what a user reads of it, is in
+`outcome`. Relies on the agents' messages and on the scheduler, which says when a worker is lost.
 """
 
 import contextlib
+import functools
 import logging
 import math
 import queue
@@ -14,20 +16,26 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from dask.utils import format_bytes
-from distributed import CancelledError, Client, Future
+from distributed import CancelledError, Client, Future, wait
+from distributed.comm import get_address_host
 
 from dask_ranks.client import outcome, rpc
 from dask_ranks.client.checkpoints import Checkpoints
 from dask_ranks.client.claims import KeepsWorkers
 from dask_ranks.client.outcome import AttemptState
 from dask_ranks.client.rank import RankState
+from dask_ranks.client.tables import Tables
 from dask_ranks.errors import SchedulerLost
-from dask_ranks.messages import TOPIC, CheckpointSaved, Ended, Message, unpack
+from dask_ranks.messages import TOPIC, CheckpointSaved, Ended, Message, RankSpec, unpack
 from dask_ranks.run.job import Job
 from dask_ranks.run.recorder import Recorder
 from dask_ranks.run.run_directory import RunDirectory
+from dask_ranks.worker import agent
 from ddp_common.errors import Error
 
+ANSWER_TIMEOUT = 5  # seconds that a worker has to answer, or the launch's `timeout` if longer
+COPY_TIMEOUT = 600  # seconds that a checkpoint may take to all workers that do not see it
+LARGE = 2**20  # bytes of function and arguments
 CAUSE_TIMEOUT = 5  # seconds to wait for the cause when a consequence was reported first
 KILLED_FOR_MEMORY = "worker-restart-memory"  # the topic of such events of Dask's nannies
 SILENT = 5  # seconds after which a worker that sends no heartbeat counts as silent
@@ -221,3 +229,69 @@ class Attempt:
             # Dask would print how its attempts to reconnect end.
             logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
         return error
+
+
+def start(attempt: Attempt, payload: Any, tables: Tables) -> None:
+    """Start all ranks; `payload` is the pickled training function with its arguments.
+
+    Raises `RankFailed` if a worker is lost meanwhile, and `Error` for one that does not answer.
+    """
+    timeout = max(attempt.job.timeout, ANSWER_TIMEOUT)
+    attempt.wait_for(attempt.checkpoints.find, timeout)
+    attempt.wait_for(attempt.checkpoints.hand_out, COPY_TIMEOUT)
+    if tables.given:
+        handed = tables.hand_over(attempt.addresses, attempt.attempt_id)
+        for rank, task in zip(attempt.ranks, handed):
+            rank.tables = task
+        attempt.wait_for(lambda: wait(handed), math.inf)
+        tables.handed_over(handed)
+    first = attempt.addresses[:1]
+    answers = attempt.wait_for(
+        lambda: attempt.client.run(agent.listen, attempt.attempt_id, workers=first), timeout
+    )
+    if len(payload) > LARGE:
+        # Through the scheduler once, to one worker, from which the others take it
+        scatter = functools.partial(attempt.client.scatter, payload, workers=first, hash=False)
+        payload = attempt.wait_for(scatter, COPY_TIMEOUT)
+    for spec in _specs(attempt, answers[first[0]]):
+        _submit(attempt, spec, payload)
+    attempt.submitted = time.monotonic()
+
+
+def _specs(attempt: Attempt, store: tuple[str, int]) -> list[RankSpec]:
+    hosts = [get_address_host(address) for address in attempt.addresses]
+    groups = list(dict.fromkeys(hosts))
+    return [
+        RankSpec(
+            attempt=attempt.attempt_id,
+            rank=rank,
+            world_size=len(hosts),
+            local_rank=hosts[:rank].count(host),
+            local_world_size=hosts.count(host),
+            group_rank=groups.index(host),
+            group_world_size=len(groups),
+            run_id=attempt.directory.path.name,
+            restart_count=attempt.number - 1,
+            max_restarts=attempt.job.restarts,
+            store=store,
+            checkpoints=attempt.checkpoints.folders[address],
+        )
+        for rank, (address, host) in enumerate(zip(attempt.addresses, hosts))
+    ]
+
+
+def _submit(attempt: Attempt, spec: RankSpec, payload: Any) -> None:
+    """Submit a task that only this rank's worker may run."""
+    rank = attempt.ranks[spec.rank]
+    rank.task = attempt.client.submit(
+        agent.run_rank,
+        spec,
+        payload,
+        rank.tables,
+        workers=[rank.address],
+        pure=False,
+        retries=0,
+        key=f"ddp-rank-{attempt.attempt_id}-{spec.rank}",
+        priority=10,
+    )
+    rank.task.add_done_callback(functools.partial(attempt.note_end, spec.rank))

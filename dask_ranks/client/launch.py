@@ -15,8 +15,7 @@ from dask_ranks.client import signals, tables
 from dask_ranks.client.payload import refuse_wrong_arguments
 from dask_ranks.client.restarts import on_workers
 from dask_ranks.run.folders import absolute, check_folder
-from dask_ranks.run.job import Job, Run
-from dask_ranks.values import whole_number
+from dask_ranks.run.job import Job, Run, whole_number
 
 PLACEMENT_TIMEOUT = 60  # seconds to wait for free workers
 STALL_TIMEOUT = 600  # seconds that a rank may live without making progress

@@ -16,7 +16,7 @@ import cloudpickle
 import dask
 from distributed import Future
 
-from dask_ranks import main_module
+from dask_ranks import handover
 from ddp_common.errors import Error
 
 
@@ -101,7 +101,7 @@ def _what_is_set() -> list[Callable[[], Any]]:
     Where this program has no handler of logging, the function may set one.
     """
     calls: list[Callable[[], Any]] = [
-        functools.partial(main_module.be_as_in, [*sys.argv], os.getcwd())
+        functools.partial(handover.be_as_in, [*sys.argv], os.getcwd())
     ]
     if logging.getLogger().handlers:
         calls.append(functools.partial(logging.basicConfig, level=logging.getLogger().level))

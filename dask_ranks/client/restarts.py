@@ -17,11 +17,10 @@ from typing import Any
 from distributed import CancelledError, Client
 
 from dask_ranks.client import signals
-from dask_ranks.client.attempt import Attempt, open_inbox
+from dask_ranks.client.attempt import Attempt, open_inbox, start
 from dask_ranks.client.claims import KeepsWorkers, claimed_workers, refuse_unusable
 from dask_ranks.client.monitor import end, follow
 from dask_ranks.client.payload import pickled
-from dask_ranks.client.submission import start
 from dask_ranks.client.tables import Tables
 from dask_ranks.errors import RankFailed, RunStopped
 from dask_ranks.run.folders import new_directory

@@ -25,7 +25,7 @@ from dask_ranks.clusters.jobs import check_commands
 from dask_ranks.clusters.profiles import gpus, is_batch, read_profile
 from dask_ranks.clusters.queues import SYSTEMS
 from dask_ranks.run.folders import new_directory
-from dask_ranks.values import whole_number
+from dask_ranks.run.job import whole_number
 from dask_ranks.without_dask.launchers import LAUNCHERS
 from ddp_common.errors import Error
 

@@ -27,7 +27,7 @@ from dask_ranks.clusters import protection
 from dask_ranks.clusters.profiles import cluster_class, refused
 from dask_ranks.clusters.queues import SYSTEMS, JobState, States, summary
 from dask_ranks.run.folders import new_directory
-from dask_ranks.values import whole_number
+from dask_ranks.run.job import whole_number
 from dask_ranks.worker.time_limit import UNLIMITED
 from ddp_common.errors import Error
 

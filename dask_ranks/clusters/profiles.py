@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import shlex
 import signal
 import threading
 from pathlib import Path
@@ -21,7 +22,7 @@ from dask.system import CPU_COUNT
 
 from dask_ranks.clusters.queues import SYSTEMS
 from dask_ranks.run.folders import REPOSITORY, is_file
-from dask_ranks.values import pairs, whole_number
+from dask_ranks.run.job import whole_number
 from ddp_common.errors import Error
 
 
@@ -161,6 +162,23 @@ def _override(profile: dict, text: str) -> None:
         else:
             there = options.get(option)
             options[option] = {**(there if isinstance(there, dict) else {}), inner: content}
+
+
+def pairs(variable: str, text: str, example: str) -> list[tuple[str, str]]:
+    """The words name=value of SET or OPTIONS, quoted as in a shell, as (name, value).
+
+    Raises `Error`, which shows the `example`, for a word without '=' and a quote that is not
+    closed.
+    """
+    example = f'Write {variable}="{example}", quotes around values with spaces.'
+    try:
+        words = [word.partition("=") for word in shlex.split(text)]
+    except ValueError as error:
+        raise Error(f"{variable}={text}: {error}. {example}") from None
+    for name, equals, _ in words:
+        if not equals:
+            raise Error(f"{variable}={text}: {name!r} is no name=value. {example}")
+    return [(name, value) for name, _, value in words]
 
 
 def _parsed(text: str) -> Any:

@@ -24,7 +24,7 @@ import numpy
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from dask_ranks import handover, main_module
+from dask_ranks import handover
 from dask_ranks.messages import Ended, Message, Position
 from dask_ranks.rank import last_word, reporter, whereabouts
 from dask_ranks.rank.reporter import Reporter
@@ -144,7 +144,7 @@ def _unpickled(payload: bytes, tables: int | None) -> tuple[Callable, dict[str, 
     """The training function and its arguments; torch's settings become those of the client."""
     if tables is not None:
         handover.receive(tables, _rows_of)
-    function, arguments, sources, settings = main_module.loads(payload)
+    function, arguments, sources, settings = handover.loads(payload)
     linecache.cache.update(sources)  # a traceback then shows the lines of a notebook's cells
     for set_it in settings:
         set_it()

@@ -1,5 +1,6 @@
 """What `launch` is asked for, and what it returns, on Dask's workers and under torchrun."""
 
+import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -51,6 +52,17 @@ class Job:
     def folder_name(self) -> str:
         """What a new run directory is called by: `run_name`, the script, or the function."""
         return self.run_name or _script_name() or self.function_name
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """`value`, a number or a text, as an int.
+
+    Raises `Error` unless it is whole and at least `least`.
+    """
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if int(value) == float(value) >= least:
+            return int(value)
+    raise Error(f"{name}={value!r}: {name} is a whole number of at least {least}.")
 
 
 def _is_seconds(value: Any) -> bool:

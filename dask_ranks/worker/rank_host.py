@@ -87,7 +87,7 @@ class RankHost:
                 return supervisor.start(idle, request, numbers)
         try:
             new = self._reach_fork_server()
-            if not supervisor.wait_until_there(new, is_wanted):
+            if not supervisor.wait_until_forked(new, is_wanted):
                 return None
             return supervisor.start(new, request, numbers)
         except (EOFError, ConnectionError):

@@ -22,7 +22,7 @@ from patience import PATIENCE
 from processes import can_hide, hiding, log_of, saved_steps, separate_cluster
 
 import ddp_common as ddp
-from dask_ranks.client import checkpoints, submission
+from dask_ranks.client import attempt, checkpoints
 from dask_ranks.worker import spool
 from ddp_common import checkpoint
 
@@ -111,9 +111,9 @@ def test_the_time_to_answer_is_not_that_to_write_a_checkpoint(apart, monkeypatch
         await write(*arguments, dask_worker=dask_worker)
 
     monkeypatch.setattr(spool, "write", write_slowly)
-    monkeypatch.setattr(submission, "ANSWER_TIMEOUT", 1)
+    monkeypatch.setattr(attempt, "ANSWER_TIMEOUT", 1)
     ddp.launch(client, faults.train, workers=2, directory=hidden / "slow", timeout=1)
-    monkeypatch.setattr(submission, "COPY_TIMEOUT", 1)
+    monkeypatch.setattr(attempt, "COPY_TIMEOUT", 1)
     with pytest.raises(ddp.Error, match="did not answer for 1 s"):
         ddp.launch(client, faults.train, workers=2, directory=hidden / "slow", timeout=1)
     time.sleep(3)  # what was still to be written does not come back either

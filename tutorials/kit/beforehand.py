@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dask_ranks.clusters.profiles import may_have_gpus, number_of_workers, read_profile
 from dask_ranks.run.folders import check_folder, local
-from dask_ranks.values import whole_number
+from dask_ranks.run.job import whole_number
 from dask_ranks.without_dask.launchers import LAUNCHERS
 from ddp_common.checkpoint_files import newest
 from ddp_common.errors import Error

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+from dask_ranks.clusters.profiles import pairs
 from dask_ranks.run.folders import absolute, is_file, local
+from dask_ranks.run.job import whole_number
 from dask_ranks.run.run_directory import read_records
-from dask_ranks.values import pairs, whole_number
 from ddp_common.checkpoint_files import checkpoints
 from ddp_common.errors import Error
 from tutorials.kit.values import KINDS, convert, of_kind
