@@ -126,7 +126,11 @@ def refuse_unusable(client: Any) -> None:
             "Call it in a thread: run = await asyncio.to_thread(ddp.launch, client, train, …)."
         )
     try:
-        _wait_until_connected(client)
+        # One that has just lost its connection may have it back in a moment
+        if not wait_until(lambda: client.status != "connecting", RECONNECT_TIMEOUT):
+            raise ConnectionError("the connection was lost")
+        if client.status != "running":
+            raise ConnectionError("this client is closed")
         workers = known_workers(client)
     except OSError as error:
         raise no_answer(client, error) from None
@@ -144,17 +148,6 @@ def no_answer(client: Client, error: OSError) -> Error:
         f"Dask's scheduler at {address} does not answer ({error}).\n"
         "Connect again, and launch with the new client."
     )
-
-
-def _wait_until_connected(client: Client) -> None:
-    """A client that has just lost its connection may have it back in a moment.
-
-    Raises OSError if it does not, or if it is closed.
-    """
-    if not wait_until(lambda: client.status != "connecting", RECONNECT_TIMEOUT):
-        raise ConnectionError("the connection was lost")
-    if client.status != "running":
-        raise ConnectionError("this client is closed")
 
 
 # On the scheduler

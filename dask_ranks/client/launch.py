@@ -14,7 +14,7 @@ from typing import Any, Literal
 from dask_ranks.client import signals, tables
 from dask_ranks.client.payload import refuse_wrong_arguments
 from dask_ranks.client.restarts import on_workers
-from dask_ranks.run.folders import absolute, check_folder
+from dask_ranks.run.folders import check_folder, local
 from dask_ranks.run.job import Job, Run, whole_number
 
 PLACEMENT_TIMEOUT = 60  # seconds to wait for free workers
@@ -80,7 +80,7 @@ def launch(
     refuse_wrong_arguments(function, arguments, OPTIONS)
     arguments, collections = tables.find(arguments)
     if directory:
-        directory = absolute(directory)  # now: the program may change its working directory
+        directory = local(directory)  # now: the program may change its working directory
     if directory is not False:
         check_folder(directory)  # before tables are computed
     if workers is not None:

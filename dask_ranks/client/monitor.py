@@ -212,7 +212,12 @@ def end(attempt: Attempt) -> None:
     try:
         if attempt.client.status == "running":
             _end_ranks(attempt)
-            _finish_fetching(attempt)
+            lost = {rank.address for rank in attempt.ranks if rank.phase is Phase.LOST}
+            problem = attempt.checkpoints.close(lost)
+            if problem:
+                attempt.directory.problem(
+                    f"The newest checkpoint could not be fetched: {problem}", "fetch"
+                )
     except (OSError, CancelledError, Error) as error:
         attempt.directory.problem(f"After the run had ended: {error}", "end")
     finally:
@@ -236,13 +241,3 @@ def _end_ranks(attempt: Attempt) -> None:
     attempt.wait_until(are_gone, UNSTARTED_TIMEOUT)
     if any(rank.has_started for rank in pending):
         attempt.wait_until(are_gone, GONE_TIMEOUT - UNSTARTED_TIMEOUT)
-
-
-def _finish_fetching(attempt: Attempt) -> None:
-    """Get the last checkpoints of workers that do not see the run directory."""
-    lost = {rank.address for rank in attempt.ranks if rank.phase is Phase.LOST}
-    problem = attempt.checkpoints.close(lost)
-    if problem:
-        attempt.directory.problem(
-            f"The newest checkpoint could not be fetched: {problem}", "fetch"
-        )

@@ -253,13 +253,6 @@ class Tables:
         look = functools.partial(self.client.run, handover.look_at, keys, workers=[address])
         return begin(self.client, look)
 
-    def _groups(self) -> list[list[Given]]:
-        """Collections that belong together: those whose partitions are equally long."""
-        groups: dict[tuple[int, ...], list[Given]] = {}
-        for given in self.given:
-            groups.setdefault(tuple(given.lengths), []).append(given)
-        return list(groups.values())
-
     # Handing over
 
     def hand_over(self, addresses: list[str], attempt_id: str) -> list[Future]:
@@ -293,8 +286,11 @@ class Tables:
         holders = self.client.who_has(self._futures())
         ranks = {address: rank for rank, address in enumerate(addresses)}
         goes_to: dict[str, list[int]] = {}
-        for group in self._groups():
-            lengths = group[0].lengths
+        # Collections belong together whose partitions are equally long
+        groups: dict[tuple[int, ...], list[Given]] = {}
+        for given in self.given:
+            groups.setdefault(tuple(given.lengths), []).append(given)
+        for lengths, group in groups.items():
             lies_on = []
             for parts in zip(*(given.futures for given in group)):
                 places = [

@@ -30,10 +30,6 @@ LONGEST_TRACEBACK = 100_000  # characters
 # Bytes of a pickled exception; a larger one does not travel, its message does
 LARGEST_EXCEPTION = 2**20
 GROUP_TWICE = "default process group twice"
-NO_VARIABLE = (
-    "A rank has the environment of its worker, not of your program: pass the value as argument, "
-    "or start the workers with the variable"
-)
 HINTS = {  # what to do about an error of torch or Python, by a part of its text
     "No module named": (
         "A rank can import what its worker can. For a module beside your script: start the "
@@ -64,10 +60,6 @@ HINTS = {  # what to do about an error of torch or Python, by a part of its text
     ),
     "Torch not compiled with CUDA enabled": (
         "This torch knows no GPU. Write .to(ddp.device()): it is this rank's GPU, or the CPU."
-    ),
-    "context has already been set": (
-        "A rank has set its start method already. Set that of loader workers in the loader: "
-        "ddp.DataLoader(…, multiprocessing_context='spawn')."
     ),
 }
 
@@ -129,8 +121,6 @@ def raised(error: BaseException) -> Ended:
     for part, hint in HINTS.items():
         if part in headline:
             headline = f"{headline}. {hint}"
-    if isinstance(error, KeyError) and _is_of_environment(error):
-        headline += f". {NO_VARIABLE}"
     code = exit_code(error)
     if isinstance(error, SystemExit):
         headline = f"it left with exit code {code} before it had finished: {headline}"
@@ -158,12 +148,6 @@ def has_lost_peer(error: BaseException) -> bool:
             return True
         each = each.__cause__ or each.__context__
     return False
-
-
-def _is_of_environment(error: KeyError) -> bool:
-    """Whether it was `os.environ` that had no such name."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame.f_code.co_filename == os.__file__
 
 
 def _from_the_function_on(frames: TracebackType | None) -> TracebackType | None:

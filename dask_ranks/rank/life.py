@@ -87,11 +87,6 @@ def _settle(environment: dict[str, str], threads: int) -> None:
     numpy.random.seed()
     torch.seed()
     multiprocessing.set_start_method(None, force=True)
-    watch()
-
-
-def watch() -> None:
-    """From now on know what this process's ranks exchange; call it before there is a group."""
     whereabouts.keep_collectives()
 
 

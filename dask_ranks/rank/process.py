@@ -7,13 +7,13 @@ collective. Relies on that to have blocked SIGTERM and SIGUSR1: one that comes e
 """
 
 import faulthandler
+import functools
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import TextIO
 
 from dask_ranks.messages import Message
 from dask_ranks.rank import last_word, whereabouts
@@ -66,15 +66,11 @@ def _print_into(pipe: int) -> None:
     for stream in (1, 2):
         os.dup2(pipe, stream)
     os.close(pipe)
-    sys.stdout = _writer(1)
-    sys.stderr = _writer(2)
-
-
-def _writer(stream: int) -> TextIO:
-    """It takes any string: what UTF-8 cannot write, a file's name in another code, is escaped."""
-    return open(
-        stream, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+    # What UTF-8 cannot write, such as a file's name in another code, is escaped
+    writer = functools.partial(
+        open, mode="w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
     )
+    sys.stdout, sys.stderr = writer(1), writer(2)
 
 
 def _sender(pipe: int) -> Callable[[Message], None]:

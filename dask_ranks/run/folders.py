@@ -18,13 +18,22 @@ IS_CLONE = (REPOSITORY / "pyproject.toml").is_file()  # not a wheel
 
 
 def local(location: str | Path) -> Path:
-    """The absolute path of a run directory. Raises `Error` if there can be no such directory."""
+    """The absolute path of a run directory, whatever the working directory is later.
+
+    `~` is the home directory. Raises `Error` for what can be no such path.
+    """
     if "://" in str(location):
         raise Error(
             f"{location}: a run directory is a folder on a disk, not an address.\n"
             "Give a folder. docs/recipes.md copies it to a bucket, and back, in a line each."
         )
-    return Path(absolute(location))
+    try:
+        return Path(location).expanduser().absolute()
+    except (TypeError, RuntimeError, OSError) as error:
+        # In this order: no path at all; no such user; the working directory is gone.
+        raise Error(
+            f"{location!r} cannot be a run directory: {error}.\nGive the full path of a folder."
+        ) from None
 
 
 def check_folder(location: str | Path | None) -> None:
@@ -76,22 +85,6 @@ def new_directory(name: str) -> Path:
 
 def _root() -> str | Path:
     return os.environ.get("RUNS") or (REPOSITORY / "runs" if IS_CLONE else "runs")
-
-
-def absolute(location: str | Path) -> Path | str:
-    """The place that a path means now, whatever the working directory is later.
-
-    `~` is the home directory; a URL stays as it is. Raises `Error` for what can be no path.
-    """
-    if "://" in str(location):
-        return location
-    try:
-        return Path(location).expanduser().absolute()
-    except (TypeError, RuntimeError, OSError) as error:
-        # In this order: no path at all; no such user; the working directory is gone.
-        raise Error(
-            f"{location!r} cannot be a run directory: {error}.\nGive the full path of a folder."
-        ) from None
 
 
 def is_file(path: Path) -> bool:

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from dask_ranks.errors import RunStopped
-from dask_ranks.rank import life
+from dask_ranks.rank import life, whereabouts
 from dask_ranks.rank.last_word import GROUP_TWICE, HINTS, pickled_result
 from dask_ranks.run.folders import new_directory
 from dask_ranks.run.job import Job, Run
@@ -58,7 +58,7 @@ class Ranks:
             )
         if launchers.in_slurm_step() and "RANK" not in os.environ:
             launchers.set_variables_of_slurm()
-        life.watch()
+        whereabouts.keep_collectives()
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(rendezvous.process_group())
         self.ranks = rendezvous.world_size()

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from dask_ranks.clusters.profiles import pairs
-from dask_ranks.run.folders import absolute, is_file, local
+from dask_ranks.run.folders import is_file, local
 from dask_ranks.run.job import whole_number
 from dask_ranks.run.run_directory import read_records
 from ddp_common.checkpoint_files import checkpoints
@@ -96,7 +96,7 @@ def settings(
     changed = {name: (was, values[name]) for name, was in earlier.items() if values[name] != was}
     if directory and changed:
         _refuse_if_all_is_trained(directory, values)
-    path = str(absolute(directory)) if directory else None
+    path = str(local(directory)) if directory else None
     chosen = Chosen(tutorial, dict(values), path, changed)
     return SimpleNamespace(**values)
 
