@@ -25,18 +25,9 @@ TOPIC = "ddp-attempt-"  # of Dask's events, followed by the attempt's id
 class RankSpec:
     """Which rank an agent is to start."""
 
-    attempt: str  # the id of this attempt
+    attempt: str  # its id
     rank: int
-    world_size: int
-    local_rank: int  # among the ranks of its host
-    local_world_size: int
-    group_rank: int  # of its host among the hosts
-    group_world_size: int  # the number of hosts
-    run_id: str  # the same in all attempts of a run
-    restart_count: int  # of the attempts before this one
-    max_restarts: int
-    store: tuple[str, int]  # host and port
-    checkpoints: str  # the folder of its checkpoints, on its host
+    variables: dict[str, str]  # of the rank's environment, beside those that its worker knows
 
 
 # From a rank, or its agent, to the client: these, and those that `ddp_common.reporting` has

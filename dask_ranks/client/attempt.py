@@ -259,25 +259,38 @@ def start(attempt: Attempt, payload: Any, tables: Tables) -> None:
 
 
 def _specs(attempt: Attempt, store: tuple[str, int]) -> list[RankSpec]:
+    """For each rank the variables that torchrun sets, all of them, and the folder of checkpoints.
+
+    `store` is the host and the port of the ranks' key-value store.
+    """
     hosts = [get_address_host(address) for address in attempt.addresses]
     groups = list(dict.fromkeys(hosts))
-    return [
-        RankSpec(
-            attempt=attempt.attempt_id,
-            rank=rank,
-            world_size=len(hosts),
-            local_rank=hosts[:rank].count(host),
-            local_world_size=hosts.count(host),
-            group_rank=groups.index(host),
-            group_world_size=len(groups),
-            run_id=attempt.directory.path.name,
-            restart_count=attempt.number - 1,
-            max_restarts=attempt.job.restarts,
-            store=store,
-            checkpoints=attempt.checkpoints.folders[address],
-        )
-        for rank, (address, host) in enumerate(zip(attempt.addresses, hosts))
-    ]
+    of_all = {
+        "WORLD_SIZE": len(hosts),
+        "GROUP_WORLD_SIZE": len(groups),
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": len(hosts),
+        "MASTER_ADDR": store[0],
+        "MASTER_PORT": store[1],
+        "TORCHELASTIC_RUN_ID": attempt.directory.path.name,
+        "TORCHELASTIC_RESTART_COUNT": attempt.number - 1,
+        "TORCHELASTIC_MAX_RESTARTS": attempt.job.restarts,
+        "TORCHELASTIC_USE_AGENT_STORE": True,  # `init_process_group()` joins the store
+    }
+    specs = []
+    for rank, (address, host) in enumerate(zip(attempt.addresses, hosts)):
+        variables = {
+            **of_all,
+            "RANK": rank,
+            "LOCAL_RANK": hosts[:rank].count(host),
+            "LOCAL_WORLD_SIZE": hosts.count(host),
+            "GROUP_RANK": groups.index(host),
+            "ROLE_RANK": rank,
+            "DDP_CHECKPOINTS": attempt.checkpoints.folders[address],
+        }
+        texts = {name: str(value) for name, value in variables.items()}
+        specs.append(RankSpec(attempt.attempt_id, rank, texts))
+    return specs
 
 
 def _submit(attempt: Attempt, spec: RankSpec, payload: Any) -> None:

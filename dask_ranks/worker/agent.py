@@ -253,7 +253,7 @@ def _start(
             pipes[name] = ours.enter_context(reader)
             descriptors[name] = theirs.enter_context(writer).fileno()
         threads = worker.state.nthreads
-        arguments = _environment(spec, threads), threads, payload
+        arguments = {**spec.variables, **_variables(threads)}, threads, payload
         supervisor = HOST.fork(
             "dask_ranks.rank.process",
             "main",
@@ -267,29 +267,12 @@ def _start(
     return RankProcess(supervisor, **pipes)
 
 
-def _environment(spec: RankSpec, threads: int) -> dict[str, str]:
-    """The variables that torchrun sets, all of them, and ours."""
-    host, port = spec.store
+def _variables(threads: int) -> dict[str, str]:
+    """What the rank's environment has of its worker."""
     variables = {
-        "RANK": spec.rank,
-        "WORLD_SIZE": spec.world_size,
-        "LOCAL_RANK": spec.local_rank,
-        "LOCAL_WORLD_SIZE": spec.local_world_size,
-        "GROUP_RANK": spec.group_rank,
-        "GROUP_WORLD_SIZE": spec.group_world_size,
-        "ROLE_NAME": "default",
-        "ROLE_RANK": spec.rank,
-        "ROLE_WORLD_SIZE": spec.world_size,
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
-        "TORCHELASTIC_RUN_ID": spec.run_id,
-        "TORCHELASTIC_RESTART_COUNT": spec.restart_count,
-        "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
-        "TORCHELASTIC_USE_AGENT_STORE": True,  # `init_process_group()` joins the store
         "OMP_NUM_THREADS": threads,  # else accelerate sets a number of its own
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
         "DDP_JOIN_TIMEOUT": JOIN_TIMEOUT,
-        "DDP_CHECKPOINTS": spec.checkpoints,
         "DDP_WORKER_PROCESS": os.getpid(),  # for who looks at the processes of a run from outside
     }
     if "dask_cuda" in sys.modules:  # it has put this worker's own GPU first
