@@ -1,11 +1,22 @@
 """What ends a launch, put to a person: a message says what happened, why, and what to do now."""
 
 from pathlib import Path
+from typing import Any
 
 from ddp_common.errors import Error
 
 
-class RankFailed(Error):
+class LaunchEnded(Error):
+    """What ends a launch; `directory` (Path) is that of the run, with what was saved."""
+
+    directory: Path
+
+    def __init__(self, message: str, **attributes: Any):
+        super().__init__(message)
+        vars(self).update(attributes)
+
+
+class RankFailed(LaunchEnded):
     """A rank ended the run.
 
     Attributes: `rank` (int), `host` (str), `exitcode` (int, or None), `signal` (a name such as
@@ -13,26 +24,12 @@ class RankFailed(Error):
     -> its last lines), `directory` (Path of the run).
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        rank: int,
-        host: str,
-        exitcode: int | None = None,
-        signal: str | None = None,
-        traceback: str = "",
-        logs: dict | None = None,
-        directory: Path | None = None,
-    ):
-        super().__init__(message)
-        self.rank = rank
-        self.host = host
-        self.exitcode = exitcode
-        self.signal = signal
-        self.traceback = traceback
-        self.logs = logs or {}
-        self.directory = directory
+    rank: int
+    host: str
+    exitcode: int | None = None
+    signal: str | None = None
+    traceback: str = ""
+    logs: dict[int, list[str]] = {}
 
 
 class RankStalled(RankFailed):
@@ -43,30 +40,15 @@ class RankStalled(RankFailed):
     in it.
     """
 
-    def __init__(self, message: str, *, stacks: dict, collectives: dict, **attributes):
-        super().__init__(message, **attributes)
-        self.stacks = stacks
-        self.collectives = collectives
+    stacks: dict[int, str]
+    collectives: dict[int, str]
 
 
-class RunStopped(Error):
-    """The ranks were told to leave (SIGTERM), and did so after `step` steps. Not a failure.
+class RunStopped(LaunchEnded):
+    """The ranks were told to leave (SIGTERM), and did so after `step` steps. Not a failure."""
 
-    `directory` holds what they saved.
-    """
-
-    def __init__(self, message: str, *, step: int, directory: Path):
-        super().__init__(message)
-        self.step = step
-        self.directory = directory
+    step: int
 
 
-class SchedulerLost(Error):
-    """The client lost its connection to Dask's scheduler; the ranks end on their own.
-
-    `directory` holds what was saved.
-    """
-
-    def __init__(self, message: str, *, directory: Path):
-        super().__init__(message)
-        self.directory = directory
+class SchedulerLost(LaunchEnded):
+    """The client lost its connection to Dask's scheduler; the ranks end on their own."""
