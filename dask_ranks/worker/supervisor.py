@@ -84,8 +84,8 @@ class Supervisor:
     def end(self) -> list[int]:
         """Have the process gone, and all that it has started; the supervisor may have another.
 
-        Returns the numbers of processes that are not gone although they were killed: the connection
-        is then closed, and the supervisor ends.
+        Returns the numbers of processes that are not gone although they were killed: the
+        connection is then closed, and the supervisor ends.
         """
         if self.connection.closed:
             return []
@@ -106,7 +106,7 @@ class Supervisor:
 
 
 def wait_until_there(connection: Connection, is_wanted: Callable[[], bool]) -> bool:
-    """Wait for the supervisor of a new connection to the fork server, which may import torch first.
+    """Wait for the supervisor of a new connection to the fork server, which may import torch.
 
     Returns whether it is there: it is not where no rank is wanted any more. Raises as `start`.
     """
