@@ -327,20 +327,6 @@ def test_batch_normalisation_of_partitions_is_a_problem_that_is_named(client):
     assert "model normalises batches" in problem and "LayerNorm" in problem
 
 
-def touched(number, mark):
-    mark.touch()
-    return part(number)
-
-
-def test_what_can_be_no_run_directory_is_told_before_a_table_is_computed(client, tmp_path):
-    (tmp_path / "file").touch()
-    mark = tmp_path / "mark"
-    table = dd.from_map(functools.partial(touched, mark=mark), range(4), meta=part(0))
-    with pytest.raises(ddp.Error, match="cannot be a run directory"):
-        ddp.launch(client, describe, directory=tmp_path / "file" / "run", x=table)
-    assert not mark.exists()
-
-
 def test_a_partition_that_fails_is_named_with_its_traceback(client):
     with pytest.raises(ddp.Error, match="Partition 2 of 'x' could not be computed") as caught:
         ddp.launch(client, describe, x=dd.from_map(broken, range(4), meta=part(0)))
