@@ -331,23 +331,3 @@ def test_nothing_outlives_workers_and_nannies_that_are_ended(tmp_path, number):
         with pytest.raises(ddp.Error):
             launch.outcome()
         assert_gone(lambda: [*filter(is_alive, [*left_behind(file), *(p.pid for p in started)])])
-
-
-STRANGER = """
-import os, socket, sys
-
-os.setgroups([])
-os.setgid(65534)
-os.setuid(65534)
-try:
-    socket.socket(socket.AF_UNIX).connect(sys.argv[1])
-except PermissionError:
-    print("refused")
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-def test_another_user_cannot_reach_the_process_that_forks_ranks(client):
-    command = [sys.executable, "-c", STRANGER, client.fork_server.path]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout == "refused\n", done.stderr
