@@ -20,7 +20,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-import torch.distributed as dist
 from distributed import Client
 from processes import (
     PATIENCE,
@@ -34,6 +33,7 @@ from processes import (
     separate_cluster,
     wait_until,
 )
+from tables_here import everyone
 
 import ddp_common as ddp
 from dask_ranks.worker.rank_host import RankHost
@@ -47,16 +47,10 @@ def ancestors():
     return supervisor.pid, fork_server.pid
 
 
-def of_all_ranks(value):
-    values = [None] * ddp.world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
 def launched(client, function, **options):
     """What `function` returns on each of two ranks."""
     options.setdefault("workers", 2)
-    return ddp.launch(client, lambda: of_all_ranks(function()), **options).result
+    return ddp.launch(client, lambda: everyone(function()), **options).result
 
 
 # What ranks are forked from

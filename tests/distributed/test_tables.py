@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from distributed import wait
 from processes import Background, held_back, log_of, saved_steps, wait_until, workers_of
-from tables_here import everyone, placed
+from tables_here import everyone, on_ranks, placed
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import ddp_common as ddp
@@ -76,10 +76,6 @@ def train(table, use_loader=False, epochs=EPOCHS):
     steps = [sorted(sum(rows, [])) for rows in zip(*everyone(dealt))]
     weights = torch.cat([each.detach().flatten() for each in model.module.parameters()])
     return losses, steps, weights
-
-
-def on_ranks(client, size, function, **arguments):
-    return ddp.launch(client, function, workers=size, **arguments).result
 
 
 def addresses_of(client):
