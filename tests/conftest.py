@@ -12,7 +12,9 @@ import fsspec
 import hypothesis
 import pytest
 from command_line import ROOT, SET_OUTSIDE
+from distributed import Client
 from patience import PATIENCE
+from processes import can_hide, hiding, separate_cluster
 from s3_here import s3_server
 
 import ddp_common as ddp
@@ -78,6 +80,17 @@ def client(tmp_path_factory):
         # Dask gives a worker that it has killed five seconds to end, and a busy machine may not
         with contextlib.suppress(TimeoutError):
             client.close()
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory):
+    """A client of two workers, and a folder of its own that they see empty and cannot write."""
+    if not can_hide():
+        pytest.skip("needs the right to make a mount namespace (root)")
+    folder, hidden = tmp_path_factory.mktemp("cluster"), tmp_path_factory.mktemp("hidden")
+    with separate_cluster(folder, *hiding(hidden)) as (_, address), Client(address) as client:
+        client.wait_for_workers(2, timeout=2 * PATIENCE)
+        yield client, hidden
 
 
 @pytest.fixture(autouse=True)

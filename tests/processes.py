@@ -127,21 +127,23 @@ def environment_for(client, folder):
 
 
 @contextlib.contextmanager
-def separate_cluster(folder, *prefix, workers=2, hosts=(), scheduler=("-m", "dask", "scheduler")):
+def separate_cluster(
+    folder, *prefix, workers=2, hosts=(), words=(), scheduler=("-m", "dask", "scheduler")
+):
     """A scheduler and workers as processes of their own.
 
     Yields (the scheduler's process, its address). `prefix` is a command to start the workers with,
     `scheduler` what Python executes to be the scheduler. `hosts` are addresses of this machine,
-    for a worker each: a launch takes each for a host of its own.
+    for a worker each: a launch takes each for a host of its own. `words` are for all of them.
     """
     file = Path(folder) / "scheduler.json"
     dask = [sys.executable, "-m", "dask"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     ports = "--host 127.0.0.1 --port 0 --dashboard-address 127.0.0.1:0".split()
-    command = [sys.executable, *scheduler, *ports, "--scheduler-file", file]
+    command = [sys.executable, *scheduler, *ports, *words, "--scheduler-file", file]
     scheduler = subprocess.Popen(command, **quiet)
     options = "--nthreads 1 --no-dashboard --memory-limit 0 --local-directory".split()
-    each = [*prefix, *dask, "worker", *options, folder, "--scheduler-file", file]
+    each = [*prefix, *dask, "worker", *options, folder, *words, "--scheduler-file", file]
     placed = [[*each, "--host", host] for host in hosts] or [each] * workers
     processes = [scheduler, *(subprocess.Popen(worker, **quiet) for worker in placed)]
     try:

@@ -1,4 +1,4 @@
-"""Partitions on workers of one's choice, and what all ranks have to say of theirs."""
+"""Partitions on workers of one's choice, what a launch returns, and what all ranks say."""
 
 import sys
 
@@ -34,3 +34,8 @@ def everyone(mine):
     found = [None] * ddp.world_size()
     dist.all_gather_object(found, mine)
     return found
+
+
+def on_ranks(client, size, function, **arguments):
+    """What a function returns on so many ranks."""
+    return ddp.launch(client, function, workers=size, **arguments).result

@@ -9,8 +9,8 @@ import sys
 import cloudpickle
 import numpy as np
 import pytest
-import torch.distributed as dist
 from PIL import Image
+from tables_here import everyone
 
 import ddp_common as ddp
 
@@ -32,13 +32,6 @@ def folder(tmp_path):
     return tmp_path / "set"
 
 
-def gather(mine):
-    everyone = [mine] * ddp.world_size()
-    if ddp.world_size() > 1:
-        dist.all_gather_object(everyone, mine)
-    return everyone
-
-
 def look(url, environment=None, feeders=0):
     """Per rank: classes, targets, labels evaluated."""
     os.environ.update(environment or {})
@@ -46,7 +39,7 @@ def look(url, environment=None, feeders=0):
     share = ddp.EvalSampler(len(images), 3)
     loader = ddp.DataLoader(images, batch_sampler=share, num_workers=feeders)
     evaluated = [label for _, labels in loader for label in labels.tolist()]
-    return gather((images.classes, images.targets, evaluated))
+    return everyone((images.classes, images.targets, evaluated))
 
 
 def launched(client, size, directory, **arguments):

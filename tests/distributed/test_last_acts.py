@@ -6,12 +6,14 @@ The caller knows of it, and one rank stays one rank.
 import io
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 
 import cloudpickle
 import pytest
+import torch
 from patience import PATIENCE
 from processes import log_of
 
@@ -91,9 +93,24 @@ def change_everything():
     return 7
 
 
-@pytest.mark.parametrize(
-    "act", [close_output, print_for_ever, change_everything], ids=lambda act: act.__name__
-)
+def leave_a_child_that_prints_for_ever():
+    subprocess.Popen(["yes", "still here"])
+    return 7
+
+
+def own_session():
+    if os.getpgid(0) != os.getpid():
+        os.setpgid(0, 0)
+    torch.set_num_threads(1)
+    sys.excepthook = None
+    return 7
+
+
+ACTS = [close_output, print_for_ever, change_everything]
+ACTS += [leave_a_child_that_prints_for_ever, own_session]
+
+
+@pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__)
 def test_what_a_training_function_does_last_reaches_no_other_launch(client, act):
     assert ddp.launch(client, act, workers=2).result == 7
     # nothing of it reaches the next one

@@ -4,13 +4,10 @@ Two ranks end with the weights of one process, or the loop is refused with a rea
 """
 
 import itertools
-import os
 import queue
 import re
-import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import cloudpickle
@@ -57,7 +54,7 @@ class Training:
         self.checkpoint = ddp.Checkpoint(
             model=self.model, optimizer=self.optimizer, sampler=self.sampler
         )
-        self.resumed = self.checkpoint.restore()
+        self.checkpoint.restore()
 
     def loader(self, **options):
         return ddp.DataLoader(self.data, batch_sampler=self.sampler, **options)
@@ -131,26 +128,6 @@ def workers_that_are_spawned(training):
     for epoch in training.sampler.epochs(1):
         for samples in loader:
             training.step([torch.stack(part) for part in zip(*samples)])
-
-
-@right
-def next_by_hand(training):
-    for epoch in training.sampler.epochs(EPOCHS):
-        batches = iter(training.loader(num_workers=2))
-        while True:
-            try:
-                batch = next(batches)
-            except StopIteration:
-                break
-            training.step(batch)
-
-
-@right
-def islice_of_a_short_epoch(training):
-    training.sampler = ddp.ElasticSampler(SAMPLES, BATCH, seed=1, steps=3)
-    for epoch in training.sampler.epochs(EPOCHS):
-        for batch in itertools.islice(training.loader(), 3):
-            training.step(batch)
 
 
 @right
@@ -337,32 +314,3 @@ def test_every_loop_that_is_refused_is_a_row_of_the_page():
     page = (Path(__file__).parents[2] / "docs" / "loops.md").read_text()
     refused_loops = {name for name, (_, refusal) in LOOPS.items() if refusal is not None}
     assert {*re.findall(r"\| `(\w+)` \|$", page, flags=re.M)} == refused_loops
-
-
-# A loop that is ended in its middle and gone on with
-
-
-def train_and_be_told_to_stop():
-    training = Training()
-    loader = training.loader(num_workers=2, prefetch_factor=3)
-    for epoch in training.sampler.epochs(EPOCHS):
-        for batch in loader:
-            training.step(batch)
-            if (
-                not training.resumed
-                and ddp.rank() == 1
-                and (epoch, training.sampler.step) == (1, 2)
-            ):
-                os.kill(os.getpid(), signal.SIGTERM)
-            # so that the other rank hears of it before the last step
-            time.sleep(0.05 if epoch else 0)
-    return training.weights()
-
-
-def test_a_loop_with_workers_stops_between_two_steps_and_goes_on_there(client, tmp_path):
-    with pytest.raises(ddp.RunStopped) as caught:
-        ddp.launch(client, train_and_be_told_to_stop, workers=2, directory=tmp_path / "run")
-    assert caught.value.step >= 8
-    run = ddp.launch(client, train_and_be_told_to_stop, workers=2, directory=tmp_path / "run")
-    alone = train("epochs_and_a_loader")
-    assert (run.result - alone).norm() / alone.norm() < 1e-6

@@ -7,7 +7,7 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
+from tables_here import everyone, on_ranks
 from torch.utils.data import Dataset
 
 import ddp_common as ddp
@@ -17,21 +17,11 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 EVALUATED = (23, 2)  # 2: fewer samples than ranks
 
 
-def gather(mine):
-    everyone = [None] * ddp.world_size()
-    dist.all_gather_object(everyone, mine)
-    return everyone
-
-
 def evaluate(lengths):
     return [
-        gather([index for batch in ddp.EvalSampler(length, 5) for index in batch])
+        everyone([index for batch in ddp.EvalSampler(length, 5) for index in batch])
         for length in lengths
     ]
-
-
-def on_ranks(client, size, function, **arguments):
-    return ddp.launch(client, function, workers=size, **arguments).result
 
 
 def test_evaluation_counts_every_sample_once_on_any_number_of_ranks(client):
@@ -78,8 +68,8 @@ def see(data, options, stop=None):
             checkpoint.step()
             if position == stop:
                 checkpoint.save()
-                return gather(seen), of_steps
-    return gather(seen), of_steps
+                return everyone(seen), of_steps
+    return everyone(seen), of_steps
 
 
 CASES = [

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become 
 # Imports first, as root: the folder of this repository may be closed to others. Then it is another
 # user for good.
 STRANGER = f"""
-import asyncio, http.client, json, os, sys, urllib.error, urllib.request
+import asyncio, http.client, json, os, socket, sys, urllib.error, urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from distributed.comm import connect
 from distributed.security import Security
@@ -61,13 +61,22 @@ async def all_greetings():
     return await asyncio.gather(*map(greeted_at, ports))
 
 
-ports, paths = json.loads(sys.argv[1])
+def forks_for_me(path):
+    try:
+        socket.socket(socket.AF_UNIX).connect(path)
+    except PermissionError:
+        return False
+    return True
+
+
+ports, paths, fork_server = json.loads(sys.argv[1])
 own = Security.temporary()
 urls = ["http://127.0.0.1:%d%s" % (port, path) for port in ports for path in paths]
 with ThreadPoolExecutor(40) as pool:
     shown = dict(zip(urls, pool.map(page, urls)))
 print(json.dumps({{
     "user": os.getuid(),
+    "forks": forks_for_me(fork_server),
     "greeted": [port for port, answer in zip(ports, asyncio.run(all_greetings())) if answer],
     "shown": {{url: text for url, text in shown.items() if text}},
 }}))
@@ -98,8 +107,9 @@ def ports_of(client):
     return sorted(ports)
 
 
-def stranger_at(ports, paths=PAGES):
-    found = json.loads(finished("-c", STRANGER, json.dumps([ports, paths])).stdout)
+def stranger_at(ports, fork_server):
+    words = json.dumps([ports, PAGES, fork_server])
+    found = json.loads(finished("-c", STRANGER, words).stdout)
     assert found["user"] == NOBODY
     return found
 
@@ -110,11 +120,16 @@ def found(client):
     protected = ports_of(client)
     with LocalCluster(n_workers=0, dashboard_address=":0") as open_to_all:
         unprotected = int(open_to_all.scheduler_address.rpartition(":")[2])
-        return {"unprotected": unprotected, **stranger_at([unprotected, *protected])}
+        seen = stranger_at([unprotected, *protected], client.fork_server.path)
+        return {"unprotected": unprotected, **seen}
 
 
 def test_another_user_of_the_host_connects_to_no_port_of_a_local_cluster(found):
     assert found["greeted"] == [found["unprotected"]]
+
+
+def test_another_user_does_not_reach_the_process_that_forks_ranks(found):
+    assert found["forks"] is False
 
 
 def test_another_user_reads_no_page_of_a_local_cluster_without_the_link(found):

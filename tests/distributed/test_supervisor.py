@@ -20,7 +20,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-import torch.distributed as dist
 from distributed import Client
 from processes import (
     PATIENCE,
@@ -34,6 +33,7 @@ from processes import (
     separate_cluster,
     wait_until,
 )
+from tables_here import everyone
 
 import ddp_common as ddp
 from dask_ranks.worker.rank_host import RankHost
@@ -47,16 +47,10 @@ def ancestors():
     return supervisor.pid, fork_server.pid
 
 
-def of_all_ranks(value):
-    values = [None] * ddp.world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
 def launched(client, function, **options):
     """What `function` returns on each of two ranks."""
     options.setdefault("workers", 2)
-    return ddp.launch(client, lambda: of_all_ranks(function()), **options).result
+    return ddp.launch(client, lambda: everyone(function()), **options).result
 
 
 # What ranks are forked from
@@ -331,23 +325,3 @@ def test_nothing_outlives_workers_and_nannies_that_are_ended(tmp_path, number):
         with pytest.raises(ddp.Error):
             launch.outcome()
         assert_gone(lambda: [*filter(is_alive, [*left_behind(file), *(p.pid for p in started)])])
-
-
-STRANGER = """
-import os, socket, sys
-
-os.setgroups([])
-os.setgid(65534)
-os.setuid(65534)
-try:
-    socket.socket(socket.AF_UNIX).connect(sys.argv[1])
-except PermissionError:
-    print("refused")
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-def test_another_user_cannot_reach_the_process_that_forks_ranks(client):
-    command = [sys.executable, "-c", STRANGER, client.fork_server.path]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout == "refused\n", done.stderr

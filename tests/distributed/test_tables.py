@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from distributed import wait
 from processes import Background, held_back, log_of, saved_steps, wait_until, workers_of
-from tables_here import everyone, placed
+from tables_here import everyone, on_ranks, placed
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import ddp_common as ddp
@@ -76,10 +76,6 @@ def train(table, use_loader=False, epochs=EPOCHS):
     steps = [sorted(sum(rows, [])) for rows in zip(*everyone(dealt))]
     weights = torch.cat([each.detach().flatten() for each in model.module.parameters()])
     return losses, steps, weights
-
-
-def on_ranks(client, size, function, **arguments):
-    return ddp.launch(client, function, workers=size, **arguments).result
 
 
 def addresses_of(client):
@@ -325,20 +321,6 @@ def normalise(table):
 def test_batch_normalisation_of_partitions_is_a_problem_that_is_named(client):
     _no_optimizer, problem = ddp.launch(client, normalise, workers=2, table=frame(20, 4)).problems
     assert "model normalises batches" in problem and "LayerNorm" in problem
-
-
-def touched(number, mark):
-    mark.touch()
-    return part(number)
-
-
-def test_what_can_be_no_run_directory_is_told_before_a_table_is_computed(client, tmp_path):
-    (tmp_path / "file").touch()
-    mark = tmp_path / "mark"
-    table = dd.from_map(functools.partial(touched, mark=mark), range(4), meta=part(0))
-    with pytest.raises(ddp.Error, match="cannot be a run directory"):
-        ddp.launch(client, describe, directory=tmp_path / "file" / "run", x=table)
-    assert not mark.exists()
 
 
 def test_a_partition_that_fails_is_named_with_its_traceback(client):

@@ -207,14 +207,16 @@ with ddp.connect() as client:
 """
 
 
-def test_models_that_have_drifted_apart_are_named_in_the_problems_of_rank_0(tmp_path):
-    first, _ = start(DRIFTS_APART, tmp_path)
-    assert "ranks have returned have drifted apart" in first.said()
-
-
-def test_ranks_that_have_trained_alone_are_a_problem_of_rank_0(tmp_path):
-    first, _ = start(TRAIN_ALONE, tmp_path)
-    assert "Each rank has trained alone" in first.said()
+@pytest.mark.parametrize(
+    "program, words",
+    [
+        (DRIFTS_APART, "ranks have returned have drifted apart"),
+        (TRAIN_ALONE, "Each rank has trained alone"),
+    ],
+)
+def test_what_is_odd_of_the_ranks_is_a_problem_of_rank_0(tmp_path, program, words):
+    first, _ = start(program, tmp_path)
+    assert words in first.said()
 
 
 def test_what_another_rank_could_not_write_is_a_problem_on_every_rank(tmp_path):

@@ -14,6 +14,7 @@ import sysconfig
 from pathlib import Path
 
 import cloudpickle
+import dask.array
 import pytest
 import torch
 from distributed import Client
@@ -79,7 +80,7 @@ def cluster(python, runs, tmp_path):
         yield json.loads(file.read_text())["address"], lambda: start_worker("third")
 
 
-def train():
+def train(table=None):
     """Two steps with all that a rank may leave."""
     torch.manual_seed(0)
     model, sampler = torch.nn.Linear(1, 1), ddp.ElasticSampler(8, 4)
@@ -100,6 +101,9 @@ def test_it_is_refused_in_a_sentence_and_nothing_stays_on_the_scheduler(cluster)
     with pytest.raises(ddp.Error, match="(?s)have no ddp_common.*clusters/README.md"):
         ddp.connect(address, workers=2)
     with Client(address) as client:
+        for arguments in ({}, {"table": dask.array.zeros(4)}):
+            with pytest.raises(ddp.Error, match="have no ddp_common.\nInstall it"):
+                ddp.launch(client, train, **arguments)
         plugins = client.run_on_scheduler(lambda dask_scheduler: [*dask_scheduler.worker_plugins])
         assert plugins == ["shuffle"]  # Dask's own
 

@@ -17,9 +17,7 @@ import faults_on_purpose as faults
 import pytest
 import torch
 import torch.distributed as dist
-from distributed import Client
-from patience import PATIENCE
-from processes import can_hide, hiding, log_of, saved_steps, separate_cluster
+from processes import log_of, saved_steps
 
 import ddp_common as ddp
 from dask_ranks.client import attempt, checkpoints
@@ -27,20 +25,6 @@ from dask_ranks.worker import spool
 from ddp_common import checkpoint
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-pytestmark = pytest.mark.skipif(
-    not can_hide(), reason="needs the right to make a mount namespace (root)"
-)
-
-
-@pytest.fixture(scope="module")
-def apart(tmp_path_factory):
-    """A client of two workers, and a folder of its own that they see empty and cannot write."""
-    folder, hidden = tmp_path_factory.mktemp("cluster"), tmp_path_factory.mktemp("hidden")
-    with separate_cluster(folder, *hiding(hidden)) as (_, address), Client(address) as client:
-        client.wait_for_workers(2, timeout=2 * PATIENCE)
-        yield client, hidden
 
 
 def test_checkpoints_reach_the_client_and_a_restart_goes_on_from_them(apart, tmp_path):

@@ -10,27 +10,11 @@ import cloudpickle
 import faults_on_purpose as faults
 import pytest
 import torch
-from distributed import Client
-from patience import PATIENCE
-from processes import can_hide, hiding, processes_of, saved_steps, separate_cluster
+from processes import processes_of, saved_steps
 
 import ddp_common as ddp
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-pytestmark = pytest.mark.skipif(
-    not can_hide(), reason="needs the right to make a mount namespace (root)"
-)
-
-
-@pytest.fixture(scope="module")
-def apart(tmp_path_factory):
-    """A client of two workers, and a folder of its own that they see empty and cannot write."""
-    folder, hidden = tmp_path_factory.mktemp("cluster"), tmp_path_factory.mktemp("hidden")
-    with separate_cluster(folder, *hiding(hidden)) as (_, address), Client(address) as client:
-        client.wait_for_workers(2, timeout=2 * PATIENCE)
-        yield client, hidden
 
 
 def test_a_large_checkpoint_arrives_whole(apart):

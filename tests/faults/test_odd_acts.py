@@ -9,7 +9,6 @@ import time
 
 import cloudpickle
 import pytest
-import torch
 from patience import PATIENCE
 
 import ddp_common as ddp
@@ -64,33 +63,6 @@ def test_what_a_rank_has_forked_can_be_terminated_and_reports_nothing(client):
     run = ddp.launch(client, train, workers=1)
     assert run.result == [-signal.SIGTERM, -signal.SIGTERM, -signal.SIGINT]
     assert run.records == []
-
-
-def leave_a_child_that_prints_for_ever():
-    subprocess.Popen(["yes", "still here"])
-    return 7
-
-
-def own_session():
-    if os.getpgid(0) != os.getpid():
-        os.setpgid(0, 0)
-    torch.set_num_threads(1)
-    sys.excepthook = None
-    return 7
-
-
-@pytest.mark.parametrize(
-    "act",
-    [
-        leave_a_child_that_prints_for_ever,
-        own_session,
-    ],
-    ids=lambda act: act.__name__,
-)
-def test_what_a_training_function_does_last_reaches_no_other_launch(client, act):
-    assert ddp.launch(client, act, workers=2).result == 7
-    # nothing of it reaches the next one
-    assert ddp.launch(client, ddp.world_size, workers=4).result == 4
 
 
 def test_a_rank_that_is_killed_while_its_child_goes_on_printing_is_noticed(client):

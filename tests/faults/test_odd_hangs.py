@@ -74,12 +74,10 @@ def return_early():
         sum_up()
 
 
-def test_a_rank_that_has_returned_while_others_wait_is_known_soon(client, monkeypatch):
-    monkeypatch.setattr(monitor, "RETURNED_TIMEOUT", 2)
-    began = time.monotonic()
-    with pytest.raises(ddp.RankStalled, match="It came to its end, while rank 1"):
-        ddp.launch(client, return_early, workers=2)
-    assert time.monotonic() - began < 60
+def leave_before_save():
+    sum_up()
+    if ddp.rank() == 1:
+        ddp.Checkpoint(model=torch.nn.Linear(4, 1)).save()
 
 
 def save_on_rank_1_alone():
@@ -91,11 +89,19 @@ def save_on_rank_1_alone():
             checkpoint.save()
 
 
-def test_ranks_in_different_collectives_are_known_soon(client, monkeypatch):
-    monkeypatch.setattr(monitor, "QUIET_TIMEOUT", 2)
+@pytest.mark.parametrize(
+    ("function", "timeout", "words"),
+    [
+        (return_early, "RETURNED_TIMEOUT", "Rank 0 .* It came to its end, while rank 1"),
+        (leave_before_save, "RETURNED_TIMEOUT", "Rank 0 .* It came to its end, while rank 1"),
+        (save_on_rank_1_alone, "QUIET_TIMEOUT", r"rank 1 called all_gather #\d+ of"),
+    ],
+)
+def test_ranks_that_can_meet_no_more_are_known_soon(client, monkeypatch, function, timeout, words):
+    monkeypatch.setattr(monitor, timeout, 2)
     began = time.monotonic()
-    with pytest.raises(ddp.RankStalled, match=r"rank 1 called all_gather #\d+ of"):
-        ddp.launch(client, save_on_rank_1_alone, workers=2)
+    with pytest.raises(ddp.RankStalled, match=words):
+        ddp.launch(client, function, workers=2)
     assert time.monotonic() - began < 60
 
 
@@ -109,18 +115,6 @@ def test_a_rank_that_works_alone_is_told_once_and_the_run_goes_on(client, monkey
     monkeypatch.setattr(monitor, "QUIET_TIMEOUT", 1)
     ddp.launch(client, validate_alone_on_rank_0, workers=2)
     assert capfd.readouterr().err.count("No progress for 1 s: rank 0, 1. The run goes on") == 1
-
-
-def leave_before_save():
-    sum_up()
-    if ddp.rank() == 1:
-        ddp.Checkpoint(model=torch.nn.Linear(4, 1)).save()
-
-
-def test_a_rank_that_leaves_before_the_others_save_is_named(client, monkeypatch):
-    monkeypatch.setattr(monitor, "RETURNED_TIMEOUT", 2)
-    with pytest.raises(ddp.RankStalled, match="Rank 0 .* It came to its end, while rank 1"):
-        ddp.launch(client, leave_before_save, workers=2)
 
 
 def evaluate_for_long():

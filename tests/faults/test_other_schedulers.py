@@ -1,6 +1,5 @@
 """CLUSTER=tcp://… and tls://…: a scheduler of somebody else's, which stays when we leave."""
 
-import json
 import logging
 import os
 import signal
@@ -44,25 +43,9 @@ def over_tls(tmp_path_factory):
         f"{prefix}CLIENT__CERT": "cert.pem",
         f"{prefix}CLIENT__KEY": "key.pem",
     }
-    dask = [sys.executable, "-m", "dask"]
-    file = folder / "scheduler.json"
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    scheduler = [*dask, *"scheduler --host 127.0.0.1 --port 0 --protocol tls".split()]
-    scheduler += ["--no-dashboard", "--dashboard-address", "127.0.0.1:0", "--scheduler-file", file]
-    worker = [*dask, *"worker --nthreads 1 --no-dashboard --local-directory".split(), folder]
-    worker += ["--scheduler-file", file]
-    processes = [subprocess.Popen([*scheduler, *credentials], **quiet)]
-    try:
-        wait_until(lambda: file.exists() and file.read_text().endswith("}"))
-        processes.append(subprocess.Popen([*worker, *credentials], **quiet))
-        yield (
-            json.loads(file.read_text())["address"],
-            {name: str(folder / value) for name, value in variables.items()},
-        )
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    words = ["--protocol", "tls", *credentials]
+    with separate_cluster(folder, workers=1, words=words) as (_, address):
+        yield address, {name: str(folder / value) for name, value in variables.items()}
 
 
 def test_tls_without_credentials_names_the_variables_that_hold_them(over_tls):

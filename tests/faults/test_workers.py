@@ -1,4 +1,4 @@
-"""Workers that are suspended, killed, paused, without this package, or told to end."""
+"""Workers that are suspended, killed, paused, or told to end."""
 
 import contextlib
 import os
@@ -7,13 +7,10 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import cloudpickle
-import dask.array
 import faults_on_purpose as faults
 import pytest
-import torch
 from distributed import Client, LocalCluster, wait
 from patience import PATIENCE
 from processes import Background, log_of, saved_steps, separate_cluster, wait_until
@@ -134,39 +131,6 @@ def status_of(client, address):
     return client.run_on_scheduler(look)
 
 
-def test_workers_that_have_no_ddp_common_are_an_error_that_says_what_to_do(tmp_path):
-    """They run in the system's Python, with links to all of this environment but this package."""
-    for package in Path(torch.__file__).parents[1].iterdir():
-        is_ours = "ddp_common" in package.name or "dask_ranks" in package.name
-        if not is_ours and package.suffix != ".pth":
-            (tmp_path / package.name).symlink_to(package)
-    program = "import sys; from distributed.cli.dask_worker import main; sys.exit(main())"
-    with LocalCluster(n_workers=0, **SMALL) as cluster, Client(cluster) as client:
-        words = f"{cluster.scheduler_address} --nthreads 1 --no-dashboard --no-nanny".split()
-        worker = subprocess.Popen(
-            [Path(sys.executable).resolve(), "-c", program, *words],
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
-            cwd="/",
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            client.wait_for_workers(1, timeout=PATIENCE)
-            with pytest.raises(ddp.Error, match="have no ddp_common.\nInstall it"):
-                ddp.launch(client, ddp.rank)
-            with pytest.raises(ddp.Error, match="have no ddp_common"):
-                ddp.launch(client, shape_of, table=dask.array.zeros(4))
-            with pytest.raises(ddp.Error, match="have no ddp_common"):
-                ddp.connect(cluster.scheduler_address, workers=1)
-        finally:
-            worker.kill()
-            worker.wait()
-
-
-def shape_of(table):
-    return table.rows.shape
-
-
 @contextlib.contextmanager
 def worker_without_nanny(folder):
     """(process, address of its scheduler) of the one worker of a cluster."""
@@ -266,19 +230,3 @@ def test_a_slow_on_report_does_not_keep_a_stall_from_being_found(two_workers):
             stall_timeout=3,
             on_report=lambda record: time.sleep(0.1),
         )
-
-
-# What ranks print
-
-
-def speak():
-    print(f"rank {ddp.rank()} is here")
-
-
-def test_what_rank_0_prints_is_shown_to_the_caller_and_what_others_print_is_in_the_log(
-    client, capsys
-):
-    run = ddp.launch(client, speak, workers=2)
-    shown = capsys.readouterr().out
-    assert "rank 0 is here\n" in shown and "rank 1 is here" not in shown
-    assert "[rank 1] rank 1 is here" in log_of(run.directory)

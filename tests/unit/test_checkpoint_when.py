@@ -171,20 +171,13 @@ def test_whatever_fails_in_the_thread_that_writes_is_told_and_leaves_the_last_go
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_full_disk_keeps_the_last_good_file(tmp_path, capsys):
-    """A real one: a file system of 600 KB, with room for one file of 400 KB and not for two."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.system(f"mount -t tmpfs -o size=600k tmpfs {disk} 2>/dev/null") != 0:
-        pytest.skip("needs the right to mount a file system (root)")
-    try:
-        train(disk, every_steps=8, width=315)
-        said = capsys.readouterr().err
-        assert f"{os.strerror(errno.ENOSPC)}. The last good one is step-00000008" in said
-        (path,) = disk.iterdir()
-        assert step_of(path) == 8 and fault(path) is None
-    finally:
-        os.system(f"umount {disk}")
+def test_a_full_disk_keeps_the_last_good_file(small_disk, capsys):
+    """A real one, with room for one file of 400 KB and not for two."""
+    train(small_disk, every_steps=8, width=315)
+    said = capsys.readouterr().err
+    assert f"{os.strerror(errno.ENOSPC)}. The last good one is step-00000008" in said
+    (path,) = small_disk.iterdir()
+    assert step_of(path) == 8 and fault(path) is None
 
 
 def test_a_state_that_changes_its_shape_is_copied_anew():

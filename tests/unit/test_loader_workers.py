@@ -1,4 +1,4 @@
-"""Loader workers that Python's fork has let hang, which it may do before 3.12."""
+"""Loader workers that Python's fork has let hang before 3.12, or that end as SIGTERM comes."""
 
 import pytest
 from processes import finished
@@ -35,3 +35,35 @@ def test_a_loader_worker_that_hangs_at_its_start_is_forked_again(tmp_path):
     hang.touch()
     assert finished("-c", PROGRAM, str(hang)).stdout.split() == ["8", "8"]
     assert not hang.exists()
+
+
+# Each worker gets SIGTERM when its interpreter has let go of its handlers, and has not ended yet
+ENDS = """
+import os, signal, sys
+import torch
+import ddp_common as ddp
+from ddp_common import stopping
+
+class LastAct:
+    def __init__(self):
+        self.act = os.kill, os.getpid(), signal.SIGTERM
+
+    def __del__(self):
+        kill, *itself = self.act
+        kill(*itself)
+
+def begin(worker):
+    sys.last_act = LastAct()
+
+stopping.listen_to_sigterm()
+data = torch.utils.data.TensorDataset(torch.arange(8))
+options = dict(num_workers=2, multiprocessing_context="spawn", worker_init_fn=begin)
+sampler = ddp.ElasticSampler(8, batch_size=4)
+for epoch in sampler.epochs(1):
+    print(sum(len(x) for x, in ddp.DataLoader(data, batch_sampler=sampler, **options)))
+"""
+
+
+def test_sigterm_ends_no_spawned_worker_that_is_about_to_end():
+    ended = finished("-c", ENDS)
+    assert (ended.stdout, ended.stderr) == ("8\n", "")
