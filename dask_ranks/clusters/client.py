@@ -8,10 +8,9 @@ started is closed, too.
 
 import contextlib
 import logging
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,14 @@ from distributed import Client, Scheduler
 from distributed.security import Security
 
 from dask_ranks.client import claims
-from dask_ranks.client.rpc import answers_within, begin, known_workers, refuse_without_package
+from dask_ranks.client.rpc import (
+    answers_within,
+    ask_all,
+    begin,
+    known_workers,
+    refuse_without_package,
+    wait_until,
+)
 from dask_ranks.clusters.jobs import Jobs
 from dask_ranks.worker import plugin
 from dask_ranks.worker.fork_server import ForkServer
@@ -27,7 +33,6 @@ from dask_ranks.worker.time_limit import time_left
 from ddp_common.errors import Error
 
 ANSWER_TIMEOUT = 5  # seconds that workers have to say how long their jobs may last
-SILENCE_TIMEOUT = 30  # seconds that workers have to answer at all
 GONE_TIMEOUT = 15  # seconds that the workers of cancelled jobs have to leave
 QUEUE_INTERVAL = 5.0  # seconds between two questions to the queue
 
@@ -81,7 +86,12 @@ class ClusterClient(Client):
     def make_usable(self) -> None:
         """Wait until the workers are there, and have each import torch ahead."""
         self.wait_until_there()
-        _refuse_without_package(self)
+        ask_all(self, time_left)  # refuses those that do not answer, or have no ddp_common
+        try:
+            self.run_on_scheduler(time_left)
+        except ImportError as error:
+            refuse_without_package(error)
+            raise
         path = self.fork_server.path if self.fork_server else None
         self.register_plugin(
             plugin.Preload(is_own_cluster=self.cluster is not None, fork_server=path)
@@ -114,26 +124,28 @@ class ClusterClient(Client):
         submitted again. Raises `Error` if the workers do not come in time, or if a job has ended
         before its worker came.
         """
-        began = looked = time.monotonic()
+        deadline = time.monotonic() + self.timeout
         said = None
-        while (there := len(self.workers())) < self.expected:
-            now = time.monotonic()
-            if self.jobs is not None and now - looked > QUEUE_INTERVAL:
-                jobs = self._look(self.jobs)
-                line = f"Waiting for workers: {there} of {self.expected}. Jobs: {jobs}"
-                if line != said:
-                    print(line, file=sys.stderr, flush=True)
-                looked, said = now, line
-            if now - began > self.timeout:
-                if not at_least or there < at_least:
+        while not wait_until(
+            lambda: len(self.workers()) >= self.expected,
+            min(QUEUE_INTERVAL, deadline - time.monotonic()),
+        ):
+            there = len(self.workers())
+            if time.monotonic() > deadline:
+                if there < (at_least or self.expected):
                     raise Error(self._too_late(there))
                 print(
                     f"Going on with {there} of {self.expected} workers: "
                     f"the others did not come within {self.timeout:g} s.",
                     file=sys.stderr,
                 )
-                return
-            time.sleep(0.05)
+                break
+            if self.jobs is not None:
+                jobs = self._look(self.jobs)
+                line = f"Waiting for workers: {there} of {self.expected}. Jobs: {jobs}"
+                if line != said:
+                    print(line, file=sys.stderr, flush=True)
+                said = line
         if self.jobs is not None:
             self.jobs.note_arrivals(self.workers())
 
@@ -190,9 +202,7 @@ class ClusterClient(Client):
             address for address, worker in self.workers().items() if jobs.job_of(worker) in over
         }
         jobs.cancel(over)
-        deadline = time.monotonic() + GONE_TIMEOUT
-        while leaving & set(self.workers()) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: not leaving & set(self.workers()), GONE_TIMEOUT)
         jobs.submit(self.expected)
 
     def __enter__(self) -> "ClusterClient":
@@ -245,34 +255,6 @@ async def forget_plugin(client_id: str, dask_scheduler: Scheduler) -> None:
     is_needed = others != [client_id] or claims.NAME in dask_scheduler.plugins
     if plugin.NAME in dask_scheduler.worker_plugins and not is_needed:
         await dask_scheduler.unregister_worker_plugin(comm=None, name=plugin.NAME)
-
-
-def _refuse_without_package(client: Client) -> None:
-    """Raise `Error` unless the workers and the scheduler can import `ddp_common`."""
-    ask_all(client, os.getpid)  # else the next question could take minutes
-    try:
-        client.run(time_left)
-        client.run_on_scheduler(time_left)
-    except Exception as error:  # of any kind: the scheduler passes on what workers raise
-        refuse_without_package(error)
-        raise
-
-
-def ask_all(client: Client, function: Callable, *arguments: Any) -> dict[str, Any]:
-    """What `function(*arguments)` returns on each worker, by their addresses.
-
-    Raises `Error` with the addresses of those that do not answer.
-    """
-    asked = list(known_workers(client))
-    answers = answers_within(SILENCE_TIMEOUT, client, function, *arguments, workers=asked)
-    silent = [each for each in asked if each not in answers]
-    if silent:
-        raise Error(
-            f"The worker at {', '.join(silent)} did not answer for {SILENCE_TIMEOUT:g} s. Is its "
-            "process suspended (SIGSTOP, a suspended job), or its host overloaded?\n"
-            "Let it go on, or end it, and try again."
-        )
-    return answers
 
 
 def open_client(request: Request) -> ClusterClient | None:

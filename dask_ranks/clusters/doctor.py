@@ -19,7 +19,7 @@ import psutil
 from distributed.comm import get_address_host
 
 from dask_ranks.client.launch import launch
-from dask_ranks.clusters.client import ask_all
+from dask_ranks.client.rpc import ask_all
 from dask_ranks.clusters.connect import connect
 from dask_ranks.clusters.jobs import check_commands
 from dask_ranks.clusters.profiles import gpus, is_batch, read_profile
