@@ -68,10 +68,11 @@ class ClusterClient(Client):
     ):
         """Connect to the scheduler at an address; `options` are Dask's.
 
-        `cluster` is closed with the client (None: somebody else has started it), `jobs` are those
-        of a cluster whose workers are jobs, `fork_server` has torch imported for the workers of a
-        local cluster.
+        `cluster` is ours (None: somebody else has started it), `jobs` are those of a cluster whose
+        workers are jobs, `fork_server` has torch imported for the workers of a local cluster.
+        What is put into `to_close` is closed with the client.
         """
+        self.to_close = contextlib.ExitStack()
         super().__init__(address, security=security, **options)
         self.cluster = cluster
         self.jobs = jobs
@@ -222,21 +223,9 @@ class ClusterClient(Client):
         open_clients.discard(self)
         if self.cluster is None and self.status == "running":
             self._leave_workers_as_they_were()
-        cluster, self.cluster = self.cluster, None
-        fork_server, self.fork_server = self.fork_server, None
         # Connections to workers end in the middle of what Dask wanted to tell them.
-        try:
-            with dask_is_silent():
-                closed = super().close(*args, **kwargs)
-                if self.jobs is not None:
-                    self.jobs.close()
-                # Saturn's may be told to stay
-                elif cluster is not None and getattr(cluster, "shutdown_on_close", True):
-                    cluster.close()
-        finally:
-            if fork_server is not None:
-                fork_server.close()
-        return closed
+        with dask_is_silent(), self.to_close:
+            return super().close(*args, **kwargs)
 
     def _leave_workers_as_they_were(self) -> None:
         # It may be lost, or have no dask_ranks; or a worker does not answer it
@@ -255,15 +244,6 @@ async def forget_plugin(client_id: str, dask_scheduler: Scheduler) -> None:
     is_needed = others != [client_id] or claims.NAME in dask_scheduler.plugins
     if plugin.NAME in dask_scheduler.worker_plugins and not is_needed:
         await dask_scheduler.unregister_worker_plugin(comm=None, name=plugin.NAME)
-
-
-def open_client(request: Request) -> ClusterClient | None:
-    """The client that `connect` has returned for the same request, and that is open still."""
-    for client in open_clients:
-        if client.request == request and client.status == "running":
-            client.times_given += 1
-            return client
-    return None
 
 
 @contextlib.contextmanager

@@ -31,7 +31,6 @@ from dask_ranks.clusters.client import (
     ClusterClient,
     Request,
     dask_is_silent,
-    open_client,
     open_clients,
 )
 from dask_ranks.clusters.jobs import Jobs, check_commands, job_script, processes_in_a_job
@@ -116,15 +115,14 @@ def connect(
     if dask.config.get("temporary-directory") is None:
         dask.config.set({"temporary-directory": protection.private_folder()})
     content = read_profile(name)
-    if "://" in name:
-        count = 1 if wanted is None else number_of_workers(wanted)
-    else:
-        count = number_of_workers(content["workers"] if wanted is None else wanted)
+    default = 1 if "://" in name else content["workers"]
+    count = number_of_workers(default if wanted is None else wanted)
     request = Request(name, content, count, is_limited=bool(wanted))
-    earlier = open_client(request)
-    if earlier is not None:
-        earlier.wait_until_there()
-        return earlier
+    for earlier in open_clients:
+        if earlier.request == request and earlier.status == "running":
+            earlier.times_given += 1
+            earlier.wait_until_there()
+            return earlier
 
     client = _at_address(request) if "://" in name else _start(request)
     try:
@@ -190,19 +188,28 @@ def _start(request: Request) -> ClusterClient:
     name, options = _class_and_options(profile, count)
     cluster_class(name)  # in this thread: dask-jobqueue sets the handler of a signal
     try:
-        with contextlib.ExitStack() as opened:  # and closed, if anything fails
+        # Nannies would print tracebacks of what they raise. If anything fails, all is closed
+        with dask_is_silent(), contextlib.ExitStack() as opened:
             if is_batch(profile):
                 jobs = made_in_time(lambda: Jobs(profile))
                 opened.callback(jobs.close)
                 cluster = jobs.cluster
+                jobs.submit(count)
+                print(
+                    f"Job logs and credentials: {jobs.directory}\n"
+                    f"Dashboard, on {socket.gethostname()} only: {cluster.dashboard_link}",
+                    file=sys.stderr,
+                )
             else:
                 # Workers that are processes of this host may share a torch, without GPUs
                 if name.endswith("LocalCluster") and options.get("processes") is not False:
                     fork_server = ForkServer(_environment_of_workers(options))
                     opened.callback(fork_server.close)
-                with dask_is_silent():  # its nannies would print tracebacks of what they raise
-                    cluster = made_in_time(lambda: _make_cluster(name, options, count))
-                opened.callback(cluster.close)
+                cluster = made_in_time(lambda: _make_cluster(name, options, count))
+                if getattr(cluster, "shutdown_on_close", True):  # Saturn's may be told to stay
+                    opened.callback(cluster.close)
+                if "LocalCluster" not in name:
+                    cluster.scale(count)
             client = ClusterClient(
                 cluster.scheduler_address,
                 cluster.security,
@@ -211,23 +218,12 @@ def _start(request: Request) -> ClusterClient:
                 jobs=jobs,
                 fork_server=fork_server,
             )
-            opened.pop_all()
-            opened.callback(client.close)  # which closes them all
-            if jobs is not None:
-                jobs.submit(count)
-                print(
-                    f"Job logs and credentials: {jobs.directory}\n"
-                    f"Dashboard, on {socket.gethostname()} only: {client.dashboard_link}",
-                    file=sys.stderr,
-                )
-            elif "LocalCluster" not in name:
-                cluster.scale(count)
-            opened.pop_all()
+            client.to_close = opened.pop_all()
+            return client
     except Error:
         raise
     except Exception as error:  # of any kind: it is the cluster class's own
         raise refused(profile, error) from error
-    return client
 
 
 def made_in_time(make: Callable[[], Any]) -> Any:
