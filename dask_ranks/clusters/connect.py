@@ -262,11 +262,10 @@ def made_in_time(make: Callable[[], Any]) -> Any:
 
 def _environment_of_workers(options: dict) -> dict[str, str]:
     """What Dask's nanny makes of this process's environment; `options` are the cluster's."""
-    environment = {**os.environ, **(options.get("env") or {})}
-    for key in ("pre-spawn-environ", "environ"):
-        for name, value in dask.config.get(f"distributed.nanny.{key}").items():
-            if value is not None:
-                environment.setdefault(name, str(value))
+    nannys = dask.config.get("distributed.nanny")
+    defaults = {**nannys["environ"], **nannys["pre-spawn-environ"]}
+    set_by_it = {name: str(value) for name, value in defaults.items() if value is not None}
+    environment = {**set_by_it, **os.environ, **(options.get("env") or {})}
     if environment.get("PYTHONHASHSEED", "0") == "0":
         environment["PYTHONHASHSEED"] = HASH_SEED
     return environment
