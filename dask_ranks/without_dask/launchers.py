@@ -71,10 +71,8 @@ def set_variables_of_slurm() -> None:
             "start the ranks with torchrun."
         )
     job, step = os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"]
-    if os.environ.get("SLURM_STEP_NUM_NODES") == "1":
-        address = LOOPBACK
-    else:
-        address = first_host(os.environ["SLURM_STEP_NODELIST"])
+    is_one_host = os.environ.get("SLURM_STEP_NUM_NODES") == "1"
+    address = LOOPBACK if is_one_host else first_host(os.environ["SLURM_STEP_NODELIST"])
     variables = {
         "RANK": os.environ["SLURM_PROCID"],
         "WORLD_SIZE": os.environ["SLURM_STEP_NUM_TASKS"],
