@@ -112,14 +112,10 @@ def _path_of(name: str, extended_by: tuple[str, ...]) -> Path:
     if is_file(path):
         return path
     extending = f", which {extended_by[-1]} extends" if extended_by else ""
-    if is_a_path:
-        raise Error(
-            f"CLUSTER={name}{extending}: no such file, {path.absolute()}. "
-            "Give the path of a profile, or the name of one in clusters/."
-        )
+    what = path.absolute() if is_a_path else repr(name)
     known = sorted(each.stem for each in PROFILES.glob("*.yaml"))
     raise Error(
-        f"There is no cluster profile {name!r}{extending}. "
+        f"There is no cluster profile {what}{extending}. "
         f"CLUSTER takes one of {', '.join([*known, 'torchrun', 'srun'])}, the path of a .yaml "
         "file, or the address of a Dask scheduler (tcp://…, tls://…)."
     )
