@@ -48,7 +48,8 @@ class Preload(WorkerPlugin):
             self.undo.callback(setattr, context, "options", context.options)
             allow_ends_without_notice(context)
         if self.is_own_cluster and worker.nanny:  # else this process may outlive the cluster
-            logging.getLogger("distributed.worker").addFilter(_is_no_lost_scheduler)
+            logger = logging.getLogger("distributed.worker")
+            logger.addFilter(lambda record: record.msg != LOST_SCHEDULER)
         HOST.prepare(self.fork_server)
         self.undo.callback(watch_time_limit(tell_to_stop).set)
 
@@ -85,7 +86,3 @@ def _handler(number: signal.Signals) -> Any:
         HOST.after_the_rank(lambda: previous(number, None))
 
     return tell_the_rank_first
-
-
-def _is_no_lost_scheduler(record: logging.LogRecord) -> bool:
-    return record.msg != LOST_SCHEDULER
