@@ -97,7 +97,16 @@ class Ranks(contextlib.ExitStack):
                 result, problems = _exchange(result, models, recorder, began)
                 recorder.call_on_report()
         if stopped is not None:
-            raise _run_stopped(stopped.step, files.path)
+            last = checkpoint_files.newest_good(files.path / "checkpoints")
+            newest = "there is no checkpoint"
+            if last is not None:
+                newest = f"the newest checkpoint is that of step {checkpoint_files.step_of(last)}"
+            raise RunStopped(
+                "The ranks were told to stop (SIGTERM). They left after step "
+                f"{stopped.step}; {newest}.",
+                step=stopped.step,
+                directory=files.path,
+            )
         seconds = time.monotonic() - began
         return Run(result, files.path, self.ranks, files.records, seconds, problems=problems)
 
@@ -208,18 +217,6 @@ def _finish(recorder: Recorder, models: list[replicas.Fingerprint | None], secon
     how = "finished" if is_finished else "stopped"
     files.log(f"{how}: {rendezvous.world_size()} rank(s), {seconds:.1f} s")
     files.close()
-
-
-def _run_stopped(step: int, path: Path) -> RunStopped:
-    last = checkpoint_files.newest_good(path / "checkpoints")
-    newest = "there is no checkpoint"
-    if last is not None:
-        newest = f"the newest checkpoint is that of step {checkpoint_files.step_of(last)}"
-    return RunStopped(
-        f"The ranks were told to stop (SIGTERM). They left after step {step}; {newest}.",
-        step=step,
-        directory=path,
-    )
 
 
 def _tell_all(what: str, value: Any = None) -> list[Any]:
