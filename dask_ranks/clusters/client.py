@@ -26,7 +26,7 @@ from dask_ranks.client.rpc import (
     refuse_without_package,
     wait_until,
 )
-from dask_ranks.clusters.jobs import Jobs
+from dask_ranks.clusters.jobs import Jobs, ended
 from dask_ranks.worker import plugin
 from dask_ranks.worker.fork_server import ForkServer
 from dask_ranks.worker.time_limit import time_left
@@ -111,12 +111,11 @@ class ClusterClient(Client):
 
         An empty dict while the scheduler cannot be reached.
         """
-        known: dict[str, dict] = {}
-        with contextlib.suppress(OSError):
+        try:
             known = known_workers(self)
-        return {
-            address: worker for address, worker in known.items() if worker["status"] == "running"
-        }
+        except OSError:
+            return {}
+        return {at: worker for at, worker in known.items() if worker["status"] == "running"}
 
     def wait_until_there(self, at_least: int | None = None) -> None:
         """Wait until all workers are there; once the time is over, `at_least` so many will do.
@@ -142,21 +141,16 @@ class ClusterClient(Client):
                 )
                 break
             if self.jobs is not None:
-                jobs = self._look(self.jobs)
-                line = f"Waiting for workers: {there} of {self.expected}. Jobs: {jobs}"
+                self.jobs.note_arrivals(self.workers())
+                states, over = self.jobs.look()
+                if over:  # their workers had come
+                    self._replace(self.jobs, over)
+                line = f"Waiting for workers: {there} of {self.expected}. Jobs: {states}"
                 if line != said:
                     print(line, file=sys.stderr, flush=True)
                 said = line
         if self.jobs is not None:
             self.jobs.note_arrivals(self.workers())
-
-    def _look(self, jobs: Jobs) -> str:
-        """What the queue says. Jobs that have ended are replaced, if their workers had come."""
-        jobs.note_arrivals(self.workers())
-        said, over = jobs.look()
-        if over:
-            self._replace(jobs, over)
-        return said
 
     def _too_late(self, there: int) -> str:
         message = f"{there} of {self.expected} workers came within {self.timeout:g} s. "
@@ -184,7 +178,7 @@ class ClusterClient(Client):
         if not failed and len(self.workers()) >= self.expected:
             return
         over = self._near_their_limit(self.jobs) if failed else set()
-        self._replace(self.jobs, over | self.jobs.ended())
+        self._replace(self.jobs, over | ended(self.jobs.states() or {}))
         self.wait_until_there(at_least=1)
 
     def why_lost(self, address: str) -> str:
@@ -222,16 +216,13 @@ class ClusterClient(Client):
     def close(self, *args: Any, **kwargs: Any) -> Any:
         open_clients.discard(self)
         if self.cluster is None and self.status == "running":
-            self._leave_workers_as_they_were()
+            # It may be lost, or have no dask_ranks; or a worker does not answer it
+            with contextlib.suppress(OSError, ImportError):
+                forgetting = begin(self, lambda: self.run_on_scheduler(forget_plugin, self.id))
+                forgetting.result(ANSWER_TIMEOUT)
         # Connections to workers end in the middle of what Dask wanted to tell them.
         with dask_is_silent(), self.to_close:
             return super().close(*args, **kwargs)
-
-    def _leave_workers_as_they_were(self) -> None:
-        # It may be lost, or have no dask_ranks; or a worker does not answer it
-        with contextlib.suppress(OSError, ImportError):
-            forgetting = begin(self, lambda: self.run_on_scheduler(forget_plugin, self.id))
-            forgetting.result(ANSWER_TIMEOUT)
 
 
 async def forget_plugin(client_id: str, dask_scheduler: Scheduler) -> None:

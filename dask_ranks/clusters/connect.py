@@ -9,7 +9,6 @@ is the cluster that it started.
 
 import asyncio
 import contextlib
-import math
 import os
 import signal
 import socket
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import dask
 from dask.system import CPU_COUNT
-from distributed import LocalCluster
 from distributed.comm import connect as connect_to
 from distributed.security import Security
 
@@ -33,7 +31,7 @@ from dask_ranks.clusters.client import (
     dask_is_silent,
     open_clients,
 )
-from dask_ranks.clusters.jobs import Jobs, check_commands, job_script, processes_in_a_job
+from dask_ranks.clusters.jobs import Jobs, check_commands, job_script, number_of_jobs
 from dask_ranks.clusters.profiles import (
     cluster_class,
     gpus,
@@ -68,7 +66,6 @@ SETTINGS = {
     # Of each topic and connection Dask keeps so many messages: with many reports, a lot of MB.
     "distributed.admin.low-level-log-length": 100,
 }
-RANK_OF_WORKER = "DDP_WORKER_PROCESS"  # a variable of ranks on Dask's workers
 HASH_SEED = "6640"  # what Dask's nanny gives its workers, so that they hash alike
 
 
@@ -96,7 +93,7 @@ def connect(
     appear in time, and a launcher that does not say where rank 0 is.
     """
     launcher = started_by()
-    if RANK_OF_WORKER in os.environ:  # a script that `ddprun` has started
+    if "DDP_WORKER_PROCESS" in os.environ:  # in a script that `ddprun` has started
         return _join_ranks("torchrun")
     name = profile or os.environ.get("CLUSTER") or launcher or "local"
     if name in LAUNCHERS or name == launcher:
@@ -272,14 +269,12 @@ def _environment_of_workers(options: dict) -> dict[str, str]:
 
 
 def _make_cluster(name: str, options: dict[str, Any], count: int) -> Any:
-    cls = cluster_class(name)
-    if isinstance(cls, type) and issubclass(cls, LocalCluster):
-        protection.keep_scripts_out_of_workers()
+    protection.keep_scripts_out_of_workers()
     options = {**options}
     security = options.pop("security", None)
     if security:
         options["security"] = protection.credentials() if security is True else security
-    return protection.private(cls)(n_workers=count, **options)
+    return protection.private(cluster_class(name))(n_workers=count, **options)
 
 
 def _class_and_options(profile: dict, count: int) -> tuple[str, dict[str, Any]]:
@@ -321,7 +316,7 @@ def describe(name: str, workers: int | str | None = None) -> str:
     profile = read_profile(name)
     count = number_of_workers(workers or profile["workers"])
     if is_batch(profile):
-        jobs = math.ceil(count / processes_in_a_job(profile))
+        jobs = number_of_jobs(profile, count)
         return (
             f"# {jobs} job(s) such as this one, for {count} rank(s): each starts Dask workers.\n"
             "# Your program stays where you start it, and submits the jobs. TIME and\n"

@@ -109,10 +109,7 @@ def private(cls: type) -> type:
 
     The class itself if it does not start its scheduler as Dask's own do, in this process.
     """
-    starts_as_dask_does = (
-        isinstance(cls, type) and getattr(cls, "_start", None) is SpecCluster._start
-    )
-    if not starts_as_dask_does:  # Saturn's, say
+    if getattr(cls, "_start", None) is not SpecCluster._start:  # Saturn's, say
         return cls
     return type(cls.__name__, (PrivateDashboard, cls), {"__module__": cls.__module__})
 
