@@ -153,7 +153,7 @@ class Attempt:
         self.wait_until(lambda: answer.done() or self._is_over(), timeout)
         if not answer.done():
             self._raise_if_over()
-            raise self._no_answer(timeout)
+            raise rpc.no_word(self._silent() or self.addresses, timeout)
         try:
             return answer.result()
         except (OSError, CancelledError) as error:
@@ -178,17 +178,12 @@ class Attempt:
         if self._is_over():
             raise self.cancelled()
 
-    def _no_answer(self, timeout: float) -> Error:
+    def _silent(self) -> list[str]:
+        """The workers that have sent no heartbeat of late."""
         workers = rpc.known_workers(self.client)
         # By the scheduler's clock, as all of them are
         seen = {each: workers.get(each, {}).get("last_seen", 0) for each in self.addresses}
-        silent = [each for each in self.addresses if max(seen.values()) - seen[each] > SILENT]
-        who = ", ".join(silent or self.addresses)
-        return Error(
-            f"The worker at {who} did not answer for {timeout:g} s. Is its process suspended "
-            "(SIGSTOP, a suspended job), or its host overloaded?\n"
-            "Let it go on, or end it and launch again: no rank was started."
-        )
+        return [each for each in self.addresses if max(seen.values()) - seen[each] > SILENT]
 
     # What it ends with
 

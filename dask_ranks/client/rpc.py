@@ -18,6 +18,7 @@ from distributed import Client, Future
 from ddp_common.errors import Error
 
 POLL = 0.05  # seconds
+SILENCE_TIMEOUT = 30  # seconds that workers have to answer at all, if nothing else is said
 RESTARTED = "scheduler-restart"  # Dask's words for why tasks were cancelled: client.restart(),
 CONNECTION_LOST = "scheduler-connection-lost"  # and a scheduler that is gone
 
@@ -68,6 +69,45 @@ def answers_within(
     answers = ask_each(client, function, *arguments, workers=workers)
     wait_until(lambda: len(answers) == len(workers), timeout)
     return dict(answers)
+
+
+def ask_all(
+    client: Client,
+    function: Callable,
+    *arguments: Any,
+    workers: list[str] | None = None,
+    timeout: float | None = None,
+) -> dict[str, Any]:
+    """What `function(*arguments)` returns on each worker (None: on all), by their addresses.
+
+    Raises `Error` for workers that do not answer in time or have no `ddp_common`, OSError for one
+    that is lost, and what the function raises.
+    """
+    asked = {
+        address: begin(
+            client, functools.partial(client.run, function, *arguments, workers=[address])
+        )
+        for address in (known_workers(client) if workers is None else workers)
+    }
+    timeout = SILENCE_TIMEOUT if timeout is None else timeout
+    concurrent.futures.wait(asked.values(), timeout)
+    silent = [address for address, answer in asked.items() if not answer.done()]
+    if silent:
+        raise no_word(silent, timeout)
+    try:
+        return {address: answer.result()[address] for address, answer in asked.items()}
+    except Exception as error:
+        refuse_without_package(error)
+        raise
+
+
+def no_word(workers: list[str], timeout: float) -> Error:
+    """The `Error` for workers that do not answer."""
+    return Error(
+        f"The worker at {', '.join(workers)} did not answer for {timeout:g} s. Is its process "
+        "suspended (SIGSTOP, a suspended job), or its host overloaded?\n"
+        "Let it go on, or end it, and try again."
+    )
 
 
 def known_workers(client: Client) -> dict[str, dict]:

@@ -7,9 +7,7 @@ computed for a launch is let go of once the ranks have it; a partition that cann
 that is no table, is an error before any rank starts.
 """
 
-import concurrent.futures
 import contextlib
-import functools
 import itertools
 import statistics
 import time
@@ -24,13 +22,7 @@ from distributed import CancelledError, Client, Future, wait
 
 from dask_ranks import handover
 from dask_ranks.client.claims import no_answer
-from dask_ranks.client.rpc import (
-    CONNECTION_LOST,
-    begin,
-    known_workers,
-    refuse_without_package,
-    why_cancelled,
-)
+from dask_ranks.client.rpc import CONNECTION_LOST, ask_all, known_workers, why_cancelled
 from dask_ranks.handover import Look, StandIn, Table, is_categories
 from ddp_common.errors import Error, first_line
 
@@ -222,24 +214,15 @@ class Tables:
         self.holders = self.client.who_has(self._futures())
         keys = list(self.holders)
         workers = list({address for held in self.holders.values() for address in held})
-        asked = {address: self._ask(address, keys) for address in workers}
-        concurrent.futures.wait(asked.values(), timeout)
-        silent = [address for address, answer in asked.items() if not answer.done()]
-        if silent:
-            raise Error(
-                f"The worker at {', '.join(silent)} holds partitions, and did not answer for "
-                f"{timeout:g} s. Is its process suspended (SIGSTOP, a suspended job), or its host "
-                "overloaded?\nLet it go on, or end it and launch again: no rank was started."
+        try:
+            answers = ask_all(
+                self.client, handover.look_at, keys, workers=workers, timeout=timeout
             )
+        except OSError:  # of a worker that was lost
+            return False
         looks: dict[Key, Look | str] = {}
-        for address, answer in asked.items():
-            try:
-                looks.update(answer.result()[address])
-            except OSError:  # of a worker that was lost
-                continue
-            except Exception as error:
-                refuse_without_package(error)
-                raise
+        for answer in answers.values():
+            looks.update(answer)
         if any(key not in looks or not self.holders[key] for key in keys):
             return False
         columns = [
@@ -248,10 +231,6 @@ class Tables:
         ]
         _refuse_other_categories(self.given, columns)
         return True
-
-    def _ask(self, address: str, keys: list[Key]) -> concurrent.futures.Future:
-        look = functools.partial(self.client.run, handover.look_at, keys, workers=[address])
-        return begin(self.client, look)
 
     # Handing over
 

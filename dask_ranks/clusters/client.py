@@ -8,10 +8,9 @@ started is closed, too.
 
 import contextlib
 import logging
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +18,21 @@ from distributed import Client, Scheduler
 from distributed.security import Security
 
 from dask_ranks.client import claims
-from dask_ranks.client.rpc import answers_within, begin, known_workers, refuse_without_package
-from dask_ranks.clusters.jobs import Jobs
+from dask_ranks.client.rpc import (
+    answers_within,
+    ask_all,
+    begin,
+    known_workers,
+    refuse_without_package,
+    wait_until,
+)
+from dask_ranks.clusters.jobs import Jobs, ended
 from dask_ranks.worker import plugin
 from dask_ranks.worker.fork_server import ForkServer
 from dask_ranks.worker.time_limit import time_left
 from ddp_common.errors import Error
 
 ANSWER_TIMEOUT = 5  # seconds that workers have to say how long their jobs may last
-SILENCE_TIMEOUT = 30  # seconds that workers have to answer at all
 GONE_TIMEOUT = 15  # seconds that the workers of cancelled jobs have to leave
 QUEUE_INTERVAL = 5.0  # seconds between two questions to the queue
 
@@ -63,10 +68,11 @@ class ClusterClient(Client):
     ):
         """Connect to the scheduler at an address; `options` are Dask's.
 
-        `cluster` is closed with the client (None: somebody else has started it), `jobs` are those
-        of a cluster whose workers are jobs, `fork_server` has torch imported for the workers of a
-        local cluster.
+        `cluster` is ours (None: somebody else has started it), `jobs` are those of a cluster whose
+        workers are jobs, `fork_server` has torch imported for the workers of a local cluster.
+        What is put into `to_close` is closed with the client.
         """
+        self.to_close = contextlib.ExitStack()
         super().__init__(address, security=security, **options)
         self.cluster = cluster
         self.jobs = jobs
@@ -81,7 +87,12 @@ class ClusterClient(Client):
     def make_usable(self) -> None:
         """Wait until the workers are there, and have each import torch ahead."""
         self.wait_until_there()
-        _refuse_without_package(self)
+        ask_all(self, time_left)  # refuses those that do not answer, or have no ddp_common
+        try:
+            self.run_on_scheduler(time_left)
+        except ImportError as error:
+            refuse_without_package(error)
+            raise
         path = self.fork_server.path if self.fork_server else None
         self.register_plugin(
             plugin.Preload(is_own_cluster=self.cluster is not None, fork_server=path)
@@ -100,12 +111,11 @@ class ClusterClient(Client):
 
         An empty dict while the scheduler cannot be reached.
         """
-        known: dict[str, dict] = {}
-        with contextlib.suppress(OSError):
+        try:
             known = known_workers(self)
-        return {
-            address: worker for address, worker in known.items() if worker["status"] == "running"
-        }
+        except OSError:
+            return {}
+        return {at: worker for at, worker in known.items() if worker["status"] == "running"}
 
     def wait_until_there(self, at_least: int | None = None) -> None:
         """Wait until all workers are there; once the time is over, `at_least` so many will do.
@@ -114,36 +124,33 @@ class ClusterClient(Client):
         submitted again. Raises `Error` if the workers do not come in time, or if a job has ended
         before its worker came.
         """
-        began = looked = time.monotonic()
+        deadline = time.monotonic() + self.timeout
         said = None
-        while (there := len(self.workers())) < self.expected:
-            now = time.monotonic()
-            if self.jobs is not None and now - looked > QUEUE_INTERVAL:
-                jobs = self._look(self.jobs)
-                line = f"Waiting for workers: {there} of {self.expected}. Jobs: {jobs}"
-                if line != said:
-                    print(line, file=sys.stderr, flush=True)
-                looked, said = now, line
-            if now - began > self.timeout:
-                if not at_least or there < at_least:
+        while not wait_until(
+            lambda: len(self.workers()) >= self.expected,
+            min(QUEUE_INTERVAL, deadline - time.monotonic()),
+        ):
+            there = len(self.workers())
+            if time.monotonic() > deadline:
+                if there < (at_least or self.expected):
                     raise Error(self._too_late(there))
                 print(
                     f"Going on with {there} of {self.expected} workers: "
                     f"the others did not come within {self.timeout:g} s.",
                     file=sys.stderr,
                 )
-                return
-            time.sleep(0.05)
+                break
+            if self.jobs is not None:
+                self.jobs.note_arrivals(self.workers())
+                states, over = self.jobs.look()
+                if over:  # their workers had come
+                    self._replace(self.jobs, over)
+                line = f"Waiting for workers: {there} of {self.expected}. Jobs: {states}"
+                if line != said:
+                    print(line, file=sys.stderr, flush=True)
+                said = line
         if self.jobs is not None:
             self.jobs.note_arrivals(self.workers())
-
-    def _look(self, jobs: Jobs) -> str:
-        """What the queue says. Jobs that have ended are replaced, if their workers had come."""
-        jobs.note_arrivals(self.workers())
-        said, over = jobs.look()
-        if over:
-            self._replace(jobs, over)
-        return said
 
     def _too_late(self, there: int) -> str:
         message = f"{there} of {self.expected} workers came within {self.timeout:g} s. "
@@ -171,7 +178,7 @@ class ClusterClient(Client):
         if not failed and len(self.workers()) >= self.expected:
             return
         over = self._near_their_limit(self.jobs) if failed else set()
-        self._replace(self.jobs, over | self.jobs.ended())
+        self._replace(self.jobs, over | ended(self.jobs.states() or {}))
         self.wait_until_there(at_least=1)
 
     def why_lost(self, address: str) -> str:
@@ -190,9 +197,7 @@ class ClusterClient(Client):
             address for address, worker in self.workers().items() if jobs.job_of(worker) in over
         }
         jobs.cancel(over)
-        deadline = time.monotonic() + GONE_TIMEOUT
-        while leaving & set(self.workers()) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: not leaving & set(self.workers()), GONE_TIMEOUT)
         jobs.submit(self.expected)
 
     def __enter__(self) -> "ClusterClient":
@@ -211,28 +216,13 @@ class ClusterClient(Client):
     def close(self, *args: Any, **kwargs: Any) -> Any:
         open_clients.discard(self)
         if self.cluster is None and self.status == "running":
-            self._leave_workers_as_they_were()
-        cluster, self.cluster = self.cluster, None
-        fork_server, self.fork_server = self.fork_server, None
+            # It may be lost, or have no dask_ranks; or a worker does not answer it
+            with contextlib.suppress(OSError, ImportError):
+                forgetting = begin(self, lambda: self.run_on_scheduler(forget_plugin, self.id))
+                forgetting.result(ANSWER_TIMEOUT)
         # Connections to workers end in the middle of what Dask wanted to tell them.
-        try:
-            with dask_is_silent():
-                closed = super().close(*args, **kwargs)
-                if self.jobs is not None:
-                    self.jobs.close()
-                # Saturn's may be told to stay
-                elif cluster is not None and getattr(cluster, "shutdown_on_close", True):
-                    cluster.close()
-        finally:
-            if fork_server is not None:
-                fork_server.close()
-        return closed
-
-    def _leave_workers_as_they_were(self) -> None:
-        # It may be lost, or have no dask_ranks; or a worker does not answer it
-        with contextlib.suppress(OSError, ImportError):
-            forgetting = begin(self, lambda: self.run_on_scheduler(forget_plugin, self.id))
-            forgetting.result(ANSWER_TIMEOUT)
+        with dask_is_silent(), self.to_close:
+            return super().close(*args, **kwargs)
 
 
 async def forget_plugin(client_id: str, dask_scheduler: Scheduler) -> None:
@@ -245,43 +235,6 @@ async def forget_plugin(client_id: str, dask_scheduler: Scheduler) -> None:
     is_needed = others != [client_id] or claims.NAME in dask_scheduler.plugins
     if plugin.NAME in dask_scheduler.worker_plugins and not is_needed:
         await dask_scheduler.unregister_worker_plugin(comm=None, name=plugin.NAME)
-
-
-def _refuse_without_package(client: Client) -> None:
-    """Raise `Error` unless the workers and the scheduler can import `ddp_common`."""
-    ask_all(client, os.getpid)  # else the next question could take minutes
-    try:
-        client.run(time_left)
-        client.run_on_scheduler(time_left)
-    except Exception as error:  # of any kind: the scheduler passes on what workers raise
-        refuse_without_package(error)
-        raise
-
-
-def ask_all(client: Client, function: Callable, *arguments: Any) -> dict[str, Any]:
-    """What `function(*arguments)` returns on each worker, by their addresses.
-
-    Raises `Error` with the addresses of those that do not answer.
-    """
-    asked = list(known_workers(client))
-    answers = answers_within(SILENCE_TIMEOUT, client, function, *arguments, workers=asked)
-    silent = [each for each in asked if each not in answers]
-    if silent:
-        raise Error(
-            f"The worker at {', '.join(silent)} did not answer for {SILENCE_TIMEOUT:g} s. Is its "
-            "process suspended (SIGSTOP, a suspended job), or its host overloaded?\n"
-            "Let it go on, or end it, and try again."
-        )
-    return answers
-
-
-def open_client(request: Request) -> ClusterClient | None:
-    """The client that `connect` has returned for the same request, and that is open still."""
-    for client in open_clients:
-        if client.request == request and client.status == "running":
-            client.times_given += 1
-            return client
-    return None
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ is the cluster that it started.
 
 import asyncio
 import contextlib
-import math
 import os
 import signal
 import socket
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import dask
 from dask.system import CPU_COUNT
-from distributed import LocalCluster
 from distributed.comm import connect as connect_to
 from distributed.security import Security
 
@@ -31,10 +29,9 @@ from dask_ranks.clusters.client import (
     ClusterClient,
     Request,
     dask_is_silent,
-    open_client,
     open_clients,
 )
-from dask_ranks.clusters.jobs import Jobs, check_commands, job_script, processes_in_a_job
+from dask_ranks.clusters.jobs import Jobs, check_commands, job_script, number_of_jobs
 from dask_ranks.clusters.profiles import (
     cluster_class,
     gpus,
@@ -69,7 +66,6 @@ SETTINGS = {
     # Of each topic and connection Dask keeps so many messages: with many reports, a lot of MB.
     "distributed.admin.low-level-log-length": 100,
 }
-RANK_OF_WORKER = "DDP_WORKER_PROCESS"  # a variable of ranks on Dask's workers
 HASH_SEED = "6640"  # what Dask's nanny gives its workers, so that they hash alike
 
 
@@ -97,7 +93,7 @@ def connect(
     appear in time, and a launcher that does not say where rank 0 is.
     """
     launcher = started_by()
-    if RANK_OF_WORKER in os.environ:  # a script that `ddprun` has started
+    if "DDP_WORKER_PROCESS" in os.environ:  # in a script that `ddprun` has started
         return _join_ranks("torchrun")
     name = profile or os.environ.get("CLUSTER") or launcher or "local"
     if name in LAUNCHERS or name == launcher:
@@ -116,15 +112,14 @@ def connect(
     if dask.config.get("temporary-directory") is None:
         dask.config.set({"temporary-directory": protection.private_folder()})
     content = read_profile(name)
-    if "://" in name:
-        count = 1 if wanted is None else number_of_workers(wanted)
-    else:
-        count = number_of_workers(content["workers"] if wanted is None else wanted)
+    default = 1 if "://" in name else content["workers"]
+    count = number_of_workers(default if wanted is None else wanted)
     request = Request(name, content, count, is_limited=bool(wanted))
-    earlier = open_client(request)
-    if earlier is not None:
-        earlier.wait_until_there()
-        return earlier
+    for earlier in open_clients:
+        if earlier.request == request and earlier.status == "running":
+            earlier.times_given += 1
+            earlier.wait_until_there()
+            return earlier
 
     client = _at_address(request) if "://" in name else _start(request)
     try:
@@ -190,19 +185,28 @@ def _start(request: Request) -> ClusterClient:
     name, options = _class_and_options(profile, count)
     cluster_class(name)  # in this thread: dask-jobqueue sets the handler of a signal
     try:
-        with contextlib.ExitStack() as opened:  # and closed, if anything fails
+        # Nannies would print tracebacks of what they raise. If anything fails, all is closed
+        with dask_is_silent(), contextlib.ExitStack() as opened:
             if is_batch(profile):
                 jobs = made_in_time(lambda: Jobs(profile))
                 opened.callback(jobs.close)
                 cluster = jobs.cluster
+                jobs.submit(count)
+                print(
+                    f"Job logs and credentials: {jobs.directory}\n"
+                    f"Dashboard, on {socket.gethostname()} only: {cluster.dashboard_link}",
+                    file=sys.stderr,
+                )
             else:
                 # Workers that are processes of this host may share a torch, without GPUs
                 if name.endswith("LocalCluster") and options.get("processes") is not False:
                     fork_server = ForkServer(_environment_of_workers(options))
                     opened.callback(fork_server.close)
-                with dask_is_silent():  # its nannies would print tracebacks of what they raise
-                    cluster = made_in_time(lambda: _make_cluster(name, options, count))
-                opened.callback(cluster.close)
+                cluster = made_in_time(lambda: _make_cluster(name, options, count))
+                if getattr(cluster, "shutdown_on_close", True):  # Saturn's may be told to stay
+                    opened.callback(cluster.close)
+                if "LocalCluster" not in name:
+                    cluster.scale(count)
             client = ClusterClient(
                 cluster.scheduler_address,
                 cluster.security,
@@ -211,23 +215,12 @@ def _start(request: Request) -> ClusterClient:
                 jobs=jobs,
                 fork_server=fork_server,
             )
-            opened.pop_all()
-            opened.callback(client.close)  # which closes them all
-            if jobs is not None:
-                jobs.submit(count)
-                print(
-                    f"Job logs and credentials: {jobs.directory}\n"
-                    f"Dashboard, on {socket.gethostname()} only: {client.dashboard_link}",
-                    file=sys.stderr,
-                )
-            elif "LocalCluster" not in name:
-                cluster.scale(count)
-            opened.pop_all()
+            client.to_close = opened.pop_all()
+            return client
     except Error:
         raise
     except Exception as error:  # of any kind: it is the cluster class's own
         raise refused(profile, error) from error
-    return client
 
 
 def made_in_time(make: Callable[[], Any]) -> Any:
@@ -266,25 +259,22 @@ def made_in_time(make: Callable[[], Any]) -> Any:
 
 def _environment_of_workers(options: dict) -> dict[str, str]:
     """What Dask's nanny makes of this process's environment; `options` are the cluster's."""
-    environment = {**os.environ, **(options.get("env") or {})}
-    for key in ("pre-spawn-environ", "environ"):
-        for name, value in dask.config.get(f"distributed.nanny.{key}").items():
-            if value is not None:
-                environment.setdefault(name, str(value))
+    nannys = dask.config.get("distributed.nanny")
+    defaults = {**nannys["environ"], **nannys["pre-spawn-environ"]}
+    set_by_it = {name: str(value) for name, value in defaults.items() if value is not None}
+    environment = {**set_by_it, **os.environ, **(options.get("env") or {})}
     if environment.get("PYTHONHASHSEED", "0") == "0":
         environment["PYTHONHASHSEED"] = HASH_SEED
     return environment
 
 
 def _make_cluster(name: str, options: dict[str, Any], count: int) -> Any:
-    cls = cluster_class(name)
-    if isinstance(cls, type) and issubclass(cls, LocalCluster):
-        protection.keep_scripts_out_of_workers()
+    protection.keep_scripts_out_of_workers()
     options = {**options}
     security = options.pop("security", None)
     if security:
         options["security"] = protection.credentials() if security is True else security
-    return protection.private(cls)(n_workers=count, **options)
+    return protection.private(cluster_class(name))(n_workers=count, **options)
 
 
 def _class_and_options(profile: dict, count: int) -> tuple[str, dict[str, Any]]:
@@ -326,7 +316,7 @@ def describe(name: str, workers: int | str | None = None) -> str:
     profile = read_profile(name)
     count = number_of_workers(workers or profile["workers"])
     if is_batch(profile):
-        jobs = math.ceil(count / processes_in_a_job(profile))
+        jobs = number_of_jobs(profile, count)
         return (
             f"# {jobs} job(s) such as this one, for {count} rank(s): each starts Dask workers.\n"
             "# Your program stays where you start it, and submits the jobs. TIME and\n"

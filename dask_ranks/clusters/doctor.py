@@ -19,7 +19,7 @@ import psutil
 from distributed.comm import get_address_host
 
 from dask_ranks.client.launch import launch
-from dask_ranks.clusters.client import ask_all
+from dask_ranks.client.rpc import ask_all
 from dask_ranks.clusters.connect import connect
 from dask_ranks.clusters.jobs import check_commands
 from dask_ranks.clusters.profiles import gpus, is_batch, read_profile
@@ -66,32 +66,25 @@ def examine(
         )
 
     def report(state: str, title: str, found: str) -> None:
-        first, *rest = found.splitlines()
-        say(ROW.format(state, title, first))
-        for line in rest:
-            say(ROW.format("", "", line))
+        say(ROW.format(state, title, found.replace("\n", "\n" + ROW.format("", "", ""))))
 
     say(f"Looking at CLUSTER={name} with {count} worker(s).\n")
-    client = None
     title = "queue"
     try:
         report(OK, title, check_queue(name))
         title = "workers"
-        client = connect(name, count)
-        for title, check in CHECKS.items():
-            found, advice = check(client)
-            if advice:
-                report(WARNING, title, f"{found}\n-> {advice}")
-            else:
-                report(OK, title, found)
+        with connect(name, count) as client:
+            for title, check in CHECKS.items():
+                found, advice = check(client)
+                if advice:
+                    report(WARNING, title, f"{found}\n-> {advice}")
+                else:
+                    report(OK, title, found)
     except Exception as error:  # of any kind: it is what the doctor was asked for
         kind = "" if isinstance(error, Error) else f"{type(error).__name__}: "
         report(FAILED, title, f"{kind}{error}".strip())
         say(f"\nNot ready to train: put {title} right first, then look again.")
         return False
-    finally:
-        if client is not None:
-            client.close()
     say("\nReady to train.")
     return True
 
@@ -121,12 +114,8 @@ def check_workers(client: Any) -> Finding:
     names = list(hosts.values())
     least = min(memory[at].available / names.count(host) for at, host in hosts.items())
     found = f"{len(hosts)} have come, {least / GIB:.1f} GiB free for each"
-    if least < MEMORY:
-        return (
-            found,
-            "Close programs or ask for fewer workers: with little memory they are killed.",
-        )
-    return found, ""
+    few = "Close programs or ask for fewer workers: with little memory they are killed."
+    return found, few if least < MEMORY else ""
 
 
 def check_versions(client: Any) -> Finding:

@@ -36,9 +36,10 @@ CLUSTER_ONLY = ("scheduler_options", "silence_logs", "shared_temp_directory", "n
 LOG_LINES = 25  # of a worker's log, for an error message
 
 
-def processes_in_a_job(profile: dict) -> int:
-    """How many workers, and so ranks, a job of the profile has."""
-    return whole_number("processes", profile["options"].get("processes") or 1, least=1)
+def number_of_jobs(profile: dict, workers: int) -> int:
+    """How many jobs have so many workers: each has `processes` of them."""
+    in_each = whole_number("processes", profile["options"].get("processes") or 1, least=1)
+    return math.ceil(workers / in_each)
 
 
 def check_commands(profile: dict) -> None:
@@ -76,9 +77,8 @@ def job_script(profile: dict) -> str:
             tls_worker_key=f"{folder}/key",
         )
         try:
-            options = job_options(profile, folder, security)
-            for name in CLUSTER_ONLY:
-                options.pop(name, None)
+            all_options = job_options(profile, folder, security).items()
+            options = {name: value for name, value in all_options if name not in CLUSTER_ONLY}
             script = job_class("tls://SCHEDULER:PORT", name="worker-0", **options).job_script()
         except (TypeError, ValueError, AttributeError) as error:
             raise refused(profile, error) from None
@@ -208,9 +208,7 @@ class Jobs:
         cls = protection.private(type(cls.__name__, (QuotedPaths, cls), {}))
         try:
             self._check_paths()
-            self.cluster = cls(
-                **job_options(profile, self.directory, protection.credentials()),
-            )
+            self.cluster = cls(**job_options(profile, self.directory, protection.credentials()))
         except BaseException:
             self._remove_directory()
             raise
@@ -235,8 +233,7 @@ class Jobs:
 
         Raises `Error` with the batch system's own words.
         """
-        wanted = math.ceil(workers / processes_in_a_job(self.profile))
-        while len(self.cluster.worker_spec) < wanted:
+        while len(self.cluster.worker_spec) < number_of_jobs(self.profile, workers):
             # Not Dask's names, of which it gives one that is free again to another job
             self.cluster.worker_spec[next(self._names)] = self.cluster.new_spec
         try:
@@ -285,10 +282,6 @@ class Jobs:
         jobs = dict(self.cluster.workers)  # Dask's own thread may change it meanwhile
         return {name: job.job_id for name, job in jobs.items() if job.job_id}
 
-    def ended(self) -> set[str]:
-        """The names of jobs that are over; none where the batch system does not answer."""
-        return _ended(self.states() or {})
-
     def look(self) -> tuple[str, set[str]]:
         """What the batch system says of the jobs, in a few words, and those that are over.
 
@@ -297,14 +290,14 @@ class Jobs:
         states = self.states()
         if states is None:
             return f"{self.system.name} does not answer", set()
-        for name in _ended(states) - set(self.arrived.values()):
+        for name in ended(states) - set(self.arrived.values()):
             raise Error(
                 f"Job {self._ids()[name]} ended before its worker came ({states[name][1]}).\n"
                 f"{self.log(name)}\n"
                 "Fix the cause that it names; DRY=1 prints the job script, "
                 "`make doctor` checks the usual causes."
             )
-        return summary(states), _ended(states)
+        return summary(states), ended(states)
 
     def said_of(self, address: str) -> str:
         """What the batch system says of the job whose worker was there; '' if that is unknown."""
@@ -360,5 +353,6 @@ class Jobs:
             self._remove_directory()
 
 
-def _ended(states: States) -> set[str]:
+def ended(states: States) -> set[str]:
+    """The names of jobs that are over."""
     return {job for job, (state, _) in states.items() if state is JobState.ENDED}

@@ -65,13 +65,13 @@ def read_profile(name: str, overrides: str | None = None) -> dict:
             "'options' maps that class's keyword arguments to values."
         )
     text = os.environ.get("OPTIONS", "") if overrides is None else overrides
-    _override(profile, text)
-    only_timeout = {**DEFAULTS, "timeout": profile["timeout"], "cluster": name, "options": {}}
-    if "://" in name and profile != only_timeout:
+    given = pairs("OPTIONS", text, "queue=gpu walltime=02:00:00")
+    if "://" in name and {key for key, _ in given} - {"timeout"}:
         raise Error(
             f"OPTIONS={text}: nothing is started at an address, "
             "so only timeout=… (seconds that workers have to appear) is of use there."
         )
+    _override(profile, given)
     for key in ("timeout", "warning"):
         if type(profile[key]) not in (int, float) or not profile[key] >= 0:  # NaN is not
             where = f"It stands in OPTIONS, or in the profile {name}."
@@ -113,14 +113,10 @@ def _path_of(name: str, extended_by: tuple[str, ...]) -> Path:
     if is_file(path):
         return path
     extending = f", which {extended_by[-1]} extends" if extended_by else ""
-    if is_a_path:
-        raise Error(
-            f"CLUSTER={name}{extending}: no such file, {path.absolute()}. "
-            "Give the path of a profile, or the name of one in clusters/."
-        )
+    what = path.absolute() if is_a_path else repr(name)
     known = sorted(each.stem for each in PROFILES.glob("*.yaml"))
     raise Error(
-        f"There is no cluster profile {name!r}{extending}. "
+        f"There is no cluster profile {what}{extending}. "
         f"CLUSTER takes one of {', '.join([*known, 'torchrun', 'srun'])}, the path of a .yaml "
         "file, or the address of a Dask scheduler (tcp://…, tls://…)."
     )
@@ -146,22 +142,21 @@ def _read_yaml(path: Path) -> dict:
     return content
 
 
-def _override(profile: dict, text: str) -> None:
-    """Put 'key=value' pairs into a profile: its own keys, else options.
+def _override(profile: dict, given: list[tuple[str, str]]) -> None:
+    """Put keys and the texts of their values into a profile: its own keys, else options.
 
     A dot leads into an option that is itself a mapping.
     """
     options = profile["options"]
-    for key, value in pairs("OPTIONS", text, "queue=gpu walltime=02:00:00"):
+    for key, value in given:
         option, _, inner = key.partition(".")
         content = _parsed(value)
         if key in DEFAULTS:
             profile[key] = content
-        elif not inner:
-            options[option] = content
+        elif inner and isinstance(options.get(option), dict):
+            options[option] = {**options[option], inner: content}
         else:
-            there = options.get(option)
-            options[option] = {**(there if isinstance(there, dict) else {}), inner: content}
+            options[option] = {inner: content} if inner else content
 
 
 def pairs(variable: str, text: str, example: str) -> list[tuple[str, str]]:
@@ -230,13 +225,9 @@ def number_of_workers(wanted: int | str) -> int:
     Raises `Error` for what is no such number.
     """
     if wanted == "auto":
-        return gpus() or _default_for_cpus()
+        cores = min(psutil.cpu_count(logical=False) or 1, CPU_COUNT)
+        return gpus() or max(2, min(4, cores))
     return whole_number("WORKERS", wanted, least=1)
-
-
-def _default_for_cpus() -> int:
-    cores = min(psutil.cpu_count(logical=False) or 1, CPU_COUNT)
-    return max(2, min(4, cores))
 
 
 def may_have_gpus() -> bool:

@@ -7,6 +7,7 @@ of this one cluster, the dashboard has a secret in its address, and what workers
 folder that only their user can read.
 """
 
+import functools
 import hmac
 import multiprocessing.spawn
 import os
@@ -31,17 +32,11 @@ DASK_WORKER = "Dask Worker process"  # what Dask's nanny calls the processes tha
 class Credentials(Security):
     """Dask's `Security`, whose connections may end without notice."""
 
-    def get_connection_args(self, role: str) -> dict[str, Any]:
-        """Dask's arguments for a connection that is made."""
-        arguments = super().get_connection_args(role)
-        allow_ends_without_notice(arguments["ssl_context"])
-        return arguments
-
-    def get_listen_args(self, role: str) -> dict[str, Any]:
-        """Dask's arguments for connections that are accepted."""
-        arguments = super().get_listen_args(role)
-        allow_ends_without_notice(arguments["ssl_context"])
-        return arguments
+    def _get_tls_context(self, *arguments: Any) -> ssl.SSLContext | None:
+        """For connections that are made, and for those that are accepted."""
+        context = super()._get_tls_context(*arguments)
+        allow_ends_without_notice(context)
+        return context
 
 
 def credentials() -> Security:
@@ -114,10 +109,7 @@ def private(cls: type) -> type:
 
     The class itself if it does not start its scheduler as Dask's own do, in this process.
     """
-    starts_as_dask_does = (
-        isinstance(cls, type) and getattr(cls, "_start", None) is SpecCluster._start
-    )
-    if not starts_as_dask_does:  # Saturn's, say
+    if getattr(cls, "_start", None) is not SpecCluster._start:  # Saturn's, say
         return cls
     return type(cls.__name__, (PrivateDashboard, cls), {"__module__": cls.__module__})
 
@@ -140,6 +132,7 @@ def private_folder() -> str:
     return str(path)
 
 
+@functools.cache  # once is enough
 def keep_scripts_out_of_workers() -> None:
     """From now on Dask's worker processes do not run the user's script again.
 
@@ -148,8 +141,6 @@ def keep_scripts_out_of_workers() -> None:
     script without `if __name__ == "__main__":` each worker would start a cluster.
     """
     prepare = multiprocessing.spawn.get_preparation_data
-    if getattr(prepare, "keeps_scripts_out", False):
-        return
 
     def get_preparation_data(name: str) -> dict:
         data = prepare(name)
@@ -158,5 +149,4 @@ def keep_scripts_out_of_workers() -> None:
             data.pop("init_main_from_name", None)
         return data
 
-    get_preparation_data.keeps_scripts_out = True  # type: ignore[attr-defined]  # our mark
     multiprocessing.spawn.get_preparation_data = get_preparation_data

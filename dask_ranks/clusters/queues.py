@@ -25,9 +25,12 @@ class JobState(StrEnum):
 
 States = dict[str, tuple[JobState, str]]  # job id -> its state, and why
 
-SLURM_PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED")
-PBS_RUNNING = ("R", "B")
-PBS_ENDED = ("E", "C", "F", "X")
+# Any other word of Slurm is that of a job that has ended; any other letter of PBS, that it waits
+SLURM = {
+    "RUNNING": JobState.RUNNING,
+    **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED"), JobState.PENDING),
+}
+PBS = {**dict.fromkeys("RB", JobState.RUNNING), **dict.fromkeys("ECFX", JobState.ENDED)}
 
 
 def slurm_states(ids: Iterable[str]) -> States:
@@ -41,13 +44,8 @@ def slurm_states(ids: Iterable[str]) -> States:
         if line.count("|") < 2:
             continue
         job, word, reason = line.split("|", 2)
-        if word in SLURM_PENDING:
-            state = JobState.PENDING
-        elif word == "RUNNING":
-            state = JobState.RUNNING
-        else:
-            state = JobState.ENDED
-        states[job] = state, word if reason in ("None", "") else reason
+        why = word if reason in ("None", "") else reason
+        states[job] = SLURM.get(word, JobState.ENDED), why
     return {job: states[job] for job in ids if job in states}
 
 
@@ -72,18 +70,13 @@ def read_qstat(text: str) -> States:
         job = block.split(maxsplit=1)[0].partition(".")[0]
         values = dict(re.findall(r"^\s+(\w+) = (.*)$", block, flags=re.M))
         letter = values.get("job_state", "")
-        why = f"state {letter}"
-        if letter in PBS_RUNNING:
-            state = JobState.RUNNING
-        elif letter in PBS_ENDED:
-            state = JobState.ENDED
-            status = values.get("Exit_status") or values.get("exit_status")
-            if status:
-                why = f"exit status {status}"
-        else:
-            state = JobState.PENDING
-            why = values.get("comment", "").strip() or why
-        states[job] = state, why
+        state = PBS.get(letter, JobState.PENDING)
+        why = ""
+        if state is JobState.PENDING:
+            why = values.get("comment", "").strip()
+        elif status := values.get("Exit_status") or values.get("exit_status"):
+            why = f"exit status {status}"
+        states[job] = state, why or f"state {letter}"
     return states
 
 

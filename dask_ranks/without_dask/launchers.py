@@ -13,7 +13,6 @@ from ddp_common.errors import Error
 
 LAUNCHERS = ("torchrun", "srun")  # those that `make run` can start
 MPI = ("OMPI_COMM_WORLD", "PMI")  # how variables of Open MPI begin; of MPICH and Intel MPI
-LOOPBACK = "127.0.0.1"  # where ranks meet that are all on one host
 FIRST_PORT = 15_000
 PORTS = 17_000  # so many: they end below the range that systems use for outgoing connections
 NEEDED = (
@@ -71,10 +70,8 @@ def set_variables_of_slurm() -> None:
             "start the ranks with torchrun."
         )
     job, step = os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"]
-    if os.environ.get("SLURM_STEP_NUM_NODES") == "1":
-        address = LOOPBACK
-    else:
-        address = first_host(os.environ["SLURM_STEP_NODELIST"])
+    is_one_host = os.environ.get("SLURM_STEP_NUM_NODES") == "1"
+    address = "127.0.0.1" if is_one_host else first_host(os.environ["SLURM_STEP_NODELIST"])
     variables = {
         "RANK": os.environ["SLURM_PROCID"],
         "WORLD_SIZE": os.environ["SLURM_STEP_NUM_TASKS"],

@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,13 +44,14 @@ STORE_INTERVAL = datetime.timedelta(seconds=10)
 _launches = 0  # of this process: each has keys of its own in the store
 
 
-class Ranks:
+class Ranks(contextlib.ExitStack):
     """Stands for all ranks, as a client stands for a cluster: one of these in each.
 
-    Close it, or use it in a `with` block.
+    Close it, or use it in a `with` block: the ranks then leave the process group.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         if dist.is_initialized():
             raise Error(
                 "The process group is there already, and connect() makes it.\n"
@@ -59,8 +60,7 @@ class Ranks:
         if launchers.in_slurm_step() and "RANK" not in os.environ:
             launchers.set_variables_of_slurm()
         whereabouts.keep_collectives()
-        self._stack = contextlib.ExitStack()
-        self._stack.enter_context(rendezvous.process_group())
+        self.enter_context(rendezvous.process_group())
         self.ranks = rendezvous.world_size()
         self.cluster = None
         if rendezvous.rank() != 0:
@@ -78,7 +78,13 @@ class Ranks:
         """
         global _launches
         _launches += 1
-        _refuse_tables(job.tables)
+        if job.tables:
+            raise Error(
+                f"The argument {job.tables[0].name} is a Dask collection, and no Dask worker has "
+                "started these ranks.\n"
+                "Start with Dask, or write it once, with to_parquet, and let each rank read its "
+                "files."
+            )
         began = time.monotonic()
         if dist.is_initialized():
             seconds = job.stall_timeout or rendezvous.FOREVER.total_seconds()
@@ -91,27 +97,18 @@ class Ranks:
                 result, problems = _exchange(result, models, recorder, began)
                 recorder.call_on_report()
         if stopped is not None:
-            raise _run_stopped(stopped.step, files.path)
+            last = checkpoint_files.newest_good(files.path / "checkpoints")
+            newest = "there is no checkpoint"
+            if last is not None:
+                newest = f"the newest checkpoint is that of step {checkpoint_files.step_of(last)}"
+            raise RunStopped(
+                "The ranks were told to stop (SIGTERM). They left after step "
+                f"{stopped.step}; {newest}.",
+                step=stopped.step,
+                directory=files.path,
+            )
         seconds = time.monotonic() - began
         return Run(result, files.path, self.ranks, files.records, seconds, problems=problems)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._stack.__exit__(*exception)
-
-    def close(self) -> None:
-        self._stack.close()
-
-
-def _refuse_tables(tables: list[Any]) -> None:
-    if tables:
-        raise Error(
-            f"The argument {tables[0].name} is a Dask collection, and no Dask worker has started "
-            "these ranks.\n"
-            "Start with Dask, or write it once, with to_parquet, and let each rank read its files."
-        )
 
 
 def _agree_on_directory(job: Job, at_the_end: contextlib.ExitStack) -> RunFiles:
@@ -220,18 +217,6 @@ def _finish(recorder: Recorder, models: list[replicas.Fingerprint | None], secon
     how = "finished" if is_finished else "stopped"
     files.log(f"{how}: {rendezvous.world_size()} rank(s), {seconds:.1f} s")
     files.close()
-
-
-def _run_stopped(step: int, path: Path) -> RunStopped:
-    last = checkpoint_files.newest_good(path / "checkpoints")
-    newest = "there is no checkpoint"
-    if last is not None:
-        newest = f"the newest checkpoint is that of step {checkpoint_files.step_of(last)}"
-    return RunStopped(
-        f"The ranks were told to stop (SIGTERM). They left after step {step}; {newest}.",
-        step=step,
-        directory=path,
-    )
 
 
 def _tell_all(what: str, value: Any = None) -> list[Any]:

@@ -33,13 +33,11 @@ from multiprocessing.connection import Connection
 from typing import BinaryIO
 
 import psutil
-from dask.typing import Key
 from distributed import Status, Worker, get_worker
 from distributed.comm import get_address_host
 
 from dask_ranks.messages import TOPIC, Ended, Line, Message, RankSpec, Started, pack
 from dask_ranks.worker import time_limit
-from dask_ranks.worker.output import Output, seconds_for
 from dask_ranks.worker.rank_host import HOST
 from dask_ranks.worker.supervisor import POLL, Supervisor
 
@@ -53,6 +51,14 @@ FLUSH = 0.1  # seconds for the last message: Dask sends events in batches, and a
 # tells the scheduler so beside them
 PIECE = 2**16  # bytes read at once: as many as a pipe holds
 FASTEST = 40 * 2**20  # bytes a second of messages that are larger than a piece
+RATE = 2**20  # bytes a second that a rank may print
+LINE_COST = 100  # bytes that a line counts for, beside its own
+LONGEST_LINE = 10_000  # bytes of a line that are kept
+
+WHAT_TO_DO = {  # where a rank cannot be started
+    errno.ENOENT: "Was the folder in which its worker runs removed? Start it in one that stays.",
+    errno.EMFILE: "Start the workers with a higher limit: ulimit -n 4096.",
+}
 
 # Called by the client, with `client.run`, on the event loop of the worker
 
@@ -102,7 +108,11 @@ def run_rank(spec: RankSpec, payload: bytes, tables: BinaryIO | None = None) -> 
     key = worker.get_current_task()
 
     def is_wanted() -> bool:
-        return _is_wanted(worker, key)
+        """Not once the client has cancelled the task, closed or died; nor if the worker closes."""
+        task = worker.state.tasks.get(key)
+        if task is None or task.state in ("cancelled", "resumed"):
+            return False
+        return worker.status in (Status.running, Status.paused)
 
     def send(messages: list[Message]) -> None:
         worker.log_event(TOPIC + spec.attempt, {"rank": spec.rank, "messages": pack(messages)})
@@ -131,32 +141,8 @@ def _not_started(error: Exception) -> Ended:
     message = f"The rank could not be started: {type(error).__name__}: {error}."
     if not isinstance(error, OSError):
         return Ended("raised", message=message, traceback=traceback.format_exc())
-    if not _has_folder():
-        message = (
-            "The rank could not be started: the folder in which its worker runs was removed.\n"
-            "Start the workers again, in a folder that stays."
-        )
-    elif error.errno == errno.EMFILE:
-        message += "\nStart the workers with a higher limit: ulimit -n 4096."
-    return Ended("raised", message=message)
-
-
-def _has_folder() -> bool:
-    with contextlib.suppress(OSError):
-        return bool(os.getcwd())
-    return False
-
-
-def _is_wanted(worker: Worker, key: Key) -> bool:
-    """Whether the client still wants a rank.
-
-    It does not once it has cancelled the task, closed or died; nor is a rank wanted when the
-    worker itself is closing.
-    """
-    task = worker.state.tasks.get(key)
-    if task is None or task.state in ("cancelled", "resumed"):
-        return False
-    return worker.status in (Status.running, Status.paused)
+    advice = WHAT_TO_DO.get(error.errno or 0, "")
+    return Ended("raised", message=f"{message}\n{advice}".rstrip())
 
 
 class RankProcess:
@@ -209,16 +195,40 @@ class RankProcess:
                     self._is_gone.wait(len(pickled) / FASTEST)
 
     def _read_output(self, pipe: Connection) -> None:
-        output = Output()
+        begun = b""
         with pipe:
-            while True:
-                piece = os.read(pipe.fileno(), PIECE)
-                lines = output.lines(piece) if piece else output.rest()
+            while piece := os.read(pipe.fileno(), PIECE):
+                lines, begun = whole_lines(begun + piece)
                 for line in lines:
                     self.said.put(Line(line))
-                if not piece:
-                    return
-                self._is_gone.wait(seconds_for(piece, lines))  # slows down a rank that says more
+                # Slows down a rank that prints more
+                self._is_gone.wait((len(piece) + LINE_COST * len(lines)) / RATE)
+        if begun:
+            self.said.put(Line(text_of(begun)))
+
+
+def whole_lines(printed: bytes) -> tuple[list[str], bytes]:
+    """The lines of what was printed, and the one that has not ended yet.
+
+    Of a line that is drawn again and again (a progress bar, which prints carriage returns) the
+    last state counts. A line beyond `LONGEST_LINE` is cut.
+    """
+    *whole, begun = printed.split(b"\n")
+    lines = [text_of(_last_state(line)) for line in whole]
+    return lines, _last_state(begun)[: LONGEST_LINE + 1]
+
+
+def text_of(line: bytes) -> str:
+    line = line.rstrip(b"\r")
+    text = line[:LONGEST_LINE].decode(errors="replace")
+    return f"{text} … [cut here]" if len(line) > LONGEST_LINE else text
+
+
+def _last_state(line: bytes) -> bytes:
+    """Of a line that is drawn again and again, what a terminal would show of it."""
+    text = line.rstrip(b"\r")
+    _, _, state = text.rpartition(b"\r")
+    return state + line[len(text) :][:1]
 
 
 def _unpickled(message: bytes) -> Message:

@@ -3,6 +3,7 @@
 It has torch imported, leaves signals to the ranks, and survives that connections end.
 """
 
+import contextlib
 import logging
 import signal
 import ssl
@@ -34,33 +35,26 @@ class Preload(WorkerPlugin):
     def __init__(self, is_own_cluster: bool, fork_server: str | None = None):
         self.is_own_cluster = is_own_cluster  # `connect` has started it, and closes it
         self.fork_server = fork_server  # the path of one for all workers, if they share its host
-        self.handlers: dict[signal.Signals, Any] = {}  # those before
-        self.changed: list[ssl.SSLContext] = []
-        self.watch: threading.Event | None = None  # ends that of the time limit
 
     def setup(self, worker: Worker) -> None:
+        self.undo = contextlib.ExitStack()
+        self.undo.callback(HOST.close)
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 # A nanny ends the worker itself
                 handler = signal.SIG_IGN if worker.nanny else _handler(number)
-                self.handlers[number] = signal.signal(number, handler)
-        for context in tls_contexts(worker):
-            if context is not None and not context.options & ssl.OP_IGNORE_UNEXPECTED_EOF:
-                self.changed.append(context)
-                allow_ends_without_notice(context)
+                self.undo.callback(signal.signal, number, signal.signal(number, handler))
+        for context in filter(None, tls_contexts(worker)):
+            self.undo.callback(setattr, context, "options", context.options)
+            allow_ends_without_notice(context)
         if self.is_own_cluster and worker.nanny:  # else this process may outlive the cluster
-            logging.getLogger("distributed.worker").addFilter(_is_no_lost_scheduler)
+            logger = logging.getLogger("distributed.worker")
+            logger.addFilter(lambda record: record.msg != LOST_SCHEDULER)
         HOST.prepare(self.fork_server)
-        self.watch = watch_time_limit(tell_to_stop)
+        self.undo.callback(watch_time_limit(tell_to_stop).set)
 
     def teardown(self, worker: Worker) -> None:
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
-        for context in self.changed:
-            context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
-        if self.watch is not None:
-            self.watch.set()
-        HOST.close()
+        self.undo.close()
 
 
 def allow_ends_without_notice(context: ssl.SSLContext | None) -> None:
@@ -92,7 +86,3 @@ def _handler(number: signal.Signals) -> Any:
         HOST.after_the_rank(lambda: previous(number, None))
 
     return tell_the_rank_first
-
-
-def _is_no_lost_scheduler(record: logging.LogRecord) -> bool:
-    return record.msg != LOST_SCHEDULER

@@ -176,7 +176,7 @@ def test_a_worker_whose_folder_was_removed_is_told_with_what_to_do(client, tmp_p
     try:
         os.rmdir(tmp_path / "gone")
         failed = failure(client, ddp.rank)
-        assert "the folder in which its worker runs was removed" in str(failed)
+        assert "the folder in which its worker runs removed" in str(failed)
         assert "Traceback" not in str(failed)
     finally:
         client.run(os.chdir, before.popitem()[1])

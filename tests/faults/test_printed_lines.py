@@ -5,16 +5,16 @@ import time
 import pytest
 
 import ddp_common as ddp
-from dask_ranks.worker import output
-from dask_ranks.worker.output import Output
+from dask_ranks.worker.agent import LONGEST_LINE, text_of, whole_lines
 
 
 def printed(text, size=2**16):
     """The lines of a text that arrives in pieces of so many bytes."""
-    relayed, content, lines = Output(), text.encode(), []
+    content, lines, begun = text.encode(), [], b""
     for begin in range(0, len(content), size):
-        lines += relayed.lines(content[begin : begin + size])
-    return lines + relayed.rest()
+        whole, begun = whole_lines(begun + content[begin : begin + size])
+        lines += whole
+    return [*lines, text_of(begun)] if begun else lines
 
 
 @pytest.mark.parametrize("size", [3, 100])
@@ -33,7 +33,7 @@ def test_lines_are_what_a_terminal_would_show_in_whatever_pieces_they_arrive(tex
 
 
 def test_a_long_line_is_cut_and_says_so():
-    assert printed("x" * 30_000_000) == ["x" * output.LONGEST_LINE + " … [cut here]"]
+    assert printed("x" * 30_000_000) == ["x" * LONGEST_LINE + " … [cut here]"]
 
 
 def test_a_rank_that_prints_too_fast_waits_and_loses_no_line(client):

@@ -16,8 +16,8 @@ from patience import PATIENCE
 from processes import Background, log_of, saved_steps, separate_cluster, wait_until
 
 import ddp_common as ddp
+from dask_ranks.client import rpc
 from dask_ranks.client.rpc import known_workers
-from dask_ranks.clusters import client as clusters_client
 from dask_ranks.clusters import doctor
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -42,7 +42,7 @@ def get_a_rank(table=None):
 def test_a_suspended_worker_is_named_and_holds_neither_launch_nor_connect_nor_the_doctor(
     two_workers, monkeypatch
 ):
-    monkeypatch.setattr(clusters_client, "SILENCE_TIMEOUT", 3)
+    monkeypatch.setattr(rpc, "SILENCE_TIMEOUT", 3)
     address, pid = pid_of_one(two_workers)
     table = two_workers.map(list, [range(9)] * 4, pure=False)
     wait(table)
