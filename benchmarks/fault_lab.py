@@ -33,7 +33,7 @@ import faults_on_purpose as faults
 from patience import PATIENCE
 from processes import environment_for, processes_of, separate_cluster
 
-from dask_ranks.errors import RankFailed
+from dask_ranks.run.job import RankFailed
 from ddp_common import connect, inject, launch
 from ddp_common.errors import Error
 

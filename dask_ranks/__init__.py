@@ -19,16 +19,15 @@ _HOME = {
     "script": "dask_ranks.rank.scripts",
     "connect": "dask_ranks.clusters.connect",
     "Error": "ddp_common.errors",
-    "RankFailed": "dask_ranks.errors",
-    "RankStalled": "dask_ranks.errors",
-    "RunStopped": "dask_ranks.errors",
-    "SchedulerLost": "dask_ranks.errors",
+    "RankFailed": "dask_ranks.run.job",
+    "RankStalled": "dask_ranks.run.job",
+    "RunStopped": "dask_ranks.run.job",
+    "SchedulerLost": "dask_ranks.run.job",
 }
 __all__ = list(_HOME)
 
 
 def __getattr__(name):
     if name not in _HOME:
-        known = ", ".join(sorted(__all__))
-        raise AttributeError(f"dask_ranks has no name {name!r}; it has {known}")
+        raise AttributeError(f"dask_ranks has no name {name!r}; it has {', '.join(__all__)}")
     return getattr(importlib.import_module(_HOME[name]), name)

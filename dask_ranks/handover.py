@@ -80,11 +80,6 @@ def _kind(dtype: Any) -> str:
     return f"{len(categories)} categories ({tokenize(list(categories))[:8]})"
 
 
-def is_categories(kind: str) -> bool:
-    """Whether a `Look` says so of a column."""
-    return " categories (" in kind
-
-
 def hand_over(tables: list[Table], partitions: list[list]) -> BinaryIO:
     """Write what a rank gets into a file in memory, which the rank's agent closes.
 

@@ -3,11 +3,9 @@
 The client sends each agent one `RankSpec`, and may call the few functions that `agent`, `spool`
 and `handover` have for it. Messages come back rank -> agent -> client: a rank sends them through a
 pipe (`multiprocessing.Pipe`), and its agent passes them on as events of Dask (`pack`), under the
-topic of the attempt. The first
-is the agent's `Started`, if the rank could be started, the last is `Ended`: that of the rank, with
-the exit code of its process, or one of the agent's own.
-Promises: `unpack` gives what was packed; a message or a field that is not known here is an error
-and never passed over.
+topic of the attempt. The first is the agent's `Started`, if the rank could be started, the last is
+`Ended`: that of the rank, with the exit code of its process, or one of the agent's own. Promises:
+`unpack` gives what was packed; a message or a field that is not known here is an error.
 """
 
 import json

@@ -34,10 +34,10 @@ _HOME = {
     "ImageFolder": "ddp_common.images",
     "inject": "ddp_common.faults",
     "Error": "ddp_common.errors",
-    "RankFailed": "dask_ranks.errors",
-    "RankStalled": "dask_ranks.errors",
-    "RunStopped": "dask_ranks.errors",
-    "SchedulerLost": "dask_ranks.errors",
+    "RankFailed": "dask_ranks.run.job",
+    "RankStalled": "dask_ranks.run.job",
+    "RunStopped": "dask_ranks.run.job",
+    "SchedulerLost": "dask_ranks.run.job",
 }
 __all__ = list(_HOME)
 

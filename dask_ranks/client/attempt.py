@@ -25,7 +25,7 @@ from dask_ranks.client.claims import KeepsWorkers
 from dask_ranks.client.outcome import AttemptState
 from dask_ranks.client.rank import RankState
 from dask_ranks.client.tables import Tables
-from dask_ranks.errors import SchedulerLost
+from dask_ranks.run.job import SchedulerLost
 from dask_ranks.messages import TOPIC, CheckpointSaved, Ended, Message, RankSpec, unpack
 from dask_ranks.run.job import Job
 from dask_ranks.run.recorder import Recorder

@@ -36,13 +36,7 @@ class Checkpoints:
     the client's event loop, so that a large file does not keep the client from noticing a failure.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        attempt_id: str,
-        directory: Path,
-        addresses: list[str],
-    ):
+    def __init__(self, client: Client, attempt_id: str, directory: Path, addresses: list[str]):
         self.client = client
         self.attempt_id = attempt_id
         self.directory = directory.absolute()

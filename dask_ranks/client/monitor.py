@@ -15,9 +15,9 @@ from distributed import CancelledError
 from dask_ranks.client import outcome, signals, stalls
 from dask_ranks.client.attempt import CAUSE_TIMEOUT, Attempt
 from dask_ranks.client.outcome import Failed, Outcome
-from dask_ranks.client.rank import Phase, RankState, numbers
+from dask_ranks.client.rank import RankState, numbers
 from dask_ranks.client.rpc import ask_each
-from dask_ranks.errors import RunStopped
+from dask_ranks.run.job import RunStopped
 from dask_ranks.worker import agent
 from ddp_common.errors import Error
 
@@ -212,7 +212,7 @@ def end(attempt: Attempt) -> None:
     try:
         if attempt.client.status == "running":
             _end_ranks(attempt)
-            lost = {rank.address for rank in attempt.ranks if rank.phase is Phase.LOST}
+            lost = {rank.address for rank in attempt.ranks if rank.is_lost}
             problem = attempt.checkpoints.close(lost)
             if problem:
                 attempt.directory.problem(

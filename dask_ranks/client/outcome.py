@@ -16,16 +16,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from dask_ranks.client.rank import Phase, RankState, numbers
+from dask_ranks.client.rank import RankState, numbers
 from dask_ranks.client.rpc import CONNECTION_LOST, RESTARTED
 from dask_ranks.client.stalls import returned_early
-from dask_ranks.errors import RankFailed, RankStalled, RunStopped, SchedulerLost
-from dask_ranks.messages import (
-    CheckpointSaved,
-    Ended,
-    Message,
-    Started,
-)
+from dask_ranks.run.job import LaunchEnded, RankFailed, RankStalled, RunStopped, SchedulerLost
+from dask_ranks.messages import CheckpointSaved, Ended, Message, Started
 from dask_ranks.rank.last_word import LOST_PEER
 from ddp_common.checkpoint_files import step_of
 from ddp_common.errors import Error
@@ -112,7 +107,7 @@ class AttemptState:
         """
         if not timeout or self.unstarted() or self.last_started > now - timeout:
             return []
-        at_work = [rank for rank in self.ranks if rank.phase is Phase.STARTED]
+        at_work = [rank for rank in self.ranks if rank.how is None and not rank.has_returned]
         return [rank for rank in at_work if (rank.moved or 0) < now - timeout]
 
 
@@ -367,20 +362,18 @@ def cancelled(state: AttemptState, scheduler: str, is_connected: bool) -> Error:
     what = "The tasks of the ranks were cancelled from outside (client.cancel)"
     if state.why_cancelled == RESTARTED:
         what = "The cluster was restarted (client.restart)"
-    error = Error(
+    return LaunchEnded(
         f"{what} while this launch was running, which ended its ranks.\nWhat was saved is in "
-        f"{state.directory}: launch with directory= to go on."
+        f"{state.directory}: launch with directory= to go on.",
+        directory=state.directory,
     )
-    error.directory = state.directory
-    return error
 
 
 def unreadable_result(reason: Exception, directory: Path) -> Error:
     """The exception for a result that cannot be loaded in this process."""
-    error = Error(
+    return LaunchEnded(
         f"All ranks finished, but what rank 0 returned cannot be loaded in this process: "
         f"{type(reason).__name__}: {reason}. What was saved is in {directory}.\n"
-        "Return tensors, numbers, a state_dict, or what can be imported here too."
+        "Return tensors, numbers, a state_dict, or what can be imported here too.",
+        directory=directory,
     )
-    error.directory = directory
-    return error

@@ -2,7 +2,6 @@
 
 from collections import deque
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 from distributed import Future
 
@@ -11,27 +10,18 @@ from dask_ranks.messages import PROGRESS, Ended, Line, Message, Position, Starte
 KEPT_LINES = 50  # of a rank's output, for the error message
 
 
-class Phase(IntEnum):
-    """How far a rank has come: it only ever goes on."""
-
-    CLAIMED = 0  # its worker is
-    STARTED = 1  # its process runs
-    RETURNED = 2  # its function has
-    ENDED = 3  # it has said how
-    LOST = 4  # its worker was, before that or later
-
-
 @dataclass(eq=False)
 class RankState:
     """What is known of a rank. Times are those of `time.monotonic()` on the client."""
 
     number: int  # from 0
     address: str  # of its worker
-    phase: Phase = Phase.CLAIMED
     host: str = ""  # the address of its worker until it has started
     step: int = 0  # the last that is known
     moved: float | None = None  # when it last made progress
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))  # printed last
+    has_returned: bool = False  # its function has
+    is_lost: bool = False  # its worker is, before its end or after it
     _ended: Ended | None = None  # ask `how`, or `ended`
     tables: Future | None = None  # its partitions, on its worker
     task: Future | None = None  # its agent, once that is submitted
@@ -48,38 +38,29 @@ class RankState:
         match message:
             case Started():
                 self.host = message.host
-                self._has_come_to(Phase.STARTED)
             case Position():
                 self.step = max(self.step, message.known().get("step", 0))
-                if message.has_returned:
-                    self._has_come_to(Phase.RETURNED)
+                self.has_returned = self.has_returned or message.has_returned
             case Line():
                 self.lines.append(message.text)
             case Whereabouts():
                 self.whereabouts = message
             case Ended():
                 self._ended = self._ended or message
-                self._has_come_to(Phase.ENDED)
+                self.has_returned = self.how == "done"
 
     def lose_worker(self) -> None:
         """Take note that the scheduler has lost its worker; rank 0's has the result."""
         has_result = self.number == 0 and self.how == "done"
         if self._ended is None or has_result:
             self._ended = Ended("lost")
-        self._has_come_to(Phase.LOST)
-
-    def _has_come_to(self, phase: Phase) -> None:
-        self.phase = max(self.phase, phase)
+            self.has_returned = False
+        self.is_lost = True
 
     @property
     def has_started(self) -> bool:
         """Whether its process runs, or has."""
         return self.moved is not None
-
-    @property
-    def has_returned(self) -> bool:
-        """Whether its function has."""
-        return self.phase is Phase.RETURNED or self.how == "done"
 
     @property
     def how(self) -> str | None:

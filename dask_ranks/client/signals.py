@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from dask_ranks.errors import RunStopped
+from dask_ranks.run.job import RunStopped
 
 stop_requested = False  # by SIGTERM: the ranks shall save and leave
 interrupted = False  # by Ctrl-C; while a launch in the main thread runs, it sets this itself

@@ -25,12 +25,7 @@ from distributed.comm import connect as connect_to
 from distributed.security import Security
 
 from dask_ranks.clusters import protection
-from dask_ranks.clusters.client import (
-    ClusterClient,
-    Request,
-    dask_is_silent,
-    open_clients,
-)
+from dask_ranks.clusters.client import ClusterClient, Request, dask_is_silent, open_clients
 from dask_ranks.clusters.jobs import Jobs, check_commands, job_script, number_of_jobs
 from dask_ranks.clusters.profiles import (
     cluster_class,

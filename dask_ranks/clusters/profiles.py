@@ -21,7 +21,7 @@ import yaml
 from dask.system import CPU_COUNT
 
 from dask_ranks.clusters.queues import SYSTEMS
-from dask_ranks.run.folders import REPOSITORY, is_file
+from dask_ranks.run.folders import REPOSITORY
 from dask_ranks.run.job import whole_number
 from ddp_common.errors import Error
 
@@ -108,9 +108,9 @@ def _load(name: str, extended_by: tuple[str, ...]) -> dict:
 def _path_of(name: str, extended_by: tuple[str, ...]) -> Path:
     is_a_path = name.endswith((".yaml", ".yml"))
     path = Path(os.path.expanduser(name)) if is_a_path else PROFILES / f"{name}.yaml"
-    if not is_file(path) and extended_by:
+    if not os.path.isfile(path) and extended_by:
         path = Path(extended_by[-1]).parent / path
-    if is_file(path):
+    if os.path.isfile(path):
         return path
     extending = f", which {extended_by[-1]} extends" if extended_by else ""
     what = path.absolute() if is_a_path else repr(name)

@@ -89,17 +89,10 @@ class Reporter(reporting.Sink):
         except Exception as error:  # of CUDA, of the pipe: the next one may arrive all the same
             if not self._has_complained:
                 self._has_complained = True
-                _complain(error)
-
-
-def _complain(error: Exception) -> None:
-    with contextlib.suppress(Exception):  # the training function has closed or replaced stderr
-        print(
-            "Warning: not all that this rank reports arrives: "
-            f"{type(error).__name__}: {first_line(error)}",
-            file=sys.stderr,
-            flush=True,
-        )
+                why = f"{type(error).__name__}: {first_line(error)}"
+                text = f"Warning: not all that this rank reports arrives: {why}"
+                with contextlib.suppress(Exception):  # the function has closed or replaced stderr
+                    print(text, file=sys.stderr, flush=True)
 
 
 def stop() -> None:

@@ -85,11 +85,3 @@ def new_directory(name: str) -> Path:
 
 def _root() -> str | Path:
     return os.environ.get("RUNS") or (REPOSITORY / "runs" if IS_CLONE else "runs")
-
-
-def is_file(path: Path) -> bool:
-    """Whether there is such a file; False also for what cannot be the name of one."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False

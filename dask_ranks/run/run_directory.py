@@ -228,7 +228,9 @@ def _locked(folder: Path) -> FileLock:
             say(f"Another run is writing in {folder}: waiting {seconds} s for its end", sys.stderr)
             lock.acquire(timeout=seconds)
     except Timeout:
-        who = " on ".join(_holder(path)) or "unknown"
+        who = "unknown"
+        with contextlib.suppress(OSError, ValueError):  # nothing can be read
+            who = " on ".join(path.read_text().split()[:2]) or who
         by_hand = f" If it is gone, remove {path}." if isinstance(lock, SoftFileLock) else ""
         raise Error(
             f"Another run (process {who}) is writing in {folder}.\n"
@@ -238,14 +240,6 @@ def _locked(folder: Path) -> FileLock:
         with contextlib.suppress(OSError):  # a full disk: it holds, but nobody can read whose
             path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
     return lock
-
-
-def _holder(path: Path) -> list[str]:
-    """The pid and the host in the file of a lock; empty if nothing can be read."""
-    try:
-        return path.read_text().split()[:2]
-    except (OSError, ValueError):
-        return []
 
 
 # Files

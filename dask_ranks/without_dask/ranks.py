@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from dask_ranks.errors import RunStopped
+from dask_ranks.run.job import RunStopped
 from dask_ranks.rank import life, whereabouts
 from dask_ranks.rank.last_word import GROUP_TWICE, HINTS, pickled_result
 from dask_ranks.run.folders import new_directory

@@ -114,15 +114,11 @@ def wait_until_forked(connection: Connection, is_wanted: Callable[[], bool]) -> 
         if not is_wanted():
             connection.close()
             return False
-    _raise_if_error(connection.recv())
+    _number(connection.recv())
     return True
 
 
-def start(
-    connection: Connection,
-    request: Request,
-    descriptors: list[int],
-) -> Supervisor:
+def start(connection: Connection, request: Request, descriptors: list[int]) -> Supervisor:
     """Have a process forked by the supervisor at the other end of a connection, which waits.
 
     Raises OSError if no process can be forked, and EOFError or ConnectionError if the supervisor
@@ -139,17 +135,13 @@ def start(
     return Supervisor(connection, pid)
 
 
-def _raise_if_error(answer: Any) -> None:
-    if isinstance(answer, OSError):
-        raise answer
-
-
 def _number(answer: Any) -> int:
     """The number that a supervisor has said, of a process or of its exit code.
 
     Raises the OSError that it has said, and EOFError where it has said what is left: it ends.
     """
-    _raise_if_error(answer)
+    if isinstance(answer, OSError):
+        raise answer
     if isinstance(answer, list):
         raise EOFError("the supervisor has ended")
     return answer

@@ -14,7 +14,6 @@ from dask_ranks.client.outcome import (
     rank_failed,
     run_stopped,
 )
-from dask_ranks.client.rank import Phase
 from dask_ranks.messages import (
     CheckpointSaved,
     Collective,
@@ -75,7 +74,7 @@ def test_a_failure_comes_before_the_loss_of_the_scheduler():
 def test_a_lost_worker_is_a_failed_rank_unless_that_had_ended_and_has_no_result():
     state = state_of(2, rank_1=Ended("done"))
     state.lose_worker("tcp://10.0.0.1:5000")
-    assert outcome(state) is Outcome.GOES_ON and state.ranks[1].phase is Phase.LOST
+    assert outcome(state) is Outcome.GOES_ON and state.ranks[1].is_lost
     state.take(0, Ended("done"), now=2.0)
     state.lose_worker("tcp://10.0.0.0:5000")
     assert outcome(state) == Failed(state.ranks[0], False)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from dask_ranks.errors import RankFailed
+from dask_ranks.run.job import RankFailed
 from tutorials.kit.launchers import meet_in
 
 TIMEOUT = 60.0  # seconds that an answer or a script may take

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from dask_ranks.errors import RunStopped
+from dask_ranks.run.job import RunStopped
 from dask_ranks.run.folders import shown
 from ddp_common.errors import Error
 

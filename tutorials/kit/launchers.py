@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dask_ranks.errors import RankFailed
+from dask_ranks.run.job import RankFailed
 from ddp_common.errors import Error
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from dask_ranks.clusters.profiles import pairs
-from dask_ranks.run.folders import is_file, local
+from dask_ranks.run.folders import local
 from dask_ranks.run.job import whole_number
 from dask_ranks.run.run_directory import read_records
 from ddp_common.checkpoint_files import checkpoints
@@ -184,7 +184,7 @@ def _refuse_if_all_is_trained(directory, values):
 def epochs_trained(directory: Path) -> int:
     """The epochs that the run in this folder has completed, as its metrics and its log say."""
     path = directory / "metrics.jsonl"
-    records = read_records(path) if is_file(path) else ()
+    records = read_records(path) if os.path.isfile(path) else ()
     numbers = [record["epoch"] for record in records if isinstance(record.get("epoch"), int)]
     begun = 1 + max(numbers, default=-1)
     return begun if has_finished(directory) else max(0, begun - 1)
@@ -206,7 +206,7 @@ def has_finished(directory: Path) -> bool:
 
 def has_run(directory: str | Path) -> bool:
     """Whether a run has begun in `directory`."""
-    return is_file(local(directory) / "config.json")
+    return os.path.isfile(local(directory) / "config.json")
 
 
 def config_of(directory: str | Path, variable: str = "RESUME") -> dict:
@@ -215,7 +215,7 @@ def config_of(directory: str | Path, variable: str = "RESUME") -> dict:
     Raises `Error` if there is no run, or if the file is damaged.
     """
     path = local(directory) / "config.json"
-    if not is_file(path):
+    if not os.path.isfile(path):
         raise Error(
             f"{variable}={directory}: there is no run in that folder ({path.name} is missing). "
             "Name a folder that `make run` printed, such as runs/pets/2026-01-31T10-00-00."
