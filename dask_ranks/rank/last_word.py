@@ -60,6 +60,10 @@ HINTS = {  # what to do about an error of torch or Python, by a part of its text
     "Torch not compiled with CUDA enabled": (
         "This torch knows no GPU. Write .to(ddp.device()): it is this rank's GPU, or the CPU."
     ),
+    "context has already been set": (
+        "A rank has set its start method already. Set that of loader workers in the loader: "
+        "ddp.DataLoader(…, multiprocessing_context='spawn')."
+    ),
 }
 
 

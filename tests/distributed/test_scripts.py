@@ -43,6 +43,17 @@ def said(command, folder, code=0, **variables):
     return output
 
 
+def under_torchrun(words, folder):
+    """What ranks of torchrun say. gloo of torch 2.13 may abort at their end: then once more."""
+    for _ in range(5):
+        process = started([*TORCHRUN, "--nproc-per-node", "2", *words], folder)
+        output, _ = process.communicate(timeout=3 * PATIENCE)
+        if "terminate called without an active exception" not in output:
+            break
+    assert process.returncode == 0, output
+    return output
+
+
 def result(output):
     return re.findall(r"^RESULT (\S+)$", output, flags=re.M)
 
@@ -61,7 +72,7 @@ ARGUMENTS = {
 def test_a_script_ends_with_the_numbers_that_it_has_under_torchrun(tmp_path, name):
     words = [SCRIPTS / name, *ARGUMENTS[name]]
     ours = said([*DDPRUN, "--workers", "2", *words], tmp_path / "ours")
-    theirs = said([*TORCHRUN, "--nproc-per-node", "2", *words], tmp_path / "theirs")
+    theirs = under_torchrun(words, tmp_path / "theirs")
     assert result(ours) and result(ours) == result(theirs)
 
 
