@@ -122,6 +122,7 @@ class Checkpoint:
         self._steps = 0  # calls of `step()`, of this process
         self._steps_at_save = 0
         self._schedules_at_save: dict[str, str] = {}  # tokens of their states
+        self._options_at_head: dict[str, str] = {}  # of optimizers, where an epoch is resumed
         self._samplers = [part for part in parts.values() if isinstance(part, ElasticSampler)]
         self._check_options()
         for sampler in self._samplers:
@@ -167,9 +168,31 @@ class Checkpoint:
         return any(sampler.open_batches for sampler in self._samplers)
 
     def save_if_due(self) -> None:
-        """What the sampler calls before a batch, when those before it are done."""
+        """What the sampler calls before a batch, when those before it are done.
+
+        Raises `Error` if the head of a resumed epoch has changed an optimizer's options.
+        """
+        before, self._options_at_head = self._options_at_head, {}
+        now = self._options() if before else {}
+        for name, value in now.items():
+            if before.get(name) != value:
+                raise Error(
+                    f"The head of an epoch has changed {name} from {before.get(name)} to {value}, "
+                    "and this run was resumed within that epoch: the run before had changed it "
+                    "already. Set what follows from the epoch alone, such as rate * 0.5**epoch, "
+                    "or step a schedule that is a part above checkpoint.save()."
+                )
         if self.every_steps and self._steps - self._steps_at_save >= self.every_steps:
             self._save()
+
+    def begin_rest_of_epoch(self) -> None:
+        """What the sampler calls at the head of an epoch in which a run was resumed."""
+        self._options_at_head = self._options()
+
+    def _options(self) -> dict[str, str]:
+        optimizers = [part for part in self.parts.values() if isinstance(part, OptimizerPart)]
+        settings = [(part.name, *each) for part in optimizers for each in part.settings().items()]
+        return {f"{name}.{option}": repr(value) for name, option, value in settings}
 
     def refuse_what_came_after_save(self) -> None:
         """Raise `Error` if a schedule has stepped between `save()` and the end of its epoch."""

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from ddp_common import loader_workers, stopping
+from ddp_common import loader_workers, samples, stopping
 from ddp_common.errors import Error
 from ddp_common.rows import Partitioned
-from ddp_common.sampling import ElasticSampler
+from ddp_common.sampling import EPOCH_BEGINS, ElasticSampler
 
 ALL_64_BITS = 2**64 - 1
 
@@ -38,18 +38,26 @@ class DataLoader(torch.utils.data.DataLoader):
 
     `options` are torch's. With an `ElasticSampler`, the random state of torch, NumPy and `random`
     in the data set follows from (seed, epoch, index of the sample); a generator that the data set
-    makes itself is its own affair. The data set is asked for one sample at a time. `batched=True`
-    says that its `__getitems__` takes the indices of a whole batch, and draws nothing: a table of
-    Dask needs no word.
+    makes itself is not one of these. The data set is asked for one sample at a time.
+    `batched=True` says that its `__getitems__` takes the indices of a whole batch, and draws
+    nothing: a table of Dask needs no word. Before the first batch of a process the ranks compare
+    two samples, one of them fetched twice; `compare=False` says that they differ on purpose.
 
     `len()` is the number of batches of a pass: in the middle of an epoch that was resumed, of the
     batches that were left.
 
-    Raises `Error` for an `IterableDataset`, which no sampler deals, and for `in_order=False`.
+    Raises `Error` for an `IterableDataset`, which no sampler deals, and for `in_order=False`; with
+    the first batch, for samples that are not the same on all ranks.
     """
 
     def __init__(
-        self, dataset: Dataset, *, batch_sampler: Any, batched: bool = False, **options: Any
+        self,
+        dataset: Dataset,
+        *,
+        batch_sampler: Any,
+        batched: bool = False,
+        compare: bool = True,
+        **options: Any,
     ):
         if isinstance(dataset, IterableDataset):
             raise Error(
@@ -70,6 +78,7 @@ class DataLoader(torch.utils.data.DataLoader):
         super().__init__(dataset, batch_sampler=batch_sampler, **options)
         if isinstance(batch_sampler, ElasticSampler):
             self._requests = Requests(batch_sampler)
+            self._compares = compare and not isinstance(dataset, Partitioned)
             is_batched = batched or isinstance(dataset, Partitioned)
             self._seeded = SeededBySample(dataset, batch_sampler.seed, is_batched)
 
@@ -80,8 +89,16 @@ class DataLoader(torch.utils.data.DataLoader):
 
     def __iter__(self) -> Iterator:  # type: ignore[override]
         if isinstance(self.batch_sampler, ElasticSampler):
-            return self.batch_sampler._steps(super().__iter__)
+            return self.batch_sampler._steps(self._begin)
         return super().__iter__()
+
+    def _begin(self) -> Iterator:
+        """The batches of a pass, after what is compared before the first."""
+        sampler = self._requests.sampler
+        is_to_compare = self._requests.is_to_compare = self._compares and not sampler._is_compared
+        batches = super().__iter__()
+        sampler._compare(next(batches) if is_to_compare else None)
+        return batches
 
     def _get_iterator(self) -> Any:
         """torch's own iterator, over a copy of this loader that asks for `Requests`.
@@ -93,13 +110,14 @@ class DataLoader(torch.utils.data.DataLoader):
         if isinstance(self.batch_sampler, ElasticSampler):
             attributes["batch_sampler"] = self._requests
             attributes["dataset"] = self._seeded
+            attributes["collate_fn"] = functools.partial(_collated, self.collate_fn)
         if self.num_workers:
             begin = self.worker_init_fn
             begin = None if begin is None else ByValue(begin)
             attributes["worker_init_fn"] = functools.partial(
                 _begin_worker, begin, stopping.state.is_training
             )
-            attributes["collate_fn"] = ByValue(self.collate_fn)
+            attributes["collate_fn"] = ByValue(loader.collate_fn)
             loader.multiprocessing_context = loader_workers.loader_context(
                 self.multiprocessing_context
             )
@@ -120,12 +138,18 @@ class DataLoader(torch.utils.data.DataLoader):
 
 
 class Requests:
-    """(epoch, this rank's indices) of each step that is left; to ask moves no position."""
+    """(epoch, this rank's indices) of each step that is left; to ask moves no position.
+
+    Before them, where samples are to be compared, (None, their indices).
+    """
 
     def __init__(self, sampler: ElasticSampler):
         self.sampler = sampler
+        self.is_to_compare = False
 
-    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+    def __iter__(self) -> Iterator[tuple[int | None, list[int]]]:
+        if self.is_to_compare:
+            yield None, samples.chosen(self.sampler.seed, self.sampler.length)
         epoch = self.sampler.epoch
         for indices in self.sampler._shares():
             yield epoch, indices
@@ -139,20 +163,37 @@ class SeededBySample(Dataset):
         self.seed = seed
         self.is_batched = is_batched  # whole batches are asked for, and nothing is seeded
 
-    def __getitems__(self, request: tuple[int, list[int]]) -> list:
-        """The samples of (epoch, indices), as a loader's fetcher asks for them."""
+    def __getitems__(self, request: tuple[int | None, list[int]]) -> list:
+        """The samples of (epoch, indices), as a loader's fetcher asks for them.
+
+        Of no epoch: their fingerprints.
+        """
         epoch, indices = request
+        if epoch is None:
+            fetched = self._fetch(EPOCH_BEGINS, indices)
+            return Fingerprints(samples.fingerprints(indices, fetched))
+        return self._fetch(epoch, indices)
+
+    def _fetch(self, epoch: int, indices: list[int]) -> list:
         if self.is_batched:
             return self.data.__getitems__(indices)
         whole_batch = getattr(self.data, "__getitems__", None)
-        samples = []
+        fetched = []
         for index in indices:
             _seed(_mixed(self.seed, epoch, index))
-            samples.append(self.data[index] if whole_batch is None else whole_batch([index])[0])
-        return samples
+            fetched.append(self.data[index] if whole_batch is None else whole_batch([index])[0])
+        return fetched
 
     def __reduce__(self) -> tuple:
         return SeededBySample, (ByValue(self.data), self.seed, self.is_batched)
+
+
+class Fingerprints(list):
+    """What is compared of samples, in place of a batch: it is not collated."""
+
+
+def _collated(collate: Callable, fetched: list) -> Any:
+    return list(fetched) if isinstance(fetched, Fingerprints) else collate(fetched)
 
 
 class ByValue:

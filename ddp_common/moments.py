@@ -28,8 +28,11 @@ class SavesPosition(Protocol):
     def has_open_batches(self) -> bool:
         """Whether a batch of one of its samplers is open."""
 
+    def begin_rest_of_epoch(self) -> None:
+        """Take note of what the head of an epoch may not change where a run was resumed in it."""
+
     def save_if_due(self) -> None:
-        """Save, if it is time."""
+        """Save, if it is time. Raise `Error` for what the head of a resumed epoch has changed."""
 
     def save_and_wait(self) -> None:
         """Save before this rank leaves."""

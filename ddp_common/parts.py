@@ -181,13 +181,17 @@ class OptimizerPart(Part):
     OF_GROUPS = ("params", "param_names", "initial_lr")  # which are no options
     SCHEDULED = ("lr", "momentum", "betas")  # options that schedules change
 
-    def description(self, state: Any) -> Description:
-        names = {
+    def _names(self) -> dict[int, str]:
+        """The name of each parameter that a part of this Checkpoint has, by its id."""
+        return {
             id(parameter): f"{part.name}.{name}"
             for part in self.parts.values()
             if isinstance(part, ModulePart)
             for name, parameter in part.value.named_parameters()
         }
+
+    def description(self, state: Any) -> Description:
+        names = self._names()
         found = super().description(state)
         number = 0
         for group_number, group in enumerate(self.value.param_groups):
@@ -229,7 +233,17 @@ class OptimizerPart(Part):
         return any(id(group) in mine for group in groups)
 
     def refuse_unfit(self) -> None:
-        """Raise `Error` for an optimizer whose schedule would begin again after a resume."""
+        """Raise `Error` where a schedule, or weights, would begin again after a resume."""
+        names = self._names()
+        trained = [each for group in self.value.param_groups for each in group["params"]]
+        unsaved = [each for each in trained if id(each) not in names]
+        if unsaved:
+            raise Error(
+                f"{self.name} trains {len(unsaved)} parameter(s) that no module of this "
+                f"Checkpoint has, such as one of shape {tuple(unsaved[0].shape)}: a resume would "
+                "begin with new ones. Wrap their module in DistributedDataParallel, so that they "
+                f"stay the same on all ranks, and name it, too: Checkpoint({self.name}=…, loss=…)."
+            )
         # torch's schedules add this name to each group of their optimizer
         is_driven = any("initial_lr" in group for group in self.value.param_groups)
         if is_driven and not self.has_schedule():

@@ -152,7 +152,7 @@ def of_module(
     """What is compared of a module, around which is `ddp`; `state` is what is saved of it."""
     if isinstance(module, AveragedModel):
         return {}
-    found = _projections(f"{name}.", module.named_parameters())
+    found = projections(f"{name}.", module.named_parameters(), turn=_checks)
     if ddp is None:
         return found
     is_of_all_ranks = dist.get_world_size(ddp.process_group) == dist.get_world_size()
@@ -163,12 +163,14 @@ def of_module(
     return found
 
 
-def _projections(prefix: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> Fingerprint:
+def projections(
+    prefix: str, tensors: Iterable[tuple[str, torch.Tensor]], turn: int
+) -> Fingerprint:
     """Of each tensor, by its name, its norm, and its cosine with a fixed direction, about.
 
     A norm alone says little of what has turned. Of a large one it is a part that is looked at,
-    another one at each check: what drifts does so everywhere, or is seen in time. Tensors of which
-    a rank has only a share are left out, and those that are no real numbers.
+    another one at each `turn`: what drifts does so everywhere, or is seen in time. Left out are
+    tensors of which a rank has only a share, and those that are no real numbers.
     """
     names: list[str] = []
     found: list[torch.Tensor] = []
@@ -178,7 +180,7 @@ def _projections(prefix: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> Fi
             continue
         values = tensor.detach().reshape(-1)
         if len(values) > PART:
-            start = _checks * PART % (len(values) - PART + 1)
+            start = turn * PART % (len(values) - PART + 1)
             values = values[start : start + PART]
         if values.element_size() < 4:
             values = values.float()
@@ -221,11 +223,12 @@ def of_result(result: Any) -> Fingerprint:
     if isinstance(result, torch.nn.Module):
         model = unwrapped(result)
         is_average = isinstance(model, AveragedModel)
-        return {} if is_average else _projections("", model.named_parameters())
+        return {} if is_average else projections("", model.named_parameters(), turn=_checks)
     if not hasattr(result, "_metadata"):
         return {}
     tensors = {k: each for k, each in result.items() if isinstance(each, torch.Tensor)}
-    return _projections("", [pair for pair in tensors.items() if not pair[0].endswith(OF_BATCHES)])
+    pairs = [pair for pair in tensors.items() if not pair[0].endswith(OF_BATCHES)]
+    return projections("", pairs, turn=_checks)
 
 
 def apart_in_result(of_ranks: list[Fingerprint]) -> str | None:

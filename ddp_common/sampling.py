@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from ddp_common import moments, reporting
+from ddp_common import moments, reporting, samples
 from ddp_common.dealing import EvenDeal, PlacedDeal, Placement
 from ddp_common.errors import Error
 from ddp_common.rendezvous import rank, world_size
@@ -56,6 +56,9 @@ class ElasticSampler:
 
     Where the samples are rows of a table that was an argument of `launch`, the table (`Rows`, or
     what its `tensors` gives) stands in place of the length: each rank is dealt rows that it holds.
+    Other data may stand there too, such as a tensor or a data set. Before the first batch of a
+    process the ranks compare their samplers and two samples (`samples`), which a `ddp.DataLoader`
+    fetches, or this data gives.
     `drop_last` leaves out a last batch that is not full. With `steps` an epoch ends after so many
     steps at most; the next one has an order of its own.
 
@@ -78,7 +81,7 @@ class ElasticSampler:
 
     def __init__(
         self,
-        length: int | Partitioned,
+        length: int | Partitioned | Any,
         batch_size: int,
         *,
         seed: int = 0,
@@ -90,6 +93,9 @@ class ElasticSampler:
         if isinstance(length, Partitioned):
             self.placement = length.placement
             length = len(length)
+        self._data: Any = None  # whose rows are compared where no loader fetches them
+        if hasattr(length, "__len__") and hasattr(length, "__getitem__"):
+            self._data, length = length, len(length)
         if not whole_or_none(length) or not whole_or_none(batch_size):
             raise Error(
                 "ElasticSampler needs at least one sample and a batch size of at least 1, whole "
@@ -116,6 +122,8 @@ class ElasticSampler:
         self.step = 0
         self.checkpoints: list[moments.SavesPosition] = []  # those that save its position
         self.open_batches = 0  # taken since `Checkpoint.step()` was called
+        self._is_compared = False  # in this process, with the samplers of the other ranks
+        self._samples: samples.Found | None = None  # what was compared of the data
         self._number = next(_numbers)
         self._loop: object = None  # the loop over `epochs` that is running
         self._number_of_epochs = 0  # of that loop
@@ -180,6 +188,8 @@ class ElasticSampler:
         try:
             while self.epoch < number:
                 _seed_step([self.seed, self.epoch, EPOCH_BEGINS, rank()])
+                for checkpoint in self.checkpoints if self.step else []:
+                    checkpoint.begin_rest_of_epoch()
                 yield self.epoch
                 self._check_epoch(loop)
                 if self.epoch + 1 < number:
@@ -230,7 +240,21 @@ class ElasticSampler:
         that it takes part in the step. As it begins, the pass raises `Error` outside of `epochs`,
         and where the epoch had one.
         """
-        return self._steps(self._shares)
+        return self._steps(self._begin)
+
+    def _begin(self) -> Iterator[list[int]]:
+        if self._data is not None and not self._is_compared:
+            indices = samples.chosen(self.seed, self.length)
+            rows = [self._data[index] for index in indices]
+            self._compare(samples.fingerprints(indices, rows))
+        self._compare(None)
+        return self._shares()
+
+    def _compare(self, found: samples.Found | None) -> None:
+        """Once in a process, compare settings, and samples that were fetched, with other ranks."""
+        if not self._is_compared:
+            self._samples = samples.compare(self._settings(), found, self._samples)
+            self._is_compared = True
 
     def __iter__(self) -> NoReturn:
         raise Error(
@@ -348,7 +372,7 @@ class ElasticSampler:
     def state_dict(self) -> dict:
         """The position of the next step, and what proves that its samples are the same."""
         epoch, step = self._next_position()
-        return {"epoch": epoch, "step": step, **self._settings()}
+        return {"epoch": epoch, "step": step, "samples": self._samples, **self._settings()}
 
     def _settings(self) -> dict[str, Any]:
         """What decides which samples a position stands for."""
@@ -385,6 +409,8 @@ class ElasticSampler:
                 f"{state.get('epoch')!r}, step {state.get('step')!r} of {len(self)}."
             )
         self._move_to(epoch, step)
+        self._samples = state.get("samples")
+        self._is_compared = False
         self._loop = None
         self.open_batches = 0
 

@@ -229,7 +229,7 @@ class Tables:
             _take_in(given, [looks[future.key] for future in given.futures])
             for given in self.given
         ]
-        _refuse_other_categories(self.given, columns)
+        _refuse_other_values(self.given, columns)
         return True
 
     # Handing over
@@ -373,19 +373,19 @@ def _take_in(given: Given, looks: list[Look | str]) -> list[tuple[str, str]]:
     return columns
 
 
-def _refuse_other_categories(given: list[Given], columns: list[list[tuple[str, str]]]) -> None:
-    """Raise `Error` where a column of categories has other codes in another table."""
-    first: dict[str, tuple[str, str]] = {}  # by the column: the table's name, and the categories
+def _refuse_other_values(given: list[Given], columns: list[list[tuple[str, str]]]) -> None:
+    """Raise `Error` where categories have other codes in another table, times another unit."""
+    first: dict[str, tuple[str, str]] = {}  # by the column: a table's name, and the type
     for table, its_columns in zip(given, columns):
         for column, kind in its_columns:
-            if " categories (" not in kind:  # as `handover` says it
+            if " categories (" not in kind and not kind.startswith(("date", "time", "dur")):
                 continue
             other, its_kind = first.setdefault(column, (table.name, kind))
             if kind != its_kind:
                 raise Error(
-                    f"The categories of {column!r} have other codes in {table.name!r} than in "
-                    f"{other!r}: a model would take one for another.\n"
-                    "Give both the same: frame[column].cat.set_categories(names), before launch."
+                    f"The column {column!r} is {kind} in {table.name!r}, and {its_kind} in "
+                    f"{other!r}: a model would take one value for another.\nGive both one type "
+                    "before launch: .cat.set_categories(names), or, of times, .astype(…)."
                 )
 
 

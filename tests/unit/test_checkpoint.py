@@ -1,5 +1,6 @@
 """Saving and restoring in one process; what several ranks do is in tests/distributed."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -508,6 +509,39 @@ def test_a_schedule_that_is_no_part_is_refused_and_the_two_ways_out_are_right(tm
     Checkpoint(directory=tmp_path, net=net, optimizer=optimizer).save()
 
 
+def test_an_optimizer_that_trains_what_no_part_has_is_refused(tmp_path):
+    net, loss = torch.nn.Linear(2, 1), torch.nn.BCEWithLogitsLoss()
+    loss.weight_of_tasks = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()])
+    parts = {"net": net, "optimizer": optimizer}
+    with pytest.raises(Error, match=r"trains 1 parameter.*of shape \(3,\).*Checkpoint"):
+        Checkpoint(directory=tmp_path, **parts).save()
+    Checkpoint(directory=tmp_path, **parts, loss=loss).save()
+
+
+@pytest.mark.parametrize("is_lowered_once_more", [False, True])
+def test_options_that_the_head_of_a_resumed_epoch_changes_once_more_are_refused(
+    tmp_path, is_lowered_once_more
+):
+    def train(stops_at):
+        state = State(None)
+        parts = {"net": state.model, "optimizer": state.optimizer, "sampler": state.sampler}
+        checkpoint = Checkpoint(directory=tmp_path, every_steps=1, **parts)
+        checkpoint.restore()
+        (group,) = state.optimizer.param_groups
+        for epoch in state.sampler.epochs(2):
+            group["lr"] = group["lr"] / 10 if is_lowered_once_more else 0.1**epoch
+            for _ in state.sampler.batches():
+                if state.sampler.step == stops_at:
+                    return checkpoint.wait()
+                checkpoint.step()
+
+    train(stops_at=2)
+    refused = pytest.raises(Error, match=r"head of an epoch has changed optimizer.*'lr'.*0\.5")
+    with refused if is_lowered_once_more else contextlib.nullcontext():
+        train(stops_at=None)
+
+
 def test_a_schedule_that_steps_below_save_is_refused_and_one_at_the_head_of_an_epoch_is_not(
     tmp_path,
 ):
@@ -546,11 +580,12 @@ def test_weights_with_a_nan_are_not_saved_and_the_last_good_file_stays(tmp_path,
 
 def warm_up_then(directory, second, **options):
     """A schedule of two; the second begins at its milestone, after two steps."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     schedules = torch.optim.lr_scheduler
     first = schedules.LinearLR(optimizer, 0.1, total_iters=2)
     schedule = schedules.SequentialLR(optimizer, [first, second(optimizer, **options)], [2])
-    return Checkpoint(directory=directory, optimizer=optimizer, schedule=schedule)
+    return Checkpoint(directory=directory, net=net, optimizer=optimizer, schedule=schedule)
 
 
 def rates(checkpoint, steps):
