@@ -209,7 +209,12 @@ class ElasticSampler:
                 "load_state_dict, has set the position. Give each loop an ElasticSampler of its "
                 "own."
             )
-        if 0 < self.step < len(self):
+        if self.step == 0:
+            raise Error(
+                f"Epoch {self.epoch} had no pass over this sampler's batches. With a loader of "
+                f"torch's own, each rank trains on everything. {THE_LOOP}"
+            )
+        if self.step < len(self):
             raise Error(
                 f"The pass over epoch {self.epoch} was left after {self.step} of {len(self)} "
                 "steps: a run that resumes would take the rest of them. Say how long an epoch is: "

@@ -231,6 +231,14 @@ def a_second_pass(training):
                 next(iter(training.loader()))
 
 
+@refused("Epoch 0 had no pass over this sampler's batches")
+def an_epoch_without_a_pass(training):
+    loader = DataLoader(training.data, batch_size=BATCH, shuffle=True)
+    for epoch in training.sampler.epochs(EPOCHS):
+        for inputs, _ in loader:
+            training.network(inputs)
+
+
 @refused("left after 3 of 6 steps(?s:.*)steps=3")
 def a_pass_that_is_left(training):
     for epoch in training.sampler.epochs(EPOCHS):

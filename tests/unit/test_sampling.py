@@ -210,7 +210,7 @@ def test_loops_over_epochs_do_not_nest():
     with pytest.raises(Error, match="second loop over epochs"):
         for _ in sampler.epochs(2):
             for _ in sampler.epochs(2):
-                pass
+                list(sampler.batches())
 
 
 def test_a_pass_that_is_left_ends_the_loop_over_epochs_and_another_one_goes_on_there():
