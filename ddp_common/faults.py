@@ -5,7 +5,6 @@ of the training function changes, and only the chosen rank is hit.
 """
 
 import functools
-import os
 import signal
 import threading
 import warnings
@@ -94,16 +93,9 @@ def _raise() -> None:
     raise ValueError("a fault on purpose")
 
 
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def _hang() -> None:
-    threading.Event().wait()
-
-
-FAULTS = {"raise": _raise, "kill": _kill, "stop": _stop, "hang": _hang}
+FAULTS: dict[str, Callable] = {
+    "raise": _raise,
+    "kill": functools.partial(signal.raise_signal, signal.SIGKILL),
+    "stop": functools.partial(signal.raise_signal, signal.SIGSTOP),
+    "hang": lambda: threading.Event().wait(),
+}
