@@ -41,25 +41,21 @@ class Stopped(BaseException):
 class Agreement:
     """A rank's part in the agreement on a last step, from before its first step on."""
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int):
+    def __init__(self, store: dist.Store):
         """`store` has no other keys."""
         self.store = store
-        self.rank = rank
-        self.peers = range(world_size)
+        self.rank = rendezvous.rank()
+        self.peers = range(rendezvous.world_size())
         self.lock = threading.Lock()  # for the next two
         self.arrived = 0  # moments to which this rank has come
         self.begun = 0  # the one of these that it has begun last
         self.is_frozen = False
-        self.has_requested = False
         self.leave_before = 0  # the step, once it is agreed
         self.is_agreed = threading.Event()
         threading.Thread(target=self._agree, daemon=True, name="ddp-stopping").start()
 
     def request(self) -> None:
-        """Ask all ranks to leave, once."""
-        if self.has_requested:
-            return
-        self.has_requested = True
+        """Ask all ranks to leave."""
         with contextlib.suppress(dist.DistError):  # rank 0 has failed, and reports that itself
             for peer in self.peers:
                 self.store.set(f"wake/{peer}", "leave")
@@ -118,7 +114,6 @@ class State:
     is_in_loop: bool = False
     is_done: bool = False  # there is nothing left to stop
     agreement: Agreement | None = None  # with the other ranks
-    agreements: int = 0  # so many it has had: each has keys of its own in the store
     # Its `value` says whether this rank trains, to the workers of its loaders as well. Each rank
     # has its own, as they are all forked from one process; None in a process that is no rank
     is_training: Any = None
@@ -142,16 +137,13 @@ def listen_to_sigterm() -> None:
 def in_agreement() -> Iterator[None]:
     """Ranks leave together in this block; each of them has it around its training function.
 
-    It belongs inside of the process group.
+    It belongs inside of the process group, once.
     """
     store = rendezvous.current_store()
     if store is None:
         yield
         return
-    state.agreements += 1
-    own_keys = dist.PrefixStore(f"stop/{state.agreements}", store)
-    agreement = Agreement(own_keys, rendezvous.rank(), rendezvous.world_size())
-    state.agreement = agreement
+    state.agreement = agreement = Agreement(dist.PrefixStore("stop", store))
     try:
         yield
         # Not after an exception: this rank's launcher ends the others then.
@@ -185,7 +177,7 @@ def arrive() -> bool:
     agreement = state.agreement
     if agreement is None:
         return state.was_told
-    if state.was_told:
+    if state.was_told and not agreement.is_frozen:
         agreement.request()
     return agreement.arrive()
 
