@@ -63,10 +63,7 @@ class PlacedDeal:
     ):
         rows = placement.rows
         self.idle_row = int(rows[0])  # with which it takes part, with weight 0, without its rows
-        if shuffle:
-            places, self.rows = _at_random(placement, seed, epoch)
-        else:
-            places, self.rows = rows, rows
+        places, self.rows = _at_random(placement, seed, epoch) if shuffle else (rows, rows)
         # Of each step's part of `rows`
         self.bounds = np.searchsorted(places, range(0, placement.total + batch_size, batch_size))
 
