@@ -149,10 +149,7 @@ def set_position(whose: Hashable, **position: int) -> None:
 
 
 def position() -> dict[str, int]:
-    """Where training is, as far as a sampler counts it.
-
-    That is epoch, step, samples, batch, epochs, total_samples.
-    """
+    """Where training is, as far as a sampler counts it: numbers of a `Position`, by name."""
     return dict(_sink.position)
 
 

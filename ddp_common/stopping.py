@@ -183,10 +183,7 @@ def arrive() -> bool:
 
 
 def leave() -> NoReturn:
-    """Raise `Stopped`. Rank 0, which holds the store, is the last: others may still ask it.
-
-    It waits for `PEERS_TIMEOUT` at most.
-    """
+    """Raise `Stopped`. Rank 0, which holds the store, is the last: others may still ask it."""
     if state.agreement is not None:
         if rendezvous.device().type == "cuda":
             # Others' last step may need what this rank's GPU has not done yet.
