@@ -80,10 +80,9 @@ def is_due(rank: int, mark: str | None) -> bool:
 
     if rendezvous.rank() != rank:
         return False
-    if mark is None:
-        return True
     try:
-        Path(mark).touch(exist_ok=False)
+        if mark is not None:
+            Path(mark).touch(exist_ok=False)
     except FileExistsError:
         return False
     return True

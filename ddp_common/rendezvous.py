@@ -354,10 +354,9 @@ def _take_gpu(assigned: Assignment) -> str:
     """Make this rank's own GPU the current one; returns its unique name, '' without one."""
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
         return ""
-    if os.environ.get("DDP_OWN_GPU_FIRST"):  # dask-cuda lists the worker's own GPU first
-        index = 0
-    else:  # where Slurm shows a rank only its own GPU, the count is 1, and this is 0
-        index = assigned.local_rank % torch.cuda.device_count()
+    # dask-cuda lists the worker's own first. Where Slurm shows a rank only its own, there is one
+    number = 0 if os.environ.get("DDP_OWN_GPU_FIRST") else assigned.local_rank
+    index = number % torch.cuda.device_count()
     torch.cuda.set_device(index)
     return str(torch.cuda.get_device_properties(index).uuid)
 
