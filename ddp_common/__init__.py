@@ -39,6 +39,5 @@ __all__ = list(_HOME)
 
 def __getattr__(name):
     if name not in _HOME:
-        known = ", ".join(sorted(__all__))
-        raise AttributeError(f"ddp_common has no name {name!r}; it has {known}")
+        raise AttributeError(f"ddp_common has no name {name!r}; it has {', '.join(__all__)}")
     return getattr(importlib.import_module(_HOME[name]), name)
