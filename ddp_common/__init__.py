@@ -14,36 +14,30 @@ package at the end of its own import (see `_torchvision`), which must stay quick
 
 import importlib
 
-# The public names, and the module that each lives in.
-_HOME = {
-    "launch": "dask_ranks.client.launch",
-    "script": "dask_ranks.rank.scripts",
-    "connect": "dask_ranks.clusters.connect",
-    "device": "ddp_common.rendezvous",
-    "rank": "ddp_common.rendezvous",
-    "world_size": "ddp_common.rendezvous",
-    "ElasticSampler": "ddp_common.sampling",
-    "EvalSampler": "ddp_common.evaluation",
-    "DataLoader": "ddp_common.loaders",
-    "Rows": "ddp_common.rows",
-    "split": "ddp_common.splits",
-    "Checkpoint": "ddp_common.checkpoint",
-    "check_replicas": "ddp_common.replicas",
-    "report": "ddp_common.reporting",
-    "save_file": "ddp_common.reporting",
-    "ImageFolder": "ddp_common.images",
-    "inject": "ddp_common.faults",
-    "Error": "ddp_common.errors",
-    "RankFailed": "dask_ranks.run.job",
-    "RankStalled": "dask_ranks.run.job",
-    "RunStopped": "dask_ranks.run.job",
-    "SchedulerLost": "dask_ranks.run.job",
+# The public names, by the module that they live in.
+_NAMES = {
+    "dask_ranks.client.launch": ["launch"],
+    "dask_ranks.rank.scripts": ["script"],
+    "dask_ranks.clusters.connect": ["connect"],
+    "ddp_common.rendezvous": ["device", "rank", "world_size"],
+    "ddp_common.sampling": ["ElasticSampler"],
+    "ddp_common.evaluation": ["EvalSampler"],
+    "ddp_common.loaders": ["DataLoader"],
+    "ddp_common.rows": ["Rows"],
+    "ddp_common.splits": ["split"],
+    "ddp_common.checkpoint": ["Checkpoint"],
+    "ddp_common.replicas": ["check_replicas"],
+    "ddp_common.reporting": ["report", "save_file"],
+    "ddp_common.images": ["ImageFolder"],
+    "ddp_common.faults": ["inject"],
+    "ddp_common.errors": ["Error"],
+    "dask_ranks.run.job": ["RankFailed", "RankStalled", "RunStopped", "SchedulerLost"],
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = list(_HOME)
 
 
 def __getattr__(name):
     if name not in _HOME:
-        known = ", ".join(sorted(__all__))
-        raise AttributeError(f"ddp_common has no name {name!r}; it has {known}")
+        raise AttributeError(f"ddp_common has no name {name!r}; it has {', '.join(__all__)}")
     return getattr(importlib.import_module(_HOME[name]), name)

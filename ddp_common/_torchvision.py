@@ -27,12 +27,10 @@ def declare_missing_operators() -> None:
     torchvision = importlib.util.find_spec("torchvision")
     if torchvision is None or torchvision.origin is None:
         return
-    compiled = list(Path(torchvision.origin).parent.glob("_C*"))
     try:
-        for path in compiled:
+        for path in Path(torchvision.origin).parent.glob("_C*"):
             torch.ops.load_library(str(path))
     except OSError:  # built against CUDA libraries that this torch does not have
         _library = torch.library.Library("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
-            schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            _library.define(schema)
+            _library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -32,10 +32,7 @@ class Placement:
     @property
     def rows(self) -> np.ndarray:
         """The rows that this rank holds, in order: int64."""
-        ranges = [
-            np.arange(self.starts[number], self.starts[number] + self.lengths[number])
-            for number in self.held
-        ]
+        ranges = [self.starts[each] + np.arange(self.lengths[each]) for each in self.held]
         return np.concatenate(ranges)
 
 
@@ -66,10 +63,7 @@ class PlacedDeal:
     ):
         rows = placement.rows
         self.idle_row = int(rows[0])  # with which it takes part, with weight 0, without its rows
-        if shuffle:
-            places, self.rows = _at_random(placement, seed, epoch)
-        else:
-            places, self.rows = rows, rows
+        places, self.rows = _at_random(placement, seed, epoch) if shuffle else (rows, rows)
         # Of each step's part of `rows`
         self.bounds = np.searchsorted(places, range(0, placement.total + batch_size, batch_size))
 
@@ -93,13 +87,10 @@ def _at_random(placement: Placement, seed: int, epoch: int) -> tuple[np.ndarray,
     partitions = partitions[np.argsort(keys, kind="stable")]
     places = np.flatnonzero(np.isin(partitions, placement.held))
     rows = np.empty(len(places), dtype=np.int64)
-    orders = [_order_of(placement, number, seed, epoch) for number in placement.held]
+    orders = []
+    for number in placement.held:
+        # One more than its number: numpy takes no notice of a 0 at the end
+        generator = np.random.default_rng([seed, epoch, number + 1])
+        orders.append(starts[number] + generator.permutation(lengths[number]))
     rows[np.argsort(partitions[places], kind="stable")] = np.concatenate(orders)
     return places, rows
-
-
-def _order_of(placement: Placement, number: int, seed: int, epoch: int) -> np.ndarray:
-    """A partition's rows in its own permutation."""
-    # One more than the number of the partition: numpy takes no notice of a 0 at the end
-    generator = np.random.default_rng([seed, epoch, number + 1])
-    return placement.starts[number] + generator.permutation(placement.lengths[number])

@@ -38,5 +38,4 @@ class EvalSampler:
     def __iter__(self) -> Iterator[list[int]]:
         for start in range(0, len(self.indices), self.batch_size):
             reporting.made_progress()
-            batch = self.indices[start : start + self.batch_size]
-            yield list(batch) if isinstance(batch, range) else batch.tolist()
+            yield np.asarray(self.indices[start : start + self.batch_size]).tolist()

@@ -21,28 +21,23 @@ def asked_of_rank_0(ask: Callable[[], Any]) -> Any:
 
     It returns what JSON can hold. A collective.
     """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return ask()
     answer = problem = None
-    if rank() == 0 or not dist.is_initialized():
+    if rank() == 0:
         try:
             answer = ask()
         except Error as error:
             problem = str(error)
-    answer, problem = _told_by_rank_0([answer, problem])
+    text = json.dumps([answer, problem]).encode() if rank() == 0 else b""
+    length = torch.tensor([len(text)], device=_device())
+    dist.broadcast(length, src=0)
+    content = torch.frombuffer(bytearray(text.ljust(int(length))), dtype=torch.uint8).to(_device())
+    dist.broadcast(content, src=0)
+    answer, problem = json.loads(bytes(content.cpu().numpy()))
     if problem is not None:
         raise Error(problem)
     return answer
-
-
-def _told_by_rank_0(value: Any) -> Any:
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return value
-    device = _device()
-    text = json.dumps(value).encode() if rank() == 0 else b""
-    length = torch.tensor([len(text)], device=device)
-    dist.broadcast(length, src=0)
-    content = torch.frombuffer(bytearray(text.ljust(int(length))), dtype=torch.uint8).to(device)
-    dist.broadcast(content, src=0)
-    return json.loads(bytes(content.cpu().numpy()))
 
 
 def gather(value: Any) -> list[Any]:

@@ -5,7 +5,6 @@ of the training function changes, and only the chosen rank is hit.
 """
 
 import functools
-import os
 import signal
 import threading
 import warnings
@@ -81,10 +80,9 @@ def is_due(rank: int, mark: str | None) -> bool:
 
     if rendezvous.rank() != rank:
         return False
-    if mark is None:
-        return True
     try:
-        Path(mark).touch(exist_ok=False)
+        if mark is not None:
+            Path(mark).touch(exist_ok=False)
     except FileExistsError:
         return False
     return True
@@ -94,16 +92,9 @@ def _raise() -> None:
     raise ValueError("a fault on purpose")
 
 
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def _hang() -> None:
-    threading.Event().wait()
-
-
-FAULTS = {"raise": _raise, "kill": _kill, "stop": _stop, "hang": _hang}
+FAULTS: dict[str, Callable] = {
+    "raise": _raise,
+    "kill": functools.partial(signal.raise_signal, signal.SIGKILL),
+    "stop": functools.partial(signal.raise_signal, signal.SIGSTOP),
+    "hang": lambda: threading.Event().wait(),
+}

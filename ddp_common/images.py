@@ -59,7 +59,7 @@ class ImageFolder(torch.utils.data.Dataset):
         self.url = str(url)
         self.size = size
         self.anonymous = anonymous
-        self._process = None  # the one to which `_mine` belongs
+        self._mine: dict[int, tuple] = {}  # what `_own` gives, by the process
         folders, names = exchange.asked_of_rank_0(self._list)
         self.classes = list(classes or folders)
         number = {label: number for number, label in enumerate(self.classes)}
@@ -115,27 +115,23 @@ class ImageFolder(torch.utils.data.Dataset):
 
         A forked process cannot use those of its parent.
         """
-        if self._process != os.getpid():
-            options = {}
-            if self.url.startswith("s3://"):
-                options = S3 | ({"anon": True} if self.anonymous else {})
+        if os.getpid() not in self._mine:
+            anonymous = {"anon": True} if self.anonymous else {}
+            options = S3 | anonymous if self.url.startswith("s3://") else {}
             filesystem, root = fsspec.url_to_fs(self.url, skip_instance_cache=True, **options)
             # A rank's share of the cores; in a worker of a DataLoader that is one.
             pool = ThreadPoolExecutor(torch.get_num_threads())
-            self._mine = filesystem, root.rstrip("/"), pool
-            self._process = os.getpid()
-        return self._mine
+            self._mine = {os.getpid(): (filesystem, root.rstrip("/"), pool)}
+        return self._mine[os.getpid()]
 
     def __getstate__(self):
-        own = {"_process": None, "_mine": None, "_kept": None}  # a spawned worker reads for itself
-        return {**self.__dict__, **own}
+        return vars(self) | {"_mine": {}, "_kept": None}  # a spawned worker reads for itself
 
     def _list(self):
         """The folders of classes, and all image files in them, by their relative names, sorted."""
         try:
             filesystem, root, _ = self._own()
-            is_local = "file" in filesystem.protocol
-            paths = list(_below(root)) if is_local else filesystem.find(root)
+            paths = [*_below(root)] if "file" in filesystem.protocol else filesystem.find(root)
         except Exception as error:  # each file system has its own
             raise Error(
                 f"{self.url} cannot be read: {error or repr(error)}. Check its name, your right "

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from multiprocessing import connection, context, popen_fork
+from types import SimpleNamespace
 from typing import Any
 
 FORK_TIMEOUT = 10  # seconds that a forked process has to come to its first line
@@ -28,7 +29,12 @@ class Popen(popen_fork.Popen):
     def _launch(self, process_obj: Any) -> None:
         while True:
             is_there, say_so = os.pipe()
-            super()._launch(Announced(process_obj, say_so))  # type: ignore[misc]
+
+            def announced(**options: Any) -> int:
+                os.close(say_so)  # its last holder: `is_there` wakes the parent
+                return process_obj._bootstrap(**options)
+
+            super()._launch(SimpleNamespace(_bootstrap=announced))  # type: ignore[misc]
             os.close(say_so)
             runs = connection.wait([is_there], FORK_TIMEOUT)
             os.close(is_there)
@@ -40,23 +46,6 @@ class Popen(popen_fork.Popen):
             self.finalizer()
 
 
-class Announced:
-    """A process whose first line is a word to the one that has forked it."""
-
-    def __init__(self, process: Any, say_so: int):
-        self.process = process
-        self.say_so = say_so
-
-    def _bootstrap(self, **options: Any) -> int:
-        os.close(self.say_so)
-        return self.process._bootstrap(**options)
-
-
-class Process(context.ForkProcess):
-    @staticmethod
-    def _Popen(process_obj: Any) -> Popen:
-        return Popen(process_obj)
-
-
 class ForkContext(context.ForkContext):
-    Process = Process
+    class Process(context.ForkProcess):
+        _Popen = staticmethod(Popen)

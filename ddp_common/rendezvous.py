@@ -35,7 +35,6 @@ from torch.distributed import distributed_c10d
 from ddp_common.errors import Error, first_line
 
 JOIN_TIMEOUT = 60.0  # seconds that ranks await each other, unless DDP_JOIN_TIMEOUT says others
-LOOPBACK = "127.0.0.1"
 FOREVER = datetime.timedelta(days=24)  # torch's store counts milliseconds in 31 bits
 
 
@@ -243,7 +242,7 @@ def assignment_of_this_process() -> Assignment | None:
         world_size=int(given["WORLD_SIZE"]),
         # Without it, ranks that follow each other on a host take its GPUs in turn
         local_rank=int(given.get("LOCAL_RANK", given["RANK"])),
-        address=LOOPBACK if all_ranks_are_local else given["MASTER_ADDR"],
+        address="127.0.0.1" if all_ranks_are_local else given["MASTER_ADDR"],
         port=int(given["MASTER_PORT"]),
         attempt=f"{run_id}/{given.get('TORCHELASTIC_RESTART_COUNT', 0)}",
     )
@@ -273,12 +272,9 @@ def _open_store(assigned: Assignment, store_socket: int | None) -> dist.Store:
             timeout=_join_timeout(),
         )
     except (dist.DistError, OSError) as error:
-        verb = "open" if opens else "reach"
-        advice = (
-            "Another program holds the port: choose another MASTER_PORT."
-            if opens
-            else "Is rank 0 alive, and does a firewall lie between the two hosts?"
-        )
+        verb, advice = "reach", "Is rank 0 alive, and does a firewall lie between the two hosts?"
+        if opens:
+            verb, advice = "open", "Another program holds the port: choose another MASTER_PORT."
         raise Error(
             f"Rank {assigned.rank} of {assigned.world_size} could not {verb} the store of rank 0 "
             f"at {assigned.address}, port {assigned.port}, within "
@@ -291,12 +287,12 @@ def _wait_until_somebody_listens(assigned: Assignment, seconds: float) -> None:
 
     Raises OSError when time is up.
     """
-    store = assigned.address, assigned.port
     deadline = time.monotonic() + seconds
     while True:
         left = deadline - time.monotonic()
         try:
-            socket.create_connection(store, timeout=max(left, 0.1)).close()
+            place = assigned.address, assigned.port
+            socket.create_connection(place, timeout=max(left, 0.1)).close()
             return
         except OSError:
             if left < 0:
@@ -320,8 +316,7 @@ def _meet(store: dist.Store, assigned: Assignment, gpu: str) -> tuple[str, list[
             f"Rank {assigned.rank} is taken: {holder} has it, and {me} claims it too. Give every "
             "process a rank of its own, and end processes of an earlier run."
         )
-    resolved = socket.getaddrinfo(assigned.address, None, type=socket.SOCK_STREAM)
-    *_, (address, *_) = resolved[0]
+    *_, (address, *_) = socket.getaddrinfo(assigned.address, None, type=socket.SOCK_STREAM)[0]
     store.set(f"here/{assigned.rank}", f"{address} {hash('ddp')} {gpu}")
     keys = [f"here/{peer}" for peer in range(assigned.world_size)]
     try:
@@ -359,10 +354,9 @@ def _take_gpu(assigned: Assignment) -> str:
     """Make this rank's own GPU the current one; returns its unique name, '' without one."""
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
         return ""
-    if os.environ.get("DDP_OWN_GPU_FIRST"):  # dask-cuda lists the worker's own GPU first
-        index = 0
-    else:  # where Slurm shows a rank only its own GPU, the count is 1, and this is 0
-        index = assigned.local_rank % torch.cuda.device_count()
+    # dask-cuda lists the worker's own first. Where Slurm shows a rank only its own, there is one
+    number = 0 if os.environ.get("DDP_OWN_GPU_FIRST") else assigned.local_rank
+    index = number % torch.cuda.device_count()
     torch.cuda.set_device(index)
     return str(torch.cuda.get_device_properties(index).uuid)
 
@@ -391,24 +385,17 @@ def _form_group(
     store: dist.Store, assigned: Assignment, gpus: list[str], timeout: datetime.timedelta
 ) -> None:
     """Make the default process group: NCCL if every rank has a GPU that no other rank has."""
-    everybody_has_one = all(gpus)
-    nobody_shares = len(set(gpus)) == assigned.world_size
-    if everybody_has_one and nobody_shares:
-        backend = "nccl"
-        # Without it torch, from 2.15 on, takes GPU LOCAL_RANK, which need not be this rank's own.
-        own_gpu = torch.device("cuda", torch.cuda.current_device())
-        # Otherwise a thread of NCCL asks the store once a second, even while Python ends.
-        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
-    else:
-        backend = "gloo"
-        own_gpu = None
-        # gloo then fetches the addresses of all ranks in one request.
-        os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
+    takes_nccl = all(gpus) and len(set(gpus)) == assigned.world_size
+    # Otherwise a thread of NCCL asks the store once a second, even while Python ends.
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    # gloo then fetches the addresses of all ranks in one request.
+    os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
     dist.init_process_group(
-        backend,
+        "nccl" if takes_nccl else "gloo",
         store=dist.PrefixStore("group", store),
         rank=assigned.rank,
         world_size=assigned.world_size,
         timeout=timeout,
-        device_id=own_gpu,
+        # Without it torch, from 2.15 on, takes GPU LOCAL_RANK, which need not be this rank's own.
+        device_id=torch.device("cuda", torch.cuda.current_device()) if takes_nccl else None,
     )

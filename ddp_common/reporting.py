@@ -21,8 +21,6 @@ IN_EVERY_RECORD = ("epoch", "step", "samples", "batch")  # as far as a sampler c
 OWN_COLUMNS = ("rank", "time", "event")  # of every record, written by us
 LARGEST_INTEGER = 2**63  # msgpack knows none from here on
 
-# The messages. JSON can hold those for the client
-
 
 @dataclass
 class Message:
@@ -43,8 +41,7 @@ class Position(Message):
 
     def known(self) -> dict[str, int]:
         """What is known of it, by name."""
-        numbers = {**vars(self)}
-        del numbers["has_returned"]
+        numbers = vars(self) | {"has_returned": None}
         return {name: number for name, number in numbers.items() if number is not None}
 
 
@@ -99,13 +96,16 @@ def report(**values: Any) -> None:
     counts them. A terminal shows `loss`, and up to three others beside it. Raises `Error` at once
     for what is no scalar. A tensor on a GPU is read by another thread: training does not wait.
     """
-    record: dict[str, Any] = {"time": time.time()}
+    for name in OWN_COLUMNS:
+        if name in values:
+            raise Error(
+                f"report({name}=…): every record has a column {name!r} already. Choose another "
+                "name."
+            )
     where = position()
-    for name in IN_EVERY_RECORD:
-        if name in where:
-            record[name] = where[name]
-    for name, value in values.items():
-        record[_column(name)] = _scalar(name, value)
+    record: dict[str, Any] = {"time": time.time()}
+    record |= {name: where[name] for name in IN_EVERY_RECORD if name in where}
+    record |= {_plain(name): _scalar(name, value) for name, value in values.items()}
     post(lambda: Report({name: _number(value) for name, value in record.items()}))
 
 
@@ -149,10 +149,7 @@ def set_position(whose: Hashable, **position: int) -> None:
 
 
 def position() -> dict[str, int]:
-    """Where training is, as far as a sampler counts it.
-
-    That is epoch, step, samples, batch, epochs, total_samples.
-    """
+    """Where training is, as far as a sampler counts it: numbers of a `Position`, by name."""
     return dict(_sink.position)
 
 
@@ -166,16 +163,6 @@ def made_progress(*_: Any) -> None:
 
 
 # What may be reported
-
-
-def _column(name: str) -> str:
-    """The name of a column. Raises `Error` for one that is taken."""
-    name = _plain(name)
-    if name in OWN_COLUMNS:
-        raise Error(
-            f"report({name}=…): every record has a column {name!r} already. Choose another name."
-        )
-    return name
 
 
 def _plain(text: str) -> str:

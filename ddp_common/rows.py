@@ -37,6 +37,7 @@ class Partitioned(Dataset):
         return self.placement.rows
 
     def take(self, rows: Sequence[int]) -> Any:
+        """Rows by their numbers. Raises `Error` for a row that is not on this rank."""
         raise NotImplementedError
 
     def __getitems__(self, rows: Sequence[int]) -> list:
@@ -55,17 +56,15 @@ class Partitioned(Dataset):
         indices = numbers - starts[places]
         is_here = (places >= 0) & (indices < self.placement.lengths[self._filled][places])
         if not is_here.all():
-            raise self._not_here(int(numbers[~is_here][0]))
+            row = numbers[~is_here][0]
+            if not 0 <= row < len(self):
+                raise Error(f"{self.name!r} has rows 0 to {len(self) - 1}, and no row {row}.")
+            number = np.searchsorted(self.placement.starts, row, side="right") - 1
+            raise Error(
+                f"Row {row} of {self.name!r} is in partition {number}, which is not on this rank. "
+                f"Take rows that a sampler over this table deals: ElasticSampler({self.name}, …)."
+            )
         return places, indices
-
-    def _not_here(self, row: int) -> Error:
-        if not 0 <= row < len(self):
-            return Error(f"{self.name!r} has rows 0 to {len(self) - 1}, and no row {row}.")
-        number = int(np.searchsorted(self.placement.starts, row, side="right")) - 1
-        return Error(
-            f"Row {row} of {self.name!r} is in partition {number}, which is not on this rank. "
-            f"Take rows that a sampler over this table deals: ElasticSampler({self.name}, …)."
-        )
 
 
 class Rows(Partitioned):
@@ -90,19 +89,14 @@ class Rows(Partitioned):
         return piece.iloc[index] if _is_pandas(piece) else piece[index]
 
     def take(self, rows: Sequence[int]) -> Any:
-        """Rows by their numbers, in that order: one DataFrame, Series, array or list.
-
-        Raises `Error` for a row that is not on this rank.
-        """
+        """Rows by their numbers, in that order: one DataFrame, Series, array or list."""
         places, indices = self._find(rows)
         if isinstance(self._pieces[0], list):
             return [self._pieces[place][index] for place, index in zip(places, indices)]
-        if len(places) == 0:
-            return _picked(self._pieces[0], indices)
         picked = [
             _picked(self._pieces[place], indices[places == place]) for place in np.unique(places)
         ]
-        together = picked[0] if len(picked) == 1 else _joined(picked)
+        together = _joined(picked or [_picked(self._pieces[0], indices)])
         if (np.diff(places) >= 0).all():  # they were in the order of partitions already
             return together
         return _picked(together, np.argsort(np.argsort(places, kind="stable")))
@@ -126,9 +120,8 @@ class Rows(Partitioned):
         for NaN, unless `allow_nan`.
         """
         made = [
-            self._made_of(self.parts[place], function, allow_nan, number)
-            for place, number in enumerate(self.placement.held)
-            if number in self._filled
+            self._made_of(part, function, allow_nan, number)
+            for number, part in zip(self._filled, self._pieces)
         ]
         kinds = {tuple((each.dtype, each.shape[1:]) for each in tensors) for tensors in made}
         if len(kinds) > 1:
@@ -184,10 +177,7 @@ class RowTensors(Partitioned):
         self._offsets = np.cumsum(lengths) - lengths
 
     def take(self, rows: Sequence[int]) -> Any:
-        """Rows by their numbers, in that order: a tensor, or a tuple of them.
-
-        Raises `Error` for a row that is not on this rank.
-        """
+        """Rows by their numbers, in that order: a tensor, or a tuple of them."""
         places, indices = self._find(rows)
         index = torch.from_numpy(self._offsets[places] + indices)
         taken = tuple(tensor[index] for tensor in self.tensors)
@@ -210,6 +200,8 @@ def _picked(piece: Any, indices: np.ndarray) -> Any:
 
 
 def _joined(pieces: list) -> Any:
+    if len(pieces) == 1:
+        return pieces[0]
     if not _is_pandas(pieces[0]):
         are_masked = any(isinstance(piece, np.ma.MaskedArray) for piece in pieces)
         return np.ma.concatenate(pieces) if are_masked else np.concatenate(pieces)

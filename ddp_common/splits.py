@@ -36,8 +36,8 @@ def split(
     first = 1 - sum(fractions)
     bounds = np.round(length * np.cumsum([first, *fractions])[:-1]).astype(int)
     parts = [np.sort(part) for part in np.split(order, bounds)]
-    if any(len(part) == 0 for part in parts):
-        sizes = ", ".join(str(len(part)) for part in parts)
+    sizes = [len(part) for part in parts]
+    if not all(sizes):
         raise Error(
             f"split of {length} samples by {fractions}: the parts would have {sizes}, and none "
             "may be empty. The fractions are those of all parts but the first."
@@ -64,8 +64,7 @@ def _split_each_class(
                 f"Class {label} has only {len(members)} samples, too few for {len(parts)} parts "
                 "in which it must not be missing. Add samples, or leave the class out."
             )
-        rest = len(members) - sum(counts)
-        bounds = np.cumsum([rest, *counts])[:-1]
+        bounds = np.cumsum([len(members) - sum(counts), *counts])[:-1]
         for part, chosen in zip(parts, np.split(members, bounds)):
             part.append(chosen)
     return [np.sort(np.concatenate(part)) for part in parts]
