@@ -85,7 +85,9 @@ def _look_around(attempt: Attempt) -> None:
         if some_have_started and (signals.stop_requested or state.stopped()):
             _stop_script(attempt, now)
     elif signals.stop_requested and some_have_started and not state.stopped():
-        _pass_on_sigterm(attempt)
+        # To one at work, which has the others leave with it; again until it is heard
+        at_work = [rank.address for rank in state.ranks if not rank.has_returned]
+        ask_each(attempt.client, agent.tell_to_stop, workers=at_work[:1])
     if unstarted and now - attempt.submitted > attempt.job.timeout:
         _refuse_busy(attempt, unstarted[0])
     if unstarted and now - max(attempt.submitted, state.last_started) > START_TIMEOUT:
@@ -112,16 +114,6 @@ def _look_around(attempt: Attempt) -> None:
                     f"No progress for {quiet} s: rank {numbers(stuck)}. The run goes on, and ends "
                     f"after {stall_timeout:g} s without progress (stall_timeout)."
                 )
-
-
-def _pass_on_sigterm(attempt: Attempt) -> None:
-    """Send SIGTERM to one rank, which has the others leave with it.
-
-    It is sent again until it is heard: a rank may not listen yet, and one that has returned does
-    no more.
-    """
-    at_work = [rank for rank in attempt.ranks if not rank.has_returned]
-    ask_each(attempt.client, agent.tell_to_stop, workers=[rank.address for rank in at_work[:1]])
 
 
 def _stop_script(attempt: Attempt, now: float) -> None:

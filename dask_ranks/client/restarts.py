@@ -22,9 +22,8 @@ from dask_ranks.client.claims import KeepsWorkers, claimed_workers, refuse_unusa
 from dask_ranks.client.monitor import end, follow
 from dask_ranks.client.payload import pickled
 from dask_ranks.client.tables import Tables
-from dask_ranks.run.job import RankFailed, RunStopped
 from dask_ranks.run.folders import new_directory
-from dask_ranks.run.job import Job, Run
+from dask_ranks.run.job import Job, RankFailed, Run, RunStopped
 from dask_ranks.run.progress import explain_interrupt, say_folder
 from dask_ranks.run.recorder import describe
 from dask_ranks.run.run_directory import RunDirectory

@@ -7,7 +7,6 @@ on; it comes as an object too, if it can be pickled in `LARGEST_EXCEPTION` bytes
 import base64
 import contextlib
 import io
-import os
 import pickle
 import re
 import sys

@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from filelock import FileLock, SoftFileLock, Timeout
 
@@ -193,17 +193,14 @@ def read_records(path: Path) -> Iterator[dict]:
         for line in file:
             with contextlib.suppress(ValueError, AttributeError, RecursionError):
                 values = json.loads(line).items()
-                yield _with_names_kept_once({name: _from_json(value) for name, value in values})
+                yield _with_names_kept_once(
+                    {k: NOT_FINITE.get(v, v) if isinstance(v, str) else v for k, v in values}
+                )
 
 
 def _with_names_kept_once(record: dict) -> dict:
     """The same record, whose names all records share: it takes 0.4 kB instead of 0.7."""
     return {sys.intern(str(name)): value for name, value in record.items()}
-
-
-def _from_json(value: Any) -> Any:
-    """A value as it was before it was written."""
-    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 # One run at a time

@@ -25,11 +25,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from dask_ranks.run.job import RunStopped
 from dask_ranks.rank import life, whereabouts
 from dask_ranks.rank.last_word import GROUP_TWICE, HINTS, pickled_result
 from dask_ranks.run.folders import new_directory
-from dask_ranks.run.job import Job, Run
+from dask_ranks.run.job import Job, Run, RunStopped
 from dask_ranks.run.recorder import Recorder, describe
 from dask_ranks.run.run_directory import METRICS, RunDirectory, RunFiles, metrics_of, read_records
 from dask_ranks.without_dask import launchers

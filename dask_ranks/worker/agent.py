@@ -117,9 +117,6 @@ def run_rank(spec: RankSpec, payload: bytes, tables: BinaryIO | None = None) -> 
     def send(messages: list[Message]) -> None:
         worker.log_event(TOPIC + spec.attempt, {"rank": spec.rank, "messages": pack(messages)})
 
-    def call_soon(do: Callable[[], None]) -> None:
-        worker.loop.add_callback(worker.loop.call_later, FLUSH, do)
-
     try:
         with HOST.one_rank:
             try:
@@ -133,7 +130,7 @@ def run_rank(spec: RankSpec, payload: bytes, tables: BinaryIO | None = None) -> 
                 return None
             return _follow(process, send, is_wanted)
     finally:
-        HOST.rank_is_gone(call_soon)
+        HOST.rank_is_gone(lambda do: worker.loop.add_callback(worker.loop.call_later, FLUSH, do))
 
 
 def _not_started(error: Exception) -> Ended:
