@@ -42,7 +42,7 @@ from dask_ranks.worker.rank_host import HOST
 from dask_ranks.worker.supervisor import POLL, Supervisor
 
 PAUSE = 0.25  # seconds in which messages gather: Dask works for each event, whatever is in it
-EXIT_TIMEOUT = 15.0  # seconds that a rank has to end after its last word, on a busy machine too
+EXIT_TIMEOUT = 30.0  # seconds that a rank has to end after its last word, on a busy machine too
 # Seconds for what is left in the pipes. It takes none, unless a process stays that holds them open
 DRAIN_TIMEOUT = 5.0
 # Seconds that ranks await each other: the client sees sooner which one has not started
@@ -315,7 +315,7 @@ def _follow(
     elif is_overdue:
         remarks.append(
             f"this rank did not end within {EXIT_TIMEOUT:g} s of its last word, and was killed: a "
-            "thread that is no daemon, or a function of atexit, takes longer"
+            "thread that is no daemon, a function of atexit, or a finalizer takes longer"
         )
     result, ended.result = ended.result, None
     send([*process.take(), *map(Line, remarks), ended])

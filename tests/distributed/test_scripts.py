@@ -198,3 +198,30 @@ def test_a_function_too_has_the_environment_that_torchrun_gives(client):
         "TORCHELASTIC_MAX_RESTARTS": "3",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
+
+
+LEFT_OPEN = """
+import atexit, logging.handlers, signal, sys, tempfile, threading, weakref
+class Saver:
+    def __del__(self):
+        results.write("deleted ")
+results, saver, folder = open("results", "w"), Saver(), tempfile.TemporaryDirectory()
+results.write(folder.name + " ")
+in_memory = logging.handlers.MemoryHandler(9, target=logging.FileHandler("log"))
+logging.getLogger().addHandler(in_memory)
+logging.warning("kept in memory")
+signal.signal(signal.SIGHUP, lambda *_: results)
+sys.own = open("kept", "w")
+sys.own.write("not in __main__")
+atexit.register(results.write, "atexit ")
+threading.Timer(1, results.write, ["thread "]).start()
+"""
+
+
+def test_what_a_script_has_left_open_is_ended_as_python_ends_it(tmp_path):
+    (tmp_path / "leaves.py").write_text(LEFT_OPEN)
+    said([*DDPRUN, "--workers=1", "leaves.py"], tmp_path)
+    folder, *words = (tmp_path / "results").read_text().split()
+    assert words == ["thread", "atexit", "deleted"] and not Path(folder).exists()
+    assert (tmp_path / "log").read_text() == "kept in memory\n"
+    assert (tmp_path / "kept").read_text() == "not in __main__"
