@@ -151,7 +151,7 @@ def _refuse_busy(attempt: Attempt, rank: RankState) -> None:
 def _ask_where_ranks_are(attempt: Attempt, timeout: float = WHEREABOUTS_TIMEOUT) -> None:
     """Have all ranks that live say where they are, and their workers how their processes are."""
     for rank in attempt.ranks:
-        rank.whereabouts = None  # of a SIGUSR1 that somebody else has sent before
+        rank.whereabouts = None  # to an earlier question
     asked = [rank for rank in attempt.ranks if rank.how is None]
     workers = [rank.address for rank in asked]
     answers = ask_each(attempt.client, agent.ask_where, workers=workers)

@@ -36,7 +36,7 @@ import psutil
 from distributed import Status, Worker, get_worker
 from distributed.comm import get_address_host
 
-from dask_ranks.messages import TOPIC, Ended, Line, Message, RankSpec, Started, pack
+from dask_ranks.messages import ASK_WHERE, TOPIC, Ended, Line, Message, RankSpec, Started, pack
 from dask_ranks.worker import time_limit
 from dask_ranks.worker.rank_host import HOST
 from dask_ranks.worker.supervisor import POLL, Supervisor
@@ -90,7 +90,7 @@ def ask_where() -> str | None:
         state = psutil.Process(running.pid).status()
     except psutil.NoSuchProcess:
         return None
-    HOST.signal(signal.SIGUSR1)
+    HOST.signal(ASK_WHERE)
     return state
 
 

@@ -5,7 +5,6 @@ Promises: one rank at a time; where the fork server has ended, the worker starts
 
 import contextlib
 import os
-import signal
 import socket
 import sys
 import threading
@@ -132,7 +131,7 @@ class RankHost:
 
     # The rank that runs
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: int) -> None:
         """Send a signal to the rank, if there is one."""
         running = self.running  # read once: it may end at any moment
         if running is not None:

@@ -43,6 +43,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from dask_ranks.messages import ASK_WHERE
+
 PR_SET_PDEATHSIG = 1  # options of prctl(2)
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -165,8 +167,8 @@ def supervise(worker: Connection, lifeline: socket.socket) -> NoReturn:
     """Have one rank after the other until the worker or the owner of the fork server has ended."""
     try:
         subreaper()
-        # In a rank SIGTERM waits for its handler, SIGUSR1 for its thread that answers.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+        # In a rank SIGTERM waits for its handler, a question for its thread that answers.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, ASK_WHERE})
         woken = wake_when_a_child_ends()
         worker.send(None)
         while lifeline not in wait([worker, lifeline]):
@@ -300,7 +302,7 @@ def _be_rank(supervisor: int, request: Request, descriptors: dict[str, int]) -> 
         weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
         sys.modules["__main__"] = ModuleType("__main__")  # for what the client's program has there
         _close_wakeup(signal.set_wakeup_fd(-1))
-        for number in (signal.SIGCHLD, signal.SIGHUP):
+        for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_DFL)
         sys.path[:] = request.path
         os.environ.clear()
