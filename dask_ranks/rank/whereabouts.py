@@ -140,7 +140,11 @@ def latest_collectives() -> list[Collective] | None:
     """
     now = time.time()
     try:
-        members = _members()
+        from torch.distributed.distributed_c10d import _world
+
+        members: dict[str, list[int]] = {}  # of each process group that this rank is in
+        for group, name in _world.pg_names.items():
+            members[name] = sorted(_world.pg_group_ranks[group])
         entries = recorded(with_lines=True)[-KEPT:]
         collectives = [_collective(entry, now, members) for entry in entries]
     except Exception:  # whatever another torch's recorder is like, the stack is still an answer
@@ -179,13 +183,6 @@ def recorded(with_lines: bool) -> list[dict[str, Any]]:
             # collectives, their stacks, finished ones too
             entries += pickle.loads(dump(True, with_lines, False)).get("entries", [])
     return sorted(entries, key=lambda entry: entry["time_created_ns"])
-
-
-def _members() -> dict[str, list[int]]:
-    """The ranks of each process group that this rank is in, by torch's name for it."""
-    from torch.distributed.distributed_c10d import _world
-
-    return {name: sorted(_world.pg_group_ranks[group]) for group, name in _world.pg_names.items()}
 
 
 def _collective(entry: dict[str, Any], now: float, members: dict[str, list[int]]) -> Collective:

@@ -295,7 +295,7 @@ def _follow(
     try:
         send([Started(process.supervisor.pid, socket.gethostname())])
         # A worker that was told to end while the rank started had no rank to tell
-        was_wanted = not HOST.is_to_close and _pass_on(process, send, is_wanted)
+        was_wanted = not HOST.afterwards and _pass_on(process, send, is_wanted)
     finally:
         HOST.running = None
         is_overdue = not process.supervisor.connection.closed
