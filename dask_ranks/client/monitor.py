@@ -187,8 +187,8 @@ def _result(attempt: Attempt) -> Any:
     assert task is not None, "it has ended"
     pickled = attempt.wait_for(task.result, math.inf)
     try:
-        # Our own ranks' pickle
-        result = torch.load(io.BytesIO(pickled), map_location="cpu", weights_only=False)
+        # Our own ranks' pickle; None of a script that left by `os._exit(0)`
+        result = pickled and torch.load(io.BytesIO(pickled), "cpu", weights_only=False)
     except Exception as error:  # whatever the classes in it do when they are made again
         attempt.directory.log(
             f"all ranks finished; the result of rank 0 cannot be loaded here: {error!r}"

@@ -59,6 +59,8 @@ class AttemptState:
 
     def take(self, number: int, message: Message, now: float) -> None:
         """Take note of a message of a rank."""
+        if self.is_script and message == Ended("exited", exitcode=0):
+            message.how = "done"  # it left by `os._exit(0)`, which torchrun takes for its end
         self.ranks[number].take(message, now)
         match message:
             case Started():

@@ -152,6 +152,14 @@ def test_sigterm_goes_to_the_handlers_of_a_script_which_have_time_to_end(tmp_pat
     assert len(list(tmp_path.glob("saved-*"))) == 2
 
 
+def test_a_script_ends_well_by_os_exit_0_whichever_rank_ends_so_first(tmp_path):
+    line = "import os, sys, time; os.environ['RANK'] == sys.argv[1] and os._exit(0); time.sleep(2)"
+    (tmp_path / "leaves.py").write_text(line + "; os.mkdir('ended')")
+    for rank in (0, 1):
+        said([*DDPRUN, "--workers=2", "leaves.py", rank], tmp_path)
+        (tmp_path / "ended").rmdir()  # of the other one
+
+
 WORDS = "import argparse; argparse.ArgumentParser().parse_args()"
 
 
