@@ -53,7 +53,6 @@ PIECE = 2**16  # bytes read at once: as many as a pipe holds
 FASTEST = 40 * 2**20  # bytes a second of messages that are larger than a piece
 RATE = 2**20  # bytes a second that a rank may print
 LINE_COST = 100  # bytes that a line counts for, beside its own
-LONGEST_LINE = 10_000  # bytes of a line that are kept
 
 WHAT_TO_DO = {  # where a rank cannot be started
     errno.ENOENT: "Was the folder in which its worker runs removed? Start it in one that stays.",
@@ -192,33 +191,30 @@ class RankProcess:
                     self._is_gone.wait(len(pickled) / FASTEST)
 
     def _read_output(self, pipe: Connection) -> None:
-        begun = b""
+        begun: list[bytes] = []
         with pipe:
             while piece := os.read(pipe.fileno(), PIECE):
-                lines, begun = whole_lines(begun + piece)
+                lines = whole_lines(begun, piece)
                 for line in lines:
                     self.said.put(Line(line))
                 # Slows down a rank that prints more
                 self._is_gone.wait((len(piece) + LINE_COST * len(lines)) / RATE)
-        if begun:
-            self.said.put(Line(text_of(begun)))
+        for line in whole_lines(begun, b"\n") if any(begun) else ():
+            self.said.put(Line(line))
 
 
-def whole_lines(printed: bytes) -> tuple[list[str], bytes]:
-    """The lines of what was printed, and the one that has not ended yet.
+def whole_lines(begun: list[bytes], piece: bytes) -> list[str]:
+    """The lines that end in this piece of what was printed; the next one has `begun`, in pieces.
 
     Of a line that is drawn again and again (a progress bar, which prints carriage returns) the
-    last state counts. A line beyond `LONGEST_LINE` is cut.
+    last state counts.
     """
-    *whole, begun = printed.split(b"\n")
-    lines = [text_of(_last_state(line)) for line in whole]
-    return lines, _last_state(begun)[: LONGEST_LINE + 1]
-
-
-def text_of(line: bytes) -> str:
-    line = line.rstrip(b"\r")
-    text = line[:LONGEST_LINE].decode(errors="replace")
-    return f"{text} … [cut here]" if len(line) > LONGEST_LINE else text
+    begun.append(piece)
+    if b"\n" not in piece and b"\r" not in piece:
+        return []
+    *whole, rest = map(_last_state, b"".join(begun).split(b"\n"))
+    begun[:] = [rest]
+    return [line.rstrip(b"\r").decode(errors="replace") for line in whole]
 
 
 def _last_state(line: bytes) -> bytes:
