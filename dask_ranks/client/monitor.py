@@ -17,7 +17,7 @@ from dask_ranks.client.attempt import CAUSE_TIMEOUT, Attempt
 from dask_ranks.client.outcome import Failed, Outcome
 from dask_ranks.client.rank import RankState, numbers
 from dask_ranks.client.rpc import ask_each
-from dask_ranks.run.job import RunStopped
+from dask_ranks.run.job import LaunchEnded, RunStopped
 from dask_ranks.worker import agent
 from ddp_common.errors import Error
 
@@ -193,7 +193,12 @@ def _result(attempt: Attempt) -> Any:
         attempt.directory.log(
             f"all ranks finished; the result of rank 0 cannot be loaded here: {error!r}"
         )
-        raise outcome.unreadable_result(error, attempt.directory.path) from None
+        raise LaunchEnded(
+            f"All ranks finished, but what rank 0 returned cannot be loaded in this process: "
+            f"{type(error).__name__}: {error}. What was saved is in {attempt.directory.path}.\n"
+            "Return tensors, numbers, a state_dict, or what can be imported here too.",
+            directory=attempt.directory.path,
+        ) from None
     seconds = time.monotonic() - attempt.began
     attempt.directory.log(f"finished: {len(attempt.addresses)} rank(s), {seconds:.1f} s")
     return result

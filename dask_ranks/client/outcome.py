@@ -369,13 +369,3 @@ def cancelled(state: AttemptState, scheduler: str, is_connected: bool) -> Error:
         f"{state.directory}: launch with directory= to go on.",
         directory=state.directory,
     )
-
-
-def unreadable_result(reason: Exception, directory: Path) -> Error:
-    """The exception for a result that cannot be loaded in this process."""
-    return LaunchEnded(
-        f"All ranks finished, but what rank 0 returned cannot be loaded in this process: "
-        f"{type(reason).__name__}: {reason}. What was saved is in {directory}.\n"
-        "Return tensors, numbers, a state_dict, or what can be imported here too.",
-        directory=directory,
-    )

@@ -54,7 +54,15 @@ def live(
     Arguments are those of `process.main`; `send` gives a message to the agent. Raises what the
     function raises, and `Error` if the ranks do not meet.
     """
-    _settle(environment, threads)
+    os.environ.update(environment)
+    # Every process that the rank starts has this mark.
+    os.environ["DDP_RANK_PROCESS"] = str(os.getpid())
+    torch.set_num_threads(threads)
+    # What this process was forked from has one state for all ranks. `random` draws by itself.
+    numpy.random.seed()
+    torch.seed()
+    multiprocessing.set_start_method(None, force=True)
+    whereabouts.keep_collectives()
     try:
         with reports(send), sigterm():
             function, arguments = _unpickled(payload, tables)
@@ -77,19 +85,6 @@ def live(
         )
     is_rank_0 = environment["RANK"] == "0"
     return Ended("done", result=last_word.pickled_result(result) if is_rank_0 else None)
-
-
-def _settle(environment: dict[str, str], threads: int) -> None:
-    """What holds for this process until it ends."""
-    os.environ.update(environment)
-    # Every process that the rank starts has this mark.
-    os.environ["DDP_RANK_PROCESS"] = str(os.getpid())
-    torch.set_num_threads(threads)
-    # What this process was forked from has one state for all ranks. `random` draws by itself.
-    numpy.random.seed()
-    torch.seed()
-    multiprocessing.set_start_method(None, force=True)
-    whereabouts.keep_collectives()
 
 
 @contextlib.contextmanager

@@ -139,7 +139,12 @@ class RunDirectory(RunFiles):
             make_private(self.path)
             self._lock = _locked(self.path)
             (self.path / "checkpoints").mkdir(exist_ok=True)
-            self._read_earlier_records()
+            earlier = self.path / METRICS
+            if earlier.exists():  # of a run that is resumed
+                self.records = list(read_records(earlier))
+                lines = "".join(map(as_line, self.records)).encode()
+                if earlier.read_bytes() != lines:  # its last line was cut off, say
+                    self.save(METRICS, lines)
             self._opened(METRICS)
             self._opened(LOG)
             for path in self.path.iterdir():
@@ -153,15 +158,6 @@ class RunDirectory(RunFiles):
                 f"{self.path} cannot be a run directory: {why}.\n"
                 "Choose a folder that you may write to."
             ) from None
-
-    def _read_earlier_records(self) -> None:
-        """Those of a run that is resumed; lines that hold none are left out."""
-        path = self.path / METRICS
-        if path.exists():
-            self.records = list(read_records(path))
-            lines = "".join(map(as_line, self.records)).encode()
-            if path.read_bytes() != lines:  # its last line was cut off, say
-                self.save(METRICS, lines)
 
     def take_in(self, rank: int) -> None:
         """Put the records in a rank's own file into metrics.jsonl, and remove the file.
