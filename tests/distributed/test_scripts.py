@@ -1,6 +1,5 @@
 """Scripts as others write them, unchanged: `ddprun` ends with the numbers of torchrun."""
 
-import contextlib
 import os
 import re
 import signal
@@ -68,7 +67,10 @@ def test_a_script_ends_with_the_numbers_that_it_has_under_torchrun(tmp_path, nam
 def test_what_a_script_writes_lies_where_it_was_started_and_its_log_in_the_run(tmp_path):
     """The words are torchrun's, as somebody has typed them."""
     words = ["--standalone", "--nnodes=1", "--nproc_per_node=2", "--master_port=29500"]
-    words += [SCRIPTS / "rank_at_the_top.py"]
+    words += (
+        "--rdzv_conf=a=1 --local-addr=a --role=a --start-method=fork --tee 3 -r 3 -t 3".split()
+    )
+    words += ["--monitor-interval=1", "--local-ranks-filter=0", SCRIPTS / "rank_at_the_top.py"]
     output = said([*DDPRUN, *words], tmp_path / "place")
     assert (tmp_path / "place" / "out.txt").read_text() == result(output)[0]
     (run,) = (tmp_path / "place" / "runs" / "rank_at_the_top").iterdir()
@@ -122,10 +124,11 @@ def test_a_signal_ends_a_script_and_leaves_nothing(tmp_path, number):
     (tmp_path / "waits.py").write_text(WAITS)
     process = started([*DDPRUN, "--workers=2", "waits.py"], tmp_path)
     wait_until(lambda: len(list(tmp_path.glob("started-*"))) == 2)
+    others = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number
-    wait_until(lambda: not processes_in(tmp_path))
+    assert len(others) > 4 and not psutil.wait_procs(others, PATIENCE)[1]
 
 
 SAVES_AT_SIGTERM = """
@@ -166,21 +169,12 @@ WORDS = "import argparse; argparse.ArgumentParser().parse_args()"
 def test_a_wrong_line_is_refused_in_a_few_words(tmp_path):
     """Of ddprun itself, before anything is started; and of the script."""
     assert "no module nosuch" in said([*DDPRUN, "-m", "nosuch.train"], tmp_path, code=1)
+    assert "subprocess" in said([*DDPRUN, "--no-python", "train.py"], tmp_path, code=2)
     assert "Write --workers" in said([*DDPRUN, "--nnodes=2", "train.py"], tmp_path, code=1)
     (tmp_path / "words.py").write_text(WORDS)
     output = said([*DDPRUN, "--workers=2", "words.py", "--falt=1"], tmp_path, code=1)
     assert "unrecognized arguments: --falt=1" in output and "exit code 2" in output
     assert "Traceback" not in output
-
-
-def processes_in(folder):
-    """The processes whose folder is this one."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.cwd() == str(folder):
-                found.append(process)
-    return found
 
 
 def torchruns_environment():
@@ -204,6 +198,7 @@ def test_a_function_too_has_the_environment_that_torchrun_gives(client):
         "LOCAL_WORLD_SIZE": "2",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "3",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
 
