@@ -164,6 +164,7 @@ def test_a_script_ends_well_by_os_exit_0_whichever_rank_ends_so_first(tmp_path):
 
 
 WORDS = "import argparse; argparse.ArgumentParser().parse_args()"
+SPAWNS = "import torch.multiprocessing as mp\ndef main(rank): ...\nmp.spawn(main, nprocs=2)"
 
 
 def test_a_wrong_line_is_refused_in_a_few_words(tmp_path):
@@ -175,6 +176,9 @@ def test_a_wrong_line_is_refused_in_a_few_words(tmp_path):
     output = said([*DDPRUN, "--workers=2", "words.py", "--falt=1"], tmp_path, code=1)
     assert "unrecognized arguments: --falt=1" in output and "exit code 2" in output
     assert "Traceback" not in output
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    output = said([*DDPRUN, "--workers=2", "spawns.py"], tmp_path, code=1)
+    assert 'write main(rank, …), with rank = int(os.environ["RANK"])' in output
 
 
 def torchruns_environment():
