@@ -181,6 +181,12 @@ def test_a_wrong_line_is_refused_in_a_few_words(tmp_path):
     assert 'write main(rank, …), with rank = int(os.environ["RANK"])' in output
 
 
+def test_the_seed_of_hashes_is_that_of_the_user(tmp_path):
+    (tmp_path / "seed.py").write_text("import os; print(os.environ['PYTHONHASHSEED'])")
+    output = said([*DDPRUN, "--workers=1", "seed.py"], tmp_path, PYTHONHASHSEED="7")
+    assert output.endswith("\n7\n")
+
+
 def torchruns_environment():
     return {
         name: value
