@@ -35,28 +35,33 @@ def doctor(cluster, workers):
     sys.exit(not is_ready)
 
 
-NO_EFFECT = (
-    "--standalone",
-    "--node-rank",
-    "--master-addr",
-    "--master-port",
-    "--rdzv-backend",
-    "--rdzv-endpoint",
-    "--rdzv-id",
-    "--log-dir",
-    "--redirects",
-    "--tee",
-)
+NO_EFFECT = """
+    node-rank master-addr master-port local-addr rdzv-backend rdzv-endpoint rdzv-id rdzv-conf
+    log-dir redirects tee local-ranks-filter role start-method monitor-interval
+"""
+FLAGS = {
+    "standalone": "",
+    "no-python": "Write a Python script that calls the program with subprocess.run, and name it.",
+    "run-path": "Leave it out: the script runs inside of a process that is there in any case.",
+}
 
 
 def of_torchrun(command):
-    """Give `command` options that stand in many a line of torchrun, and mean nothing here."""
-    for name in NO_EFFECT:
-        spellings = {name, name.replace("-", "_").replace("__", "--")}
-        is_flag = name == "--standalone"
-        option = click.option(*spellings, is_flag=is_flag, expose_value=False, hidden=True)
-        command = option(command)
+    """Give `command` torchrun's options that mean nothing here, and those that are refused."""
+    for name in (*NO_EFFECT.split(), *FLAGS):
+        spellings = {f"--{name}", f"--{name.replace('-', '_')}"}
+        if name in ("redirects", "tee"):
+            spellings.add(f"-{name[0]}")
+        command = click.option(
+            *spellings, is_flag=name in FLAGS, callback=refuse, expose_value=False, hidden=True
+        )(command)
     return command
+
+
+def refuse(context, option, is_given):
+    advice = FLAGS.get(option.name.replace("_", "-"))
+    if is_given and advice:
+        raise click.UsageError(f"ddprun has no --{option.name}. {advice}")
 
 
 @main.command(
@@ -95,7 +100,7 @@ def run(workers, nnodes, cluster, restarts, stall_timeout, module, script, argum
     Each rank has torchrun's environment, and the folder and the arguments of this command. Its
     lines, and those of the other ranks, are in log.txt in the folder of the run. It exits with 1
     where a rank has failed, with 130 after Ctrl-C, with 143 after SIGTERM. Of torchrun's options,
-    those on rendezvous and logs are taken and have no effect.
+    those on rendezvous, logs and the start of processes are taken and have no effect.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, and without a traceback
     from dask_ranks.client import signals

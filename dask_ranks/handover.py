@@ -168,16 +168,13 @@ def be_as_in(argv: list[str], folder: str) -> None:
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
-        if module.partition(".")[0] == "cloudpickle" and name in FILLS:
-            return _publishing(found)
-        return found
+        if module.partition(".")[0] != "cloudpickle" or name not in FILLS:
+            return found
 
+        def fill_and_publish(made: Any, state: Any) -> Any:
+            found(made, state)
+            if made.__module__ == "__main__" and made.__qualname__.isidentifier():
+                setattr(sys.modules["__main__"], made.__qualname__, made)
+            return made
 
-def _publishing(fill: Callable) -> Callable:
-    def fill_and_publish(made: Any, state: Any) -> Any:
-        fill(made, state)
-        if made.__module__ == "__main__" and made.__qualname__.isidentifier():
-            setattr(sys.modules["__main__"], made.__qualname__, made)
-        return made
-
-    return fill_and_publish
+        return fill_and_publish

@@ -9,12 +9,15 @@ topic of the attempt. The first is the agent's `Started`, if the rank could be s
 """
 
 import json
+import signal
 from dataclasses import dataclass
 from typing import Any
 
 from ddp_common.reporting import CheckpointSaved, File, Message, Position, Report
 
 TOPIC = "ddp-attempt-"  # of Dask's events, followed by the attempt's id
+# The signal by which a rank is asked where it is; SIGUSR1 and SIGUSR2 are the program's
+ASK_WHERE = signal.SIGRTMIN + 7
 
 # From the client to an agent
 

@@ -269,6 +269,7 @@ def _specs(attempt: Attempt, store: tuple[str, int]) -> list[RankSpec]:
         "TORCHELASTIC_RUN_ID": attempt.directory.path.name,
         "TORCHELASTIC_RESTART_COUNT": attempt.number - 1,
         "TORCHELASTIC_MAX_RESTARTS": attempt.job.restarts,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "TORCHELASTIC_USE_AGENT_STORE": True,  # `init_process_group()` joins the store
     }
     specs = []

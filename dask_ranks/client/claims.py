@@ -79,22 +79,18 @@ def claimed_workers(
             Progress().note(text, also_in_logs=True)
             is_claimed = wait_until(claim, timeout - QUIET)
         if not is_claimed:
-            raise Error(_too_few(client, answer, wanted, timeout))
+            raise Error(
+                f"No {wanted or 'free'} worker(s) for this launch within {timeout} s: "
+                f"{_there_are(answer)}\n"
+                "Start more (WORKERS=…, cluster.scale, cluster.adapt(minimum=…), or `dask worker "
+                f"{client.scheduler.address}`), ask for fewer ranks, or wait for the others."
+            )
         yield answer["claimed"]
     finally:
         # Those of a client that is gone, or has lost its connection, are void
         with contextlib.suppress(OSError, ImportError):  # it has no ddp_common: nothing is claimed
             if client.status == "running":
                 client.run_on_scheduler(release_workers, attempt_id)
-
-
-def _too_few(client: Client, answer: dict[str, Any], wanted: int | None, timeout: float) -> str:
-    return (
-        f"No {wanted or 'free'} worker(s) for this launch within {timeout} s: "
-        f"{_there_are(answer)}\n"
-        f"Start more (WORKERS=…, cluster.scale, cluster.adapt(minimum=…), or `dask worker "
-        f"{client.scheduler.address}`), ask for fewer ranks, or wait for the others."
-    )
 
 
 def _there_are(answer: dict[str, Any]) -> str:

@@ -83,14 +83,12 @@ def launch(
         directory = local(directory)  # now: the program may change its working directory
     if directory is not False:
         check_folder(directory)  # before tables are computed
-    if workers is not None:
-        workers = whole_number("workers", workers, least=1)
     wanted = restarts if restarts is not None else os.environ.get("RESTARTS") or 0
     job = Job(
         function=function,
         arguments=arguments,
         tables=collections,
-        workers=workers,
+        workers=None if workers is None else whole_number("workers", workers, least=1),
         restarts=whole_number("restarts", wanted, least=0),
         stall_timeout=stall_timeout,
         directory=directory,

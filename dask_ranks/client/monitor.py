@@ -17,7 +17,7 @@ from dask_ranks.client.attempt import CAUSE_TIMEOUT, Attempt
 from dask_ranks.client.outcome import Failed, Outcome
 from dask_ranks.client.rank import RankState, numbers
 from dask_ranks.client.rpc import ask_each
-from dask_ranks.run.job import RunStopped
+from dask_ranks.run.job import LaunchEnded, RunStopped
 from dask_ranks.worker import agent
 from ddp_common.errors import Error
 
@@ -85,7 +85,9 @@ def _look_around(attempt: Attempt) -> None:
         if some_have_started and (signals.stop_requested or state.stopped()):
             _stop_script(attempt, now)
     elif signals.stop_requested and some_have_started and not state.stopped():
-        _pass_on_sigterm(attempt)
+        # To one at work, which has the others leave with it; again until it is heard
+        at_work = [rank.address for rank in state.ranks if not rank.has_returned]
+        ask_each(attempt.client, agent.tell_to_stop, workers=at_work[:1])
     if unstarted and now - attempt.submitted > attempt.job.timeout:
         _refuse_busy(attempt, unstarted[0])
     if unstarted and now - max(attempt.submitted, state.last_started) > START_TIMEOUT:
@@ -112,16 +114,6 @@ def _look_around(attempt: Attempt) -> None:
                     f"No progress for {quiet} s: rank {numbers(stuck)}. The run goes on, and ends "
                     f"after {stall_timeout:g} s without progress (stall_timeout)."
                 )
-
-
-def _pass_on_sigterm(attempt: Attempt) -> None:
-    """Send SIGTERM to one rank, which has the others leave with it.
-
-    It is sent again until it is heard: a rank may not listen yet, and one that has returned does
-    no more.
-    """
-    at_work = [rank for rank in attempt.ranks if not rank.has_returned]
-    ask_each(attempt.client, agent.tell_to_stop, workers=[rank.address for rank in at_work[:1]])
 
 
 def _stop_script(attempt: Attempt, now: float) -> None:
@@ -159,7 +151,7 @@ def _refuse_busy(attempt: Attempt, rank: RankState) -> None:
 def _ask_where_ranks_are(attempt: Attempt, timeout: float = WHEREABOUTS_TIMEOUT) -> None:
     """Have all ranks that live say where they are, and their workers how their processes are."""
     for rank in attempt.ranks:
-        rank.whereabouts = None  # of a SIGUSR1 that somebody else has sent before
+        rank.whereabouts = None  # to an earlier question
     asked = [rank for rank in attempt.ranks if rank.how is None]
     workers = [rank.address for rank in asked]
     answers = ask_each(attempt.client, agent.ask_where, workers=workers)
@@ -195,13 +187,18 @@ def _result(attempt: Attempt) -> Any:
     assert task is not None, "it has ended"
     pickled = attempt.wait_for(task.result, math.inf)
     try:
-        # Our own ranks' pickle
-        result = torch.load(io.BytesIO(pickled), map_location="cpu", weights_only=False)
+        # Our own ranks' pickle; None of a script that left by `os._exit(0)`
+        result = pickled and torch.load(io.BytesIO(pickled), "cpu", weights_only=False)
     except Exception as error:  # whatever the classes in it do when they are made again
         attempt.directory.log(
             f"all ranks finished; the result of rank 0 cannot be loaded here: {error!r}"
         )
-        raise outcome.unreadable_result(error, attempt.directory.path) from None
+        raise LaunchEnded(
+            f"All ranks finished, but what rank 0 returned cannot be loaded in this process: "
+            f"{type(error).__name__}: {error}. What was saved is in {attempt.directory.path}.\n"
+            "Return tensors, numbers, a state_dict, or what can be imported here too.",
+            directory=attempt.directory.path,
+        ) from None
     seconds = time.monotonic() - attempt.began
     attempt.directory.log(f"finished: {len(attempt.addresses)} rank(s), {seconds:.1f} s")
     return result

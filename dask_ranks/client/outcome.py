@@ -29,9 +29,6 @@ WORKER_ENDED = {  # a job that is cancelled comes as either
     "lost": "its worker died or cannot be reached",
     "cancelled": "its worker was closed",
 }
-SUPERVISOR_KILLED = (
-    "the process that forked it was killed, often because memory ran out, and it with that one"
-)
 PROGRESS_IS = (
     "Progress is a step of a sampler or an optimizer, a batch of an evaluation, a collective that "
     "ends, a report, a saved file. For work that takes longer: launch(…, stall_timeout=3600), or "
@@ -59,6 +56,8 @@ class AttemptState:
 
     def take(self, number: int, message: Message, now: float) -> None:
         """Take note of a message of a rank."""
+        if self.is_script and message == Ended("exited", exitcode=0):
+            message.how = "done"  # it left by `os._exit(0)`, which torchrun takes for its end
         self.ranks[number].take(message, now)
         match message:
             case Started():
@@ -229,7 +228,7 @@ def _cause(rank: RankState) -> str:
         why = f" ({end.message})" if end.message else ""
         return f"{WORKER_ENDED[end.how]}{why}"
     if end.exitcode is None:
-        return SUPERVISOR_KILLED
+        return "the process that forked it was killed, often as memory ran out, and it with that"
     if end.exitcode >= 0:
         return f"it left with exit code {end.exitcode} before it had finished"
     why = _uncaught(rank)
@@ -366,14 +365,4 @@ def cancelled(state: AttemptState, scheduler: str, is_connected: bool) -> Error:
         f"{what} while this launch was running, which ended its ranks.\nWhat was saved is in "
         f"{state.directory}: launch with directory= to go on.",
         directory=state.directory,
-    )
-
-
-def unreadable_result(reason: Exception, directory: Path) -> Error:
-    """The exception for a result that cannot be loaded in this process."""
-    return LaunchEnded(
-        f"All ranks finished, but what rank 0 returned cannot be loaded in this process: "
-        f"{type(reason).__name__}: {reason}. What was saved is in {directory}.\n"
-        "Return tensors, numbers, a state_dict, or what can be imported here too.",
-        directory=directory,
     )

@@ -58,8 +58,14 @@ def pickled(function: Callable, arguments: dict[str, Any]) -> bytes:
     Raises `Error` for what cannot travel.
     """
     buffer = io.BytesIO()
+    # What Python's tracebacks need to show the lines of code that is in no file
+    sources = {
+        name: entry
+        for name, entry in list(linecache.cache.items())
+        if len(entry) == 4 and not os.path.exists(name)
+    }
     try:
-        _Pickler(buffer).dump((function, arguments, _sources_of_cells(), _what_is_set()))
+        _Pickler(buffer).dump((function, arguments, sources, _what_is_set()))
         return buffer.getvalue()
     except Error:
         raise
@@ -119,12 +125,3 @@ def _what_is_set() -> list[Callable[[], Any]]:
             ),
         ]
     return calls
-
-
-def _sources_of_cells() -> dict[str, tuple]:
-    """What Python's tracebacks need to show the lines of code that is in no file."""
-    return {
-        name: entry
-        for name, entry in list(linecache.cache.items())
-        if len(entry) == 4 and not os.path.exists(name)
-    }

@@ -8,6 +8,7 @@ from distributed import Future
 from dask_ranks.messages import PROGRESS, Ended, Line, Message, Position, Started, Whereabouts
 
 KEPT_LINES = 50  # of a rank's output, for the error message
+LONGEST_LINE = 10_000  # characters of such a line
 
 
 @dataclass(eq=False)
@@ -42,7 +43,8 @@ class RankState:
                 self.step = max(self.step, message.known().get("step", 0))
                 self.has_returned = self.has_returned or message.has_returned
             case Line():
-                self.lines.append(message.text)
+                cut = " … [cut here]" if len(message.text) > LONGEST_LINE else ""
+                self.lines.append(message.text[:LONGEST_LINE] + cut)
             case Whereabouts():
                 self.whereabouts = message
             case Ended():

@@ -365,9 +365,11 @@ def _take_in(given: Given, looks: list[Look | str]) -> list[tuple[str, str]]:
         given.lengths.append(rows)
         columns = columns or (columns_here if rows else [])
         if rows and columns_here != columns:
+            both = itertools.zip_longest(columns_here, columns, fillvalue=("nothing", ""))
+            found, expected = next(pair for pair in both if pair[0] != pair[1])
             raise Error(
                 f"{partition} has other columns or types than those before it: "
-                f"{_difference(columns, columns_here)}.\n"
+                f"{' '.join(found).strip()}, not {' '.join(expected).strip()}.\n"
                 "Give all the same columns in one order (frame[names]), of one type (astype)."
             )
     return columns
@@ -387,10 +389,3 @@ def _refuse_other_values(given: list[Given], columns: list[list[tuple[str, str]]
                     f"{other!r}: a model would take one value for another.\nGive both one type "
                     "before launch: .cat.set_categories(names), or, of times, .astype(…)."
                 )
-
-
-def _difference(columns: list[tuple[str, str]], others: list[tuple[str, str]]) -> str:
-    """The first of the second columns that is not as it is among the first ones."""
-    pairs = itertools.zip_longest(others, columns, fillvalue=("nothing", ""))
-    found, expected = next(pair for pair in pairs if pair[0] != pair[1])
-    return f"{' '.join(found).strip()}, not {' '.join(expected).strip()}"

@@ -177,19 +177,19 @@ class ClusterClient(Client):
             return
         if not failed and len(self.workers()) >= self.expected:
             return
-        over = self._near_their_limit(self.jobs) if failed else set()
-        self._replace(self.jobs, over | ended(self.jobs.states() or {}))
+        over = ended(self.jobs.states() or {})
+        if failed:  # those that would soon end a restart
+            job_at = {at: self.jobs.job_of(worker) for at, worker in self.workers().items()}
+            left = answers_within(ANSWER_TIMEOUT, self, time_left, workers=list(job_at))
+            over |= {
+                job_at[at] for at, seconds in left.items() if seconds < 1.5 * self.jobs.warning
+            }
+        self._replace(self.jobs, over)
         self.wait_until_there(at_least=1)
 
     def why_lost(self, address: str) -> str:
         """What the queue says of the job whose worker was at this address; '' if nothing."""
         return "" if self.jobs is None else self.jobs.said_of(address)
-
-    def _near_their_limit(self, jobs: Jobs) -> set[str]:
-        """The names of jobs that would soon end a restart."""
-        names = {address: jobs.job_of(worker) for address, worker in self.workers().items()}
-        left = answers_within(ANSWER_TIMEOUT, self, time_left, workers=list(names))
-        return {names[each] for each, seconds in left.items() if seconds < 1.5 * jobs.warning}
 
     def _replace(self, jobs: Jobs, over: set[str]) -> None:
         """Cancel jobs, wait until their workers are gone, and submit others."""

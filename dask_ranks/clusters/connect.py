@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 ANSWER_TIMEOUT = 10  # seconds that a scheduler has to answer at an address
 START_TIMEOUT = 60  # seconds that a cluster has to stand; its workers may come later
 HALF_TIMEOUT = 10  # seconds that it has after Ctrl-C
+HASH_SEED = "6640"  # what Dask's nanny gives its workers, so that they hash alike
 SETTINGS = {
+    "distributed.nanny.pre-spawn-environ.PYTHONHASHSEED": HASH_SEED,  # unless it is set here
     "distributed.worker.daemon": False,  # ranks are children of workers
     # After this, a connection to a host that has vanished counts as closed; Dask takes no less.
     "distributed.comm.timeouts.tcp": "11s",
@@ -61,7 +63,6 @@ SETTINGS = {
     # Of each topic and connection Dask keeps so many messages: with many reports, a lot of MB.
     "distributed.admin.low-level-log-length": 100,
 }
-HASH_SEED = "6640"  # what Dask's nanny gives its workers, so that they hash alike
 
 
 def connect(

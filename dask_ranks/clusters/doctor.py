@@ -76,10 +76,8 @@ def examine(
         with connect(name, count) as client:
             for title, check in CHECKS.items():
                 found, advice = check(client)
-                if advice:
-                    report(WARNING, title, f"{found}\n-> {advice}")
-                else:
-                    report(OK, title, found)
+                words = f"{found}\n-> {advice}" if advice else found
+                report(WARNING if advice else OK, title, words)
     except Exception as error:  # of any kind: it is what the doctor was asked for
         kind = "" if isinstance(error, Error) else f"{type(error).__name__}: "
         report(FAILED, title, f"{kind}{error}".strip())

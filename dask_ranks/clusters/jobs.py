@@ -207,22 +207,17 @@ class Jobs:
         cls = cluster_class(profile["cluster"])
         cls = protection.private(type(cls.__name__, (QuotedPaths, cls), {}))
         try:
-            self._check_paths()
+            for path in (str(self.directory), profile["options"].get("python") or sys.executable):
+                # dask-jobqueue writes it into a script as it is
+                if " " in path and self.system.name != "Slurm":
+                    raise Error(
+                        f"{self.system.name} cannot have jobs with a space in a path: {path}.\n"
+                        "Move the clone, or set RUNS=/a/folder and the profile's `python`."
+                    )
             self.cluster = cls(**job_options(profile, self.directory, protection.credentials()))
         except BaseException:
             self._remove_directory()
             raise
-
-    def _check_paths(self) -> None:
-        """Raise `Error` for a space where dask-jobqueue writes a path into a script as it is."""
-        if self.system.name == "Slurm":
-            return
-        for path in (str(self.directory), self.profile["options"].get("python") or sys.executable):
-            if " " in path:
-                raise Error(
-                    f"{self.system.name} cannot have jobs with a space in a path: {path}.\n"
-                    "Move the clone, or set RUNS=/a/folder and the profile's `python`."
-                )
 
     def _remove_directory(self) -> None:
         with contextlib.suppress(OSError):  # not empty: it has logs

@@ -6,6 +6,7 @@ what may stand there, before anything is started; what a cluster class says of i
 passed on in its words.
 """
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -150,7 +151,9 @@ def _override(profile: dict, given: list[tuple[str, str]]) -> None:
     options = profile["options"]
     for key, value in given:
         option, _, inner = key.partition(".")
-        content = _parsed(value)
+        content: Any = value
+        with contextlib.suppress(Exception):  # as in `_read_yaml`: then it is a text
+            content = yaml.safe_load(value)
         if key in DEFAULTS:
             profile[key] = content
         elif inner and isinstance(options.get(option), dict):
@@ -174,14 +177,6 @@ def pairs(variable: str, text: str, example: str) -> list[tuple[str, str]]:
         if not equals:
             raise Error(f"{variable}={text}: {name!r} is no name=value. {example}")
     return [(name, value) for name, _, value in words]
-
-
-def _parsed(text: str) -> Any:
-    """What `text` says in YAML: a number, true, a list; else the text itself."""
-    try:
-        return yaml.safe_load(text)
-    except Exception:  # as in `_read_yaml`
-        return text
 
 
 def is_batch(profile: dict) -> bool:

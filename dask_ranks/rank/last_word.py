@@ -31,8 +31,9 @@ LARGEST_EXCEPTION = 2**20
 GROUP_TWICE = "default process group twice"
 HINTS = {  # what to do about an error of torch or Python, by a part of its text
     "No module named": (
-        "A rank can import what its worker can. For a module beside your script: start the "
-        "workers in its folder, put that on their PYTHONPATH, or send it with client.upload_file."
+        "A rank can import what its worker can. A package: install it in the environment of the "
+        "workers. A module beside your script: start the workers in its folder, put that on their "
+        "PYTHONPATH, or send it with client.upload_file."
     ),
     "received 0 items of ancdata": (
         "The rank has too many open files, as its loader workers send many tensors: raise `ulimit "

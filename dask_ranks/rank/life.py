@@ -18,10 +18,11 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dask_ranks import handover
@@ -53,7 +54,15 @@ def live(
     Arguments are those of `process.main`; `send` gives a message to the agent. Raises what the
     function raises, and `Error` if the ranks do not meet.
     """
-    _settle(environment, threads)
+    os.environ.update(environment)
+    # Every process that the rank starts has this mark.
+    os.environ["DDP_RANK_PROCESS"] = str(os.getpid())
+    torch.set_num_threads(threads)
+    # What this process was forked from has one state for all ranks. `random` draws by itself.
+    numpy.random.seed()
+    torch.seed()
+    multiprocessing.set_start_method(None, force=True)
+    whereabouts.keep_collectives()
     try:
         with reports(send), sigterm():
             function, arguments = _unpickled(payload, tables)
@@ -63,7 +72,8 @@ def live(
                 # the notebook itself. A script chooses for itself.
                 multiprocessing.set_start_method("fork", force=True)
             with rendezvous.process_group(store_socket, is_made_here=is_function):
-                result, models = train(function, arguments)
+                with contextlib.nullcontext() if is_function else _os_exit_is_an_end():
+                    result, models = train(function, arguments)
                 for problem in oddities(_collected_by_rank_0(models)):
                     reporting.post(reporting.Problem(problem))
     except stopping.Stopped as stopped:
@@ -75,19 +85,6 @@ def live(
         )
     is_rank_0 = environment["RANK"] == "0"
     return Ended("done", result=last_word.pickled_result(result) if is_rank_0 else None)
-
-
-def _settle(environment: dict[str, str], threads: int) -> None:
-    """What holds for this process until it ends."""
-    os.environ.update(environment)
-    # Every process that the rank starts has this mark.
-    os.environ["DDP_RANK_PROCESS"] = str(os.getpid())
-    torch.set_num_threads(threads)
-    # What this process was forked from has one state for all ranks. `random` draws by itself.
-    numpy.random.seed()
-    torch.seed()
-    multiprocessing.set_start_method(None, force=True)
-    whereabouts.keep_collectives()
 
 
 @contextlib.contextmanager
@@ -133,6 +130,32 @@ def _end_by_sigterm(handler: Any) -> None:
     """In what the rank has forked: SIGTERM ends it, unless its program has a handler for it."""
     if signal.getsignal(signal.SIGTERM) is handler:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _os_exit_is_an_end() -> Iterator[None]:
+    """`os._exit(0)` ends a script well, as under torchrun; rank 0, with the store, goes last."""
+    own_pid, leave = os.getpid(), os._exit
+
+    def tell_and_leave(status: int) -> NoReturn:
+        store = rendezvous.current_store()
+        if status == 0 and os.getpid() == own_pid and store is not None:
+            reporting.post(Position(**reporting.position(), has_returned=True))
+            with contextlib.suppress(dist.DistError):  # the store is gone
+                # Another thread may wait in that one
+                own_store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+                for word in ("returned", "left"):
+                    own_store.set(f"{word}/{rendezvous.rank()}", "")
+                if rendezvous.rank() == 0:
+                    peers = range(1, rendezvous.world_size())
+                    own_store.wait([f"left/{peer}" for peer in peers], rendezvous.FOREVER)
+        leave(status)
+
+    os._exit = tell_and_leave
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 def _unpickled(payload: bytes, tables: int | None) -> tuple[Callable, dict[str, Any]]:

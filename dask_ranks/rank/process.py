@@ -2,8 +2,8 @@
 
 Forked by its supervisor, which ends it (`worker.supervisor`). Promises: it sends an `Ended`,
 whatever the training function has done, unless that has ended the process; everything that was
-reported and printed was sent before; on SIGUSR1 it says where it is, also while it waits in a
-collective. Relies on that to have blocked SIGTERM and SIGUSR1: one that comes early waits.
+reported and printed was sent before; on `ASK_WHERE` it says where it is, also while it waits in a
+collective. Relies on that to have blocked that and SIGTERM: one that comes early waits.
 """
 
 import faulthandler

@@ -8,6 +8,7 @@ runs. It makes its process group itself: `init_process_group()` joins the store 
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +43,7 @@ class Script:
         if os.environ.get("DDP_OWN_GPU_FIRST") and visible:
             ordered = own_gpu_at(int(os.environ["LOCAL_RANK"]), visible.split(","))
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ordered)
+        _refuse_spawn()
         try:
             self._run()
         except SystemExit as left:
@@ -79,6 +81,22 @@ def own_gpu_at(local_rank: int, devices: list[str]) -> list[str]:
     """
     shift = local_rank % len(devices)
     return devices[-shift:] + devices[:-shift] if shift else devices
+
+
+def _refuse_spawn() -> None:
+    """Ranks that a script spawns would wait for ever: these are the ranks that are there."""
+    import torch.multiprocessing as mp
+
+    def spawn(function: Callable, *_: object, **__: object) -> None:
+        raise Error(
+            "torch.multiprocessing.spawn starts ranks, and this process is one of ddprun's: they "
+            "would wait for each other for ever.\n"
+            f"In place of mp.spawn({function.__name__}, …) write {function.__name__}(rank, …), "
+            'with rank = int(os.environ["RANK"]) and world_size = int(os.environ["WORLD_SIZE"]). '
+            "Remove lines that set MASTER_ADDR and MASTER_PORT. Or run the script with python."
+        )
+
+    mp.spawn = sys.modules["torch.multiprocessing.spawn"].spawn = spawn  # type: ignore
 
 
 def _call(source: bytes, path: str, names: dict[str, object]) -> None:

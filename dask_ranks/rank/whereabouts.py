@@ -1,4 +1,4 @@
-"""Where a rank is, told by a thread of it when its worker asks with SIGUSR1.
+"""Where a rank is, told by a thread of it when its worker asks by a signal.
 
 The answer is one `Whereabouts`: the stack of the main thread, what that waits for, and the latest
 collectives from torch's flight recorder. The thread can answer while the main thread waits in a
@@ -24,7 +24,7 @@ from typing import Any
 
 import dask_ranks
 import ddp_common
-from dask_ranks.messages import Collective, Whereabouts
+from dask_ranks.messages import ASK_WHERE, Collective, Whereabouts
 
 # How many collectives torch keeps of a rank, unless TORCH_FR_BUFFER_SIZE is set: enough to see a
 # pattern that repeats with every step. Torch's own 2,000 take seconds to be told with their lines.
@@ -39,19 +39,19 @@ def keep_collectives() -> None:
 
 
 def answer_questions(post: Callable[[Whereabouts], None]) -> None:
-    """From now on a thread passes a `Whereabouts` to `post` for each SIGUSR1.
+    """From now on a thread passes a `Whereabouts` to `post` for each `ASK_WHERE`.
 
-    Signals that come while it answers count as one. SIGUSR1 must be blocked in all threads; it is
-    not in what this process forks, where nobody waits for it.
+    It must be blocked in all threads; it is not in what this process forks, where nobody waits for
+    it.
     """
     threading.Thread(target=_answer, args=(post,), daemon=True, name="ddp-whereabouts").start()
-    unblock = functools.partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, {signal.SIGUSR1})
+    unblock = functools.partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, {ASK_WHERE})
     os.register_at_fork(after_in_child=unblock)
 
 
 def _answer(post: Callable[[Whereabouts], None]) -> None:
     while True:
-        signal.sigwait({signal.SIGUSR1})
+        signal.sigwait({ASK_WHERE})
         try:
             post(_answer_now())
         except OSError:  # nobody reads the pipe any more
@@ -140,7 +140,11 @@ def latest_collectives() -> list[Collective] | None:
     """
     now = time.time()
     try:
-        members = _members()
+        from torch.distributed.distributed_c10d import _world
+
+        members: dict[str, list[int]] = {}  # of each process group that this rank is in
+        for group, name in _world.pg_names.items():
+            members[name] = sorted(_world.pg_group_ranks[group])
         entries = recorded(with_lines=True)[-KEPT:]
         collectives = [_collective(entry, now, members) for entry in entries]
     except Exception:  # whatever another torch's recorder is like, the stack is still an answer
@@ -179,13 +183,6 @@ def recorded(with_lines: bool) -> list[dict[str, Any]]:
             # collectives, their stacks, finished ones too
             entries += pickle.loads(dump(True, with_lines, False)).get("entries", [])
     return sorted(entries, key=lambda entry: entry["time_created_ns"])
-
-
-def _members() -> dict[str, list[int]]:
-    """The ranks of each process group that this rank is in, by torch's name for it."""
-    from torch.distributed.distributed_c10d import _world
-
-    return {name: sorted(_world.pg_group_ranks[group]) for group, name in _world.pg_names.items()}
 
 
 def _collective(entry: dict[str, Any], now: float, members: dict[str, list[int]]) -> Collective:

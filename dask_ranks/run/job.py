@@ -54,7 +54,14 @@ class Job:
     @property
     def folder_name(self) -> str:
         """What a new run directory is called by: `run_name`, the script, or the function."""
-        return self.run_name or _script_name() or self.function_name
+        if self.run_name:
+            return self.run_name
+        # Of the script that this program is; there is none in a notebook or a shell
+        file = getattr(sys.modules["__main__"], "__file__", None)
+        if file is None:
+            return self.function_name
+        path = Path(file).absolute()
+        return path.parent.name if path.stem == "__main__" else path.stem
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
@@ -70,18 +77,6 @@ def whole_number(name: str, value: Any, least: int) -> int:
 
 def _is_seconds(value: Any) -> bool:
     return isinstance(value, (int, float)) and value >= 0  # NaN is not
-
-
-def _script_name() -> str | None:
-    """The name of the script that this program is, without '.py'.
-
-    None in a notebook or a shell.
-    """
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    if file is None:
-        return None
-    path = Path(file).absolute()
-    return path.parent.name if path.stem == "__main__" else path.stem
 
 
 @dataclass

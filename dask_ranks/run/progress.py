@@ -52,14 +52,6 @@ def kernel() -> Any:
     return getattr(sys.modules["IPython"].get_ipython(), "kernel", None)
 
 
-def a_user_watches() -> bool:
-    """Whether a user at a front end such as JupyterLab or VS Code has sent this cell."""
-    if not hasattr(kernel(), "get_parent"):
-        return False
-    request = kernel().get_parent("shell") or {}
-    return bool(request.get("content", {}).get("allow_stdin"))
-
-
 def mode() -> Mode:
     """How progress is drawn in this program."""
     chosen = os.environ.get("DDP_PROGRESS")
@@ -68,7 +60,12 @@ def mode() -> Mode:
     if chosen:
         names = ", ".join(Mode)
         raise Error(f"DDP_PROGRESS={chosen} is none of {names}.\nTake one, or leave it out.")
-    if is_terminal(sys.stderr) or a_user_watches():
+    request: dict = {}  # that of this cell
+    if hasattr(kernel(), "get_parent"):
+        request = kernel().get_parent("shell") or {}
+    # A user at a front end such as JupyterLab or VS Code has sent it
+    a_user_watches = bool(request.get("content", {}).get("allow_stdin"))
+    if is_terminal(sys.stderr) or a_user_watches:
         return Mode.BAR
     return Mode.LINES if kernel() is None else Mode.OFF
 

@@ -71,23 +71,19 @@ class Recorder:
                 self.files.record(rank, message.values)
                 _draw(self.progress.record, message.values, rank)
             case Line():
-                self._take_line(rank, message.text)
+                self.files.log(f"[rank {rank}] {message.text}")
+                if rank == 0:
+                    say(message.text, sys.stdout)
+                elif self.shows_all:
+                    say(f"[rank {rank}] {message.text}", sys.stdout)
+                else:
+                    self.lines_not_shown += 1
             case File():
                 self.files.save(message.name, message.content())
             case CheckpointFailed():
                 self.files.problem(message.why, "checkpoints")
             case Problem():
                 self.files.problem(message.text, message.text)
-
-    def _take_line(self, rank: int, text: str) -> None:
-        """Write down a line that a rank has printed, and show rank 0's."""
-        self.files.log(f"[rank {rank}] {text}")
-        if rank == 0:
-            say(text, sys.stdout)
-        elif self.shows_all:
-            say(f"[rank {rank}] {text}", sys.stdout)
-        else:
-            self.lines_not_shown += 1
 
     def call_on_report(self) -> None:
         """Call `on_report` with the records that it has not had, in order; raises what it does."""

@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from filelock import FileLock, SoftFileLock, Timeout
 
@@ -139,7 +139,12 @@ class RunDirectory(RunFiles):
             make_private(self.path)
             self._lock = _locked(self.path)
             (self.path / "checkpoints").mkdir(exist_ok=True)
-            self._read_earlier_records()
+            earlier = self.path / METRICS
+            if earlier.exists():  # of a run that is resumed
+                self.records = list(read_records(earlier))
+                lines = "".join(map(as_line, self.records)).encode()
+                if earlier.read_bytes() != lines:  # its last line was cut off, say
+                    self.save(METRICS, lines)
             self._opened(METRICS)
             self._opened(LOG)
             for path in self.path.iterdir():
@@ -153,15 +158,6 @@ class RunDirectory(RunFiles):
                 f"{self.path} cannot be a run directory: {why}.\n"
                 "Choose a folder that you may write to."
             ) from None
-
-    def _read_earlier_records(self) -> None:
-        """Those of a run that is resumed; lines that hold none are left out."""
-        path = self.path / METRICS
-        if path.exists():
-            self.records = list(read_records(path))
-            lines = "".join(map(as_line, self.records)).encode()
-            if path.read_bytes() != lines:  # its last line was cut off, say
-                self.save(METRICS, lines)
 
     def take_in(self, rank: int) -> None:
         """Put the records in a rank's own file into metrics.jsonl, and remove the file.
@@ -193,17 +189,14 @@ def read_records(path: Path) -> Iterator[dict]:
         for line in file:
             with contextlib.suppress(ValueError, AttributeError, RecursionError):
                 values = json.loads(line).items()
-                yield _with_names_kept_once({name: _from_json(value) for name, value in values})
+                yield _with_names_kept_once(
+                    {k: NOT_FINITE.get(v, v) if isinstance(v, str) else v for k, v in values}
+                )
 
 
 def _with_names_kept_once(record: dict) -> dict:
     """The same record, whose names all records share: it takes 0.4 kB instead of 0.7."""
     return {sys.intern(str(name)): value for name, value in record.items()}
-
-
-def _from_json(value: Any) -> Any:
-    """A value as it was before it was written."""
-    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 # One run at a time

@@ -90,7 +90,11 @@ class Ranks(contextlib.ExitStack):
             _set_pg_timeout(datetime.timedelta(seconds=seconds))
         with contextlib.ExitStack() as at_the_end:
             files = _agree_on_directory(job, at_the_end)
-            recorder = _recorder(files, job)
+            is_first = isinstance(files, RunDirectory)
+            recorder = Recorder(files, job.on_report if is_first else None, draws=is_first)
+            if is_first:
+                recorder.progress.whose = "rank 0: " if self.ranks > 1 else ""
+                recorder.describe(describe(files.path, job.run_config, [], job.function_name))
             result, models, stopped = _train(job, recorder)
             if stopped is None or stopped.step > 0:  # else ranks have left each on its own
                 result, problems = _exchange(result, models, recorder, began)
@@ -136,16 +140,6 @@ def _agree_on_directory(job: Job, at_the_end: contextlib.ExitStack) -> RunFiles:
         own = RunFiles(path, metrics_of(rendezvous.rank()))
         at_the_end.callback(own.close)
     return own
-
-
-def _recorder(files: RunFiles, job: Job) -> Recorder:
-    """What takes what this rank reports; rank 0's draws, and hands records to `on_report`."""
-    if rendezvous.rank() != 0:
-        return Recorder(files, draws=False)
-    recorder = Recorder(files, job.on_report)
-    recorder.progress.whose = "rank 0: " if rendezvous.world_size() > 1 else ""
-    recorder.describe(describe(files.path, job.run_config, [], job.function_name))
-    return recorder
 
 
 def _train(

@@ -36,13 +36,13 @@ import psutil
 from distributed import Status, Worker, get_worker
 from distributed.comm import get_address_host
 
-from dask_ranks.messages import TOPIC, Ended, Line, Message, RankSpec, Started, pack
+from dask_ranks.messages import ASK_WHERE, TOPIC, Ended, Line, Message, RankSpec, Started, pack
 from dask_ranks.worker import time_limit
 from dask_ranks.worker.rank_host import HOST
 from dask_ranks.worker.supervisor import POLL, Supervisor
 
 PAUSE = 0.25  # seconds in which messages gather: Dask works for each event, whatever is in it
-EXIT_TIMEOUT = 15.0  # seconds that a rank has to end after its last word, on a busy machine too
+EXIT_TIMEOUT = 30.0  # seconds that a rank has to end after its last word, on a busy machine too
 # Seconds for what is left in the pipes. It takes none, unless a process stays that holds them open
 DRAIN_TIMEOUT = 5.0
 # Seconds that ranks await each other: the client sees sooner which one has not started
@@ -53,7 +53,6 @@ PIECE = 2**16  # bytes read at once: as many as a pipe holds
 FASTEST = 40 * 2**20  # bytes a second of messages that are larger than a piece
 RATE = 2**20  # bytes a second that a rank may print
 LINE_COST = 100  # bytes that a line counts for, beside its own
-LONGEST_LINE = 10_000  # bytes of a line that are kept
 
 WHAT_TO_DO = {  # where a rank cannot be started
     errno.ENOENT: "Was the folder in which its worker runs removed? Start it in one that stays.",
@@ -90,7 +89,7 @@ def ask_where() -> str | None:
         state = psutil.Process(running.pid).status()
     except psutil.NoSuchProcess:
         return None
-    HOST.signal(signal.SIGUSR1)
+    HOST.signal(ASK_WHERE)
     return state
 
 
@@ -117,9 +116,6 @@ def run_rank(spec: RankSpec, payload: bytes, tables: BinaryIO | None = None) -> 
     def send(messages: list[Message]) -> None:
         worker.log_event(TOPIC + spec.attempt, {"rank": spec.rank, "messages": pack(messages)})
 
-    def call_soon(do: Callable[[], None]) -> None:
-        worker.loop.add_callback(worker.loop.call_later, FLUSH, do)
-
     try:
         with HOST.one_rank:
             try:
@@ -133,7 +129,7 @@ def run_rank(spec: RankSpec, payload: bytes, tables: BinaryIO | None = None) -> 
                 return None
             return _follow(process, send, is_wanted)
     finally:
-        HOST.rank_is_gone(call_soon)
+        HOST.rank_is_gone(lambda do: worker.loop.add_callback(worker.loop.call_later, FLUSH, do))
 
 
 def _not_started(error: Exception) -> Ended:
@@ -195,33 +191,30 @@ class RankProcess:
                     self._is_gone.wait(len(pickled) / FASTEST)
 
     def _read_output(self, pipe: Connection) -> None:
-        begun = b""
+        begun: list[bytes] = []
         with pipe:
             while piece := os.read(pipe.fileno(), PIECE):
-                lines, begun = whole_lines(begun + piece)
+                lines = whole_lines(begun, piece)
                 for line in lines:
                     self.said.put(Line(line))
                 # Slows down a rank that prints more
                 self._is_gone.wait((len(piece) + LINE_COST * len(lines)) / RATE)
-        if begun:
-            self.said.put(Line(text_of(begun)))
+        for line in whole_lines(begun, b"\n") if any(begun) else ():
+            self.said.put(Line(line))
 
 
-def whole_lines(printed: bytes) -> tuple[list[str], bytes]:
-    """The lines of what was printed, and the one that has not ended yet.
+def whole_lines(begun: list[bytes], piece: bytes) -> list[str]:
+    """The lines that end in this piece of what was printed; the next one has `begun`, in pieces.
 
     Of a line that is drawn again and again (a progress bar, which prints carriage returns) the
-    last state counts. A line beyond `LONGEST_LINE` is cut.
+    last state counts.
     """
-    *whole, begun = printed.split(b"\n")
-    lines = [text_of(_last_state(line)) for line in whole]
-    return lines, _last_state(begun)[: LONGEST_LINE + 1]
-
-
-def text_of(line: bytes) -> str:
-    line = line.rstrip(b"\r")
-    text = line[:LONGEST_LINE].decode(errors="replace")
-    return f"{text} … [cut here]" if len(line) > LONGEST_LINE else text
+    begun.append(piece)
+    if b"\n" not in piece and b"\r" not in piece:
+        return []
+    *whole, rest = map(_last_state, b"".join(begun).split(b"\n"))
+    begun[:] = [rest]
+    return [line.rstrip(b"\r").decode(errors="replace") for line in whole]
 
 
 def _last_state(line: bytes) -> bytes:
@@ -298,7 +291,7 @@ def _follow(
     try:
         send([Started(process.supervisor.pid, socket.gethostname())])
         # A worker that was told to end while the rank started had no rank to tell
-        was_wanted = not HOST.is_to_close and _pass_on(process, send, is_wanted)
+        was_wanted = not HOST.afterwards and _pass_on(process, send, is_wanted)
     finally:
         HOST.running = None
         is_overdue = not process.supervisor.connection.closed
@@ -318,7 +311,7 @@ def _follow(
     elif is_overdue:
         remarks.append(
             f"this rank did not end within {EXIT_TIMEOUT:g} s of its last word, and was killed: a "
-            "thread that is no daemon, or a function of atexit, takes longer"
+            "thread that is no daemon, a function of atexit, or a finalizer takes longer"
         )
     result, ended.result = ended.result, None
     send([*process.take(), *map(Line, remarks), ended])

@@ -122,7 +122,7 @@ def main(listener_fd: int, lifeline_fd: int, folder: str) -> None:
     """Import torch, then fork a supervisor for every connection, until the owner has ended."""
     # Signals that every process of a session or a job gets: the fork server and the supervisors
     # ignore them, and end last. Ranks have handlers of their own.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     # multiprocessing makes a folder for sockets in each rank, and a killed rank cannot remove it.
     # Here it goes with the fork server.

@@ -44,6 +44,8 @@ class Preload(WorkerPlugin):
                 # A nanny ends the worker itself
                 handler = signal.SIG_IGN if worker.nanny else _handler(number)
                 self.undo.callback(signal.signal, number, signal.signal(number, handler))
+            for number in (signal.SIGUSR1, signal.SIGUSR2):  # for the program in a rank
+                self.undo.callback(signal.signal, number, signal.signal(number, signal.SIG_IGN))
         for context in filter(None, tls_contexts(worker)):
             self.undo.callback(setattr, context, "options", context.options)
             allow_ends_without_notice(context)

@@ -5,7 +5,6 @@ Promises: one rank at a time; where the fork server has ended, the worker starts
 
 import contextlib
 import os
-import signal
 import socket
 import sys
 import threading
@@ -24,7 +23,7 @@ class RankHost:
         self.one_rank = threading.Lock()
         self.running: Supervisor | None = None  # of the rank that runs
         self._store: tuple[str, socket.socket] | None = None  # of an attempt, for its rank 0
-        self._afterwards: list[Callable[[], None]] = []  # to be done when the rank is gone
+        self.afterwards: list[Callable[[], None]] = []  # to be done when the rank is gone
         self._shared_path: str | None = None  # of the fork server of a local cluster
         self._own: ForkServer | None = None  # this worker's
         self._choosing = threading.Lock()  # between the two
@@ -132,24 +131,19 @@ class RankHost:
 
     # The rank that runs
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: int) -> None:
         """Send a signal to the rank, if there is one."""
         running = self.running  # read once: it may end at any moment
         if running is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(running.pid, number)
 
-    @property
-    def is_to_close(self) -> bool:
-        """Whether the worker waits for its rank to be gone."""
-        return bool(self._afterwards)
-
     def after_the_rank(self, do: Callable[[], None]) -> None:
         """Call `do` when the rank is gone; at once if there is none.
 
         A rank that is being forked or ended is there.
         """
-        self._afterwards.append(do)
+        self.afterwards.append(do)
         if not self.one_rank.locked():  # looked at last: the rank may end at any moment
             self.rank_is_gone(lambda each: each())
 
@@ -157,7 +151,7 @@ class RankHost:
         """Have `call` call what was to be done then."""
         with contextlib.suppress(IndexError):  # there is none left
             while True:
-                call(self._afterwards.pop())
+                call(self.afterwards.pop())
 
 
 HOST = RankHost()

@@ -23,7 +23,10 @@ import atexit
 import contextlib
 import ctypes
 import errno
+import gc
 import importlib
+import io
+import logging
 import multiprocessing.util
 import os
 import signal
@@ -32,17 +35,22 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
+
+from dask_ranks.messages import ASK_WHERE
 
 PR_SET_PDEATHSIG = 1  # options of prctl(2)
 PR_SET_CHILD_SUBREAPER = 36
 
 POLL = 0.03  # seconds between looks at whether a rank is still wanted
 END = "end"
+BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 END_TIMEOUT = 5.0  # seconds that processes may take to be gone once they are killed
 
 
@@ -159,8 +167,8 @@ def supervise(worker: Connection, lifeline: socket.socket) -> NoReturn:
     """Have one rank after the other until the worker or the owner of the fork server has ended."""
     try:
         subreaper()
-        # In a rank SIGTERM waits for its handler, SIGUSR1 for its thread that answers.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+        # In a rank SIGTERM waits for its handler, a question for its thread that answers.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, ASK_WHERE})
         woken = wake_when_a_child_ends()
         worker.send(None)
         while lifeline not in wait([worker, lifeline]):
@@ -285,12 +293,16 @@ def _be_rank(supervisor: int, request: Request, descriptors: dict[str, int]) -> 
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with its supervisor, however that ended
         if os.getppid() != supervisor:  # that has ended before
             os._exit(1)
-        # What the fork server has imported needs no clean-up here. multiprocessing does: it ends
-        # the workers of a loader.
+        # What the fork server has imported needs no clean-up here. The program's will: `logging`
+        # writes what it keeps, multiprocessing ends the workers of a loader.
         atexit._clear()
+        atexit.register(logging.shutdown)
         atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
+        weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+        weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+        sys.modules["__main__"] = ModuleType("__main__")  # for what the client's program has there
         _close_wakeup(signal.set_wakeup_fd(-1))
-        for number in (signal.SIGCHLD, signal.SIGHUP):
+        for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_DFL)
         sys.path[:] = request.path
         os.environ.clear()
@@ -314,15 +326,30 @@ def _be_rank(supervisor: int, request: Request, descriptors: dict[str, int]) -> 
 
 
 def _leave(code: int) -> NoReturn:
-    """End as a process of multiprocessing does: its threads first, then its exit functions."""
+    """End as Python does: threads first, then exit functions, then what the program has left."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # what Python calls at its own end
         atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # the rank has closed it
-                stream.flush()
+        _let_go()
     finally:
         os._exit(code)
+
+
+def _let_go() -> None:
+    """Finalize what the program's `__main__` has, and write what is in files that are open."""
+    threading.excepthook = lambda _: None  # daemon threads go on without what they use
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):  # it may keep all names of its module
+            signal.signal(number, signal.SIG_IGN)
+    streams = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    # They stay to the end: finalizers may write
+    files = [each for each in gc.get_objects() if issubclass(type(each), BUFFERED)]
+    sys.modules.pop("__main__", None)
+    gc.collect()
+    for each in (*files, *streams):
+        with contextlib.suppress(Exception):  # it is closed, or its disk is full
+            each.flush()
 
 
 def subreaper() -> None:

@@ -141,7 +141,8 @@ def test_a_result_that_cannot_travel_is_reported_in_words_and_only_that_of_rank_
     failed = failure(client, threading.Lock)
     assert failed.rank == 0
     assert "cannot be pickled" in str(failed) and "Return tensors" in str(failed)
-    assert ddp.launch(client, of_rank_0_alone, workers=2).result == 5
+    of_rank_0 = ddp.launch(client, lambda: 5 if ddp.rank() == 0 else threading.Lock(), workers=2)
+    assert of_rank_0.result == 5
 
 
 def test_a_result_of_100_mib_arrives_whole(client):
@@ -151,10 +152,6 @@ def test_a_result_of_100_mib_arrives_whole(client):
     result = ddp.launch(client, large, workers=2).result
     assert torch.equal(result["weights"], large()["weights"])
     assert result["words"] == ["kept", None]
-
-
-def of_rank_0_alone():
-    return 5 if ddp.rank() == 0 else threading.Lock()
 
 
 def test_a_function_that_cannot_travel_is_refused_before_anything_starts(client):
@@ -208,12 +205,8 @@ if __name__ == "__main__":
 """
 
 
-def both_ranks_are_ready(directory):
-    return log_of(directory).count("ready") == 2
-
-
 @contextlib.contextmanager
-def program(tmp_path, address, environment=None, has_begun=both_ranks_are_ready):
+def program(tmp_path, address, environment=None):
     """A program that trains on two ranks for ever, in a session of its own.
 
     Yields it and the run's directory once it has begun.
@@ -229,7 +222,7 @@ def program(tmp_path, address, environment=None, has_begun=both_ranks_are_ready)
         text=True,
     )
     try:
-        wait_until(lambda: has_begun(directory) or process.poll() is not None)
+        wait_until(lambda: log_of(directory).count("ready") == 2 or process.poll() is not None)
         assert process.poll() is None, process.stdout.read()
         yield process, directory
     finally:

@@ -1,6 +1,5 @@
 """Scripts as others write them, unchanged: `ddprun` ends with the numbers of torchrun."""
 
-import contextlib
 import os
 import re
 import signal
@@ -79,7 +78,10 @@ def test_a_script_ends_with_the_numbers_that_it_has_under_torchrun(tmp_path, nam
 def test_what_a_script_writes_lies_where_it_was_started_and_its_log_in_the_run(tmp_path):
     """The words are torchrun's, as somebody has typed them."""
     words = ["--standalone", "--nnodes=1", "--nproc_per_node=2", "--master_port=29500"]
-    words += [SCRIPTS / "rank_at_the_top.py"]
+    words += (
+        "--rdzv_conf=a=1 --local-addr=a --role=a --start-method=fork --tee 3 -r 3 -t 3".split()
+    )
+    words += ["--monitor-interval=1", "--local-ranks-filter=0", SCRIPTS / "rank_at_the_top.py"]
     output = said([*DDPRUN, *words], tmp_path / "place")
     assert (tmp_path / "place" / "out.txt").read_text() == result(output)[0]
     (run,) = (tmp_path / "place" / "runs" / "rank_at_the_top").iterdir()
@@ -133,10 +135,11 @@ def test_a_signal_ends_a_script_and_leaves_nothing(tmp_path, number):
     (tmp_path / "waits.py").write_text(WAITS)
     process = started([*DDPRUN, "--workers=2", "waits.py"], tmp_path)
     wait_until(lambda: len(list(tmp_path.glob("started-*"))) == 2)
+    others = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number
-    wait_until(lambda: not processes_in(tmp_path))
+    assert len(others) > 4 and not psutil.wait_procs(others, PATIENCE)[1]
 
 
 SAVES_AT_SIGTERM = """
@@ -163,27 +166,36 @@ def test_sigterm_goes_to_the_handlers_of_a_script_which_have_time_to_end(tmp_pat
     assert len(list(tmp_path.glob("saved-*"))) == 2
 
 
+def test_a_script_ends_well_by_os_exit_0_whichever_rank_ends_so_first(tmp_path):
+    line = "import os, sys, time; os.environ['RANK'] == sys.argv[1] and os._exit(0); time.sleep(2)"
+    (tmp_path / "leaves.py").write_text(line + "; os.mkdir('ended')")
+    for rank in (0, 1):
+        said([*DDPRUN, "--workers=2", "leaves.py", rank], tmp_path)
+        (tmp_path / "ended").rmdir()  # of the other one
+
+
 WORDS = "import argparse; argparse.ArgumentParser().parse_args()"
+SPAWNS = "import torch.multiprocessing as mp\ndef main(rank): ...\nmp.spawn(main, nprocs=2)"
 
 
 def test_a_wrong_line_is_refused_in_a_few_words(tmp_path):
     """Of ddprun itself, before anything is started; and of the script."""
     assert "no module nosuch" in said([*DDPRUN, "-m", "nosuch.train"], tmp_path, code=1)
+    assert "subprocess" in said([*DDPRUN, "--no-python", "train.py"], tmp_path, code=2)
     assert "Write --workers" in said([*DDPRUN, "--nnodes=2", "train.py"], tmp_path, code=1)
     (tmp_path / "words.py").write_text(WORDS)
     output = said([*DDPRUN, "--workers=2", "words.py", "--falt=1"], tmp_path, code=1)
     assert "unrecognized arguments: --falt=1" in output and "exit code 2" in output
     assert "Traceback" not in output
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    output = said([*DDPRUN, "--workers=2", "spawns.py"], tmp_path, code=1)
+    assert 'write main(rank, …), with rank = int(os.environ["RANK"])' in output
 
 
-def processes_in(folder):
-    """The processes whose folder is this one."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.cwd() == str(folder):
-                found.append(process)
-    return found
+def test_the_seed_of_hashes_is_that_of_the_user(tmp_path):
+    (tmp_path / "seed.py").write_text("import os; print(os.environ['PYTHONHASHSEED'])")
+    output = said([*DDPRUN, "--workers=1", "seed.py"], tmp_path, PYTHONHASHSEED="7")
+    assert output.endswith("\n7\n")
 
 
 def torchruns_environment():
@@ -207,5 +219,33 @@ def test_a_function_too_has_the_environment_that_torchrun_gives(client):
         "LOCAL_WORLD_SIZE": "2",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "3",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
+
+
+LEFT_OPEN = """
+import atexit, logging.handlers, signal, sys, tempfile, threading, weakref
+class Saver:
+    def __del__(self):
+        results.write("deleted ")
+results, saver, folder = open("results", "w"), Saver(), tempfile.TemporaryDirectory()
+results.write(folder.name + " ")
+in_memory = logging.handlers.MemoryHandler(9, target=logging.FileHandler("log"))
+logging.getLogger().addHandler(in_memory)
+logging.warning("kept in memory")
+signal.signal(signal.SIGHUP, lambda *_: results)
+sys.own = open("kept", "w")
+sys.own.write("not in __main__")
+atexit.register(results.write, "atexit ")
+threading.Timer(1, results.write, ["thread "]).start()
+"""
+
+
+def test_what_a_script_has_left_open_is_ended_as_python_ends_it(tmp_path):
+    (tmp_path / "leaves.py").write_text(LEFT_OPEN)
+    said([*DDPRUN, "--workers=1", "leaves.py"], tmp_path)
+    folder, *words = (tmp_path / "results").read_text().split()
+    assert words == ["thread", "atexit", "deleted"] and not Path(folder).exists()
+    assert (tmp_path / "log").read_text() == "kept in memory\n"
+    assert (tmp_path / "kept").read_text() == "not in __main__"

@@ -36,6 +36,7 @@ from processes import (
 from tables_here import everyone
 
 import ddp_common as ddp
+from dask_ranks.messages import ASK_WHERE
 from dask_ranks.worker.rank_host import RankHost
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -130,13 +131,26 @@ def test_a_late_rank_of_an_earlier_attempt_does_not_take_the_store_of_the_next()
         assert store_socket.getsockname()[1] == port
 
 
-def test_forty_sigusr1_do_not_block_a_rank(client):
+def test_a_hundred_questions_do_not_block_a_rank(client):
     def train():
         for _ in range(100):
-            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), ASK_WHERE)
         return "went on"
 
     assert ddp.launch(client, train, workers=1).result == "went on"
+
+
+def test_sigusr1_and_sigusr2_are_the_program_s_and_end_no_worker(client):
+    def train():
+        heard = []
+        signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            faults.worker_of_this_rank().send_signal(number)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), heard[0] + 2)  # SIGUSR2, which has no handler
+
+    with pytest.raises(ddp.RankFailed, match="killed by SIGUSR2"):
+        ddp.launch(client, train, workers=1)
 
 
 def test_a_supervisor_with_too_few_descriptors_is_a_failure_that_says_so(client):

@@ -78,10 +78,6 @@ def train(table, use_loader=False, epochs=EPOCHS):
     return losses, steps, weights
 
 
-def addresses_of(client):
-    return list(known_workers(client))
-
-
 @pytest.fixture(scope="module")
 def alone(client, tmp_path_factory):
     """What training on one rank gives."""
@@ -161,7 +157,7 @@ def test_ranks_start_where_the_partitions_lie_and_nothing_moves(client):
     futures = placed(client, [3, 1, 1, 3], function)
     before = sent()
     run = ddp.launch(client, held_in_launch, workers=2, table=futures)
-    addresses = addresses_of(client)
+    addresses = list(known_workers(client))
     by_worker = dict(zip(workers_of(run.directory), run.result))
     assert by_worker == {addresses[3]: [0, 1500], addresses[1]: [500, 1000]}
     moved = {address: count - before[address] for address, count in sent().items()}
@@ -279,7 +275,7 @@ BAD = {
         r"'at' is datetime64\[us\] in 'held_out', and datetime64\[ns\] in 'x'(?s:.*)astype",
     ),
     "not to be pickled": (
-        lambda: {"x": ddp_client().map(locks, range(2), pure=False)},
+        lambda: {"x": ddp_client().map(lambda _: [threading.Lock()], range(2))},
         "partitions of rank [01] could not be handed over.*TypeError",
     ),
     "no partitions": (lambda: {"x": [ddp_client().submit(dict)]}, "of 'x' is of type dict"),
@@ -298,10 +294,6 @@ def times(unit):
 
 def columns(names):
     return pd.DataFrame({name: range(4) for name in names})
-
-
-def locks(number):
-    return [threading.Lock()]
 
 
 def ddp_client():

@@ -1,6 +1,5 @@
 """Dask collections as arguments of `launch`, and workers that are lost, or take no tasks."""
 
-import functools
 import os
 import signal
 import sys
@@ -60,16 +59,14 @@ class SlowToMove(list):
         return SlowToMove, (list(self), self.folder)
 
 
-def samples_of(number, folder):
-    return SlowToMove(range(10 * number, 10 * number + 10), folder)
-
-
 def seen_by_all(table):
     return sorted(sum(everyone([sample for part in table.parts for sample in part]), []))
 
 
 def test_a_worker_lost_while_partitions_move_costs_one_restart(client, tmp_path):
-    futures = placed(client, [0] * 4, functools.partial(samples_of, folder=tmp_path))
+    futures = placed(
+        client, [0] * 4, lambda number: SlowToMove(range(10 * number, 10 * number + 10), tmp_path)
+    )
     (holder,) = {address for where in client.who_has(futures).values() for address in where}
     (pid,) = client.run(os.getpid, workers=[holder]).values()
     launching = Background(

@@ -38,6 +38,7 @@ def test_what_cannot_be_imported_in_a_rank_reaches_the_caller_with_its_traceback
         env=environment_for(client, tmp_path),
     )
     assert "failed: ModuleNotFoundError: No module named 'gone'" in done.stdout, done.stderr
+    assert "A package: install it in the environment of the workers." in done.stdout
     assert "put that on their PYTHONPATH" in done.stdout
 
 

@@ -35,10 +35,6 @@ def pid_of_one(client):
     return address, client.run(os.getpid, workers=[address])[address]
 
 
-def get_a_rank(table=None):
-    return ddp.rank()
-
-
 def test_a_suspended_worker_is_named_and_holds_neither_launch_nor_connect_nor_the_doctor(
     two_workers, monkeypatch
 ):
@@ -51,7 +47,7 @@ def test_a_suspended_worker_is_named_and_holds_neither_launch_nor_connect_nor_th
     try:
         for arguments in ({}, {"table": table}):
             with pytest.raises(ddp.Error, match=f"{address}.* did not answer for 8 s.*suspended"):
-                ddp.launch(two_workers, get_a_rank, workers=2, timeout=8, **arguments)
+                ddp.launch(two_workers, lambda table=0: table, workers=2, timeout=8, **arguments)
         silent = f"The worker at {address} did not answer for 3 s"
         connecting = Background(ddp.connect, two_workers.scheduler.address, workers=2)
         with pytest.raises(ddp.Error, match=silent):

@@ -38,12 +38,9 @@ def bucket(s3, folder):
     return "s3://photos/set"
 
 
-def pixels_of(path):
-    return torch.from_numpy(np.asarray(Image.open(path)).copy()).permute(2, 0, 1)
-
-
 def expected(folder):
-    return torch.stack([pixels_of(path) for path in sorted(folder.glob("*/*.png"))])
+    images = [np.array(Image.open(path)) for path in sorted(folder.glob("*/*.png"))]
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
 
 
 def everything(dataset, **options):

@@ -87,10 +87,6 @@ def student(name):
     return nbformat.read(sync.HERE / "student" / f"{name}.ipynb", 4)
 
 
-def code_of_student(name):
-    return [cell.source for cell in student(name).cells if cell.cell_type == "code"]
-
-
 def lesson(name):
     return minutes.of_lesson(student(name))
 
@@ -102,7 +98,8 @@ def test_a_lesson_has_ten_minutes_to_spare_by_the_strict_clock(name):
     assert timed.total("words") <= 1_700
     assert timed.total("lines") <= 230
     assert 20 <= timed.total("cells") <= 28
-    assert max(len(source.splitlines()) for source in code_of_student(name)) <= 40
+    code = [cell.source for cell in student(name).cells if cell.cell_type == "code"]
+    assert max(len(source.splitlines()) for source in code) <= 40
     assert len(timed.helper_names) <= 12, sorted(timed.helper_names)
 
 
