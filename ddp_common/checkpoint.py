@@ -386,6 +386,11 @@ class Checkpoint:
         if path is None:
             return None
         load_into(self.parts, load(path), path)
+        for sampler in self._samplers:
+            of_epoch = min(sampler.length, len(sampler) * sampler.batch_size)
+            done = sampler.epoch * of_epoch + sampler.step * sampler.batch_size
+            counts = {"step": sampler.steps_done, "samples": done, "total_samples": done}
+            reporting.set_done(sampler._reporting_key, counts)
         if rank() == 0:
             print(f"Resumed from {path.name}", flush=True)
             if not self._samplers and not any(each._samplers for each in _saving.values()):

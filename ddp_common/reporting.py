@@ -148,6 +148,11 @@ def set_position(whose: Hashable, **position: int) -> None:
     _sink.set_position(whose, position)
 
 
+def set_done(whose: Hashable, counts: dict[str, int]) -> None:
+    """A sampler says what was done of its steps before a resume: they count among several's."""
+    _sink.count(whose, counts)
+
+
 def position() -> dict[str, int]:
     """Where training is, as far as a sampler counts it.
 
@@ -228,11 +233,14 @@ class Sink:
     def moved(self) -> None:
         """Take note that this rank makes progress."""
 
-    def set_position(self, whose: Hashable, position: dict[str, int]) -> None:
-        counts = {name: position[name] for name in SUMMED}
+    def count(self, whose: Hashable, counts: dict[str, int]) -> None:
+        """Have the counts of a sampler in the sums, in place of those that it has said before."""
         self._sums.subtract(self._counts.get(whose, {}))
         self._sums.update(counts)
         self._counts[whose] = counts
+
+    def set_position(self, whose: Hashable, position: dict[str, int]) -> None:
+        self.count(whose, {name: position[name] for name in SUMMED})
         if len(self._counts) > 1:
             position = {**position, **{name: self._sums[name] for name in SUMMED}}
         self.position = position
