@@ -33,7 +33,6 @@ from ddp_common.checkpoint_files import (
     hold,
     install,
     newest,
-    newest_good,
     remove_all_but,
     remove_unfinished,
     step_of,
@@ -355,8 +354,8 @@ class Checkpoint:
     def _note_failure(self, error: BaseException, what: str, directory: Path) -> None:
         """Keep it for `wait`, and report it to the client, which shows it to the user."""
         last_good = None
-        with contextlib.suppress(OSError):  # a disk that cannot be read either
-            last_good = newest_good(directory)
+        with contextlib.suppress(OSError, Error):  # a disk that cannot be read either
+            last_good = newest(directory)
         advice = "" if isinstance(error, Error) else " Make room, or choose another directory."
         self._problem = Error(
             f"{what}: {_cause_of(error)}. The last good one is "
@@ -375,8 +374,9 @@ class Checkpoint:
         chosen. Damaged ones are named on stderr and skipped. Options of an optimizer that the
         program has set otherwise than the run that saved are named, too, and the saved ones win.
         Parameters are frozen as they were, in a model that DDP has not wrapped yet. Raises `Error`
-        if there are checkpoints but none is good, if this rank does not see the chosen one, and if
-        that was written by another model, optimizer or schedule, or with other data.
+        if there are checkpoints but none is good, if the newest cannot be read, if this rank does
+        not see the chosen one, and if that was written by another model, optimizer or schedule, or
+        with other data.
         """
         self.wait()
         self._was_restored = True
@@ -455,8 +455,10 @@ def _check_seen(path: Path) -> None:
     """Raise `Error` unless this rank sees the file that rank 0 has chosen, and it is good."""
     try:
         problem = fault(path)
-    except OSError:
+    except FileNotFoundError:
         problem = "it does not see that file"
+    except Error as error:
+        problem = str(error)
     if problem is not None:
         raise Error(
             f"Rank {rank()} on {socket.gethostname()} cannot resume from {path}, which rank 0 has "

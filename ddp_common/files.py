@@ -1,6 +1,9 @@
 """Folders that are private to their owner, and names of files that a rank may save."""
 
+import contextlib
+import os
 import re
+import stat
 from pathlib import Path
 
 from ddp_common.errors import Error
@@ -21,6 +24,20 @@ def make_private(path: Path):
         if not path.is_dir():
             raise
         # else another process was quicker
+
+
+def open_file(path: str | Path, flags: int) -> int:
+    """What `open` takes as its `opener`, for a file of a run: follows no link, waits for nobody.
+
+    Raises `Error` for what is there and is no file.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise Error(
+                f"{path} is a link or something else that is no file, and the run keeps a file "
+                "there. Find out who has put it there, and remove it."
+            )
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def check_name(name: str):

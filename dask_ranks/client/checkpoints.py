@@ -18,7 +18,6 @@ from ddp_common.checkpoint_files import (
     checkpoints,
     digest,
     newest,
-    newest_good,
     remove_all_but,
     stated_digest,
     step_of,
@@ -48,6 +47,7 @@ class Checkpoints:
 
     def last_step(self) -> int:
         """The step of the newest file, by its name: the ranks will see whether it is good."""
+        self._not_here()
         named = filter(stated_digest, checkpoints(self.directory))
         return max(map(step_of, named), default=0)
 
@@ -81,13 +81,8 @@ class Checkpoints:
         folders = [self.directory, *filter(Path.is_dir, self.directory.iterdir())]
         for path in filter(None, await asyncio.to_thread(lambda: [*map(newest, folders)])):
             name = str(path.relative_to(self.directory))
-            content = await asyncio.to_thread(_content, path)
+            content = await asyncio.to_thread(path.read_bytes)
             await self.client.run(spool.write, self.attempt_id, name, content, workers=self.blind)
-
-    def newest(self) -> Path | None:
-        """The newest good checkpoint on the client, None if there is none."""
-        self._not_here()
-        return newest_good(self.directory)
 
     def announced(self, address: str, name: str, keep: int) -> str | None:
         """A rank has saved a checkpoint on this worker, and keeps the last `keep`.
@@ -155,10 +150,3 @@ def _write(path: Path, content: bytes, keep: int) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     remove_all_but(keep, path)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise Error(f"The checkpoint {path} cannot be read: {error.strerror}.") from None

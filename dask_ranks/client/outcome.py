@@ -329,14 +329,14 @@ def _attributes(state: AttemptState, rank: RankState) -> dict[str, Any]:
     }
 
 
-def run_stopped(state: AttemptState, newest: Path | None) -> RunStopped:
-    """The exception for ranks that left because they were told to; `newest`: good checkpoint."""
+def run_stopped(state: AttemptState, saved_step: int) -> RunStopped:
+    """The exception for ranks that left because they were told to; 0: there is no checkpoint."""
     step = max(rank.ended.step for rank in state.stopped())
     left = ""
     if step:
         saved = "there is no checkpoint"
-        if newest is not None:
-            saved = f"the newest checkpoint is that of step {step_of(newest)}"
+        if saved_step:
+            saved = f"the newest checkpoint is that of step {saved_step}"
         left = f" after step {step}; {saved}"
     asked = [rank for rank in state.ranks if rank in state.stopped() and rank.ended.got_sigterm]
     who = "no rank that has left says that it got SIGTERM itself"

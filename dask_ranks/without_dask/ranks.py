@@ -33,7 +33,8 @@ from dask_ranks.run.job import Job, Run
 from dask_ranks.run.recorder import Recorder, describe
 from dask_ranks.run.run_directory import METRICS, RunDirectory, RunFiles, metrics_of, read_records
 from dask_ranks.without_dask import launchers
-from ddp_common import checkpoint_files, rendezvous, replicas, stopping
+from ddp_common import rendezvous, replicas, stopping
+from ddp_common.checkpoint_files import checkpoints, step_of
 from ddp_common.errors import Error
 from ddp_common.files import RESULT
 from ddp_common.reporting import Problem
@@ -97,10 +98,10 @@ class Ranks(contextlib.ExitStack):
                 result, problems = _exchange(result, models, recorder, began)
                 recorder.call_on_report()
         if stopped is not None:
-            last = checkpoint_files.newest_good(files.path / "checkpoints")
+            saved = checkpoints(files.path / "checkpoints")
             newest = "there is no checkpoint"
-            if last is not None:
-                newest = f"the newest checkpoint is that of step {checkpoint_files.step_of(last)}"
+            if saved:
+                newest = f"the newest checkpoint is that of step {step_of(saved[-1])}"
             raise RunStopped(
                 "The ranks were told to stop (SIGTERM). They left after step "
                 f"{stopped.step}; {newest}.",

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter, OrderedDict
 
@@ -174,6 +175,30 @@ def test_a_damaged_newest_is_named_and_the_one_before_it_is_used(tmp_path, capsy
     assert "step-00000002" in warning and "step-00000001" not in warning
     after.save(1)  # a good one replaces it
     assert steps(tmp_path) == [1, 2] and step_of(newest(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("odd", ["mode 000", "link", "FIFO"])
+def test_what_cannot_be_read_ends_the_resume_and_stays(odd):
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        State(folder).save(2)
+        before, path = checkpoints(folder)
+        why = "is a link or something else"
+        if odd == "mode 000":
+            path.chmod(0)
+            why = "cannot be read: Permission denied"
+        else:
+            path.unlink()
+            os.mkfifo(path) if odd == "FIFO" else path.symlink_to("/dev/zero")
+        after = State(folder)
+        os.seteuid(os.getuid() or 65534)  # root may read all
+        try:
+            with pytest.raises(Error, match=f"{path} {why}"):
+                after.checkpoint.restore()
+            checkpoint_files.remove_all_but(1, before)
+        finally:
+            os.seteuid(os.getuid())
+        assert checkpoints(folder) == [before, path]
 
 
 def test_when_all_are_damaged_nothing_is_restored_silently(tmp_path):

@@ -150,7 +150,7 @@ def test_the_end_after_sigterm_names_who_was_told_the_step_and_the_checkpoint():
     told = Ended("stopped", got_sigterm=True, step=8)
     other = Ended("stopped", got_sigterm=False, step=8)
     state = state_of(2, rank_0=other, rank_1=told)
-    stopped = run_stopped(state, Path("checkpoints/step-00000008.pt"))
+    stopped = run_stopped(state, 8)
     assert stopped.step == 8
     assert "rank 1 on n01 got SIGTERM. All ranks left after step 8" in str(stopped)
     assert "the newest checkpoint is that of step 8" in str(stopped)
