@@ -18,7 +18,7 @@ from ddp_common.files import check_name, refuse_name_of_the_run
 
 SUMMED = ("step", "samples", "total_samples")  # over all samplers of this rank
 IN_EVERY_RECORD = ("epoch", "step", "samples", "batch")  # as far as a sampler counts them
-OWN_COLUMNS = ("rank", "time", "event")  # of every record, written by us
+OWN_COLUMNS = ("restart", "rank", "time", "event")  # of every record, written by us
 LARGEST_INTEGER = 2**63  # msgpack knows none from here on
 
 # The messages. JSON can hold those for the client

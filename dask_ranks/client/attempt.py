@@ -25,9 +25,8 @@ from dask_ranks.client.claims import KeepsWorkers
 from dask_ranks.client.outcome import AttemptState
 from dask_ranks.client.rank import RankState
 from dask_ranks.client.tables import Tables
-from dask_ranks.run.job import SchedulerLost
 from dask_ranks.messages import TOPIC, CheckpointSaved, Ended, Message, RankSpec, unpack
-from dask_ranks.run.job import Job
+from dask_ranks.run.job import Job, SchedulerLost
 from dask_ranks.run.recorder import Recorder
 from dask_ranks.run.run_directory import RunDirectory
 from dask_ranks.worker import agent

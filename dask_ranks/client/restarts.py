@@ -22,9 +22,8 @@ from dask_ranks.client.claims import KeepsWorkers, claimed_workers, refuse_unusa
 from dask_ranks.client.monitor import end, follow
 from dask_ranks.client.payload import pickled
 from dask_ranks.client.tables import Tables
-from dask_ranks.run.job import RankFailed, RunStopped
 from dask_ranks.run.folders import new_directory
-from dask_ranks.run.job import Job, Run
+from dask_ranks.run.job import Job, RankFailed, Run, RunStopped
 from dask_ranks.run.progress import explain_interrupt, say_folder
 from dask_ranks.run.recorder import describe
 from dask_ranks.run.run_directory import RunDirectory
@@ -134,6 +133,7 @@ def _run(attempt: Attempt, payload: bytes, own_tables: Tables, failures: list[Ex
 
 def _note_restart(attempt: Attempt, previous: Exception) -> None:
     """Put down that this attempt is a restart, and what has ended the one before."""
+    attempt.directory.restart += 1
     reason = first_line(previous)
     step = attempt.checkpoints.last_step()
     ranks = len(attempt.addresses)

@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from filelock import FileLock, SoftFileLock, Timeout
 
@@ -40,7 +40,8 @@ class RunFiles:
     """What a process writes into a run's folder: what a `Recorder` needs.
 
     `path` is the folder's full path, `metrics` the name of the file there for what is reported.
-    `records` (list of dict) are these reports. A temporary folder goes with the run.
+    `records` (list of dict) are these reports; `restart` is the number that they get: of which
+    start of the ranks they are, from 0 on. A temporary folder goes with the run.
     """
 
     def __init__(self, path: Path, metrics: str, is_temporary: bool = False):
@@ -48,12 +49,13 @@ class RunFiles:
         self.metrics = metrics
         self.is_temporary = is_temporary
         self.records: list[dict] = []
+        self.restart = 0
         self._open: dict[str, TextIO] = {}  # the files to which lines are appended
         self._problems: dict[str, str] = {}  # what it is about -> a sentence
 
     def record(self, rank: int, values: dict) -> None:
         """Keep what a rank has reported, in memory and in the file for it."""
-        record = _with_names_kept_once({"rank": rank, **values})
+        record = _with_names_kept_once({"restart": self.restart, "rank": rank, **values})
         self.records.append(record)
         self._append(self.metrics, as_line(record))
 
@@ -142,11 +144,15 @@ class RunDirectory(RunFiles):
             self._read_earlier_records()
             self._opened(METRICS)
             self._opened(LOG)
-            for path in self.path.iterdir():
-                is_of_rank = METRICS_OF_A_RANK.fullmatch(path.name)
-                if is_of_rank:  # of a run that was killed
-                    self.take_in(int(is_of_rank[1]))
-        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            for of_rank in map(METRICS_OF_A_RANK.fullmatch, os.listdir(self.path)):
+                if of_rank:  # of a run that was killed
+                    self.take_in(int(of_rank[1]))
+            self.restart = 1 + max((record["restart"] for record in self.records), default=-1)
+        except (
+            OSError,
+            TypeError,
+            ValueError,
+        ) as error:  # the latter: no such number, no such name
             self.close()  # in a notebook the traceback would keep this object, and the lock
             why = getattr(error, "strerror", None) or error
             raise Error(
@@ -191,19 +197,14 @@ def read_records(path: Path) -> Iterator[dict]:
     """The records in a file such as metrics.jsonl, without lines that hold none."""
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
-            with contextlib.suppress(ValueError, AttributeError, RecursionError):
-                values = json.loads(line).items()
-                yield _with_names_kept_once({name: _from_json(value) for name, value in values})
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
+                values = {"restart": 0, **json.loads(line)}.items()  # version 0.5 wrote none
+                yield _with_names_kept_once({k: NOT_FINITE.get(str(v), v) for k, v in values})
 
 
 def _with_names_kept_once(record: dict) -> dict:
     """The same record, whose names all records share: it takes 0.4 kB instead of 0.7."""
     return {sys.intern(str(name)): value for name, value in record.items()}
-
-
-def _from_json(value: Any) -> Any:
-    """A value as it was before it was written."""
-    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 # One run at a time

@@ -25,11 +25,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from dask_ranks.run.job import RunStopped
 from dask_ranks.rank import life, whereabouts
 from dask_ranks.rank.last_word import GROUP_TWICE, HINTS, pickled_result
 from dask_ranks.run.folders import new_directory
-from dask_ranks.run.job import Job, Run
+from dask_ranks.run.job import Job, Run, RunStopped
 from dask_ranks.run.recorder import Recorder, describe
 from dask_ranks.run.run_directory import METRICS, RunDirectory, RunFiles, metrics_of, read_records
 from dask_ranks.without_dask import launchers
@@ -125,7 +124,7 @@ def _agree_on_directory(job: Job, at_the_end: contextlib.ExitStack) -> RunFiles:
             f"{rendezvous.world_size()} ranks of {launchers.started_by()}; "
             f"rank 0 is process {os.getpid()} on {socket.gethostname()}"
         )
-    chosen, *_ = _tell_all("directory", str(own.path) if own else None)
+    (chosen, restart), *_ = _tell_all("directory", [str(own.path), own.restart] if own else None)
     path = Path(chosen)
     hosts = _tell_all("blind hosts", None if path.is_dir() else socket.gethostname())
     blind = sorted({host for host in hosts if host is not None})
@@ -136,6 +135,7 @@ def _agree_on_directory(job: Job, at_the_end: contextlib.ExitStack) -> RunFiles:
         )
     if own is None:
         own = RunFiles(path, metrics_of(rendezvous.rank()))
+        own.restart = restart
         at_the_end.callback(own.close)
     return own
 

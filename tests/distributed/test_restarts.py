@@ -35,6 +35,32 @@ def test_a_killed_rank_is_answered_with_a_restart_from_the_newest_checkpoint(cli
     assert_nothing_left(run.directory, ranks=4)
 
 
+def test_each_step_is_in_the_metrics_once_after_restarts_and_launches_in_the_same_folder(
+    client, tmp_path
+):
+    def train(**arguments):
+        faults.train(**arguments)
+        ddp.report(last=True)  # a second report of that step
+
+    options = {"workers": 2, "directory": tmp_path / "run", "pause": 0.05}
+    dies = ddp.inject(train, "kill", step=8, mark=tmp_path / "first")
+    dies, heard = ddp.inject(dies, "kill", step=11, mark=tmp_path / "second"), []
+    run = ddp.launch(client, dies, restarts=2, on_report=heard.append, **options)
+    with pytest.raises(ddp.RankFailed):
+        ddp.launch(client, ddp.inject(train, "kill", step=20), epochs=3, **options)
+    heard_again = []
+    again = ddp.launch(client, train, epochs=3, on_report=heard_again.append, **options)
+    for metrics, steps in ((run.metrics, [*range(1, 15)]), (again.metrics, [*range(1, 22)])):
+        seconds = [step for step in (14, 21) if step in steps]
+        assert all(
+            sorted(of["step"]) == sorted(steps + seconds) for _, of in metrics.groupby("rank")
+        )
+    assert heard == run.records == again.records[: len(heard)]
+    assert heard_again == again.records[-len(heard_again) :]
+    assert [*dict.fromkeys(record["restart"] for record in again.records)] == [0, 1, 2, 3, 4]
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == len(again.records)
+
+
 def test_a_restart_goes_on_with_the_workers_left_unless_so_many_were_asked_for(tmp_path):
     def loses_a_worker(name):
         return faults.inject(faults.train, "worker and nanny killed", mark=tmp_path / name)

@@ -60,7 +60,7 @@ def test_a_run_directory_of_any_name_works_or_is_refused_in_words(parts):
         assert sorted(os.listdir(directory.path)) == there
         assert stat.S_IMODE(os.stat(directory.path).st_mode) == 0o700
         again = RunDirectory(Path(location))
-        assert again.records == [{"rank": 0, "loss": 0.5}] and again.problems == []
+        assert again.records == [{"restart": 0, "rank": 0, "loss": 0.5}] and again.problems == []
         again.close()
 
 
@@ -124,7 +124,7 @@ def test_no_two_runs_share_a_directory():
 
 
 def test_lines_of_metrics_that_are_damaged_are_left_out_and_the_others_stay(tmp_path):
-    good = ['{"rank": 0, "loss": 0.5}', '{"rank": 1, "loss": 0.25}']
+    good = ['{"restart": 0, "rank": 0, "loss": 0.5}', '{"restart": 0, "rank": 1, "loss": 0.25}']
     bad = ['{"rank": 0, "lo{"rank"', "5", "\xff", '{"rank": 0, "lo']  # its client was killed
     text = "\n".join([good[0], *bad[:3], good[1], bad[3]])
     (tmp_path / "metrics.jsonl").write_bytes(text.encode("latin-1"))
