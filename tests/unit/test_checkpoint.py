@@ -342,13 +342,9 @@ def test_the_checkpoint_of_another_model_or_of_other_data_or_parts_is_refused(tm
         State(tmp_path, width=4).checkpoint.restore()
     with pytest.raises(Error, match="holds model, optimizer, sampler; this run saves model"):
         Checkpoint(directory=tmp_path, model=state.model).restore()
+    parts = {"model": state.model, "optimizer": state.optimizer, "sampler": ElasticSampler(41, 4)}
     with pytest.raises(Error, match="length 40 there, 41 here"):
-        Checkpoint(
-            directory=tmp_path,
-            model=state.model,
-            optimizer=state.optimizer,
-            sampler=ElasticSampler(41, 4),
-        ).restore()
+        Checkpoint(directory=tmp_path, **parts).restore()
 
 
 def saved_content(directory):
@@ -739,12 +735,7 @@ def test_a_part_of_a_tensor_is_not_saved_as_if_it_were_the_whole(one_rank):
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"on_error": "panic"},
-        {"keep": 0},
-        {"every_steps": -5},
-        {"every_steps": 2.5},
-    ],
+    [{"on_error": "panic"}, {"keep": 0}, {"every_steps": -5}, {"every_steps": 2.5}],
     ids=str,
 )
 def test_wrong_options_and_parts_without_a_state_are_refused_at_once(tmp_path, wrong):

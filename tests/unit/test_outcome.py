@@ -204,14 +204,7 @@ def standstill(states=("sleeping", "sleeping"), answers=(), records=(), returned
             "came to its end at step 5",
         ),
     ],
-    ids=[
-        "silent_worker",
-        "answer_before_state",
-        "stopped",
-        "no_answer",
-        "behind",
-        "returned",
-    ],
+    ids=["silent_worker", "answer_before_state", "stopped", "no_answer", "behind", "returned"],
 )
 def test_of_stalled_ranks_the_one_that_keeps_the_others_waiting_is_named(known, rank, why):
     named, sentence = stalls.name_culprit(*known)
@@ -245,10 +238,7 @@ def record(*calls):
 
 @pytest.mark.parametrize(
     ("before", "calls", "odd"),
-    [
-        ([REDUCE] * 3, [REDUCE, REDUCE, OTHER], 2),
-        ([], [BARRIER, BARRIER, REDUCE, BARRIER], 2),
-    ],
+    [([REDUCE] * 3, [REDUCE, REDUCE, OTHER], 2), ([], [BARRIER, BARRIER, REDUCE, BARRIER], 2)],
     ids=["size", "majority"],
 )
 def test_the_rank_whose_call_breaks_the_pattern_is_named(before, calls, odd):
