@@ -32,13 +32,14 @@ from ddp_common.checkpoint_files import (
     fault,
     hold,
     install,
+    new_temporary,
     newest,
     remove_all_but,
     remove_unfinished,
     step_of,
 )
 from ddp_common.errors import Error, first_line
-from ddp_common.files import make_private
+from ddp_common.files import make_folder
 from ddp_common.parts import (
     WRITTEN_BY,
     ModulePart,
@@ -322,7 +323,9 @@ class Checkpoint:
         path = None
         try:
             self._refuse_nan()
-            make_private(directory)
+            make_folder(directory.parent)
+            mode = 0o755 if self._run_folder in directory.parents else 0o700
+            directory.mkdir(mode=mode, exist_ok=True)
             with _writing:
                 path = write(self._state, directory, step, read_back=not self._was_read_back)
             self._was_read_back = True
@@ -496,18 +499,14 @@ def write(state: dict[str, Any], directory: Path, step: int, read_back: bool) ->
     after a kill until the next save. Raises whatever the disk does, and `Error` for a file that
     cannot be loaded.
     """
-    temporary = directory / TEMPORARY
-    try:
-        with open(temporary, "w+b") as file:  # to read, too: NFS locks no other for sharing
-            hold(file)
-            torch.save(state, file)
-            file.flush()
-            sync(file.fileno())
-            if read_back:
-                load(temporary)
-            return install(temporary, step)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with new_temporary(directory) as file:
+        hold(file)
+        torch.save(state, file)
+        file.flush()
+        sync(file.fileno())
+        if read_back:
+            load(directory / TEMPORARY)
+        return install(directory / TEMPORARY, step)
 
 
 sync = os.fsync  # replaced where a test or the fault lab needs a save that takes its time

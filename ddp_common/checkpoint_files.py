@@ -9,11 +9,11 @@ its name says. Imports no torch: client and worker look at these files too.
 import contextlib
 import errno
 import fcntl
-import fnmatch
 import hashlib
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,7 +21,7 @@ from ddp_common.errors import Error
 from ddp_common.files import open_file
 
 DIGITS = 16  # of the SHA-256, in hexadecimal
-TEMPORARY = "saving.tmp"  # a file that is being written; after a kill the next one overwrites it
+TEMPORARY = "saving.tmp"  # a file that is being written; after a kill the next one replaces it
 
 _installed: set[Path] = set()  # by this process: good, and not read again to see it
 
@@ -32,7 +32,7 @@ def checkpoints(directory: str | Path) -> list[Path]:
     Raises `Error` if the directory cannot be read.
     """
     try:
-        found = fnmatch.filter(os.listdir(directory), "step-[0-9]*.pt")
+        found = [name for name in os.listdir(directory) if re.fullmatch(r"step-\d.*\.pt", name)]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -72,6 +72,19 @@ def install(temporary: Path, step: int) -> Path:
     return path
 
 
+@contextlib.contextmanager
+def new_temporary(directory: Path) -> Iterator[BinaryIO]:
+    """A new temporary file, in place of one that a kill has left. It goes unless it is renamed."""
+    temporary = directory / TEMPORARY
+    if not temporary.is_symlink():  # else `open_file` says so
+        temporary.unlink(missing_ok=True)
+    with open(temporary, "x+b", opener=open_file) as file:  # NFS locks no other for sharing
+        try:
+            yield file
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
 def hold(file: BinaryIO) -> None:
     """Say that the temporary `file` is being written, as long as it is open."""
     with contextlib.suppress(OSError):  # a disk without locks
@@ -82,7 +95,7 @@ def remove_unfinished(directory: Path) -> None:
     """Remove what a killed process has left half-written, unless somebody is writing there."""
     temporary = directory / TEMPORARY
     with contextlib.suppress(OSError):  # there is none, it is held, or the disk has no locks
-        with open(temporary, "r+b") as file:  # to write, too: NFS locks no other
+        with open(temporary, "r+b", opener=open_file) as file:  # to write, too: NFS locks no other
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             temporary.unlink()
 

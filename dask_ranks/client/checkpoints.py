@@ -6,6 +6,7 @@ and appears whole or not at all.
 
 import asyncio
 import functools
+import os
 from concurrent.futures import Future, wait
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from distributed import Client
 from dask_ranks.client.rpc import answers_within, begin
 from dask_ranks.worker import spool
 from ddp_common.checkpoint_files import (
-    TEMPORARY,
     checkpoints,
     digest,
+    new_temporary,
     newest,
     remove_all_but,
     stated_digest,
@@ -58,7 +59,7 @@ class Checkpoints:
         """
         marker = self.directory / f".seen-{self.attempt_id}"
         try:
-            marker.touch()
+            marker.touch(exist_ok=False)
         except OSError as error:
             raise Error(
                 f"The run directory {self.directory.parent} cannot be written: {error.strerror}.\n"
@@ -140,13 +141,11 @@ class Checkpoints:
 
 def _write(path: Path, content: bytes, keep: int) -> None:
     """Write a checkpoint file, whole or not at all, and remove those that it replaces."""
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(TEMPORARY)
-    try:
-        temporary.write_bytes(content)
-        if digest(temporary) != stated_digest(path):
+    path.parent.mkdir(mode=0o755, exist_ok=True)
+    with new_temporary(path.parent) as file:
+        file.write(content)
+        file.flush()
+        if digest(Path(file.name)) != stated_digest(path):
             raise Error(f"{path.name} did not arrive whole.")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        os.replace(file.name, path)
     remove_all_but(keep, path)

@@ -35,7 +35,7 @@ from dask_ranks.without_dask import launchers
 from ddp_common import rendezvous, replicas, stopping
 from ddp_common.checkpoint_files import checkpoints, step_of
 from ddp_common.errors import Error
-from ddp_common.files import RESULT
+from ddp_common.files import RESULT, open_file
 from ddp_common.reporting import Problem
 
 # Between two looks whether a rank has ended that others wait for.
@@ -193,7 +193,8 @@ def _exchange(
         _finish(recorder, [models for _, models in last_words], time.monotonic() - began)
         everybodys = [problem for theirs, _ in last_words for problem in theirs] + files.problems
         problems = list(dict.fromkeys(everybodys))
-        result_file.write_bytes(pickled_result(result))
+        with open(result_file, "wb", opener=open_file) as file:
+            file.write(pickled_result(result))
     problems, *_ = _tell_all("written", problems)
     if not is_first:
         files.records = list(read_records(files.path / METRICS))

@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dask_ranks.run.folders import new_directory
+from dask_ranks.run.recorder import describe
 from dask_ranks.run.run_directory import RunDirectory, save_whole
 from ddp_common import Error, save_file
+from ddp_common.checkpoint import write
 from ddp_common.files import check_name
 
 FEW = settings(max_examples=40, database=None, suppress_health_check=[HealthCheck.too_slow])
@@ -117,6 +119,21 @@ def test_a_place_that_cannot_be_is_refused_in_words(tmp_path, monkeypatch):
     monkeypatch.setenv("RUNS", "s3://bucket/runs")
     with pytest.raises(Error, match="s3://bucket/runs: a run directory is a folder on a disk"):
         new_directory("demo")
+
+
+@pytest.mark.parametrize(
+    "name", [".lock", "metrics.jsonl", "log.txt", "config.json", "checkpoints/saving.tmp"]
+)
+def test_a_link_where_a_run_keeps_a_file_is_named_and_not_followed(tmp_path, name):
+    link, private = tmp_path / "run" / name, tmp_path / "private"
+    private.write_text("mine")
+    link.parent.mkdir(parents=True)
+    link.symlink_to(private)
+    with pytest.raises(Error, match=f"{link} is a link"):
+        with contextlib.closing(RunDirectory(tmp_path / "run")) as run:
+            describe(run.path, {}, [], None)
+            write({}, run.path / "checkpoints", 1, read_back=False)
+    assert private.read_text() == "mine" and link.is_symlink()
 
 
 def test_no_two_runs_share_a_directory():
