@@ -49,8 +49,7 @@ class Checkpoints:
     def last_step(self) -> int:
         """The step of the newest file, by its name: the ranks will see whether it is good."""
         self._not_here()
-        named = filter(stated_digest, checkpoints(self.directory))
-        return max(map(step_of, named), default=0)
+        return max(map(step_of, filter(stated_digest, checkpoints(self.directory))), default=0)
 
     async def find(self) -> None:
         """Find out which workers see the run directory.

@@ -4,6 +4,7 @@ Each test really is another user; it needs root to become one.
 """
 
 import contextlib
+import getpass
 import json
 import os
 import re
@@ -109,6 +110,14 @@ for mode in (os.R_OK, os.W_OK):
     print(json.dumps(sorted(each.name for each in found)))
 """
 
+TRAINS = """
+import torch, ddp_common as ddp
+def train():
+    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+with ddp.connect(workers=1) as client:
+    ddp.launch(client, train, directory=False)
+"""
+
 
 def ports_of(client):
     """The TCP ports on which the client, its scheduler, its nannies and its workers listen."""
@@ -185,3 +194,10 @@ def test_a_group_reads_a_run_that_is_shared_with_it_and_writes_nothing_there(mon
         names = ["a", "b", "best", "c.txt", "checkpoints", "log.txt", "metrics.jsonl"]
         assert readable[:-1] == names and readable[-1].startswith("step-00000000.")
         assert writable == []
+
+
+def test_a_file_where_torch_has_its_cache_by_default_is_in_nobodys_way(tmp_path):
+    (tmp_path / f"torchinductor_{getpass.getuser()}").touch()
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    finished("-c", TRAINS, env=environment)
