@@ -19,9 +19,9 @@ from typing import Any
 from dask_ranks.client.rank import RankState, numbers
 from dask_ranks.client.rpc import CONNECTION_LOST, RESTARTED
 from dask_ranks.client.stalls import returned_early
-from dask_ranks.run.job import LaunchEnded, RankFailed, RankStalled, RunStopped, SchedulerLost
 from dask_ranks.messages import CheckpointSaved, Ended, Message, Started
 from dask_ranks.rank.last_word import LOST_PEER
+from dask_ranks.run.job import LaunchEnded, RankFailed, RankStalled, RunStopped, SchedulerLost
 from ddp_common.checkpoint_files import step_of
 from ddp_common.errors import Error
 

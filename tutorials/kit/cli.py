@@ -12,8 +12,8 @@ from pathlib import Path
 
 import click
 
-from dask_ranks.run.job import RunStopped
 from dask_ranks.run.folders import shown
+from dask_ranks.run.job import RunStopped
 from ddp_common.errors import Error
 
 TUTORIALS = Path(__file__).parents[1]

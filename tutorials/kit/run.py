@@ -19,9 +19,8 @@ import click
 
 from dask_ranks.client import signals
 from dask_ranks.clusters.profiles import number_of_workers
-from dask_ranks.run.job import RunStopped
 from dask_ranks.run.folders import local, new_directory, shown
-from dask_ranks.run.job import whole_number
+from dask_ranks.run.job import RunStopped, whole_number
 from dask_ranks.run.progress import is_terminal
 from dask_ranks.without_dask.launchers import LAUNCHERS, started_by
 from dask_ranks.worker.fork_server import import_ahead
