@@ -1,5 +1,6 @@
 """`launch(restarts=…)`: training goes on from the newest checkpoint, on the workers there are."""
 
+import re
 import sys
 
 import cloudpickle
@@ -16,13 +17,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 def test_a_killed_rank_is_answered_with_a_restart_from_the_newest_checkpoint(client, tmp_path):
     undisturbed = ddp.launch(client, faults.train, workers=2).result
-    run = ddp.launch(
-        client,
-        ddp.inject(faults.train, "kill", step=8, mark=tmp_path / "mark"),
-        workers=2,
-        restarts=1,
-        pause=0.1,
-    )
+    dies = ddp.inject(faults.train, "kill", step=8, mark=tmp_path / "mark")
+    run = ddp.launch(client, dies, workers=2, restarts=1, pause=0.1)
     assert (run.result == undisturbed).all()
     assert [failure.signal for failure in run.failures] == ["SIGKILL"]
     (event,) = [record for record in run.records if record.get("event") == "restart"]
@@ -46,8 +42,11 @@ def test_each_step_is_in_the_metrics_once_after_restarts_and_launches_in_the_sam
     dies = ddp.inject(train, "kill", step=8, mark=tmp_path / "first")
     dies, heard = ddp.inject(dies, "kill", step=11, mark=tmp_path / "second"), []
     run = ddp.launch(client, dies, restarts=2, on_report=heard.append, **options)
-    with pytest.raises(ddp.RankFailed):
+    with pytest.raises(ddp.RankFailed) as caught:
         ddp.launch(client, ddp.inject(train, "kill", step=20), epochs=3, **options)
+    (how,) = caught.value.__notes__
+    assert re.match(r"The newest checkpoint is that of step (17|20)\. Go on", how), how
+    assert how.endswith(f"ddp.launch(client, train, …, directory={str(tmp_path / 'run')!r})")
     heard_again = []
     again = ddp.launch(client, train, epochs=3, on_report=heard_again.append, **options)
     for metrics, steps in ((run.metrics, [*range(1, 15)]), (again.metrics, [*range(1, 22)])):
