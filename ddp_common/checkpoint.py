@@ -32,14 +32,14 @@ from ddp_common.checkpoint_files import (
     fault,
     hold,
     install,
+    new_temporary,
     newest,
-    newest_good,
     remove_all_but,
     remove_unfinished,
     step_of,
 )
 from ddp_common.errors import Error, first_line
-from ddp_common.files import make_private
+from ddp_common.files import make_folder
 from ddp_common.parts import (
     WRITTEN_BY,
     ModulePart,
@@ -346,7 +346,9 @@ class Checkpoint:
         path = None
         try:
             self._refuse_nan()
-            make_private(directory)
+            make_folder(directory.parent)
+            mode = 0o755 if self._run_folder in directory.parents else 0o700
+            directory.mkdir(mode=mode, exist_ok=True)
             with _writing:
                 path = write(self._state, directory, step, read_back=not self._was_read_back)
             self._was_read_back = True
@@ -378,8 +380,8 @@ class Checkpoint:
     def _note_failure(self, error: BaseException, what: str, directory: Path) -> None:
         """Keep it for `wait`, and report it to the client, which shows it to the user."""
         last_good = None
-        with contextlib.suppress(OSError):  # a disk that cannot be read either
-            last_good = newest_good(directory)
+        with contextlib.suppress(OSError, Error):  # a disk that cannot be read either
+            last_good = newest(directory)
         advice = "" if isinstance(error, Error) else " Make room, or choose another directory."
         self._problem = Error(
             f"{what}: {_cause_of(error)}. The last good one is "
@@ -398,8 +400,9 @@ class Checkpoint:
         chosen. Damaged ones are named on stderr and skipped. Options of an optimizer that the
         program has set otherwise than the run that saved are named, too, and the saved ones win.
         Parameters are frozen as they were, in a model that DDP has not wrapped yet. Raises `Error`
-        if there are checkpoints but none is good, if this rank does not see the chosen one, and if
-        that was written by another model, optimizer or schedule, or with other data.
+        if there are checkpoints but none is good, if the newest cannot be read, if this rank does
+        not see the chosen one, and if that was written by another model, optimizer or schedule, or
+        with other data.
         """
         self.wait()
         self._was_restored = True
@@ -409,6 +412,11 @@ class Checkpoint:
         if path is None:
             return None
         load_into(self.parts, load(path), path)
+        for sampler in self._samplers:
+            of_epoch = min(sampler.length, len(sampler) * sampler.batch_size)
+            done = sampler.epoch * of_epoch + sampler.step * sampler.batch_size
+            counts = {"step": sampler.steps_done, "samples": done, "total_samples": done}
+            reporting.set_done(sampler._reporting_key, counts)
         if rank() == 0:
             print(f"Resumed from {path.name}", flush=True)
             if not self._samplers and not any(each._samplers for each in _saving.values()):
@@ -473,8 +481,10 @@ def _check_seen(path: Path) -> None:
     """Raise `Error` unless this rank sees the file that rank 0 has chosen, and it is good."""
     try:
         problem = fault(path)
-    except OSError:
+    except FileNotFoundError:
         problem = "it does not see that file"
+    except Error as error:
+        problem = str(error)
     if problem is not None:
         raise Error(
             f"Rank {rank()} on {socket.gethostname()} cannot resume from {path}, which rank 0 has "
@@ -512,18 +522,14 @@ def write(state: dict[str, Any], directory: Path, step: int, read_back: bool) ->
     after a kill until the next save. Raises whatever the disk does, and `Error` for a file that
     cannot be loaded.
     """
-    temporary = directory / TEMPORARY
-    try:
-        with open(temporary, "w+b") as file:  # to read, too: NFS locks no other for sharing
-            hold(file)
-            torch.save(state, file)
-            file.flush()
-            sync(file.fileno())
-            if read_back:
-                load(temporary)
-            return install(temporary, step)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with new_temporary(directory) as file:
+        hold(file)
+        torch.save(state, file)
+        file.flush()
+        sync(file.fileno())
+        if read_back:
+            load(directory / TEMPORARY)
+        return install(directory / TEMPORARY, step)
 
 
 sync = os.fsync  # replaced where a test or the fault lab needs a save that takes its time

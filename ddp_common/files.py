@@ -1,26 +1,34 @@
-"""Folders that are private to their owner, and names of files that a rank may save."""
+"""Folders and files in which nobody but their owner writes, and names that a rank may save."""
 
+import os
 import re
+import stat
 from pathlib import Path
 
 from ddp_common.errors import Error
 
 
-def make_private(path: Path):
-    """Make a folder, and those above it that are missing, for nobody but its owner.
+def make_folder(path: Path, mode: int = 0o700) -> None:
+    """Make a folder, and those above it that are missing, by default for nobody but its owner.
 
     One that exists stays as it is. Raises OSError if it cannot be made.
     """
-    if path.is_dir():
-        return
-    if path.parent != path:
-        make_private(path.parent)
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        if not path.is_dir():
-            raise
-        # else another process was quicker
+    for folder in (*reversed(path.parents), path):
+        folder.mkdir(mode=mode, exist_ok=True)
+
+
+def open_file(path: str | Path, flags: int) -> int:
+    """What `open` takes as its `opener`, for a file of a run: follows no link, waits for nobody.
+
+    Nobody but its owner writes in one that is made, whatever the umask. Raises `Error` for what is
+    there and is no file.
+    """
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        raise Error(
+            f"{path} is a link or something else that is no file, and the run keeps a file there. "
+            "Find out who has put it there, and remove it."
+        )
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
 
 
 def check_name(name: str):

@@ -18,7 +18,7 @@ from ddp_common.files import check_name, refuse_name_of_the_run
 
 SUMMED = ("step", "samples", "total_samples")  # over all samplers of this rank
 IN_EVERY_RECORD = ("epoch", "step", "samples", "batch")  # as far as a sampler counts them
-OWN_COLUMNS = ("rank", "time", "event")  # of every record, written by us
+OWN_COLUMNS = ("restart", "rank", "time", "event")  # of every record, written by us
 LARGEST_INTEGER = 2**63  # msgpack knows none from here on
 
 
@@ -148,6 +148,11 @@ def set_position(whose: Hashable, **position: int) -> None:
     _sink.set_position(whose, position)
 
 
+def set_done(whose: Hashable, counts: dict[str, int]) -> None:
+    """A sampler says what was done of its steps before a resume: they count among several's."""
+    _sink.count(whose, counts)
+
+
 def position() -> dict[str, int]:
     """Where training is, as far as a sampler counts it: numbers of a `Position`, by name."""
     return dict(_sink.position)
@@ -215,11 +220,14 @@ class Sink:
     def moved(self) -> None:
         """Take note that this rank makes progress."""
 
-    def set_position(self, whose: Hashable, position: dict[str, int]) -> None:
-        counts = {name: position[name] for name in SUMMED}
+    def count(self, whose: Hashable, counts: dict[str, int]) -> None:
+        """Have the counts of a sampler in the sums, in place of those that it has said before."""
         self._sums.subtract(self._counts.get(whose, {}))
         self._sums.update(counts)
         self._counts[whose] = counts
+
+    def set_position(self, whose: Hashable, position: dict[str, int]) -> None:
+        self.count(whose, {name: position[name] for name in SUMMED})
         if len(self._counts) > 1:
             position = {**position, **{name: self._sums[name] for name in SUMMED}}
         self.position = position

@@ -348,24 +348,27 @@ def resumed_from(directory):
     return int(re.findall(r"Resumed from step-0*(\d+)", log)[-1])
 
 
-def show_twice(undisturbed, killed, failure, first=60):
+def show_twice(undisturbed, resumed, failure, first=60):
     """Show the loss of an undisturbed run, and of one that was killed and resumed.
 
-    Both are `run.metrics`. The killed run holds the steps after its checkpoint twice:
-    as the killed ranks did them, and again. They are drawn up to the last known step
-    that `failure`, its RankFailed, names. Steps before `first` are left out.
+    Both are `run.metrics`. What the killed ranks reported is in the run's folder alone.
+    It is drawn up to the last known step that `failure`, their RankFailed, names. Steps
+    before `first` are left out.
     """
+    import pandas
+
+    every = pandas.read_json(Path(failure.directory) / "metrics.jsonl", lines=True)
+    killed = every[every["restart"] < every["restart"].max()]
     saved = resumed_from(failure.directory)
     known = re.search(r"last known step is (\d+)", str(failure))
     reported = int(known[1]) if known else saved
     figure, axes = plt.subplots(figsize=(6.5, 3), layout="constrained")
-    for records, ends, keep, style, label in [
-        (undisturbed, (first, None), "last", "C7-", "undisturbed"),
-        (killed, (first, reported), "first", "C0-", "killed"),
-        (killed, (saved + 1, None), "last", "C1--", "resumed"),
+    for records, ends, style, label in [
+        (undisturbed, (first, None), "C7-", "undisturbed"),
+        (killed, (first, reported), "C0-", "killed"),
+        (resumed, (saved + 1, None), "C1--", "resumed"),
     ]:
-        once = records.drop_duplicates(["rank", "step"], keep=keep)
-        loss = once.groupby("step")["loss"].mean().loc[slice(*ends)]
+        loss = records.groupby("step")["loss"].mean().loc[slice(*ends)]
         width, alpha = (6, 0.4) if label == "undisturbed" else (1.5, 1)
         axes.plot(loss.index, loss, style, label=label, linewidth=width, alpha=alpha)
     axes.axvline(saved, color="C2", label=f"checkpoint of step {saved}")

@@ -6,6 +6,7 @@ and appears whole or not at all.
 
 import asyncio
 import functools
+import os
 from concurrent.futures import Future, wait
 from pathlib import Path
 
@@ -14,11 +15,10 @@ from distributed import Client
 from dask_ranks.client.rpc import answers_within, begin
 from dask_ranks.worker import spool
 from ddp_common.checkpoint_files import (
-    TEMPORARY,
     checkpoints,
     digest,
+    new_temporary,
     newest,
-    newest_good,
     remove_all_but,
     stated_digest,
     step_of,
@@ -48,8 +48,8 @@ class Checkpoints:
 
     def last_step(self) -> int:
         """The step of the newest file, by its name: the ranks will see whether it is good."""
-        named = filter(stated_digest, checkpoints(self.directory))
-        return max(map(step_of, named), default=0)
+        self._not_here()
+        return max(map(step_of, filter(stated_digest, checkpoints(self.directory))), default=0)
 
     async def find(self) -> None:
         """Find out which workers see the run directory.
@@ -58,7 +58,7 @@ class Checkpoints:
         """
         marker = self.directory / f".seen-{self.attempt_id}"
         try:
-            marker.touch()
+            marker.touch(exist_ok=False)
         except OSError as error:
             raise Error(
                 f"The run directory {self.directory.parent} cannot be written: {error.strerror}.\n"
@@ -81,13 +81,8 @@ class Checkpoints:
         folders = [self.directory, *filter(Path.is_dir, self.directory.iterdir())]
         for path in filter(None, await asyncio.to_thread(lambda: [*map(newest, folders)])):
             name = str(path.relative_to(self.directory))
-            content = await asyncio.to_thread(_content, path)
+            content = await asyncio.to_thread(path.read_bytes)
             await self.client.run(spool.write, self.attempt_id, name, content, workers=self.blind)
-
-    def newest(self) -> Path | None:
-        """The newest good checkpoint on the client, None if there is none."""
-        self._not_here()
-        return newest_good(self.directory)
 
     def announced(self, address: str, name: str, keep: int) -> str | None:
         """A rank has saved a checkpoint on this worker, and keeps the last `keep`.
@@ -145,20 +140,11 @@ class Checkpoints:
 
 def _write(path: Path, content: bytes, keep: int) -> None:
     """Write a checkpoint file, whole or not at all, and remove those that it replaces."""
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(TEMPORARY)
-    try:
-        temporary.write_bytes(content)
-        if digest(temporary) != stated_digest(path):
+    path.parent.mkdir(mode=0o755, exist_ok=True)
+    with new_temporary(path.parent) as file:
+        file.write(content)
+        file.flush()
+        if digest(Path(file.name)) != stated_digest(path):
             raise Error(f"{path.name} did not arrive whole.")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        os.replace(file.name, path)
     remove_all_but(keep, path)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise Error(f"The checkpoint {path} cannot be read: {error.strerror}.") from None

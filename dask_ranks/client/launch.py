@@ -66,11 +66,11 @@ def launch(
     `run_config` is what the run's config.json says besides versions and workers, such as the
     settings of the program.
 
-    `on_report` is called here, in this thread, with every record that `Run.metrics` will have, as
-    a dict with `rank`, `time` (s since 1970), the position in training and what was reported;
-    what it raises ends the ranks and is raised. Training does not wait for it; a failure, or
-    Ctrl-C, is noticed when it returns. Under torchrun and srun it is called on rank 0, with all
-    records, when the function has returned.
+    `on_report` is called here, in this thread, with every record as it comes: a dict with
+    `restart`, `rank`, `time` (s since 1970), the position in training and what was reported. After
+    a restart steps come again. What it raises ends the ranks and is raised. Training does not wait
+    for it; a failure, or Ctrl-C, is noticed when it returns. Under torchrun and srun it is called
+    on rank 0, with all records, when the function has returned.
 
     Raises `RankFailed` as soon as any rank fails, `RunStopped` when ranks left because they or
     this program got SIGTERM (both only when restarts are used up), `SchedulerLost`, and `Error`

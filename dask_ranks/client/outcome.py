@@ -46,7 +46,7 @@ class AttemptState:
     """What is known of an attempt. Times are those of `time.monotonic()` on the client."""
 
     def __init__(self, addresses: list[str], directory: Path, is_script: bool = False):
-        self.ranks = [RankState(number, address) for number, address in enumerate(addresses)]
+        self.ranks = [RankState(*each, each[1]) for each in enumerate(addresses)]
         self.directory = directory  # of the run
         self.is_script = is_script  # what the ranks run, whose lines are shown as they come
         self.last_started = 0.0  # when the last of them did
@@ -328,14 +328,14 @@ def _attributes(state: AttemptState, rank: RankState) -> dict[str, Any]:
     }
 
 
-def run_stopped(state: AttemptState, newest: Path | None) -> RunStopped:
-    """The exception for ranks that left because they were told to; `newest`: good checkpoint."""
+def run_stopped(state: AttemptState, saved_step: int) -> RunStopped:
+    """The exception for ranks that left because they were told to; 0: there is no checkpoint."""
     step = max(rank.ended.step for rank in state.stopped())
     left = ""
     if step:
         saved = "there is no checkpoint"
-        if newest is not None:
-            saved = f"the newest checkpoint is that of step {step_of(newest)}"
+        if saved_step:
+            saved = f"the newest checkpoint is that of step {saved_step}"
         left = f" after step {step}; {saved}"
     asked = [rank for rank in state.ranks if rank in state.stopped() and rank.ended.got_sigterm]
     who = "no rank that has left says that it got SIGTERM itself"

@@ -17,7 +17,7 @@ class RankState:
 
     number: int  # from 0
     address: str  # of its worker
-    host: str = ""  # the address of its worker until it has started
+    host: str  # the address of its worker until it has started
     step: int = 0  # the last that is known
     moved: float | None = None  # when it last made progress
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))  # printed last
@@ -28,9 +28,6 @@ class RankState:
     task: Future | None = None  # its agent, once that is submitted
     whereabouts: Whereabouts | None = None  # its answer, once it was asked where it is
     process_state: str | None = None  # in psutil's words; None: its worker has not answered
-
-    def __post_init__(self) -> None:
-        self.host = self.host or self.address
 
     def take(self, message: Message, now: float) -> None:
         """Take note of a message that has come at `now`."""

@@ -24,7 +24,7 @@ from dask_ranks.client.payload import pickled
 from dask_ranks.client.tables import Tables
 from dask_ranks.run.folders import new_directory
 from dask_ranks.run.job import Job, RankFailed, Run, RunStopped
-from dask_ranks.run.progress import explain_interrupt, say_folder
+from dask_ranks.run.progress import explain_interrupt, how_to_go_on, say_folder
 from dask_ranks.run.recorder import describe
 from dask_ranks.run.run_directory import RunDirectory
 from ddp_common.errors import Error, first_line
@@ -79,12 +79,15 @@ def on_workers(client: Client, job: Job) -> Run:
     except KeyboardInterrupt as interrupt:
         if run_directory is not None:
             run_directory.log("interrupted from the keyboard")
-            path = run_directory.path
-            interrupt.directory = path  # type: ignore[attr-defined]  # read as such
-            explain_interrupt(interrupt, job.function, path, run_directory.records)
+            interrupt.directory = run_directory.path  # type: ignore[attr-defined]  # read as such
+            explain_interrupt(interrupt, job.function, run_directory.path, run_directory.records)
+        raise
+    except (RankFailed, RunStopped) as error:
+        if job.directory is not False:
+            error.add_note(how_to_go_on(error.directory, job.function))
         raise
     except Error as error:
-        if failures and not isinstance(error, (RankFailed, RunStopped)):
+        if failures:
             assert run_directory is not None, "an attempt has failed in it"
             reason = first_line(failures[-1])
             error.args = (f"{error}\nIt was to restart because: {reason}",)
@@ -133,18 +136,12 @@ def _run(attempt: Attempt, payload: bytes, own_tables: Tables, failures: list[Ex
 
 def _note_restart(attempt: Attempt, previous: Exception) -> None:
     """Put down that this attempt is a restart, and what has ended the one before."""
+    attempt.directory.restart += 1
     reason = first_line(previous)
     step = attempt.checkpoints.last_step()
     ranks = len(attempt.addresses)
-    event = {
-        "time": time.time(),
-        "event": "restart",
-        "attempt": attempt.number,
-        "reason": reason,
-        "step": step,
-        "ranks": ranks,
-    }
-    attempt.directory.record(getattr(previous, "rank", 0), event)
+    event = dict(event="restart", attempt=attempt.number, reason=reason, step=step, ranks=ranks)
+    attempt.directory.record(getattr(previous, "rank", 0), {"time": time.time(), **event})
     where = f" from step {step}" if step else ""
     text = f"Restart {attempt.number - 1} on {ranks} rank(s){where}. Why: {reason}"
     attempt.directory.log(text)

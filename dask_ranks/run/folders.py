@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from ddp_common.errors import Error
-from ddp_common.files import make_private
+from ddp_common.files import make_folder
 
 REPOSITORY = Path(__file__).parents[2]
 IS_CLONE = (REPOSITORY / "pyproject.toml").is_file()  # not a wheel
@@ -69,7 +69,7 @@ def new_directory(name: str) -> Path:
     folder = local(_root()) / name
     stamp = time.strftime("%Y-%m-%dT%H-%M-%S")
     try:
-        make_private(folder)
+        make_folder(folder)
         for number in itertools.count(1):
             path = folder / (stamp if number == 1 else f"{stamp}-{number}")
             with contextlib.suppress(FileExistsError):  # of another launch in this second

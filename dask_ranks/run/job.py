@@ -85,9 +85,9 @@ class Run:
 
     `result` is what rank 0's function returned, `directory` the run directory (None where `launch`
     was to keep none), `world_size` the number of ranks, `seconds` how long the launch took.
-    `records` are all reports, a dict for each. `failures` are the exceptions that restarts have
-    answered, in order. `problems` says what a user must know although training went on:
-    checkpoints that a full disk did not take, ranks that drifted apart.
+    `records` are all reports and restarts, a dict for each. `failures` are the exceptions that
+    restarts have answered, in order. `problems` says what a user must know although training went
+    on: checkpoints that a full disk did not take, ranks that drifted apart.
     """
 
     result: Any = field(repr=False)  # it may be large
@@ -100,15 +100,21 @@ class Run:
 
     @property
     def metrics(self) -> "pandas.DataFrame":
-        """All reports as a pandas DataFrame, a row for each.
+        """The reports as a pandas DataFrame, a row for each; each step is there once.
 
-        The columns are rank, time (s since 1970), epoch, step and what was reported. After a
-        restart the steps since the last checkpoint are there twice: `drop_duplicates(["rank",
-        "step"], keep="last")` leaves the last report of each.
+        The columns are restart, rank, time (s since 1970), epoch, step and what was reported.
+        `restart` says which start of the ranks has reported it, from 0 on. A later start may do
+        steps again: of those before it, this has the steps before the first that it has reported.
         """
         import pandas  # it takes its time, and not every run is asked for a table
 
-        return pandas.DataFrame(self.records)
+        table = pandas.DataFrame([record for record in self.records if "event" not in record])
+        if "step" not in table:
+            return table
+        first = table.groupby("restart")["step"].min().dropna()
+        first_of_later = first[::-1].cummin()[::-1].shift(-1)
+        is_done_again = table["step"] >= table["restart"].map(first_of_later)
+        return table[~is_done_again].reset_index(drop=True)
 
 
 # What ends a launch

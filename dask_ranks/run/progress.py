@@ -217,6 +217,19 @@ def say_folder(path: Path) -> None:
         say(f"The run {how}, in {shown(path)}", sys.stderr)
 
 
+def how_to_go_on(path: Path, function: Callable) -> str:
+    """Of the run in `path`: its newest checkpoint, and the call that goes on from there."""
+    saved = checkpoints(path / "checkpoints")
+    if not saved:
+        return f"There is no checkpoint to go on from; what there is lies in {shown(path)}."
+    return (
+        f"The newest checkpoint is that of step {step_of(saved[-1])}. "
+        "Go on from there with the same arguments and the run's directory:\n"
+        f"  ddp.launch(client, {getattr(function, '__name__', 'train')}, …, "
+        f"directory={shown(path)!r})"
+    )
+
+
 def explain_interrupt(
     interrupt: KeyboardInterrupt, function: Callable, path: Path, records: list[dict]
 ) -> None:
@@ -226,19 +239,10 @@ def explain_interrupt(
     its traceback. `path` is the run directory, `records` are what was reported.
     """
     in_ipython = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
-    folder = shown(path)
     saved = [step_of(saved) for saved in checkpoints(path / "checkpoints")]
     step = max([*saved, *(record.get("step", 0) for record in records)], default=0)
-    words = f"Interrupted after step {step}." if step else "Interrupted."
-    if saved:
-        name = getattr(function, "__name__", "train")
-        words += (
-            f" The newest checkpoint is that of step {saved[-1]}. "
-            "Go on from there with the same arguments and the run's directory:\n"
-            f"  ddp.launch(client, {name}, …, directory={folder!r})"
-        )
-    else:
-        words += f" There is no checkpoint to go on from; what there is lies in {folder}."
+    after = f" after step {step}" if step else ""
+    words = f"Interrupted{after}. {how_to_go_on(path, function)}"
     if in_ipython:
         say(words, sys.stdout)
         interrupt.__traceback__ = None

@@ -20,6 +20,7 @@ from dask_ranks.run.folders import shown
 from dask_ranks.run.progress import Mode, Progress, say
 from dask_ranks.run.run_directory import RunFiles
 from ddp_common.checkpoint_files import checkpoints
+from ddp_common.files import open_file
 from ddp_common.reporting import CheckpointFailed, File, Message, Position, Problem, Report
 
 
@@ -142,7 +143,8 @@ def describe(
 
 def _earlier(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text()))
+        with open(path, opener=open_file) as file:
+            return dict(json.load(file))
     except (OSError, ValueError, TypeError, RecursionError):
         return {}  # there is none, or it is damaged: it is written anew
 

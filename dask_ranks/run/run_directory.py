@@ -8,7 +8,6 @@ what was not written.
 """
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -25,7 +24,7 @@ from filelock import FileLock, SoftFileLock, Timeout
 from dask_ranks.run.folders import local
 from dask_ranks.run.progress import say
 from ddp_common.errors import Error
-from ddp_common.files import METRICS_OF_A_RANK, check_name, make_private
+from ddp_common.files import METRICS_OF_A_RANK, check_name, make_folder, open_file
 
 METRICS = "metrics.jsonl"
 LOG = "log.txt"
@@ -40,7 +39,8 @@ class RunFiles:
     """What a process writes into a run's folder: what a `Recorder` needs.
 
     `path` is the folder's full path, `metrics` the name of the file there for what is reported.
-    `records` (list of dict) are these reports. A temporary folder goes with the run.
+    `records` (list of dict) are these reports; `restart` is the number that they get: of which
+    start of the ranks they are, from 0 on. A temporary folder goes with the run.
     """
 
     def __init__(self, path: Path, metrics: str, is_temporary: bool = False):
@@ -48,12 +48,13 @@ class RunFiles:
         self.metrics = metrics
         self.is_temporary = is_temporary
         self.records: list[dict] = []
+        self.restart = 0
         self._open: dict[str, TextIO] = {}  # the files to which lines are appended
         self._problems: dict[str, str] = {}  # what it is about -> a sentence
 
     def record(self, rank: int, values: dict) -> None:
         """Keep what a rank has reported, in memory and in the file for it."""
-        record = _with_names_kept_once({"rank": rank, **values})
+        record = _with_names_kept_once({"restart": self.restart, "rank": rank, **values})
         self.records.append(record)
         self._append(self.metrics, as_line(record))
 
@@ -68,7 +69,7 @@ class RunFiles:
     def _opened(self, name: str) -> TextIO:
         if name not in self._open:
             self._open[name] = open(
-                self.path / name, "a", buffering=1, encoding="utf-8", errors="backslashreplace"
+                self.path / name, "a", 1, "utf-8", "backslashreplace", opener=open_file
             )
         return self._open[name]
 
@@ -136,9 +137,9 @@ class RunDirectory(RunFiles):
         super().__init__(local(location), METRICS, is_temporary)
         self._lock: FileLock | None = None
         try:
-            make_private(self.path)
+            make_folder(self.path)
             self._lock = _locked(self.path)
-            (self.path / "checkpoints").mkdir(exist_ok=True)
+            make_folder(self.path / "checkpoints", 0o755)
             earlier = self.path / METRICS
             if earlier.exists():  # of a run that is resumed
                 self.records = list(read_records(earlier))
@@ -147,11 +148,14 @@ class RunDirectory(RunFiles):
                     self.save(METRICS, lines)
             self._opened(METRICS)
             self._opened(LOG)
-            for path in self.path.iterdir():
-                is_of_rank = METRICS_OF_A_RANK.fullmatch(path.name)
-                if is_of_rank:  # of a run that was killed
-                    self.take_in(int(is_of_rank[1]))
-        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            for of_rank in map(METRICS_OF_A_RANK.fullmatch, os.listdir(self.path)):
+                if of_rank:  # of a run that was killed
+                    self.take_in(int(of_rank[1]))
+            self.restart = 1 + max((record["restart"] for record in self.records), default=-1)
+        except Error:
+            self.close()
+            raise
+        except (OSError, TypeError, ValueError) as error:  # no such number, no such name
             self.close()  # in a notebook the traceback would keep this object, and the lock
             why = getattr(error, "strerror", None) or error
             raise Error(
@@ -185,13 +189,11 @@ def as_line(record: dict) -> str:
 
 def read_records(path: Path) -> Iterator[dict]:
     """The records in a file such as metrics.jsonl, without lines that hold none."""
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with open(path, encoding="utf-8", errors="replace", opener=open_file) as file:
         for line in file:
-            with contextlib.suppress(ValueError, AttributeError, RecursionError):
-                values = json.loads(line).items()
-                yield _with_names_kept_once(
-                    {k: NOT_FINITE.get(v, v) if isinstance(v, str) else v for k, v in values}
-                )
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
+                values = {"restart": 0, **json.loads(line)}.items()  # version 0.5 wrote none
+                yield _with_names_kept_once({k: NOT_FINITE.get(str(v), v) for k, v in values})
 
 
 def _with_names_kept_once(record: dict) -> dict:
@@ -211,6 +213,8 @@ def _locked(folder: Path) -> FileLock:
     run holds it and does not end soon, OSError where no file can be written.
     """
     path = folder / LOCK
+    with contextlib.suppress(FileNotFoundError):  # it is made below
+        os.close(open_file(path, os.O_RDONLY))
     lock = FileLock(path, mode=0o600, thread_local=False)
     is_job = "SLURM_JOB_ID" in os.environ or "PBS_JOBID" in os.environ
     seconds = WAIT_IN_A_JOB if is_job else WAIT
@@ -231,7 +235,8 @@ def _locked(folder: Path) -> FileLock:
         ) from None
     if not isinstance(lock, SoftFileLock):  # that one writes itself who holds it
         with contextlib.suppress(OSError):  # a full disk: it holds, but nobody can read whose
-            path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
+            with open(path, "w", opener=open_file) as file:
+                file.write(f"{os.getpid()}\n{socket.gethostname()}\n")
     return lock
 
 
@@ -256,13 +261,13 @@ def save_whole(directory: Path, name: str, content: bytes) -> None:
             f"The file name {name!r} leads out of the run directory through a link ({target}).\n"
             "Choose another name."
         )
-    if not directory.is_dir():  # a run directory that was removed is not made again
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    os.stat(directory)  # a run directory that was removed is not made again
+    make_folder(path.parent, 0o755)
     # Of its own for each writer: under torchrun every rank may save the same file
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        temporary.write_bytes(content)
+        with open(temporary, "xb", opener=open_file) as file:
+            file.write(content)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)  # it is there after a full disk, half-written

@@ -32,9 +32,10 @@ from dask_ranks.run.job import Job, Run, RunStopped
 from dask_ranks.run.recorder import Recorder, describe
 from dask_ranks.run.run_directory import METRICS, RunDirectory, RunFiles, metrics_of, read_records
 from dask_ranks.without_dask import launchers
-from ddp_common import checkpoint_files, rendezvous, replicas, stopping
+from ddp_common import rendezvous, replicas, stopping
+from ddp_common.checkpoint_files import checkpoints, step_of
 from ddp_common.errors import Error
-from ddp_common.files import RESULT
+from ddp_common.files import RESULT, open_file
 from ddp_common.reporting import Problem
 
 # Between two looks whether a rank has ended that others wait for.
@@ -100,10 +101,10 @@ class Ranks(contextlib.ExitStack):
                 result, problems = _exchange(result, models, recorder, began)
                 recorder.call_on_report()
         if stopped is not None:
-            last = checkpoint_files.newest_good(files.path / "checkpoints")
+            saved = checkpoints(files.path / "checkpoints")
             newest = "there is no checkpoint"
-            if last is not None:
-                newest = f"the newest checkpoint is that of step {checkpoint_files.step_of(last)}"
+            if saved:
+                newest = f"the newest checkpoint is that of step {step_of(saved[-1])}"
             raise RunStopped(
                 "The ranks were told to stop (SIGTERM). They left after step "
                 f"{stopped.step}; {newest}.",
@@ -127,7 +128,7 @@ def _agree_on_directory(job: Job, at_the_end: contextlib.ExitStack) -> RunFiles:
             f"{rendezvous.world_size()} ranks of {launchers.started_by()}; "
             f"rank 0 is process {os.getpid()} on {socket.gethostname()}"
         )
-    chosen, *_ = _tell_all("directory", str(own.path) if own else None)
+    (chosen, restart), *_ = _tell_all("directory", [str(own.path), own.restart] if own else None)
     path = Path(chosen)
     hosts = _tell_all("blind hosts", None if path.is_dir() else socket.gethostname())
     blind = sorted({host for host in hosts if host is not None})
@@ -138,6 +139,7 @@ def _agree_on_directory(job: Job, at_the_end: contextlib.ExitStack) -> RunFiles:
         )
     if own is None:
         own = RunFiles(path, metrics_of(rendezvous.rank()))
+        own.restart = restart
         at_the_end.callback(own.close)
     return own
 
@@ -185,7 +187,8 @@ def _exchange(
         _finish(recorder, [models for _, models in last_words], time.monotonic() - began)
         everybodys = [problem for theirs, _ in last_words for problem in theirs] + files.problems
         problems = list(dict.fromkeys(everybodys))
-        result_file.write_bytes(pickled_result(result))
+        with open(result_file, "wb", opener=open_file) as file:
+            file.write(pickled_result(result))
     problems, *_ = _tell_all("written", problems)
     if not is_first:
         files.records = list(read_records(files.path / METRICS))

@@ -45,8 +45,6 @@ PAUSE = 0.25  # seconds in which messages gather: Dask works for each event, wha
 EXIT_TIMEOUT = 30.0  # seconds that a rank has to end after its last word, on a busy machine too
 # Seconds for what is left in the pipes. It takes none, unless a process stays that holds them open
 DRAIN_TIMEOUT = 5.0
-# Seconds that ranks await each other: the client sees sooner which one has not started
-JOIN_TIMEOUT = 3600
 FLUSH = 0.1  # seconds for the last message: Dask sends events in batches, and a worker that closes
 # tells the scheduler so beside them
 PIECE = 2**16  # bytes read at once: as many as a pipe holds
@@ -275,7 +273,7 @@ def _variables(threads: int) -> dict[str, str]:
     variables = {
         "OMP_NUM_THREADS": threads,  # else accelerate sets a number of its own
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
-        "DDP_JOIN_TIMEOUT": JOIN_TIMEOUT,
+        "DDP_JOIN_TIMEOUT": 3600,  # seconds: the client sees sooner which one has not started
         "DDP_WORKER_PROCESS": os.getpid(),  # for who looks at the processes of a run from outside
     }
     if "dask_cuda" in sys.modules:  # it has put this worker's own GPU first

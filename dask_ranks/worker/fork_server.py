@@ -129,6 +129,9 @@ def main(listener_fd: int, lifeline_fd: int, folder: str) -> None:
     multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
     # Read when torch is imported: it would print a stack of C++ for each connection that ends
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # torch makes it, by default in /tmp, where anybody may have taken its name
+    home = next(each for each in (os.path.expanduser("~"), folder) if os.access(each, os.W_OK))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{home}/.cache/torchinductor")
     import_ahead(NEEDED)
     subreaper()
     known = {*children()}  # of imports, and the supervisors

@@ -61,13 +61,7 @@ def test_one_rank_asks_object_storage_for_the_list_and_each_image_is_read_once(
     s3.put(f"{folder}/", "s3://photos/set/", recursive=True)
     before = len(s3_log.read_text().splitlines())
     environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    ranks = launched(
-        client,
-        3,
-        tmp_path / "run",
-        url="s3://photos/set",
-        environment=environment,
-    )
+    ranks = launched(client, 3, tmp_path / "run", url="s3://photos/set", environment=environment)
     lines = s3_log.read_text().splitlines()[before:]
     asked = [line.split('"')[1] for line in lines if '"' in line]
     assert len(asked) == 1 + 14 and sum("list-type=2" in line for line in asked) == 1, asked

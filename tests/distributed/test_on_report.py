@@ -5,7 +5,6 @@ import threading
 import time
 
 import cloudpickle
-import faults_on_purpose as faults
 import pytest
 from processes import wait_until
 
@@ -80,16 +79,3 @@ def test_what_it_raises_ends_the_ranks_and_reaches_the_caller_as_itself(client, 
         )
     assert raised.value is error
     assert ddp.launch(client, lambda: "free", workers=2).result == "free"
-
-
-def test_restarts_are_told_too_and_the_records_of_an_earlier_run_are_not(client, tmp_path):
-    dies = ddp.inject(faults.train, "raise", rank=0, step=8, mark=tmp_path / "mark")
-    told = []
-    options = {"workers": 2, "directory": tmp_path / "run"}
-    run = ddp.launch(client, dies, restarts=1, on_report=told.append, **options)
-    assert [record["event"] for record in told if "event" in record] == ["restart"]
-    assert told == list(run.records)
-
-    again = []
-    more = ddp.launch(client, faults.train, epochs=3, on_report=again.append, **options)
-    assert again == list(more.records)[len(told) :] and len(again) == 14

@@ -45,13 +45,11 @@ def test_reports_of_all_ranks_arrive_with_rank_and_time_in_the_order_of_each_ran
 
 
 def test_a_loss_that_is_not_a_number_arrives_and_the_metrics_file_stays_strict_json(client):
-    run = ddp.launch(
-        client,
-        lambda: (
-            [ddp.report(loss=loss) for loss in (math.nan, torch.tensor(-math.inf), 1.5)] and None
-        ),
-        workers=1,
-    )
+    def train():
+        for loss in (math.nan, torch.tensor(-math.inf), 1.5):
+            ddp.report(loss=loss)
+
+    run = ddp.launch(client, train, workers=1)
     losses = [record["loss"] for record in run.records]
     assert math.isnan(losses[0]) and losses[1:] == [-math.inf, 1.5]
     assert run.metrics["loss"].dtype == float
@@ -68,14 +66,8 @@ def test_reports_between_steps_carry_epoch_and_step(client):
 
     metrics = ddp.launch(client, train, workers=2).metrics
     mine = metrics[metrics["rank"] == 1]
-    assert list(zip(mine["epoch"], mine["step"])) == [
-        (0, 1),
-        (0, 2),
-        (0, 3),
-        (1, 4),
-        (1, 5),
-        (1, 6),
-    ]
+    assert mine["epoch"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert mine["step"].tolist() == [1, 2, 3, 4, 5, 6]
     assert mine["samples"].tolist() == [4, 8, 10, 14, 18, 20]
     assert mine["batch"].tolist() == [4, 4, 2, 4, 4, 2]
 

@@ -1,5 +1,6 @@
 """`launch(restarts=…)`: training goes on from the newest checkpoint, on the workers there are."""
 
+import re
 import sys
 
 import cloudpickle
@@ -16,13 +17,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 def test_a_killed_rank_is_answered_with_a_restart_from_the_newest_checkpoint(client, tmp_path):
     undisturbed = ddp.launch(client, faults.train, workers=2).result
-    run = ddp.launch(
-        client,
-        ddp.inject(faults.train, "kill", step=8, mark=tmp_path / "mark"),
-        workers=2,
-        restarts=1,
-        pause=0.1,
-    )
+    dies = ddp.inject(faults.train, "kill", step=8, mark=tmp_path / "mark")
+    run = ddp.launch(client, dies, workers=2, restarts=1, pause=0.1)
     assert (run.result == undisturbed).all()
     assert [failure.signal for failure in run.failures] == ["SIGKILL"]
     (event,) = [record for record in run.records if record.get("event") == "restart"]
@@ -33,6 +29,35 @@ def test_a_killed_rank_is_answered_with_a_restart_from_the_newest_checkpoint(cli
     assert f"Restart 1 on 2 rank(s) from step {event['step']}. Why: Rank 1 of 2" in log
     assert f"[rank 0] Resumed from step-{event['step']:08d}." in log
     assert_nothing_left(run.directory, ranks=4)
+
+
+def test_each_step_is_in_the_metrics_once_after_restarts_and_launches_in_the_same_folder(
+    client, tmp_path
+):
+    def train(**arguments):
+        faults.train(**arguments)
+        ddp.report(last=True)  # a second report of that step
+
+    options = {"workers": 2, "directory": tmp_path / "run", "pause": 0.05}
+    dies = ddp.inject(train, "kill", step=8, mark=tmp_path / "first")
+    dies, heard = ddp.inject(dies, "kill", step=11, mark=tmp_path / "second"), []
+    run = ddp.launch(client, dies, restarts=2, on_report=heard.append, **options)
+    with pytest.raises(ddp.RankFailed) as caught:
+        ddp.launch(client, ddp.inject(train, "kill", step=20), epochs=3, **options)
+    (how,) = caught.value.__notes__
+    assert re.match(r"The newest checkpoint is that of step (17|20)\. Go on", how), how
+    assert how.endswith(f"ddp.launch(client, train, …, directory={str(tmp_path / 'run')!r})")
+    heard_again = []
+    again = ddp.launch(client, train, epochs=3, on_report=heard_again.append, **options)
+    for metrics, steps in ((run.metrics, [*range(1, 15)]), (again.metrics, [*range(1, 22)])):
+        seconds = [step for step in (14, 21) if step in steps]
+        assert all(
+            sorted(of["step"]) == sorted(steps + seconds) for _, of in metrics.groupby("rank")
+        )
+    assert heard == run.records == again.records[: len(heard)]
+    assert heard_again == again.records[-len(heard_again) :]
+    assert [*dict.fromkeys(record["restart"] for record in again.records)] == [0, 1, 2, 3, 4]
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == len(again.records)
 
 
 def test_a_restart_goes_on_with_the_workers_left_unless_so_many_were_asked_for(tmp_path):

@@ -1,21 +1,29 @@
-"""What another user of this host can do to a local cluster: nothing.
+"""What another user of this host can do to a local cluster, and to a shared run: nothing.
 
 Each test really is another user; it needs root to become one.
 """
 
+import contextlib
+import getpass
 import json
 import os
 import re
+import tempfile
 import urllib.error
 import urllib.request
 
 import psutil
 import pytest
+import torch
 from distributed import LocalCluster
 from patience import PATIENCE
 from processes import finished
 
-NOBODY = 65534
+import ddp_common as ddp
+from dask_ranks.run.run_directory import RunDirectory
+from ddp_common.checkpoint import finish_writing
+
+NOBODY, GROUP = 65534, 54321
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 # Imports first, as root: the folder of this repository may be closed to others. Then it is another
 # user for good.
@@ -93,6 +101,24 @@ PAGES = [
 ]
 
 
+MEMBER = f"""
+import json, os, pathlib, sys
+os.setgroups([{GROUP}])
+os.setuid({NOBODY})
+for mode in (os.R_OK, os.W_OK):
+    found = [each for each in pathlib.Path(sys.argv[1]).rglob("*") if os.access(each, mode)]
+    print(json.dumps(sorted(each.name for each in found)))
+"""
+
+TRAINS = """
+import torch, ddp_common as ddp
+def train():
+    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+with ddp.connect(workers=1) as client:
+    ddp.launch(client, train, directory=False)
+"""
+
+
 def ports_of(client):
     """The TCP ports on which the client, its scheduler, its nannies and its workers listen."""
     workers = [psutil.Process(pid) for pid in client.run(os.getpid).values()]
@@ -151,3 +177,27 @@ def test_who_has_the_link_reads_the_dashboard(client):
     for page, content in pages.items():
         with urllib.request.urlopen(link.replace("status", page)) as answer:
             assert content in answer.read().decode()
+
+
+def test_a_group_reads_a_run_that_is_shared_with_it_and_writes_nothing_there(monkeypatch):
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as at_the_end:
+        os.chown(folder, 0, GROUP)
+        os.chmod(folder, 0o2750)
+        at_the_end.callback(os.umask, os.umask(0o002))
+        run = RunDirectory(folder)
+        run.save("a/b/c.txt", b"")
+        monkeypatch.setenv("DDP_CHECKPOINTS", f"{folder}/checkpoints")
+        ddp.Checkpoint(directory="best", model=torch.nn.Linear(1, 1)).save()
+        finish_writing()
+        run.close()
+        readable, writable = map(json.loads, finished("-c", MEMBER, folder).stdout.splitlines())
+        names = ["a", "b", "best", "c.txt", "checkpoints", "log.txt", "metrics.jsonl"]
+        assert readable[:-1] == names and readable[-1].startswith("step-00000000.")
+        assert writable == []
+
+
+def test_a_file_where_torch_has_its_cache_by_default_is_in_nobodys_way(tmp_path):
+    (tmp_path / f"torchinductor_{getpass.getuser()}").touch()
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    finished("-c", TRAINS, env=environment)

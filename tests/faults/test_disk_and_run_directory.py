@@ -23,11 +23,8 @@ ROOT = Path(__file__).parents[2]
 def test_make_run_on_a_full_disk_says_in_its_closing_line_that_nothing_was_saved(small_disk):
     filler = small_disk / "filler"
     filler.write_bytes(bytes(470_000))  # the rest is enough for the numbers, not for the picture
-    settings = {
-        "WORKERS": "2",
-        "CHECKPOINT": str(small_disk / "run"),
-        "SET": "epochs=1 hidden=64 batch_size=256",
-    }
+    run = {"WORKERS": "2", "CHECKPOINT": str(small_disk / "run")}
+    settings = {**run, "SET": "epochs=1 hidden=64 batch_size=256"}
     done = subprocess.run(
         [sys.executable, "-m", "tutorials", "run", "pets"],
         env={**os.environ, **settings},
@@ -51,15 +48,9 @@ def remove_and_die(folder):
 
 def test_a_killed_run_whose_folder_was_removed_is_not_started_again_and_says_why(client, tmp_path):
     strike = functools.partial(remove_and_die, tmp_path / "run")
+    train = ddp.inject(faults.train, strike, mark=tmp_path / "mark")
     with pytest.raises(ddp.Error) as caught:
-        ddp.launch(
-            client,
-            ddp.inject(faults.train, strike, mark=tmp_path / "mark"),
-            workers=2,
-            restarts=1,
-            directory=tmp_path / "run",
-            pause=0.1,
-        )
+        ddp.launch(client, train, workers=2, restarts=1, directory=tmp_path / "run", pause=0.1)
     words = f"{tmp_path / 'run'} cannot be written: No such file"
     assert words in str(caught.value) and "SIGKILL" in str(caught.value)
     assert not (tmp_path / "run").exists()

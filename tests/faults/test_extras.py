@@ -50,8 +50,7 @@ def index(tmp_path_factory):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("extra", "python"),
-    [(extra, HERE) for extra in EXTRAS] + [("cuda", "3.12"), ("cuda", "3.13")],
+    ("extra", "python"), [(extra, HERE) for extra in EXTRAS] + [("cuda", "3.12"), ("cuda", "3.13")]
 )
 def test_an_extra_resolves(index, tmp_path, extra, python):
     done = resolve(requirements_of(extra), python, tmp_path)

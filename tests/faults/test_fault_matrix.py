@@ -62,9 +62,7 @@ def assert_harmless(outcome):
 
 
 @pytest.mark.parametrize(
-    ("fault", "when", "rank"),
-    fault_lab.cases(),
-    ids=lambda value: str(value).replace(" ", "_"),
+    ("fault", "when", "rank"), fault_lab.cases(), ids=lambda value: str(value).replace(" ", "_")
 )
 def test_a_rank_that_fails(client, undisturbed, tmp_path, fault, when, rank):
     outcome = fault_lab.run_case(

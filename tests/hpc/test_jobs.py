@@ -19,15 +19,7 @@ import torch
 from distributed import Client, wait
 from distributed.security import Security
 from patience import PATIENCE
-from runs_here import (
-    JOB,
-    ROOT,
-    finish,
-    same_weights,
-    train,
-    wait_until,
-    wait_until_saved,
-)
+from runs_here import JOB, ROOT, finish, same_weights, train, wait_until, wait_until_saved
 from slurm_here import jobs, partition_down, running_jobs, said_by, state, submit, why_not
 
 import ddp_common as ddp

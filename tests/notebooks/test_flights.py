@@ -81,10 +81,7 @@ def halves(rows, random):
 
 
 def even_numbers_first(rows, random):
-    return [
-        *random.permutation(np.arange(0, rows, 2)),
-        *random.permutation(np.arange(1, rows, 2)),
-    ]
+    return [*random.permutation(np.arange(0, rows, 2)), *random.permutation(np.arange(1, rows, 2))]
 
 
 def from_one_state(lengths, batch_size, seed):

@@ -393,10 +393,7 @@ def test_lines_for_gpus_may_be_written_in_several_ways(replacements):
         ([*VAGUE, (DOC, DOC + " torch.cuda.set_device(local_rank)")], "'cuda' as long as"),
         ([(DOC, DOC + " nccl"), ('"nccl"', '"gloo"')], "nccl where there are GPUs"),
         ([*VAGUE, ("def main", SETUP + "def main")], "'cuda' as long as"),
-        (
-            [('"cuda", local_rank', '"cuda"'), (SET, "pass"), (IDS, ""), LATE],
-            "'cuda' as long as",
-        ),
+        ([('"cuda", local_rank', '"cuda"'), (SET, "pass"), (IDS, ""), LATE], "'cuda' as long as"),
         (
             [("def main", 'VISIBLE = os.environ["CUDA_VISIBLE_DEVICES"] = "0"\n\n\ndef main')],
             "All",

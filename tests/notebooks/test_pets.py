@@ -456,8 +456,7 @@ WRONG = {
     "the model": (partial(training, result=lambda model: model.module), "your function return"),
     "rank 0 alone returns": (
         partial(
-            training,
-            result=lambda model: model.module.state_dict() if ddp.rank() == 0 else None,
+            training, result=lambda model: model.module.state_dict() if ddp.rank() == 0 else None
         ),
         "rank 1 returns None",
     ),

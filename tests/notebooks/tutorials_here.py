@@ -73,9 +73,5 @@ def make_run(tutorial, runs, values, **variables):
     """What `make run` does with these settings."""
     command = [sys.executable, "-m", "tutorials", "run", tutorial, "--set", values]
     return subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment(runs, **variables),
-        capture_output=True,
-        text=True,
+        command, cwd=ROOT, env=environment(runs, **variables), capture_output=True, text=True
     )

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter, OrderedDict
 
@@ -177,6 +178,30 @@ def test_a_damaged_newest_is_named_and_the_one_before_it_is_used(tmp_path, capsy
     assert steps(tmp_path) == [1, 2] and step_of(newest(tmp_path)) == 2
 
 
+@pytest.mark.parametrize("odd", ["mode 000", "link", "FIFO"])
+def test_what_cannot_be_read_ends_the_resume_and_stays(odd):
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        State(folder).save(2)
+        before, path = checkpoints(folder)
+        why = "is a link or something else"
+        if odd == "mode 000":
+            path.chmod(0)
+            why = "cannot be read: Permission denied"
+        else:
+            path.unlink()
+            os.mkfifo(path) if odd == "FIFO" else path.symlink_to("/dev/zero")
+        after = State(folder)
+        os.seteuid(os.getuid() or 65534)  # root may read all
+        try:
+            with pytest.raises(Error, match=f"{path} {why}"):
+                after.checkpoint.restore()
+            checkpoint_files.remove_all_but(1, before)
+        finally:
+            os.seteuid(os.getuid())
+        assert checkpoints(folder) == [before, path]
+
+
 def test_when_all_are_damaged_nothing_is_restored_silently(tmp_path):
     State(tmp_path).save(2)
     DAMAGES["flipped_bit"](checkpoints(tmp_path)[0])
@@ -318,13 +343,9 @@ def test_the_checkpoint_of_another_model_or_of_other_data_or_parts_is_refused(tm
         State(tmp_path, width=4).checkpoint.restore()
     with pytest.raises(Error, match="holds model, optimizer, sampler; this run saves model"):
         Checkpoint(directory=tmp_path, model=state.model).restore()
+    parts = {"model": state.model, "optimizer": state.optimizer, "sampler": ElasticSampler(41, 4)}
     with pytest.raises(Error, match="length 40 there, 41 here"):
-        Checkpoint(
-            directory=tmp_path,
-            model=state.model,
-            optimizer=state.optimizer,
-            sampler=ElasticSampler(41, 4),
-        ).restore()
+        Checkpoint(directory=tmp_path, **parts).restore()
 
 
 def saved_content(directory):
@@ -749,12 +770,7 @@ def test_a_part_of_a_tensor_is_not_saved_as_if_it_were_the_whole(one_rank):
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"on_error": "panic"},
-        {"keep": 0},
-        {"every_steps": -5},
-        {"every_steps": 2.5},
-    ],
+    [{"on_error": "panic"}, {"keep": 0}, {"every_steps": -5}, {"every_steps": 2.5}],
     ids=str,
 )
 def test_wrong_options_and_parts_without_a_state_are_refused_at_once(tmp_path, wrong):

@@ -150,7 +150,7 @@ def test_the_end_after_sigterm_names_who_was_told_the_step_and_the_checkpoint():
     told = Ended("stopped", got_sigterm=True, step=8)
     other = Ended("stopped", got_sigterm=False, step=8)
     state = state_of(2, rank_0=other, rank_1=told)
-    stopped = run_stopped(state, Path("checkpoints/step-00000008.pt"))
+    stopped = run_stopped(state, 8)
     assert stopped.step == 8
     assert "rank 1 on n01 got SIGTERM. All ranks left after step 8" in str(stopped)
     assert "the newest checkpoint is that of step 8" in str(stopped)
@@ -204,14 +204,7 @@ def standstill(states=("sleeping", "sleeping"), answers=(), records=(), returned
             "came to its end at step 5",
         ),
     ],
-    ids=[
-        "silent_worker",
-        "answer_before_state",
-        "stopped",
-        "no_answer",
-        "behind",
-        "returned",
-    ],
+    ids=["silent_worker", "answer_before_state", "stopped", "no_answer", "behind", "returned"],
 )
 def test_of_stalled_ranks_the_one_that_keeps_the_others_waiting_is_named(known, rank, why):
     named, sentence = stalls.name_culprit(*known)
@@ -245,10 +238,7 @@ def record(*calls):
 
 @pytest.mark.parametrize(
     ("before", "calls", "odd"),
-    [
-        ([REDUCE] * 3, [REDUCE, REDUCE, OTHER], 2),
-        ([], [BARRIER, BARRIER, REDUCE, BARRIER], 2),
-    ],
+    [([REDUCE] * 3, [REDUCE, REDUCE, OTHER], 2), ([], [BARRIER, BARRIER, REDUCE, BARRIER], 2)],
     ids=["size", "majority"],
 )
 def test_the_rank_whose_call_breaks_the_pattern_is_named(before, calls, odd):

@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dask_ranks.run.folders import new_directory
+from dask_ranks.run.recorder import describe
 from dask_ranks.run.run_directory import RunDirectory, save_whole
 from ddp_common import Error, save_file
+from ddp_common.checkpoint import write
 from ddp_common.files import check_name
 
 FEW = settings(max_examples=40, database=None, suppress_health_check=[HealthCheck.too_slow])
@@ -60,7 +62,7 @@ def test_a_run_directory_of_any_name_works_or_is_refused_in_words(parts):
         assert sorted(os.listdir(directory.path)) == there
         assert stat.S_IMODE(os.stat(directory.path).st_mode) == 0o700
         again = RunDirectory(Path(location))
-        assert again.records == [{"rank": 0, "loss": 0.5}] and again.problems == []
+        assert again.records == [{"restart": 0, "rank": 0, "loss": 0.5}] and again.problems == []
         again.close()
 
 
@@ -119,12 +121,27 @@ def test_a_place_that_cannot_be_is_refused_in_words(tmp_path, monkeypatch):
         new_directory("demo")
 
 
+@pytest.mark.parametrize(
+    "name", [".lock", "metrics.jsonl", "log.txt", "config.json", "checkpoints/saving.tmp"]
+)
+def test_a_link_where_a_run_keeps_a_file_is_named_and_not_followed(tmp_path, name):
+    link, private = tmp_path / "run" / name, tmp_path / "private"
+    private.write_text("mine")
+    link.parent.mkdir(parents=True)
+    link.symlink_to(private)
+    with pytest.raises(Error, match=f"{link} is a link"):
+        with contextlib.closing(RunDirectory(tmp_path / "run")) as run:
+            describe(run.path, {}, [], None)
+            write({}, run.path / "checkpoints", 1, read_back=False)
+    assert private.read_text() == "mine" and link.is_symlink()
+
+
 def test_no_two_runs_share_a_directory():
     assert len({new_directory("demo") for _ in range(5)}) == 5
 
 
 def test_lines_of_metrics_that_are_damaged_are_left_out_and_the_others_stay(tmp_path):
-    good = ['{"rank": 0, "loss": 0.5}', '{"rank": 1, "loss": 0.25}']
+    good = ['{"restart": 0, "rank": 0, "loss": 0.5}', '{"restart": 0, "rank": 1, "loss": 0.25}']
     bad = ['{"rank": 0, "lo{"rank"', "5", "\xff", '{"rank": 0, "lo']  # its client was killed
     text = "\n".join([good[0], *bad[:3], good[1], bad[3]])
     (tmp_path / "metrics.jsonl").write_bytes(text.encode("latin-1"))

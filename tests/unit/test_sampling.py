@@ -12,6 +12,7 @@ import torch
 
 from dask_ranks.rank import reporter
 from ddp_common import (
+    Checkpoint,
     DataLoader,
     ElasticSampler,
     Error,
@@ -345,6 +346,22 @@ def test_two_samplers_in_turns_count_their_steps_together(reports):
             places.append(reporting.position())
     assert [place["step"] for place in places] == [2, 4, 6, 8, 10, 12]
     assert {place["total_samples"] for place in places} == {2 * 10 + 2 * 12}
+
+
+def test_steps_of_a_sampler_that_is_done_count_after_a_resume_too(reports, tmp_path):
+    for epochs in (1, 2):
+        reporting.put_in(reporting.Sink())  # another process
+        one, other = ElasticSampler(10, 4), ElasticSampler(20, 4)
+        checkpoint = Checkpoint(directory=tmp_path, one=one, other=other)
+        checkpoint.restore()
+        for sampler, number in ((one, 2), (other, epochs)):
+            for _ in sampler.epochs(number):
+                for _ in sampler.batches():
+                    checkpoint.step()
+        checkpoint.save()
+        checkpoint.wait()
+        place = reporting.position()
+        assert (place["step"], place["samples"]) == (6 + 5 * epochs, 20 + 20 * epochs)
 
 
 # Loaders
