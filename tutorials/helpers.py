@@ -142,6 +142,8 @@ def broken(client, train, signal_name, step, directory, **arguments):
     Returns the first line of the failure, without the host and the step, and the steps
     of rank 0. A file in `directory` marks that the signal was sent: it is sent once.
     """
+    import pandas
+
     import ddp_common as ddp
 
     def get_it():
@@ -153,7 +155,8 @@ def broken(client, train, signal_name, step, directory, **arguments):
         two = {"workers": 2, "restarts": 1, "directory": False}
         with contextlib.redirect_stdout(io.StringIO()):
             whole = ddp.launch(client, faulty, **arguments, **two)
-    steps = whole.metrics.dropna(subset="loss").query("rank == 0")["step"]
+    reports = pandas.DataFrame(whole.records)  # steps that were done again, too
+    steps = reports.dropna(subset="loss").query("rank == 0")["step"]
     said = str(whole.failures[0]).replace(socket.gethostname(), "HOST").splitlines()[0]
     return re.sub(r"step \d+", "step …", said), steps
 

@@ -65,7 +65,7 @@ def the_model_inside():
 def a_head_replaced_after_ddp():
     training = Training(find_unused_parameters=True)
     training.net[3] = torch.nn.Linear(8, 1)
-    training.optimizer.add_param_group({"params": training.net[3].parameters()})
+    training.optimizer.param_groups[0]["params"] = [*training.net.parameters()]
     training.run()
 
 
