@@ -43,7 +43,7 @@ async def greeted(address, security):
     attempt = connect(address, timeout={PATIENCE / 20}, **arguments)
     try:
         comm = await asyncio.wait_for(attempt, {PATIENCE / 10})
-    except Exception:
+    except Exception:  # of any kind: it was not let in
         return False
     comm.abort()
     return True

@@ -346,7 +346,7 @@ def with_elastic_sampler(data, seed):
     model = DDP(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in sampler.epochs(3):
-        for x, y in ddp.DataLoader(data, batch_sampler=sampler, compare=False):
+        for x, y in ddp.DataLoader(data, batch_sampler=sampler):
             loss = F.mse_loss(model(x), y) * sampler.weight
             optimizer.zero_grad()
             loss.backward()

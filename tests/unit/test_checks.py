@@ -76,7 +76,7 @@ def loops_for_ever(number):
     while True:
         try:
             time.sleep(0.01)
-        except Exception:
+        except Exception:  # as a student may write: what ends it must be stronger
             continue
 
 

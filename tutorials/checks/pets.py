@@ -223,9 +223,15 @@ class Data(TensorDataset):
 def orders_in(file, epochs):
     """The numbers of the samples in the order in which training took them, by epoch.
 
-    With several loader workers, batch k is made by worker k % workers.
+    With several loader workers, batch k is made by worker k % workers. Before the first
+    batch `ddp.DataLoader` has the first worker fetch a sample, another, and the first
+    one again, to compare ranks: no training takes these.
     """
     asked = [tuple(map(int, line.split())) for line in file.read_text().splitlines()]
+    firsts = [place for place, (worker, _) in enumerate(asked) if worker == 0][:3]
+    is_compared = len(firsts) == 3 and asked[firsts[0]] == asked[firsts[2]]
+    if is_compared:
+        asked = [each for place, each in enumerate(asked) if place not in firsts]
     share, orders = max(1, -(-len(asked) // epochs)), []
     for start in range(0, len(asked), share):
         epoch = asked[start : start + share]
@@ -236,7 +242,10 @@ def orders_in(file, epochs):
             worker: [numbers[begin : begin + BATCH] for begin in range(0, len(numbers), BATCH)]
             for worker, numbers in of_worker.items()
         }
-        turns = zip_longest(*(batches[worker] for worker in sorted(batches)), fillvalue=[])
+        workers = sorted(batches)
+        if is_compared and start == 0:  # that was the first worker's turn
+            workers = [*workers[1:], *workers[:1]]
+        turns = zip_longest(*(batches[worker] for worker in workers), fillvalue=[])
         orders.append([number for turn in turns for batch in turn for number in batch])
     return orders
 
