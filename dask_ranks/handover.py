@@ -62,8 +62,8 @@ def look_at(keys: list[Key], dask_worker: Any) -> dict[Key, Look | str]:
 
 
 def _look(part: Any) -> Look | str:
-    has_rows = hasattr(part, "__len__") and getattr(part, "shape", None) != ()
-    if not has_rows or isinstance(part, str | bytes | dict | set):
+    is_none = isinstance(part, str | bytes | dict | set) or hasattr(part, "toarray")  # sparse
+    if is_none or not hasattr(part, "__len__") or getattr(part, "shape", None) == ():
         return type(part).__name__
     if hasattr(part, "columns"):
         names = map(str, part.columns)

@@ -191,8 +191,8 @@ class Checkpoint:
 
     def _options(self) -> dict[str, str]:
         optimizers = [part for part in self.parts.values() if isinstance(part, OptimizerPart)]
-        settings = [(part.name, *each) for part in optimizers for each in part.settings().items()]
-        return {f"{name}.{option}": repr(value) for name, option, value in settings}
+        settings = [setting for part in optimizers for setting in part.settings().items()]
+        return {option: repr(value) for option, value in settings}
 
     def refuse_what_came_after_save(self) -> None:
         """Raise `Error` if a schedule has stepped between `save()` and the end of its epoch."""
@@ -256,12 +256,8 @@ class Checkpoint:
             copies = {name: copy_of(state, name, self._buffers) for name, state in found.items()}
             written_by = {name: part.description(found[name]) for name, part in self.parts.items()}
             self._state = {**copies, WRITTEN_BY: written_by}
-            self._trained = [
-                (name, entry)
-                for name, part in self.parts.items()
-                if isinstance(part, ModulePart)
-                for entry in part.trained()
-            ]
+            modules = [part for part in self.parts.values() if isinstance(part, ModulePart)]
+            self._trained = [(part.name, entry) for part in modules for entry in part.trained()]
         raise_if_apart()
         if rank() != 0:
             return
@@ -325,8 +321,7 @@ class Checkpoint:
         if self._writer is not None:
             self._writer.join()
             self._writer = None
-        problem = self._problem
-        self._problem = None
+        problem, self._problem = self._problem, None
         if problem is not None and self.on_error == "stop":
             raise problem
 
@@ -431,17 +426,12 @@ class Checkpoint:
 def finish_writing() -> None:
     """Wait for every checkpoint of this process's run that is still being written.
 
-    Raises the first `Error` of those with `on_error='stop'`.
+    Raises an `Error` of those with `on_error='stop'`.
     """
-    problems = []
-    while _saving:
-        _, checkpoint = _saving.popitem()
-        try:
-            checkpoint.wait()
-        except Error as error:
-            problems.append(error)
-    if problems:
-        raise problems[0]
+    with contextlib.ExitStack() as each:
+        while _saving:
+            _, checkpoint = _saving.popitem()
+            each.callback(checkpoint.wait)
 
 
 def _cause_of(error: BaseException) -> str:

@@ -3,8 +3,7 @@
 A batch that training has taken is *open* until `Checkpoint.step()` says that what it was for is
 done. At the two moments no batch is open: before the next batch is taken (`before_batch`), and in
 `Checkpoint.save()` (`after_save`). After the last batch of an epoch there is only the second.
-Where no loop over a sampler that has a Checkpoint is running, ranks leave before the next batch of
-any.
+Where no loop over a sampler that has a Checkpoint is running, ranks leave before any next batch.
 """
 
 import weakref

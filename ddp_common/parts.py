@@ -6,9 +6,9 @@ Modules and optimizers are described by their entries, and torch's own schedules
 made with. Of anything else the name of its class is known, and no more.
 
 Promises: what another program wrote is refused before a part is loaded; other data are, when the
-position of the sampler is. Parameters are trained
-or frozen as they were. A copy of a state has its types, its tensors share no memory with the part,
-and it loads without executing code, or it is refused.
+position of the sampler is. Parameters are trained or frozen as they were. A copy of a state has
+its types, its tensors share no memory with the part, and it loads without executing code, or it is
+refused.
 """
 
 import math
@@ -214,16 +214,16 @@ class OptimizerPart(Part):
         }
 
     def settings(self) -> dict[str, Any]:
-        """The options of its groups, by names as in a program: `param_groups[0]['lr']`."""
+        """The options of its groups, as in a program: `optimizer.param_groups[0]['lr']`."""
         return {
-            f"param_groups[{number}][{option!r}]": value
+            f"{self.name}.param_groups[{number}][{option!r}]": value
             for number, group in enumerate(self.value.param_groups)
             for option, value in group.items()
             if option not in self.OF_GROUPS[:2]
         }
 
     def fingerprint(self, state: Any) -> replicas.Fingerprint:
-        return {f"{self.name}.{key}": tokenize(value) for key, value in self.settings().items()}
+        return {option: tokenize(value) for option, value in self.settings().items()}
 
     def has_schedule(self) -> bool:
         """Whether a part is a schedule of it, or of one that has its groups, as SAM's base."""
@@ -265,7 +265,7 @@ class OptimizerPart(Part):
             is_given = option.endswith(options) and option in after
             if is_given and repr(value) != repr(after[option]):
                 text = (
-                    f"Resumed with {self.name}.{option} = {after[option]!r}, as it was saved; "
+                    f"Resumed with {option} = {after[option]!r}, as it was saved; "
                     f"this program has made it with {value!r}."
                 )
                 print(text, file=sys.stderr, flush=True)

@@ -17,7 +17,6 @@ import functools
 import ipaddress
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -317,7 +316,7 @@ def _meet(store: dist.Store, assigned: Assignment, gpu: str) -> tuple[str, list[
             "process a rank of its own, and end processes of an earlier run."
         )
     *_, (address, *_) = socket.getaddrinfo(assigned.address, None, type=socket.SOCK_STREAM)[0]
-    store.set(f"here/{assigned.rank}", f"{address} {hash('ddp')} {gpu}")
+    store.set(f"here/{assigned.rank}", f"{address} {gpu}")
     keys = [f"here/{peer}" for peer in range(assigned.world_size)]
     try:
         store.wait(keys, _join_timeout())
@@ -329,15 +328,7 @@ def _meet(store: dist.Store, assigned: Assignment, gpu: str) -> tuple[str, list[
             "started, and with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE?"
         ) from None
     answers = [value.decode().split(" ") for value in store.multi_get(keys)]
-    addresses, hashes, gpus = map(list, zip(*answers))
-    if assigned.rank == 0 and len(set(hashes)) > 1:
-        print(
-            "Warning: each rank hashes texts in its own way, so what is numbered in the order of "
-            "a set(), such as labels, differs between the ranks. Sort it, or start with "
-            "PYTHONHASHSEED=0.",
-            file=sys.stderr,
-            flush=True,
-        )
+    addresses, gpus = map(list, zip(*answers))
     return reached_by_others(addresses), gpus
 
 

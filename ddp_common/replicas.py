@@ -37,11 +37,11 @@ ADVICE = (
     "Is the model wrapped in DistributedDataParallel, and is model(x) called, not "
     "model.module(x)? Within no_sync() nothing is averaged: the forward and backward pass before "
     "an optimizer's step belong outside. What is unfrozen or replaced after DDP was made, it does "
-    "not average: wrap it again. It sends buffers unless broadcast_buffers is False. Every rank "
-    "calls save() of the same Checkpoint. A schedule is to step by a value that is the same on "
-    "all ranks, and a GradScaler by gradients that are averaged. A copy that averages weights is "
-    "to have requires_grad_(False); torch's AveragedModel may be rank 0's alone. Of what each "
-    "rank has its own, gather the states of all ranks (docs/recipes.md)."
+    "not average: wrap it again. It sends buffers unless broadcast_buffers is False. A schedule "
+    "is to step by a value that is the same on all ranks, and a GradScaler by gradients that are "
+    "averaged. A copy that averages weights is to have requires_grad_(False); torch's "
+    "AveragedModel may be rank 0's alone. Of what each rank has its own, gather the states of all "
+    "ranks (docs/recipes.md)."
 )
 
 _checks = 0  # so many were begun, on every rank
@@ -98,13 +98,15 @@ def begin_check(find: Callable[[], Fingerprint]) -> Callable[[], None]:
     def end() -> None:
         names_of_ranks, values = zip(*gathered())
         of_ranks = [dict(zip(found, each)) for each in values]
+        advice = ADVICE
         if len(set(names_of_ranks)) > 1:
             of_ranks = exchange.gather(found)
+            advice = f"Every rank calls save() of the same Checkpoint, at the same place. {ADVICE}"
         problem = difference(dict(enumerate(of_ranks)))
         if problem is not None:
             raise Error(
                 f"The ranks do not have the same: {problem}. Only rank 0's would be saved.\n"
-                f"{ADVICE}"
+                f"{advice}"
             )
 
     return end

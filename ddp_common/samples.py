@@ -45,10 +45,8 @@ def _fingerprint(name: str, sample: Any) -> replicas.Fingerprint:
     tensors: list[tuple[str, torch.Tensor]] = []
     for path, value in tree_flatten_with_path(sample)[0]:
         place = name + keystr(path)
-        if (
-            isinstance(value, float | np.ndarray | np.generic)
-            and np.asarray(value).dtype.kind == "f"
-        ):
+        is_numpy = isinstance(value, float | np.ndarray | np.generic)
+        if is_numpy and np.asarray(value).dtype.kind == "f":
             value = torch.tensor(np.asarray(value, dtype=np.float64))
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             tensors.append((place, value.to_dense()))

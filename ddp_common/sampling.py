@@ -37,6 +37,10 @@ THE_LOOP = (
     "    for epoch in sampler.epochs(n):\n"
     "        for batch in ddp.DataLoader(data, batch_sampler=sampler):  # or sampler.batches()"
 )
+UNWEIGHTED = (
+    "sampler.weight was not read in an epoch in which ranks had different numbers of samples: the "
+    "fewer count more. Multiply the loss by it (docs/loops.md), or set drop_last=True."
+)
 
 EPOCH_BEGINS = 2**32 - 1  # in place of a step, for what draws before the first
 _numbers = itertools.count()
@@ -58,9 +62,8 @@ class ElasticSampler:
     what its `tensors` gives) stands in place of the length: each rank is dealt rows that it holds.
     Other data may stand there too, such as a tensor or a data set. Before the first batch of a
     process the ranks compare their samplers and two samples (`samples`), which a `ddp.DataLoader`
-    fetches, or this data gives.
-    `drop_last` leaves out a last batch that is not full. With `steps` an epoch ends after so many
-    steps at most; the next one has an order of its own.
+    fetches, or this data gives. `drop_last` leaves out a last batch that is not full. With `steps`
+    an epoch ends after so many steps at most; the next one has an order of its own.
 
         for epoch in sampler.epochs(n):
             for batch in ddp.DataLoader(data, batch_sampler=sampler):
@@ -75,8 +78,7 @@ class ElasticSampler:
 
     `epoch` and `step` are the position: `step` steps of `epoch` have been taken. Shuffling costs
     4 bytes per sample (8 from 2^31 samples on), and time when an epoch begins: 10^8 samples take
-    0.4 GB and about 8 s, on every rank.
-    `shuffle=False` costs neither.
+    0.4 GB and about 8 s, on every rank. `shuffle=False` costs neither.
     """
 
     def __init__(
@@ -96,17 +98,13 @@ class ElasticSampler:
         self._data: Any = None  # whose rows are compared where no loader fetches them
         if hasattr(length, "__len__") and hasattr(length, "__getitem__"):
             self._data, length = length, len(length)
-        if not whole_or_none(length) or not whole_or_none(batch_size):
+        at_least_1 = (length, batch_size, 1 if steps is None else steps)
+        if not all(map(whole_or_none, at_least_1)) or whole_or_none(seed) is None:
             raise Error(
-                "ElasticSampler needs at least one sample and a batch size of at least 1, whole "
-                f"numbers, not {length!r} and {batch_size!r}."
+                "An ElasticSampler takes at least one sample, a batch_size and, if given, steps "
+                "of at least 1, and a seed of at least 0, all whole numbers, not "
+                f"{length!r}, batch_size={batch_size!r}, steps={steps!r}, seed={seed!r}."
             )
-        if whole_or_none(seed) is None:
-            raise Error(
-                f"The seed of an ElasticSampler is a whole number from 0 on, not {seed!r}."
-            )
-        if steps is not None and not whole_or_none(steps):
-            raise Error(f"steps, of an epoch, is a whole number of at least 1, not {steps!r}.")
         self.length = int(length)
         self.batch_size = int(batch_size)
         self.seed = int(seed)
@@ -131,6 +129,7 @@ class ElasticSampler:
         self._deal: EvenDeal | PlacedDeal | None = None
         self._first_step = 0  # of that pass
         self._weight: float | None = None  # of the batch in training
+        self._was_read: bool | None = None  # a weight, in an epoch in which one was not 1
         self._thread: int | None = None  # that took it
         self._reporting_key = object()  # tells this sampler from others that report a position
 
@@ -220,13 +219,13 @@ class ElasticSampler:
                 "steps: a run that resumes would take the rest of them. Say how long an epoch is: "
                 f"ElasticSampler(…, steps={self.step})."
             )
+        if self._was_read is False:
+            reporting.post(reporting.Problem(UNWEIGHTED))
         self._check_thread()
 
     def _next_position(self) -> tuple[int, int]:
         """Epoch and step of the batch that training takes next."""
-        if self.step == len(self):
-            return self.epoch + 1, 0
-        return self.epoch, self.step
+        return divmod(self.steps_done, len(self))
 
     def _move_to(self, epoch: int, step: int) -> None:
         """Set the position. A pass that is still running can't go on."""
@@ -234,6 +233,7 @@ class ElasticSampler:
         self.step = step
         self._deal = None
         self._weight = None
+        self._was_read = None
         self._thread = None
 
     # The pass over an epoch
@@ -328,6 +328,8 @@ class ElasticSampler:
         # DDP averages the gradients of all ranks, each of which is a mean over the rank's samples.
         # Weighted by its share of the batch, the average is the mean over the whole batch.
         self._weight = world_size() * deal.samples(self.step) / batch_length
+        if self._weight != 1:
+            self._was_read = bool(self._was_read)
         _seed_step([self.seed, self.epoch, self.step, rank()])
         self._thread = threading.get_ident()
         self.step += 1
@@ -357,6 +359,7 @@ class ElasticSampler:
                 "itertools.cycle(loader)) needs the weight that was read with it."
             )
         self._check_thread()
+        self._was_read = True
         return self._weight
 
     def _check_thread(self) -> None:
@@ -433,6 +436,4 @@ def _seed_step(entropy: list[int]) -> None:
     random.seed(int(fourth))
 
 
-@functools.cache
-def _has_accelerator() -> bool:
-    return torch.accelerator.is_available()
+_has_accelerator = functools.cache(torch.accelerator.is_available)

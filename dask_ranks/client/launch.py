@@ -62,8 +62,7 @@ def launch(
     default that of your script, or, in a notebook, that of the function. With `False` no folder
     is kept: a temporary one is removed when `launch` returns, or, after a failure, when the
     program ends. (Under torchrun and srun it is a new one, since ranks on other hosts must find
-    it.)
-    `run_config` is what the run's config.json says besides versions and workers, such as the
+    it.) `run_config` is what the run's config.json says besides versions and workers, such as the
     settings of the program.
 
     `on_report` is called here, in this thread, with every record as it comes: a dict with

@@ -54,7 +54,7 @@ def follow(attempt: Attempt) -> Any:
     if decision is Outcome.CANCELLED:
         raise attempt.cancelled()
     if decision is Outcome.STOPPED:
-        stopped = outcome.run_stopped(attempt.state, attempt.checkpoints.last_step())
+        stopped = outcome.run_stopped(attempt.state)
         attempt.directory.log(str(stopped))
         raise stopped
     return _result(attempt)

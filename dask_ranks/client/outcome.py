@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from dask_ranks.client import signals
 from dask_ranks.client.rank import RankState, numbers
 from dask_ranks.client.rpc import CONNECTION_LOST, RESTARTED
 from dask_ranks.client.stalls import returned_early
@@ -328,20 +329,17 @@ def _attributes(state: AttemptState, rank: RankState) -> dict[str, Any]:
     }
 
 
-def run_stopped(state: AttemptState, saved_step: int) -> RunStopped:
-    """The exception for ranks that left because they were told to; 0: there is no checkpoint."""
+def run_stopped(state: AttemptState) -> RunStopped:
+    """The exception for ranks that left because they were told to."""
     step = max(rank.ended.step for rank in state.stopped())
-    left = ""
-    if step:
-        saved = "there is no checkpoint"
-        if saved_step:
-            saved = f"the newest checkpoint is that of step {saved_step}"
-        left = f" after step {step}; {saved}"
+    left = f" after step {step}" if step else ""
     asked = [rank for rank in state.ranks if rank in state.stopped() and rank.ended.got_sigterm]
     who = "no rank that has left says that it got SIGTERM itself"
     if asked:
         why = " ".join(["got SIGTERM", asked[0].ended.message]).rstrip()
         who = f"rank {numbers(asked)} on {asked[0].host} {why}"
+    if signals.stop_requested:
+        who = "this program got SIGTERM"
     return RunStopped(
         f"The run was told to stop: {who}. All ranks left{left}.",
         step=step,

@@ -53,7 +53,7 @@ def on_workers(client: Client, job: Job) -> Run:
             with claimed_workers(
                 client, attempt_id, job.workers, job.timeout, rows_held
             ) as addresses:
-                run_directory = run_directory or _open_directory(job)
+                run_directory = run_directory or _open_directory(job, len(addresses))
                 number = len(failures) + 1
                 attempt = Attempt(client, attempt_id, addresses, inbox, run_directory, job, number)
                 try:
@@ -101,13 +101,13 @@ def on_workers(client: Client, job: Job) -> Run:
                 shutil.rmtree(run_directory.path, ignore_errors=True)
 
 
-def _open_directory(job: Job) -> RunDirectory:
+def _open_directory(job: Job, ranks: int) -> RunDirectory:
     if job.directory is False:
         folder = tempfile.mkdtemp(prefix="ddp-run-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return RunDirectory(folder, is_temporary=True)
     opened = RunDirectory(job.directory or new_directory(job.folder_name))
-    say_folder(opened.path)
+    say_folder(opened.path, ranks)
     return opened
 
 

@@ -81,7 +81,8 @@ def _is_table(value: Any, name: str) -> bool:
     if not KINDS & {base.__name__ for base in type(value).__mro__}:
         raise Error(
             f"The argument {name} is a Dask {type(value).__name__}, which has no rows.\n"
-            f"Give its value, {name}={name}.compute(), or a DataFrame, Series, Array or Bag."
+            f"Give its value, {name}={name}.compute(), or a DataFrame, Series, Array or Bag; of "
+            f"xarray's DataArray that is {name}.data."
         )
     blocks = getattr(value, "numblocks", (1,))  # of an Array, along its axes
     if blocks == () or any(count > 1 for count in blocks[1:]):
@@ -359,7 +360,8 @@ def _take_in(given: Given, looks: list[Look | str]) -> list[tuple[str, str]]:
         if isinstance(look, str):
             raise Error(
                 f"{partition} is of type {look}.\n"
-                "Give DataFrames, Series, arrays or lists of samples."
+                "Give DataFrames, Series, arrays or lists of samples. Of a sparse block that is "
+                "block.toarray(), by map_blocks or client.map."
             )
         rows, columns_here = look
         given.lengths.append(rows)

@@ -10,6 +10,7 @@ nothing.
 """
 
 import contextlib
+import math
 import os
 import statistics
 import sys
@@ -187,7 +188,10 @@ class Progress:
                 rate = (self.last_line[1] - samples) / max(seconds, 1e-9)
                 # A shorter epoch is over before its steps are heard of
                 speed = f"  {rate:,.0f} samples/s" if seconds > 0.5 and rate > 0 else ""
-                words = f"{epoch + 1} of {self.leading['epochs']} epochs  "
+                epochs, total = self.leading["epochs"], self.leading["total_samples"]
+                reached = round(epochs * self.leading["samples"] / total, 1)
+                done = epoch + 1 if before < math.inf else min(epoch + 1, reached)
+                words = f"{done:g} of {epochs} epochs  "
                 latest = self.latest.pop(epoch, {})
                 losses, samples_of_steps = zip(*self.losses_of.pop(epoch))
                 mean = statistics.fmean(losses, weights=samples_of_steps)
@@ -204,17 +208,17 @@ class Progress:
 
     def close(self) -> None:
         """Draw the last state."""
-        self._print_lines(before=float("inf"))
+        self._print_lines(before=math.inf)
         if self.bar is not None:
             self.bar.close()
 
 
-def say_folder(path: Path) -> None:
+def say_folder(path: Path, ranks: int) -> None:
     """Say where a run is, and whether it is new; a notebook shows nothing."""
     if mode() != Mode.OFF and kernel() is None:
         saved = checkpoints(path / "checkpoints")
         how = f"goes on from step {step_of(saved[-1])}" if saved else "begins"
-        say(f"The run {how}, in {shown(path)}", sys.stderr)
+        say(f"The run {how} on {ranks} rank(s), in {shown(path)}", sys.stderr)
 
 
 def how_to_go_on(path: Path, function: Callable) -> str:

@@ -105,9 +105,8 @@ class Recorder:
         """Draw the last state, and say where the lines of other ranks are."""
         _draw(self.progress.close)
         if self.lines_not_shown:
-            where = ""
-            if not self.files.is_temporary:
-                where = f": see {shown(self.files.path / 'log.txt')}"
+            log = shown(self.files.path / "log.txt")
+            where = "" if self.files.is_temporary else f": see {log}"
             self.progress.note(f"Other ranks printed {self.lines_not_shown} line(s){where}")
 
 

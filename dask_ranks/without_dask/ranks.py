@@ -29,11 +29,11 @@ from dask_ranks.rank import life, whereabouts
 from dask_ranks.rank.last_word import GROUP_TWICE, HINTS, pickled_result
 from dask_ranks.run.folders import new_directory
 from dask_ranks.run.job import Job, Run, RunStopped
+from dask_ranks.run.progress import how_to_go_on, say_folder
 from dask_ranks.run.recorder import Recorder, describe
 from dask_ranks.run.run_directory import METRICS, RunDirectory, RunFiles, metrics_of, read_records
 from dask_ranks.without_dask import launchers
 from ddp_common import rendezvous, replicas, stopping
-from ddp_common.checkpoint_files import checkpoints, step_of
 from ddp_common.errors import Error
 from ddp_common.files import RESULT, open_file
 from ddp_common.reporting import Problem
@@ -101,13 +101,9 @@ class Ranks(contextlib.ExitStack):
                 result, problems = _exchange(result, models, recorder, began)
                 recorder.call_on_report()
         if stopped is not None:
-            saved = checkpoints(files.path / "checkpoints")
-            newest = "there is no checkpoint"
-            if saved:
-                newest = f"the newest checkpoint is that of step {step_of(saved[-1])}"
             raise RunStopped(
-                "The ranks were told to stop (SIGTERM). They left after step "
-                f"{stopped.step}; {newest}.",
+                f"The ranks were told to stop (SIGTERM). They left after step {stopped.step}. "
+                f"{how_to_go_on(files.path, job.function)}",
                 step=stopped.step,
                 directory=files.path,
             )
@@ -124,6 +120,7 @@ def _agree_on_directory(job: Job, at_the_end: contextlib.ExitStack) -> RunFiles:
     if rendezvous.rank() == 0:
         own = RunDirectory(job.directory or new_directory(job.folder_name))
         at_the_end.callback(own.close)  # and with it the lock, also after a failure
+        say_folder(own.path, rendezvous.world_size())
         own.log(
             f"{rendezvous.world_size()} ranks of {launchers.started_by()}; "
             f"rank 0 is process {os.getpid()} on {socket.gethostname()}"

@@ -46,6 +46,7 @@ NEEDED = (
     "torch.distributed",
     "torch._dynamo",  # by the first DistributedDataParallel
     "torch.nn.parallel",
+    "torch.utils.serialization",  # by torch.save, of a result: a script may change its root
     "dask_ranks.rank.process",
     "dask_ranks.rank.life",
     "ddp_common.sampling",

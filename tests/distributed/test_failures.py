@@ -269,7 +269,7 @@ def test_ctrl_c_ends_the_program_its_ranks_and_its_cluster(tmp_path):
 def test_sigterm_to_a_program_of_ones_own_has_its_ranks_leave(tmp_path):
     with program(tmp_path, "local") as (process, directory):
         said = interrupt(process, os.kill, signal.SIGTERM)
-        assert "RunStopped: The run was told to stop" in said
+        assert "RunStopped: The run was told to stop: this program got SIGTERM" in said
         assert_nothing_left(directory, ranks=2)
 
 

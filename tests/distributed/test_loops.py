@@ -322,3 +322,18 @@ def test_every_loop_that_is_refused_is_a_row_of_the_page():
     page = (Path(__file__).parents[2] / "docs" / "loops.md").read_text()
     refused_loops = {name for name, (_, refusal) in LOOPS.items() if refusal is not None}
     assert {*re.findall(r"\| `(\w+)` \|$", page, flags=re.M)} == refused_loops
+
+
+def batches_alone(batch_size, reads=False):
+    sampler = ddp.ElasticSampler(10, batch_size)
+    for epoch in sampler.epochs(1):
+        for rows in sampler.batches():
+            assert not reads or sampler.weight >= 0
+
+
+def test_a_weight_that_nobody_reads_is_a_problem_where_ranks_have_unequal_shares(client):
+    cases = [dict(batch_size=3), dict(batch_size=3, reads=True), dict(batch_size=4)]
+    unread, *others = [ddp.launch(client, batches_alone, workers=2, **case) for case in cases]
+    (problem,) = unread.problems
+    assert "sampler.weight was not read in an epoch" in problem
+    assert not any(run.problems for run in others)

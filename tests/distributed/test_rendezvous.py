@@ -152,24 +152,6 @@ def test_run_script_needs_no_name_of_the_host(tmp_path):
     assert done.stdout.startswith("True"), done.stdout + done.stderr
 
 
-def test_ranks_that_hash_texts_in_their_own_way_are_warned(tmp_path):
-    """Labels that are numbered in the order of a set() would differ between them."""
-    for seeds, warned in ((["1", "2"], True), (["1", "1"], False)):
-        port = free_port()
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-c", "import ddp_common as ddp\n" + JOIN],
-                env={**os.environ, **torchrun_variables(rank, 2, port), "PYTHONHASHSEED": seed},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank, seed in enumerate(seeds)
-        ]
-        said, other = [rank.communicate(timeout=120)[0] for rank in ranks]
-        assert ("start with PYTHONHASHSEED=0" in said) is warned and "HASHSEED" not in other
-
-
 # What goes wrong before there is a process group.
 
 

@@ -210,6 +210,23 @@ def test_models_that_ranks_return_are_compared_where_nothing_is_saved(client, ca
         ddp.launch(client, saves_nothing, returns=of_rank_0, asks=True, workers=2)
 
 
+def rank_0_alone_saves_the_best():
+    model = DistributedDataParallel(torch.nn.Linear(6, 1))
+    best = ddp.Checkpoint(model=model, directory="best")
+    checkpoint = ddp.Checkpoint(optimizer=torch.optim.SGD(model.parameters()), model=model)
+    if ddp.rank() == 0:
+        best.save()
+    checkpoint.save()
+
+
+def test_a_save_under_rank_0_is_told_by_its_cause(client):
+    cause = (
+        r"alone\. Only rank 0's would be saved\.\nEvery rank calls save\(\) of the same Checkpoint"
+    )
+    with pytest.raises(ddp.RankFailed, match=cause):
+        ddp.launch(client, rank_0_alone_saves_the_best, workers=2)
+
+
 def rank_1_is_done_long_before(folder):
     model = DistributedDataParallel(torch.nn.Linear(6, 1))
     model(torch.ones(1, 6)).sum().backward()

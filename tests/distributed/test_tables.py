@@ -14,6 +14,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+import scipy
 import torch
 import torch.distributed as dist
 from distributed import wait
@@ -279,6 +280,10 @@ BAD = {
         "partitions of rank [01] could not be handed over.*TypeError",
     ),
     "no partitions": (lambda: {"x": [ddp_client().submit(dict)]}, "of 'x' is of type dict"),
+    "sparse blocks": (
+        lambda: {"x": da.ones((8, 3), chunks=(4, 3)).map_blocks(scipy.sparse.csr_matrix)},
+        r"of type csr_matrix(?s:.*)block.toarray\(\), by map_blocks",
+    ),
 }
 
 

@@ -9,6 +9,7 @@ import time
 
 import cloudpickle
 import pytest
+import torch
 from patience import PATIENCE
 
 import ddp_common as ddp
@@ -72,3 +73,17 @@ def test_a_rank_that_is_killed_while_its_child_goes_on_printing_is_noticed(clien
 
     with pytest.raises(ddp.RankFailed, match="killed by SIGKILL"):
         ddp.launch(client, train, workers=1)
+
+
+def changes_its_root(folder):
+    os.chroot(folder)
+    return torch.ones(2)
+
+
+def test_a_rank_that_changes_its_root_returns_tensors(client, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root may change its root")
+    result = ddp.launch(
+        client, changes_its_root, workers=1, folder=tmp_path, directory=False
+    ).result
+    assert result.sum() == 2

@@ -32,7 +32,7 @@ def test_run_shows_progress_names_and_where_the_run_is(short_run):
     for words in ("2 ranks", "invented names:", directory.name):
         assert words in out
     begins, line = error.splitlines()
-    assert begins == f"The run begins, in {directory}"
+    assert begins == f"The run begins on 2 rank(s), in {directory}"
     assert line.startswith("1 of 1 epochs  loss ")
 
 

@@ -40,6 +40,7 @@ def test_the_loss_of_an_epoch_is_that_of_all_ranks_though_one_reports_late(progr
     progress.record({"loss": 6.0, "epoch": 0}, rank=1)
     assert not printed(capsys)
     progress.record({"loss": 0.5, "epoch": 1, "batch": 10}, rank=1)
+    progress.position(place(1, 4))
     assert capsys.readouterr().err == "1 of 2 epochs  loss 3.000  3 samples/s\n"
     progress.close()
     assert printed(capsys) == "2 of 2 epochs  loss 0.1250\n"
@@ -58,9 +59,9 @@ def test_other_numbers_stand_in_the_line_of_the_epoch_in_which_they_were_reporte
     progress.record({"accuracy": 0.8, "epoch": 0}, rank=1)
     progress.record({"loss": 2.0, "rate": 0.3, "epoch": 1}, rank=1)
     assert printed(capsys) == "1 of 2 epochs  loss 1.000  accuracy 0.6500\n"
-    progress.record({"accuracy": 0.9, "epoch": 1}, rank=0)  # after the last epoch
+    progress.record({"accuracy": 0.9, "epoch": 1}, rank=0)  # within the last epoch
     progress.close()
-    assert printed(capsys) == "2 of 2 epochs  loss 2.000  accuracy 0.9000  rate 0.2000\n"
+    assert printed(capsys) == "1.5 of 2 epochs  loss 2.000  accuracy 0.9000  rate 0.2000\n"
 
 
 def test_three_other_numbers_are_shown_the_newest_names_as_far_as_they_fit(progress, capsys):
