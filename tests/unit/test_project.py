@@ -73,7 +73,7 @@ def test_what_a_page_on_the_code_names_is_there(page):
 
 # Lines of Python in each package, as they were when it had been made smaller
 BUDGET = {
-    "ddp_common": 4168,
+    "ddp_common": 4149,
     "dask_ranks": 8300,
     "tutorials/kit": 1640,
     "tests": 18696,
