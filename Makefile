@@ -44,7 +44,7 @@ DOCS     := $(VENV)/installed-docs
 TRAINERS := $(VENV)/installed-others
 
 # What `make lint` looks at: programs, and the tutorials, which are pages of a notebook. Their lines end where a page cuts them off.
-PROGRAMS := ddp_common dask_ranks benchmarks tests tutorials/kit tutorials/lab.py tutorials/scaling.py tutorials/sync.py tutorials/checks docs data
+PROGRAMS := ddp_common dask_ranks benchmarks tests tutorials/kit tutorials/lab.py tutorials/scaling.py tutorials/sync.py tutorials/checks tutorials/originals docs data
 PAGES    := --line-length 88 tutorials/scripts $(filter-out $(PROGRAMS),$(wildcard tutorials/*.py))
 
 .PHONY: help setup setup-all run lab data test test-others test-slurm test-all lint sync bench scaling doctor check fault-lab docs clean
@@ -53,7 +53,8 @@ help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
 	@echo '     WORKERS=3              number of ranks (default: physical cores, 2 to 4, or GPUs)'
 	@echo '     SET="epochs=2"         change settings; a wrong name lists them all'
-	@echo '     PRESET=full            the sizes of the original experiment'
+	@echo '     PRESET=original        mnist, pets, dogs, ucmerced: what the article behind it trained (docs/originals.md)'
+	@echo '     PRESET=full            the same four: all data, after make data, and larger models'
 	@echo '     CLUSTER=slurm          a profile in clusters/, the path of a .yaml file, or tcp://host:port'
 	@echo '     OPTIONS="queue=gpu"    change options of the profile for this once; DRY=1: print the job script, submit nothing'
 	@echo '     RESTARTS=3             after a failure, go on from the newest checkpoint, so many times'

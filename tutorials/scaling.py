@@ -25,6 +25,7 @@ from ddp_common.errors import Error
 from tutorials.kit.beforehand import check_choices
 from tutorials.kit.cli import tutorial_path
 from tutorials.kit.launchers import available_cores
+from tutorials.kit.parameters import program_of
 
 SMOOTHED = 20  # points of a curve of the training loss
 
@@ -265,7 +266,7 @@ def main() -> None:
     try:
         path = tutorial_path(os.environ.get("TUTORIAL", ""))
         ranks = numbers_of_ranks(os.environ.get("WORKERS") or "1 2")
-        check_choices(path, max(ranks))
+        check_choices(program_of(path), max(ranks))
         study(path.stem, ranks)
     except Error as error:
         sys.exit(f"\nError: {error}")

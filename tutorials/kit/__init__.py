@@ -7,6 +7,6 @@ of it.
 
 from tutorials.kit.contents import read_idx
 from tutorials.kit.datasets import fetch
-from tutorials.kit.parameters import launch_options, settings
+from tutorials.kit.parameters import launch_options, original, settings
 
-__all__ = ["fetch", "launch_options", "read_idx", "settings"]
+__all__ = ["fetch", "launch_options", "original", "read_idx", "settings"]

@@ -5,7 +5,9 @@ variables override them by name, in this order:
 
 - `RESUME=runs/…` takes the settings of that run; so does `CHECKPOINT=…`, a folder in which a run
   begins or goes on.
-- `PRESET=full` takes the values that the tutorial defines under that name.
+- `PRESET=full` takes the values that the tutorial defines under that name. `PRESET=original` takes
+  another program, which trains what the tutorial's article trained, with the numbers of
+  originals.yaml.
 - `SET="epochs=25 batch_size=16384"` takes single values.
 
 Promises: an unknown name, a value of the wrong type or out of its range, the run of another
@@ -21,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import yaml
+
 from dask_ranks.clusters.profiles import pairs
 from dask_ranks.run.folders import local
 from dask_ranks.run.job import whole_number
@@ -31,6 +35,8 @@ from tutorials.kit.values import KINDS, convert, of_kind
 
 # What a run is started with besides its settings: a resume wants the same
 OF_THE_COMMAND = ("CLUSTER", "OPTIONS", "WORKERS", "RESTARTS")
+TUTORIALS = Path(__file__).parents[1]
+ORIGINAL: dict[str, dict] = {"original": {}}  # the only preset of a program in originals/
 
 
 @dataclass
@@ -41,6 +47,7 @@ class Chosen:
     values: dict
     directory: str | None  # the run's, as RESUME or CHECKPOINT names it
     changed: dict  # where a run goes on: name -> (its value, the new one)
+    preset: str
 
 
 chosen: Chosen | None = None  # by the latest call: a program is one tutorial
@@ -68,7 +75,7 @@ def settings(
     not among the defaults.
     """
     global chosen
-    presets = {"laptop": {}, **(presets or {})}
+    presets = presets if presets == ORIGINAL else {"laptop": {}, **(presets or {})}
     limits = limits or {}
     values = dict(defaults)
     directory, config = _chosen_run(tutorial)
@@ -78,10 +85,10 @@ def settings(
         values[name] = of_kind(name, saved[name], defaults[name], limits, source)
     earlier = {name: values[name] for name in values if name in saved}
 
-    preset = os.environ.get("PRESET")
-    if preset:
-        if preset not in presets:
-            raise Error(f"{tutorial} has no preset {preset!r}. It has: {', '.join(presets)}.")
+    preset = os.environ.get("PRESET") or config.get("preset") or next(iter(presets))
+    if preset not in presets:
+        raise Error(f"{tutorial} has no preset {preset!r}. It has: {', '.join(presets)}.")
+    if os.environ.get("PRESET"):
         source = f" The preset {preset} has it."
         for name, value in presets[preset].items():
             values[name] = of_kind(name, value, defaults[name], limits, source)
@@ -97,8 +104,30 @@ def settings(
     if directory and changed:
         _refuse_if_all_is_trained(directory, values)
     path = str(local(directory)) if directory else None
-    chosen = Chosen(tutorial, dict(values), path, changed)
+    chosen = Chosen(tutorial, dict(values), path, changed, preset)
     return SimpleNamespace(**values)
+
+
+def original(tutorial: str, **defaults) -> SimpleNamespace:
+    """The settings of what the article behind `tutorial` trained: `PRESET=original`.
+
+    Its numbers are in originals.yaml; `defaults` are the others. Raises what `settings` raises.
+    """
+    numbers = yaml.safe_load((TUTORIALS / "originals.yaml").read_text())[tutorial]
+    return settings(tutorial, presets=ORIGINAL, **numbers, **defaults)
+
+
+def program_of(path: Path) -> Path:
+    """The file that trains: `path`, a tutorial's, or that of its original.
+
+    It is the original where PRESET says so, or the run that goes on.
+    """
+    directory = os.environ.get("RESUME") or os.environ.get("CHECKPOINT")
+    config = config_of(directory) if directory and has_run(directory) else {}
+    preset = os.environ.get("PRESET") or config.get("preset")
+    program = path.parent / "originals" / path.name
+    # Where there is none, the tutorial says which presets it has
+    return program if preset in ORIGINAL and program.exists() else path
 
 
 def launch_options() -> dict:
@@ -113,7 +142,7 @@ def launch_options() -> dict:
     return {
         "directory": chosen.directory,
         "run_name": chosen.tutorial,
-        "run_config": config,
+        "run_config": {**config, "preset": chosen.preset},
     }
 
 
