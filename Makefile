@@ -44,10 +44,10 @@ DOCS     := $(VENV)/installed-docs
 TRAINERS := $(VENV)/installed-others
 
 # What `make lint` looks at: programs, and the tutorials, which are pages of a notebook. Their lines end where a page cuts them off.
-PROGRAMS := ddp_common dask_ranks benchmarks tests tutorials/kit tutorials/lab.py tutorials/scaling.py tutorials/sync.py tutorials/checks tutorials/originals docs data
+PROGRAMS := ddp_common dask_ranks benchmarks tests tutorials/kit tutorials/lab.py tutorials/scaling.py tutorials/study.py tutorials/sync.py tutorials/checks tutorials/originals docs data
 PAGES    := --line-length 88 tutorials/scripts $(filter-out $(PROGRAMS),$(wildcard tutorials/*.py))
 
-.PHONY: help setup setup-all run lab data test test-others test-slurm test-all lint sync bench scaling doctor check fault-lab docs clean
+.PHONY: help setup setup-all run lab data test test-others test-slurm test-all lint sync bench scaling study doctor check fault-lab docs clean
 
 help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
@@ -69,6 +69,7 @@ help:
 	@echo 'make sync                   write the notebooks from the scripts (TUTORIAL=pets: only this one)'
 	@echo 'make bench                  measure launch, steps, resume, saves, data, tables, images, each beside its alternative: ten minutes on two cores'
 	@echo 'make scaling TUTORIAL=pets  compare numbers of ranks: speed, and loss at equal samples (WORKERS="1 2 4")'
+	@echo 'make study TUTORIAL=dogs    the study of the article behind dogs, on real ranks, and a fair one beside it (WORKERS="1 2 4")'
 	@echo 'make doctor CLUSTER=slurm   check what usually goes wrong on a cluster; say what to do'
 	@echo 'make fault-lab              break two ranks in every known way; print what became of it'
 	@echo 'make docs                   build the site, docs/_build/html; nothing is executed'
@@ -147,6 +148,9 @@ bench: $(TEST)
 
 scaling: $(COURSE)
 	@$(PYTHON) tutorials/scaling.py
+
+study: $(COURSE)
+	@$(PYTHON) tutorials/study.py
 
 doctor: $(COURSE)
 	@$(PYTHON) -m dask_ranks doctor

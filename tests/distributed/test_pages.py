@@ -21,7 +21,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from patience import PATIENCE
-from processes import finished
+from PIL import Image
+from processes import finished, saved_steps
 from torch.distributed.nn.functional import all_gather
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset, random_split
@@ -76,6 +77,18 @@ def test_a_script_of_torchrun_becomes_one_for_both_by_the_difference_on_the_page
     for of_epochs in errors:
         assert len(of_epochs) == 5 and of_epochs[-1] < 0.2 * of_epochs[0]
     assert errors[1] == errors[2]
+
+
+def test_a_program_in_the_style_of_dask_pytorch_ddp_is_ported(client, tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(12):
+            image = Image.effect_noise((32, 32), 10 if name == "cat" else 90)
+            image.save(tmp_path / name / f"{number}.png")
+    run = run_blocks("docs/coming-from-elsewhere.md", client=client, url=tmp_path)["run"]
+    steps = -(-24 // (8 * run.world_size))
+    assert run.metrics["step"].max() == 2 * steps and saved_steps(run.directory)[-1] == 2 * steps
+    assert (run.directory / "rank-1.txt").read_text() == "cat, dog"
 
 
 def test_the_network_of_the_page_on_tables_learns_also_from_parquet(client, tmp_path):

@@ -52,7 +52,7 @@ def main():
     help="profile in clusters/, a .yaml file, tcp://host:port, torchrun or srun  [default: local]",
 )
 @click.option("--workers", envvar="WORKERS", help="number of ranks  [default: the profile's]")
-@click.option("--preset", envvar="PRESET", help="laptop; full or original where the tutorial has it")
+@click.option("--preset", envvar="PRESET", help="laptop, full, original, as the tutorial has it")
 @click.option("--set", "values", envvar="SET", help='settings, "epochs=2 batch_size=128"')
 @click.option("--resume", envvar="RESUME", help="directory of an earlier run to go on from")
 @click.option(

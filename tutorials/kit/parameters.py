@@ -111,7 +111,8 @@ def settings(
 def original(tutorial: str, **defaults) -> SimpleNamespace:
     """The settings of what the article behind `tutorial` trained: `PRESET=original`.
 
-    Its numbers are in originals.yaml; `defaults` are the others. Raises what `settings` raises.
+    Its numbers are in originals.yaml; `defaults` are the others, and `limits` may be among them.
+    Raises what `settings` raises.
     """
     numbers = yaml.safe_load((TUTORIALS / "originals.yaml").read_text())[tutorial]
     return settings(tutorial, presets=ORIGINAL, **numbers, **defaults)
