@@ -81,11 +81,13 @@ def test_a_script_of_torchrun_becomes_one_for_both_by_the_difference_on_the_page
 
 def test_a_program_in_the_style_of_dask_pytorch_ddp_is_ported(client, tmp_path):
     for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
+        (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(12):
             image = Image.effect_noise((32, 32), 10 if name == "cat" else 90)
-            image.save(tmp_path / name / f"{number}.png")
-    run = run_blocks("docs/coming-from-elsewhere.md", client=client, url=tmp_path)["run"]
+            image.save(tmp_path / "images" / name / f"{number}.png")
+    run = run_blocks("docs/coming-from-elsewhere.md", client=client, url=tmp_path / "images")[
+        "run"
+    ]
     steps = -(-24 // (8 * run.world_size))
     assert run.metrics["step"].max() == 2 * steps and saved_steps(run.directory)[-1] == 2 * steps
     assert (run.directory / "rank-1.txt").read_text() == "cat, dog"
