@@ -36,6 +36,7 @@
 import contextlib
 import io
 import math
+import time
 
 import pandas as pd
 import torch
@@ -542,7 +543,61 @@ print(said)
 #
 # **The rule:** whatever a rank decides by must be the same on all ranks.
 #
-# ## 12. Recap
+# ## 12. If you have time: the whole network
+#
+# The article trained *all* layers, not only a new one. What is better after equally
+# many seconds? Both ways get two ranks and the images to learn from. The frozen one has
+# to compute its features, too. Rank 0 says for all when the time is over.
+
+
+# %% tags=["lesson"]
+def train_for(seconds, network, inputs, rate):
+    """Train all of `network` for so long; returns it, and the number of steps."""
+    end = time.monotonic() + seconds
+    torch.manual_seed(0)
+    model = DDP(network.train())
+    optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
+    sampler = ddp.ElasticSampler(len(learn), 32)
+    for _ in sampler.epochs(1_000_000):
+        for batch in sampler.batches():
+            rows = learn[batch]
+            loss = F.cross_entropy(model(inputs(rows)), labels[rows]) * sampler.weight
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            is_over = torch.tensor(float(time.monotonic() > end))
+            dist.broadcast(is_over, src=0)
+            if is_over:
+                return network.eval(), sampler.steps_done
+
+
+def photos(rows):
+    return torch.stack([image for image, _ in images.__getitems__(rows.tolist())])
+
+
+# %% tags=["lesson", "nbval-ignore-output"]
+seconds = 20  # try 60
+on_two = {"workers": 2, "directory": False}
+new_head = nn.Linear(backbone.width, len(images.classes))
+began = time.monotonic()
+given = {"images": images, "rows": used, "backbone": backbone}
+features = ddp.launch(client, features_of, **given, **on_two).result
+left = seconds - (time.monotonic() - began)
+ways = {
+    "a new head": (left, new_head, lambda rows: features[rows], settings.learning_rate),
+    "all layers": (seconds, nn.Sequential(backbone, new_head), photos, 0.01),
+}
+for name, (time_left, network, inputs, rate) in ways.items():
+    how = {"seconds": time_left, "inputs": inputs, "rate": rate, "network": network}
+    trained, steps = ddp.launch(client, train_for, **how, **on_two).result
+    with torch.no_grad():
+        right = (trained(inputs(judged)).argmax(1) == labels[judged]).float().mean()
+    print(f"{name}: {32 * steps:,} images in {seconds} s, {right:.0%} right")
+
+# %% [markdown]
+# TEXT
+#
+# ## 13. Recap
 #
 # **Does more hardware make a better model, or does it only train faster?** Here it made
 # no better one.

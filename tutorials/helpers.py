@@ -264,33 +264,6 @@ def encode(names):
     return torch.tensor(codes, dtype=torch.uint8)
 
 
-def inventor(registered):
-    """A function that draws names from a model, and keeps those that are tame and new.
-
-    It begins with '+', draws a character from the model's probabilities, and repeats
-    this until the next '+'. A temperature below 1 makes likely characters likelier.
-    """
-    import torch
-
-    is_tame, alphabet = name_filter(registered), ALPHABET
-
-    # a function within a function travels to the ranks by value: they need no helpers
-    def invent(model, count=600, temperature=0.8, longest=14):
-        device = next(model.parameters()).device
-        generator = torch.Generator().manual_seed(0)
-        texts = torch.full((count, 1), alphabet.index("+"))
-        with torch.no_grad():
-            for _ in range(longest):
-                scores = model(texts.to(device))[:, -1].cpu() / temperature
-                drawn = torch.multinomial(scores.softmax(1), 1, generator=generator)
-                texts = torch.cat([texts, drawn], dim=1)
-        texts = ["".join(alphabet[code] for code in row[1:]) for row in texts]
-        names = dict.fromkeys(text.split("+")[0] for text in texts if "+" in text)
-        return [name for name in names if is_tame(name)]
-
-    return invent
-
-
 def name_filter(registered):
     """A function that says whether an invented name is tame: new, of familiar parts.
 
