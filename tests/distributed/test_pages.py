@@ -269,9 +269,21 @@ def splits_agree():
     return [one == two for one, two in zip(*everyones)]
 
 
+def rows_counted():
+    """Of all ranks: those that came, and those with a weight."""
+    counts = torch.zeros(2)
+    sampler = ddp.ElasticSampler(9, 4)
+    for epoch in sampler.epochs(1):
+        for rows in sampler.batches():
+            counts += torch.tensor([len(rows), len(rows) * (sampler.weight > 0)])
+    torch.distributed.all_reduce(counts)
+    return counts.tolist()
+
+
 @pytest.mark.parametrize(
     "function, arguments, result",
     [
+        (rows_counted, {}, [10, 9]),
         (epochs_seen, {"persistent": True}, [0, 0, 0]),
         (epochs_seen, {"persistent": False}, [0, 1, 2]),
         (splits_agree, {}, [False, True]),
