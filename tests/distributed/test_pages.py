@@ -190,8 +190,15 @@ def recipes():
     return names
 
 
-def train_in_float64(loss=None, step=None, draw=lambda data, importance, epoch: data, batch=238):
-    """Returns the weights after an epoch, in whose last step one rank of three has no row."""
+def train_in_float64(
+    loss=None, alone=None, step=None, draw=lambda data, importance, epoch: data, batch=238
+):
+    """Returns the weights after an epoch, in whose last step one rank of three has no row.
+
+    One rank has the loss `alone`, if it is given: without a factor, of the rows that it has.
+    """
+    if alone and ddp.world_size() == 1:
+        loss = alone
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     x = torch.randn(240, 8)
@@ -217,22 +224,47 @@ def of_classes(mean, model, x, classes, weight):
     return mean(model(x), classes, torch.tensor([1.0, 10.0]), weight)
 
 
+def of_scores(loss, model, x, classes, weight):
+    return loss(model(x), classes, weight)
+
+
+def of_masks(dice, model, x, classes, weight):
+    return dice(model(x)[:, 1], classes > 0, weight)
+
+
 def of_pairs(contrastive, model, x, classes, weight):
-    return contrastive(*model(torch.cat([x, x.sin()])).chunk(2))
+    return contrastive(*model(torch.cat([x, x.sin()])).chunk(2), weight)
 
 
-def by_torchs_gather(a, b):
+def the_sum(scores, classes, weight):
+    return F.cross_entropy(scores, classes, reduction="sum")
+
+
+def dice(scores, targets, weight):
+    p = scores.sigmoid()
+    return 1 - 2 * p[targets].sum() / (p.sum() + targets.sum())
+
+
+def by_torchs_gather(a, b, weight):
     a, b = (torch.cat(all_gather(F.normalize(each))) for each in (a, b))
     return F.cross_entropy(a @ b.T / 0.1, torch.arange(len(a)))
 
 
-@pytest.mark.parametrize("kind", ["classes", "pairs", "torch's gather", "L-BFGS", "drawn rows"])
+KINDS = ["classes", "a sum", "pairs", "torch's gather", "masks", "L-BFGS", "drawn rows"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_step_of_a_recipe_is_that_of_one_process_with_the_whole_batch(client, recipes, kind):
+    def both(function, recipe, alone):
+        return dict(loss=partial(function, recipes[recipe]), alone=partial(function, alone))
+
     by_class = partial(of_classes, recipes["mean_by_class"])
     arguments = {
         "classes": dict(loss=by_class),
-        "pairs": dict(loss=partial(of_pairs, recipes["contrastive_loss"]), batch=60),
+        "a sum": both(of_scores, "sum_of_losses", the_sum),
+        "pairs": both(of_pairs, "contrastive_loss", by_torchs_gather),
         "torch's gather": dict(loss=partial(of_pairs, by_torchs_gather), batch=60),
+        "masks": both(of_masks, "dice_loss", dice),
         "L-BFGS": dict(step=recipes["step_of_lbfgs"]),
         "drawn rows": dict(loss=by_class, draw=recipes["drawn"]),
     }
