@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from patience import PATIENCE
 from processes import finished
+from sklearn.metrics import roc_auc_score
 from torch.distributed.nn.functional import all_gather
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset, random_split
@@ -277,6 +278,22 @@ def test_averaged_weights_have_the_statistics_of_all_rows(client, recipes):
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
     for average in on_one_and_three(client, train, epochs=1, make=lambda: model):
         assert torch.allclose(average[0].running_mean, x.mean(0), rtol=0, atol=1e-6)
+
+
+def test_predictions_of_all_ranks_are_in_the_order_of_the_data(client, recipes):
+    x, y = recipes["samples"](241)
+    model = recipes["network"]()
+    right = model(x)[:, 0].tolist()
+    for scores in on_one_and_three(client, recipes["scores_in_order"], model=model, x=x):
+        assert scores == pytest.approx(right, rel=1e-4)
+        assert roc_auc_score(y > 0, scores) == pytest.approx(roc_auc_score(y > 0, right))
+
+
+def test_a_patient_is_in_one_part_only(recipes):
+    patients = [f"patient {row % 17}" for row in range(100)]
+    parts = recipes["split_groups"](patients, [0.2, 0.1])
+    assert sorted(row for part in parts for row in part) == [*range(100)]
+    assert sum(len({patients[row] for row in part}) for part in parts) == 17
 
 
 class Remembers(list):
