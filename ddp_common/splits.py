@@ -17,8 +17,8 @@ def split(
     """Split `range(length)` at random into disjoint parts, the same on every rank.
 
     `fractions` are the shares of all parts but the first, which gets the rest: `split(100, [0.1])`
-    returns (90 indices, 10 indices). With `by`, the class (int or str) of each sample, shape
-    (length,), every part has every class in its proportion, at least one sample of each.
+    returns (90 indices, 10 indices). With `by`, classes (int or str) of shape (length,), every
+    part has every class in its proportion, at least one sample of each. It keeps no group whole.
 
     Returns a list of sorted int64 arrays. Raises `Error` unless the shares are positive and leave
     something for the first part; if a part would be empty; if a class is too small.

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from patience import PATIENCE
 from PIL import Image
 from processes import finished, saved_steps
+from sklearn.metrics import roc_auc_score
 from torch.distributed.nn.functional import all_gather
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset, random_split
@@ -205,8 +206,15 @@ def recipes():
     return names
 
 
-def train_in_float64(loss=None, step=None, draw=lambda data, importance, epoch: data, batch=238):
-    """Returns the weights after an epoch, in whose last step one rank of three has no row."""
+def train_in_float64(
+    loss=None, alone=None, step=None, draw=lambda data, importance, epoch: data, batch=238
+):
+    """Returns the weights after an epoch, in whose last step one rank of three has no row.
+
+    One rank has the loss `alone`, if it is given: without a factor, of the rows that it has.
+    """
+    if alone and ddp.world_size() == 1:
+        loss = alone
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     x = torch.randn(240, 8)
@@ -232,22 +240,47 @@ def of_classes(mean, model, x, classes, weight):
     return mean(model(x), classes, torch.tensor([1.0, 10.0]), weight)
 
 
+def of_scores(loss, model, x, classes, weight):
+    return loss(model(x), classes, weight)
+
+
+def of_masks(dice, model, x, classes, weight):
+    return dice(model(x)[:, 1], classes > 0, weight)
+
+
 def of_pairs(contrastive, model, x, classes, weight):
-    return contrastive(*model(torch.cat([x, x.sin()])).chunk(2))
+    return contrastive(*model(torch.cat([x, x.sin()])).chunk(2), weight)
 
 
-def by_torchs_gather(a, b):
+def the_sum(scores, classes, weight):
+    return F.cross_entropy(scores, classes, reduction="sum")
+
+
+def dice(scores, targets, weight):
+    p = scores.sigmoid()
+    return 1 - 2 * p[targets].sum() / (p.sum() + targets.sum())
+
+
+def by_torchs_gather(a, b, weight):
     a, b = (torch.cat(all_gather(F.normalize(each))) for each in (a, b))
     return F.cross_entropy(a @ b.T / 0.1, torch.arange(len(a)))
 
 
-@pytest.mark.parametrize("kind", ["classes", "pairs", "torch's gather", "L-BFGS", "drawn rows"])
+KINDS = ["classes", "a sum", "pairs", "torch's gather", "masks", "L-BFGS", "drawn rows"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_step_of_a_recipe_is_that_of_one_process_with_the_whole_batch(client, recipes, kind):
+    def both(function, recipe, alone):
+        return dict(loss=partial(function, recipes[recipe]), alone=partial(function, alone))
+
     by_class = partial(of_classes, recipes["mean_by_class"])
     arguments = {
         "classes": dict(loss=by_class),
-        "pairs": dict(loss=partial(of_pairs, recipes["contrastive_loss"]), batch=60),
+        "a sum": both(of_scores, "sum_of_losses", the_sum),
+        "pairs": both(of_pairs, "contrastive_loss", by_torchs_gather),
         "torch's gather": dict(loss=partial(of_pairs, by_torchs_gather), batch=60),
+        "masks": both(of_masks, "dice_loss", dice),
         "L-BFGS": dict(step=recipes["step_of_lbfgs"]),
         "drawn rows": dict(loss=by_class, draw=recipes["drawn"]),
     }
@@ -260,6 +293,22 @@ def test_averaged_weights_have_the_statistics_of_all_rows(client, recipes):
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
     for average in on_one_and_three(client, train, epochs=1, make=lambda: model):
         assert torch.allclose(average[0].running_mean, x.mean(0), rtol=0, atol=1e-6)
+
+
+def test_predictions_of_all_ranks_are_in_the_order_of_the_data(client, recipes):
+    x, y = recipes["samples"](241)
+    model = recipes["network"]()
+    right = model(x)[:, 0].tolist()
+    for scores in on_one_and_three(client, recipes["scores_in_order"], model=model, x=x):
+        assert scores == pytest.approx(right, rel=1e-4)
+        assert roc_auc_score(y > 0, scores) == pytest.approx(roc_auc_score(y > 0, right))
+
+
+def test_a_patient_is_in_one_part_only(recipes):
+    patients = [f"patient {row % 17}" for row in range(100)]
+    parts = recipes["split_groups"](patients, [0.2, 0.1])
+    assert sorted(row for part in parts for row in part) == [*range(100)]
+    assert sum(len({patients[row] for row in part}) for part in parts) == 17
 
 
 class Remembers(list):
@@ -284,9 +333,21 @@ def splits_agree():
     return [one == two for one, two in zip(*everyones)]
 
 
+def rows_counted():
+    """Of all ranks: those that came, and those with a weight."""
+    counts = torch.zeros(2)
+    sampler = ddp.ElasticSampler(9, 4)
+    for epoch in sampler.epochs(1):
+        for rows in sampler.batches():
+            counts += torch.tensor([len(rows), len(rows) * (sampler.weight > 0)])
+    torch.distributed.all_reduce(counts)
+    return counts.tolist()
+
+
 @pytest.mark.parametrize(
     "function, arguments, result",
     [
+        (rows_counted, {}, [10, 9]),
         (epochs_seen, {"persistent": True}, [0, 0, 0]),
         (epochs_seen, {"persistent": False}, [0, 1, 2]),
         (splits_agree, {}, [False, True]),
