@@ -15,6 +15,7 @@ import ddp_common as ddp
 
 
 def train():
+    torch.manual_seed(0)  # the same data on all ranks
     model = DistributedDataParallel(torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = TensorDataset(torch.randn(100_000, 8))

@@ -131,6 +131,9 @@ def test_recipes_train_as_one_rank_does_are_watched_leave_traces_and_go_to_a_buc
         assert torch.allclose(one, three, rtol=0, atol=1e-6)
     _stops_early_and_keeps_the_best_model(client, names)
     _each_rank_goes_on_with_its_own_state(client, names["OfEachRank"])
+    _one_rank_of_a_host_unpacks_for_all(client, names["unpacked"], tmp_path)
+    losses = [run.metrics["loss"].iloc[-1] for run in names["of_rates"]]
+    assert losses == sorted(losses, reverse=True) and len(set(losses)) == 3
     assert names["seen"][0]["step"] == 1 and "loss" in names["seen"][0]
     for path in sorted((names["run"].directory / "trace").iterdir()):
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
@@ -141,6 +144,18 @@ def test_recipes_train_as_one_rank_does_are_watched_leave_traces_and_go_to_a_buc
         (kept / each).read_bytes() == (copied / each).read_bytes() for each in files
     )
     assert ddp.launch(client, ddp.rank, workers=1, directory=copied).directory == copied
+
+
+def _one_rank_of_a_host_unpacks_for_all(client, unpacked, tmp_path):
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed/one.txt").write_text("1")
+    archive = shutil.make_archive(str(tmp_path / "photos"), "zip", tmp_path / "packed")
+
+    def names_in(folder):
+        return sorted(os.listdir(unpacked(archive, folder)))
+
+    run = ddp.launch(client, names_in, workers=2, folder=str(tmp_path / "here"))
+    assert run.result == ["one.txt"]
 
 
 def _stops_early_and_keeps_the_best_model(client, names):

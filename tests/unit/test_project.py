@@ -76,7 +76,7 @@ BUDGET = {
     "ddp_common": 4149,
     "dask_ranks": 8300,
     "tutorials/kit": 1669,
-    "tests": 18843,
+    "tests": 18859,
 }
 
 
