@@ -93,7 +93,7 @@ class Ended(Message):
     exception: str | None = None  # pickled, as base64; None if it cannot travel
     lost_peer: bool = False  # what was raised says no more than that another rank is gone
     got_sigterm: bool = False  # whether it was this rank
-    in_loop: bool = True  # whether training had begun: from then on all ranks leave together
+    has_begun: bool = True  # whether training had begun: from then on all ranks leave together
     step: int = 0  # the last step done
     result: bytes | None = None  # rank 0's, pickled; for its agent, whose task returns it
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from ddp_common import loader_workers, samples, stopping
+from ddp_common import loader_workers, same_data, stopping
 from ddp_common.errors import Error
 from ddp_common.rows import Partitioned
 from ddp_common.sampling import EPOCH_BEGINS, ElasticSampler
@@ -149,7 +149,7 @@ class Requests:
 
     def __iter__(self) -> Iterator[tuple[int | None, list[int]]]:
         if self.is_to_compare:
-            yield None, samples.chosen(self.sampler.seed, self.sampler.length)
+            yield None, same_data.chosen(self.sampler.seed, self.sampler.length)
         epoch = self.sampler.epoch
         for indices in self.sampler._shares():
             yield epoch, indices
@@ -171,7 +171,7 @@ class SeededBySample(Dataset):
         epoch, indices = request
         if epoch is None:
             fetched = self._fetch(EPOCH_BEGINS, indices)
-            return Fingerprints(samples.fingerprints(indices, fetched))
+            return Fingerprints(same_data.fingerprints(indices, fetched))
         return self._fetch(epoch, indices)
 
     def _fetch(self, epoch: int, indices: list[int]) -> list:

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from ddp_common import moments, reporting, samples
+from ddp_common import moments, reporting, same_data
 from ddp_common.dealing import EvenDeal, PlacedDeal, Placement
 from ddp_common.errors import Error
 from ddp_common.rendezvous import rank, world_size
@@ -61,9 +61,9 @@ class ElasticSampler:
     Where the samples are rows of a table that was an argument of `launch`, the table (`Rows`, or
     what its `tensors` gives) stands in place of the length: each rank is dealt rows that it holds.
     Other data may stand there too, such as a tensor or a data set. Before the first batch of a
-    process the ranks compare their samplers and two samples (`samples`), which a `ddp.DataLoader`
-    fetches, or this data gives. `drop_last` leaves out a last batch that is not full. With `steps`
-    an epoch ends after so many steps at most; the next one has an order of its own.
+    process the ranks compare their samplers and two samples (`same_data`): a `ddp.DataLoader`
+    fetches them, or this data gives them. `drop_last` leaves out a last batch that is not full.
+    With `steps` an epoch ends after so many steps at most; the next one has an order of its own.
 
         for epoch in sampler.epochs(n):
             for batch in ddp.DataLoader(data, batch_sampler=sampler):
@@ -121,7 +121,7 @@ class ElasticSampler:
         self.checkpoints: list[moments.SavesPosition] = []  # those that save its position
         self.open_batches = 0  # taken since `Checkpoint.step()` was called
         self._is_compared = False  # in this process, with the samplers of the other ranks
-        self._samples: samples.Found | None = None  # what was compared of the data
+        self._samples: same_data.Found | None = None  # what was compared of the data
         self._number = next(_numbers)
         self._loop: object = None  # the loop over `epochs` that is running
         self._number_of_epochs = 0  # of that loop
@@ -249,16 +249,16 @@ class ElasticSampler:
 
     def _begin(self) -> Iterator[list[int]]:
         if self._data is not None and not self._is_compared:
-            indices = samples.chosen(self.seed, self.length)
+            indices = same_data.chosen(self.seed, self.length)
             rows = [self._data[index] for index in indices]
-            self._compare(samples.fingerprints(indices, rows))
+            self._compare(same_data.fingerprints(indices, rows))
         self._compare(None)
         return self._shares()
 
-    def _compare(self, found: samples.Found | None) -> None:
+    def _compare(self, found: same_data.Found | None) -> None:
         """Once in a process, compare settings, and samples that were fetched, with other ranks."""
         if not self._is_compared:
-            self._samples = samples.compare(self._settings(), found, self._samples)
+            self._samples = same_data.compare(self._settings(), found, self._samples)
             self._is_compared = True
 
     def __iter__(self) -> NoReturn:

@@ -94,7 +94,7 @@ class Agreement:
         store = self.store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
         store.set_timeout(rendezvous.FOREVER)
         said = [f"begun/{peer}" for peer in self.peers]
-        # Without the store a rank is not held up: it leaves before its next step.
+        # Without the store nothing is agreed: rank 0 has gone, as the next collective finds.
         with contextlib.suppress(dist.DistError):
             if store.get(f"wake/{self.rank}") == b"over":
                 return
@@ -115,7 +115,7 @@ class State:
 
     was_told: bool = False  # it has got SIGTERM
     # Training has come to its first step: from there on ranks leave together
-    is_in_loop: bool = False
+    has_begun: bool = False
     is_done: bool = False  # there is nothing left to stop
     agreement: Agreement | None = None  # with the other ranks
     agreements: int = 0  # so many it has had: each has keys of its own in the store
@@ -133,7 +133,7 @@ def listen_to_sigterm() -> None:
     Call it in the main thread.
     """
     state.is_training = multiprocessing.RawValue(ctypes.c_bool, True)
-    state.is_in_loop = False
+    state.has_begun = False
     state.is_done = False
     signal.signal(signal.SIGTERM, _on_sigterm)
 
@@ -169,7 +169,7 @@ def training_has_ended() -> None:
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
     # Only once: a second SIGTERM, which some batch systems send, would raise in what the first
     # one has this rank do.
-    is_to_leave = not (state.was_told or state.is_in_loop or state.is_done)
+    is_to_leave = not (state.was_told or state.has_begun or state.is_done)
     state.was_told = True
     if is_to_leave:
         raise Stopped("before the first step")
@@ -181,7 +181,7 @@ def arrive() -> bool:
     Every rank does so before every step, and in every `save()`: moments are counted. Once ranks
     are to leave, it is so at all later ones: a rank may go on to the end of what it is adding up.
     """
-    state.is_in_loop = True
+    state.has_begun = True
     agreement = state.agreement
     if agreement is None:
         return state.was_told

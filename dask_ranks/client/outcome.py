@@ -144,7 +144,7 @@ def outcome(state: AttemptState) -> Outcome | Failed:
         return Outcome.CANCELLED
     # Ranks that left before training had begun: the others may wait for ever. Those of a script
     # have time to end.
-    left_before_training = [rank for rank in state.stopped() if not rank.ended.in_loop]
+    left_before_training = [rank for rank in state.stopped() if not rank.ended.has_begun]
     is_over = left_before_training and not state.is_script
     if len(state.ended) < len(state.ranks) and not is_over:
         return Outcome.GOES_ON

@@ -80,7 +80,7 @@ def live(
         return Ended(
             "stopped",
             got_sigterm=stopping.state.was_told,
-            in_loop=stopping.state.is_in_loop,
+            has_begun=stopping.state.has_begun,
             step=stopped.step,
         )
     is_rank_0 = environment["RANK"] == "0"
