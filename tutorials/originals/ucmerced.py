@@ -24,6 +24,7 @@ settings = kit.original(
     data="shipped",  # or "full" after `make data`, or a folder with one folder per class
     steps=0,  # at most so many in an epoch; 0: all
     seed=0,
+    limits={"size": (32, None)},  # a ResNet divides the size by 32
 )
 
 
