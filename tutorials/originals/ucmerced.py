@@ -86,13 +86,14 @@ print(f": {dataset.origin} · licence: {dataset.licence}")
 run = ddp.launch(client, train, **kit.launch_options(), images=images, settings=settings)
 
 # %%
-# Afterwards one process judges all images with the last weights
+# Afterwards one process judges all images, with the last weights
+print(f"\nOne process judges {len(images):,} images", flush=True)
 model = make_network(settings.network, len(images.classes)).eval()
 model.load_state_dict(run.result)
 counts = cross_table(model.to(ddp.device()), images)
 table = pd.DataFrame(counts.numpy(), index=images.classes, columns=images.classes)
 table.rename_axis("actual").to_csv(run.directory / "confusion.csv")
-print("\nA row is an actual class, a column the predicted one, in the same order:")
+print("A row is an actual class, a column the predicted one, in the same order:")
 for name, row in zip(images.classes, counts.tolist()):
     print(f"{name[:17]:17}" + "".join(f"{count or '·':>4}" for count in row))
 accuracy = counts.trace().item() / len(images)
