@@ -100,15 +100,19 @@ def train(samples, settings):
 @torch.no_grad()
 def draw(model, window, count, generator):
     """Names, drawn character by character, each up to its stop sign or LONGEST."""
-    texts = torch.full((count, window), BLANK)
+    device = next(model.parameters()).device
+    texts, ended = torch.full((count, window), BLANK), []
     for _ in range(LONGEST):
-        chances = model(texts[:, -window:])[:, -1].softmax(1)
-        chances[:, BLANK] = 0  # a blank is never drawn
-        texts = torch.cat([texts, torch.multinomial(chances, 1, generator=generator)], 1)
-        if (texts == STOP).any(1).all():
+        scores = model(texts[:, -window:].to(device))[:, -1].cpu()
+        scores[:, BLANK] = -torch.inf  # a blank is never drawn
+        drawn = torch.multinomial(scores.softmax(1), 1, generator=generator)
+        texts = torch.cat([texts, drawn], 1)
+        ended += texts[texts[:, -1] == STOP].tolist()
+        texts = texts[texts[:, -1] != STOP]
+        if len(texts) == 0:
             break
-    names = ["".join(ALPHABET[code] for code in row[window:]) for row in texts]
-    return [name.split("+")[0] for name in names]
+    rows = ended + texts.tolist()
+    return ["".join(ALPHABET[code] for code in row[window:]).removesuffix("+") for row in rows]
 
 
 # %%
@@ -121,19 +125,20 @@ print(f"{client.ranks} ranks · {len(names):,} names, {len(samples):,} prefixes:
 run = ddp.launch(client, train, **kit.launch_options(), samples=samples, settings=settings)
 
 # %%
-# The article dropped the names of its training data. We print a selection: a filter also drops
-# what is not tame, since a model can spell rude words.
+# The article dropped the names of its training data. We print a selection: a strict filter also
+# drops what may not be tame, since a model can spell rude words. A few in a thousand pass it.
 torch.set_num_threads(1)  # for so small a model more are slower
 model = NameModel(settings.layers, settings.hidden, settings.dropout).eval()
 model.load_state_dict(run.result)
+model.to(ddp.device())
 is_tame = helpers.name_filter(table["name"])
 generator = torch.Generator().manual_seed(settings.seed)
 invented, tries = [], 0
-while len(invented) < settings.names and tries < 40 * settings.names:  # it may have learned little
-    for name in draw(model, settings.window, 2 * settings.names, generator):
-        tries += 1
-        if is_tame(name) and name.title() not in invented:
-            invented.append(name.title())
+while len(invented) < settings.names and tries < 400 * settings.names:
+    names = draw(model, settings.window, 20 * settings.names, generator)
+    tries += len(names)
+    invented += [name.title() for name in names if is_tame(name)]
+    invented = list(dict.fromkeys(invented))  # each once
 invented = invented[: settings.names]
 print(f"{len(invented)} names, of {tries:,} that were drawn, are new and tame:")
 print(", ".join(invented) or "none: the model has learned too little")
