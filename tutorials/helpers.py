@@ -173,13 +173,14 @@ def read_digits(folder):
     import ddp_common as ddp
 
     if (Path(folder) / "train-images-idx3-ubyte.gz").exists():
-        return [*_read_part(folder, "train"), *_read_part(folder, "t10k")]
-    digits = _read_part(folder, "digits")
+        return [*read_part(folder, "train"), *read_part(folder, "t10k")]
+    digits = read_part(folder, "digits")
     kept, held_out = ddp.split(len(digits[0]), [0.1], seed=0)
     return [tensor[rows] for rows in (kept, held_out) for tensor in digits]
 
 
-def _read_part(folder, part):
+def read_part(folder, part):
+    """Images (n, 28, 28) and labels (n,) of a part: "digits", "train" or "t10k"."""
     import ddp_common as ddp
     from tutorials.kit import read_idx
 
