@@ -127,7 +127,7 @@ run = ddp.launch(client, train, **kit.launch_options(), samples=samples, setting
 # %%
 # The article dropped the names of its training data. We print a selection: a strict filter also
 # drops what may not be tame, since a model can spell rude words. A few in a thousand pass it.
-torch.set_num_threads(1)  # for so small a model more are slower
+torch.set_num_threads(1)  # one core, as a rank has: more are slow where others are busy
 model = NameModel(settings.layers, settings.hidden, settings.dropout).eval()
 model.load_state_dict(run.result)
 model.to(ddp.device())

@@ -87,6 +87,7 @@ run = ddp.launch(client, train, **kit.launch_options(), images=images, settings=
 
 # %%
 # Afterwards one process judges all images, with the last weights
+torch.set_num_threads(1)  # one core, as a rank has: more are slow where others are busy
 print(f"\nOne process judges {len(images):,} images", flush=True)
 model = make_network(settings.network, len(images.classes)).eval()
 model.load_state_dict(run.result)
