@@ -67,6 +67,7 @@ def test_a_launch_is_told_the_folder_the_settings_and_how_the_command_was_given(
         "tutorial": "demo",
         "settings": values,
         "command": {"CLUSTER": "slurm", "OPTIONS": "queue=a", "WORKERS": "3"},
+        "preset": "laptop",
     }
     run = run_of(tmp_path, **values)
     outcome(monkeypatch, RESUME=run)
