@@ -76,7 +76,7 @@ BUDGET = {
     "ddp_common": 4168,
     "dask_ranks": 8300,
     "tutorials/kit": 1640,
-    "tests": 18696,
+    "tests": 18724,
 }
 
 
