@@ -5,9 +5,11 @@ ends with the same weights, bit for bit, when it was started again.
 """
 
 import contextlib
+import random
 import sys
 
 import cloudpickle
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.functional import mse_loss
@@ -54,9 +56,9 @@ class Training:
         self.checkpoints.append(made)
         return made
 
-    def loss(self, model, rows, sampler=None):
+    def loss(self, model, rows, sampler=None, noise=0):
         weight = (sampler or self.sampler).weight
-        return mse_loss(model(self.x[rows]), self.y[rows]) * weight
+        return mse_loss(model(self.x[rows] + noise), self.y[rows]) * weight
 
     def loader(self, sampler, **options):
         return ddp.DataLoader(range(SAMPLES), batch_sampler=sampler, **options)
@@ -237,6 +239,32 @@ def loader_workers(training):
         for rows in loader:
             optimizer.zero_grad()
             training.loss(model, rows).backward()
+            training.strike(training.sampler)
+            optimizer.step()
+            checkpoint.step()
+
+
+class Augmented(torch.utils.data.Dataset):
+    """Each sample is its index, with noise that is drawn when it is fetched."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return index, torch.randn(4) * np.random.rand() + random.random()
+
+
+@loop
+def augmentation_in_loader_workers(training):
+    """The noise of a sample is the same in whatever worker, and after whatever resume."""
+    model = training.model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    loader = ddp.DataLoader(Augmented(), batch_sampler=training.sampler, num_workers=2)
+    checkpoint = training.checkpoint(model=model, optimizer=optimizer, sampler=training.sampler)
+    for epoch in training.sampler.epochs(EPOCHS):
+        for rows, noise in loader:
+            optimizer.zero_grad()
+            training.loss(model, rows, noise=noise).backward()
             training.strike(training.sampler)
             optimizer.step()
             checkpoint.step()

@@ -5,6 +5,7 @@ runs. It makes its process group itself: `init_process_group()` joins the store 
 (`rendezvous`). Imports no torch: the client makes a `Script` too.
 """
 
+import builtins
 import os
 import runpy
 import sys
@@ -35,9 +36,8 @@ class Script:
             os.chdir(self.folder)
         except OSError as error:
             raise Error(
-                f"The folder {self.folder}, in which the script is to run, is not on this "
-                f"worker's host: {error.strerror}. Start the program in a folder that all hosts "
-                "see."
+                f"The script's folder {self.folder} is not on this worker's host: "
+                f"{error.strerror}. Start the program in a folder that all hosts see."
             ) from None
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if os.environ.get("DDP_OWN_GPU_FIRST") and visible:
@@ -65,11 +65,12 @@ class Script:
                 "Put it where all hosts see it."
             ) from None
         sys.argv[:] = [self.path, *self.argv]
-        sys.path.insert(0, os.path.dirname(path))
-        # It stays: workers of its loaders, and pickle, look for its classes there
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))  # as Python does
         main = ModuleType("__main__")
         main.__file__ = path
-        sys.modules["__main__"] = main
+        vars(main)["__builtins__"] = builtins
+        # It stays: workers of its loaders, and pickle, look for its classes there
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = main
         _call(source, path, vars(main))
 
 
@@ -89,8 +90,7 @@ def _refuse_spawn() -> None:
 
     def spawn(function: Callable, *_: object, **__: object) -> None:
         raise Error(
-            "torch.multiprocessing.spawn starts ranks, and this process is one of ddprun's: they "
-            "would wait for each other for ever.\n"
+            "torch.multiprocessing.spawn starts ranks, and this process is one of ddprun's.\n"
             f"In place of mp.spawn({function.__name__}, …) write {function.__name__}(rank, …), "
             'with rank = int(os.environ["RANK"]) and world_size = int(os.environ["WORLD_SIZE"]). '
             "Remove lines that set MASTER_ADDR and MASTER_PORT. Or run the script with python."

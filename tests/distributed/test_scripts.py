@@ -249,3 +249,32 @@ def test_what_a_script_has_left_open_is_ended_as_python_ends_it(tmp_path):
     assert words == ["thread", "atexit", "deleted"] and not Path(folder).exists()
     assert (tmp_path / "log").read_text() == "kept in memory\n"
     assert (tmp_path / "kept").read_text() == "not in __main__"
+
+
+OF_ITS_MAIN = """
+import dataclasses
+import torch
+from torch.utils.data import DataLoader
+import beside_the_target
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+
+def collate(rows):
+    return Batch(torch.tensor(rows))
+
+if __name__ == "__main__":
+    __builtins__.greet = lambda: "hello"
+    how = dict(num_workers=1, collate_fn=collate, multiprocessing_context="spawn")
+    (batch,) = DataLoader(range(2), batch_size=2, **how)
+    print("RESULT", greet(), batch.x.tolist(), beside_the_target.x)
+"""
+
+
+def test_a_script_behind_a_link_has_its_builtins_and_its_classes_in_spawned_workers(tmp_path):
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target/script.py").write_text(OF_ITS_MAIN)
+    (tmp_path / "target/beside_the_target.py").write_text("x = 1")
+    (tmp_path / "link.py").symlink_to(tmp_path / "target/script.py")
+    assert "RESULT hello [0, 1] 1\n" in said([*DDPRUN, "--workers=1", "link.py"], tmp_path)
