@@ -296,7 +296,7 @@ def train(table, epochs, batch_size, weighted=True):
         for codes, numbers, late in loader:
             scores = model(codes.to(device), numbers.to(device))
             loss = F.binary_cross_entropy_with_logits(scores, late.to(device))
-            loss = loss * (sampler.weight if weighted else 1)  # 1: for section 8
+            loss = loss * sampler.weight**weighted  # not weighted, for section 8: by 1
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
