@@ -54,7 +54,7 @@ help:
 	@echo '     WORKERS=3              number of ranks (default: physical cores, 2 to 4, or GPUs)'
 	@echo '     SET="epochs=2"         change settings; a wrong name lists them all'
 	@echo '     PRESET=original        mnist, pets, dogs, ucmerced: what the article behind it trained (docs/originals.md)'
-	@echo '     PRESET=full            the same four: all data, after make data, and larger models'
+	@echo '     PRESET=full            longer than a lesson has time for, with more data or a larger model; says what it needs'
 	@echo '     CLUSTER=slurm          a profile in clusters/, the path of a .yaml file, or tcp://host:port'
 	@echo '     OPTIONS="queue=gpu"    change options of the profile for this once; DRY=1: print the job script, submit nothing'
 	@echo '     RESTARTS=3             after a failure, go on from the newest checkpoint, so many times'

@@ -67,8 +67,7 @@ class Script:
         sys.argv[:] = [self.path, *self.argv]
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))  # as Python does
         main = ModuleType("__main__")
-        main.__file__ = path
-        vars(main)["__builtins__"] = builtins
+        vars(main).update(__file__=path, __builtins__=builtins)
         # It stays: workers of its loaders, and pickle, look for its classes there
         sys.modules["__main__"] = sys.modules["__mp_main__"] = main
         _call(source, path, vars(main))

@@ -345,7 +345,8 @@ def _let_go() -> None:
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     # They stay to the end: finalizers may write
     files = [each for each in gc.get_objects() if issubclass(type(each), BUFFERED)]
-    sys.modules.pop("__main__", None)
+    for name in ("__main__", "__mp_main__"):
+        sys.modules.pop(name, None)
     gc.collect()
     for each in (*files, *streams):
         with contextlib.suppress(Exception):  # it is closed, or its disk is full

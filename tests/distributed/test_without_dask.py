@@ -154,7 +154,8 @@ def start(code, folder, where=True):
 
 def test_ranks_of_another_launcher_train_together(tmp_path):
     ranks = start(LAUNCHES, tmp_path)
-    assert [rank.said() for rank in ranks] == ["0 2.0\n", "1 2.0\n"]
+    first, second = [rank.said() for rank in ranks]
+    assert first.endswith("0 2.0\n") and second == "1 2.0\n"
 
 
 def test_a_launcher_that_does_not_say_where_rank_0_is_is_refused_with_what_to_do(tmp_path):
