@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
 
@@ -115,6 +116,7 @@ def import_ahead(names: Iterable[str]) -> None:
     for name in names:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # a rank has its own
     gc.freeze()
     gc.enable()
 
