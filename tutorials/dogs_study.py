@@ -89,8 +89,10 @@ class Pixels(nn.Module):
         return scaled.contiguous(memory_format=torch.channels_last)
 
 
-def imagenet_weights(name, download=False):
+def imagenet_weights(name, download=False, setting="backbone"):
     """The weights of a network without its last layer, trained on ImageNet.
+
+    `setting` chooses the network: an error names it.
 
     Raises ddp.Error for an unknown name, and for weights that are not here or damaged.
     """
@@ -105,13 +107,13 @@ def imagenet_weights(name, download=False):
         except (OSError, RuntimeError) as error:
             raise ddp.Error(
                 f"The weights of {name} did not come from {address}: {error}. Without "
-                "a network use backbone=efficientnet-lite0."
+                f"a connection use {setting}=efficientnet-lite0."
             ) from None
     if not path.exists():
         raise ddp.Error(
             f"The weights of {name} are not in torch's cache ({path.parent}), and "
             "nothing is downloaded unasked. Add download=True to SET, "
-            f"put {path.name} there by hand, or use backbone=efficientnet-lite0."
+            f"put {path.name} there by hand, or use {setting}=efficientnet-lite0."
         )
     if not hashlib.sha256(path.read_bytes()).hexdigest().startswith(digest):
         raise ddp.Error(

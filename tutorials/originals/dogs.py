@@ -61,7 +61,7 @@ def whole_network(name, classes, download):
 def evaluate(network, loader):
     """Mean loss and accuracy on all held-out images, the same numbers on every rank.
 
-    Theirs dealt these by the sampler of the training images.
+    Theirs gave this loader the sampler of the training images.
     """
     for buffer in network.buffers():
         dist.broadcast(buffer, src=0)  # each rank has statistics of BatchNorm of its own
@@ -130,7 +130,7 @@ def train(images, network, settings):
 # %%
 dataset = kit.fetch("dogs", settings.data)
 name = settings.network or ("resnet50" if settings.data == "full" else "efficientnet-lite0")
-ready.imagenet_weights(name, settings.download)  # if they are missing, nothing is begun
+ready.imagenet_weights(name, settings.download, "network")  # if they are missing, nothing is begun
 client = ddp.connect()
 images = ddp.ImageFolder(dataset.path, size=settings.resize, anonymous=settings.anonymous)
 network = whole_network(name, len(images.classes), settings.download)

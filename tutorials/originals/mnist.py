@@ -50,7 +50,7 @@ def autoencoder(hidden):
 
 def train(images, settings):
     """Train on this rank's share of each batch."""
-    device = ddp.device()  # this rank's own GPU: theirs used the number of GPUs as the name of one
+    device = ddp.device()  # this rank's own GPU: theirs took the number of GPUs
     torch.manual_seed(settings.seed)  # the same initial weights on all ranks
     data = TensorDataset(images.flatten(1).float() / 255)
 

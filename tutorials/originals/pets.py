@@ -140,7 +140,7 @@ while len(invented) < settings.names and tries < 400 * settings.names:
     invented += [name.title() for name in names if is_tame(name)]
     invented = list(dict.fromkeys(invented))  # each once
 invented = invented[: settings.names]
-print(f"{len(invented)} names, of {tries:,} that were drawn, are new and tame:")
+print(f"{len(invented)} names, of {tries:,} that were drawn, passed the filter:")
 print(", ".join(invented) or "none: the model has learned too little")
 (run.directory / "names.txt").write_text("".join(f"{name}\n" for name in invented))
 client.close()
