@@ -1,6 +1,5 @@
 """One real Slurm for all tests of this folder. They run in one process, one after another."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -20,10 +19,11 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory):
-    """The environment of Slurm's commands, for a cluster of one node."""
+    """A Slurm of four nodes and a login host."""
     if why_not() is not None:
         pytest.skip(f"no Slurm here: {why_not()}")
     folder = tmp_path_factory.mktemp("slurm")
     folder.chmod(0o755)
-    with running_slurm(folder) as variables:
-        yield {**os.environ, **variables, "PYTHON": sys.executable, "DDP_PROGRESS": "lines"}
+    with running_slurm(folder) as slurm:
+        slurm.environment |= {"PYTHON": sys.executable, "DDP_PROGRESS": "lines"}
+        yield slurm

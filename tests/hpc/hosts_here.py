@@ -1,31 +1,35 @@
 """Several hosts on this machine, each with an address and a name, and a switch between them.
 
-    with running_hosts(3) as (one, two, three): two.run("ping", "-c1", one.name)
+    with running_hosts("one", "two") as (one, two): two.run("ping", "-c1", one.name)
 
 Needs root and iproute2 (Debian, Ubuntu). A host is a network namespace. The hosts share files,
-processors and memory; they reach each other through the switch, and nothing else. A host's own
-name leads to 127.0.1.1 there, as Debian has it. The switch is a namespace too: this machine's own
-network sees none of it, so that addresses cannot clash. Promises: at the end namespaces, links and
-every process in them are gone.
+processors and memory; they reach each other through the switch, and nothing else: they have no
+default route. A host's own name leads to 127.0.1.1 there, as Debian has it. The switch is a
+namespace too: this machine's own network sees none of it, so that addresses cannot clash.
+Promises: at the end namespaces, links and every process in them are gone.
 """
 
 import contextlib
+import ctypes
 import functools
 import itertools
 import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from patience import PATIENCE
 
-PROGRAMS = ("ip", "bridge", "unshare", "sh")
-INTERFACE = "link0"
+PROGRAMS = ("ip", "bridge", "nsenter", "unshare", "sh", "hostname", "mount")
+INTERFACE, SECOND = "link0", "link1"
 NAMESPACES = Path("/run/netns")
-NAMES_OF_HOSTS = Path("/etc/netns")  # where `ip netns exec` looks for a namespace's own /etc/hosts
+CLONE_NEWNET = 0x40000000  # of setns(2)
+# Not `ip netns exec`: it mounts /sys anew, without the control groups that slurmd looks for
+NAMED = '{hostname} "$0" && {mount} --bind "$1" /etc/hosts && shift && exec "$@"'
 
 _numbers = itertools.count()
 
@@ -39,7 +43,7 @@ def why_not():
     if missing:
         return f"{', '.join(missing)} not installed (Debian: apt install iproute2 util-linux)"
     try:
-        with running_hosts(count=1) as (host,):
+        with running_hosts("host") as (host,):
             assert host.run("hostname").strip() == host.name
             host.cut()
     except (subprocess.CalledProcessError, OSError) as error:
@@ -49,21 +53,28 @@ def why_not():
 
 @dataclass
 class Host:
-    """A host: its name, its address, and the name of the one interface that has this address."""
+    """A host: its name, its address, and the name of the interface that has this address.
+
+    A second network is there too, with an address and an interface (`SECOND`) of its own.
+    """
 
     name: str
     address: str
-    interface: str
+    second_address: str
     namespace: str
     switch: str
-    port: str  # of the switch: the other end of the host's cable
+    ports: tuple[str, str]  # of the switch: the other ends of the host's cables
+    names: Path  # its /etc/hosts
+    interface: str = INTERFACE
     processes: list = field(default_factory=list)
 
     def start(self, command, **options):
         """`subprocess.Popen` of a command on this host. Its process number is the command's."""
-        inside = ["ip", "netns", "exec", self.namespace, "unshare", "--uts"]
-        named = ["sh", "-c", 'hostname "$0" && exec "$@"', self.name]
-        process = subprocess.Popen([*inside, *named, *map(str, command)], **options)
+        at = {name: shutil.which(name) for name in PROGRAMS}  # the command may have another PATH
+        inside = [at["nsenter"], f"--net={NAMESPACES / self.namespace}"]
+        apart = [at["unshare"], "--uts", "--mount"]
+        named = [at["sh"], "-c", NAMED.format(**at), self.name, str(self.names)]
+        process = subprocess.Popen([*inside, *apart, *named, *map(str, command)], **options)
         self.processes.append(process)
         return process
 
@@ -77,20 +88,56 @@ class Host:
 
     def cut(self):
         """Have the switch drop what the host sends and gets. The link still looks sound."""
-        _ip(*f"netns exec {self.switch} bridge link set dev {self.port} state 0".split())
+        self._forward(0)
+
+    def mend(self):
+        """Have the switch forward it again."""
+        self._forward(3)
+
+    def _forward(self, state):
+        for port in self.ports:
+            _ip(*f"netns exec {self.switch} bridge link set dev {port} state {state}".split())
+
+    def pids(self):
+        """The numbers of all processes on this host."""
+        return _pids_in([self.namespace])
+
+    def kill(self):
+        """Kill all processes on this host, as if its power was cut."""
+        _kill_all_in([self.namespace])
+
+    @contextlib.contextmanager
+    def network(self):
+        """Meanwhile this thread, and those that it starts, are in the network of this host."""
+        setns = ctypes.CDLL(None, use_errno=True).setns
+        with open("/proc/thread-self/ns/net") as before:
+            with open(NAMESPACES / self.namespace) as there:
+                assert setns(there.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+            try:
+                yield
+            finally:
+                assert setns(before.fileno(), CLONE_NEWNET) == 0
 
 
 @contextlib.contextmanager
-def running_hosts(count=3):
-    """Make `count` hosts on one switch; yields a list of `Host`: host-1, host-2 and so on."""
+def running_hosts(*names):
+    """Make hosts of these names on one switch; yields a list of `Host`."""
     common = f"ddp-{os.getpid()}-{next(_numbers)}"
     switch = f"{common}-switch"
-    hosts = []
-    for number in range(1, count + 1):
-        name = f"host-{number}"
-        address = f"10.77.0.{number}"
-        namespace = f"{common}-{name}"
-        hosts.append(Host(name, address, INTERFACE, namespace, switch, f"port{number}"))
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    hosts = [
+        Host(
+            name,
+            address=f"10.77.0.{number}",
+            second_address=f"10.78.0.{number}",
+            namespace=f"{common}-{name}",
+            switch=switch,
+            ports=(f"port{number}", f"second{number}"),
+            names=folder / name,
+        )
+        for number, name in enumerate(names, start=1)
+    ]
     try:
         _ip("netns", "add", switch)
         _ip("-n", switch, "link", "add", "switch", "type", "bridge")
@@ -104,15 +151,19 @@ def running_hosts(count=3):
         for host in hosts:
             for process in host.processes:
                 process.wait(PATIENCE)
+        shutil.rmtree(folder)
 
 
 def _connect(host):
     _ip("netns", "add", host.namespace)
-    inside = f"peer name {host.interface} netns {host.namespace}"
-    _ip(*f"-n {host.switch} link add {host.port} type veth {inside}".split())
-    _ip("-n", host.switch, "link", "set", host.port, "master", "switch", "up")
-    _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", host.interface)
-    for interface in ("lo", host.interface):
+    _ip("-n", host.namespace, "link", "set", "lo", "up")
+    for port, interface, address in zip(
+        host.ports, (host.interface, SECOND), (host.address, host.second_address)
+    ):
+        inside = f"peer name {interface} netns {host.namespace}"
+        _ip(*f"-n {host.switch} link add {port} type veth {inside}".split())
+        _ip("-n", host.switch, "link", "set", port, "master", "switch", "up")
+        _ip("-n", host.namespace, "address", "add", f"{address}/24", "dev", interface)
         _ip("-n", host.namespace, "link", "set", interface, "up")
 
 
@@ -122,9 +173,7 @@ def _name(host, hosts):
         f"127.0.1.1 {host.name}",
         *(f"{other.address} {other.name}" for other in hosts if other is not host),
     ]
-    folder = NAMES_OF_HOSTS / host.namespace
-    folder.mkdir(parents=True)
-    (folder / "hosts").write_text("\n".join(lines) + "\n")
+    host.names.write_text("\n".join(lines) + "\n")
 
 
 def _remove(namespaces):
@@ -132,19 +181,21 @@ def _remove(namespaces):
 
     Also the processes whose parent has left.
     """
-    there = [namespace for namespace in namespaces if (NAMESPACES / namespace).exists()]
+    _kill_all_in([namespace for namespace in namespaces if (NAMESPACES / namespace).exists()])
+    for namespace in namespaces:
+        # its links go with it
+        subprocess.run(["ip", "netns", "delete", namespace], capture_output=True)
+
+
+def _kill_all_in(namespaces):
     deadline = time.monotonic() + PATIENCE
-    pids = _pids_in(there)
+    pids = _pids_in(namespaces)
     while pids and time.monotonic() < deadline:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
-        pids = _pids_in(there)
-    for namespace in namespaces:
-        # its links go with it
-        subprocess.run(["ip", "netns", "delete", namespace], capture_output=True)
-        shutil.rmtree(NAMES_OF_HOSTS / namespace, ignore_errors=True)
+        pids = _pids_in(namespaces)
 
 
 def _pids_in(namespaces):

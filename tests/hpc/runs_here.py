@@ -16,7 +16,6 @@ from ddp_common.checkpoint_files import checkpoints, newest, step_of
 
 ROOT = Path(__file__).parents[2]
 A_RUN = 5 * PATIENCE  # seconds: jobs start, and processes import torch, more than once
-JOB = "cores=1 memory=1GiB"
 LAST_STEP = 200
 RUN = ("-m", "tutorials", "run")  # what `make run` starts
 
@@ -34,7 +33,6 @@ def train(environment, folder, tutorial, cwd, start=subprocess.Popen, **variable
     """`make run` of a tutorial on two workers.
 
     `start` starts it: `subprocess.Popen`, or the same on another host.
-
     Its run is `folder`/run, what it prints `folder`/output. Returns the process.
     """
     places = {"CHECKPOINT": str(folder / "run"), "RUNS": str(folder / "runs")}
@@ -42,7 +40,7 @@ def train(environment, folder, tutorial, cwd, start=subprocess.Popen, **variable
         return start(
             [sys.executable, *RUN, tutorial],
             cwd=cwd,
-            env={**environment, **places, "WORKERS": "2", "OPTIONS": JOB, **variables},
+            env={**environment, **places, "WORKERS": "2", **variables},
             stdout=output,
             stderr=output,
         )

@@ -1,33 +1,39 @@
-"""A real Slurm of one node on this machine, without systemd or Docker.
+"""A real Slurm of four nodes and a login host on this machine, without systemd or Docker.
 
-    with running_slurm(folder) as environment:
-        subprocess.run(["sinfo"], env={**os.environ, **environment})
+    with running_slurm(folder) as slurm:
+        said_by(slurm, "sinfo")
 
-It is munged, slurmctld and slurmd in a folder of their own. Needs root and the packages slurm-wlm
-and munge (Debian, Ubuntu). Nothing outside the folder is touched; ports are free ones.
+The hosts are those of `hosts_here`: each has a name, an address and an /etc/hosts of its own. On
+the login host is slurmctld, on each node slurmd; one munged is for all, since they share files.
+Needs root and the packages slurm-wlm, munge and iproute2 (Debian, Ubuntu). Nothing outside the
+folder is touched.
 """
 
 import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from ports import free_port
+import hosts_here
+import runs_here
+from hosts_here import INTERFACE, Host, running_hosts
+from patience import PATIENCE
 from runs_here import ROOT, wait_until
 
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sinfo", "srun", "sbatch")
-CPUS = 16  # more than the machine may have: Slurm is told not to look
-MEMORY = 64_000  # MiB; the same
+CPUS = 8  # of a node: more than the machine may have, as Slurm is told not to look
+MEMORY = 32_000  # MiB; the same
+JOB = f"cores=1 memory=1GiB interface={INTERFACE}"
+SILENCE = round(PATIENCE / 4)  # seconds after which a node that does not answer is down
 
+# A job starts on the node that has most free cores (CR_LLN): two of them are on two nodes.
 CONFIGURATION = """
 ClusterName=here
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={controller_port}
-SlurmdPort={node_port}
+SlurmctldHost={login.name}({login.address})
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -36,25 +42,44 @@ CredType=cred/munge
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
+SelectTypeParameters=CR_Core,CR_LLN
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
+JobCompType=jobcomp/filetxt
+JobCompLoc={folder}/jobs.txt
 TaskProlog={folder}/prolog
 MpiDefault=none
 SlurmdParameters=config_overrides
 MessageTimeout=60
+SlurmdTimeout={silence}
 ReturnToService=2
 KillWait=5
 MinJobAge=3600
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory={memory} State=UNKNOWN
+SlurmdLogFile={folder}/%n.log
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+NODE = "NodeName={0.name} NodeAddr={0.address} CPUs={cpus} RealMemory={memory} State=UNKNOWN\n"
+
+
+@dataclass
+class Slurm:
+    """A Slurm that runs: its hosts, and the variables that its commands need on each of them."""
+
+    login: Host
+    nodes: list[Host]
+    folder: Path
+    environment: dict[str, str]
+
+    def start_node(self, node):
+        """Start the daemon of a node."""
+        with open(self.folder / f"{node.name}.out", "a") as output:
+            command = ["slurmd", "-D", "-N", node.name]
+            return node.start(command, env=self.environment, stdout=output, stderr=output)
 
 
 def why_not():
@@ -68,81 +93,60 @@ def why_not():
     ]
     if missing:
         return f"{', '.join(missing)} not installed (Debian: apt install slurm-wlm munge)"
-    return None
+    return hosts_here.why_not()
 
 
 @contextlib.contextmanager
 def running_slurm(folder):
-    """Start the three daemons in `folder`.
-
-    Yields the variables that Slurm's commands need, once a node is idle.
-    """
+    """Start hosts and daemons, whose files are in `folder`; yields a `Slurm` with idle nodes."""
     folder = Path(folder)
-    host = socket.gethostname().split(".")[0]
-    for name in ("state", "spool", "munge"):
-        (folder / name).mkdir(parents=True)
-    # A real PBS sets this one; what Slurm has as its commands does not.
-    prolog = folder / "prolog"
-    prolog.write_text("#!/bin/sh\necho export PBS_JOBID=$SLURM_JOB_ID\n")
-    prolog.chmod(0o755)
-    configuration = folder / "slurm.conf"
-    configuration.write_text(
-        CONFIGURATION.format(
-            folder=folder,
-            host=host,
-            cpus=CPUS,
-            memory=MEMORY,
-            controller_port=free_port(),
-            node_port=free_port(),
-        )
-    )
-    environment = {"SLURM_CONF": str(configuration), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
-    everything = {**os.environ, **environment}
-    subprocess.run(
-        ["mungekey", "--create", "--keyfile", folder / "munge" / "key"], env=everything, check=True
-    )
-    commands = {
-        "munged": [
+    with running_hosts("login", "node-1", "node-2", "node-3", "node-4") as (login, *nodes):
+        for name in ("state", "munge", *(node.name for node in nodes)):
+            (folder / name).mkdir(parents=True)
+        # A real PBS sets this one; what Slurm has as its commands does not.
+        prolog = folder / "prolog"
+        prolog.write_text("#!/bin/sh\necho export PBS_JOBID=$SLURM_JOB_ID\n")
+        prolog.chmod(0o755)
+        configuration = folder / "slurm.conf"
+        of_nodes = [NODE.format(node, cpus=CPUS, memory=MEMORY) for node in nodes]
+        of_all = CONFIGURATION.format(folder=folder, login=login, silence=SILENCE)
+        configuration.write_text(of_all + "".join(of_nodes))
+        path = f"{os.environ['PATH']}:/usr/sbin"
+        environment = {**os.environ, "SLURM_CONF": str(configuration), "PATH": path}
+        slurm = Slurm(login, nodes, folder, environment)
+        key = folder / "munge" / "key"
+        said_by(slurm, "mungekey", "--create", "--keyfile", key)
+        munged = [
             "munged",
             "--foreground",
             "--force",
-            f"--key-file={folder}/munge/key",
+            f"--key-file={key}",
             f"--socket={folder}/munge.socket",
             f"--pid-file={folder}/munge/pid",
             f"--log-file={folder}/munge/log",
             f"--seed-file={folder}/munge/seed",
-        ],
-        "slurmctld": ["slurmctld", "-D"],
-        "slurmd": ["slurmd", "-D", "-N", host],
-    }
-    daemons = []
-    try:
-        for name, command in commands.items():
-            with open(folder / f"{name}.out", "w") as output:
-                daemons.append(
-                    subprocess.Popen(command, env=everything, stdout=output, stderr=output)
-                )
-            if name == "munged":
-                wait_until_ready((folder / "munge.socket").exists, folder)
-        wait_until_ready(lambda: a_node_is_idle(everything), folder)
-        yield environment
-    finally:
-        subprocess.run(["scancel", "--user=root"], env=everything, capture_output=True)
-        _wait_until_no_job_is_left(everything)
-        for daemon in reversed(daemons):
-            daemon.terminate()
-        for daemon in daemons:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                daemon.wait(10)
-            daemon.kill()
-            daemon.wait()
+        ]
+        for command, is_there in (
+            (munged, (folder / "munge.socket").exists),
+            (["slurmctld", "-D"], lambda: slurm),
+        ):
+            with open(folder / f"{command[0]}.out", "w") as output:
+                login.start(command, env=environment, stdout=output, stderr=output)
+            wait_until_ready(is_there, folder)
+        for node in nodes:
+            slurm.start_node(node)
+        wait_until_ready(lambda: idle_nodes(slurm) == len(nodes), folder)
+        try:
+            yield slurm
+        finally:
+            said_by(slurm, "scancel", "--user=root")
+            _wait_until_no_job_is_left(slurm)
 
 
-def _wait_until_no_job_is_left(environment):
-    """Up to 30 s: a job's steps outlive the daemon that has started them."""
+def _wait_until_no_job_is_left(slurm):
+    """Up to 30 s: a job ends as it does, before its processes are killed with their host."""
     for _ in range(60):
-        squeue = ["timeout", "10", "squeue", "--noheader"]
-        if not subprocess.run(squeue, env=environment, capture_output=True).stdout:
+        if not jobs(slurm):
             return
         time.sleep(0.5)
 
@@ -157,52 +161,69 @@ def wait_until_ready(condition, folder):
         raise
 
 
-def a_node_is_idle(environment):
-    sinfo = ["sinfo", "-h", "-o", "%t"]
-    return b"idle" in subprocess.run(sinfo, env=environment, capture_output=True).stdout
+def idle_nodes(slurm):
+    return said_by(slurm, "sinfo", "--noheader", "--Node", "--format=%t").split().count("idle")
 
 
-def said_by(environment, *command):
-    """What a command prints. It is asked again where a busy controller has not answered."""
+def said_by(slurm, *command):
+    """What a command prints on the login host.
+
+    It is asked again where a busy controller has not answered.
+    """
 
     def answer():
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-        return done if done.returncode == 0 else None
+        options = {"env": slurm.environment, "stdout": subprocess.PIPE, "text": True}
+        process = slurm.login.start(command, **options)
+        said, _ = process.communicate()
+        return [said] if process.returncode == 0 else None
 
-    return wait_until(answer).stdout
+    (said,) = wait_until(answer)
+    return said
 
 
-def jobs(environment, *options):
+def train(slurm, folder, tutorial, cwd, **variables):
+    """`runs_here.train` on the login host, in jobs of one core if they are asked for."""
+    variables = {"OPTIONS": JOB, **variables}
+    there = slurm.environment, folder, tutorial, cwd, slurm.login.start
+    return runs_here.train(*there, **variables)
+
+
+def jobs(slurm, *options):
     """The numbers of the jobs that wait, run or are about to end; `options` are for squeue."""
-    return said_by(environment, "squeue", "--noheader", "--format=%i", *options).split()
+    return said_by(slurm, "squeue", "--noheader", "--format=%i", *options).split()
 
 
-def running_jobs(environment):
+def running_jobs(slurm):
     """The same of those that run. Jobs of an earlier test may take a while to end."""
-    return jobs(environment, "--states=RUNNING")
+    return jobs(slurm, "--states=RUNNING")
 
 
-def state(environment, job):
+def state(slurm, job):
     """Slurm's word for the state of a job: RUNNING, COMPLETED, FAILED …"""
-    return re.search(r"JobState=(\w+)", said_by(environment, "scontrol", "show", "job", job))[1]
+    return re.search(r"JobState=(\w+)", said_by(slurm, "scontrol", "show", "job", job))[1]
 
 
-def submit(environment, folder, script, cwd=ROOT, **variables):
+def submit(slurm, folder, script, cwd=ROOT, **variables):
     """Submit a batch script; returns the job's number. Its log is `folder`/`number`.log."""
-    command = ["sbatch", "--parsable", f"--output={folder}/%j.log", str(script)]
-    done = subprocess.run(
-        command, cwd=cwd, env={**environment, **variables}, capture_output=True, text=True
+    process = slurm.login.start(
+        ["sbatch", "--parsable", f"--output={folder}/%j.log", script],
+        cwd=cwd,
+        env={**slurm.environment, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    said, error = process.communicate()
+    assert process.returncode == 0, error
+    return said.strip()
 
 
 @contextlib.contextmanager
-def partition_down(environment):
+def partition_down(slurm):
     """Meanwhile no job starts."""
     update = ["scontrol", "update", "PartitionName=main"]
-    said_by(environment, *update, "State=DOWN")
+    said_by(slurm, *update, "State=DOWN")
     try:
         yield
     finally:
-        said_by(environment, *update, "State=UP")
+        said_by(slurm, *update, "State=UP")

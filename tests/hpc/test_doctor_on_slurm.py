@@ -6,8 +6,8 @@ import sys
 
 import jupytext
 import pytest
-from runs_here import A_RUN, JOB, ROOT, wait_until
-from slurm_here import jobs, said_by, submit, why_not
+from runs_here import A_RUN, ROOT, wait_until
+from slurm_here import JOB, jobs, said_by, submit, why_not
 
 from tutorials.checks import ucmerced as checks
 
@@ -24,18 +24,19 @@ def doctor(slurm, tmp_path):
     """
 
     def run(options):
-        done = subprocess.run(
+        variables = {"OPTIONS": options, "WORKERS": "2", "RUNS": str(tmp_path / "runs")}
+        doctor = slurm.login.start(
             [sys.executable, "-m", "dask_ranks", "doctor", "--cluster", "slurm"],
             cwd=ROOT,
-            env={**slurm, "OPTIONS": options, "WORKERS": "2", "RUNS": str(tmp_path / "runs")},
-            capture_output=True,
+            env={**slurm.environment, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            timeout=A_RUN,
         )
-        said = re.sub(r"\s+", " ", done.stdout + done.stderr)
+        said = re.sub(r"\s+", " ", doctor.communicate(timeout=A_RUN)[0])
         assert "Traceback" not in said
         wait_until(lambda: not jobs(slurm))
-        return done.returncode, said
+        return doctor.returncode, said
 
     return run
 

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no hosts here: {
 @pytest.fixture
 def cluster(tmp_path):
     """Three hosts with a scheduler and two workers on them, as a person starts them."""
-    with running_hosts(3) as hosts:
+    with running_hosts("host-1", "host-2", "host-3") as hosts:
         scheduler = f"--host {hosts[0].address} --port 8786 --no-dashboard"
         start_dask(hosts[0], tmp_path, "scheduler", *scheduler.split())
         for host in hosts[1:]:
@@ -149,7 +149,7 @@ def test_torchrun_on_two_hosts_ends_with_the_same_weights(repository, undisturbe
 
     torchrun takes no address for its own if that name leads to 127.0.1.1.
     """
-    with running_hosts(2) as hosts:
+    with running_hosts("host-1", "host-2") as hosts:
         torchrun = "-m torch.distributed.run --nnodes 2 --nproc-per-node 1".split()
         meeting = f"--rdzv-backend c10d --rdzv-endpoint {hosts[0].name}:29400".split()
         environment = {**ENVIRONMENT, "CHECKPOINT": str(tmp_path / "run")}

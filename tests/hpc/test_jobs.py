@@ -4,7 +4,6 @@ PBS's commands are those of slurm-wlm-torque: qsub, qstat and qdel in front of t
 """
 
 import math
-import os
 import re
 import shutil
 import signal
@@ -14,13 +13,24 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pandas as pd
+import psutil
 import pytest
 import torch
 from distributed import Client, wait
 from distributed.security import Security
 from patience import PATIENCE
-from runs_here import JOB, ROOT, finish, same_weights, train, wait_until, wait_until_saved
-from slurm_here import jobs, partition_down, running_jobs, said_by, state, submit, why_not
+from runs_here import ROOT, finish, same_weights, wait_until, wait_until_saved
+from slurm_here import (
+    JOB,
+    jobs,
+    partition_down,
+    running_jobs,
+    said_by,
+    state,
+    submit,
+    train,
+    why_not,
+)
 
 import ddp_common as ddp
 from ddp_common import Error
@@ -82,9 +92,10 @@ def test_the_client_is_a_job_too_and_submits_those_of_the_workers(slurm, system,
         "RUNS": str(tmp_path / "runs"),
     }
     command[1] = f"clusters/batch/{command[1]}"
-    subprocess.run(
-        command, cwd=tmp_path, env={**slurm, **variables}, check=True, capture_output=True
+    submitted = slurm.login.start(
+        command, cwd=tmp_path, env={**slurm.environment, **variables}, stdout=subprocess.DEVNULL
     )
+    assert submitted.wait() == 0
     wait_until(lambda: not jobs(slurm))
     log = "".join(path.read_text() for path in tmp_path.glob("pets-*.log"))
     assert "Done in" in log, log
@@ -136,9 +147,9 @@ def test_a_killed_task_ends_the_job_of_srun_and_the_log_names_it(slurm, reposito
     chosen = {"TUTORIAL": "in_no_hurry", "SET": "pause=1", "CHECKPOINT": str(tmp_path / "run")}
     job = submit(slurm, tmp_path, "clusters/batch/mnist.sbatch", repository, **chosen)
     wait_until_saved(tmp_path)
-    rows = [line.split() for line in said_by(slurm, "scontrol", "listpids", job).splitlines()]
-    rank_1 = next(int(row[0]) for row in rows if row[2:5] == ["0", "1", "1"])
-    os.kill(rank_1, signal.SIGKILL)
+    tasks = [psutil.Process(pid) for node in slurm.nodes for pid in node.pids()]
+    rank_1 = next(task for task in tasks if task.environ().get("SLURM_PROCID") == "1")
+    rank_1.kill()
     wait_until(lambda: state(slurm, job) == "FAILED")
     assert "task 1: Killed" in (tmp_path / f"{job}.log").read_text()
 
@@ -183,8 +194,8 @@ def test_without_the_commands_of_the_batch_system_it_says_so(slurm, in_jobs, tmp
 
 
 def test_a_batch_system_that_does_not_answer_is_called_so(slurm, in_jobs, tmp_path):
-    right = Path(slurm["SLURM_CONF"]).read_text()
-    wrong = re.sub(r"SlurmctldPort=\d+", "SlurmctldPort=1", right)  # nobody listens there
+    right = Path(slurm.environment["SLURM_CONF"]).read_text()
+    wrong = f"{right}SlurmctldPort=1\n"  # nobody listens there
     path = tmp_path / "wrong.conf"
     path.write_text(re.sub(r"MessageTimeout=\d+", "MessageTimeout=2", wrong))
     said = refusal(slurm, in_jobs(SLURM_CONF=str(path)), tmp_path)
@@ -205,9 +216,9 @@ def test_ctrl_c_while_jobs_wait_leaves_none_in_the_queue(slurm, in_jobs, tmp_pat
 
 @pytest.fixture(scope="module")
 def client(slurm, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, slurm.login.network():
         for name in ("PATH", "SLURM_CONF"):
-            patch.setenv(name, slurm[name])
+            patch.setenv(name, slurm.environment[name])
         patch.setenv("OPTIONS", JOB)
         patch.setenv("RUNS", str(tmp_path_factory.mktemp("client") / "runs"))
         with ddp.connect("slurm", workers=2) as client:
@@ -254,14 +265,16 @@ def test_a_client_without_the_credentials_of_the_run_is_refused(client, monkeypa
         ddp.connect(address)
 
 
-def test_another_user_reads_no_page_of_scheduler_or_workers_and_finds_no_file(client):
+def test_another_user_reads_no_page_of_scheduler_or_workers_and_finds_no_file(slurm, client):
     dashboard = urlsplit(client.dashboard_link)
-    ports = client.run(lambda dask_worker: dask_worker.http_server.port).values()
-    for port in (dashboard.port, *ports):
+    ports = client.run(lambda dask_worker: dask_worker.http_server.port)
+    named = {node.address: node for node in slurm.nodes}
+    servers = [(named[urlsplit(at).hostname], port) for at, port in ports.items()]
+    for host, port in ((slurm.login, dashboard.port), *servers):
         for path in ("/", "/status", "/info/main/workers.html", "/json/identity.json"):
             curl = ["curl", "--noproxy", "*", "-s", f"http://127.0.0.1:{port}{path}"]
             curl += ["-o", "/dev/null", "-w", "%{http_code}"]
-            assert said_by(None, *NOBODY, *curl) == "404", path
+            assert host.run(*NOBODY, *curl) == "404", path
     assert dashboard.hostname == "127.0.0.1"
     assert urllib.request.urlopen(client.dashboard_link).status == 200
     assert client.jobs.directory.stat().st_mode & 0o777 == 0o700

@@ -13,11 +13,10 @@ from runs_here import (
     finish,
     last_step,
     same_weights,
-    train,
     wait_until,
     wait_until_saved,
 )
-from slurm_here import jobs, running_jobs, said_by, state, submit, why_not
+from slurm_here import jobs, running_jobs, said_by, state, submit, train, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")
 
