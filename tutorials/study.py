@@ -35,6 +35,7 @@ from tutorials.scaling import numbers_of_ranks, of_equal_ranks
 SMALL = "resize=64 crop=64 batch_per_rank=8 loader_workers=0 epochs=1"
 LOOKS = 8  # at the held-out images, in an epoch
 POINTS = 25  # of a curve of training
+LABELS = {"step": "iterations", "samples": "images seen"}
 PANELS = {
     "loss": "training loss",
     "accuracy": "training accuracy",
@@ -132,7 +133,7 @@ def compare(runs: dict[str, tuple[Training, pandas.DataFrame]]) -> pandas.DataFr
         }
         for x, most in least.items():
             upto = judged[judged[x] <= most]
-            row[f"after {most:,.0f} {x}"] = (
+            row[f"after {most:,.0f} {LABELS[x]}"] = (
                 upto["held_out_accuracy"].iloc[-1] if len(upto) else None
             )
         row["in the end"] = judged["held_out_accuracy"].iloc[-1]
@@ -149,7 +150,7 @@ def draw(runs: dict[str, tuple[Training, pandas.DataFrame]], x: str, title: str)
     figure.suptitle(title)
     numbers = sorted({run.ranks for run, _ in runs.values()})
     for axes, (column, name) in zip(figure.subplots(2, 2).flat, PANELS.items()):
-        axes.set(xlabel={"step": "iteration", "samples": "images seen"}[x], ylabel=name)
+        axes.set(xlabel=LABELS[x], ylabel=name)
         for run, table in runs.values():
             rows = table.dropna(subset=column)
             part = (rows["step"] - 1) * POINTS // rows["step"].max()  # means of neighbours
@@ -175,7 +176,7 @@ def write(runs: dict[str, tuple[Training, pandas.DataFrame]], folder: Path) -> N
     by_iteration.savefig(folder / "by-iteration.png")
     by_images = draw(runs, "samples", "The same runs by images seen; dashed: batch and rate fixed")
     by_images.savefig(folder / "by-images.png")
-    print(f"\n{table.round(3).to_string()}\n\nAll of it is in {shown(folder)}/")
+    print(f"\n{table.round(3).to_string(na_rep='–')}\n\nAll of it is in {shown(folder)}/")
 
 
 def study(numbers: Sequence[int], folder: Path, values: dict) -> None:
