@@ -93,10 +93,12 @@ def job_options(profile: dict, directory: str | Path, security: Security) -> dic
     options = {"processes": 1, "silence_logs": "error", **profile["options"]}
     if SYSTEMS[profile["cluster"]].name == "Slurm":
         # In quotes, which dask-jobqueue's own lines lack
-        directives = options.get("job_extra_directives") or []
-        options["job_extra_directives"] = [f'-o "{directory}/worker-%j.log"', *directives]
+        ours = [f'-o "{directory}/worker-%j.log"', "--no-requeue"]
     else:
         options["log_directory"] = str(directory)
+        ours = ["-r n"]
+    # One that its batch system has taken back would be queued again, later than its replacement
+    options["job_extra_directives"] = [*ours, *(options.get("job_extra_directives") or [])]
     return {
         "shebang": "#!/usr/bin/env bash",
         "python": shlex.quote(sys.executable),

@@ -4,8 +4,9 @@
 
 Needs root and iproute2 (Debian, Ubuntu). A host is a network namespace. The hosts share files,
 processors and memory; they reach each other through the switch, and nothing else: they have no
-default route. A host's own name leads to 127.0.1.1 there, as Debian has it. The switch is a
-namespace too: this machine's own network sees none of it, so that addresses cannot clash.
+default route. A host's own name leads to 127.0.1.1 there, as Debian has it, unless it is to be
+reachable. The switch is a namespace too: this machine's own network sees none of it, so that
+addresses cannot clash.
 Promises: at the end namespaces, links and every process in them are gone.
 """
 
@@ -102,6 +103,12 @@ class Host:
         """The numbers of all processes on this host."""
         return _pids_in([self.namespace])
 
+    def peers_of(self, pid):
+        """The addresses at both ends of a process's connections."""
+        lines = self.run("ss", "-Htnp").splitlines()
+        ends = [end for line in lines if f"pid={pid}," in line for end in line.split()[3:5]]
+        return {end.rpartition(":")[0].strip("[]").removeprefix("::ffff:") for end in ends}
+
     def kill(self):
         """Kill all processes on this host, as if its power was cut."""
         _kill_all_in([self.namespace])
@@ -120,8 +127,11 @@ class Host:
 
 
 @contextlib.contextmanager
-def running_hosts(*names):
-    """Make hosts of these names on one switch; yields a list of `Host`."""
+def running_hosts(*names, is_own_name_reachable=False):
+    """Make hosts of these names on one switch; yields a list of `Host`.
+
+    On each its own name leads to 127.0.1.1, or else to its address, as for the others.
+    """
     common = f"ddp-{os.getpid()}-{next(_numbers)}"
     switch = f"{common}-switch"
     folder = Path(tempfile.mkdtemp())
@@ -144,7 +154,7 @@ def running_hosts(*names):
         _ip("-n", switch, "link", "set", "switch", "up")
         for host in hosts:
             _connect(host)
-            _name(host, hosts)
+            _name(host, hosts, host.address if is_own_name_reachable else "127.0.1.1")
         yield hosts
     finally:
         _remove([*(host.namespace for host in hosts), switch])
@@ -167,10 +177,10 @@ def _connect(host):
         _ip("-n", host.namespace, "link", "set", interface, "up")
 
 
-def _name(host, hosts):
+def _name(host, hosts, own):
     lines = [
         "127.0.0.1 localhost",
-        f"127.0.1.1 {host.name}",
+        f"{own} {host.name}",
         *(f"{other.address} {other.name}" for other in hosts if other is not host),
     ]
     host.names.write_text("\n".join(lines) + "\n")

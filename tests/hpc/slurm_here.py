@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import hosts_here
@@ -25,6 +25,7 @@ from patience import PATIENCE
 from runs_here import ROOT, wait_until
 
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sinfo", "srun", "sbatch")
+HOSTS = ("login", "node-1", "node-2", "node-3", "node-4")
 CPUS = 8  # of a node: more than the machine may have, as Slurm is told not to look
 MEMORY = 32_000  # MiB; the same
 JOB = f"cores=1 memory=1GiB interface={INTERFACE}"
@@ -61,7 +62,10 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/%n.log
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=urgent Nodes=ALL PriorityTier=2 MaxTime=INFINITE State=UP
 """
 NODE = "NodeName={0.name} NodeAddr={0.address} CPUs={cpus} RealMemory={memory} State=UNKNOWN\n"
 
@@ -74,12 +78,25 @@ class Slurm:
     nodes: list[Host]
     folder: Path
     environment: dict[str, str]
+    daemons: dict[str, subprocess.Popen] = field(default_factory=dict)
 
-    def start_node(self, node):
-        """Start the daemon of a node."""
-        with open(self.folder / f"{node.name}.out", "a") as output:
-            command = ["slurmd", "-D", "-N", node.name]
-            return node.start(command, env=self.environment, stdout=output, stderr=output)
+    def start(self, host, *command):
+        """Start a daemon on a host; `daemons` has it by the names of both."""
+        name = f"{command[0]} {host.name}"
+        with open(self.folder / f"{name}.out", "a") as output:
+            options = {"env": self.environment, "stdout": output, "stderr": output}
+            self.daemons[name] = host.start(command, **options)
+
+    def repair(self):
+        """Have all nodes as they were at first, whatever has become of them."""
+        for node in self.nodes:
+            node.mend()
+            if self.daemons[f"slurmd {node.name}"].poll() is not None:
+                self.start(node, "slurmd", "-D", "-N", node.name)
+            resume = ["scontrol", "update", f"NodeName={node.name}", "State=RESUME"]
+            # It is refused for one that works
+            self.login.start(resume, env=self.environment, stderr=subprocess.DEVNULL).wait()
+        wait_until(lambda: are_idle(self))
 
 
 def why_not():
@@ -97,10 +114,13 @@ def why_not():
 
 
 @contextlib.contextmanager
-def running_slurm(folder):
-    """Start hosts and daemons, whose files are in `folder`; yields a `Slurm` with idle nodes."""
+def running_slurm(folder, **options):
+    """Start hosts and daemons, whose files are in `folder`; yields a `Slurm` with idle nodes.
+
+    `options` are those of `running_hosts`.
+    """
     folder = Path(folder)
-    with running_hosts("login", "node-1", "node-2", "node-3", "node-4") as (login, *nodes):
+    with running_hosts(*HOSTS, **options) as (login, *nodes):
         for name in ("state", "munge", *(node.name for node in nodes)):
             (folder / name).mkdir(parents=True)
         # A real PBS sets this one; what Slurm has as its commands does not.
@@ -116,7 +136,8 @@ def running_slurm(folder):
         slurm = Slurm(login, nodes, folder, environment)
         key = folder / "munge" / "key"
         said_by(slurm, "mungekey", "--create", "--keyfile", key)
-        munged = [
+        slurm.start(
+            login,
             "munged",
             "--foreground",
             "--force",
@@ -125,17 +146,12 @@ def running_slurm(folder):
             f"--pid-file={folder}/munge/pid",
             f"--log-file={folder}/munge/log",
             f"--seed-file={folder}/munge/seed",
-        ]
-        for command, is_there in (
-            (munged, (folder / "munge.socket").exists),
-            (["slurmctld", "-D"], lambda: slurm),
-        ):
-            with open(folder / f"{command[0]}.out", "w") as output:
-                login.start(command, env=environment, stdout=output, stderr=output)
-            wait_until_ready(is_there, folder)
+        )
+        wait_until_ready((folder / "munge.socket").exists, folder)
+        slurm.start(login, "slurmctld", "-D")
         for node in nodes:
-            slurm.start_node(node)
-        wait_until_ready(lambda: idle_nodes(slurm) == len(nodes), folder)
+            slurm.start(node, "slurmd", "-D", "-N", node.name)
+        wait_until_ready(lambda: are_idle(slurm), folder)
         try:
             yield slurm
         finally:
@@ -161,8 +177,10 @@ def wait_until_ready(condition, folder):
         raise
 
 
-def idle_nodes(slurm):
-    return said_by(slurm, "sinfo", "--noheader", "--Node", "--format=%t").split().count("idle")
+def are_idle(slurm):
+    """Whether all nodes are there, with no job on them."""
+    said = said_by(slurm, "sinfo", "--noheader", "--Node", "--format=%t").split()
+    return set(said) == {"idle"}
 
 
 def said_by(slurm, *command):

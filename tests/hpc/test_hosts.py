@@ -91,13 +91,6 @@ def undisturbed(repository, tmp_path_factory):
     return folder
 
 
-def peers_of(pid, host):
-    """The addresses at both ends of a process's connections."""
-    lines = host.run("ss", "-Htnp").splitlines()
-    ends = [end for line in lines if f"pid={pid}," in line for end in line.split()[3:5]]
-    return {end.rpartition(":")[0].strip("[]").removeprefix("::ffff:") for end in ends}
-
-
 def test_two_hosts_train_by_their_own_addresses_and_a_rank_that_dies_is_named_with_its_host(
     train_until_saved, undisturbed, tmp_path
 ):
@@ -105,7 +98,7 @@ def test_two_hosts_train_by_their_own_addresses_and_a_rank_that_dies_is_named_wi
     hosts = [host for _, host in ranks.values()]
     assert {host.name for host in hosts} == {"host-2", "host-3"}
     for rank, host in ranks.values():
-        assert peers_of(rank.pid, host) == {host.address for host in hosts}
+        assert host.peers_of(rank.pid) == {host.address for host in hosts}
     ranks[1][0].send_signal(signal.SIGKILL)
     said = finish(process, tmp_path)
     why = rf"Why: Rank 1 of 2 on {ranks[1][1].name} failed: .*SIGKILL"

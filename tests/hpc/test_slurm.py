@@ -3,10 +3,14 @@
 `.ci/run` runs this file each time; the other files of this folder are for `make test-all`.
 """
 
+import os
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
+from hosts_here import NAMESPACES
 from runs_here import (
     LAST_STEP,
     ROOT,
@@ -16,7 +20,7 @@ from runs_here import (
     wait_until,
     wait_until_saved,
 )
-from slurm_here import jobs, running_jobs, said_by, state, submit, train, why_not
+from slurm_here import HOSTS, jobs, running_jobs, said_by, state, submit, train, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no Slurm here: {why_not()}")
 
@@ -99,3 +103,17 @@ def test_the_warning_before_the_time_limit_lets_ranks_save_and_sbatch_again_goes
     assert state(slurm, second) == "COMPLETED", log
     assert re.search(rf"Resumed from step-0*{left[1]}\b", log), log
     assert same_weights(tmp_path, undisturbed)
+
+
+def test_the_lab_runs_a_command_on_its_login_host_and_leaves_nothing(tmp_path):
+    sbatch = "sbatch --wait --output=/dev/null --nodes=4 --wrap 'srun hostname > names'"
+    lab = [sys.executable, ROOT / "tests/hpc/slurm_lab.py"]
+    command = f"hostname; cd '{tmp_path}'; {sbatch}; sacct -c -n -o state; exit 3"
+    namespaces = set(NAMESPACES.iterdir())
+    done = subprocess.run(
+        lab, env={**os.environ, "COMMAND": command}, capture_output=True, text=True
+    )
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.split() == ["login", *"Submitted batch job 1 COMPLETED".split()]
+    assert sorted((tmp_path / "names").read_text().split()) == list(HOSTS[1:])
+    assert set(NAMESPACES.iterdir()) <= namespaces

@@ -25,6 +25,7 @@ PBS_PRO = """# 2 job(s) such as this one, for 2 rank(s): each starts Dask worker
 #PBS -l walltime=01:00:00
 #PBS -e runs/clusters/TIME/
 #PBS -o runs/clusters/TIME/
+#PBS -r n
 exec >> "runs/clusters/TIME/worker-$PBS_JOBID.log" 2>&1
 export DDP_JOB_END=$(($(date +%s) + 3600))  # seconds since 1970
 export DDP_JOB_WARNING=60  # seconds before, ranks save and leave
