@@ -3,6 +3,11 @@
 #   podman build -t ddp-tutorials .                                   # or docker; a few minutes, once
 #   podman run --rm -it --shm-size=1g -p 127.0.0.1:8888:8888 ddp-tutorials
 #
+# With a Slurm of four nodes to practise on (`make slurm-lab`), whose root is that of the container:
+#
+#   podman build --target slurm-lab -t ddp-slurm-lab .
+#   podman run --rm -it --privileged ddp-slurm-lab
+#
 # JupyterLab then says on which address it can be opened. Students' copies are in tutorials/my-work, runs in runs/: give --volume for
 # what shall outlive the container. The process in it is not root.
 
@@ -28,3 +33,13 @@ RUN make setup
 COPY --chown=1000:1000 . .
 EXPOSE 8888
 CMD [".venv/bin/python", "tutorials/lab.py", "--no-browser", "--ip=0.0.0.0", "--port=8888"]
+
+FROM tutorials AS slurm-lab
+USER 0
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends hostname iproute2 munge slurm-wlm \
+    && rm -rf /var/lib/apt/lists/*
+CMD ["make", "slurm-lab"]
+
+# What is built unless a target is named
+FROM tutorials

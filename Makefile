@@ -4,7 +4,7 @@ VENV        ?= .venv
 PYTHON_BASE ?= python3
 
 # What may be given on the command line. All of it reaches programs by the environment, as it was typed: no shell and no make looks into it.
-VARIABLES := TUTORIAL CLUSTER WORKERS PRESET SET RESUME RESTARTS CHECKPOINT OPTIONS DRY RUNS TORCH PYTHON_BASE VENV
+VARIABLES := TUTORIAL CLUSTER WORKERS PRESET SET RESUME RESTARTS CHECKPOINT OPTIONS DRY RUNS COMMAND TORCH PYTHON_BASE VENV
 OTHERS    := SHELL DDP_% DASK_% PIP_% PYTHON% TORCH_% OMP_% MKL_% CUDA_% NCCL_% GLOO_% AWS_% SLURM_% MPL% TMPDIR %_PROXY %_proxy
 
 define as_typed
@@ -47,7 +47,7 @@ TRAINERS := $(VENV)/installed-others
 PROGRAMS := ddp_common dask_ranks benchmarks tests tutorials/kit tutorials/lab.py tutorials/scaling.py tutorials/study.py tutorials/sync.py tutorials/checks tutorials/originals docs data
 PAGES    := --line-length 88 tutorials/scripts $(filter-out $(PROGRAMS),$(wildcard tutorials/*.py))
 
-.PHONY: help setup setup-all run lab data test test-others test-slurm test-all lint sync bench scaling study doctor check fault-lab docs clean
+.PHONY: help setup setup-all run lab data test test-others test-slurm test-all lint sync bench scaling study doctor check fault-lab slurm-lab docs clean
 
 help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
@@ -72,6 +72,7 @@ help:
 	@echo 'make study TUTORIAL=dogs    the study of the article behind dogs, on real ranks, and a fair one beside it (WORKERS="1 2 4")'
 	@echo 'make doctor CLUSTER=slurm   check what usually goes wrong on a cluster; say what to do'
 	@echo 'make fault-lab              break two ranks in every known way; print what became of it'
+	@echo 'make slurm-lab              a shell on a Slurm of four nodes on this machine, to practise on; needs root and slurm-wlm (COMMAND="sinfo": only this)'
 	@echo 'make docs                   build the site, docs/_build/html; nothing is executed'
 	@echo 'make setup                  only install, into .venv/ (VENV=: another folder; PYTHON_BASE=: with this Python)'
 	@echo 'make setup-all              the same, and what tests, lint and docs need'
@@ -157,6 +158,9 @@ doctor: $(COURSE)
 
 check: $(COURSE)
 	@$(PYTHON) -m tutorials check
+
+slurm-lab: $(COURSE)
+	@$(PYTHON) tests/hpc/slurm_lab.py
 
 fault-lab: $(TEST)
 	@$(PYTHON) benchmarks/fault_lab.py
