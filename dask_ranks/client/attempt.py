@@ -61,6 +61,10 @@ def open_inbox(client: Client, attempt_id: str) -> Inbox:
     return inbox
 
 
+class Unreachable(Error):
+    """A worker has not answered, and the scheduler has not lost it."""
+
+
 class Attempt:
     """One start of all ranks, of the one or more that a run has."""
 
@@ -165,7 +169,7 @@ class Attempt:
         """The exception for a worker, or the scheduler, that Dask could not reach."""
         self.wait_until(self._is_over, CAUSE_TIMEOUT)
         self._raise_if_over()
-        return Error(f"A worker cannot be reached: {error}. Launch again.")
+        return Unreachable(f"A worker cannot be reached: {error}. Launch again.")
 
     def _is_over(self) -> bool:
         is_connected = self.client.status == "running"

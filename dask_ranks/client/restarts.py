@@ -17,7 +17,7 @@ from typing import Any
 from distributed import CancelledError, Client
 
 from dask_ranks.client import signals
-from dask_ranks.client.attempt import Attempt, open_inbox, start
+from dask_ranks.client.attempt import Attempt, Unreachable, open_inbox, start
 from dask_ranks.client.claims import KeepsWorkers, claimed_workers, refuse_unusable
 from dask_ranks.client.monitor import end, follow
 from dask_ranks.client.payload import pickled
@@ -58,7 +58,7 @@ def on_workers(client: Client, job: Job) -> Run:
                 attempt = Attempt(client, attempt_id, addresses, inbox, run_directory, job, number)
                 try:
                     result = _run(attempt, payload, own_tables, failures)
-                except (RankFailed, RunStopped) as failure:
+                except (RankFailed, RunStopped, Unreachable) as failure:
                     attempt.recorder.call_on_report()
                     if number > job.restarts or signals.stop_requested:
                         raise
