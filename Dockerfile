@@ -37,7 +37,7 @@ CMD [".venv/bin/python", "tutorials/lab.py", "--no-browser", "--ip=0.0.0.0", "--
 FROM tutorials AS slurm-lab
 USER 0
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends hostname iproute2 munge slurm-wlm \
+    && apt-get install --yes --no-install-recommends hostname iproute2 mariadb-server munge slurm-wlm slurmdbd \
     && rm -rf /var/lib/apt/lists/*
 CMD ["make", "slurm-lab"]
 

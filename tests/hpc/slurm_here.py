@@ -24,6 +24,7 @@ from hosts_here import INTERFACE, Host, running_hosts
 from patience import PATIENCE
 from runs_here import ROOT, wait_until
 
+PROGRAMS_OF_DATABASE = ("mariadbd", "mariadb-install-db", "slurmdbd")
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sinfo", "srun", "sbatch")
 HOSTS = ("login", "node-1", "node-2", "node-3", "node-4")
 CPUS = 8  # of a node: more than the machine may have, as Slurm is told not to look
@@ -44,10 +45,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core,CR_LLN
-AccountingStorageType=accounting_storage/none
-JobAcctGatherType=jobacct_gather/none
-JobCompType=jobcomp/filetxt
-JobCompLoc={folder}/jobs.txt
+{accounting}
 TaskProlog={folder}/prolog
 MpiDefault=none
 SlurmdParameters=config_overrides
@@ -68,6 +66,32 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 PartitionName=urgent Nodes=ALL PriorityTier=2 MaxTime=INFINITE State=UP
 """
 NODE = "NodeName={0.name} NodeAddr={0.address} CPUs={cpus} RealMemory={memory} State=UNKNOWN\n"
+
+# `sacct -c` reads a file; `sacct` asks a daemon, which has a database
+FILE = """
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+JobCompType=jobcomp/filetxt
+JobCompLoc={folder}/jobs.txt
+"""
+DATABASE = """
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost={login.name}
+AccountingStoragePass={folder}/munge.socket
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=1
+"""
+DAEMON_OF_DATABASE = """
+DbdHost={login.name}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StorageUser=root
+LogFile={folder}/slurmdbd.log
+PidFile={folder}/slurmdbd.pid
+"""
 
 
 @dataclass
@@ -103,21 +127,23 @@ def why_not():
     """Why no Slurm can be started here; None if it can."""
     if os.geteuid() != 0:
         return "needs root to start slurmd"
-    missing = [
-        program
-        for program in PROGRAMS
-        if shutil.which(program) is None and not Path("/usr/sbin", program).exists()
-    ]
-    if missing:
+    if missing := not_installed(PROGRAMS):
         return f"{', '.join(missing)} not installed (Debian: apt install slurm-wlm munge)"
     return hosts_here.why_not()
 
 
+def not_installed(programs):
+    """Those that are neither on PATH nor where Debian has daemons."""
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    return [program for program in programs if shutil.which(program, path=path) is None]
+
+
 @contextlib.contextmanager
-def running_slurm(folder, **options):
+def running_slurm(folder, has_database=False, **options):
     """Start hosts and daemons, whose files are in `folder`; yields a `Slurm` with idle nodes.
 
-    `options` are those of `running_hosts`.
+    With a database `sacct` works, which needs `PROGRAMS_OF_DATABASE`. `options` are those of
+    `running_hosts`.
     """
     folder = Path(folder)
     with running_hosts(*HOSTS, **options) as (login, *nodes):
@@ -129,7 +155,9 @@ def running_slurm(folder, **options):
         prolog.chmod(0o755)
         configuration = folder / "slurm.conf"
         of_nodes = [NODE.format(node, cpus=CPUS, memory=MEMORY) for node in nodes]
-        of_all = CONFIGURATION.format(folder=folder, login=login, silence=SILENCE)
+        names = {"folder": folder, "login": login}
+        accounting = (DATABASE if has_database else FILE).format(**names)
+        of_all = CONFIGURATION.format(accounting=accounting, silence=SILENCE, **names)
         configuration.write_text(of_all + "".join(of_nodes))
         path = f"{os.environ['PATH']}:/usr/sbin"
         environment = {**os.environ, "SLURM_CONF": str(configuration), "PATH": path}
@@ -148,6 +176,8 @@ def running_slurm(folder, **options):
             f"--seed-file={folder}/munge/seed",
         )
         wait_until_ready((folder / "munge.socket").exists, folder)
+        if has_database:
+            start_database(slurm, DAEMON_OF_DATABASE.format(**names))
         slurm.start(login, "slurmctld", "-D")
         for node in nodes:
             slurm.start(node, "slurmd", "-D", "-N", node.name)
@@ -157,6 +187,21 @@ def running_slurm(folder, **options):
         finally:
             said_by(slurm, "scancel", "--user=root")
             _wait_until_no_job_is_left(slurm)
+
+
+def start_database(slurm, configuration):
+    """Start what `sacct` asks. The database asks for no password: its host is the login host."""
+    data = slurm.folder / "database"
+    common = ["--user=mysql", f"--datadir={data}"]
+    said_by(slurm, "mariadb-install-db", "--skip-test-db", *common)
+    own = [f"--socket={data}/socket", f"--pid-file={data}/pid", "--bind-address=127.0.0.1"]
+    slurm.start(slurm.login, "mariadbd", "--skip-grant-tables", *common, *own)
+    path = slurm.folder / "slurmdbd.conf"
+    path.write_text(configuration)
+    path.chmod(0o600)  # it asks for that
+    wait_until_ready((data / "socket").exists, slurm.folder)
+    slurm.start(slurm.login, "slurmdbd", "-D")
+    said_by(slurm, "sacctmgr", "--immediate", "--quiet", "add", "cluster", "here")
 
 
 def _wait_until_no_job_is_left(slurm):
@@ -190,8 +235,8 @@ def said_by(slurm, *command):
     """
 
     def answer():
-        options = {"env": slurm.environment, "stdout": subprocess.PIPE, "text": True}
-        process = slurm.login.start(command, **options)
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+        process = slurm.login.start(command, env=slurm.environment, **options)
         said, _ = process.communicate()
         return [said] if process.returncode == 0 else None
 

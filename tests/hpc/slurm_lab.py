@@ -13,13 +13,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `patience`
 
 from runs_here import ROOT
-from slurm_here import CPUS, running_slurm, why_not
+from slurm_here import CPUS, PROGRAMS_OF_DATABASE, not_installed, running_slurm, why_not
 
 OF_MAKE = ("COMMAND", "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
 IN_A_CONTAINER = "podman run --rm -it --privileged ddp-slurm-lab"
 WELCOME = f"""\
 You are on the login host of a Slurm with four nodes, node-1 to node-4, of {CPUS} cores each.
-sinfo, sbatch, squeue, srun, salloc, scancel and scontrol are real; `sacct -c` lists the jobs that
+sinfo, sbatch, squeue, srun, salloc, scancel and scontrol are real; `{{sacct}}` lists the jobs that
 have ended. `exit` ends all of it.
   sbatch clusters/batch/mnist.sbatch
   make run TUTORIAL=pets CLUSTER=slurm WORKERS=4 RESTARTS=2
@@ -38,7 +38,8 @@ def main():
     with tempfile.TemporaryDirectory(prefix="slurm-lab-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # jobs of any user write there
-        with running_slurm(folder, is_own_name_reachable=True) as slurm:
+        has_database = not not_installed(PROGRAMS_OF_DATABASE)
+        with running_slurm(folder, has_database, is_own_name_reachable=True) as slurm:
             environment = {
                 name: value for name, value in slurm.environment.items() if name not in OF_MAKE
             }
@@ -46,7 +47,7 @@ def main():
             if not command:
                 (folder / "bashrc").write_text("PS1='login$ '\n")
                 shell = ["bash", "--rcfile", folder / "bashrc", "-i"]
-                print(WELCOME, flush=True)
+                print(WELCOME.format(sacct="sacct" if has_database else "sacct -c"), flush=True)
             try:
                 code = slurm.login.start(shell, cwd=ROOT, env=environment).wait()
             except KeyboardInterrupt:
