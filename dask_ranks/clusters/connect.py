@@ -26,7 +26,13 @@ from distributed.security import Security
 
 from dask_ranks.clusters import protection
 from dask_ranks.clusters.client import ClusterClient, Request, dask_is_silent, open_clients
-from dask_ranks.clusters.jobs import Jobs, check_commands, job_script, number_of_jobs
+from dask_ranks.clusters.jobs import (
+    Jobs,
+    check_commands,
+    from_settings,
+    job_script,
+    number_of_jobs,
+)
 from dask_ranks.clusters.profiles import (
     cluster_class,
     gpus,
@@ -189,7 +195,7 @@ def _start(request: Request) -> ClusterClient:
                 cluster = jobs.cluster
                 jobs.submit(count)
                 print(
-                    f"Job logs and credentials: {jobs.directory}\n"
+                    f"{from_settings(profile)}Job logs and credentials: {jobs.directory}\n"
                     f"Dashboard, on {socket.gethostname()} only: {cluster.dashboard_link}",
                     file=sys.stderr,
                 )
@@ -313,11 +319,13 @@ def describe(name: str, workers: int | str | None = None) -> str:
     count = number_of_workers(workers or profile["workers"])
     if is_batch(profile):
         jobs = number_of_jobs(profile, count)
+        settings = from_settings(profile)
         return (
             f"# {jobs} job(s) such as this one, for {count} rank(s): each starts Dask workers.\n"
             "# Your program stays where you start it, and submits the jobs. TIME and\n"
             "# SCHEDULER:PORT are known then. The `export` lines are ours: nothing to change.\n"
             "# Next: make doctor, with the same CLUSTER and OPTIONS\n"
+            f"{settings and f'# {settings}'}"
             f"{job_script(profile)}"
         )
     cls, options = _class_and_options(profile, count)

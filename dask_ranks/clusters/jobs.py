@@ -8,24 +8,30 @@ system; when `close` returns, the jobs are cancelled and the credentials are gon
 """
 
 import contextlib
+import copy
+import ipaddress
 import itertools
 import json
 import math
 import re
 import shlex
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import dask
+import psutil
 from distributed import Status
+from distributed.comm import get_address_host
 from distributed.security import Security
 
 from dask_ranks.clusters import protection
 from dask_ranks.clusters.profiles import cluster_class, refused
-from dask_ranks.clusters.queues import SYSTEMS, JobState, States, summary
+from dask_ranks.clusters.queues import SYSTEMS, JobState, States, job_number, summary
 from dask_ranks.run.folders import new_directory
 from dask_ranks.run.job import whole_number
 from dask_ranks.worker.time_limit import UNLIMITED
@@ -33,6 +39,11 @@ from ddp_common.errors import Error
 
 # Options of the cluster that dask-jobqueue's class for a single job does not take.
 CLUSTER_ONLY = ("scheduler_options", "silence_logs", "shared_temp_directory", "n_workers", "name")
+# What dask-jobqueue's settings call otherwise than its arguments
+ARGUMENTS = {"name": "job_name", "extra": "worker_extra_args", "env_extra": "job_script_prologue"}
+# The files with what a job of this number has printed: ours, those of PBS Pro, those of Torque
+LOGS = ("worker-{}.log", "worker-{}.*.log", "{}.*.OU", "{}.*.ER", "*.o{}", "*.e{}")
+CREDENTIALS = ("tls_ca_file", "tls_worker_cert", "tls_worker_key")  # that a worker needs
 LOG_LINES = 25  # of a worker's log, for an error message
 
 
@@ -70,12 +81,8 @@ def job_script(profile: dict) -> str:
     """
     job_class = cluster_class(profile["cluster"]).job_cls
     with tempfile.TemporaryDirectory() as folder:
-        security = Security(
-            require_encryption=True,
-            tls_ca_file=f"{folder}/ca",
-            tls_worker_cert=f"{folder}/cert",
-            tls_worker_key=f"{folder}/key",
-        )
+        paths = {name: f"{folder}/credentials/{name}" for name in CREDENTIALS}
+        security = Security(require_encryption=True, **paths)
         try:
             all_options = job_options(profile, folder, security).items()
             options = {name: value for name, value in all_options if name not in CLUSTER_ONLY}
@@ -88,13 +95,14 @@ def job_script(profile: dict) -> str:
 def job_options(profile: dict, directory: str | Path, security: Security) -> dict[str, Any]:
     """The keyword arguments of dask-jobqueue's cluster class: the profile's, and our own.
 
-    `directory` is for the jobs' logs; dask-jobqueue writes there what is in memory of `security`.
+    `directory` is for the jobs' logs, and a folder in it for what workers need of `security`.
     """
     options = {"processes": 1, "silence_logs": "error", **profile["options"]}
     if SYSTEMS[profile["cluster"]].name == "Slurm":
         # In quotes, which dask-jobqueue's own lines lack
         directives = options.get("job_extra_directives") or []
-        options["job_extra_directives"] = [f'-o "{directory}/worker-%j.log"', *directives]
+        paths = [f'-{stream} "{directory}/worker-%j.log"' for stream in "oe"]
+        options["job_extra_directives"] = [*paths, *directives]
     else:
         options["log_directory"] = str(directory)
     return {
@@ -110,7 +118,7 @@ def job_options(profile: dict, directory: str | Path, security: Security) -> dic
         ],
         "security": security,
         "protocol": "tls://",
-        "shared_temp_directory": str(directory),
+        "shared_temp_directory": f"{directory}/credentials",
         "scheduler_options": {
             "dashboard_address": "127.0.0.1:0",
             **(options.get("scheduler_options") or {}),
@@ -118,14 +126,42 @@ def job_options(profile: dict, directory: str | Path, security: Security) -> dic
     }
 
 
-class QuotedPaths:
-    """Before a cluster class of dask-jobqueue: the folder may have a space in its name."""
+class OwnFiles:
+    """Before a cluster class of dask-jobqueue: workers' credentials are in a folder of their own.
+
+    That folder may have a space in its name.
+    """
 
     def _get_worker_security(self, security: Security) -> Security:
-        written = super()._get_worker_security(security)  # type: ignore[misc]  # dask-jobqueue's
-        for name in ("tls_ca_file", "tls_worker_cert", "tls_worker_key"):
-            setattr(written, name, shlex.quote(getattr(written, name)))
+        folder = Path(self.shared_temp_directory)  # type: ignore[attr-defined]  # dask-jobqueue's
+        folder.mkdir(mode=0o700)
+        written = copy.copy(security)
+        for name in CREDENTIALS:
+            path = folder / name
+            path.touch(0o600)
+            path.write_text(getattr(security, name))
+            setattr(written, name, shlex.quote(str(path)))
         return written
+
+
+class OwnNumber:
+    """Before a class of dask-jobqueue's jobs: a job's number is what the batch system calls it.
+
+    dask-jobqueue takes the first digits that are printed, which may be those of a site's greeting.
+    """
+
+    submit_command: str
+
+    def _job_id_from_submit_output(self, said: str) -> str:
+        number = job_number(said)
+        if number is None:
+            raise Error(
+                f"{self.submit_command} has not said the number of one job. It said: "
+                f"{said.strip() or 'nothing'}\nIf the job is in the queue, cancel it yourself: "
+                "nobody else will. Is this command a wrapper of your site? It must print what "
+                "the real one prints: 'Submitted batch job 5', '5' or '5.server', on a line alone."
+            )
+        return number
 
 
 def _prologue(profile: dict, directory: str | Path) -> list[str]:
@@ -144,12 +180,15 @@ def _prologue(profile: dict, directory: str | Path) -> list[str]:
         "export DASK_DISTRIBUTED__WORKER__HTTP__ROUTES=[]",
         "export DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s",
         f"export DASK_DISTRIBUTED__WORKER__PRELOAD={shlex.quote(json.dumps([PRELOAD]))}",
+        "trap : TERM  # it is for the worker, for whose end this shell waits",
+        *(profile["options"].get("job_script_prologue") or []),
         "export DDP_SCRATCH=$(mktemp -d)  # a folder that only you can read",
         "export DASK_TEMPORARY_DIRECTORY=$DDP_SCRATCH",
-        "trap : TERM  # it is for the worker, for whose end this shell waits",
-        """trap 'rm -rf "$DDP_SCRATCH"' EXIT""",
+        # A trap of the profile's lines runs too, and with the exit code that it would have seen
+        'eval "set -- $(trap -p EXIT)"  # $3: what the lines above have at the end',
+        """trap 'ddp_code=$?; set +e; rm -rf "$DDP_SCRATCH"; (exit $ddp_code); '"${3-}" EXIT""",
     ]
-    return lines + (profile["options"].get("job_script_prologue") or [])
+    return lines
 
 
 def job_warning(profile: dict) -> float:
@@ -204,8 +243,10 @@ class Jobs:
         self.arrived: dict[str, str] = {}
         self._names = (f"worker-{number}" for number in itertools.count())
         self.directory = new_directory("clusters").absolute()
+        self.cluster: Any = None
         cls = cluster_class(profile["cluster"])
-        cls = protection.private(type(cls.__name__, (QuotedPaths, cls), {}))
+        job_cls = type(cls.__name__, (OwnNumber, cls.job_cls), {})
+        cls = protection.private(type(cls.__name__, (OwnFiles, cls), {"job_cls": job_cls}))
         try:
             for path in (str(self.directory), profile["options"].get("python") or sys.executable):
                 # dask-jobqueue writes it into a script as it is
@@ -215,13 +256,10 @@ class Jobs:
                         "Move the clone, or set RUNS=/a/folder and the profile's `python`."
                     )
             self.cluster = cls(**job_options(profile, self.directory, protection.credentials()))
+            refuse_loopback(self.cluster)
         except BaseException:
-            self._remove_directory()
+            self.close()
             raise
-
-    def _remove_directory(self) -> None:
-        with contextlib.suppress(OSError):  # not empty: it has logs
-            self.directory.rmdir()
 
     def submit(self, workers: int) -> None:
         """Have as many jobs as `workers` need: submits what is missing.
@@ -233,12 +271,14 @@ class Jobs:
             self.cluster.worker_spec[next(self._names)] = self.cluster.new_spec
         try:
             self._apply_spec()
-        except (RuntimeError, OSError, ValueError) as error:
+        except (Error, RuntimeError, OSError, ValueError) as error:
             # dask-jobqueue does not mark the refused jobs, and Dask would not close the cluster.
             for name, job in list(self.cluster.workers.items()):
                 if job.job_id is None:
                     job.status = Status.closed
                     self.cluster.worker_spec.pop(name, None)  # the next one has another name
+            if isinstance(error, Error):
+                raise
             output = re.search(r"stdout:\n(.*)stderr:\n(.*)", str(error), re.DOTALL)
             said = output[1] + output[2] if output else str(error)
             raise Error(
@@ -287,7 +327,7 @@ class Jobs:
             return f"{self.system.name} does not answer", set()
         for name in ended(states) - set(self.arrived.values()):
             raise Error(
-                f"Job {self._ids()[name]} ended before its worker came ({states[name][1]}).\n"
+                f"Job {self._ids()[name]} ended before its worker came: {states[name][1]}.\n"
                 f"{self.log(name)}\n"
                 "Fix the cause that it names; DRY=1 prints the job script, "
                 "`make doctor` checks the usual causes."
@@ -325,11 +365,9 @@ class Jobs:
     def log(self, name: str) -> str:
         """The end of what a job has printed, with the path; a sentence if there is nothing."""
         job_id = self._ids()[name]
-        its_name = re.compile(rf"(?<!\d){re.escape(job_id)}(?!\d)")
         told = []
-        for path in sorted(self.directory.iterdir()):
-            if its_name.search(path.name) and path.stat().st_size:
-                lines = path.read_text(errors="replace").splitlines()
+        for path in (each for log in LOGS for each in self.directory.glob(log.format(job_id))):
+            if lines := path.read_text(errors="replace").splitlines():
                 told += [f"{path}:", *lines[-LOG_LINES:]]
         if told:
             return "\n".join(told)
@@ -341,11 +379,56 @@ class Jobs:
     def close(self) -> None:
         """Cancel the jobs, and remove the credentials."""
         try:
-            self.cluster.close()
+            if self.cluster is not None:
+                self.cluster.close()
         finally:
-            for name in ("ca_file", "cert", "key"):
-                getattr(self.cluster, f"_job_{name}").close()  # that removes dask-jobqueue's file
-            self._remove_directory()
+            shutil.rmtree(self.directory / "credentials", ignore_errors=True)
+            with contextlib.suppress(OSError):  # not empty: it has logs
+                self.directory.rmdir()
+
+
+def refuse_loopback(cluster: Any) -> None:
+    """Raise `Error` for a scheduler at an address of this host alone, unless it was asked for."""
+    chosen, scheduler = cluster.scheduler_spec["options"], cluster.scheduler
+    host = get_address_host(scheduler.address)
+    asked_for = chosen.get("host") or chosen.get("interface") or scheduler.contact_address
+    if asked_for or not ipaddress.ip_address(host).is_loopback:
+        return
+    networks = [
+        f"{name} ({each.address})"
+        for name, addresses in psutil.net_if_addrs().items()
+        for each in addresses
+        if each.family == socket.AF_INET
+    ]
+    raise Error(
+        f"Jobs on other hosts could not reach the scheduler at {host}: this host's own name leads "
+        "there, and it has no default route.\nName the network that it shares with them, "
+        f'OPTIONS="interface=…", one of {", ".join(networks)}. Do they call it otherwise? '
+        "`scheduler_options.interface` is for this host."
+    )
+
+
+def from_settings(profile: dict) -> str:
+    """What jobs have from Dask's settings, such as a site's jobqueue.yaml; '' if nothing is there.
+
+    One line: options that are taken, and those that the profile or `job_options` replace.
+    """
+    section = cluster_class(profile["cluster"]).job_cls.config_name
+    there = dask.config.get(f"jobqueue.{section}")
+    default = dask.config.merge(*dask.config.defaults)["jobqueue"][section]
+    ours = {"log_directory": True, **job_options(profile, "", Security())}
+    taken, replaced = [], []
+    for name, value in there.items():
+        option = name.replace("-", "_")
+        if value != default.get(name):
+            is_replaced = ours.get(ARGUMENTS.get(option, option)) is not None
+            (replaced if is_replaced else taken).append(f"{option}={value}")
+    if not taken and not replaced:
+        return ""
+    return (
+        f"From jobqueue.yaml, Dask's settings: {', '.join(taken) or 'nothing'}. "
+        f"Replaced here: {', '.join(replaced) or 'nothing'}.\n"
+    )
 
 
 def ended(states: States) -> set[str]:

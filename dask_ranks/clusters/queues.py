@@ -1,7 +1,8 @@
 """What a batch system says of its jobs and queues: Slurm by squeue and sinfo, PBS by qstat.
 
 Relies on the commands being on PATH. Promises: a batch system that does not answer is an
-`OSError`, which is not the same as one that has no jobs; reasons are its own words.
+`OSError`, which is not the same as one that has no jobs; reasons are its own words; the number of
+a job is what it says in its own form, whatever else a site's wrapper prints.
 """
 
 import re
@@ -30,7 +31,34 @@ SLURM = {
     "RUNNING": JobState.RUNNING,
     **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED"), JobState.PENDING),
 }
+MEANING = {
+    "RUNNING": "it is running",
+    "COMPLETING": "it is ending",
+    "COMPLETED": "it came to its end",
+    "CANCELLED": "it was cancelled",
+    "FAILED": "it failed",
+    "NODE_FAIL": "its node failed",
+    "BOOT_FAIL": "its node did not start",
+    "TIMEOUT": "its time limit was reached",
+    "DEADLINE": "its deadline was reached",
+    "OUT_OF_MEMORY": "its memory ran out",
+    "PREEMPTED": "another job took its place",
+}
 PBS = {**dict.fromkeys("RB", JobState.RUNNING), **dict.fromkeys("ECFX", JobState.ENDED)}
+
+
+# What sbatch says, also for a certain cluster; what `sbatch --parsable` and qsub say
+SUBMITTED = re.compile(r"^Submitted batch job (\d+)(?: on cluster \S+)?\s*$", re.M)
+NUMBER = re.compile(r"^(\d+)(?:\[\])?(?:[.;](?=\S*[A-Za-z])\S+)?\s*$", re.M)
+
+
+def job_number(said: str) -> str | None:
+    """The number of the job that `sbatch` or `qsub` say they have submitted.
+
+    None if they name none, or several. Numbers inside of other lines are a site's, not a job's.
+    """
+    numbers = set(SUBMITTED.findall(said) or NUMBER.findall(said))
+    return numbers.pop() if len(numbers) == 1 else None
 
 
 def slurm_states(ids: Iterable[str]) -> States:
@@ -45,6 +73,8 @@ def slurm_states(ids: Iterable[str]) -> States:
             continue
         job, word, reason = line.split("|", 2)
         why = word if reason in ("None", "") else reason
+        if word in MEANING:
+            why = f"{MEANING[word]} ({why})"
         states[job] = SLURM.get(word, JobState.ENDED), why
     return {job: states[job] for job in ids if job in states}
 
