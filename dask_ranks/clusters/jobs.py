@@ -9,14 +9,12 @@ system; when `close` returns, the jobs are cancelled and the credentials are gon
 
 import contextlib
 import copy
-import ipaddress
 import itertools
 import json
 import math
 import re
 import shlex
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -95,7 +93,7 @@ def job_script(profile: dict) -> str:
 def job_options(profile: dict, directory: str | Path, security: Security) -> dict[str, Any]:
     """The keyword arguments of dask-jobqueue's cluster class: the profile's, and our own.
 
-    `directory` is for the jobs' logs, and a folder in it for what workers need of `security`.
+    `directory` is for the jobs' logs.
     """
     options = {"processes": 1, "silence_logs": "error", **profile["options"]}
     if SYSTEMS[profile["cluster"]].name == "Slurm":
@@ -118,7 +116,7 @@ def job_options(profile: dict, directory: str | Path, security: Security) -> dic
         ],
         "security": security,
         "protocol": "tls://",
-        "shared_temp_directory": f"{directory}/credentials",
+        "shared_temp_directory": str(directory),
         "scheduler_options": {
             "dashboard_address": "127.0.0.1:0",
             **(options.get("scheduler_options") or {}),
@@ -126,42 +124,16 @@ def job_options(profile: dict, directory: str | Path, security: Security) -> dic
     }
 
 
-class OwnFiles:
-    """Before a cluster class of dask-jobqueue: workers' credentials are in a folder of their own.
-
-    That folder may have a space in its name.
-    """
-
-    def _get_worker_security(self, security: Security) -> Security:
-        folder = Path(self.shared_temp_directory)  # type: ignore[attr-defined]  # dask-jobqueue's
-        folder.mkdir(mode=0o700)
-        written = copy.copy(security)
-        for name in CREDENTIALS:
-            path = folder / name
-            path.touch(0o600)
-            path.write_text(getattr(security, name))
-            setattr(written, name, shlex.quote(str(path)))
-        return written
-
-
-class OwnNumber:
-    """Before a class of dask-jobqueue's jobs: a job's number is what the batch system calls it.
-
-    dask-jobqueue takes the first digits that are printed, which may be those of a site's greeting.
-    """
-
-    submit_command: str
-
-    def _job_id_from_submit_output(self, said: str) -> str:
-        number = job_number(said)
-        if number is None:
-            raise Error(
-                f"{self.submit_command} has not said the number of one job. It said: "
-                f"{said.strip() or 'nothing'}\nIf the job is in the queue, cancel it yourself: "
-                "nobody else will. Is this command a wrapper of your site? It must print what "
-                "the real one prints: 'Submitted batch job 5', '5' or '5.server', on a line alone."
-            )
-        return number
+def in_files(security: Security, folder: Path) -> Security:
+    """What a worker needs of `security`, in files of a new folder, which may have a space."""
+    folder.mkdir(mode=0o700)
+    written = copy.copy(security)
+    for name in CREDENTIALS:
+        path = folder / name
+        path.touch(0o600)
+        path.write_text(getattr(security, name))
+        setattr(written, name, shlex.quote(str(path)))
+    return written
 
 
 def _prologue(profile: dict, directory: str | Path) -> list[str]:
@@ -173,7 +145,8 @@ def _prologue(profile: dict, directory: str | Path) -> list[str]:
         lines.append(f'exec >> "{directory}/worker-$PBS_JOBID.log" 2>&1')
     if system == "Slurm":
         end = f"${{SLURM_JOB_END_TIME:-{end}}}"
-    lines += [
+    return [
+        *lines,
         f"export DDP_JOB_END={end}  # seconds since 1970",
         f"export DDP_JOB_WARNING={job_warning(profile):g}  # seconds before, ranks save and leave",
         "export DASK_DISTRIBUTED__WORKER__DAEMON=False",
@@ -188,7 +161,6 @@ def _prologue(profile: dict, directory: str | Path) -> list[str]:
         'eval "set -- $(trap -p EXIT)"  # $3: what the lines above have at the end',
         """trap 'ddp_code=$?; set +e; rm -rf "$DDP_SCRATCH"; (exit $ddp_code); '"${3-}" EXIT""",
     ]
-    return lines
 
 
 def job_warning(profile: dict) -> float:
@@ -243,10 +215,15 @@ class Jobs:
         self.arrived: dict[str, str] = {}
         self._names = (f"worker-{number}" for number in itertools.count())
         self.directory = new_directory("clusters").absolute()
+        self.credentials = self.directory / "credentials"
         self.cluster: Any = None
         cls = cluster_class(profile["cluster"])
-        job_cls = type(cls.__name__, (OwnNumber, cls.job_cls), {})
-        cls = protection.private(type(cls.__name__, (OwnFiles, cls), {"job_cls": job_cls}))
+        own_number = {"_job_id_from_submit_output": staticmethod(job_number)}
+        own_files = {
+            "job_cls": type(cls.job_cls.__name__, (cls.job_cls,), own_number),
+            "_get_worker_security": lambda _, security: in_files(security, self.credentials),
+        }
+        cls = protection.private(type(cls.__name__, (cls,), own_files))
         try:
             for path in (str(self.directory), profile["options"].get("python") or sys.executable):
                 # dask-jobqueue writes it into a script as it is
@@ -382,53 +359,38 @@ class Jobs:
             if self.cluster is not None:
                 self.cluster.close()
         finally:
-            shutil.rmtree(self.directory / "credentials", ignore_errors=True)
+            shutil.rmtree(self.credentials, ignore_errors=True)
             with contextlib.suppress(OSError):  # not empty: it has logs
                 self.directory.rmdir()
 
 
 def refuse_loopback(cluster: Any) -> None:
-    """Raise `Error` for a scheduler at an address of this host alone, unless it was asked for."""
-    chosen, scheduler = cluster.scheduler_spec["options"], cluster.scheduler
+    """Raise `Error` for a scheduler that other hosts cannot reach, unless it was asked for."""
+    scheduler, chosen = cluster.scheduler, cluster.scheduler_spec["options"]
     host = get_address_host(scheduler.address)
     asked_for = chosen.get("host") or chosen.get("interface") or scheduler.contact_address
-    if asked_for or not ipaddress.ip_address(host).is_loopback:
-        return
-    networks = [
-        f"{name} ({each.address})"
-        for name, addresses in psutil.net_if_addrs().items()
-        for each in addresses
-        if each.family == socket.AF_INET
-    ]
-    raise Error(
-        f"Jobs on other hosts could not reach the scheduler at {host}: this host's own name leads "
-        "there, and it has no default route.\nName the network that it shares with them, "
-        f'OPTIONS="interface=…", one of {", ".join(networks)}. Do they call it otherwise? '
-        "`scheduler_options.interface` is for this host."
-    )
+    if host.startswith(("127.", "::1")) and not asked_for:
+        raise Error(
+            f"Jobs on other hosts cannot reach a scheduler at {host}. It would be there, as this "
+            "host's own name leads there and it has no default route.\nName the network that it "
+            f'shares with them: OPTIONS="interface=…", one of {", ".join(psutil.net_if_addrs())}. '
+            "Where they call it otherwise, `scheduler_options.interface` is for this host."
+        )
 
 
-def from_settings(profile: dict) -> str:
-    """What jobs have from Dask's settings, such as a site's jobqueue.yaml; '' if nothing is there.
-
-    One line: options that are taken, and those that the profile or `job_options` replace.
-    """
+def from_site(profile: dict) -> str:
+    """A line on what jobs have from Dask's settings, as a site's jobqueue.yaml; '' if nothing."""
     section = cluster_class(profile["cluster"]).job_cls.config_name
-    there = dask.config.get(f"jobqueue.{section}")
     default = dask.config.merge(*dask.config.defaults)["jobqueue"][section]
     ours = {"log_directory": True, **job_options(profile, "", Security())}
-    taken, replaced = [], []
-    for name, value in there.items():
-        option = name.replace("-", "_")
+    said: dict[bool, list[str]] = {True: [], False: []}  # whether it is taken
+    for name, value in dask.config.get(f"jobqueue.{section}").items():
         if value != default.get(name):
-            is_replaced = ours.get(ARGUMENTS.get(option, option)) is not None
-            (replaced if is_replaced else taken).append(f"{option}={value}")
-    if not taken and not replaced:
-        return ""
-    return (
-        f"From jobqueue.yaml, Dask's settings: {', '.join(taken) or 'nothing'}. "
-        f"Replaced here: {', '.join(replaced) or 'nothing'}.\n"
-    )
+            option = name.replace("-", "_")
+            said[ours.get(ARGUMENTS.get(option, option)) is None].append(f"{option}={value}")
+    taken, replaced = (", ".join(said[each]) or "nothing" for each in (True, False))
+    line = f"From jobqueue.yaml, Dask's settings: {taken}. Replaced here: {replaced}.\n"
+    return line if said[True] or said[False] else ""
 
 
 def ended(states: States) -> set[str]:

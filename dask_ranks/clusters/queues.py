@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ddp_common.errors import Error
+
 ANSWER_TIMEOUT = 30  # seconds
 UNKNOWN_JOB = re.compile(r"[Uu]nknown [Jj]ob|[Ii]nvalid job|has finished")
 
@@ -31,34 +33,33 @@ SLURM = {
     "RUNNING": JobState.RUNNING,
     **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED"), JobState.PENDING),
 }
-MEANING = {
-    "RUNNING": "it is running",
+MEANING = {  # of those words of Slurm for which there often is no reason
     "COMPLETING": "it is ending",
-    "COMPLETED": "it came to its end",
     "CANCELLED": "it was cancelled",
-    "FAILED": "it failed",
     "NODE_FAIL": "its node failed",
-    "BOOT_FAIL": "its node did not start",
     "TIMEOUT": "its time limit was reached",
-    "DEADLINE": "its deadline was reached",
     "OUT_OF_MEMORY": "its memory ran out",
     "PREEMPTED": "another job took its place",
 }
 PBS = {**dict.fromkeys("RB", JobState.RUNNING), **dict.fromkeys("ECFX", JobState.ENDED)}
-
-
 # What sbatch says, also for a certain cluster; what `sbatch --parsable` and qsub say
 SUBMITTED = re.compile(r"^Submitted batch job (\d+)(?: on cluster \S+)?\s*$", re.M)
 NUMBER = re.compile(r"^(\d+)(?:\[\])?(?:[.;](?=\S*[A-Za-z])\S+)?\s*$", re.M)
 
 
-def job_number(said: str) -> str | None:
-    """The number of the job that `sbatch` or `qsub` say they have submitted.
+def job_number(said: str) -> str:
+    """The number of the job that `sbatch` or `qsub` say they have submitted, in their own form.
 
-    None if they name none, or several. Numbers inside of other lines are a site's, not a job's.
+    Raises `Error` if they name none, or several.
     """
     numbers = set(SUBMITTED.findall(said) or NUMBER.findall(said))
-    return numbers.pop() if len(numbers) == 1 else None
+    if len(numbers) == 1:
+        return numbers.pop()
+    raise Error(
+        f"The batch system has not named one job. It said: {said.strip() or 'nothing'}\nIf there "
+        "is one in the queue, cancel it. A site's own command has to print what the real one "
+        "does, on a line alone: 'Submitted batch job 5', '5', '5;cluster' or '5.server'."
+    )
 
 
 def slurm_states(ids: Iterable[str]) -> States:
@@ -73,9 +74,8 @@ def slurm_states(ids: Iterable[str]) -> States:
             continue
         job, word, reason = line.split("|", 2)
         why = word if reason in ("None", "") else reason
-        if word in MEANING:
-            why = f"{MEANING[word]} ({why})"
-        states[job] = SLURM.get(word, JobState.ENDED), why
+        in_words = f"{MEANING[word]} ({why})" if word in MEANING else why
+        states[job] = SLURM.get(word, JobState.ENDED), in_words
     return {job: states[job] for job in ids if job in states}
 
 

@@ -25,13 +25,8 @@ def command(launcher: str, tutorial: str, workers: int, restarts: int) -> list[s
         shared = ["--overlap"] if "SLURM_STEP_ID" in os.environ else []
         options = [*shared, f"--ntasks={workers}", "--kill-on-bad-exit=1"]
         return ["srun", *options, sys.executable, *program]
-    return [
-        "torchrun",
-        "--standalone",
-        f"--nproc-per-node={workers}",
-        f"--max-restarts={restarts}",
-        *program,
-    ]
+    options = ["--standalone", f"--nproc-per-node={workers}", f"--max-restarts={restarts}"]
+    return ["torchrun", *options, *program]
 
 
 def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> None:
