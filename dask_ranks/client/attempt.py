@@ -251,8 +251,11 @@ def start(attempt: Attempt, payload: Any, tables: Tables) -> None:
         # Through the scheduler once, to one worker, from which the others take it
         scatter = functools.partial(attempt.client.scatter, payload, workers=first, hash=False)
         payload = attempt.wait_for(scatter, COPY_TIMEOUT)
-    for spec in _specs(attempt, answers[first[0]]):
-        _submit(attempt, spec, payload)
+    for spec, rank in zip(_specs(attempt, answers[first[0]]), attempt.ranks):
+        key = f"ddp-rank-{attempt.attempt_id}-{spec.rank}"
+        whole = agent.run_rank, spec, payload, rank.tables
+        rank.task = rpc.submit(attempt.client, key, rank.address, *whole)
+        rank.task.add_done_callback(functools.partial(attempt.note_end, spec.rank))
     attempt.submitted = time.monotonic()
 
 
@@ -290,20 +293,3 @@ def _specs(attempt: Attempt, store: tuple[str, int]) -> list[RankSpec]:
         texts = {name: str(value) for name, value in variables.items()}
         specs.append(RankSpec(attempt.attempt_id, rank, texts))
     return specs
-
-
-def _submit(attempt: Attempt, spec: RankSpec, payload: Any) -> None:
-    """Submit a task that only this rank's worker may run."""
-    rank = attempt.ranks[spec.rank]
-    rank.task = attempt.client.submit(
-        agent.run_rank,
-        spec,
-        payload,
-        rank.tables,
-        workers=[rank.address],
-        pure=False,
-        retries=0,
-        key=f"ddp-rank-{attempt.attempt_id}-{spec.rank}",
-        priority=10,
-    )
-    rank.task.add_done_callback(functools.partial(attempt.note_end, spec.rank))

@@ -14,15 +14,7 @@ from distributed import Client
 
 from dask_ranks.client.rpc import answers_within, begin
 from dask_ranks.worker import spool
-from ddp_common.checkpoint_files import (
-    checkpoints,
-    digest,
-    new_temporary,
-    newest,
-    remove_all_but,
-    stated_digest,
-    step_of,
-)
+from ddp_common import checkpoint_files as files
 from ddp_common.errors import Error, first_line
 
 FETCH_TIMEOUT = 600  # seconds that the last checkpoints have to arrive when a run ends
@@ -49,7 +41,8 @@ class Checkpoints:
     def last_step(self) -> int:
         """The step of the newest file, by its name: the ranks will see whether it is good."""
         self._not_here()
-        return max(map(step_of, filter(stated_digest, checkpoints(self.directory))), default=0)
+        named = filter(files.stated_digest, files.checkpoints(self.directory))
+        return max(map(files.step_of, named), default=0)
 
     async def find(self) -> None:
         """Find out which workers see the run directory.
@@ -70,16 +63,15 @@ class Checkpoints:
             )
         finally:
             marker.unlink(missing_ok=True)
-        self.blind = [
-            each for each, folder in self.folders.items() if folder != str(self.directory)
-        ]
+        own = str(self.directory)
+        self.blind = [each for each, folder in self.folders.items() if folder != own]
 
     async def hand_out(self) -> None:
         """Write the newest of each folder to the workers that do not see them."""
         if not self.blind:
             return
         folders = [self.directory, *filter(Path.is_dir, self.directory.iterdir())]
-        for path in filter(None, await asyncio.to_thread(lambda: [*map(newest, folders)])):
+        for path in filter(None, await asyncio.to_thread(lambda: [*map(files.newest, folders)])):
             name = str(path.relative_to(self.directory))
             content = await asyncio.to_thread(path.read_bytes)
             await self.client.run(spool.write, self.attempt_id, name, content, workers=self.blind)
@@ -141,10 +133,10 @@ class Checkpoints:
 def _write(path: Path, content: bytes, keep: int) -> None:
     """Write a checkpoint file, whole or not at all, and remove those that it replaces."""
     path.parent.mkdir(mode=0o755, exist_ok=True)
-    with new_temporary(path.parent) as file:
+    with files.new_temporary(path.parent) as file:
         file.write(content)
         file.flush()
-        if digest(Path(file.name)) != stated_digest(path):
+        if files.digest(Path(file.name)) != files.stated_digest(path):
             raise Error(f"{path.name} did not arrive whole.")
         os.replace(file.name, path)
-    remove_all_but(keep, path)
+    files.remove_all_but(keep, path)

@@ -86,9 +86,7 @@ class AttemptState:
         self.why_cancelled = reason
 
     def failed(self) -> list[RankState]:
-        no_failure = ["done", "stopped"]
-        if self.is_cancelled:
-            no_failure.append("cancelled")
+        no_failure = {"done", "stopped"} | ({"cancelled"} if self.is_cancelled else set())
         return [rank for rank in self.ended if rank.how not in no_failure]
 
     def stopped(self) -> list[RankState]:

@@ -106,9 +106,8 @@ def _what_is_set() -> list[Callable[[], Any]]:
 
     Where this program has no handler of logging, the function may set one.
     """
-    calls: list[Callable[[], Any]] = [
-        functools.partial(handover.be_as_in, [*sys.argv], os.getcwd())
-    ]
+    as_here = functools.partial(handover.be_as_in, [*sys.argv], os.getcwd())
+    calls: list[Callable[[], Any]] = [as_here]
     if logging.getLogger().handlers:
         calls.append(functools.partial(logging.basicConfig, level=logging.getLogger().level))
     torch = sys.modules.get("torch")

@@ -50,9 +50,8 @@ def on_workers(client: Client, job: Job) -> Run:
             own_tables.ready(job.timeout)
             rows_held = own_tables.rows_held()
             inbox = open_inbox(client, attempt_id)
-            with claimed_workers(
-                client, attempt_id, job.workers, job.timeout, rows_held
-            ) as addresses:
+            claimed = claimed_workers(client, attempt_id, job.workers, job.timeout, rows_held)
+            with claimed as addresses:
                 run_directory = run_directory or _open_directory(job, len(addresses))
                 number = len(failures) + 1
                 attempt = Attempt(client, attempt_id, addresses, inbox, run_directory, job, number)
@@ -116,9 +115,8 @@ def _run(attempt: Attempt, payload: bytes, own_tables: Tables, failures: list[Ex
     job = attempt.job
     signals.attempts_running += 1
     try:
-        config = describe(
-            attempt.directory.path, job.run_config, attempt.addresses, job.function_name
-        )
+        path, addresses = attempt.directory.path, attempt.addresses
+        config = describe(path, job.run_config, addresses, job.function_name)
         attempt.recorder.describe(config)
         if failures:
             _note_restart(attempt, failures[-1])

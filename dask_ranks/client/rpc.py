@@ -44,6 +44,12 @@ def begin(client: Client, ask: Callable[[], Awaitable]) -> concurrent.futures.Fu
     return asyncio.run_coroutine_threadsafe(answer(), client.loop.asyncio_loop)  # type: ignore
 
 
+def submit(client: Client, key: str, address: str, function: Callable, *arguments: Any) -> Future:
+    """A task, once and before others, that only the worker at this address may run."""
+    where: dict = {"workers": [address], "pure": False, "retries": 0, "priority": 10}
+    return client.submit(function, *arguments, key=key, **where)
+
+
 def ask_each(client: Client, function: Callable, *arguments: Any, workers: list[str]) -> dict:
     """What `function(*arguments)` returns on each worker: a dict that fills as they answer.
 

@@ -35,9 +35,7 @@ def name_culprit(ranks: list[RankState], stuck: list[RankState]) -> tuple[RankSt
     elsewhere = [
         rank
         for rank in ranks
-        if rank.whereabouts is not None
-        and not rank.has_returned
-        and not rank.whereabouts.in_collective
+        if (there := rank.whereabouts) and not (rank.has_returned or there.in_collective)
     ]
     returned = [rank for rank in ranks if rank.has_returned]
     different = _different_calls(ranks)
@@ -171,10 +169,8 @@ def _elements(collective: Collective) -> int:
 
 def _waits_in(rank: RankState) -> Collective | None:
     """The first collective that a rank has begun and not finished."""
-    for each in _calls(rank):
-        if not each.is_finished and not each.is_between_two:
-            return each
-    return None
+    going_on = (each for each in _calls(rank) if not each.is_finished and not each.is_between_two)
+    return next(going_on, None)
 
 
 def _who_waits(culprit: RankState, ranks: list[RankState]) -> str:
@@ -194,11 +190,10 @@ def is_for_good(ranks: list[RankState], stuck: list[RankState]) -> bool:
     Each waits in a collective for one whose function has returned, which has not begun it and
     never will; or all its ranks wait in it, and they have called different ones.
     """
-    for rank in stuck:
-        current = _waits_in(rank)
-        if current is None or not (_lacks_one(current, ranks) or _is_different(current, ranks)):
-            return False
-    return True
+    return all(
+        current is not None and (_lacks_one(current, ranks) or _is_different(current, ranks))
+        for current in map(_waits_in, stuck)
+    )
 
 
 def _lacks_one(current: Collective, ranks: list[RankState]) -> bool:

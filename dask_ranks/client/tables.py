@@ -22,7 +22,7 @@ from distributed import CancelledError, Client, Future, wait
 
 from dask_ranks import handover
 from dask_ranks.client.claims import no_answer
-from dask_ranks.client.rpc import CONNECTION_LOST, ask_all, known_workers, why_cancelled
+from dask_ranks.client.rpc import CONNECTION_LOST, ask_all, known_workers, submit, why_cancelled
 from dask_ranks.handover import Look, StandIn, Table
 from ddp_common.errors import Error, first_line
 
@@ -221,9 +221,7 @@ class Tables:
             )
         except OSError:  # of a worker that was lost
             return False
-        looks: dict[Key, Look | str] = {}
-        for answer in answers.values():
-            looks.update(answer)
+        looks = {key: look for answer in answers.values() for key, look in answer.items()}
         if any(key not in looks or not self.holders[key] for key in keys):
             return False
         columns = [
@@ -248,17 +246,9 @@ class Tables:
                 mine = [number for number, to in enumerate(goes_to[given.name]) if to == rank]
                 tables.append(Table(given.name, given.lengths, dict.fromkeys(mine)))
                 partitions.append([given.futures[number] for number in mine])
-            future = self.client.submit(
-                handover.hand_over,
-                tables,
-                partitions,
-                workers=[address],
-                pure=False,
-                retries=0,
-                key=f"ddp-tables-{attempt_id}-{rank}",
-                priority=10,
-            )
-            futures.append(future)
+            key = f"ddp-tables-{attempt_id}-{rank}"
+            task = submit(self.client, key, address, handover.hand_over, tables, partitions)
+            futures.append(task)
         return futures
 
     def _assign(self, addresses: list[str]) -> dict[str, list[int]]:

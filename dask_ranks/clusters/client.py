@@ -17,15 +17,7 @@ from typing import Any
 from distributed import Client, Scheduler
 from distributed.security import Security
 
-from dask_ranks.client import claims
-from dask_ranks.client.rpc import (
-    answers_within,
-    ask_all,
-    begin,
-    known_workers,
-    refuse_without_package,
-    wait_until,
-)
+from dask_ranks.client import claims, rpc
 from dask_ranks.clusters.jobs import Jobs, ended
 from dask_ranks.worker import plugin
 from dask_ranks.worker.fork_server import ForkServer
@@ -87,11 +79,11 @@ class ClusterClient(Client):
     def make_usable(self) -> None:
         """Wait until the workers are there, and have each import torch ahead."""
         self.wait_until_there()
-        ask_all(self, time_left)  # refuses those that do not answer, or have no ddp_common
+        rpc.ask_all(self, time_left)  # refuses those that do not answer, or have no ddp_common
         try:
             self.run_on_scheduler(time_left)
         except ImportError as error:
-            refuse_without_package(error)
+            rpc.refuse_without_package(error)
             raise
         path = self.fork_server.path if self.fork_server else None
         self.register_plugin(
@@ -112,7 +104,7 @@ class ClusterClient(Client):
         An empty dict while the scheduler cannot be reached.
         """
         try:
-            known = known_workers(self)
+            known = rpc.known_workers(self)
         except OSError:
             return {}
         return {at: worker for at, worker in known.items() if worker["status"] == "running"}
@@ -126,7 +118,7 @@ class ClusterClient(Client):
         """
         deadline = time.monotonic() + self.timeout
         said = None
-        while not wait_until(
+        while not rpc.wait_until(
             lambda: len(self.workers()) >= self.expected,
             min(QUEUE_INTERVAL, deadline - time.monotonic()),
         ):
@@ -180,7 +172,7 @@ class ClusterClient(Client):
         over = ended(self.jobs.states() or {})
         if failed:  # those that would soon end a restart
             job_at = {at: self.jobs.job_of(worker) for at, worker in self.workers().items()}
-            left = answers_within(ANSWER_TIMEOUT, self, time_left, workers=list(job_at))
+            left = rpc.answers_within(ANSWER_TIMEOUT, self, time_left, workers=list(job_at))
             over |= {
                 job_at[at] for at, seconds in left.items() if seconds < 1.5 * self.jobs.warning
             }
@@ -197,7 +189,7 @@ class ClusterClient(Client):
             address for address, worker in self.workers().items() if jobs.job_of(worker) in over
         }
         jobs.cancel(over)
-        wait_until(lambda: not leaving & set(self.workers()), GONE_TIMEOUT)
+        rpc.wait_until(lambda: not leaving & set(self.workers()), GONE_TIMEOUT)
         jobs.submit(self.expected)
 
     def __enter__(self) -> "ClusterClient":
@@ -218,7 +210,7 @@ class ClusterClient(Client):
         if self.cluster is None and self.status == "running":
             # It may be lost, or have no dask_ranks; or a worker does not answer it
             with contextlib.suppress(OSError, ImportError):
-                forgetting = begin(self, lambda: self.run_on_scheduler(forget_plugin, self.id))
+                forgetting = rpc.begin(self, lambda: self.run_on_scheduler(forget_plugin, self.id))
                 forgetting.result(ANSWER_TIMEOUT)
         # Connections to workers end in the middle of what Dask wanted to tell them.
         with dask_is_silent(), self.to_close:

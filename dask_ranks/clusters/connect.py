@@ -24,17 +24,9 @@ from dask.system import CPU_COUNT
 from distributed.comm import connect as connect_to
 from distributed.security import Security
 
-from dask_ranks.clusters import protection
+from dask_ranks.clusters import profiles, protection
 from dask_ranks.clusters.client import ClusterClient, Request, dask_is_silent, open_clients
-from dask_ranks.clusters.jobs import Jobs, check_commands, job_script, number_of_jobs
-from dask_ranks.clusters.profiles import (
-    cluster_class,
-    gpus,
-    is_batch,
-    number_of_workers,
-    read_profile,
-    refused,
-)
+from dask_ranks.clusters.jobs import Jobs, check_commands, from_site, job_script, number_of_jobs
 from dask_ranks.run import progress
 from dask_ranks.without_dask.launchers import LAUNCHERS, started_by
 from dask_ranks.worker.fork_server import ForkServer
@@ -107,9 +99,9 @@ def connect(
     dask.config.set(SETTINGS)
     if dask.config.get("temporary-directory") is None:
         dask.config.set({"temporary-directory": protection.private_folder()})
-    content = read_profile(name)
+    content = profiles.read_profile(name)
     default = 1 if "://" in name else content["workers"]
-    count = number_of_workers(default if wanted is None else wanted)
+    count = profiles.number_of_workers(default if wanted is None else wanted)
     request = Request(name, content, count, is_limited=bool(wanted))
     for earlier in open_clients:
         if earlier.request == request and earlier.status == "running":
@@ -179,17 +171,17 @@ def _start(request: Request) -> ClusterClient:
     profile, count = request.profile, request.workers
     jobs = fork_server = None
     name, options = _class_and_options(profile, count)
-    cluster_class(name)  # in this thread: dask-jobqueue sets the handler of a signal
+    profiles.cluster_class(name)  # in this thread: dask-jobqueue sets the handler of a signal
     try:
         # Nannies would print tracebacks of what they raise. If anything fails, all is closed
         with dask_is_silent(), contextlib.ExitStack() as opened:
-            if is_batch(profile):
+            if profiles.is_batch(profile):
                 jobs = made_in_time(lambda: Jobs(profile))
                 opened.callback(jobs.close)
                 cluster = jobs.cluster
                 jobs.submit(count)
                 print(
-                    f"Job logs and credentials: {jobs.directory}\n"
+                    f"{from_site(profile)}Job logs and credentials: {jobs.directory}\n"
                     f"Dashboard, on {socket.gethostname()} only: {cluster.dashboard_link}",
                     file=sys.stderr,
                 )
@@ -216,7 +208,7 @@ def _start(request: Request) -> ClusterClient:
     except Error:
         raise
     except Exception as error:  # of any kind: it is the cluster class's own
-        raise refused(profile, error) from error
+        raise profiles.refused(profile, error) from error
 
 
 def made_in_time(make: Callable[[], Any]) -> Any:
@@ -270,7 +262,7 @@ def _make_cluster(name: str, options: dict[str, Any], count: int) -> Any:
     security = options.pop("security", None)
     if security:
         options["security"] = protection.credentials() if security is True else security
-    return protection.private(cluster_class(name))(n_workers=count, **options)
+    return protection.private(profiles.cluster_class(name))(n_workers=count, **options)
 
 
 def _class_and_options(profile: dict, count: int) -> tuple[str, dict[str, Any]]:
@@ -279,12 +271,13 @@ def _class_and_options(profile: dict, count: int) -> tuple[str, dict[str, Any]]:
     `security` is True for a cluster that is to speak TLS with credentials of its own.
     """
     name = profile["cluster"]
-    if profile["gpu_cluster"] and gpus():
+    if profile["gpu_cluster"] and profiles.gpus():
         name = profile["gpu_cluster"]
-        if count > gpus():
+        if count > profiles.gpus():
             raise Error(
-                f"WORKERS={count}: each worker takes a GPU, and this machine has {gpus()}. Ask "
-                "for no more, or train on the CPU: set CUDA_VISIBLE_DEVICES to nothing."
+                f"WORKERS={count}: each worker takes a GPU, and this machine has "
+                f"{profiles.gpus()}. Ask for no more, or train on the CPU: set "
+                "CUDA_VISIBLE_DEVICES to nothing."
             )
     options = profile["options"]
     if name.endswith(("LocalCluster", "LocalCUDACluster")) and "protocol" not in options:
@@ -297,8 +290,8 @@ def _class_and_options(profile: dict, count: int) -> tuple[str, dict[str, Any]]:
 def check(name: str) -> None:
     """Raise `Error` for what can be known of a profile to be wrong before anything is started."""
     describe(name)
-    profile = read_profile(name)
-    if is_batch(profile):
+    profile = profiles.read_profile(name)
+    if profiles.is_batch(profile):
         check_commands(profile)
 
 
@@ -309,16 +302,18 @@ def describe(name: str, workers: int | str | None = None) -> str:
     """
     if "://" in name:
         return f"Nothing would be started: there is a scheduler at {name}."
-    profile = read_profile(name)
-    count = number_of_workers(workers or profile["workers"])
-    if is_batch(profile):
+    profile = profiles.read_profile(name)
+    count = profiles.number_of_workers(workers or profile["workers"])
+    if profiles.is_batch(profile):
         jobs = number_of_jobs(profile, count)
+        script, settings = job_script(profile), from_site(profile)
         return (
             f"# {jobs} job(s) such as this one, for {count} rank(s): each starts Dask workers.\n"
             "# Your program stays where you start it, and submits the jobs. TIME and\n"
             "# SCHEDULER:PORT are known then. The `export` lines are ours: nothing to change.\n"
             "# Next: make doctor, with the same CLUSTER and OPTIONS\n"
-            f"{job_script(profile)}"
+            f"{settings and f'# {settings}'}"
+            f"{script}"
         )
     cls, options = _class_and_options(profile, count)
     options = {"n_workers": count, **options}

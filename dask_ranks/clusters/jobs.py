@@ -8,6 +8,7 @@ system; when `close` returns, the jobs are cancelled and the credentials are gon
 """
 
 import contextlib
+import copy
 import itertools
 import json
 import math
@@ -20,12 +21,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import dask
+import psutil
 from distributed import Status
+from distributed.comm import get_address_host
 from distributed.security import Security
 
 from dask_ranks.clusters import protection
 from dask_ranks.clusters.profiles import cluster_class, refused
-from dask_ranks.clusters.queues import SYSTEMS, JobState, States, summary
+from dask_ranks.clusters.queues import SYSTEMS, JobState, States, job_number, summary
 from dask_ranks.run.folders import new_directory
 from dask_ranks.run.job import whole_number
 from dask_ranks.worker.time_limit import UNLIMITED
@@ -33,6 +37,11 @@ from ddp_common.errors import Error
 
 # Options of the cluster that dask-jobqueue's class for a single job does not take.
 CLUSTER_ONLY = ("scheduler_options", "silence_logs", "shared_temp_directory", "n_workers", "name")
+# What dask-jobqueue's settings call otherwise than its arguments
+ARGUMENTS = {"name": "job_name", "extra": "worker_extra_args", "env_extra": "job_script_prologue"}
+# The files with what a job of this number has printed: ours, those of PBS Pro, those of Torque
+LOGS = ("worker-{}.log", "worker-{}.*.log", "{}.*.OU", "{}.*.ER", "*.o{}", "*.e{}")
+CREDENTIALS = ("tls_ca_file", "tls_worker_cert", "tls_worker_key")  # that a worker needs
 LOG_LINES = 25  # of a worker's log, for an error message
 
 
@@ -70,12 +79,8 @@ def job_script(profile: dict) -> str:
     """
     job_class = cluster_class(profile["cluster"]).job_cls
     with tempfile.TemporaryDirectory() as folder:
-        security = Security(
-            require_encryption=True,
-            tls_ca_file=f"{folder}/ca",
-            tls_worker_cert=f"{folder}/cert",
-            tls_worker_key=f"{folder}/key",
-        )
+        paths = {name: f"{folder}/credentials/{name}" for name in CREDENTIALS}
+        security = Security(require_encryption=True, **paths)
         try:
             all_options = job_options(profile, folder, security).items()
             options = {name: value for name, value in all_options if name not in CLUSTER_ONLY}
@@ -88,12 +93,13 @@ def job_script(profile: dict) -> str:
 def job_options(profile: dict, directory: str | Path, security: Security) -> dict[str, Any]:
     """The keyword arguments of dask-jobqueue's cluster class: the profile's, and our own.
 
-    `directory` is for the jobs' logs; dask-jobqueue writes there what is in memory of `security`.
+    `directory` is for the jobs' logs.
     """
     options = {"processes": 1, "silence_logs": "error", **profile["options"]}
     if SYSTEMS[profile["cluster"]].name == "Slurm":
         # In quotes, which dask-jobqueue's own lines lack
-        ours = [f'-o "{directory}/worker-%j.log"', "--no-requeue"]
+        paths = [f'-{stream} "{directory}/worker-%j.log"' for stream in "oe"]
+        ours = [*paths, "--no-requeue"]
     else:
         options["log_directory"] = str(directory)
         ours = ["-r n"]
@@ -120,14 +126,16 @@ def job_options(profile: dict, directory: str | Path, security: Security) -> dic
     }
 
 
-class QuotedPaths:
-    """Before a cluster class of dask-jobqueue: the folder may have a space in its name."""
-
-    def _get_worker_security(self, security: Security) -> Security:
-        written = super()._get_worker_security(security)  # type: ignore[misc]  # dask-jobqueue's
-        for name in ("tls_ca_file", "tls_worker_cert", "tls_worker_key"):
-            setattr(written, name, shlex.quote(getattr(written, name)))
-        return written
+def in_files(security: Security, folder: Path) -> Security:
+    """What a worker needs of `security`, in files of a new folder, which may have a space."""
+    folder.mkdir(mode=0o700)
+    written = copy.copy(security)
+    for name in CREDENTIALS:
+        path = folder / name
+        path.touch(0o600)
+        path.write_text(getattr(security, name))
+        setattr(written, name, shlex.quote(str(path)))
+    return written
 
 
 def _prologue(profile: dict, directory: str | Path) -> list[str]:
@@ -139,19 +147,22 @@ def _prologue(profile: dict, directory: str | Path) -> list[str]:
         lines.append(f'exec >> "{directory}/worker-$PBS_JOBID.log" 2>&1')
     if system == "Slurm":
         end = f"${{SLURM_JOB_END_TIME:-{end}}}"
-    lines += [
+    return [
+        *lines,
         f"export DDP_JOB_END={end}  # seconds since 1970",
         f"export DDP_JOB_WARNING={job_warning(profile):g}  # seconds before, ranks save and leave",
         "export DASK_DISTRIBUTED__WORKER__DAEMON=False",
         "export DASK_DISTRIBUTED__WORKER__HTTP__ROUTES=[]",
         "export DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s",
         f"export DASK_DISTRIBUTED__WORKER__PRELOAD={shlex.quote(json.dumps([PRELOAD]))}",
+        "trap : TERM  # it is for the worker, for whose end this shell waits",
+        *(profile["options"].get("job_script_prologue") or []),
         "export DDP_SCRATCH=$(mktemp -d)  # a folder that only you can read",
         "export DASK_TEMPORARY_DIRECTORY=$DDP_SCRATCH",
-        "trap : TERM  # it is for the worker, for whose end this shell waits",
-        """trap 'rm -rf "$DDP_SCRATCH"' EXIT""",
+        # A trap of the profile's lines runs too, and with the exit code that it would have seen
+        'eval "set -- $(trap -p EXIT)"  # $3: what the lines above have at the end',
+        """trap 'ddp_code=$?; set +e; rm -rf "$DDP_SCRATCH"; (exit $ddp_code); '"${3-}" EXIT""",
     ]
-    return lines + (profile["options"].get("job_script_prologue") or [])
 
 
 def job_warning(profile: dict) -> float:
@@ -206,8 +217,15 @@ class Jobs:
         self.arrived: dict[str, str] = {}
         self._names = (f"worker-{number}" for number in itertools.count())
         self.directory = new_directory("clusters").absolute()
+        self.credentials = self.directory / "credentials"
+        self.cluster: Any = None
         cls = cluster_class(profile["cluster"])
-        cls = protection.private(type(cls.__name__, (QuotedPaths, cls), {}))
+        own_number = {"_job_id_from_submit_output": staticmethod(job_number)}
+        own_files = {
+            "job_cls": type(cls.job_cls.__name__, (cls.job_cls,), own_number),
+            "_get_worker_security": lambda _, security: in_files(security, self.credentials),
+        }
+        cls = protection.private(type(cls.__name__, (cls,), own_files))
         try:
             for path in (str(self.directory), profile["options"].get("python") or sys.executable):
                 # dask-jobqueue writes it into a script as it is
@@ -217,13 +235,10 @@ class Jobs:
                         "Move the clone, or set RUNS=/a/folder and the profile's `python`."
                     )
             self.cluster = cls(**job_options(profile, self.directory, protection.credentials()))
+            refuse_loopback(self.cluster)
         except BaseException:
-            self._remove_directory()
+            self.close()
             raise
-
-    def _remove_directory(self) -> None:
-        with contextlib.suppress(OSError):  # not empty: it has logs
-            self.directory.rmdir()
 
     def submit(self, workers: int) -> None:
         """Have as many jobs as `workers` need: submits what is missing.
@@ -235,12 +250,14 @@ class Jobs:
             self.cluster.worker_spec[next(self._names)] = self.cluster.new_spec
         try:
             self._apply_spec()
-        except (RuntimeError, OSError, ValueError) as error:
+        except (Error, RuntimeError, OSError, ValueError) as error:
             # dask-jobqueue does not mark the refused jobs, and Dask would not close the cluster.
             for name, job in list(self.cluster.workers.items()):
                 if job.job_id is None:
                     job.status = Status.closed
                     self.cluster.worker_spec.pop(name, None)  # the next one has another name
+            if isinstance(error, Error):
+                raise
             output = re.search(r"stdout:\n(.*)stderr:\n(.*)", str(error), re.DOTALL)
             said = output[1] + output[2] if output else str(error)
             raise Error(
@@ -289,7 +306,7 @@ class Jobs:
             return f"{self.system.name} does not answer", set()
         for name in ended(states) - set(self.arrived.values()):
             raise Error(
-                f"Job {self._ids()[name]} ended before its worker came ({states[name][1]}).\n"
+                f"Job {self._ids()[name]} ended before its worker came: {states[name][1]}.\n"
                 f"{self.log(name)}\n"
                 "Fix the cause that it names; DRY=1 prints the job script, "
                 "`make doctor` checks the usual causes."
@@ -327,11 +344,9 @@ class Jobs:
     def log(self, name: str) -> str:
         """The end of what a job has printed, with the path; a sentence if there is nothing."""
         job_id = self._ids()[name]
-        its_name = re.compile(rf"(?<!\d){re.escape(job_id)}(?!\d)")
         told = []
-        for path in sorted(self.directory.iterdir()):
-            if its_name.search(path.name) and path.stat().st_size:
-                lines = path.read_text(errors="replace").splitlines()
+        for path in (each for log in LOGS for each in self.directory.glob(log.format(job_id))):
+            if lines := path.read_text(errors="replace").splitlines():
                 told += [f"{path}:", *lines[-LOG_LINES:]]
         if told:
             return "\n".join(told)
@@ -343,11 +358,41 @@ class Jobs:
     def close(self) -> None:
         """Cancel the jobs, and remove the credentials."""
         try:
-            self.cluster.close()
+            if self.cluster is not None:
+                self.cluster.close()
         finally:
-            for name in ("ca_file", "cert", "key"):
-                getattr(self.cluster, f"_job_{name}").close()  # that removes dask-jobqueue's file
-            self._remove_directory()
+            shutil.rmtree(self.credentials, ignore_errors=True)
+            with contextlib.suppress(OSError):  # not empty: it has logs
+                self.directory.rmdir()
+
+
+def refuse_loopback(cluster: Any) -> None:
+    """Raise `Error` for a scheduler that other hosts cannot reach, unless it was asked for."""
+    scheduler, chosen = cluster.scheduler, cluster.scheduler_spec["options"]
+    host = get_address_host(scheduler.address)
+    asked_for = chosen.get("host") or chosen.get("interface") or scheduler.contact_address
+    if host.startswith(("127.", "::1")) and not asked_for:
+        raise Error(
+            f"Jobs on other hosts cannot reach a scheduler at {host}. It would be there, as this "
+            "host's own name leads there and it has no default route.\nName the network that it "
+            f'shares with them: OPTIONS="interface=…", one of {", ".join(psutil.net_if_addrs())}. '
+            "Where they call it otherwise, `scheduler_options.interface` is for this host."
+        )
+
+
+def from_site(profile: dict) -> str:
+    """A line on what jobs have from Dask's settings, as a site's jobqueue.yaml; '' if nothing."""
+    section = cluster_class(profile["cluster"]).job_cls.config_name
+    default = dask.config.merge(*dask.config.defaults)["jobqueue"][section]
+    ours = {"log_directory": True, **job_options(profile, "", Security())}
+    said: dict[bool, list[str]] = {True: [], False: []}  # whether it is taken
+    for name, value in dask.config.get(f"jobqueue.{section}").items():
+        if value != default.get(name):
+            option = name.replace("-", "_")
+            said[ours.get(ARGUMENTS.get(option, option)) is None].append(f"{option}={value}")
+    taken, replaced = (", ".join(said[each]) or "nothing" for each in (True, False))
+    line = f"From jobqueue.yaml, Dask's settings: {taken}. Replaced here: {replaced}.\n"
+    return line if said[True] or said[False] else ""
 
 
 def ended(states: States) -> set[str]:

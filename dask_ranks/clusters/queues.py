@@ -1,7 +1,8 @@
 """What a batch system says of its jobs and queues: Slurm by squeue and sinfo, PBS by qstat.
 
 Relies on the commands being on PATH. Promises: a batch system that does not answer is an
-`OSError`, which is not the same as one that has no jobs; reasons are its own words.
+`OSError`, which is not the same as one that has no jobs; reasons are its own words; the number of
+a job is what it says in its own form, whatever else a site's wrapper prints.
 """
 
 import re
@@ -10,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+
+from ddp_common.errors import Error
 
 ANSWER_TIMEOUT = 30  # seconds
 UNKNOWN_JOB = re.compile(r"[Uu]nknown [Jj]ob|[Ii]nvalid job|has finished")
@@ -30,7 +33,33 @@ SLURM = {
     "RUNNING": JobState.RUNNING,
     **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED"), JobState.PENDING),
 }
+MEANING = {  # of those words of Slurm for which there often is no reason
+    "COMPLETING": "it is ending",
+    "CANCELLED": "it was cancelled",
+    "NODE_FAIL": "its node failed",
+    "TIMEOUT": "its time limit was reached",
+    "OUT_OF_MEMORY": "its memory ran out",
+    "PREEMPTED": "another job took its place",
+}
 PBS = {**dict.fromkeys("RB", JobState.RUNNING), **dict.fromkeys("ECFX", JobState.ENDED)}
+# What sbatch says, also for a certain cluster; what `sbatch --parsable` and qsub say
+SUBMITTED = re.compile(r"^Submitted batch job (\d+)(?: on cluster \S+)?\s*$", re.M)
+NUMBER = re.compile(r"^(\d+)(?:\[\])?(?:[.;](?=\S*[A-Za-z])\S+)?\s*$", re.M)
+
+
+def job_number(said: str) -> str:
+    """The number of the job that `sbatch` or `qsub` say they have submitted, in their own form.
+
+    Raises `Error` if they name none, or several.
+    """
+    numbers = set(SUBMITTED.findall(said) or NUMBER.findall(said))
+    if len(numbers) == 1:
+        return numbers.pop()
+    raise Error(
+        f"The batch system has not named one job. It said: {said.strip() or 'nothing'}\nIf there "
+        "is one in the queue, cancel it. A site's own command has to print what the real one "
+        "does, on a line alone: 'Submitted batch job 5', '5', '5;cluster' or '5.server'."
+    )
 
 
 def slurm_states(ids: Iterable[str]) -> States:
@@ -45,7 +74,8 @@ def slurm_states(ids: Iterable[str]) -> States:
             continue
         job, word, reason = line.split("|", 2)
         why = word if reason in ("None", "") else reason
-        states[job] = SLURM.get(word, JobState.ENDED), why
+        in_words = f"{MEANING[word]} ({why})" if word in MEANING else why
+        states[job] = SLURM.get(word, JobState.ENDED), in_words
     return {job: states[job] for job in ids if job in states}
 
 

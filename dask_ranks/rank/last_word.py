@@ -117,10 +117,8 @@ def raised(error: BaseException) -> Ended:
 
     The message of an `Error` is enough to read.
     """
-    if isinstance(error, Error):
-        headline = str(error)
-    else:
-        headline = "".join(traceback.format_exception_only(error)).strip()
+    last_lines = "".join(traceback.format_exception_only(error))
+    headline = str(error) if isinstance(error, Error) else last_lines.strip()
     headline = _shortened(headline, LONGEST_MESSAGE)
     for part, hint in HINTS.items():
         if part in headline:
@@ -131,7 +129,7 @@ def raised(error: BaseException) -> Ended:
     frames = _from_the_function_on(error.__traceback__)
     text = "".join(traceback.format_exception(type(error), error, frames))
     if isinstance(error, Error):  # its message can be long, and is the headline
-        text = text.removesuffix("".join(traceback.format_exception_only(error)))
+        text = text.removesuffix(last_lines)
     text = _shortened(text, LONGEST_TRACEBACK)
     return Ended("raised", code, headline, text, _pickle_exception(error), has_lost_peer(error))
 

@@ -63,14 +63,10 @@ class Reporter(reporting.Sink):
         ended = whereabouts.last_ended()  # of them the last
         is_over = False
         while not is_over:
-            try:
+            with contextlib.suppress(queue.Empty):
                 message = self.outbox.get(timeout=POSITION_INTERVAL)
-            except queue.Empty:
-                pass
-            else:
-                if message is None:
-                    is_over = True
-                else:
+                is_over = message is None
+                if message is not None:
                     self._pass_on(message)
             if moves_told == self.moves and time.monotonic() > max(look_at, told):
                 look_at = time.monotonic() + COLLECTIVES_INTERVAL

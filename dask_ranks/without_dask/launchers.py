@@ -15,14 +15,7 @@ LAUNCHERS = ("torchrun", "srun")  # those that `make run` can start
 MPI = ("OMPI_COMM_WORLD", "PMI")  # how variables of Open MPI begin; of MPICH and Intel MPI
 FIRST_PORT = 15_000
 PORTS = 17_000  # so many: they end below the range that systems use for outgoing connections
-NEEDED = (
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_STEP_NODELIST",
-)
+NEEDED = "PROCID LOCALID JOB_ID STEP_ID STEP_NUM_TASKS STEP_NODELIST".split()  # after SLURM_
 
 
 def started_by() -> str | None:
@@ -62,7 +55,7 @@ def set_variables_of_slurm() -> None:
     MASTER_ADDR and MASTER_PORT are as the user has set them, if so. Raises `Error` if variables of
     Slurm are missing.
     """
-    missing = [name for name in NEEDED if name not in os.environ]
+    missing = [f"SLURM_{name}" for name in NEEDED if f"SLURM_{name}" not in os.environ]
     if missing:
         raise Error(
             f"srun has started this process, but {', '.join(missing)} is not set. A wrapper "

@@ -300,7 +300,7 @@ def _follow(
         for pid in left
     ]
     ended = process.ended or Ended("exited")
-    if ended.got_sigterm and time_limit.is_near():
+    if ended.got_sigterm and time_limit.time_left() <= time_limit.warning():
         ended.message = "near the time limit of its job"
     if not was_wanted:
         ended = Ended("cancelled")

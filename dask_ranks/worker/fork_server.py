@@ -25,15 +25,7 @@ import weakref
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
 
-from dask_ranks.worker.supervisor import (
-    children,
-    kill,
-    reap,
-    subreaper,
-    supervise,
-    tell,
-    wake_when_a_child_ends,
-)
+from dask_ranks.worker import supervisor
 
 BACKLOG = 1024  # workers that may connect while torch is being imported
 LONGEST_FOLDER = 70  # characters, for temporary files: a socket's path below it has 108 at most
@@ -136,10 +128,10 @@ def main(listener_fd: int, lifeline_fd: int, folder: str) -> None:
     home = next(each for each in (os.path.expanduser("~"), folder) if os.access(each, os.W_OK))
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{home}/.cache/torchinductor")
     import_ahead(NEEDED)
-    subreaper()
-    known = {*children()}  # of imports, and the supervisors
+    supervisor.subreaper()
+    known = {*supervisor.children()}  # of imports, and the supervisors
     # After the imports, which may wait for children of theirs
-    woken = wake_when_a_child_ends()
+    woken = supervisor.wake_when_a_child_ends()
     listener = socket.socket(fileno=listener_fd)
     lifeline = socket.socket(fileno=lifeline_fd)
     while True:
@@ -148,9 +140,10 @@ def main(listener_fd: int, lifeline_fd: int, folder: str) -> None:
             break
         if woken in ready:
             woken.recv(2**16)
-            known -= {pid for pid, _ in reap()}
-            for left_behind in {*children()} - known:  # by a supervisor that was killed
-                kill(left_behind)
+            known -= {pid for pid, _ in supervisor.reap()}
+            # By a supervisor that was killed
+            for left_behind in {*supervisor.children()} - known:
+                supervisor.kill(left_behind)
         if listener not in ready:
             continue
         accepted, _ = listener.accept()
@@ -158,11 +151,11 @@ def main(listener_fd: int, lifeline_fd: int, folder: str) -> None:
             try:
                 pid = os.fork()
             except OSError as error:
-                tell(worker, error)
+                supervisor.tell(worker, error)
                 continue
             if pid == 0:
                 listener.close()
                 woken.close()
-                supervise(worker, lifeline)
+                supervisor.supervise(worker, lifeline)
             known.add(pid)
     shutil.rmtree(folder, ignore_errors=True)

@@ -30,12 +30,7 @@ def time_left() -> float:
     return end - time.time()
 
 
-def is_near() -> bool:
-    """Whether the job has been warned of its time limit, or would be by now."""
-    return time_left() <= _warning()
-
-
-def _warning() -> float:
+def warning() -> float:
     """Seconds before the time limit at which ranks are told."""
     return float(os.environ.get("DDP_JOB_WARNING", 0))
 
@@ -57,15 +52,12 @@ def watch_time_limit(tell: Callable[[], None]) -> threading.Event:
 
 def _watch(tell: Callable[[], None], is_over: threading.Event) -> None:
     left = time_left()
-    while left > _warning():
-        if is_over.wait(min(left - _warning(), LONGEST_SLEEP)):
+    while left > warning():
+        if is_over.wait(min(left - warning(), LONGEST_SLEEP)):
             return
         left = time_left()
-    print(
-        f"{left:.0f} s before this job's time limit: the rank is told to save and leave",
-        file=sys.stderr,
-        flush=True,
-    )
+    words = f"{left:.0f} s before this job's time limit: the rank is told to save and leave"
+    print(words, file=sys.stderr, flush=True)
     while not is_over.is_set():
         tell()
         is_over.wait(REPEAT_INTERVAL)

@@ -44,7 +44,7 @@ def test_a_checkpoint_that_cannot_be_fetched_is_told_while_training_goes_on(apar
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     client, hidden = apart
-    monkeypatch.setattr(checkpoints, "digest", full)
+    monkeypatch.setattr(checkpoints.files, "digest", full)
     folder, told = hidden / "full", []
     options = {"workers": 2, "directory": folder, "pause": 0.1}
     run = ddp.launch(

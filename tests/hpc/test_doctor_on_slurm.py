@@ -51,7 +51,7 @@ def test_a_sound_slurm_is_fit_to_train(doctor):
     ("option", "words"),
     [
         ("queue=gpu", "FAILED queue gpu is not up; there is: main (up)"),
-        ("python=/no/python", "ended before its worker came (NonZeroExitCode)"),
+        ("python=/no/python", "ended before its worker came: NonZeroExitCode"),
     ],
     ids=["no_such_partition", "no_python_on_the_nodes"],
 )

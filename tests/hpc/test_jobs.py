@@ -98,7 +98,7 @@ def test_the_client_is_a_job_too_and_submits_those_of_the_workers(slurm, system,
     assert submitted.wait() == 0
     wait_until(lambda: not jobs(slurm))
     log = "".join(path.read_text() for path in tmp_path.glob("pets-*.log"))
-    assert "Done in" in log, log
+    assert re.search(r"(?s)held out\n.*The run begins.*Done in", log), log
     assert len(list((tmp_path / "runs" / "clusters").glob("*/*"))) >= 2  # the workers' logs
 
 
@@ -127,10 +127,9 @@ def test_where_no_new_job_starts_in_time_the_run_goes_on_with_those_there_are(
         said = finish(process, tmp_path)
     assert "Going on with 1 of 2 workers: the others did not come within" in said
     assert re.search(r"Restart 1 on 1 rank\(s\) from step [1-9]", said), said
-    assert re.search(
-        r"its worker (died or cannot be reached|was closed) \(job \d+: (CANCELLED|COMPLETING)",
-        said,
-    ), said
+    lost = r"its worker (died or cannot be reached|was closed)"
+    job = r"job \d+: (it was cancelled \(CANCELLED|it is ending \(COMPLETING)\)"
+    assert re.search(rf"{lost} \({job}\)", said), said
 
 
 def test_jobs_end_by_themselves_when_the_program_that_submitted_them_is_killed(
@@ -159,7 +158,7 @@ def test_a_killed_task_ends_the_job_of_srun_and_the_log_names_it(slurm, reposito
 
 def refusal(slurm, process, folder):
     said = finish(process, folder, code=1)
-    assert not list((folder / "runs").rglob(".dask-jobqueue*"))  # credentials
+    assert not list((folder / "runs").rglob("credentials"))
     wait_until(lambda: not jobs(slurm))
     return said
 
@@ -186,6 +185,62 @@ def test_jobs_that_never_start_end_the_wait_with_the_queues_own_reason(
         said = refusal(slurm, in_jobs(system, f"timeout={PATIENCE / 5:.0f}"), tmp_path)
     name, reason = {"slurm": ("Slurm", "PartitionDown"), "pbs": ("PBS", "state Q")}[system]
     assert f"{name} says of the jobs: 2 pending ({reason}). They were cancelled." in said
+
+
+def site_wrapper(slurm, folder, lines):
+    """PATH with an `sbatch` of a site's own, of these lines of bash."""
+    (folder / "sbatch").write_text(f"#!/bin/bash\n{lines}\n")
+    (folder / "sbatch").chmod(0o755)
+    return f"{folder}:{slurm.environment['PATH']}"
+
+
+GREETING = "Welcome to Lynx 3. Maintenance on 12 December 2026. You have 850 core hours."
+
+
+def test_the_numbers_in_a_sites_greeting_are_not_taken_for_jobs(slurm, in_jobs, tmp_path):
+    real = shutil.which("sbatch", path=slurm.environment["PATH"])
+    path = site_wrapper(slurm, tmp_path, f'echo "{GREETING}"\n{real} "$@"')
+    with partition_down(slurm):
+        said = refusal(slurm, in_jobs(options=f"timeout={PATIENCE / 5:.0f}", PATH=path), tmp_path)
+    assert "Slurm says of the jobs: 2 pending (PartitionDown). They were cancelled." in said
+
+
+def test_a_command_that_names_no_job_is_an_error_with_what_it_has_said(slurm, in_jobs, tmp_path):
+    process = in_jobs(PATH=site_wrapper(slurm, tmp_path, f'echo "{GREETING}"'))
+    said = refusal(slurm, process, tmp_path)
+    assert f"The batch system has not named one job. It said: {GREETING}\n" in said, said
+
+
+def test_a_scheduler_that_other_hosts_cannot_reach_is_refused_before_a_job_is_submitted(
+    slurm, repository, tmp_path
+):
+    """The login host's own name leads to 127.0.1.1, and it has no default route."""
+
+    def start(**variables):
+        return train(slurm, tmp_path, "in_no_hurry", repository, CLUSTER="slurm", **variables)
+
+    before = jobs(slurm, "--states=all")
+    said = refusal(slurm, start(OPTIONS="cores=1 memory=1GiB"), tmp_path)
+    assert "cannot reach a scheduler at 127.0.1.1" in said, said
+    assert 'OPTIONS="interface=…", one of lo, link0, link1.' in said
+    assert jobs(slurm, "--states=all") == before
+    assert not list((tmp_path / "runs" / "clusters").iterdir())
+    with partition_down(slurm):
+        on_purpose = start(OPTIONS="cores=1 memory=1GiB interface=lo timeout=1")
+        assert "2 pending" in refusal(slurm, on_purpose, tmp_path)
+
+
+def test_a_sites_settings_are_said_and_the_log_of_a_job_stays_where_it_is_looked_for(
+    slurm, in_jobs, tmp_path
+):
+    (tmp_path / "jobqueue.yaml").write_text(
+        f"jobqueue:\n  slurm:\n    queue: main\n    log-directory: {tmp_path / 'theirs'}\n"
+    )
+    process = in_jobs(options="python=/no/python", DASK_CONFIG=str(tmp_path))
+    said = refusal(slurm, process, tmp_path)
+    replaced = f"Replaced here: log_directory={tmp_path / 'theirs'}.\nJob logs and credentials"
+    assert f"From jobqueue.yaml, Dask's settings: queue=main. {replaced}" in said, said
+    assert re.search(r"(?s)Job \d+ ended before .*/no/python: No such file", said), said
 
 
 def test_without_the_commands_of_the_batch_system_it_says_so(slurm, in_jobs, tmp_path):
@@ -252,8 +307,9 @@ def test_ranks_in_jobs_read_the_partitions_of_a_table_where_they_lie(client):
 def test_a_client_without_the_credentials_of_the_run_is_refused(client, monkeypatch):
     address = client.scheduler.address
     assert address.startswith("tls://")
-    credentials = list(client.jobs.directory.glob(".dask-jobqueue*"))
-    assert [path.stat().st_mode & 0o777 for path in credentials] == [0o600] * 3
+    folder = client.jobs.directory / "credentials"
+    modes = [path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())]
+    assert modes == [0o700, 0o600, 0o600, 0o600]
     plain = address.replace("tls://", "tcp://")
     for stranger, security in ((plain, None), (address, Security.temporary())):
         with pytest.raises(OSError):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+import runs_here
 from hosts_here import NAMESPACES
 from runs_here import (
     LAST_STEP,
@@ -41,6 +42,17 @@ def test_srun_trains_two_ranks_without_dask_and_leaves_what_every_run_leaves(und
     assert (undisturbed / "output").read_text().count("Trained in no hurry.") == 1  # by rank 0
 
 
+def test_in_a_shell_that_srun_has_started_ranks_share_its_cores(slurm, tmp_path):
+    """As in `srun --cpus-per-task=2 --pty bash`: a step like others would wait for its end."""
+
+    def in_a_step(command, **options):
+        return slurm.login.start(["srun", "--cpus-per-task=2", *command], **options)
+
+    small = {"CLUSTER": "srun", "SET": "epochs=1 hidden=16 batch_size=8"}
+    process = runs_here.train(slurm.environment, tmp_path, "pets", ROOT, in_a_step, **small)
+    assert "Done in" in finish(process, tmp_path)
+
+
 def test_pets_is_trained_in_two_jobs_which_leave_nothing_but_their_logs(slurm, tmp_path):
     small = "epochs=1 hidden=16 batch_size=8"
     folder = tmp_path / "with a space"
@@ -50,7 +62,7 @@ def test_pets_is_trained_in_two_jobs_which_leave_nothing_but_their_logs(slurm, t
     (cluster,) = (folder / "runs" / "clusters").iterdir()
     assert cluster.stat().st_mode & 0o777 == 0o700
     assert len([path for path in cluster.iterdir() if path.stat().st_size]) == 2
-    assert not list(cluster.glob(".*"))  # credentials
+    assert not (cluster / "credentials").exists()
     assert "Failed to remove" not in "".join(path.read_text() for path in cluster.iterdir())
     wait_until(lambda: not jobs(slurm))
 

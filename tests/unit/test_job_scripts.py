@@ -1,6 +1,6 @@
 """What would be submitted: DRY=1 for every profile, on a machine without a batch system."""
 
-import gc
+import json
 import os
 import shlex
 import signal
@@ -34,15 +34,17 @@ export DASK_DISTRIBUTED__WORKER__HTTP__ROUTES=[]
 export DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP=11s
 export DASK_DISTRIBUTED__WORKER__PRELOAD='["import contextlib\\nwith \
 contextlib.suppress(ImportError): from dask_ranks.worker.rank_host import HOST; HOST.prepare()"]'
+trap : TERM  # it is for the worker, for whose end this shell waits
 export DDP_SCRATCH=$(mktemp -d)  # a folder that only you can read
 export DASK_TEMPORARY_DIRECTORY=$DDP_SCRATCH
-trap : TERM  # it is for the worker, for whose end this shell waits
-trap 'rm -rf "$DDP_SCRATCH"' EXIT
+eval "set -- $(trap -p EXIT)"  # $3: what the lines above have at the end
+trap 'ddp_code=$?; set +e; rm -rf "$DDP_SCRATCH"; (exit $ddp_code); '"${3-}" EXIT
 PYTHON -m dask_cuda.cli tls://SCHEDULER:PORT --name worker-0 --nthreads 8 \
 --memory-limit 32.00GiB --death-timeout 60 \
 --dashboard-address 127.0.0.1:0 --no-dashboard --protocol tls:// \
---tls-ca-file runs/clusters/TIME/ca \
---tls-cert runs/clusters/TIME/cert --tls-key runs/clusters/TIME/key
+--tls-ca-file runs/clusters/TIME/credentials/tls_ca_file \
+--tls-cert runs/clusters/TIME/credentials/tls_worker_cert \
+--tls-key runs/clusters/TIME/credentials/tls_worker_key
 """
 
 
@@ -68,6 +70,16 @@ def test_dry_prints_the_script_of_slurm_and_starts_and_leaves_nothing(tmp_path):
     lines = ["-p gpu", "-A abc", "-t 02:00:00", "--cpus-per-task=2", "--mem=4G"]
     assert all(f"#SBATCH {line}" in done.stdout for line in lines)
     assert "+ 7200" in done.stdout and not list(tmp_path.iterdir())
+
+
+def test_dry_says_what_a_sites_settings_give_to_the_jobs_and_what_replaces_them(tmp_path):
+    lines = ["queue: short", "interface: lo", "walltime: '08:00:00'", "cores: null"]
+    (tmp_path / "site.yaml").write_text("jobqueue:\n  slurm:\n    " + "\n    ".join(lines))
+    variables = {"DRY": "1", "CLUSTER": "slurm", "DASK_CONFIG": str(tmp_path)}
+    words = ["-m", "tutorials", "run", "pets"]
+    said = finished(*words, cwd=tmp_path, env={**os.environ, **variables}).stdout
+    taken = "# From jobqueue.yaml, Dask's settings: queue=short, interface=lo."
+    assert f"{taken} Replaced here: walltime=08:00:00.\n#!/usr/bin" in said, said
 
 
 def test_the_script_of_pbs_pro_asks_with_select():
@@ -115,11 +127,20 @@ time.sleep(600)
 """
 
 
-def test_a_cancelled_job_removes_its_temporary_files_when_its_worker_has_ended(tmp_path):
-    """The folder is of its user alone."""
+THEIRS = """trap 'echo "theirs, after $?"; exit 3' EXIT"""
+
+
+@pytest.mark.parametrize(
+    ("prologue", "then"), [([], ""), ([THEIRS, "set -eu"], "theirs, after 1\n")]
+)
+def test_a_cancelled_job_removes_its_temporary_files_when_its_worker_has_ended(
+    tmp_path, monkeypatch, prologue, then
+):
+    """The folder is of its user alone. Lines of a profile may have something to do at the end."""
+    monkeypatch.setenv("OPTIONS", f"job_script_prologue={shlex.quote(json.dumps(prologue))}")
     script = describe("slurm")
     python = shlex.quote(sys.executable)
-    lines = script[script.index("export DDP_SCRATCH") : script.index(python)]
+    lines = script[script.index("trap : TERM") : script.index(python)]
     (tmp_path / "job.sh").write_text(f"{lines}\n{python} -c '{WORKER}'\n")
     (tmp_path / "scratch").mkdir()
     job = subprocess.Popen(
@@ -131,7 +152,8 @@ def test_a_cancelled_job_removes_its_temporary_files_when_its_worker_has_ended(t
     )
     assert job.stdout.readline() == f"700 {os.getuid()}\n"
     os.killpg(job.pid, signal.SIGTERM)  # as the batch system sends it
-    assert job.communicate()[0] == "True\n"
+    assert job.communicate()[0] == f"True\n{then}"
+    assert job.returncode == (3 if then else 1)
     assert not list((tmp_path / "scratch").iterdir())
 
 
@@ -166,6 +188,7 @@ def test_a_network_that_this_host_lacks_is_refused_in_dasks_own_words(tmp_path, 
     (tmp_path / "sbatch").symlink_to("/bin/false")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("OPTIONS", "interface=ib77")
+    monkeypatch.setenv("RUNS", str(tmp_path))
     with pytest.raises(Error, match="'ib77' is not a valid network interface.*'lo'"):
         connect("slurm")
-    gc.collect()  # dask-jobqueue removes the credentials then
+    assert not list((tmp_path / "clusters").iterdir())

@@ -4,7 +4,13 @@ The texts are as `qstat -f` of OpenPBS, Torque and Slurm's front end writes them
 broken, and go on after a tab.
 """
 
-from dask_ranks.clusters.queues import JobState, read_qstat, summary
+from types import SimpleNamespace
+
+import pytest
+
+from dask_ranks.clusters.jobs import Jobs
+from dask_ranks.clusters.queues import JobState, job_number, read_qstat, slurm_states, summary
+from ddp_common import Error
 
 OPENPBS = """\
 Job Id: 12.head
@@ -76,3 +82,45 @@ def test_torque_says_it_in_other_words():
     assert states["7"] == (JobState.ENDED, "exit status 1")
     assert states["8"] == (JobState.PENDING, "state H")
     assert read_qstat(OF_SLURM) == {"18": (JobState.RUNNING, "state R")}
+
+
+GREETING = "Welcome to Lynx 3. Maintenance on 12 December 2026.\nLynx 3.1: 850 core hours left\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["Submitted batch job 4711", "Submitted batch job 4711 on cluster lynx3", "4711"]
+    + ["4711;lynx3", "4711.pbs-1.site.org", "4711[].server", "4711.1node "],
+)
+def test_the_number_of_a_job_is_what_a_command_says_in_its_own_form(line):
+    assert job_number(f"{line}\n") == job_number(f"{GREETING}{line}\nHave fun.\n") == "4711"
+
+
+@pytest.mark.parametrize("said", ["", GREETING, "12.5\n", "1\n2\n", "job 5 is submitted\n"])
+def test_other_numbers_are_not_taken_for_that_of_a_job(said):
+    with pytest.raises(Error, match="The batch system has not named one job. It said: "):
+        job_number(said)
+
+
+def test_an_end_is_told_in_words_with_slurms_own(tmp_path, monkeypatch):
+    (tmp_path / "squeue").write_text(
+        "#!/bin/sh\necho '5|CANCELLED|None\n6|TIMEOUT|TimeLimit\n7|SPECIAL_EXIT|None'"
+        "\necho '8|PENDING|Priority'\n"
+    )
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    words = ["it was cancelled (CANCELLED)", "its time limit was reached (TimeLimit)"]
+    whys = [why for _, why in slurm_states("5678").values()]
+    assert whys == [*words, "SPECIAL_EXIT", "Priority"]
+
+
+def test_only_a_jobs_own_log_is_shown(tmp_path):
+    (tmp_path / "credentials").mkdir()
+    for name in ("credentials/worker-3.log", "key.3", ".key.a3b", "worker-13.log", "3", "3.txt"):
+        (tmp_path / name).write_text("secret")
+    jobs = SimpleNamespace(directory=tmp_path, _ids=lambda: {"worker-0": "3"})
+    assert Jobs.log(jobs, "worker-0").startswith("Job 3 has left no log in ")
+    for name in ("worker-3.log", "worker-3.pbs.org.log", "3.pbs.org.OU", "dask-worker.e3"):
+        (tmp_path / name).write_text(f"from {name}")
+    said = Jobs.log(jobs, "worker-0")
+    assert said.count("from ") == 4 and "secret" not in said

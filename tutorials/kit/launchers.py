@@ -21,14 +21,12 @@ def command(launcher: str, tutorial: str, workers: int, restarts: int) -> list[s
     """The command line by which torchrun or srun starts the ranks."""
     program = ["-m", "tutorials", "run", tutorial]
     if launcher == "srun":
-        return ["srun", f"--ntasks={workers}", "--kill-on-bad-exit=1", sys.executable, *program]
-    return [
-        "torchrun",
-        "--standalone",
-        f"--nproc-per-node={workers}",
-        f"--max-restarts={restarts}",
-        *program,
-    ]
+        # In a shell that srun has started, this step would wait for that one's cores
+        shared = ["--overlap"] if "SLURM_STEP_ID" in os.environ else []
+        options = [*shared, f"--ntasks={workers}", "--kill-on-bad-exit=1"]
+        return ["srun", *options, sys.executable, *program]
+    options = ["--standalone", f"--nproc-per-node={workers}", f"--max-restarts={restarts}"]
+    return ["torchrun", *options, *program]
 
 
 def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> None:
