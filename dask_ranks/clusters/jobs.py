@@ -104,7 +104,9 @@ def job_options(profile: dict, directory: str | Path, security: Security) -> dic
         options["log_directory"] = str(directory)
         ours = ["-r n"]
     # One that its batch system has taken back would be queued again, later than its replacement
-    options["job_extra_directives"] = [*ours, *(options.get("job_extra_directives") or [])]
+    section = cluster_class(profile["cluster"]).job_cls.config_name
+    sites = dask.config.get(f"jobqueue.{section}.job-extra-directives", None) or []
+    options["job_extra_directives"] = [*ours, *(options.get("job_extra_directives") or sites)]
     return {
         "shebang": "#!/usr/bin/env bash",
         "python": shlex.quote(sys.executable),
@@ -385,6 +387,7 @@ def from_site(profile: dict) -> str:
     section = cluster_class(profile["cluster"]).job_cls.config_name
     default = dask.config.merge(*dask.config.defaults)["jobqueue"][section]
     ours = {"log_directory": True, **job_options(profile, "", Security())}
+    ours["job_extra_directives"] = profile["options"].get("job_extra_directives")
     said: dict[bool, list[str]] = {True: [], False: []}  # whether it is taken
     for name, value in dask.config.get(f"jobqueue.{section}").items():
         if value != default.get(name):

@@ -73,13 +73,15 @@ def test_dry_prints_the_script_of_slurm_and_starts_and_leaves_nothing(tmp_path):
 
 
 def test_dry_says_what_a_sites_settings_give_to_the_jobs_and_what_replaces_them(tmp_path):
-    lines = ["queue: short", "interface: lo", "walltime: '08:00:00'", "cores: null"]
+    lines = ["queue: short", "walltime: '08:00:00'", "cores: null"]
+    lines += ["job-extra-directives: [--constraint=new]"]
     (tmp_path / "site.yaml").write_text("jobqueue:\n  slurm:\n    " + "\n    ".join(lines))
     variables = {"DRY": "1", "CLUSTER": "slurm", "DASK_CONFIG": str(tmp_path)}
     words = ["-m", "tutorials", "run", "pets"]
     said = finished(*words, cwd=tmp_path, env={**os.environ, **variables}).stdout
-    taken = "# From jobqueue.yaml, Dask's settings: queue=short, interface=lo."
-    assert f"{taken} Replaced here: walltime=08:00:00.\n#!/usr/bin" in said, said
+    taken = "queue=short, job_extra_directives=['--constraint=new']"
+    line = f"# From jobqueue.yaml, Dask's settings: {taken}. Replaced here: walltime=08:00:00.\n"
+    assert f"{line}#!/usr/bin" in said and "#SBATCH --constraint=new\n" in said, said
 
 
 def test_the_script_of_pbs_pro_asks_with_select():

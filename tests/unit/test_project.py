@@ -74,9 +74,9 @@ def test_what_a_page_on_the_code_names_is_there(page):
 # Lines of Python in each package, as they were when it had been made smaller
 BUDGET = {
     "ddp_common": 4149,
-    "dask_ranks": 8300,
+    "dask_ranks": 8308,
     "tutorials/kit": 1670,
-    "tests": 19083,
+    "tests": 19617,
 }
 
 
