@@ -517,7 +517,7 @@ judge(checks.end_of_epoch(client), my_end_of_epoch, timeout=180)
 # <summary>Where the workshop's code has them</summary>
 # <code>tools/setup2.py</code> gives both loaders the training sampler: the logs have
 # 165 steps of evaluation; held-out images would make 42.
-# <code>scheduler.step(loss)</code> gets each worker's last training loss.</details>
+# <code>scheduler.step(loss)</code> gets each worker's own training loss.</details>
 #
 # ## 11. Break it
 #

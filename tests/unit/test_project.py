@@ -75,7 +75,7 @@ def test_what_a_page_on_the_code_names_is_there(page):
 BUDGET = {
     "ddp_common": 4149,
     "dask_ranks": 8308,
-    "tutorials/kit": 1670,
+    "tutorials/kit": 1668,
     "tests": 19617,
 }
 
