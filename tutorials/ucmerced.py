@@ -299,12 +299,11 @@ def my_header(site, need):
 judge(checks.header, my_header)
 
 # %% [markdown]
-# **Send it.** On Linux, with root, `make slurm-lab` in a terminal opens a shell on a
-# Slurm with four nodes. Save there as `job.sh` what `my_header({"account": "lab",
-# "partitions": {"main": 600}}, need)` returns, and below it `srun hostname`. Then
-# `sbatch job.sh`, `squeue`, `sacct`, and
-# [half an hour more](../clusters/README.md#a-slurm-to-practise-on): a job that is
-# cancelled, a node that fails. Without a Slurm go on here; the logs are printed below.
+# **Send it.** On Linux, with root, `make slurm-lab` opens a shell on a Slurm with four
+# nodes. Save as `job.sh` what `my_header({"account": "lab", "partitions": {"main":
+# 600}}, need)` returns, and `srun hostname`. Then `sbatch job.sh`, `squeue`, `sacct`;
+# [more](../clusters/README.md#a-slurm-to-practise-on): a node fails. Without Slurm go
+# on here.
 #
 # ## 5. The log
 #
