@@ -124,10 +124,10 @@ test-others: $(TEST) $(TRAINERS)
 	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) --dist loadgroup tests/others
 
 test-slurm: $(TEST)
-	@$(PYTHON) -m pytest tests/hpc/test_slurm.py
+	@$(PYTHON) -m pytest -rs tests/hpc/test_slurm.py
 
 test-all: test
-	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) tests/hpc tests/notebooks tests/faults
+	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) -rs tests/hpc tests/notebooks tests/faults
 
 lint: $(TEST)
 	@$(PYTHON) -m ruff format --check $(PROGRAMS)

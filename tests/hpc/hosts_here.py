@@ -3,10 +3,9 @@
     with running_hosts("one", "two") as (one, two): two.run("ping", "-c1", one.name)
 
 Needs root and iproute2 (Debian, Ubuntu). A host is a network namespace. The hosts share files,
-processors and memory; they reach each other through the switch, and nothing else: they have no
-default route. A host's own name leads to 127.0.1.1 there, as Debian has it, unless it is to be
-reachable. The switch is a namespace too: this machine's own network sees none of it, so that
-addresses cannot clash.
+processors and memory; they reach each other through the switch, and nothing else. A host's own
+name leads to 127.0.1.1 there, as Debian has it. The switch is a namespace too: this machine's own
+network sees none of it, so that addresses cannot clash.
 Promises: at the end namespaces, links and every process in them are gone.
 """
 
@@ -127,10 +126,10 @@ class Host:
 
 
 @contextlib.contextmanager
-def running_hosts(*names, is_own_name_reachable=False):
+def running_hosts(*names, has_default_route=False):
     """Make hosts of these names on one switch; yields a list of `Host`.
 
-    On each its own name leads to 127.0.1.1, or else to its address, as for the others.
+    Without a default route Dask takes a host's own name for its address.
     """
     common = f"ddp-{os.getpid()}-{next(_numbers)}"
     switch = f"{common}-switch"
@@ -154,7 +153,9 @@ def running_hosts(*names, is_own_name_reachable=False):
         _ip("-n", switch, "link", "set", "switch", "up")
         for host in hosts:
             _connect(host)
-            _name(host, hosts, host.address if is_own_name_reachable else "127.0.1.1")
+            _name(host, hosts)
+            if has_default_route:
+                _ip("-n", host.namespace, "route", "add", "default", "dev", host.interface)
         yield hosts
     finally:
         _remove([*(host.namespace for host in hosts), switch])
@@ -177,10 +178,10 @@ def _connect(host):
         _ip("-n", host.namespace, "link", "set", interface, "up")
 
 
-def _name(host, hosts, own):
+def _name(host, hosts):
     lines = [
         "127.0.0.1 localhost",
-        f"{own} {host.name}",
+        f"127.0.1.1 {host.name}",
         *(f"{other.address} {other.name}" for other in hosts if other is not host),
     ]
     host.names.write_text("\n".join(lines) + "\n")

@@ -39,7 +39,7 @@ def main():
         folder = Path(name)
         folder.chmod(0o755)  # jobs of any user write there
         has_database = not not_installed(PROGRAMS_OF_DATABASE)
-        with running_slurm(folder, has_database, is_own_name_reachable=True) as slurm:
+        with running_slurm(folder, has_database, has_default_route=True) as slurm:
             environment = {
                 name: value for name, value in slurm.environment.items() if name not in OF_MAKE
             }
