@@ -58,6 +58,14 @@ RUN_FOLDER = "DDP_CHECKPOINTS"  # the variable that says where the run's checkpo
 # Of this process's run: which checkpoint saves in which folder
 _saving: dict[Path, "Checkpoint"] = {}
 _writing = threading.Lock()  # one file at a time: two Checkpoints may save in one folder
+# Nothing is forked meanwhile: what C++ sets up at first use it registers under a lock of glibc's,
+# for which a loader worker that was forked at this moment would wait for ever.
+_first_use = threading.Lock()
+os.register_at_fork(
+    before=_first_use.acquire,
+    after_in_parent=_first_use.release,
+    after_in_child=_first_use.release,
+)
 
 
 class Checkpoint:
@@ -340,12 +348,13 @@ class Checkpoint:
         """
         path = None
         try:
-            self._refuse_nan()
-            make_folder(directory.parent)
-            mode = 0o755 if self._run_folder in directory.parents else 0o700
-            directory.mkdir(mode=mode, exist_ok=True)
-            with _writing:
-                path = write(self._state, directory, step, read_back=not self._was_read_back)
+            is_first = not self._was_read_back
+            with _writing, _first_use if is_first else contextlib.nullcontext():
+                self._refuse_nan()
+                make_folder(directory.parent)
+                mode = 0o755 if self._run_folder in directory.parents else 0o700
+                directory.mkdir(mode=mode, exist_ok=True)
+                path = write(self._state, directory, step, read_back=is_first)
             self._was_read_back = True
             remove_all_but(self.keep, path)
             reporting.post(reporting.CheckpointSaved(self._name_in_run(path), self.keep))

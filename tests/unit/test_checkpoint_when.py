@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+import time
 
 import pytest
 import torch
@@ -150,6 +151,27 @@ def test_training_goes_on_while_a_save_is_written_and_the_copy_is_of_the_moment(
     checkpoint.wait()
     (path,) = checkpoints(tmp_path)
     assert (torch.load(path)["model"]["weight"] == 1).all()
+
+
+def test_nothing_is_forked_while_a_first_file_is_written(tmp_path, monkeypatch):
+    """A loader worker that was forked then could wait for ever, for a lock of glibc's."""
+    begun, written = threading.Event(), threading.Event()
+
+    def sync_later(descriptor):
+        begun.set()
+        time.sleep(0.5)
+        written.set()
+
+    monkeypatch.setattr(module, "sync", sync_later)
+    checkpoint = ddp.Checkpoint(model=torch.nn.Linear(1, 1), directory=tmp_path)
+    checkpoint.save()
+    assert begun.wait(60)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if written.is_set() else 1)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    checkpoint.wait()
 
 
 def test_whatever_fails_in_the_thread_that_writes_is_told_and_leaves_the_last_good_file(
