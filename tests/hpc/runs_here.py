@@ -4,6 +4,7 @@ The tutorial `in_no_hurry` trains for 200 s, in which the cores are free, unless
 then it hurries. So a test has the time that it needs to break the run, on any machine.
 """
 
+import re
 import subprocess
 import sys
 import time
@@ -64,6 +65,13 @@ def wait_until_saved(folder):
 
 def last_step(folder):
     return step_of(checkpoints(folder / "run" / "checkpoints")[-1])
+
+
+def started_ranks(folder):
+    """Number of a rank -> its process and host, at the last start of the run in a folder."""
+    log = (folder / "run" / "log.txt").read_text()
+    found = re.findall(r"rank (\d+) started: process (\d+) on (\S+)", log)
+    return {int(rank): (int(pid), host) for rank, pid, host in found}
 
 
 def weights(folder):

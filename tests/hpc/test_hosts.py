@@ -23,6 +23,7 @@ from runs_here import (
     finish,
     last_step,
     same_weights,
+    started_ranks,
     train,
     wait_until_saved,
 )
@@ -72,12 +73,9 @@ def train_until_saved(cluster, repository, tmp_path):
         here = (ENVIRONMENT, tmp_path, "in_no_hurry", repository, cluster[0].start)
         process = train(*here, **variables)
         wait_until_saved(tmp_path)
-        log = (tmp_path / "run" / "log.txt").read_text()
-        started = re.findall(r"rank (\d+) started: process (\d+) on (\S+)", log)
         named = {host.name: host for host in cluster}
-        return process, {
-            int(rank): (psutil.Process(int(pid)), named[host]) for rank, pid, host in started
-        }
+        ranks = started_ranks(tmp_path).items()
+        return process, {rank: (psutil.Process(pid), named[host]) for rank, (pid, host) in ranks}
 
     return start
 
