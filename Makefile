@@ -33,21 +33,30 @@ PYTHON := "$$VENV/bin/python"
 PIP    := $(PYTHON) -m pip install --disable-pip-version-check --constraint constraints.txt
 UV     := "$$VENV/bin/uv" pip install --python $(PYTHON) --constraints constraints.txt
 
+# Is the environment within this clone? Another one is compared, and only `make setup` changes it; the packages are the clone's in both.
+a_word = $(subst %,?,$(subst $() $(),?,$(1)))
+OURS  := $(filter $(call a_word,$(CURDIR))/%,$(call a_word,$(or $(realpath $(VENV)),$(abspath $(VENV)))))
+ifeq ($(OURS),)
+override PYTHONPATH := $(CURDIR)$(if $(value PYTHONPATH),:$(value PYTHONPATH))
+export PYTHONPATH
+endif
+
 # With TORCH=cpu: the index of that build, and the version that only this index has
 INDEX  := $${TORCH:+--index-url "https://download.pytorch.org/whl/$$TORCH"}
 BUILD  := "torch==$$(sed -n 's/^torch==//p' constraints.txt)$${TORCH:+"+$$TORCH"}"
 
 # What there is: an environment for the course, and what an extra of pyproject.toml adds to it
-COURSE   := $(VENV)/installed-course
-TEST     := $(VENV)/installed-test
-DOCS     := $(VENV)/installed-docs
-TRAINERS := $(VENV)/installed-others
+STAMP    := $(if $(or $(OURS),$(filter setup setup-all,$(MAKECMDGOALS))),$(VENV)/installed,fits)
+COURSE   := $(STAMP)-course
+TEST     := $(STAMP)-test
+DOCS     := $(STAMP)-docs
+TRAINERS := $(STAMP)-others
 
 # What `make lint` looks at: programs, and the tutorials, which are pages of a notebook. Their lines end where a page cuts them off.
-PROGRAMS := ddp_common dask_ranks benchmarks tests tutorials/kit tutorials/lab.py tutorials/scaling.py tutorials/study.py tutorials/sync.py tutorials/checks tutorials/originals docs data
+PROGRAMS := ddp_common dask_ranks benchmarks tests tutorials/kit tutorials/environment.py tutorials/lab.py tutorials/scaling.py tutorials/study.py tutorials/sync.py tutorials/checks tutorials/originals docs data
 PAGES    := --line-length 88 tutorials/scripts $(filter-out $(PROGRAMS),$(wildcard tutorials/*.py))
 
-.PHONY: help setup setup-all run lab data test test-others test-slurm test-all lint sync bench scaling study doctor check fault-lab slurm-lab docs clean
+.PHONY: again help setup setup-all run lab data test test-others test-slurm test-all lint sync bench scaling study doctor check fault-lab slurm-lab docs clean
 
 help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
@@ -74,7 +83,8 @@ help:
 	@echo 'make fault-lab              break two ranks in every known way; print what became of it'
 	@echo 'make slurm-lab              a shell on a Slurm of four nodes on this machine, to practise on; needs root and slurm-wlm (COMMAND="sinfo": only this)'
 	@echo 'make docs                   build the site, docs/_build/html; nothing is executed'
-	@echo 'make setup                  only install, into .venv/ (VENV=: another folder; PYTHON_BASE=: with this Python)'
+	@echo 'make setup                  only install, into .venv/ (PYTHON_BASE=: with this Python)'
+	@echo '     VENV=/shared/env       into this folder, for all who read it; they write it behind every other make, which installs nothing there'
 	@echo 'make setup-all              the same, and what tests, lint and docs need'
 	@echo '     TORCH=cpu              the build of torch: cpu, cu130 or what else pytorch.org names (default: that of PyPI)'
 
@@ -84,7 +94,9 @@ setup-all: $(TEST) $(DOCS)
 
 # pip takes torch, since it knows the settings of a site (an index, a folder of wheels); uv takes the rest, in a tenth of the
 # time, unless pip's settings forbid an index, which uv does not know. Where uv fails, pip says what is wrong.
-$(VENV)/torch: constraints.txt
+$(VENV)/torch: constraints.txt $(if $(OURS),,again)
+	@[ ! -e "$$VENV" ] || [ -w "$$VENV" ] || { \
+	  echo "VENV=$$VENV: you may not write there. It is set up by whom it belongs to; \`make lab VENV=$$VENV\` uses it as it is."; exit 1; }
 	@"$$PYTHON_BASE" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "$$PYTHON_BASE is no Python of 3.11 or newer with the module venv (Debian, Ubuntu: apt install python3-venv)."; \
 	  echo 'If there is another one, name it: make PYTHON_BASE=/path/to/python'; exit 1; }
@@ -98,8 +110,13 @@ $(VENV)/torch: constraints.txt
 	@touch "$$VENV/torch"
 
 $(VENV)/installed-%: $(VENV)/torch pyproject.toml
-	@$(if $(PIP_NO_INDEX),,$(UV) --editable '.[$*]' ||) $(PIP) --editable '.[$*]'
+	@$(if $(PIP_NO_INDEX),,$(UV) $(if $(OURS),--editable,--compile-bytecode --reinstall-package ddp-common) '.[$*]' ||) $(PIP) $(if $(OURS),--editable) '.[$*]'
+	@rm -rf build/lib
 	@touch "$$VENV/installed-$*"
+
+fits-%:
+	@[ -x "$$VENV/bin/python" ] || { echo "VENV=$$VENV: there is no Python, bin/python, that you may run. \`make setup VENV=$$VENV\` makes one."; exit 1; }
+	@PYTHONDONTWRITEBYTECODE=1 $(PYTHON) tutorials/environment.py $*
 
 $(TEST) $(DOCS) $(TRAINERS): $(COURSE)
 

@@ -12,6 +12,7 @@ import copy
 import itertools
 import json
 import math
+import os
 import re
 import shlex
 import shutil
@@ -149,6 +150,8 @@ def _prologue(profile: dict, directory: str | Path) -> list[str]:
         lines.append(f'exec >> "{directory}/worker-$PBS_JOBID.log" 2>&1')
     if system == "Slurm":
         end = f"${{SLURM_JOB_END_TIME:-{end}}}"
+    if path := os.environ.get("PYTHONPATH"):  # PBS passes no variables on
+        lines.append(f"export PYTHONPATH={shlex.quote(path)}")
     return [
         *lines,
         f"export DDP_JOB_END={end}  # seconds since 1970",

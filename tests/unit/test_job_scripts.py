@@ -27,6 +27,7 @@ PBS_PRO = """# 2 job(s) such as this one, for 2 rank(s): each starts Dask worker
 #PBS -o runs/clusters/TIME/
 #PBS -r n
 exec >> "runs/clusters/TIME/worker-$PBS_JOBID.log" 2>&1
+export PYTHONPATH='/a clone'
 export DDP_JOB_END=$(($(date +%s) + 3600))  # seconds since 1970
 export DDP_JOB_WARNING=60  # seconds before, ranks save and leave
 export DASK_DISTRIBUTED__WORKER__DAEMON=False
@@ -84,7 +85,8 @@ def test_dry_says_what_a_sites_settings_give_to_the_jobs_and_what_replaces_them(
     assert f"{line}#!/usr/bin" in said and "#SBATCH --constraint=new\n" in said, said
 
 
-def test_the_script_of_pbs_pro_asks_with_select():
+def test_the_script_of_pbs_pro_asks_with_select(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/a clone")
     assert describe("pbs-gpu").replace(shlex.quote(sys.executable), "PYTHON") == PBS_PRO
 
 

@@ -74,9 +74,9 @@ def test_what_a_page_on_the_code_names_is_there(page):
 # Lines of Python in each package, as they were when it had been made smaller
 BUDGET = {
     "ddp_common": 4158,
-    "dask_ranks": 8308,
+    "dask_ranks": 8311,
     "tutorials/kit": 1668,
-    "tests": 19640,
+    "tests": 19806,
 }
 
 
