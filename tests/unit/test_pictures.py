@@ -189,11 +189,16 @@ def trace():
     return gpt_steps.picture({"a step": [rank, rank]})
 
 
-def a_step():
-    path = ROOT / "docs" / "pictures" / "draw_step.py"
-    specification = importlib.util.spec_from_file_location("draw_step", path)
+def program(path):
+    """A program of the site, which is in no package, as a module."""
+    specification = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
+    return module
+
+
+def a_step():
+    module = program(ROOT / "docs" / "pictures" / "draw_step.py")
     figure, axes = plt.subplots()
     module.draw(axes, "DDP", [spans(*module.BARS), spans(*module.BARS, "gradient ready")])
     return figure
@@ -256,6 +261,14 @@ def test_every_picture_of_a_notebook_has_words_for_those_who_cannot_see_it():
                     assert len(alt.split()) >= 5, f"{path.name}, cell {cell.id}: {alt!r}"
                     pictures += 1
     assert pictures >= 15
+
+
+def test_the_site_has_these_words_where_its_builder_looks_for_them():
+    content = [(sync.HERE / "flights.ipynb").read_text()]
+    program(ROOT / "docs" / "conf.py").name_pictures(None, "flights", content)
+    found = [cell["metadata"].get("mystnb") for cell in json.loads(content[0])["cells"]]
+    (named,) = filter(None, found)
+    assert named["image"]["alt"].startswith("Four rows of squares")
 
 
 def test_every_picture_of_a_page_has_words_for_those_who_cannot_see_it():

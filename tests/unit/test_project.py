@@ -95,7 +95,7 @@ BUDGET = {
     "ddp_common": 4158,
     "dask_ranks": 8315,
     "tutorials/kit": 1668,
-    "tests": 20198,
+    "tests": 20211,
 }
 
 
