@@ -53,10 +53,10 @@ DOCS     := $(STAMP)-docs
 TRAINERS := $(STAMP)-others
 
 # What `make lint` looks at: programs, and the tutorials, which are pages of a notebook. Their lines end where a page cuts them off.
-PROGRAMS := ddp_common dask_ranks benchmarks tests tutorials/kit tutorials/environment.py tutorials/lab.py tutorials/scaling.py tutorials/study.py tutorials/sync.py tutorials/checks tutorials/originals docs data
+PROGRAMS := ddp_common dask_ranks benchmarks tests tutorials/kit tutorials/environment.py tutorials/lab.py tutorials/kernel.py tutorials/scaling.py tutorials/study.py tutorials/sync.py tutorials/checks tutorials/originals docs data
 PAGES    := --line-length 88 tutorials/scripts $(filter-out $(PROGRAMS),$(wildcard tutorials/*.py))
 
-.PHONY: again help setup setup-all run lab data test test-others test-slurm test-all lint sync bench scaling study doctor check fault-lab slurm-lab docs clean
+.PHONY: again help setup setup-all run lab kernel data test test-others test-slurm test-all lint sync bench scaling study doctor check fault-lab slurm-lab docs clean
 
 help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
@@ -69,6 +69,7 @@ help:
 	@echo '     RESTARTS=3             after a failure, go on from the newest checkpoint, so many times'
 	@echo '     RESUME=runs/pets/...   go on from the newest checkpoint of a run'
 	@echo 'make lab                    open the notebooks in JupyterLab'
+	@echo 'make kernel                 open them in another JupyterLab, such as a JupyterHub: make its kernel (docs/jupyterhub.md)'
 	@echo 'make check                  look whether this machine is ready for a class: under a minute, and once set up nothing is downloaded'
 	@echo 'make data TUTORIAL=pets     download the full data set (the tutorials work without)'
 	@echo 'make test                   test all that a user relies on, the six notebooks included: about ten minutes on two cores'
@@ -129,6 +130,9 @@ data: $(COURSE)
 lab: $(COURSE)
 	@$(PYTHON) tutorials/lab.py
 
+kernel: $(COURSE)
+	@$(PYTHON) -m tutorials.kernel
+
 # Every cell is a test. As many notebooks or files at a time as there are cores; those that take longest come first.
 SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 CELLS        := -p tests.kernels --nbval --nbval-current-env --nbval-cell-timeout=800
@@ -157,6 +161,7 @@ lint: $(TEST)
 	@$(PYTHON) -m check_jsonschema --builtin-schema custom.github-workflows-require-timeout .github/workflows/*.yml
 	@$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/question.yml
 	@$(PYTHON) -m check_jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	@$(PYTHON) -m check_jsonschema --builtin-schema vendor.citation-file-format --default-filetype yaml CITATION.cff
 
 sync: $(TEST)
 	@$(PYTHON) tutorials/sync.py $${TUTORIAL:+"$$TUTORIAL"}

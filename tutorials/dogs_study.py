@@ -210,6 +210,8 @@ def draw_breeds(images):
 
 def draw_study(study):
     """Mean judged accuracy against the rate, a line for each batch."""
+    from tutorials.helpers import line_style  # ranks do without it
+
     figure, axes = _subplots(figsize=(7, 3.4))
     best = best_rates(study)
     for number, (batch, runs) in enumerate(study.groupby("batch")):
@@ -219,7 +221,7 @@ def draw_study(study):
             by_rate["mean"],
             by_rate["std"],
             capsize=2,
-            marker="o",
+            **line_style(number, "color", "linestyle", "marker"),
             label=f"batch {batch}, chosen rate {best[batch]:.4g}",
         )
     axes.axvline(best[study["batch"].min()], color="grey", linestyle=":")
@@ -237,11 +239,13 @@ def draw_epochs(lines, label="learning rate"):
     A thin line for each seed, and a thick one for their mean. A learning rate is drawn
     in steps, on a logarithmic axis.
     """
+    from tutorials.helpers import line_style  # ranks do without it
+
     figure, axes = _subplots(figsize=(7, 3))
     is_rate = label == "learning rate"
     words = []
     for number, (name, of_seeds) in enumerate(lines.items()):
-        values, look = np.array(of_seeds), {"color": f"C{number}"}
+        values, look = np.array(of_seeds), line_style(number, "color", "linestyle")
         look |= {"drawstyle": "steps-post"} if is_rate else {}
         epochs = np.arange(1, values.shape[1] + 1)
         axes.plot(epochs, values.T, linewidth=0.5, **look)

@@ -43,12 +43,13 @@ def batches_picture(lengths, places, batch_size):
     cuts = (ordered[last] + ordered[last + 1]) / 2
     figure, axes = plt.subplots(figsize=(8, 2.4), layout="constrained")
     for partition, x in enumerate(places):
-        colours = plt.cm.tab10(np.searchsorted(cuts, x))
+        is_even = np.searchsorted(cuts, x) % 2 == 0
+        colours = np.where(is_even, "tab:blue", "#d95f02")
         axes.scatter(x, np.full(len(x), partition), c=colours, marker="s", s=26)
     axes.vlines(cuts, -0.5, len(lengths) - 0.5, color="grey", linewidth=0.8)
     axes.set(xlim=(0, 1), xlabel="place", ylabel="partition")
     axes.set_yticks(range(len(lengths)), [f"{rows} rows" for rows in lengths])
-    axes.set_title(f"Batches of {batch_size} rows, a colour for each")
+    axes.set_title(f"Batches of {batch_size} rows, each between two lines")
     return figure
 
 

@@ -194,14 +194,15 @@ def save_curve(run):
     plt.close(figure)
 
 
-COLOURS = {
-    "loading": "grey",
-    "forward": "tab:blue",
-    "backward": "tab:orange",
-    "waiting": "gainsboro",
-    "optimizer": "tab:purple",
-    "logging": "tab:brown",
-    "sending": "tab:green",
+# Each bar has a pattern of its own, so that nobody needs its colour
+BARS = {
+    "loading": {"facecolor": "grey", "hatch": "xx", "edgecolor": "white"},
+    "forward": {"facecolor": "tab:blue", "hatch": "", "edgecolor": "white"},
+    "backward": {"facecolor": "#d95f02", "hatch": "//", "edgecolor": "white"},
+    "waiting": {"facecolor": "white", "hatch": "..", "edgecolor": "grey"},
+    "optimizer": {"facecolor": "tab:purple", "hatch": "\\\\", "edgecolor": "white"},
+    "logging": {"facecolor": "tab:brown", "hatch": "++", "edgecolor": "white"},
+    "sending": {"facecolor": "tab:green", "hatch": "--", "edgecolor": "white"},
 }
 
 
@@ -226,12 +227,12 @@ def picture(steps, most=None):
                 shown.add(what)
                 lane = rank + (0.2 if what == "sending" else -0.2)
                 left, width = 1_000 * (begin - start), 1_000 * (end - begin)
-                axes.barh(lane, width, 0.36, left, color=COLOURS[what], edgecolor="w")
+                axes.barh(lane, width, 0.36, left, **BARS[what])
         axes.set(yticks=range(len(ranks)), ylim=(len(ranks) - 0.5, -0.5))
         axes.set_yticklabels([f"rank {rank}" for rank in range(len(ranks))])
         axes.set_title(title, loc="left", fontsize=10)
-    names = [name for name in COLOURS if name in shown]
-    bars = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[name]) for name in names]
+    names = [name for name in BARS if name in shown]
+    bars = [plt.Rectangle((0, 0), 1, 1, **BARS[name]) for name in names]
     figure.legend(bars, names, ncols=len(names), loc="outside upper center", fontsize=9)
     durations = [end - start for start, end in map(_first_and_last, steps.values())]
     rows[-1, 0].set_xlim(0, most or 1_000 * max(durations))

@@ -15,6 +15,22 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
+# Lines of a picture: each differs from the others also without its colour, and its
+# contrast with white is 3:1 or more.
+LINES = [
+    {"color": "tab:blue", "linestyle": "-", "marker": "o"},
+    {"color": "#d95f02", "linestyle": "--", "marker": "s"},
+    {"color": "tab:green", "linestyle": "-.", "marker": "^"},
+    {"color": "tab:red", "linestyle": ":", "marker": "D"},
+    {"color": "tab:purple", "linestyle": (0, (6, 1)), "marker": "v"},
+    {"color": "tab:brown", "linestyle": (0, (1, 3)), "marker": "P"},
+]
+
+
+def line_style(number, *properties):
+    """How matplotlib is to draw line `number` of a picture: of `LINES` these."""
+    return {name: LINES[number % len(LINES)][name] for name in properties}
+
 
 def show(figure, alt):
     """Show a figure below the cell. `alt` is a sentence for those who cannot see it."""
@@ -43,12 +59,14 @@ def pictures(images, titles=None, columns=10):
         squeeze=False,
         layout="constrained",
     )
+    sides = (0.015, 0, 0.97, 1)  # a long title at the right edge has room
+    figure.get_layout_engine().set(rect=sides)
     for place in axes.flat:
         place.axis("off")
     for number, (place, image) in enumerate(zip(axes.flat, images)):
         place.imshow(image, cmap="gray_r")
         if titles is not None:
-            place.set_title(str(titles[number]), fontsize=8)
+            place.set_title(str(titles[number]), fontsize=9)
     return figure
 
 
@@ -124,14 +142,14 @@ def matrix(counts, names):
     figure, axes = plt.subplots(figsize=(side, side), layout="constrained")
     axes.imshow(counts, cmap="Blues")
     axes.set(xlabel="guessed class", ylabel="true class")
-    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    bright = counts.max() / 2
+    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=9)
+    axes.set_yticks(range(len(names)), names, fontsize=9)
+    dark = 0.715 * counts.max()  # white letters are readable from there
     for row, column in np.argwhere(np.asarray(counts) > 0):
         count = int(counts[row, column])
-        colour = "white" if count > bright else "black"
+        colour = "white" if count > dark else "black"
         axes.text(
-            column, row, count, ha="center", va="center", fontsize=6, color=colour
+            column, row, count, ha="center", va="center", fontsize=9, color=colour
         )
     return figure
 
@@ -340,16 +358,18 @@ def show_twice(undisturbed, resumed, failure, first=60):
     known = re.search(r"last known step is (\d+)", str(failure))
     reported = int(known[1]) if known else saved
     figure, axes = plt.subplots(figsize=(6.5, 3), layout="constrained")
-    for records, ends, style, label in [
-        (undisturbed, (first, None), "C7-", "undisturbed"),
-        (killed, (first, reported), "C0-", "killed"),
-        (resumed, (saved + 1, None), "C1--", "resumed"),
+    for records, ends, label, look in [
+        (undisturbed, (first, None), "undisturbed", {"color": "0.55", "linewidth": 6}),
+        (killed, (first, reported), "killed", {"color": "navy"}),
+        (resumed, (saved + 1, None), "resumed", {"color": "maroon", "linestyle": "--"}),
     ]:
         loss = records.groupby("step")["loss"].mean().loc[slice(*ends)]
-        width, alpha = (6, 0.4) if label == "undisturbed" else (1.5, 1)
-        axes.plot(loss.index, loss, style, label=label, linewidth=width, alpha=alpha)
-    axes.axvline(saved, color="C2", label=f"checkpoint of step {saved}")
-    axes.axvline(reported, color="C3", label=f"killed; last known step {reported}")
+        axes.plot(loss.index, loss, label=label, **look)
+    for step, style, label in [
+        (saved, ":", f"checkpoint of step {saved}"),
+        (reported, "-.", f"killed; last known step {reported}"),
+    ]:
+        axes.axvline(step, color="black", linestyle=style, label=label)
     axes.set(xlabel="step", ylabel="loss (nats per character)")
-    figure.legend(loc="outside upper center", ncols=3, fontsize=8)
+    figure.legend(loc="outside upper center", ncols=3, fontsize=9)
     show(figure, "The loss. Killed and resumed run lie on the undisturbed one.")

@@ -8,14 +8,19 @@ is never overwritten; one that nobody has touched follows its original. The fold
 is not listed in the browser.
 """
 
+import hashlib
+import json
 import os
 import sys
 from pathlib import Path
 
 import nbformat
+from jupyter_client.kernelspec import KernelSpecManager
 
 HERE = Path(__file__).resolve().parent
 FIRST_PAGE = "start-here.ipynb"
+# Of this clone's own kernel, which `make kernel` makes: each clone has other modules
+KERNEL = "ddp-tutorials-" + hashlib.sha256(bytes(HERE)).hexdigest()[:8]
 HIDDEN = [
     "student",
     "solutions",
@@ -28,18 +33,38 @@ HIDDEN = [
 ]  # the first two are ours, the others are Jupyter's own
 
 
-def first_page(text):
+def page(text):
     """A notebook of one cell of text: JupyterLab shows a Markdown file as its source."""
-    cell = nbformat.v4.new_markdown_cell(text, id="start-here")
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    page = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": kernel})
-    return nbformat.writes(page).encode()
+    cell = nbformat.v4.new_markdown_cell(text, id="page")
+    return nbformat.v4.new_notebook(cells=[cell])
+
+
+def kernel():
+    """The kernel of the notebooks, as their metadata name it: this clone's own, if it has one.
+
+    Else `python3`, which is the environment of the JupyterLab that opens them.
+    """
+    kernels = KernelSpecManager()
+    if KERNEL not in kernels.find_kernel_specs():
+        return {"name": "python3", "display_name": "Python 3", "language": "python"}
+    shown = kernels.get_kernel_spec(KERNEL).display_name
+    return {"name": KERNEL, "display_name": shown, "language": "python"}
 
 
 def originals():
     """What every student finds in `my-work/`: the bytes of each file, by its name."""
-    copies = {path.name: path.read_bytes() for path in (HERE / "student").glob("*.ipynb")}
-    return copies | {FIRST_PAGE: first_page((HERE / "start-here.md").read_text())}
+    copies = {path.name: nbformat.read(path, 4) for path in (HERE / "student").glob("*.ipynb")}
+    copies[FIRST_PAGE] = page((HERE / "start-here.md").read_text())
+    copies["glossary.ipynb"] = page((HERE.parent / "docs" / "glossary.md").read_text())
+    kernelspec = kernel()
+    for notebook in copies.values():
+        notebook.metadata["kernelspec"] = kernelspec
+    return {name: nbformat.writes(notebook).encode() for name, notebook in copies.items()}
+
+
+def cells_of(content):
+    """The cells of a notebook's bytes: whether another kernel is named there is no matter."""
+    return json.loads(content)["cells"]
 
 
 def prepare(originals, mine):
@@ -58,7 +83,11 @@ def prepare(originals, mine):
         if not copy.exists() or (untouched and copy.read_bytes() != new):
             copy.write_bytes(new)
             made_from.write_bytes(new)
-        elif not untouched and made_from.exists() and made_from.read_bytes() != new:
+        elif (
+            not untouched
+            and made_from.exists()
+            and cells_of(made_from.read_bytes()) != cells_of(new)
+        ):
             said.append(
                 f"There is a newer {name} than the one you work on. Yours stays as it "
                 "is: rename it, and the next "
@@ -99,15 +128,23 @@ def options(environment, arguments):
     return told, said
 
 
-def main(arguments):
+def my_copies():
+    """Put the student's copies into `my-work/`; returns what a person must know, a list of lines.
+
+    Ends the program with a message where that folder cannot be written.
+    """
     mine = HERE / "my-work"
     try:
-        said = prepare(originals(), mine)
+        return prepare(originals(), mine)
     except OSError as error:
         sys.exit(
             f"Your copies of the notebooks cannot be put into {mine}: {error.strerror}. Is this "
             "folder yours? Clone the repository to a place where you may write."
         )
+
+
+def main(arguments):
+    said = my_copies()
     told, why = options(os.environ, arguments)
     for line in [
         "The first page says where to begin. Your notebooks lie in tutorials/my-work/, "

@@ -22,6 +22,7 @@ from scipy.optimize import nnls
 from dask_ranks.clusters.profiles import gpus
 from dask_ranks.run.folders import new_directory, shown
 from ddp_common.errors import Error
+from tutorials.helpers import line_style
 from tutorials.kit.beforehand import check_choices
 from tutorials.kit.cli import tutorial_path
 from tutorials.kit.launchers import available_cores
@@ -241,7 +242,12 @@ def draw(title: str, frames: dict, table: pandas.DataFrame) -> Figure:
     of_speed, *of_loss = figure.subplots(1, 3)
     ranks, speed = table.index.to_numpy(), table["samples/s"].to_numpy()
     of_speed.fill_between(
-        ranks, table["slowest"], table["fastest"], alpha=0.2, label="slowest to fastest epoch"
+        ranks,
+        table["slowest"],
+        table["fastest"],
+        facecolor=("tab:blue", 0.2),
+        edgecolor="tab:blue",
+        label="slowest to fastest epoch",
     )
     of_speed.plot(ranks, speed, "o-", label="measured")
     of_speed.plot(ranks, speed[0] * ranks / ranks[0], "--", color="grey", label="ideal")
@@ -253,7 +259,8 @@ def draw(title: str, frames: dict, table: pandas.DataFrame) -> Figure:
             part = (losses["samples"] - 1) * SMOOTHED // losses["samples"].max()
             points = losses.groupby(part)[["samples", "seconds", "loss"]].mean()
             width = 2 * (len(frames) - place)  # equal curves are seen: the widest lies below
-            axes.plot(points[x], points["loss"], linewidth=width, label=f"ranks: {number}")
+            look = line_style(place, "color", "linestyle")
+            axes.plot(points[x], points["loss"], linewidth=width, label=f"ranks: {number}", **look)
     for axes in (of_speed, *of_loss):
         axes.legend()
     return figure

@@ -26,6 +26,7 @@ from dask_ranks.run.folders import local, new_directory, shown
 from dask_ranks.run.run_directory import read_records
 from ddp_common.errors import Error
 from tutorials import kit
+from tutorials.helpers import line_style
 from tutorials.kit import parameters
 from tutorials.kit.beforehand import check_choices
 from tutorials.kit.cli import tutorial_path
@@ -159,9 +160,9 @@ def draw(runs: dict[str, tuple[Training, pandas.DataFrame]], x: str, title: str)
             axes.plot(
                 points[x],
                 points[column],
-                color=f"C{numbers.index(run.ranks)}",
                 linestyle="--" if is_fair else "-",
                 label=f"{run.ranks} rank(s), batch {run.batch_size}{', fair' if is_fair else ''}",
+                **line_style(numbers.index(run.ranks), "color", "marker"),
             )
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

@@ -11,7 +11,6 @@ import functools
 import hmac
 import multiprocessing.spawn
 import os
-import re
 import secrets
 import ssl
 import stat
@@ -21,6 +20,7 @@ from typing import Any
 
 from distributed import Scheduler, SpecCluster
 from distributed.security import Security
+from distributed.utils import format_dashboard_link
 from tornado import web
 
 from dask_ranks.worker.plugin import allow_ends_without_notice
@@ -53,12 +53,14 @@ def credentials() -> Security:
 class PrivateScheduler(Scheduler):
     """Dask's scheduler, whose web server answers only below `/<http_prefix>/`.
 
-    This covers the dashboard, and everything else that tells of tasks and workers.
+    This covers the dashboard, and everything else that tells of tasks and workers. Dask does not
+    learn of the prefix: its pages then name what they load by relative addresses, and so work
+    behind a proxy, too.
     """
 
     def __init__(self, *arguments: Any, http_prefix: str, **options: Any):
         self.dashboard_prefix = http_prefix.strip("/")
-        super().__init__(*arguments, http_prefix=http_prefix, **options)
+        super().__init__(*arguments, **options)
 
     def start_http_server(self, *arguments: Any, **options: Any) -> None:
         super().start_http_server(*arguments, **options)
@@ -66,8 +68,9 @@ class PrivateScheduler(Scheduler):
         find_handler = application.find_handler
 
         def find_handler_if_invited(request: Any, **options: Any) -> Any:
-            prefix = request.path.lstrip("/").partition("/")[0]
+            prefix, _, page = request.path.lstrip("/").partition("/")
             if hmac.compare_digest(prefix.encode(), self.dashboard_prefix.encode()):
+                request.path = f"/{page}"
                 return find_handler(request, **options)
             return application.get_handler_delegate(
                 request, web.ErrorHandler, {"status_code": 404}
@@ -96,12 +99,16 @@ class PrivateDashboard:
 
     @property
     def dashboard_link(self) -> str:
-        """The address of the dashboard on this host, with its secret."""
+        """The address of the dashboard on this host, with its secret behind the port.
+
+        Dask's setting `distributed.dashboard.link` may lead through a proxy.
+        """
         link = super().dashboard_link  # type: ignore[misc]  # the `SpecCluster` has it
         prefix = getattr(self.scheduler, "dashboard_prefix", "")
-        if not prefix or not link.endswith("/status"):
+        if not prefix or not link:
             return link
-        return re.sub(r"//[^/]*(:\d+)/", rf"//127.0.0.1\1/{prefix}/", link)
+        port = self.scheduler_info["services"]["dashboard"]  # type: ignore[attr-defined]
+        return format_dashboard_link("127.0.0.1", f"{port}/{prefix}")
 
 
 def private(cls: type) -> type:

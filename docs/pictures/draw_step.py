@@ -28,11 +28,12 @@ ROWS = {
     "DDP, small buckets": {"way": "DDP"},
     "DDP, rank 1 is late": {"way": "DDP", "late": 0.05},
 }
-COLOURS = {
-    "late": "lightgrey",
-    "forward": "tab:blue",
-    "backward": "tab:orange",
-    "averaging": "tab:green",
+# Each bar has a pattern of its own, so that nobody needs its colour
+BARS = {
+    "late": {"facecolor": "white", "hatch": "..", "edgecolor": "grey"},
+    "forward": {"facecolor": "tab:blue", "hatch": "", "edgecolor": "white"},
+    "backward": {"facecolor": "#d95f02", "hatch": "//", "edgecolor": "white"},
+    "averaging": {"facecolor": "tab:green", "hatch": "--", "edgecolor": "white"},
 }
 
 
@@ -114,7 +115,7 @@ def draw(axes, title, ranks):
             if what == "gradient ready":
                 axes.plot(left, lane, "|", color="black", markersize=9)
             else:
-                axes.barh(lane, width, 0.36, left, color=COLOURS[what], edgecolor="w")
+                axes.barh(lane, width, 0.36, left, **BARS[what])
     axes.set(yticks=[0, 1], yticklabels=["rank 0", "rank 1"], ylim=(1.5, -0.5), xlim=0)
     axes.set_title(title, loc="left", fontsize=10)
 
@@ -129,9 +130,9 @@ def main():
     for axes, (title, ranks) in zip(rows, recorded.items()):
         draw(axes, title, ranks)
         print(f"{title}: {1_000 * seconds_of(ranks):.0f} ms")
-    bars = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS.values()]
+    bars = [plt.Rectangle((0, 0), 1, 1, **look) for look in BARS.values()]
     ticks = plt.Line2D([], [], color="black", marker="|", linestyle="none", markersize=9)
-    names = [*COLOURS, "gradient ready"]
+    names = [*BARS, "gradient ready"]
     figure.legend([*bars, ticks], names, ncols=5, loc="outside upper center")
     rows[-1].set_xlabel("time since the step began (ms)")
     figure.savefig(FILE)

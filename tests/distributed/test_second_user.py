@@ -12,6 +12,7 @@ import tempfile
 import urllib.error
 import urllib.request
 
+import dask
 import psutil
 import pytest
 import torch
@@ -177,6 +178,12 @@ def test_who_has_the_link_reads_the_dashboard(client):
     for page, content in pages.items():
         with urllib.request.urlopen(link.replace("status", page)) as answer:
             assert content in answer.read().decode()
+
+
+def test_a_link_through_a_proxy_has_the_secret_behind_the_port(client):
+    direct = client.dashboard_link.rpartition(":")[2]
+    with dask.config.set({"distributed.dashboard.link": "/user/me/proxy/{port}/status"}):
+        assert client.dashboard_link == f"/user/me/proxy/{direct}"
 
 
 def test_a_group_reads_a_run_that_is_shared_with_it_and_writes_nothing_there(monkeypatch):

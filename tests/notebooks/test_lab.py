@@ -7,10 +7,8 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -19,25 +17,14 @@ import urllib.request
 import lab  # in tutorials/
 import psutil
 import pytest
-from tutorials_here import ROOT
+from tutorials_here import ROOT, copy_of_repository
 
 LINK = re.compile(r"(http://127\.0\.0\.1:\d+)/lab/tree/my-work/start-here\.ipynb\?token=(\w+)")
 
 
 @pytest.fixture
 def repository(tmp_path):
-    repository = tmp_path / "my own course"
-    ignored = shutil.ignore_patterns("my-work", "__pycache__", ".ipynb_checkpoints")
-    shutil.copytree(ROOT / "tutorials", repository / "tutorials", ignore=ignored)
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, repository)
-    python = repository / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    for stamp in ("torch", "installed-course"):  # newer than what they stand for: all is set up
-        (repository / ".venv" / stamp).touch()
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    return repository
+    return copy_of_repository(tmp_path)
 
 
 @pytest.fixture
@@ -110,7 +97,7 @@ def test_students_find_a_copy_of_each_notebook_and_saving_it_writes_nothing_else
     assert {"my-work", "pets.ipynb", "pets.py"} <= listed and "student" not in listed
     copies = {entry["name"] for entry in ask("contents/my-work")["content"]}
     students = {path.name for path in (ROOT / "tutorials" / "student").glob("*.ipynb")}
-    assert copies == students | {"start-here.ipynb"}
+    assert copies == students | {"start-here.ipynb", "glossary.ipynb"}
     before = files_of(repository)
     opened = ask("contents/my-work/pets.ipynb?type=notebook&content=1")["content"]
     opened["cells"][0]["source"] += "\nchanged by a test"
@@ -136,10 +123,25 @@ def test_a_terminal_has_the_python_of_the_notebooks_also_where_lab_writes_into_a
     assert [shell[1:] for shell in shells] == [[]], shells
 
 
+def notebook_of(text, kernel="python3"):
+    """The bytes of a notebook; `prepare` looks at its cells."""
+    return json.dumps({"cells": [text], "metadata": {"kernelspec": kernel}}).encode()
+
+
 def test_what_a_student_has_done_is_never_overwritten_and_an_untouched_copy_follows(tmp_path):
-    mine = tmp_path / "mine"
-    assert lab.prepare({"a.ipynb": b"1st", "b.ipynb": b"1st"}, mine) == []
+    mine, first, second = tmp_path / "mine", notebook_of("1st"), notebook_of("2nd")
+    assert lab.prepare({"a.ipynb": first, "b.ipynb": first}, mine) == []
     (mine / "a.ipynb").write_text("my work")
-    (line,) = lab.prepare({"a.ipynb": b"2nd", "b.ipynb": b"2nd"}, mine)
+    (line,) = lab.prepare({"a.ipynb": second, "b.ipynb": second}, mine)
     assert "newer a.ipynb" in line and "stays as it is" in line
-    assert [(mine / name).read_text() for name in ("a.ipynb", "b.ipynb")] == ["my work", "2nd"]
+    assert (mine / "a.ipynb").read_text() == "my work"
+    assert (mine / "b.ipynb").read_bytes() == second
+
+
+def test_a_notebook_that_differs_in_its_kernel_alone_is_no_newer_one(tmp_path):
+    python, own = notebook_of("1st"), notebook_of("1st", "ddp-tutorials")
+    lab.prepare({"a.ipynb": python, "b.ipynb": python}, tmp_path)
+    (tmp_path / "a.ipynb").write_text("my work")
+    assert lab.prepare({"a.ipynb": own, "b.ipynb": own}, tmp_path) == []
+    assert (tmp_path / "a.ipynb").read_text() == "my work"
+    assert (tmp_path / "b.ipynb").read_bytes() == own

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,23 @@ QUICK = {
     "flights": "epochs=1 share=0.1",
     "gpt": "epochs=1 layers=1 batch_size=128",
 }
+
+
+def copy_of_repository(folder):
+    """A copy of this repository, as a student has it, in a folder with spaces in its name."""
+    repository = folder / "my own course"
+    ignored = shutil.ignore_patterns("my-work", "__pycache__", ".ipynb_checkpoints")
+    for name in ("tutorials", "ddp_common", "dask_ranks", "clusters", "docs"):
+        shutil.copytree(ROOT / name, repository / name, ignore=ignored)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, repository)
+    python = repository / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    for stamp in ("torch", "installed-course"):  # newer than what they stand for: all is set up
+        (repository / ".venv" / stamp).touch()
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    return repository
 
 
 def environment(runs, **variables):

@@ -79,7 +79,7 @@ def test_the_name_of_a_tutorial_alone_is_answered_with_what_to_type(echo):
 
 def test_make_alone_lists_the_commands(echo):
     said = make(echo).stdout
-    for command in ("run", "lab", "test", "test-all", "lint", "docs", "doctor", "setup"):
+    for command in ("run", "lab", "kernel", "test", "test-all", "lint", "docs", "doctor", "setup"):
         assert f"make {command} " in said
 
 
