@@ -56,7 +56,8 @@ def main():
         "A notebook that you had begun before keeps its kernel: choose this one there "
         f'(Kernel, Change Kernel), "{specification()["display_name"]}".',
         "Terminals of the Hub need this line, for example in ~/.bashrc:",
-        f'export VENV="{sys.prefix}" PATH="{PROGRAMS}:$PATH" JUPYTER_SERVER_ROOT="{lab.HERE}"',
+        f'export VENV="{sys.prefix}" PATH="{PROGRAMS}:$PATH" PYTHONPATH="{CLONE}" '
+        f'JUPYTER_SERVER_ROOT="{lab.HERE}"',
     ]:
         print(line)
 
