@@ -4,7 +4,7 @@ VENV        ?= .venv
 PYTHON_BASE ?= python3
 
 # What may be given on the command line. All of it reaches programs by the environment, as it was typed: no shell and no make looks into it.
-VARIABLES := TUTORIAL CLUSTER WORKERS PRESET SET RESUME RESTARTS CHECKPOINT OPTIONS DRY RUNS COMMAND TORCH PYTHON_BASE VENV
+VARIABLES := TUTORIAL CLUSTER WORKERS PRESET SET RESUME RESTARTS CHECKPOINT OPTIONS DRY RUNS FOLDER COMMAND TORCH PYTHON_BASE VENV
 OTHERS    := SHELL DDP_% DASK_% PIP_% PYTHON% TORCH_% OMP_% MKL_% CUDA_% NCCL_% GLOO_% AWS_% SLURM_% MPL% TMPDIR %_PROXY %_proxy
 
 define as_typed
@@ -53,10 +53,10 @@ DOCS     := $(STAMP)-docs
 TRAINERS := $(STAMP)-others
 
 # What `make lint` looks at: programs, and the tutorials, which are pages of a notebook. Their lines end where a page cuts them off.
-PROGRAMS := ddp_common dask_ranks benchmarks tests tutorials/kit tutorials/environment.py tutorials/lab.py tutorials/kernel.py tutorials/scaling.py tutorials/study.py tutorials/sync.py tutorials/checks tutorials/originals docs data
+PROGRAMS := ddp_common dask_ranks benchmarks tests tutorials/kit tutorials/environment.py tutorials/hand_ins.py tutorials/lab.py tutorials/kernel.py tutorials/marks.py tutorials/scaling.py tutorials/study.py tutorials/sync.py tutorials/checks tutorials/originals docs data
 PAGES    := --line-length 88 tutorials/scripts $(filter-out $(PROGRAMS),$(wildcard tutorials/*.py))
 
-.PHONY: again help setup setup-all run lab kernel data test test-others test-slurm test-all lint sync bench scaling study doctor check fault-lab slurm-lab docs clean
+.PHONY: again help setup setup-all run lab kernel data test test-others test-slurm test-all lint sync bench scaling study marks doctor check fault-lab slurm-lab docs clean
 
 help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
@@ -80,6 +80,7 @@ help:
 	@echo 'make bench                  measure launch, steps, resume, saves, data, tables, images, each beside its alternative: ten minutes on two cores'
 	@echo 'make scaling TUTORIAL=pets  compare numbers of ranks: speed, and loss at equal samples (WORKERS="1 2 4")'
 	@echo 'make study TUTORIAL=dogs    the study of the article behind dogs, on real ranks, and a fair one beside it (WORKERS="1 2 4")'
+	@echo 'make marks FOLDER=hand-ins  judge what a class has handed in (TUTORIAL=pets: only this lesson)'
 	@echo 'make doctor CLUSTER=slurm   check what usually goes wrong on a cluster; say what to do'
 	@echo 'make fault-lab              break two ranks in every known way; print what became of it'
 	@echo 'make slurm-lab              a shell on a Slurm of four nodes on this machine, to practise on; needs root and slurm-wlm (COMMAND="sinfo": only this)'
@@ -174,6 +175,9 @@ scaling: $(COURSE)
 
 study: $(COURSE)
 	@$(PYTHON) tutorials/study.py
+
+marks: $(COURSE)
+	@$(PYTHON) tutorials/marks.py
 
 doctor: $(COURSE)
 	@$(PYTHON) -m dask_ranks doctor

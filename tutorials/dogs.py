@@ -32,7 +32,7 @@
 # ResNet50 and the photographs of Stanford Dogs. It needs `make data TUTORIAL=dogs`, and
 # a GPU saves hours. Nothing is downloaded unasked.
 
-# %%
+# %% tags=["context"]
 import contextlib
 import io
 import math
@@ -53,7 +53,7 @@ from tutorials.checks import dogs as checks
 from tutorials.checks.common import judge
 from tutorials.helpers import show
 
-# %% tags=["parameters"]
+# %% tags=["parameters", "context"]
 full = {"data": "full", "backbone": "resnet50", "download": True, "size": 224}
 settings = kit.settings(
     "dogs",
@@ -72,7 +72,7 @@ settings = kit.settings(
     limits={"images_per_breed": (0, None), "trials": (3, 1_000)},
 )
 
-# %%
+# %% tags=["context-my_end_of_epoch"]
 client = ddp.connect()
 dataset = kit.fetch("dogs", settings.data)
 print(f"dogs: {dataset.origin}")

@@ -32,7 +32,7 @@
 # All settings are here. `make run TUTORIAL=flights SET="share=1"` takes all flights
 # instead of a quarter.
 
-# %%
+# %% tags=["context"]
 import glob
 import tempfile
 import time
@@ -206,7 +206,7 @@ class LateModel(nn.Module):
 # all partitions together from left to right, and cut after every `batch_size` rows.
 
 
-# %% tags=["lesson"]
+# %% tags=["lesson", "context-my_batches"]
 def places(lengths, random):
     """The places between 0 and 1 of each partition's rows: a list of arrays."""
     return [(np.arange(rows) + random.random()) / max(rows, 1) for rows in lengths]
@@ -490,7 +490,7 @@ for way, more in zip(ways[1:], five_times[1:] - five_times[0]):
 # scheduled to depart in the 24 hours before. Which of the three leak? Guess first.
 
 
-# %% tags=["lesson"]
+# %% tags=["lesson", "context"]
 def features_with_leaks(flights, weather):
     """Features of the flights that arrived, in their order."""
     arrived = flights.dropna(subset=["arr_delay"]).reset_index(drop=True)

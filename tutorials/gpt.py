@@ -24,7 +24,7 @@
 # `CUDA_VISIBLE_DEVICES=`, before you start Jupyter.) **Data:** the names of `pets`.
 # **Time:** 80 to 90 minutes in class, 27 of them for three exercises.
 
-# %%
+# %% tags=["context"]
 import time
 from contextlib import nullcontext
 from functools import partial
@@ -45,7 +45,7 @@ from tutorials import helpers, kit
 from tutorials.checks import gpt as checks
 from tutorials.checks.common import judge
 
-# %% tags=["parameters"]
+# %% tags=["parameters", "context"]
 settings = kit.settings(
     "gpt",
     data="shipped",  # or "full" after `make data TUTORIAL=pets`, or your own names.csv
@@ -58,7 +58,7 @@ settings = kit.settings(
     presets={"full": {"windows": 10**6, "epochs": 3, "learning_rate": 2e-3}},
 )
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "context"]
 client = ddp.connect()
 dataset = kit.fetch("pets", settings.data)
 print(f"torch {torch.__version__} · {client.ranks} ranks · {dataset.title}")
@@ -70,7 +70,7 @@ print(f"torch {torch.__version__} · {client.ranks} ranks · {dataset.title}")
 # *windows* of 48 characters. A character is a *token* here. The model predicts each
 # token from those before it in its window.
 
-# %%
+# %% tags=["context"]
 WIDTH = 48  # tokens in a window
 TOKENS = 30  # a to z, "-", ".", the space and "+"
 names = steps.Names(dataset.path, WIDTH, settings.seed)
@@ -83,7 +83,7 @@ print(f"{len(windows):,} windows to learn from, {len(held_out):,} held out")
 # loss, the mean cross-entropy. Section 7 explains `recompute`.
 
 
-# %%
+# %% tags=["context"]
 class GPT(nn.Module):
     def __init__(self, layers=4, recompute=False):
         super().__init__()
@@ -361,7 +361,7 @@ def my_changes():
     # end of your code
 
 
-# %% tags=["exercise", "nbval-ignore-output"]
+# %% tags=["exercise", "nbval-ignore-output", "timed"]
 judge(partial(checks.four_runs, client=client, windows=windows), my_changes, timeout=99)
 
 # %% [markdown]

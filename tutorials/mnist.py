@@ -32,7 +32,7 @@
 # All settings are here. `make run TUTORIAL=mnist SET="epochs=2"` trains without the
 # lesson.
 
-# %%
+# %% tags=["context"]
 import os
 import time
 from pathlib import Path
@@ -53,7 +53,7 @@ from tutorials.checks.common import judge
 
 REPOSITORY = Path(ddp.__file__).parents[1]
 
-# %% tags=["parameters"]
+# %% tags=["parameters", "context"]
 settings = kit.settings(
     "mnist",
     data="shipped",  # or "full", or the path of a folder with IDX files
@@ -70,7 +70,7 @@ settings = kit.settings(
 # `connect()` starts processes that wait for work. The library *Dask* manages them. The
 # *backend* moves data between ranks: gloo for CPUs, NCCL for NVIDIA's GPUs.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "context-my_average"]
 client = ddp.connect()
 dataset = kit.fetch("mnist", settings.data)
 backend = "NCCL" if torch.cuda.is_available() else "gloo"
@@ -103,7 +103,7 @@ helpers.show(
 # The loss is the mean squared error (MSE) per pixel.
 
 
-# %%
+# %% tags=["context"]
 def as_pixels(images):
     """Bytes (n, 28, 28) to numbers (n, 784): 0 is paper, 1 is ink."""
     return images.flatten(1).float() / 255

@@ -26,7 +26,7 @@
 # %% [markdown]
 # ## 2. Set-up
 
-# %%
+# %% tags=["context"]
 import io
 import math
 import time
@@ -45,7 +45,7 @@ from tutorials import helpers, kit
 from tutorials.checks import pets as checks
 from tutorials.checks.common import judge
 
-# %% tags=["parameters"]
+# %% tags=["parameters", "context"]
 settings = kit.settings(
     "pets",
     data="shipped",  # or "full" after `make data TUTORIAL=pets`, or your own names.csv
@@ -70,7 +70,7 @@ settings = kit.settings(
 # *workers*. `connect()` starts two to four workers. The last line shows the address of
 # Dask's *dashboard*, a web page about the cluster.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "context"]
 torch.set_num_threads(1)  # one core, as each rank has
 client = ddp.connect()
 dataset = kit.fetch("pets", settings.data)
@@ -88,7 +88,7 @@ getattr(client, "dashboard_link", "there is no dashboard without Dask")
 # order, with `+` between them. We cut the row into *windows*, and predict 16 characters
 # in each from those before them: `ufu+darling+doni` from `fufu+darling+don`.
 
-# %%
+# %% tags=["context"]
 table = helpers.read_names(dataset.path)
 training_rows, held_out_rows = ddp.split(len(table), [0.1], seed=settings.seed)
 learned, held_out = table.iloc[training_rows], table.iloc[held_out_rows]["name"]
@@ -109,7 +109,7 @@ print(f"{len(learned):,} names in {len(windows):,} windows, {len(held_out):,} he
 # average. Its unit is the *nat*, the unit of the natural logarithm.
 
 
-# %%
+# %% tags=["context"]
 class NameModel(nn.Module):
     def __init__(self, layers, hidden):
         super().__init__()
@@ -189,7 +189,7 @@ judge(checks.resumed, my_training)
 # *temperature* below 1, and likely characters become likelier: try 0.3, and 1.5. Known
 # names are dropped, and rude ones: a filter lets only familiar parts pass.
 
-# %%
+# %% tags=["context"]
 alphabet = helpers.ALPHABET  # '+' is character 0
 is_tame = helpers.name_filter(table["name"])  # new, and of familiar parts
 
@@ -253,7 +253,7 @@ my_prediction = None  # "same", "close" or "different"
 # those made while the next file was written.
 
 
-# %%
+# %% tags=["context"]
 def warm_up_and_decay(step, steps):
     """The share of the learning rate to use after `step` of all `steps`."""
     progress = step / steps

@@ -28,7 +28,7 @@
 # In a terminal, `make run TUTORIAL=ucmerced SET="epochs=20 test=False"` trains without
 # the lesson. Write `test=False` while you choose: the test set stays unused.
 
-# %%
+# %% tags=["context"]
 import contextlib
 import io
 
@@ -50,7 +50,7 @@ from tutorials.checks.common import judge
 from tutorials.helpers import show
 from tutorials.land import Views, make_network
 
-# %% tags=["parameters"]
+# %% tags=["parameters", "context"]
 full = {"data": "full", "network": "resnet101", "size": 224, "cache": "memory"}
 full |= {"epochs": 60, "learning_rate": 1e-3}
 settings = kit.settings(
@@ -86,7 +86,7 @@ settings = kit.settings(
 # Each set gets its share of every class. All ranks compute the same split from labels
 # and a seed.
 
-# %%
+# %% tags=["context-my_accuracy"]
 client = ddp.connect()
 dataset = kit.fetch("ucmerced", settings.data)
 reading = {name: getattr(settings, name) for name in ("size", "anonymous")}

@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -48,43 +49,56 @@ class Wrong(Exception):
         super().__init__(f"  yours:    {yours}\n  expected: {expected}\n  {question}")
 
 
+class Verdict(NamedTuple):
+    """What a check has found."""
+
+    mark: str  # "right", "not right", "nothing written" or "did not end"
+    said: str  # what stands below the cell
+
+
 def judge(check: Callable, answer: Callable, *, timeout: float = TIMEOUT) -> None:
     """Print whether `answer`, a function, is right: run `check(answer)`.
 
     The check raises `Wrong`, or returns what it has seen to be right, a str. After `timeout`
     seconds it is ended.
     """
+    print(verdict(check, answer, timeout).said)
+
+
+def verdict(check: Callable, answer: Callable, timeout: float) -> Verdict:
+    """What `judge` prints, and the mark. The first that the answer has printed is printed."""
     printed = _Limited()
     before = set(psutil.Process().children())
     try:
         with contextlib.redirect_stdout(printed), _time_limit(timeout):
-            verdict = _verdict(check, answer, timeout)
+            found = _verdict(check, answer, timeout)
     finally:
         said = printed.getvalue()
         print(said, end="\n" if said and not said.endswith("\n") else "")
         _end_children_since(before)
-    print(verdict)
+    return found
 
 
 def _verdict(check, answer, timeout):
     name = getattr(answer, "__name__", repr(answer))
     if _is_empty(answer):
-        return f"not yet: nothing is written yet in {name}"
+        return Verdict("nothing written", f"not yet: nothing is written yet in {name}")
     try:
-        return f"right: {check(answer)}"
+        return Verdict("right", f"right: {check(answer)}")
     except Wrong as wrong:
-        return f"not yet\n{wrong}"
+        said = f"not yet\n{wrong}"
     except _TooLong:
         why = "Is there a loop without an end, or a rank that waits for another?"
-        return f"not yet: {name} was ended after {timeout:g} s. {why}"
+        return Verdict("did not end", f"not yet: {name} was ended after {timeout:g} s. {why}")
     except SystemExit as left:
-        return f"not yet: {name} calls sys.exit({left.code!r}). That would end the notebook."
+        said = f"not yet: {name} calls sys.exit({left.code!r}). That would end the notebook."
     except RankFailed as failure:
         lines = [str(failure).splitlines()[0], *failure.traceback.strip().splitlines()[-3:]]
-        return "not yet: " + "\n  ".join(lines)
+        said = "not yet: " + "\n  ".join(lines)
     except Exception as error:  # whatever a student's function may raise
-        said = "".join(traceback.format_exception_only(error)).strip()
-        return f"not yet: {name} cannot be judged. {_place(answer, error)}: {said}"
+        raised = "".join(traceback.format_exception_only(error)).strip()
+        said = f"not yet: {name} cannot be judged. {_place(answer, error)}: {raised}"
+    return Verdict("not right", said)
 
 
 def _is_empty(function):
