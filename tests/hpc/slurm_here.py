@@ -51,8 +51,8 @@ MpiDefault=none
 SlurmdParameters=config_overrides
 MessageTimeout=60
 SlurmdTimeout={silence}
-ReturnToService=2
-KillWait=5
+ReturnToService=1
+KillWait={kill_wait}
 MinJobAge=3600
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n
@@ -109,7 +109,8 @@ class Slurm:
         name = f"{command[0]} {host.name}"
         with open(self.folder / f"{name}.out", "a") as output:
             options = {"env": self.environment, "stdout": output, "stderr": output}
-            self.daemons[name] = host.start(command, **options)
+            # In a session of its own: the signals of a terminal are not for it
+            self.daemons[name] = host.start(command, start_new_session=True, **options)
 
     def repair(self):
         """Have all nodes as they were at first, whatever has become of them."""
@@ -139,11 +140,11 @@ def not_installed(programs):
 
 
 @contextlib.contextmanager
-def running_slurm(folder, has_database=False, **options):
+def running_slurm(folder, has_database=False, kill_wait=5, **options):
     """Start hosts and daemons, whose files are in `folder`; yields a `Slurm` with idle nodes.
 
-    With a database `sacct` works, which needs `PROGRAMS_OF_DATABASE`. `options` are those of
-    `running_hosts`.
+    With a database `sacct` works, which needs `PROGRAMS_OF_DATABASE`. A job that is told to end
+    has `kill_wait` seconds; a site's Slurm gives 30. `options` are those of `running_hosts`.
     """
     folder = Path(folder)
     with running_hosts(*HOSTS, **options) as (login, *nodes):
@@ -157,7 +158,8 @@ def running_slurm(folder, has_database=False, **options):
         of_nodes = [NODE.format(node, cpus=CPUS, memory=MEMORY) for node in nodes]
         names = {"folder": folder, "login": login}
         accounting = (DATABASE if has_database else FILE).format(**names)
-        of_all = CONFIGURATION.format(accounting=accounting, silence=SILENCE, **names)
+        seconds = {"silence": SILENCE, "kill_wait": kill_wait}
+        of_all = CONFIGURATION.format(accounting=accounting, **seconds, **names)
         configuration.write_text(of_all + "".join(of_nodes))
         path = f"{os.environ['PATH']}:/usr/sbin"
         environment = {**os.environ, "SLURM_CONF": str(configuration), "PATH": path}

@@ -2,10 +2,11 @@
 
 It opens a shell on the login host, in the repository; COMMAND="…" runs one command there instead,
 and ends with its exit code. All commands of Slurm are real. At the end of the shell all is gone,
-the jobs too.
+the jobs too, also when its terminal is closed.
 """
 
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -22,7 +23,7 @@ You are on the login host of a Slurm with four nodes, node-1 to node-4, of {CPUS
 sinfo, sbatch, squeue, srun, salloc, scancel and scontrol are real; `{{sacct}}` lists the jobs that
 have ended. `exit` ends all of it.
   sbatch clusters/batch/mnist.sbatch
-  make run TUTORIAL=pets CLUSTER=slurm WORKERS=4 RESTARTS=2
+  make run TUTORIAL=pets CLUSTER=slurm WORKERS=4 RESTARTS=2 OPTIONS="cores=1"
   scontrol update NodeName=node-2 State=DOWN Reason=practice
 """
 
@@ -34,12 +35,14 @@ def main():
             "In a container it can: `podman build --target slurm-lab -t ddp-slurm-lab .`, then\n"
             f"`{IN_A_CONTAINER}`. Docker takes the same lines."
         )
+    for number in (signal.SIGHUP, signal.SIGTERM):  # what is started below ends with this program
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     command = os.environ.get("COMMAND")
     with tempfile.TemporaryDirectory(prefix="slurm-lab-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # jobs of any user write there
         has_database = not not_installed(PROGRAMS_OF_DATABASE)
-        with running_slurm(folder, has_database, has_default_route=True) as slurm:
+        with running_slurm(folder, has_database, kill_wait=30, has_default_route=True) as slurm:
             environment = {
                 name: value for name, value in slurm.environment.items() if name not in OF_MAKE
             }

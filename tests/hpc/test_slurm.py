@@ -13,6 +13,7 @@ import pytest
 import runs_here
 from hosts_here import NAMESPACES
 from runs_here import (
+    A_RUN,
     LAST_STEP,
     ROOT,
     finish,
@@ -135,3 +136,18 @@ def test_the_lab_runs_a_command_on_its_login_host_and_leaves_nothing(tmp_path):
     assert done.stdout.split() == ["login", *"Submitted batch job 1 COMPLETED".split()]
     assert sorted((tmp_path / "names").read_text().split()) == list(HOSTS[1:])
     assert set(NAMESPACES.iterdir()) <= namespaces
+
+
+def test_a_lab_whose_terminal_is_closed_leaves_nothing(tmp_path):
+    command = f"sbatch --output=/dev/null --wrap 'sleep 1000'; touch '{tmp_path}/here'; sleep 1000"
+    namespaces = set(NAMESPACES.iterdir())
+    lab = subprocess.Popen(
+        [sys.executable, ROOT / "tests/hpc/slurm_lab.py"],
+        env={**os.environ, "COMMAND": command, "TMPDIR": str(tmp_path)},
+        start_new_session=True,
+    )
+    wait_until((tmp_path / "here").exists)
+    os.killpg(lab.pid, signal.SIGHUP)
+    assert lab.wait(A_RUN) == 128 + signal.SIGHUP
+    assert set(NAMESPACES.iterdir()) <= namespaces
+    assert not list(tmp_path.glob("slurm-lab-*"))

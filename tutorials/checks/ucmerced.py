@@ -201,7 +201,7 @@ step 360: epoch 6 done, saved
 step 402: loss 0.655
 SIGTERM: all ranks left after step 402, saved
 srun: error: node11: tasks 0-1: Exited with exit code 143
-sacct: State FAILED, ExitCode 143:0, MaxRSS 4.1G""",
+sacct: State FAILED, ExitCode 15:0, MaxRSS 4.1G""",
     4: """job 70244: 2 ranks on node09
 step 240: epoch 4 done, saved
 step 300: epoch 5 done, saved

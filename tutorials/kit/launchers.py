@@ -36,8 +36,6 @@ def start_ranks(launcher: str, tutorial: str, workers: int, restarts: int) -> No
     the ranks have said the rest themselves. Raises `SystemExit` after SIGTERM and Ctrl-C.
     """
     words = command(launcher, tutorial, workers, restarts)
-    # Else torch prints a stack of C++ for each connection to a store that ends.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("PYTHONHASHSEED", "0")  # all ranks number a set() alike, as Dask's do
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // workers)))
     os.environ["DDP_LAUNCHER"] = launcher

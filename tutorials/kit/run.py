@@ -40,6 +40,8 @@ def run_tutorial(tutorial: str, path: Path, choices: dict, dry: bool):
     """
     cluster = choices["cluster"]
     is_rank = _is_rank(cluster)
+    # Else torch prints a stack of C++ for each connection to a store that ends.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Whoever has started the ranks has checked, and each rank checks its settings again.
     count = None if is_rank else check_choices(path, choices["workers"])
     if dry:
@@ -203,9 +205,7 @@ def where_it_diverged(run) -> str | None:
         for record in getattr(run, "records", ())
         if isinstance(record.get("loss"), float)
     ]
-    if not losses:
-        return None
-    if math.isfinite(losses[-1][1]):
+    if not losses or math.isfinite(losses[-1][1]):
         return None
     step, loss = next((step, loss) for step, loss in losses if not math.isfinite(loss))
     return (
@@ -220,6 +220,8 @@ def resume_hint(tutorial: str, directory: Path | str | None) -> str:
         return ""
     if not list(Path(directory, "checkpoints").glob("*.pt")):
         return f" There is no checkpoint yet; what there is lies in {shown(directory)}."
+    if os.environ.get("CHECKPOINT") and "DDP_LAUNCHER" not in os.environ:  # a batch script has it
+        return " The same command, or `sbatch`, goes on from the newest checkpoint."
     words = f"make run TUTORIAL={tutorial} RESUME={shlex.quote(shown(directory))}"
     try:
         command = parameters.config_of(directory).get("command", {})
