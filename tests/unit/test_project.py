@@ -76,7 +76,7 @@ BUDGET = {
     "ddp_common": 4158,
     "dask_ranks": 8308,
     "tutorials/kit": 1668,
-    "tests": 20080,
+    "tests": 20082,
 }
 
 
