@@ -95,8 +95,9 @@ def folder(tmp_path_factory):
     run.mkdir(parents=True)
     (run / "config.json").write_text(json.dumps({"settings": {}}))
     (run / "log.txt").write_text("interrupted from the keyboard\n")
-    places = [folder / "solved-dogs.ipynb", folder / "marks.csv", ROOT / "README.md"]
+    places = [folder / "solved-dogs.ipynb", folder / "marks.csv"]
     places += [ROOT / "tutorials" / "checks" / "dogs.py", ROOT / "written.txt"]
+    places.append(ROOT / "docs" / "instructors.md")
     for name, (source, _, _) in HOSTILE.items():
         written = source.replace("{places!r}", repr([*map(str, places)]))
         hand_in(folder, name, "dogs", my_rate=written)
@@ -132,9 +133,10 @@ def rows_in(folder):
 @pytest.fixture(scope="module")
 def rows(folder):
     """The table of the class, when nothing else has changed."""
-    before = [state_of(place) for place in (folder, ROOT / "tutorials")]
+    places = folder, ROOT / "tutorials" / "checks", ROOT / "docs"
+    before = [state_of(place) for place in places]
     mark(folder)
-    assert [state_of(place) for place in (folder, ROOT / "tutorials")] == before
+    assert [state_of(place) for place in places] == before
     assert not (ROOT / "written.txt").exists()
     assert not processes_of(folder)
     return rows_in(folder)
