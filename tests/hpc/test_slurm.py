@@ -112,6 +112,7 @@ def test_the_warning_before_the_time_limit_lets_ranks_save_and_sbatch_again_goes
     log = (tmp_path / f"{first}.log").read_text()
     left = re.search(r"told to stop \(SIGTERM\). They left after step (\d+)", log)
     assert left and last_step(tmp_path) == int(left[1]), log
+    assert "The batch script, submitted again, goes on from the newest checkpoint." in log
     second = submit(slurm, tmp_path, script, repository, **chosen)
     wait_until(lambda: second not in jobs(slurm))
     log = (tmp_path / f"{second}.log").read_text()

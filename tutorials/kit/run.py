@@ -162,8 +162,7 @@ def execute(tutorial: str, path: Path):
         error.args = (f"{error}{hint}",)
         raise
     except Exception as error:
-        diverged = where_it_diverged(namespace.get("run"))
-        if diverged:
+        if diverged := where_it_diverged(namespace.get("run")):
             raise Error(
                 f"{diverged} So this failed afterwards: {type(error).__name__}: {error}"
             ) from None
@@ -220,8 +219,9 @@ def resume_hint(tutorial: str, directory: Path | str | None) -> str:
         return ""
     if not list(Path(directory, "checkpoints").glob("*.pt")):
         return f" There is no checkpoint yet; what there is lies in {shown(directory)}."
-    if os.environ.get("CHECKPOINT") and "DDP_LAUNCHER" not in os.environ:  # a batch script has it
-        return " The same command, or `sbatch`, goes on from the newest checkpoint."
+    in_a_job = {"SLURM_JOB_ID", "PBS_JOBID"} & os.environ.keys()
+    if in_a_job and os.environ.get("CHECKPOINT") and "DDP_LAUNCHER" not in os.environ:
+        return " The batch script, submitted again, goes on from the newest checkpoint."
     words = f"make run TUTORIAL={tutorial} RESUME={shlex.quote(shown(directory))}"
     try:
         command = parameters.config_of(directory).get("command", {})
