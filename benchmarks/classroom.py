@@ -69,6 +69,8 @@ class Student:
             check=True,
         )
         self.home.chmod(0o755)  # what protects a run is its own mode
+        # The repository is somebody else's, as that of an instructor is
+        (self.home / ".gitconfig").write_text("[safe]\n\tdirectory = *\n")
         self.clone = self.home / "ddp"
         self.python = f"{venv}/bin/python"
         self.times: dict[str, float] = {}
@@ -83,7 +85,7 @@ class Student:
     def open_notebook(self) -> None:
         began = time.monotonic()
         address = f"file://{ROOT}"
-        clone = ["git", "-c", "safe.directory=*", "clone", "-q", "--depth=1", address]
+        clone = ["git", "clone", "-q", "--depth=1", address]
         subprocess.run(self.command(*clone, str(self.clone)), check=True)
         self.times["clone"] = time.monotonic() - began
         began = time.monotonic()
