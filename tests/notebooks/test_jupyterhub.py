@@ -44,7 +44,9 @@ def folder(tmp_path_factory):
 def made(folder):
     """What `make kernel` has left: the clone, the kernel's name, the environment of the Hub."""
     clone = copy_of_repository(folder)
-    hub = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    of_make = {"MAKELEVEL", "MAKEFLAGS", "MFLAGS"}  # of `make test-all`: it would say more here
+    left_out = of_make | {"PYTHONPATH"}
+    hub = {name: value for name, value in os.environ.items() if name not in left_out}
     hub |= {
         "JUPYTER_DATA_DIR": str(folder / "data"),
         "JUPYTERHUB_SERVICE_PREFIX": path_of("somebody"),
