@@ -113,7 +113,7 @@ $(VENV)/torch: constraints.txt $(if $(OURS),,again)
 
 $(VENV)/installed-%: $(VENV)/torch pyproject.toml
 	@$(if $(PIP_NO_INDEX),,$(UV) $(if $(OURS),--editable,--compile-bytecode --reinstall-package ddp-common) '.[$*]' ||) $(PIP) $(if $(OURS),--editable) '.[$*]'
-	@rm -rf build
+	@$(if $(OURS),,rm -rf build)
 	@touch "$$VENV/installed-$*"
 
 fits-%:

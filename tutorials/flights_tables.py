@@ -38,13 +38,15 @@ def duration(flights):
 
 def batches_picture(lengths, places, batch_size):
     """A figure: the rows of each partition at their `places`, cut into batches."""
+    from tutorials.helpers import LINES  # ranks do without it
+
     ordered = np.sort(np.concatenate(places))
     last = np.arange(batch_size, len(ordered), batch_size) - 1  # of all batches but one
     cuts = (ordered[last] + ordered[last + 1]) / 2
+    in_turns = np.array([line["color"] for line in LINES[:2]])
     figure, axes = plt.subplots(figsize=(8, 2.4), layout="constrained")
     for partition, x in enumerate(places):
-        is_even = np.searchsorted(cuts, x) % 2 == 0
-        colours = np.where(is_even, "tab:blue", "#d95f02")
+        colours = in_turns[np.searchsorted(cuts, x) % 2]
         axes.scatter(x, np.full(len(x), partition), c=colours, marker="s", s=26)
     axes.vlines(cuts, -0.5, len(lengths) - 0.5, color="grey", linewidth=0.8)
     axes.set(xlim=(0, 1), xlabel="place", ylabel="partition")

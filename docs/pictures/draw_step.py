@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import ddp_common as ddp
+from tutorials import gpt_steps
 
 FILE = Path(__file__).with_name("a-step.png")
 STEPS, WARM_UP = 40, 2  # DDP lays out its buckets anew after the first step
@@ -28,12 +29,11 @@ ROWS = {
     "DDP, small buckets": {"way": "DDP"},
     "DDP, rank 1 is late": {"way": "DDP", "late": 0.05},
 }
-# Each bar has a pattern of its own, so that nobody needs its colour
-BARS = {
-    "late": {"facecolor": "white", "hatch": "..", "edgecolor": "grey"},
-    "forward": {"facecolor": "tab:blue", "hatch": "", "edgecolor": "white"},
-    "backward": {"facecolor": "#d95f02", "hatch": "//", "edgecolor": "white"},
-    "averaging": {"facecolor": "tab:green", "hatch": "--", "edgecolor": "white"},
+BARS = {  # they look as those of the lesson gpt
+    "late": gpt_steps.BARS["waiting"],
+    "forward": gpt_steps.BARS["forward"],
+    "backward": gpt_steps.BARS["backward"],
+    "averaging": gpt_steps.BARS["sending"],
 }
 
 

@@ -35,7 +35,8 @@ def main():
             "In a container it can: `podman build --target slurm-lab -t ddp-slurm-lab .`, then\n"
             f"`{IN_A_CONTAINER}`. Docker takes the same lines."
         )
-    for number in (signal.SIGHUP, signal.SIGTERM):  # what is started below ends with this program
+    # However this program is told to end, what is started below ends with it
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     command = os.environ.get("COMMAND")
     with tempfile.TemporaryDirectory(prefix="slurm-lab-") as name:
@@ -51,10 +52,7 @@ def main():
                 (folder / "bashrc").write_text("PS1='login$ '\n")
                 shell = ["bash", "--rcfile", folder / "bashrc", "-i"]
                 print(WELCOME.format(sacct="sacct" if has_database else "sacct -c"), flush=True)
-            try:
-                code = slurm.login.start(shell, cwd=ROOT, env=environment).wait()
-            except KeyboardInterrupt:
-                code = 130
+            code = slurm.login.start(shell, cwd=ROOT, env=environment).wait()
     sys.exit(code)
 
 
