@@ -343,7 +343,7 @@ helpers.show(steps.picture(checks.traced_runs(client, windows), most=200), alt)
 #
 # <details><summary>Hint</summary>
 #
-# Which colour is the longest? Who waits for whom? What could be done while a batch is
+# Which bar is the longest? Who waits for whom? What could be done while a batch is
 # computed, what less often, and what not at all?
 # </details>
 
