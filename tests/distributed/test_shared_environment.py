@@ -63,9 +63,13 @@ def another_user():
 
 @pytest.fixture
 def clone():
-    """A student's clone: the folder, and how to run a program in it. What this user made goes."""
+    """A student's clone: the folder, and how to run a program in it. What this user made goes.
+
+    The environment is beside it by a link: its own name may have a space, which make refuses.
+    """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
+        Path(folder, "environment").symlink_to(sys.prefix)
         there = Path(folder, "a clone")
         ignored = shutil.ignore_patterns("__pycache__", "my-work", "cache", ".*")
         for name in ("ddp_common", "dask_ranks", "tutorials", "clusters", "data"):
@@ -102,10 +106,9 @@ def files_of(environment):
 
 def test_a_clone_trains_in_an_environment_of_others_and_changes_nothing_there(clone):
     there, run = clone
+    shared = there.parent / "environment"
     before = files_of(sys.prefix)
-    trained = run(
-        "make", "run", "TUTORIAL=pets", f"SET={SHORT}", f"VENV={sys.prefix}", "WORKERS=2"
-    )
+    trained = run("make", "run", "TUTORIAL=pets", f"SET={SHORT}", f"VENV={shared}", "WORKERS=2")
     assert trained.returncode == 0, trained.stdout + trained.stderr
     assert "Run directory: runs/pets/" in trained.stdout
     assert not (there / ".venv").exists()
@@ -116,7 +119,7 @@ def test_every_process_has_the_packages_of_the_clone(clone):
     there, run = clone
     (there / "places.py").write_text(PLACES)
     (there / "where.py").write_text(WHERE)
-    said = run(f"{sys.prefix}/bin/python", "where.py", PYTHONPATH=str(there))
+    said = run(f"{there.parent}/environment/bin/python", "where.py", PYTHONPATH=str(there))
     assert said.stdout.strip() == str(there), said.stderr
 
 
@@ -140,12 +143,11 @@ def test_an_environment_that_does_not_fit_is_named_by_its_first_package(clone, l
         project.write_text(
             project.read_text().replace('    "click",\n', '    "no-such-package",\n')
         )
-    refused = run("make", "lab", f"VENV={sys.prefix}")
+    shared = there.parent / "environment"
+    refused = run("make", "lab", f"VENV={shared}")
     assert refused.returncode != 0 and "Traceback" not in refused.stderr
     click = environment.installed()["click"].version
-    assert (
-        f"VENV={sys.prefix} does not fit this clone: {why.format(click=click)}" in refused.stderr
-    )
+    assert f"VENV={shared} does not fit this clone: {why.format(click=click)}" in refused.stderr
     assert not (there / "tutorials" / "my-work").exists()
 
 
