@@ -63,13 +63,10 @@ def another_user():
 
 @pytest.fixture
 def clone():
-    """A student's clone: the folder, and how to run a program in it. What this user made goes.
-
-    The environment is beside it by a link: its own name may have a space, which make refuses.
-    """
+    """A student's clone: the folder, and how to run a program in it. What this user made goes."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        Path(folder, "environment").symlink_to(sys.prefix)
+        Path(folder, "environment").symlink_to(sys.prefix)  # whose name may have a space
         there = Path(folder, "a clone")
         ignored = shutil.ignore_patterns("__pycache__", "my-work", "cache", ".*")
         for name in ("ddp_common", "dask_ranks", "tutorials", "clusters", "data"):
