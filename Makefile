@@ -56,7 +56,7 @@ TRAINERS := $(STAMP)-others
 PROGRAMS := ddp_common dask_ranks benchmarks tests tutorials/kit tutorials/environment.py tutorials/hand_ins.py tutorials/lab.py tutorials/kernel.py tutorials/marks.py tutorials/scaling.py tutorials/study.py tutorials/sync.py tutorials/checks tutorials/originals docs data
 PAGES    := --line-length 88 tutorials/scripts $(filter-out $(PROGRAMS),$(wildcard tutorials/*.py))
 
-.PHONY: again help setup setup-all run lab kernel data test test-others test-slurm test-all lint sync bench scaling study marks doctor check fault-lab slurm-lab docs clean
+.PHONY: again help setup setup-all run lab kernel data test test-others test-slurm test-all lint sync bench scaling study marks doctor check fault-lab mutants slurm-lab docs clean
 
 help:
 	@echo 'make run TUTORIAL=pets      train a tutorial; sets everything up first'
@@ -82,6 +82,7 @@ help:
 	@echo 'make study TUTORIAL=dogs    the study of the article behind dogs, on real ranks, and a fair one beside it (WORKERS="1 2 4")'
 	@echo 'make marks FOLDER=hand-ins  judge what a class has handed in (TUTORIAL=pets: only this lesson)'
 	@echo 'make doctor CLUSTER=slurm   check what usually goes wrong on a cluster; say what to do'
+	@echo 'make mutants                judge some 700 answers to the exercises, and write what the checks let pass: twenty minutes (TUTORIAL=pets: only this)'
 	@echo 'make fault-lab              break two ranks in every known way; print what became of it'
 	@echo 'make slurm-lab              a shell on a Slurm of four nodes on this machine, to practise on; needs root and slurm-wlm (COMMAND="sinfo": only this)'
 	@echo 'make docs                   build the site, docs/_build/html; nothing is executed'
@@ -190,6 +191,9 @@ slurm-lab: $(COURSE)
 
 fault-lab: $(TEST)
 	@$(PYTHON) benchmarks/fault_lab.py
+
+mutants: $(TEST)
+	@$(PYTHON) -m tests.mutants
 
 docs: $(DOCS)
 	@$(PYTHON) -m sphinx -q -W --keep-going -c docs . docs/_build/html

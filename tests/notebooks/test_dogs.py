@@ -1,7 +1,6 @@
 """The exercises of `dogs` judge rightly, its study chooses and judges by different images."""
 
 import json
-import math
 import shutil
 from pathlib import Path
 
@@ -9,8 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 from tutorials_here import DATA, make_run, names_of
 
 import ddp_common as ddp
@@ -27,211 +24,9 @@ def dogs(tmp_path_factory):
         yield names
 
 
-# Exercise A
-
-
-def a_rate(seen, base, ranks, rule, warm_up):
-    end = base * ranks ** {"kept": 0, "square root": 0.5, "linear": 1}[rule]
-    return float(np.interp(seen, [0, warm_up], [base, end])) if warm_up else end
-
-
-def rate_of(case):
-    """An answer that may be wrong in one thing."""
-
-    def answer(seen, base, ranks, rule, warm_up):
-        if case == "for the square root, linear" and rule == "square root":
-            rule = "linear"
-        if case == "at once":
-            warm_up = 0
-        right = a_rate(seen, base, ranks, rule, warm_up)
-        if case == "from 0":
-            return right * min(1, seen / warm_up) if warm_up else right
-        if case == "goes on growing" and warm_up:
-            return base + (a_rate(warm_up, base, ranks, rule, warm_up) - base) * seen / warm_up
-        forms = {"float32": np.float32(right), "rounded": float(f"{right:.3g}")}
-        forms |= {"a list": [right], "a tensor": torch.tensor(right), "nothing": None}
-        return forms.get(case, right)
-
-    return answer
-
-
-@pytest.mark.parametrize("case", ["as asked", "float32", "rounded", "a list", "a tensor"])
-def test_a_right_rate_is_accepted_in_every_form(case):
-    assert "three rules" in checks.rate(rate_of(case))
-
-
-@pytest.mark.parametrize(
-    ("case", "question"),
-    [
-        ("from 0", "With which rate does training start"),
-        ("at once", "With which rate does training start"),
-        ("goes on growing", "long after the warm-up"),
-        ("for the square root, linear", "what is the rule 'square root'"),
-        ("nothing", "what is the rule 'kept'"),
-    ],
-)
-def test_a_wrong_rate_is_refused_with_a_question(case, question):
-    with pytest.raises(Wrong, match=question):
-        checks.rate(rate_of(case))
-
-
-# Exercise B
-
-
-def comparison_of(case):
-    """An answer that may be wrong in one thing."""
-
-    def answer(log, images, samples):
-        found = {}
-        for workers, right in log.items():
-            seen = workers * images
-            if case == "steps, not samples":
-                seen = images
-            step = samples // seen
-            if case == "the next step":
-                step = math.ceil(samples / seen)
-            if case == "the nearest step":
-                step = int(samples / seen + 0.5)
-            if case == "rounded":
-                step = round(samples / seen)
-            if case == "until before samples":
-                step = (samples - 1) // seen
-            found[workers] = right[step] if case == "counts from 0" else right[step - 1]
-            if case == "the best so far":
-                found[workers] = max(right[:step])
-            if case == "the sum so far":
-                found[workers] = sum(right[:step])
-        forms = {"a series": pd.Series(found), "pairs": list(found.items())}
-        forms |= {"arrays": {key: np.float32(each) for key, each in found.items()}}
-        forms |= {"a list": list(found.values()), "nothing": None}
-        forms |= {"some workers": {key: found[key] for key in (1, 4)}}
-        return forms.get(case, found)
-
-    return answer
-
-
-@pytest.mark.parametrize("case", ["as asked", "a series", "pairs", "arrays"])
-def test_a_fair_comparison_is_accepted_in_every_form(case):
-    assert "equally many samples" in checks.comparison(comparison_of(case))
-
-
-@pytest.mark.parametrize(
-    ("case", "question"),
-    [
-        ("steps, not samples", "How many images has a step of several workers"),
-        ("counts from 0", "At which place of the list"),
-        ("the next step", "Is that step finished"),
-        ("the nearest step", "only the nearest one"),
-        ("rounded", "Is that step finished by then"),
-        ("until before samples", "After how many steps"),
-        ("the best so far", "last finished step alone"),
-        ("the sum so far", "last finished step alone"),
-        ("some workers", "the keys of `log`"),
-        ("a list", "Is it a dict"),
-        ("nothing", "Is it a dict"),
-    ],
-)
-def test_an_unfair_comparison_is_refused_with_a_question(case, question):
-    with pytest.raises(Wrong, match=question):
-        checks.comparison(comparison_of(case))
-
-
-# Exercise C
-
-
-def totals_of(model, inputs, labels, rows):
-    """The sum of the loss, of right answers, and the number of rows."""
-    with torch.no_grad():
-        scores = model(inputs[rows])
-    loss = F.cross_entropy(scores, labels[rows], reduction="sum")
-    return torch.stack([loss, (scores.argmax(1) == labels[rows]).sum(), torch.tensor(len(rows))])
-
-
-def validation(case):
-    """An end of an epoch that may be wrong in one thing."""
-
-    def answer(model, inputs, labels, training, held_out, plateau):
-        used = training if case == "training rows" else held_out
-        mine = used[ddp.rank() :: ddp.world_size()]
-        if case == "every rank all":
-            mine = used
-        if case == "rank 0 all, rank 1 a half":
-            mine = used if ddp.rank() == 0 else mine
-        if case == "padded":
-            mine = torch.cat([used, used[:1]])[ddp.rank() :: 2]
-        one_by_one = case == "one image at a time"
-        net = (lambda images: torch.stack([*map(model, images)])) if one_by_one else model
-        totals = totals_of(net, inputs, labels, mine)
-        if case == "rank 0 all, rank 1 a half":
-            totals = totals if ddp.rank() == 0 else torch.zeros(3)
-        local = (totals[0] / totals[2].clamp(min=1)).item()
-        share = totals[1] / totals[2]
-        if case == "mean of means":
-            totals = totals / totals[2]
-        if case not in ("local", "every rank all"):
-            dist.all_reduce(totals)
-        loss, accuracy = totals[0] / totals[2], totals[1] / totals[2]
-        if case == "mean of accuracies":
-            dist.all_reduce(share)
-            accuracy = share / 2
-        plateau.step(local if case == "schedule on a local loss" else loss)
-        if case == "twice":
-            plateau.step(loss)
-        if case == "rank 0 only" and ddp.rank() > 0:
-            return None
-        forms = {"a list, rounded": [round(loss.item(), 3), round(accuracy.item(), 3)]}
-        forms["a tensor"] = torch.stack([loss, accuracy])
-        forms["a dict"] = {"accuracy": accuracy, "loss": loss}
-        return forms.get(case, (loss.item(), accuracy.item()))
-
-    return answer
-
-
-@pytest.mark.parametrize(
-    "case", ["as asked", "a list, rounded", "a tensor", "a dict", "one image at a time"]
-)
-def test_a_repaired_validation_is_accepted_in_every_form(dogs, case):
-    assert "counts once" in checks.end_of_epoch(dogs["client"])(validation(case))
-
-
-@pytest.mark.parametrize(
-    ("case", "question"),
-    [
-        ("training rows", "Which images does your loop see"),
-        ("local", "What is the rate of each rank"),
-        ("schedule on a local loss", "What is the rate of each rank"),
-        ("mean of means", "What does each image weigh"),
-        ("mean of accuracies", "mean over all held-out images"),
-        ("padded", "counts twice"),
-        ("twice", "When may the rate be lowered"),
-        ("rank 0 only", "Does every rank return two numbers"),
-        ("every rank all", "judged more than once"),
-        ("rank 0 all, rank 1 a half", "judged more than once"),
-    ],
-)
-def test_a_validation_with_one_fault_is_refused_with_a_question(dogs, case, question):
-    with pytest.raises(Wrong, match=question):
-        checks.end_of_epoch(dogs["client"])(validation(case))
-
-
-def evaluate(*_):
-    raise AssertionError("the check refuses a call of it unseen")
-
-
-def calls_evaluate(model, inputs, labels, training, held_out, plateau):
-    loss, accuracy = evaluate(model, inputs, labels, held_out)
-    plateau.step(loss)
-    return loss, accuracy
-
-
-def test_the_original_is_refused_and_the_solution_accepted(dogs):
-    check = checks.end_of_epoch(dogs["client"])
-    assert check(dogs["my_end_of_epoch"]) and checks.rate(dogs["my_rate"])
-    assert checks.comparison(dogs["my_comparison"])
+def test_the_original_is_refused(dogs):
     with pytest.raises(Wrong, match="Which images"):
-        check(dogs["original_end_of_epoch"])
-    with pytest.raises(Wrong, match="a loop of your own"):
-        check(calls_evaluate)
+        checks.end_of_epoch(dogs["client"])(dogs["original_end_of_epoch"])
 
 
 # What its conclusions rest on

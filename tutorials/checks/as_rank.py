@@ -3,8 +3,10 @@
     python -m tutorials.checks.as_rank SCRIPT …
 
 The script need not cooperate. Each rank leaves `rank-R.pt`, what a `Seen` holds, beside the
-folder in which it works; a rank that is killed leaves none. GPUs are hidden, and process groups
-wait at most `PATIENCE` for a rank that does not come.
+folder in which it works; a rank that is killed leaves none. GPUs are hidden, or simulated, and
+process groups wait at most `PATIENCE` for a rank that does not come. Variables say so:
+DDP_CHECK_ON_EACH how many ranks each machine is said to have (empty: all are on this one),
+DDP_CHECK_GPUS that each has a GPU.
 
 torch 2.13 may hang or abort where the last reference to a gloo group goes right after a backward.
 A script that is right would not end. So the group is kept, and the process ends without taking
@@ -29,6 +31,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from tutorials.checks.simulated_gpus import SimulatedGpus
+
 PATIENCE = datetime.timedelta(seconds=45)
 COUNTED = [(dist, "init_process_group"), (dist, "destroy_process_group"), (torch, "save")]
 
@@ -39,17 +43,17 @@ class Seen:
 
     calls: dict = field(default_factory=dict)  # of functions in `COUNTED`: how many returned
     printed: int = 0  # bytes on the standard output, and what it wrote to the standard error
-    moved_late: bool = False  # `.to` was called for the model when DDP had it, and not before
     initial: dict = field(default_factory=dict)  # the weights when DDP has made them equal
     final: dict = field(default_factory=dict)  # the weights at the end
-    moves: set = field(default_factory=set)  # (line, "model" or "tensor") of `.to`, `.cuda`
     batches: list = field(default_factory=list)  # the DDP model's inputs, if a backward followed
     shown: set = field(default_factory=set)  # the first digit of each input of a module, bytes
+    used: set = field(default_factory=set)  # numbers of this machine's GPUs, if they are simulated
+    backends: list = field(default_factory=list)  # of `init_process_group`, if GPUs are simulated
     error: str = ""  # its type and message
     line: str = ""  # the line of the script that raised it
 
 
-def watch(seen: Seen, script: str) -> None:
+def watch(seen: Seen) -> None:
     """Have torch note in `seen` what the script asks of it."""
     torch.cuda.is_available = lambda: False  # also if the script sets CUDA_VISIBLE_DEVICES
     dist.init_process_group = _with_patience(dist.init_process_group)
@@ -57,7 +61,6 @@ def watch(seen: Seen, script: str) -> None:
         setattr(module, name, _counted(getattr(module, name), seen.calls))
     _watch_ddp(seen)
     _watch_inputs(seen)
-    _watch_moves(seen, script)
     _watch_standard_error(seen)
 
 
@@ -88,8 +91,7 @@ def _with_patience(init):
 
 
 def _watch_ddp(seen):
-    wrap, move = DistributedDataParallel.__init__, torch.nn.Module.to
-    moved, not_moved = [], []  # models that `.to` was called for; those that DDP has before
+    wrap = DistributedDataParallel.__init__
 
     def note_batch(_, inputs, named, output):
         given = [*inputs, *named.values()]
@@ -102,19 +104,11 @@ def _watch_ddp(seen):
     @functools.wraps(wrap)
     def __init__(self, module, *arguments, **named):
         wrap(self, module, *arguments, **named)
-        if module not in moved:
-            not_moved.extend([self, module])
         seen.initial = _weights(module)
         seen.final = module.state_dict()  # the tensors themselves: they change with each step
         self.register_forward_hook(note_batch, with_kwargs=True)
 
-    @functools.wraps(move)
-    def to(self, *arguments, **named):
-        seen.moved_late = seen.moved_late or self in not_moved
-        moved.append(self)
-        return move(self, *arguments, **named)
-
-    DistributedDataParallel.__init__, torch.nn.Module.to = __init__, to
+    DistributedDataParallel.__init__ = __init__
 
 
 def _watch_inputs(seen):
@@ -126,32 +120,6 @@ def _watch_inputs(seen):
             seen.shown.add((255 * row).round().to(torch.uint8).numpy().tobytes())
 
     torch.nn.modules.module.register_module_forward_hook(note_first_digit)
-
-
-def _watch_moves(seen, script):
-    """Note where the script itself, and none of torch's lines, moves a model or a tensor."""
-
-    def noted(function, kind):
-        @functools.wraps(function)
-        def move(self, *arguments, **named):
-            caller = sys._getframe(1)
-            if caller.f_code.co_filename == script and (
-                function.__name__ == "cuda" or _names_device(arguments, named)
-            ):
-                seen.moves.add((caller.f_lineno, kind))
-            return function(self, *arguments, **named)
-
-        return move
-
-    for owner, kind in ((torch.nn.Module, "model"), (torch.Tensor, "tensor")):
-        for name in ("to", "cuda"):
-            setattr(owner, name, noted(getattr(owner, name), kind))
-
-
-def _names_device(arguments, named):
-    kinds = torch.device, torch.Tensor, str
-    is_number = any(type(each) is int for each in arguments)
-    return "device" in named or is_number or any(isinstance(each, kinds) for each in arguments)
 
 
 def _watch_standard_error(seen):
@@ -208,20 +176,28 @@ def run(script: str, seen: Seen) -> int:
 def main(script: str, *arguments: str) -> None:
     """Run the script, leave what was seen, and end this process."""
     seen = Seen()
-    record = Path.cwd().parent / f"rank-{os.environ['RANK']}.pt"
-    save = torch.save
-    if os.environ.get("DDP_CHECK_APART"):
-        os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
-        os.environ.update(GROUP_RANK=os.environ["RANK"], GROUP_WORLD_SIZE=os.environ["WORLD_SIZE"])
-    watch(seen, script)
+    save, top = torch.save, Path.cwd().parent  # the script may go elsewhere
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if on_each := int(os.environ["DDP_CHECK_ON_EACH"] or 0):
+        os.environ.update(LOCAL_RANK=str(rank % on_each), LOCAL_WORLD_SIZE=str(on_each))
+        machines = {"GROUP_RANK": rank // on_each, "GROUP_WORLD_SIZE": ranks // on_each}
+        os.environ.update({name: str(number) for name, number in machines.items()})
+    watch(seen)
     sys.argv = [script, *arguments]
-    code = run(script, seen)
+    if os.environ["DDP_CHECK_GPUS"]:
+        with SimulatedGpus(script, on_each) as gpus:
+            code = run(script, seen)
+        seen.used, seen.backends = gpus.used, gpus.backends
+    else:
+        code = run(script, seen)
     if not seen.error:
         atexit._run_exitfuncs()  # the script may leave its group there
     sys.stdout.flush()
     sys.stderr.flush()
     seen.printed += os.fstat(1).st_size  # torchrun has it written to a file
-    save(vars(seen), record)
+    record = Path(top, f"rank-{rank}.pt")
+    save(vars(seen), record.with_suffix(".part"))
+    os.replace(record.with_suffix(".part"), record)  # a rank may be killed before
     os._exit(code & 0xFF)
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import distributed
 import psutil
 
 from dask_ranks.run.job import RankFailed
@@ -32,7 +33,6 @@ TIMEOUT = 60.0  # seconds that an answer or a script may take
 SHOWN = 4_000  # characters of what an answer prints
 FLOOD = 50_000_000  # bytes after which a script that prints is ended
 MARK = "DDP_CHECK"  # variable: what a script starts, and what that starts, has it
-APART = "DDP_CHECK_APART"  # variable: whether each rank is told to be alone on its machine
 
 
 def named(said: object, options: Iterable[str]) -> str | None:
@@ -188,6 +188,21 @@ def _kill(processes):
             process.kill()
 
 
+@contextlib.contextmanager
+def enough_workers(client: distributed.Client, count: int) -> Iterator[None]:
+    """Have `count` workers in the block: of a LocalCluster that has fewer, others are started."""
+    there = len(client.scheduler_info(n_workers=-1)["workers"])
+    if there >= count:
+        yield
+        return
+    client.cluster.scale(count)
+    try:
+        client.wait_for_workers(count, timeout=60)
+        yield
+    finally:
+        client.cluster.scale(there)
+
+
 @dataclass
 class ScriptRun:
     """How a script ran."""
@@ -210,13 +225,14 @@ def run_script(
     *arguments: str,
     ranks: int = 2,
     timeout: float = TIMEOUT,
-    apart: bool = False,
+    on_each: int | None = None,
+    gpus: bool = False,
 ) -> ScriptRun:
     """Run a script with torchrun on `ranks` processes of this machine, in a folder of its own.
 
     `source` is the path of the script, or its text as a str. `arguments` are its own. It is ended
-    after `timeout` seconds, or when it has printed `FLOOD` bytes. With `apart` each rank is told
-    that it is alone on its machine: LOCAL_RANK is 0, LOCAL_WORLD_SIZE is 1.
+    after `timeout` seconds, or when it has printed `FLOOD` bytes. The ranks are told that they are
+    on machines with `on_each` of them (LOCAL_RANK …), and with `gpus` that each has a GPU.
     """
     temporary = tempfile.TemporaryDirectory(prefix="ddp-script-", ignore_cleanup_errors=True)
     top = Path(temporary.name).resolve()
@@ -230,7 +246,8 @@ def run_script(
     torchrun += [f"--nproc-per-node={ranks}", "--redirects=3", f"--log-dir={logs}"]
     mark = secrets.token_hex(8)
     environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": _path()}
-    environment[APART] = "1" if apart else ""
+    environment["DDP_CHECK_ON_EACH"] = str(on_each or "")
+    environment["DDP_CHECK_GPUS"] = "1" if gpus else ""
     environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # it warns where this host's name has no address
     process = subprocess.Popen(
         [*torchrun, "--module", "tutorials.checks.as_rank", str(script), *arguments],

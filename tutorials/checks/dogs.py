@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import ddp_common as ddp
-from tutorials.checks.common import Wrong, named
+from tutorials.checks.common import Wrong, enough_workers, named
 
 # The predictions
 
@@ -50,20 +50,18 @@ def rate(answer):
         for ranks in (1, random.randint(2, 5), 16):
             base, warm_up = random.uniform(0.001, 0.1), random.randint(500, 5_000)
             end = base * ranks**power
-            third = base + (end - base) * (warm_up // 3) / warm_up
+            of_rule = f"For {ranks} times the batch: what is the rule {rule!r}?"
+            none = "What is the rate if there is no warm-up?"
             cases = [
-                (
-                    warm_up,
-                    warm_up,
-                    end,
-                    f"For {ranks} times the batch: what is the rule {rule!r}?",
-                ),
+                (warm_up, warm_up, end, of_rule),
                 (0, warm_up, base, "With which rate does training start?"),
-                (warm_up // 3, warm_up, third, "Which share of the way is done?"),
                 (2 * warm_up, warm_up, end, "What is the rate long after the warm-up?"),
-                (0, 0, end, "What is the rate if there is no warm-up?"),
-                (warm_up, 0, end, "What is the rate if there is no warm-up?"),
+                (0, 0, end, none),
+                (warm_up, 0, end, none),
             ]
+            for seen in (warm_up // 3, *random.sample(range(1, warm_up), 4)):
+                there = base + (end - base) * seen / warm_up
+                cases.append((seen, warm_up, there, "Which share of the way is done?"))
             for seen, of_warm_up, expected, question in cases:
                 yours = answer(seen, base, ranks, rule, of_warm_up)
                 if not math.isclose(_number(yours), expected, rel_tol=0.01):
@@ -143,61 +141,81 @@ def _numbers(value):
 
 
 def end_of_epoch(client):
-    """The check of an answer that two ranks of `client` run, on random images."""
+    """The check of an answer that ranks of `client` run, on random images.
+
+    On two ranks 7 images are held out, so that one has 4 and the other 3; then 437, some batches
+    for each. On three ranks 7 again.
+    """
 
     def check(answer):
         if "evaluate" in getattr(getattr(answer, "__code__", None), "co_names", ()):
             raise Wrong("a call of `evaluate`", "a loop of your own", "How does `evaluate` end?")
-        given, wanted, wrong = _a_case()
-        given.update(workers=2, directory=False, stall_timeout=30)
-        seen = ddp.launch(client, _run_as_rank, answer=answer, **given).result
-        pairs = [_pair(one["returned"]) for one in seen]
-        for rank, (pair, one) in enumerate(zip(pairs, seen)):
-            if pair is None:
-                question = "Does every rank return two numbers, the loss and the accuracy?"
-                raise Wrong(f"rank {rank} returns {one['returned']!r}", "a pair", question)
-        _check_rows(pairs, wanted, wrong)
-        _check_same_rate(seen)
-        _check_pairs(pairs, wanted, wrong)
-        if not _is_near(seen[0]["loss"], [wanted[0]]):
-            question = "Which number decides whether the rate is lowered?"
-            raise Wrong(f"plateau.step({seen[0]['loss']:.4f})", f"{wanted[0]:.4f}", question)
-        if any(one["moved"] for one in seen):
-            raise Wrong("other weights than before", "the same", "Does validation train?")
-        judged = [one["judged"] for one in seen]
-        if sum(judged) != len(given["held_out"]):
-            said = f"{judged} images judged on ranks 0 and 1"
-            raise Wrong(said, "7 on both together", "Is an image judged more than once?")
-        return "each held-out image counts once, and both ranks decide by the same loss"
+        _on_ranks(client, answer, 2, held_out=7)
+        _on_ranks(client, answer, 2, held_out=437)
+        with enough_workers(client, 3):
+            _on_ranks(client, answer, 3, held_out=7)
+        return "each held-out image counts once, and all ranks decide by the same loss"
 
     return check
 
 
-def _a_case():
+def _on_ranks(client, answer, ranks, held_out):
+    """Raise `Wrong` unless the answer is right on so many ranks, for so many images."""
+    given, wanted, wrong = _a_case(held_out, ranks)
+    given.update(workers=ranks, directory=False, stall_timeout=30)
+    seen = ddp.launch(client, _run_as_rank, answer=answer, **given).result
+    pairs = [_pair(one["returned"]) for one in seen]
+    for rank, (pair, one) in enumerate(zip(pairs, seen)):
+        if pair is None:
+            question = "Does every rank return two numbers, the loss and the accuracy?"
+            raise Wrong(f"rank {rank} returns {one['returned']!r}", "a pair", question)
+    _check_rows(pairs, wanted, wrong)
+    _check_same_rate(seen)
+    _check_pairs(pairs, wanted, wrong, held_out)
+    if not _is_near(seen[0]["loss"], [wanted[0]]):
+        question = "Which number decides whether the rate is lowered?"
+        raise Wrong(f"plateau.step({seen[0]['loss']:.4f})", f"{wanted[0]:.4f}", question)
+    if any(one["moved"] for one in seen):
+        raise Wrong("other weights than before", "the same", "Does validation train?")
+    judged = [one["judged"] for one in seen]
+    if sum(judged) != held_out:
+        said = f"{judged} images judged on ranks {' and '.join(map(str, range(ranks)))}"
+        question = "Is an image judged more than once, or by no rank?"
+        raise Wrong(said, f"{held_out} on all together", question)
+
+
+def _a_case(count, ranks):
     """Arguments of `_run_as_rank`, the right (loss, accuracy), and what mistakes would give.
 
-    Seven images are held out: one rank has four of them, the other three. Some are right and some
-    wrong, so that each mistake gives another accuracy, too.
+    Of the held-out images the guess is right less and less often; the first weighs much. So each
+    mistake gives another loss: that of some ranks or batches, a mean of means, an image twice.
     """
     while True:
-        given = {"inputs": torch.randn(60, 5), "weights": torch.randn(4, 5)}
-        given["labels"] = torch.randint(4, (60,))
-        training, held_out = torch.randperm(60)[:47].split([40, 7])
-        given.update(training=training, held_out=held_out)
+        given = {"inputs": torch.randn(count + 53, 5), "weights": torch.randn(4, 5)}
+        training, held_out = torch.randperm(count + 53)[: count + 40].split([40, count])
+        best = (given["inputs"] @ given["weights"].T).argmax(1)
+        labels = torch.randint(4, (count + 53,))
+        is_right = torch.rand(count) > torch.linspace(0.1, 0.9, count)
+        labels[held_out] = torch.where(is_right, best[held_out], (best[held_out] + 1) % 4)
+        labels[held_out[0]] = (best[held_out[0]] + 1) % 4
+        given["inputs"][held_out[0]] *= count / 4
+        given.update(labels=labels, training=training, held_out=held_out)
 
         def score(rows, given=given):
             scores, labels = given["inputs"][rows] @ given["weights"].T, given["labels"][rows]
             right = (scores.argmax(1) == labels).float().mean()
             return np.array([F.cross_entropy(scores, labels).item(), right.item()])
 
-        halves = [score(held_out[rank::2]) for rank in range(2)]
-        padded = torch.cat([held_out, held_out[:1]])
+        shares = [held_out[rank::ranks] for rank in range(ranks)]
+        own = [score(share) for share in shares]
         wrong = {
-            "training": [score(training), *(score(training[rank::2]) for rank in range(2))],
-            "mean": [sum(halves) / 2],
-            "twice": [score(padded)],
-            "local": halves,
+            "training": [score(training), *(score(training[r::ranks]) for r in range(ranks))],
+            "mean": [sum(own) / ranks],
+            "twice": [score(torch.cat([held_out, held_out[:1]]))],
+            "local": own,
+            "batch": [score(held_out[:100]), score(held_out[-(count % 100) :])],
         }
+        wrong["mean" if count > 100 else "batch"] = []  # shares are equal, or one batch is all
         wanted = score(held_out)
         losses = [wanted[0], *(each[0] for group in wrong.values() for each in group)]
         nearest = min(abs(one - other) for one, other in itertools.combinations(losses, 2))
@@ -261,22 +279,24 @@ def _check_rows(pairs, wanted, wrong):
 def _check_same_rate(seen):
     """`plateau.step` was called once, on every rank with the same number."""
     steps, losses = [one["steps"] for one in seen], [one["loss"] for one in seen]
-    if steps != [1, 1]:
-        said = f"plateau.step was called {steps} times on ranks 0 and 1"
+    if set(steps) != {1}:
+        said = f"plateau.step was called {steps} times, by rank"
         raise Wrong(said, "once on each", "When may the rate be lowered?")
-    if not math.isclose(*losses, rel_tol=1e-4):
-        said = f"plateau.step({losses[0]:.4f}) on rank 0, ({losses[1]:.4f}) on rank 1"
+    if not math.isclose(min(losses), max(losses), rel_tol=1e-4):
+        said = ", ".join(f"plateau.step({loss:.4f}) on rank {n}" for n, loss in enumerate(losses))
         raise Wrong(said, "the same loss", "What is the rate of each rank after some epochs?")
 
 
-def _check_pairs(pairs, wanted, wrong):
+def _check_pairs(pairs, wanted, wrong, count):
     if all(np.allclose(pair, wanted, atol=0.005) for pair in pairs):
         return
     question = "Is it the mean over all held-out images?"
     if any(_is_near(pair[0], [each[0] for each in wrong["local"]]) for pair in pairs):
         question = "Whose images does each rank's number speak of?"
-    elif _is_near(pairs[0][0], [wrong["mean"][0][0]]):
-        question = "One rank has 4 images, the other 3. What does each image weigh?"
+    elif _is_near(pairs[0][0], [each[0] for each in wrong["mean"]]):
+        question = f"{len(pairs)} ranks share {count} images. What does each image weigh?"
+    elif _is_near(pairs[0][0], [each[0] for each in wrong["batch"]]):
+        question = f"Of the {count} images a rank has several batches. Which of them count?"
     elif _is_near(pairs[0][0], [wrong["twice"][0][0]]):
         question = "Is there an image that counts twice?"
     raise Wrong(*_shown(pairs, wanted), question)
@@ -287,6 +307,6 @@ def _is_near(value, values):
 
 
 def _shown(pairs, wanted):
-    """Both ranks' pairs, and the right one, in words."""
+    """The ranks' pairs, and the right one, in words."""
     yours = ", ".join(f"rank {rank} {np.round(pair, 4)}" for rank, pair in enumerate(pairs))
-    return yours, f"{np.round(wanted, 4)} on both"
+    return yours, f"{np.round(wanted, 4)} on each"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
+from distributed import Client
 
 from tutorials.checks.common import Wrong, named
 from tutorials.flights_tables import arrival, change_future
@@ -13,8 +14,11 @@ HOUR = pd.Timedelta(hours=1)
 CLOSE = {"distance": 0.5, "rain": 0.006, "delay of the carrier": 0.06}  # rounded is right
 
 
-def batches(answer: Callable) -> str:
-    """Whether `answer(lengths, batch_size, seed)` makes batches of all partitions' rows."""
+def batches(answer: Callable, *, client: Client) -> str:
+    """Whether `answer(lengths, batch_size, seed)` makes batches of all partitions' rows.
+
+    A worker of `client`, another process, must make the same.
+    """
     random = np.random.default_rng()
     for last_is_full in (True, False, False):
         lengths = [0, 7, 300, 300, *random.integers(60, 400, size=3).tolist(), 900]
@@ -25,15 +29,21 @@ def batches(answer: Callable) -> str:
         _every_row_once(made, lengths)
         _batch_sizes(made, batch_size)
         _shares(made, lengths)
-        again = _batches(answer, lengths, batch_size, seed)
-        other = _batches(answer, lengths, batch_size, seed + 1)
-        if not np.array_equal(np.concatenate(made), np.concatenate(again)):
-            question = "Two ranks call it. Do they agree?"
-            raise Wrong("other batches from a second call", "the same", question)
-        orders, of_another_seed = _orders(made, lengths), _orders(other, lengths)
-        for partition, rows in enumerate(lengths):
-            if rows > 50:
-                _order(orders[partition], of_another_seed[partition], partition)
+        given = lengths, batch_size, seed
+        elsewhere = client.submit(_batches, answer, *given, pure=False).result()
+        for where, others in (
+            ("a second call", _batches(answer, *given)),
+            ("another process", elsewhere),
+        ):
+            if not np.array_equal(np.concatenate(made), np.concatenate(others)):
+                question = "Two ranks call it, each in its own process. Do they agree?"
+                raise Wrong(f"other batches from {where}", "the same", question)
+        orders = _orders(made, lengths)
+        for another in (seed + 1, seed + 2):
+            of_another = _orders(_batches(answer, lengths, batch_size, another), lengths)
+            for partition, rows in enumerate(lengths):
+                if rows > 50:
+                    _order(orders[partition], of_another[partition], partition)
         _orders_differ([order for order in orders if len(order) > 50])
     return "the batches need lengths, batch size and seed, and not where the rows are."
 
@@ -159,7 +169,13 @@ def without_weight(prediction: object) -> str:
 def features(answer: Callable) -> str:
     """Whether `answer(flights, weather)` gives what was known at the hour of each flight."""
     random = np.random.default_rng()
-    flights, weather = _tables(random)
+    for is_summer in (False, True):
+        _at_a_time_of_year(answer, random, is_summer)
+    return "no leak was found, and each column is the newest that was known."
+
+
+def _at_a_time_of_year(answer, random, is_summer):
+    flights, weather = _tables(random, is_summer)
     arrived = flights.dropna(subset=["arr_delay"]).reset_index(drop=True)
     given = flights.copy(), weather.copy()
     yours, again = (_columns(answer, *given, arrived) for _ in range(2))
@@ -178,7 +194,6 @@ def features(answer: Callable) -> str:
                 raise Wrong(f"{name}, which changes with the future", "none that does", question)
     for name, right in _known(arrived, weather).items():
         _compare(name, yours[name], right)
-    return "no leak was found, and each column is the newest that was known."
 
 
 def _compare(name, yours, right):
@@ -231,14 +246,16 @@ def _known(arrived, weather):
     return {"distance": distance, "rain": rain, "delay of the carrier": of_carrier}
 
 
-def _tables(random):
-    """Flights of three winter days and their weather, of the types of the real ones.
+def _tables(random, is_summer=False):
+    """Flights of three winter or summer days and their weather, of the types of the real ones.
 
     One flight in seven is many hours late, so that some arrive a day later; one in twenty never
-    arrives. No flight arrives at a full hour, and a tenth of the weather is missing.
+    arrives. No flight arrives at a full hour, and a tenth of the weather is missing. The rows
+    have no numbers in their order.
     """
     count = 180
-    first = pd.Timestamp(2013, random.choice([1, 2, 11, 12]), random.integers(1, 20), 5)
+    month, behind = random.choice([1, 2, 11, 12] if not is_summer else [6, 7]), 5 - is_summer
+    first = pd.Timestamp(2013, month, random.integers(4, 20), behind)
     day, hour, minute = random.integers([0, 5, 0], [3, 23, 60], (count, 3)).T
     distance = random.integers(200, 2_600, count)
     flying = (distance / 8 + 60 + random.integers(-20, 20, count)).astype(int)
@@ -246,7 +263,7 @@ def _tables(random):
     late = random.integers(-30, 90, count)
     late += np.where(random.random(count) < 1 / 7, random.integers(300, 2_400, count), 0)
     late += (minute + flying + late) % 60 == 0
-    local = first - 5 * HOUR + pd.to_timedelta(day, unit="D")
+    local = first - behind * HOUR + pd.to_timedelta(day, unit="D")
     flights = pd.DataFrame(
         {
             "time_hour": (first + pd.to_timedelta(24 * day + hour, unit="h")).tz_localize("UTC"),
@@ -262,6 +279,7 @@ def _tables(random):
         }
     ).sort_values(["time_hour", "sched_dep_time"], ignore_index=True)
     flights.loc[random.random(count) < 1 / 20, ["dep_delay", "arr_delay"]] = pd.NA
+    flights.index = random.permutation(count)
     hours = pd.date_range(first - 24 * HOUR, periods=120, freq="h", tz="UTC")
     index = pd.MultiIndex.from_product(
         [["EWR", "JFK", "LGA"], hours], names=["origin", "time_hour"]

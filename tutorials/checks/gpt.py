@@ -4,6 +4,7 @@ What an answer says is compared with what real ranks do: a communication hook co
 are timed, bytes are counted.
 """
 
+import functools
 import math
 import numbers
 import re
@@ -127,6 +128,9 @@ CHAINS = [
 ]
 
 
+SENT: dict = {}  # by client and model: what `_count_buckets` has returned
+
+
 def _count_buckets(model, rows, caps, chains):
     """On a rank: how many buckets DDP sends for the model, by cap, and for each chain."""
     device, counts = ddp.device(), []
@@ -150,9 +154,10 @@ def buckets(answer, *, client, model, rows) -> str:
     sizes = [parameter.nbytes for parameter in model().parameters()]
     question = "Which parameters come first, and when is a bucket closed?"
     yours = [number(answer(list(sizes), cap), "of buckets", question) for cap in caps]
-    seen = ddp.launch(
-        client, _count_buckets, model=model, rows=rows, caps=caps, chains=CHAINS, **ON_TWO
-    ).result
+    if (client, model) not in SENT:  # what ranks send does not depend on the answer
+        given = {"model": model, "rows": rows, "caps": caps, "chains": CHAINS}
+        SENT[client, model] = ddp.launch(client, _count_buckets, **given, **ON_TWO).result
+    seen = SENT[client, model]
     cases = [(sizes, cap) for cap in caps]
     cases += [([4 * count for count in elements], cap) for elements, cap in CHAINS]
     for given, cap in cases[len(caps) :]:
@@ -366,12 +371,15 @@ def _measured_bytes(widths, way):
     return parameters, steps.of_all_ranks(steps.nbytes([*held, *bucket_hook.buffers]))
 
 
+@functools.cache
+def _measured(client, widths, way):
+    return ddp.launch(client, _measured_bytes, widths=widths, way=way, **ON_TWO).result
+
+
 def bytes_of_a_rank(answer, *, client) -> str:
     """`answer(parameters, ranks, way)` is what three models are measured to hold, and more."""
-    for way, widths in zip(WAYS, ([256, 512, 64], [384, 256, 128], [512, 256, 256])):
-        parameters, held = ddp.launch(
-            client, _measured_bytes, widths=widths, way=way, **ON_TWO
-        ).result
+    for way, widths in zip(WAYS, ((256, 512, 64), (384, 256, 128), (512, 256, 256))):
+        parameters, held = _measured(client, widths, way)
         compare(answer, parameters, 2, way, max(held), f"{max(held):,}, measured")
     for way in WAYS:  # other numbers of ranks cannot be measured on every machine
         for ranks in (1, 8, 64):

@@ -5,7 +5,7 @@ import gzip
 import re
 import runpy
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -14,30 +14,23 @@ import torch.nn.functional as F
 from torch import nn
 
 import ddp_common as ddp
-from tutorials.checks.common import ScriptRun, Wrong, run_script
+from tutorials.checks.common import ScriptRun, Wrong, enough_workers, run_script
 
 PLAIN = Path(__file__).parents[1] / "scripts" / "plain_loop.py"
+SOLUTION = PLAIN.parent / "solutions" / PLAIN.name
 RANKS = 2
 SAMPLES = 1_088  # even: no rank repeats a digit; the last batch of an epoch is half a batch
 TIMEOUT = 120.0  # seconds for the script
-ROUNDING = 2e-3  # of a weight; where a ReLU tips over it is up to 6e-4, and a step moves 3e-3
-CHOOSE_FOR_ALL = ("set_device", "set_device_index")  # functions: 'cuda' is now that GPU
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-# words that name no GPU in particular
-NO_GPU = {"torch", "device", "cuda", "cpu", "str", "int", "current_device"}
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-OF_MACHINE = "LOCAL_RANK|local_rank|device_count"  # a rank's number on its own machine
+ROUNDING = 1e-3  # of a weight; where a ReLU tips over it is up to 6e-4; a rate of 16 makes 2e-3
 OTHER_MACHINE = "Rank 5 is the second rank on the second machine. Which GPU is its own?"
 TWO_MACHINES = "(These are two machines: both ranks have LOCAL_RANK 0.)"
-USES_CURRENT_GPU = {  # with NCCL they use the GPU that set_device has chosen
-    "barrier",
-    "all_gather_object",
-    "gather_object",
-    "broadcast_object_list",
-    "scatter_object_list",
-}
 OF_A_PEER = ("gloo", "onnection", "imed out", "timeout")  # said on a rank that has lost another
 QUESTIONS = {  # by a word of the error
+    "invalid device ordinal": f"Each machine has two GPUs here. {OTHER_MACHINE}",
+    "same device": "Each tensor that meets the model must be moved, too. Which one is not?",
+    "no backend type": "NCCL averages tensors that are on GPUs. Where are yours?",
+    "specified index": "'cuda' without a number: which GPU is that?",
+    "and the module is on": f"On which GPU is the model? {OTHER_MACHINE}",
     "process group has not": "What must every process do before it can talk to the others?",
     "shuffle": "Who shuffles now, the loader or its sampler?",
     "device_ids": "Here is no GPU. What must device_ids be for a model on the CPU?",
@@ -80,11 +73,12 @@ ACCEPTED = []  # answers that were right, functions
 
 
 def averaging(client, answer):
-    """Call `answer(model)` on two ranks, then on one: each gradient must be the mean of all."""
-    for ranks in (RANKS, 1):
-        seen = ddp.launch(
-            client, averaged, answer=answer, workers=ranks, directory=False, stall_timeout=15
-        ).result
+    """Call `answer(model)` on 2, 1 and 3 ranks: each gradient must be the mean of all."""
+    model = runpy.run_path(str(PLAIN))["autoencoder"]()
+    given = {"answer": answer, "model": model, "directory": False, "stall_timeout": 15}
+    for ranks in (RANKS, 1, 3):
+        with enough_workers(client, ranks):
+            seen = ddp.launch(client, averaged, workers=ranks, **given).result
         mean = torch.stack([before for before, _, _ in seen]).mean(0)
         for rank, (before, after, weights_stay) in enumerate(seen):
             where = f"on rank {rank} of {ranks}" if ranks > 1 else "on a single rank"
@@ -97,13 +91,12 @@ def averaging(client, answer):
             if not torch.allclose(after, mean, rtol=1e-4, atol=1e-6):
                 raise Wrong(*told_of_gradient(where, before, after, mean, ranks))
     ACCEPTED.append(answer)
-    return "each rank holds the mean of all ranks' gradients, for two ranks and for one"
+    return "each rank holds the mean of all ranks' gradients, for one, two and three ranks"
 
 
-def averaged(answer):
+def averaged(answer, model):
     """On each rank: for all ranks the gradient before and after, and whether the weights stay."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).to(ddp.device())
+    model = model.to(ddp.device())
     torch.manual_seed(1 + dist.get_rank())
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -166,38 +159,87 @@ def port(answer):
     path = answer()
     if not (isinstance(path, (str, Path)) and Path(path).is_file()):
         raise Wrong(f"{path!r:.80}", "the path of a file", "Where have you saved your script?")
+    if Path(path).resolve() == SOLUTION:
+        raise Wrong("the solution itself", "a file of your own", "What have you changed in it?")
+    check_imports(Path(path).read_text(encoding="utf-8"))
     plain = runpy.run_path(str(PLAIN))
-    total = SAMPLES + plain["HELD_OUT"]
-    pixels = torch.randint(256, (total, 784), dtype=torch.uint8)
-    pixels *= torch.rand(pixels.shape) < 0.2  # as much ink as in digits, for steps as stable
+    pixels = ink(SAMPLES, plain["HELD_OUT"])
     with tempfile.TemporaryDirectory() as folder:
         digits = Path(folder) / "digits-images-idx3-ubyte.gz"
-        header = b"\0\0\x08\x03" + b"".join(size.to_bytes(4) for size in (total, 28, 28))
+        header = b"\0\0\x08\x03" + b"".join(size.to_bytes(4) for size in (len(pixels), 28, 28))
         digits.write_bytes(gzip.compress(header + pixels.numpy().tobytes(), 1))
-        run = run_script(Path(path), str(digits), ranks=RANKS, timeout=TIMEOUT, apart=True)
-    ranks = records_of(run)
-    check_model(ranks)
-    pixels, held_out = pixels[:SAMPLES], pixels[SAMPLES:]
-    steps = steps_of(ranks, pixels)
-    check_batches(steps, plain["BATCH_SIZE"], plain["EPOCHS"])
-    check_rank_0(ranks)
-    check_held_out(ranks, held_out)
-    check_weights(ranks, steps, pixels, plain, run.folder / "model.pt")
-    text = Path(path).read_text(encoding="utf-8")
-    check_text(text)
-    check_moves(text, ranks[0]["moves"])
+        given = {"timeout": TIMEOUT}
+        run = run_script(Path(path), str(digits), ranks=RANKS, on_each=1, **given)
+        ranks, steps, model = judged(run, plain, pixels)
+        check_held_out(ranks, pixels[SAMPLES:])
+        check_printed(run.printed[0], loss_of(model, pixels[SAMPLES:]), plain["EPOCHS"] + 1)
+        check_weights(ranks, steps, pixels, plain, model)
+        run = run_script(Path(path), str(digits), ranks=2 * RANKS, on_each=2, gpus=True, **given)
+        on_gpus = check_on_gpus(run, plain, pixels)
     return (
         "two ranks, one training\n"
         "  each epoch deals every digit once, in a new order\n"
         "  the replicas are equal; one process gets the same weights, up to rounding\n"
-        "  rank 0 alone prints, and saves the plain model once\n"
-        "  so it is on two machines with one rank each; its lines for GPUs were read, not tried"
+        "  rank 0 alone prints, and saves the plain model once; its held-out loss is printed\n"
+        f"  so it is on two machines with one rank each; {on_gpus}"
     )
+
+
+def ink(samples: int, held_out: int) -> torch.Tensor:
+    """Digits at random, uint8 (n, 784), with as much ink as real ones, so that steps are stable.
+
+    The first of those that are held out have more, the others less: no other loss is theirs.
+    """
+    dense = torch.full((samples + held_out, 1), 0.2)
+    dense[samples:], dense[samples + held_out // 2 :] = 0.4, 0.1
+    pixels = torch.randint(256, (samples + held_out, 784), dtype=torch.uint8)
+    return pixels * (torch.rand(pixels.shape) < dense)
+
+
+def loss_of(model: nn.Module, pixels: torch.Tensor) -> float:
+    digits = pixels.float() / 255
+    with torch.no_grad():
+        return F.mse_loss(model(digits), digits).item()
+
+
+def judged(run: ScriptRun, plain: dict, pixels: torch.Tensor) -> tuple[list, list, nn.Module]:
+    """What each rank did, the digits of each step, and the saved model, if they are right."""
+    ranks = records_of(run)
+    check_model(ranks)
+    steps = steps_of(ranks, pixels[:SAMPLES])
+    check_batches(steps, plain["BATCH_SIZE"], plain["EPOCHS"])
+    check_rank_0(ranks)
+    return ranks, steps, loaded(run.folder / "model.pt", plain["autoencoder"]())
+
+
+def check_on_gpus(run: ScriptRun, plain: dict, pixels: torch.Tensor) -> str:
+    """Whether each rank uses its own GPU; returns what is to be said of that."""
+    for rank in range(2 * RANKS):
+        file = run.folder.parent / f"rank-{rank}.pt"
+        error = torch.load(file)["error"] if file.exists() else ""
+        if re.search("not compiled with CUDA|NVIDIA driver", error):
+            return f"its lines for GPUs were not tried: {error.splitlines()[0][:100]}"
+    ranks, _, _ = judged(run, plain, pixels)
+    for rank, seen in enumerate(ranks):
+        where = f"on machine {rank // 2}, which has two GPUs, local rank {rank % 2}"
+        if not any("nccl" in each for each in seen["backends"]):
+            question = "Which backend moves GPU tensors?"
+            raise Wrong("only gloo", "nccl where there are GPUs", question)
+        if len(seen["used"]) > 1:
+            question = "Without a number, 'cuda' and barrier() mean the GPU of set_device. "
+            question += "Has the rank chosen its own by then?"
+            raise Wrong(f"{where} uses GPU 0 and GPU 1", "its own alone", question)
+    for one, other in zip(ranks[::2], ranks[1::2]):
+        if one["used"] & other["used"]:
+            question = "All ranks run these lines. Which of them keeps rank 1 off the first?"
+            yours = f"ranks 0 and 1 of one machine both use GPU {min(one['used'])}"
+            raise Wrong(yours, "each the GPU of its LOCAL_RANK", question)
+    return "so it is\n  with four ranks on two machines with two GPUs each, which were simulated"
 
 
 def records_of(run: ScriptRun) -> list[dict]:
     """What each rank did (see `as_rank.Seen`), if all have ended without an error."""
-    files = [run.folder.parent / f"rank-{rank}.pt" for rank in range(RANKS)]
+    files = [run.folder.parent / f"rank-{rank}.pt" for rank in range(len(run.printed))]
     ranks = [torch.load(file) if file.exists() else None for file in files]
     errors = [(rank, seen) for rank, seen in enumerate(ranks) if seen and seen["error"]]
     own = [each for each in errors if not any(word in each[1]["error"] for word in OF_A_PEER)]
@@ -225,9 +267,6 @@ def check_model(ranks: list[dict]) -> None:
         if not seen["batches"]:
             question = "Two ranks see different digits. What keeps their weights equal?"
             raise Wrong("no DDP model is called", "one in each step", question)
-        if seen["moved_late"]:
-            question = "Where are the weights when DDP copies those of rank 0?"
-            raise Wrong("DDP(model), then .to(device)", "the other order", question)
         if not seen["calls"].get("destroy_process_group"):
             question = "What is the counterpart of init_process_group?"
             raise Wrong(f"rank {rank} never leaves its group", "the last line does", question)
@@ -283,7 +322,7 @@ def check_rank_0(ranks: list[dict]) -> None:
             question = "What does the plain loop print?"
         raise Wrong(yours, "rank 0 alone", question)
     saves = [seen["calls"].get("save", 0) for seen in ranks]
-    if saves != [1, 0]:
+    if saves[0] != 1 or any(saves[1:]):
         yours = f"torch.save is called {saves[0]} times on rank 0, {saves[1]} times on rank 1"
         question = "All ranks hold the same weights. What if two write one file at once?"
         question += f" {TWO_MACHINES}"
@@ -301,193 +340,65 @@ def check_held_out(ranks: list[dict], held_out: torch.Tensor) -> None:
             raise Wrong(f"rank {rank} computes no held-out loss", "all ranks do", question)
 
 
-def check_weights(ranks, steps, pixels: torch.Tensor, plain: dict, file: Path) -> None:
-    """The replicas are equal, and one process saves the same after the same batches."""
-    mine, other = (seen["final"] for seen in ranks)
-    if not all(torch.equal(mine[name].nan_to_num(), other[name].nan_to_num()) for name in mine):
-        question = "What changes weights or gradients after DDP has averaged them?"
-        raise Wrong("the replicas differ in the end", "equal, bit for bit", question)
+def check_printed(printed: str, expected: float, lines: int) -> None:
+    """So many lines have a decimal number, and one number is the expected one, as rounded."""
+    found = [re.findall(r"\d+\.\d+(?:e-?\d+)?", line) for line in printed.splitlines()]
+    if sum(map(bool, found)) < lines:
+        yours = f"rank 0 prints {sum(map(bool, found))} lines with a loss"
+        raise Wrong(
+            yours, "one for each epoch, and one in the end", "What does the plain loop print?"
+        )
+    for text in sum(found, []):
+        mantissa, _, exponent = text.partition("e")
+        last_place = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
+        if abs(float(text) - expected) < 0.6 * last_place + 1e-6:
+            return
+    question = "Of which model, on which digits, is the last loss that you print?"
+    raise Wrong(
+        f"no printed number is {expected:.4f}", "the saved model's held-out loss", question
+    )
+
+
+def loaded(file: Path, model: nn.Module) -> nn.Module:
+    """The plain model with the weights that were saved."""
     if not file.is_file():
         question = "In which folder does the plain loop save?"
         raise Wrong("no model.pt in the current folder", "one", question)
-    alone, loaded = plain["autoencoder"](), plain["autoencoder"]()
     try:
-        loaded.load_state_dict(torch.load(file, weights_only=True))
-        alone.load_state_dict(ranks[0]["initial"])
+        model.load_state_dict(torch.load(file, weights_only=True))
     except Exception as error:  # a whole model, other names, another model
         question = "Whose state_dict() did you save, the wrapper's or that of the model inside?"
         yours = f"loading model.pt raises {type(error).__name__}: {str(error)[:200]}"
         raise Wrong(yours, "weights that the plain model can load", question) from None
+    return model
+
+
+def check_weights(ranks, steps, pixels: torch.Tensor, plain: dict, saved: nn.Module) -> None:
+    """The replicas are equal, and one process ends with the same after the same batches."""
+    mine, other = (seen["final"] for seen in ranks)
+    if not all(torch.equal(mine[name].nan_to_num(), other[name].nan_to_num()) for name in mine):
+        question = "What changes weights or gradients after DDP has averaged them?"
+        raise Wrong("the replicas differ in the end", "equal, bit for bit", question)
+    alone = plain["autoencoder"]()
+    alone.load_state_dict(ranks[0]["initial"])
     optimizer = torch.optim.SGD(alone.parameters(), lr=plain["LEARNING_RATE"])
     for shares in steps:
         batch = pixels[[index for share in shares for index in share]].float() / 255
         optimizer.zero_grad()
         F.mse_loss(alone(batch), batch).backward()
         optimizer.step()
-    pairs = zip(alone.parameters(), loaded.parameters())
-    off = max((expected - saved).abs().max().item() for expected, saved in pairs)
+    pairs = zip(alone.parameters(), saved.parameters())
+    off = max((expected - mine).abs().max().item() for expected, mine in pairs)
     if not off < ROUNDING:
         yours = f"a saved weight differs by {off:.1g} from that of one process"
         question = "Has a rate, a loss or a gradient changed? Is the file written at the end?"
         raise Wrong(yours, f"less than {ROUNDING:g}", question)
 
 
-def check_text(text: str) -> None:
-    """Refuse ddp_common and what is surely wrong on GPUs. What is not told is accepted."""
-    tree = ast.parse(text)
-    for line in ast.walk(tree):
+def check_imports(text: str) -> None:
+    """Refuse the course's own packages."""
+    for line in ast.walk(ast.parse(text)):
         is_import = isinstance(line, (ast.Import, ast.ImportFrom))
         if is_import and re.search("ddp_common|dask_ranks", ast.unparse(line)):
             question = "Which line of section 9 does the same?"
             raise Wrong(f"line {line.lineno}: {ast.unparse(line)}", "PyTorch alone", question)
-    steps, values = steps_in_order(tree), values_of_names(tree)
-    words = set().union(*(origins(step, values) for step in steps))
-    if "gloo" in words and not any("nccl" in word for word in words):
-        raise Wrong("only gloo", "nccl where there are GPUs", "Which backend moves GPU tensors?")
-    own_gpu_alone = False  # this rank sees no GPU but its own: that is number 0
-    chosen = explicit = False  # set_device was called; a GPU is named in each move
-    on_cpu, on_gpu = [], []  # moves
-    for step in steps:
-        name, gpus, chooses = gpus_of(step)
-        origin = set().union(*(origins(gpu, values) for gpu in gpus))
-        of_machine = any(re.search(OF_MACHINE, word) for word in origin)
-        names = {word for word in origin - NO_GPU if not re.fullmatch(r"(cuda:)?\d+", word)}
-        yours, expected = f"line {step.lineno}: {ast.unparse(step)}", "a number from LOCAL_RANK"
-        if origin & {"RANK", "get_rank"} and not of_machine:
-            raise Wrong(yours, expected, OTHER_MACHINE)
-        if any(re.fullmatch(r"(cuda:)?\d+", word) for word in origin) and not names:
-            if not own_gpu_alone:
-                raise Wrong(yours, expected, "All ranks run this line. Which GPU does each take?")
-        elif chooses and not names:
-            raise Wrong(yours, expected, "'cuda' without a number: which GPU is that?")
-        if name in ("to", "cuda") and not names and (not gpus or "cuda" in origin) and not chosen:
-            question = "Which GPU is 'cuda' as long as the rank has not chosen its own?"
-            raise Wrong(yours, "set_device before it", question)
-        if name in USES_CURRENT_GPU and not gpus and not chosen:
-            question = "Which GPU does this call use, as long as the rank has not chosen its own?"
-            raise Wrong(yours, "set_device before it", question)
-        if name in ("to", "cuda"):
-            explicit = explicit or of_machine
-            is_cpu = "cpu" in origin and origin <= {"torch", "device", "cpu"}
-            (on_cpu if is_cpu else on_gpu).append(yours)
-        chosen = chosen or chooses
-        own_gpu_alone = own_gpu_alone or name == VISIBLE
-    if on_cpu and not on_gpu and any("nccl" in word for word in words):
-        question = "NCCL averages gradients that are on GPUs. Where are yours?"
-        raise Wrong(on_cpu[0], "the rank's GPU, where there is one", question)
-    if not any(re.search(OF_MACHINE, word) for word in words):
-        raise Wrong("LOCAL_RANK is never read", "it chooses the GPU", OTHER_MACHINE)
-    if not chosen and not explicit:
-        question = "A machine has two GPUs. Which of your lines keeps rank 1 off the first?"
-        raise Wrong("set_device is never called", "set_device, with local_rank", question)
-
-
-def check_moves(text: str, moves: set[tuple[int, str]]) -> None:
-    """Refuse a script that leaves its model or its digits on the CPU.
-
-    `moves` is what was seen here; of moves that only GPUs see, the text tells.
-    """
-    tree = ast.parse(text)
-    values, moved = values_of_names(tree), {kind for _, kind in moves}
-    seen = {line for line, _ in moves}
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        name = ast.unparse(call.func).split(".")[-1]
-        if name == "set_default_device":
-            moved |= {"model", "tensor"}
-        elif any(keyword.arg == "device" for keyword in call.keywords):
-            moved.add("tensor")
-        elif name in ("to", "cuda") and not seen & set(range(call.lineno, call.end_lineno + 1)):
-            is_model = isinstance(call.func, ast.Attribute) and origins(
-                call.func.value, values
-            ) & {"autoencoder", "model", "DDP", "DistributedDataParallel"}
-            moved.add("model" if is_model else "tensor")
-    for block in (node for node in ast.walk(tree) if isinstance(node, ast.With)):
-        if any("device" in ast.unparse(item.context_expr) for item in block.items):
-            moved.add("model")
-    if "model" not in moved:
-        question = "On which device are its weights, where there is a GPU?"
-        raise Wrong("the model is never moved", ".to(device) before DDP", question)
-    if "tensor" not in moved:
-        question = "On which device are they when the loss compares them with the model's output?"
-        raise Wrong("the digits are never moved", ".to(device) in each step", question)
-
-
-def gpus_of(step: ast.Call | ast.Assign) -> tuple[str, list[ast.expr], bool]:
-    """The name of what is called, the arguments that name a GPU, and whether it chooses one.
-
-    A choice holds for all that follows: `set_device`, `init_process_group(device_id=…)`, or
-    `os.environ["CUDA_VISIBLE_DEVICES"] = …`.
-    """
-    if isinstance(step, ast.Assign):
-        return VISIBLE, [step.value], True
-    name = ast.unparse(step.func).split(".")[-1]
-    gpus = [word.value for word in step.keywords if word.arg in ("device_ids", "device_id")]
-    chooses = name in CHOOSE_FOR_ALL or ast.unparse(step.func).endswith("cuda.device")
-    chooses = chooses or (name == "init_process_group" and bool(gpus))
-    if chooses and not gpus:
-        gpus = [*step.args, *(word.value for word in step.keywords)]
-    elif name in ("device", "to"):
-        gpus += [*step.args, *(word.value for word in step.keywords if word.arg == "device")]
-    elif name == "cuda":
-        gpus += step.args
-    return name, gpus, chooses
-
-
-def steps_in_order(tree: ast.Module) -> list[ast.Call | ast.Assign]:
-    """Calls, and assignments to CUDA_VISIBLE_DEVICES, about in the order in which they run.
-
-    A function's own are where it is first named outside of its definition. Of a function that is
-    never named nothing runs.
-    """
-    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, DEFINITIONS)}
-    entered, steps = set(), []
-
-    def visit(node):
-        if isinstance(node, DEFINITIONS):
-            return
-        parts = list(ast.iter_child_nodes(node))
-        if isinstance(node, ast.Call):  # arguments come first
-            parts = [*node.args, *node.keywords, node.func]
-        for part in parts:
-            visit(part)
-        name = getattr(node, "id", getattr(node, "attr", None))
-        if isinstance(node, (ast.Name, ast.Attribute)) and name in functions.keys() - entered:
-            entered.add(name)
-            body = functions[name].body
-            if isinstance(functions[name], ast.ClassDef):
-                methods = [each for each in body if isinstance(each, ast.FunctionDef)]
-                body = [line for each in methods if each.name == "__init__" for line in each.body]
-            for line in body:
-                visit(line)
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if isinstance(node, ast.Call) or any(VISIBLE in ast.unparse(each) for each in targets):
-            steps.append(node)
-
-    for line in tree.body:
-        visit(line)
-    return steps
-
-
-def values_of_names(tree: ast.Module) -> dict[str, list[ast.expr]]:
-    """What each name gets. Of several names at once, only if each has a value of its own."""
-    values = defaultdict(list)
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            names = getattr(target, "elts", [target])
-            parts = getattr(node.value, "elts", []) if len(names) > 1 else [node.value]
-            for name, part in zip(names, parts):
-                values[ast.unparse(name)].append(part)
-    return values
-
-
-def origins(node: ast.AST, values: dict[str, list], known: frozenset = frozenset()) -> set[str]:
-    """All names, strings and numbers that a value is made from; a known name's are its own."""
-    if isinstance(node, (ast.Name, ast.Attribute)) and (name := ast.unparse(node)) not in known:
-        if name in values:
-            return set().union(*(origins(each, values, known | {name}) for each in values[name]))
-    if isinstance(node, ast.IfExp):  # either may be, whatever is asked
-        return origins(node.body, values, known) | origins(node.orelse, values, known)
-    fields = [getattr(node, field, None) for field in ("id", "attr", "value")]
-    own = {str(each) for each in fields if isinstance(each, (str, int))}
-    return own.union(*(origins(part, values, known) for part in ast.iter_child_nodes(node)))

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import tempfile
 from collections import defaultdict
@@ -56,21 +57,62 @@ def prediction(said: object) -> str:
 # Exercise A: a resume by hand
 
 STOPS = (25, 40), (10, 15)  # steps of the first call, and of both: as in the text, and others
+THIRD = 7  # steps of a third call
 
 
-def resumed(answer):
-    """`answer(until, file)` trains up to a step, and goes on from `file` if it is there."""
+def resumed(answer, *, network, surprise, windows):
+    """`answer(until, file)` trains up to a step, and goes on from `file` if it is there.
+
+    `network`, a class, `surprise` and `windows` are the notebook's: what its loop trains.
+    """
     for first, both in STOPS:
-        resumed_at(answer, first, both)
+
+        def expected(until):
+            return by_the_loop(until, network, surprise, windows)
+
+        resumed_at(answer, first, both, expected)
     first, both = STOPS[0]
     return f"{both - first} steps after the stop, and the weights of one call, bit for bit"
 
 
-def resumed_at(answer, first, both):
-    """Raise Wrong unless `answer` makes `first` steps, then the others of `both`, as at once."""
+def by_the_loop(until, network, surprise, windows):
+    """The weights after the loop of the exercise, as it is given."""
+    torch.manual_seed(0)
+    model = network(layers=1, hidden=32)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for step in range(until):
+        loss = surprise(model, windows[16 * step : 16 * (step + 1)])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return weights_of(model)
+
+
+def resumed_at(answer, first, both, expected):
+    """Raise Wrong unless `answer` makes `first` steps, then the others of `both`, as at once.
+
+    After a third call, too, the weights must be those of the loop, `expected(until)`.
+    """
     steps = []
     hook = register_optimizer_step_post_hook(lambda *_: steps.append(None))
     needs = "a file with all that the next call needs"
+
+    def go_on(until, done, file):
+        steps.clear()
+        try:
+            weights = weights_of(answer(until, file))
+        except FileNotFoundError as error:
+            yours = f"the next call also needs {Path(str(error.filename)).name}"
+            question = "Is all that gap 1 needs in `file`? The check has moved it elsewhere."
+            raise Wrong(yours, needs, question) from None
+        if len(steps) != until - done:
+            question = "From which step does your loop go on? Is it in the file?"
+            if len(steps) == until:
+                question = "Who tells the next call that steps were done? Does it load the file?"
+            yours = f"after a stop at step {done}, the next call makes {len(steps)} steps"
+            raise Wrong(yours, f"the {until - done} that are left of {until}", question)
+        return weights
+
     try:
         with tempfile.TemporaryDirectory() as folder:
             at_once, file = Path(folder, "at-once.pt"), Path(folder, "stopped.pt")
@@ -79,36 +121,27 @@ def resumed_at(answer, first, both):
             if not at_once.is_file():
                 question = "Which function of torch writes one, and under which name?"
                 raise Wrong("nothing is written yet to the file", needs, question)
+            if not are_close(undisturbed, expected(both), 1e-6):
+                question = "Which of the given lines does something else now?"
+                raise Wrong("other weights after one call", "those of the given loop", question)
             stopped = weights_of(answer(first, file))
             moved.parent.mkdir()
             file.rename(moved)  # what a second call needs is in the file, and nowhere else
-            steps.clear()
-            try:
-                again = weights_of(answer(both, moved))
-            except FileNotFoundError as error:
-                yours = f"the second call also needs {Path(str(error.filename)).name}"
-                question = "Is all that gap 1 needs in `file`? The check has moved it elsewhere."
-                raise Wrong(yours, needs, question) from None
-            made = len(steps)
+            again = go_on(both, first, moved)
+            if not differing(stopped, again):
+                question = "Whose weights does the optimizer change? Which model is returned?"
+                yours = "after the second call, the weights are those of the first"
+                raise Wrong(yours, "weights that more steps have changed", question)
+            if off := differing(undisturbed, again):
+                question = "What does Adam keep for each weight? Which states have you saved and "
+                question += "loaded? Does each step take its own windows?"
+                raise Wrong(f"{off} final weights differ from those of one call", "none", question)
+            third = go_on(both + THIRD, both, moved)
+            if not are_close(third, expected(both + THIRD), 1e-6):
+                question = "Does the second call save all that it knows, under the same name?"
+                raise Wrong("other weights after a third call", "those of one call", question)
     finally:
         hook.remove()
-    if made != both - first:
-        question = "From which step does your loop go on? Is it in the file?"
-        if made == both:
-            question = "Who tells the second call that steps were done? Does it load the file?"
-        raise Wrong(
-            f"after a stop at step {first}, the second call makes {made} steps",
-            f"the {both - first} that are left of {both}",
-            question,
-        )
-    if not differing(stopped, again):
-        question = "Whose weights does the optimizer change? Which model is returned?"
-        yours = "after the second call, the weights are those of the first"
-        raise Wrong(yours, f"weights that {made} more steps have changed", question)
-    if off := differing(undisturbed, again):
-        question = "What does Adam keep for each weight? Which states have you saved and loaded? "
-        question += "Does each step take its own windows?"
-        raise Wrong(f"{off} final weights differ from those of one call", "none", question)
 
 
 def weights_of(model):
@@ -136,10 +169,20 @@ def resumed_by_hand(answer, *, client, train, windows, notebook):
     if not (folder / "config.json").is_file() or not (folder / "log.txt").is_file():
         question = "After 'Run directory:', what did `make run` print?"
         raise Wrong(repr(given), "a run directory with config.json and log.txt", question)
+    is_own = folder.resolve().is_relative_to(REPOSITORY) or folder.stat().st_uid == os.getuid()
+    if not is_own:
+        question = "Which run have you stopped yourself?"
+        raise Wrong("another user's run, outside of this clone", "a run of yours", question)
     log = (folder / "log.txt").read_text()
     for event, happened, question in events_in(log):
         if not happened:
             raise Wrong(f"a log without this event: {event}", "all events", question)
+    processes = set(re.findall(r"rank 1 started: process (\d+)", log))
+    starts = {json.loads(line).get("restart") for line in open(folder / "metrics.jsonl")}
+    if len(processes) < 3 or len(starts) < 2:
+        yours = f"a log with {len(processes)} process(es) of rank 1, and reports of {len(starts)}"
+        question = "Each start has new processes. Is that all that the run wrote?"
+        raise Wrong(yours, "one for the start, and one for each resume", question)
     config = json.loads((folder / "config.json").read_text())
     settings = config["settings"]
     for name in OF_DATA:
@@ -257,7 +300,6 @@ class Seen:
     orders: list
     returned: object
     trained: dict | None  # the weights within the last DDP model, None if there was none
-    initial: dict | None  # the same when DDP had made them equal
 
 
 def watched(client, train, *, samples, seed, epochs=3):
@@ -271,13 +313,11 @@ def watched(client, train, *, samples, seed, epochs=3):
 
 def _watch(train, samples, seed, epochs):
     """What `watched` has each rank do."""
-    models, initial, wrap = [], None, DistributedDataParallel.__init__
+    models, wrap = [], DistributedDataParallel.__init__
 
     def __init__(self, module, *arguments, **named):
-        nonlocal initial
         wrap(self, module, *arguments, **named)
         models.append(module)
-        initial = {name: value.clone() for name, value in module.state_dict().items()}
 
     DistributedDataParallel.__init__ = __init__
     with tempfile.TemporaryDirectory() as folder:
@@ -290,7 +330,7 @@ def _watch(train, samples, seed, epochs):
         orders = orders_in(file, epochs)
     if not isinstance(returned, dict):
         returned = repr(returned)
-    mine = Seen(orders, returned, dict(models[-1].state_dict()) if models else None, initial)
+    mine = Seen(orders, returned, dict(models[-1].state_dict()) if models else None)
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     return every
@@ -304,9 +344,9 @@ def training_repaired(answer, *, client):
     look_at_weights(ranks)
     look_at_orders(ranks, samples)
     look_at_replicas(ranks)
-    look_at_steps(ranks, samples)
+    look_at_steps(ranks, samples, seed)
     look_at_seed(ranks, watched(client, answer, samples=samples, seed=seed + 1_000))
-    return "each epoch has its own order, the replicas agree, and anybody can load the weights"
+    return "each epoch has its own order, the replicas agree, anybody can load the weights"
 
 
 def look_at_weights(ranks):
@@ -349,12 +389,12 @@ def look_at_replicas(ranks):
         raise Wrong("other weights", "those after the training", question)
 
 
-def look_at_steps(ranks, samples):
+def look_at_steps(ranks, samples, seed):
     """Raise Wrong if the steps of `broken`, with the samples of each rank, end elsewhere."""
-    if ranks[0].initial is None:  # without DDP nobody knows where it began
-        return
-    alone, data = nn.Linear(1, 1), Data(samples)
-    alone.load_state_dict(ranks[0].initial)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        alone = nn.Linear(1, 1)
+    data = Data(samples)
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
     for epoch in range(3):
         shares = [torch.tensor(seen.orders[epoch]).split(4) for seen in ranks]
@@ -377,7 +417,9 @@ def look_at_seed(ranks, others):
 
 
 def are_close(one, other, atol=1e-7):
-    return all(torch.allclose(one[name], other[name], rtol=1e-5, atol=atol) for name in one)
+    pairs = [(one[name], other[name]) for name in one]
+    shapes = all(mine.shape == its.shape for mine, its in pairs)
+    return shapes and all(torch.allclose(*pair, rtol=1e-5, atol=atol) for pair in pairs)
 
 
 def told(weights):
