@@ -80,12 +80,12 @@ def curve(metrics, column="loss", label="loss", points=50):
     of_step = metrics.groupby("step")[column].mean().dropna()
     width = max(1, len(of_step) // points)
     whole = of_step.iloc[: len(of_step) // width * width]
+    means = whole.to_numpy().reshape(-1, width).mean(axis=1)
     figure, axes = plt.subplots(figsize=(6, 2.8), layout="constrained")
-    axes.plot(
-        whole.index.to_numpy().reshape(-1, width).mean(axis=1),
-        whole.to_numpy().reshape(-1, width).mean(axis=1),
-    )
+    axes.plot(whole.index.to_numpy().reshape(-1, width).mean(axis=1), means)
     axes.set(xlabel="step", ylabel=label)
+    if len(means):
+        axes.set_title(f"{column}: from {means[0]:.3g} to {means[-1]:.3g}", fontsize=10)
     return figure
 
 
@@ -137,15 +137,32 @@ class LiveLoss:
 
 
 def matrix(counts, names):
-    """A figure of a confusion matrix: counts (n, n), a row for each true class."""
+    """A figure of a confusion matrix: counts (n, n), a row for each true class.
+
+    Frames mark the three largest counts off the diagonal; the title names the largest.
+    """
+    counts = np.asarray(counts)
     side = 2.5 + 0.22 * len(names)
     figure, axes = plt.subplots(figsize=(side, side), layout="constrained")
     axes.imshow(counts, cmap="Blues")
+    confused = counts * (1 - np.eye(len(names), dtype=counts.dtype))
+    most = np.argsort(-confused, axis=None, kind="stable")[:3]
+    places = [divmod(int(place), len(names)) for place in most]
+    for row, column in places:
+        if confused[row, column]:
+            corner = (column - 0.5, row - 0.5)
+            frame = plt.Rectangle(corner, 1, 1, fill=False, linewidth=2, color="black")
+            axes.add_patch(frame)
+    true, guess = places[0]
+    if confused[true, guess]:
+        said = f"{confused[true, guess]} of {counts[true].sum()}"
+        title = f"Confused most often: {names[true]} taken for {names[guess]}, {said}"
+        figure.suptitle(title, fontsize=11)
     axes.set(xlabel="guessed class", ylabel="true class")
     axes.set_xticks(range(len(names)), names, rotation=90, fontsize=9)
     axes.set_yticks(range(len(names)), names, fontsize=9)
     dark = 0.715 * counts.max()  # white letters are readable from there
-    for row, column in np.argwhere(np.asarray(counts) > 0):
+    for row, column in np.argwhere(counts > 0):
         count = int(counts[row, column])
         colour = "white" if count > dark else "black"
         axes.text(
@@ -228,7 +245,12 @@ def pca(pixels, held_out, numbers):
 
 
 def lines_of_digits(rows, count=12):
-    """A figure: for each name in `rows` the first of its digits (n, 784), in a line."""
+    """A figure: for each name in `rows` the first of its digits (n, 784), in a line.
+
+    The title says which of the other rows, all digits taken, is nearest to the first.
+    """
+    true, *drawn = rows
+    errors = {name: float((rows[name] - rows[true]).square().mean()) for name in drawn}
     lines = [
         np.hstack(pixels[:count].numpy().reshape(-1, 28, 28))
         for pixels in rows.values()
@@ -236,6 +258,8 @@ def lines_of_digits(rows, count=12):
     figure, axes = plt.subplots(figsize=(9, 0.8 * len(rows)), layout="constrained")
     axes.imshow(np.vstack(lines), cmap="gray_r", vmin=0, vmax=1)
     axes.set(xticks=[], yticks=range(14, 28 * len(rows), 28), yticklabels=list(rows))
+    nearest = min(errors, key=errors.get)
+    axes.set_title(f"Nearest to {true!r}, over all its digits: {nearest}", fontsize=10)
     return figure
 
 
@@ -244,7 +268,7 @@ def unused_parameters(failure):
     message = " ".join(failure.traceback.split())
     said = re.search(r"Expected to have finished[^.,]*", message)[0]
     named = re.search(r"Parameter indices .*? for rank \d+: ([ 0-9]*)", message)[1]
-    return f"{said} ... indices {named.strip()}"
+    return f"{said}\n... Parameter indices: {named.strip()}"
 
 
 # pets
@@ -343,33 +367,48 @@ def resumed_from(directory):
     return int(re.findall(r"Resumed from step-0*(\d+)", log)[-1])
 
 
-def show_twice(undisturbed, resumed, failure, first=60):
-    """Show the loss of an undisturbed run, and of one that was killed and resumed.
+def show_twice(undisturbed, resumed, directory, killed_at, first=60):
+    """Show the loss before a kill and after the resume, and which steps are done twice.
 
-    Both are `run.metrics`. What the killed ranks reported is in the run's folder alone.
-    It is drawn up to the last known step that `failure`, their RankFailed, names. Steps
-    before `first` are left out.
+    `undisturbed` and `resumed` are `run.metrics`. What the killed ranks reported is in
+    the run's `directory` alone. `killed_at` is the last step before the kill. Steps
+    before `first` are left out, and those of which not every rank's report is known.
     """
     import pandas
 
-    every = pandas.read_json(Path(failure.directory) / "metrics.jsonl", lines=True)
-    killed = every[every["restart"] < every["restart"].max()]
-    saved = resumed_from(failure.directory)
-    known = re.search(r"last known step is (\d+)", str(failure))
-    reported = int(known[1]) if known else saved
-    figure, axes = plt.subplots(figsize=(6.5, 3), layout="constrained")
-    for records, ends, label, look in [
-        (undisturbed, (first, None), "undisturbed", {"color": "0.55", "linewidth": 6}),
-        (killed, (first, reported), "killed", {"color": "navy"}),
-        (resumed, (saved + 1, None), "resumed", {"color": "maroon", "linestyle": "--"}),
-    ]:
-        loss = records.groupby("step")["loss"].mean().loc[slice(*ends)]
-        axes.plot(loss.index, loss, label=label, **look)
-    for step, style, label in [
-        (saved, ":", f"checkpoint of step {saved}"),
-        (reported, "-.", f"killed; last known step {reported}"),
-    ]:
-        axes.axvline(step, color="black", linestyle=style, label=label)
-    axes.set(xlabel="step", ylabel="loss (nats per character)")
-    figure.legend(loc="outside upper center", ncols=3, fontsize=9)
-    show(figure, "The loss. Killed and resumed run lie on the undisturbed one.")
+    def by_step(records):
+        loss = records.groupby("step")["loss"]
+        return loss.mean()[loss.count() == loss.count().max()].loc[first:]
+
+    every = pandas.read_json(Path(directory) / "metrics.jsonl", lines=True)
+    saved = resumed_from(directory)
+    whole = by_step(undisturbed)
+    before = by_step(every[every["restart"] < every["restart"].max()]).loc[:killed_at]
+    after = by_step(resumed).loc[saved + 1 :]
+    known = before.index.intersection(after.index)  # of the steps that are done twice
+    is_same = len(known) and np.allclose(before[known], after[known], rtol=1e-6)
+    title = f"Steps {saved + 1} to {killed_at} are done twice"
+    title += ", with the same loss each time" if is_same else ""
+    figure, rows = plt.subplots(
+        2, sharex=True, sharey=True, figsize=(6.5, 4.5), layout="constrained"
+    )
+    lines = [(before, f"until the kill after step {killed_at}")]
+    lines += [(after, f"resumed from the checkpoint of step {saved}")]
+    for axes, (loss, what) in zip(rows, lines):
+        axes.plot(whole.index, whole, color="0.55", linewidth=6, label="undisturbed")
+        axes.plot(loss.index, loss, color="navy", label="killed, then resumed")
+        twice = loss.loc[saved + 1 : killed_at]
+        look = {"color": "maroon", "marker": "o", "linestyle": "none"}
+        axes.plot(twice.index, twice, label="done twice", **look)
+        axes.set_title(what, loc="left", fontsize=10)
+        axes.set_ylabel("loss (nats)")
+    rows[1].set_xlabel("step")
+    figure.suptitle(title, fontsize=11)
+    figure.legend(
+        *rows[0].get_legend_handles_labels(), loc="outside lower center", ncols=3
+    )
+    show(
+        figure,
+        "Two panels with the loss by step, until the kill and after the resume, each "
+        f"on the wider line of the undisturbed run. {title}; both panels mark them.",
+    )

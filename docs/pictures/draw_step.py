@@ -24,10 +24,10 @@ from tutorials import gpt_steps
 FILE = Path(__file__).with_name("a-step.png")
 STEPS, WARM_UP = 40, 2  # DDP lays out its buckets anew after the first step
 ROWS = {
-    "gradients one by one": {"way": "one by one"},
-    "one bucket": {"way": "one bucket"},
-    "DDP, small buckets": {"way": "DDP"},
-    "DDP, rank 1 is late": {"way": "DDP", "late": 0.05},
+    "1. One by one: a message for each gradient, after backward": {"way": "one by one"},
+    "2. One bucket: one message, after backward": {"way": "one bucket"},
+    "3. DDP: a message for each small bucket, during backward": {"way": "DDP"},
+    "4. DDP, rank 1 is late: rank 0 waits in its first averaging": {"way": "DDP", "late": 0.05},
 }
 BARS = {  # they look as those of the lesson gpt
     "late": gpt_steps.BARS["waiting"],
@@ -128,8 +128,9 @@ def main():
         }
     figure, rows = plt.subplots(4, sharex=True, figsize=(8, 6), layout="constrained")
     for axes, (title, ranks) in zip(rows, recorded.items()):
-        draw(axes, title, ranks)
-        print(f"{title}: {1_000 * seconds_of(ranks):.0f} ms")
+        finding = f"{title}. The step lasts {1_000 * seconds_of(ranks):.0f} ms"
+        draw(axes, finding, ranks)
+        print(finding)
     bars = [plt.Rectangle((0, 0), 1, 1, **look) for look in BARS.values()]
     ticks = plt.Line2D([], [], color="black", marker="|", linestyle="none", markersize=9)
     names = [*BARS, "gradient ready"]

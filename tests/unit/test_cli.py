@@ -29,7 +29,7 @@ def short_run(tmp_path_factory):
 def test_run_shows_progress_names_and_where_the_run_is(short_run):
     out, error, directory = short_run
     assert out.startswith("pets: starting 2 workers on this machine\n")
-    for words in ("2 ranks", "invented names:", directory.name):
+    for words in ("2 ranks", "names at 0.8:", directory.name):
         assert words in out
     begins, line = error.splitlines()
     assert begins == f"The run begins on 2 rank(s), in {directory}"
