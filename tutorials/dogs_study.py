@@ -209,27 +209,43 @@ def draw_breeds(images):
 
 
 def draw_study(study):
-    """Mean judged accuracy against the rate, a line for each batch."""
+    """Mean judged accuracy against the rate, a line for each batch.
+
+    The title says whether a larger batch has a larger chosen rate.
+    """
     from tutorials.helpers import line_style  # ranks do without it
 
-    figure, axes = _subplots(figsize=(7, 3.4))
+    figure, axes = _subplots(figsize=(7, 3.8))
     best = best_rates(study)
     for number, (batch, runs) in enumerate(study.groupby("batch")):
         by_rate = 100 * runs.groupby("rate")["judged"].agg(["mean", "std"])
         axes.errorbar(
-            by_rate.index * 1.03**number,  # bars do not hide each other
+            by_rate.index,
             by_rate["mean"],
             by_rate["std"],
-            capsize=2,
+            capsize=2 + 2 * number,  # neither bars nor markers hide each other
+            markersize=6 + 2 * number,
+            fillstyle="none",
             **line_style(number, "color", "linestyle", "marker"),
             label=f"batch {batch}, chosen rate {best[batch]:.4g}",
         )
-    axes.axvline(best[study["batch"].min()], color="grey", linestyle=":")
+    small = int(study["batch"].min())
+    axes.axvline(
+        best[small],
+        color="dimgrey",
+        linestyle=":",
+        label=f"chosen rate of batch {small}",
+    )
     axes.set(xlabel="learning rate", xscale="log", ylabel="judged accuracy (%)")
+    chosen = [best[batch] for batch in sorted(best)]
+    rises = all(rate < larger for rate, larger in zip(chosen, chosen[1:]))
+    said = "has a larger" if rises else "does not always have a larger"
+    title = f"After equally many epochs, a larger batch {said} chosen rate"
+    axes.set_title(title, fontsize=11)
     axes.legend()
     return figure, (
-        "Judged accuracy against the learning rate, a line with bars for each batch "
-        "size. A dotted line marks the chosen rate of the smallest batch."
+        f"{title}. Judged accuracy against the learning rate, a line with bars for "
+        f"each batch size. A dotted line marks the chosen rate of batch {small}."
     )
 
 
@@ -237,23 +253,48 @@ def draw_epochs(lines, label="learning rate"):
     """Values after each epoch: {name: a list of values for each seed}.
 
     A thin line for each seed, and a thick one for their mean. A learning rate is drawn
-    in steps, on a logarithmic axis.
+    in steps, on a logarithmic axis. Of other values, of 40 epochs or more, the last
+    quarter is drawn a second time within the picture, larger.
     """
     from tutorials.helpers import line_style  # ranks do without it
 
-    figure, axes = _subplots(figsize=(7, 3))
+    figure, axes = _subplots(figsize=(7, 3.2))
     is_rate = label == "learning rate"
-    words = []
-    for number, (name, of_seeds) in enumerate(lines.items()):
-        values, look = np.array(of_seeds), line_style(number, "color", "linestyle")
+    values = {name: np.array(of_seeds) for name, of_seeds in lines.items()}
+    count = min(each.shape[1] for each in values.values())
+    last = None if is_rate or count < 40 else axes.inset_axes([0.5, 0.13, 0.47, 0.5])
+    for number, (name, each) in enumerate(values.items()):
+        look = line_style(number, "color", "linestyle")
         look |= {"drawstyle": "steps-post"} if is_rate else {}
-        epochs = np.arange(1, values.shape[1] + 1)
-        axes.plot(epochs, values.T, linewidth=0.5, **look)
-        axes.plot(epochs, values.mean(0), label=name, **look)
-        words.append(f"{name} ends at {values.mean(0)[-1]:.3g}")
+        epochs = np.arange(1, each.shape[1] + 1)
+        for place in filter(None, (axes, last)):
+            begin = 0 if place is axes else count * 3 // 4
+            place.plot(epochs[begin:], each.T[begin:], linewidth=0.5, **look)
+            place.plot(epochs[begin:], each.mean(0)[begin:], label=name, **look)
     axes.set(xlabel="epoch", ylabel=label, yscale="log" if is_rate else "linear")
-    axes.legend()
-    return figure, f"The {label} against the epoch: {', '.join(words)}."
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if last is not None:
+        last.set_title(f"the last {count - count * 3 // 4} epochs, larger", fontsize=9)
+        last.tick_params(labelsize=9)
+    if len(lines) > 1:  # beside the inset, and right of the steep beginning
+        axes.legend(loc="lower left", bbox_to_anchor=(0.12, 0.02))
+    means = {name: each.mean(0) for name, each in values.items()}
+    falls = [int((np.diff(each) < 0).sum()) for each in means.values()]
+    title = f"Times that the rate falls: {falls[0]}" if is_rate else _finding(means)
+    axes.set_title(title, fontsize=11)
+    words = [f"{name} ends at {each[-1]:.3g}" for name, each in means.items()]
+    return figure, f"{title}. The {label} against the epoch: {', '.join(words)}."
+
+
+def _finding(means):
+    """The title of a picture of `draw_epochs`: the last line minus the first one."""
+    small, *_, large = means
+    gap = means[large] - means[small]
+    early, end = min(5, len(gap)), len(gap)
+    return (
+        f"{large} minus {small}: {gap[early - 1]:+.1f} points after {early} epochs, "
+        f"{gap[-1]:+.1f} after {end}"
+    )
 
 
 # The study from which the lesson comes: right of 100 training images, by its logs
@@ -267,15 +308,20 @@ ORIGINAL = {  # when: {workers: right}
 
 def draw_original():
     """The figures of `ORIGINAL`: a bar for each number of workers that was tried."""
-    figure, both = _subplots(1, 2, figsize=(8, 2.8), sharey=True)
+    figure, both = _subplots(1, 2, figsize=(8, 3.1), sharey=True)
     for axes, (moment, right) in zip(both, ORIGINAL.items()):
         bars = axes.bar([str(workers) for workers in right], right.values(), width=0.6)
         axes.bar_label(bars)
         axes.set(title=f"after {moment}", xlabel="workers", ylim=(0, 110))
     both[0].set(ylabel="right training images (%)", yticks=range(0, 101, 20))
+    title = (
+        "Ten workers lead after equally many steps, and are last after equal samples"
+    )
+    figure.suptitle(title, fontsize=11)
     return figure, (
-        "Bars of right training images, for 1, 4, 7 and 10 workers. After 100 steps: "
-        "59, 79, 88 and 92 of 100. After 82,000 samples: 95.5, 94.2, 90.8 and 87.7."
+        f"{title}. Bars of right training images, for 1, 4, 7 and 10 workers. "
+        "After 100 steps: 59, 79, 88 and 92 of 100. After 82,000 samples: 95.5, 94.2, "
+        "90.8 and 87.7."
     )
 
 

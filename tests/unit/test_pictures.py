@@ -141,13 +141,10 @@ def killed_and_resumed(tmp_path, monkeypatch):
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     (tmp_path / "log.txt").write_text("Resumed from step-000065")
 
-    class Failure(Exception):
-        directory = tmp_path
-
     shown = []
-    monkeypatch.setattr(helpers, "show", lambda figure, alt: shown.append(figure))
+    monkeypatch.setattr(helpers, "show", lambda *figure_and_alt: shown.append(figure_and_alt))
     table = pd.DataFrame(rows)
-    helpers.show_twice(table, table, Failure("the last known step is 68"))
+    helpers.show_twice(table, table, tmp_path, killed_at=68)
     return shown[0]
 
 
@@ -173,6 +170,15 @@ def rates():
 
 def epochs():
     return dogs_study.draw_epochs({f"batch {size}": [[1.0, 2.0]] * 2 for size in range(6)})[0]
+
+
+def many_epochs():
+    lines = {"batch 8": [[2.0] * 80] * 3, "batch 128": [[1.0] * 80] * 3}
+    return dogs_study.draw_epochs(lines, label="judged accuracy (%)")[0]
+
+
+def one_run():
+    return dogs_study.draw_epochs({"all ranks": [[0.1, 0.1, 0.01]]})[0]
 
 
 def original():
@@ -221,7 +227,7 @@ def article_and_fair():
 
 
 DRAWN = [digits, curve, live_loss, matrix, lines_of_digits, breeds, rates, epochs, original]
-DRAWN += [batches, trace, a_step, more_ranks, article_and_fair]
+DRAWN += [many_epochs, one_run, batches, trace, a_step, more_ranks, article_and_fair]
 
 
 @pytest.fixture(autouse=True)
@@ -237,7 +243,34 @@ def test_a_picture_is_readable_and_needs_no_colour(draw):
 
 
 def test_so_is_the_picture_of_a_run_that_was_killed(tmp_path, monkeypatch):
-    assert list(faults(killed_and_resumed(tmp_path, monkeypatch))) == []
+    figure, alt = killed_and_resumed(tmp_path, monkeypatch)
+    assert list(faults(figure)) == []
+    finding = "Steps 66 to 68 are done twice, with the same loss each time"
+    assert figure.get_suptitle() == finding and finding in alt
+    for axes in figure.axes:
+        (marked,) = [line for line in axes.lines if line.get_label() == "done twice"]
+        assert list(marked.get_xdata()) == [66, 67, 68]
+
+
+def test_the_title_of_a_picture_says_what_it_shows():
+    assert many_epochs().axes[0].get_title() == (
+        "batch 128 minus batch 8: -1.0 points after 5 epochs, -1.0 after 80"
+    )
+    assert one_run().axes[0].get_title() == "Times that the rate falls: 1"
+    assert one_run().axes[0].get_legend() is None
+    assert "does not always have a larger" in rates().axes[0].get_title()
+
+
+def test_the_title_of_a_confusion_matrix_names_the_largest_of_its_framed_mistakes():
+    counts = torch.tensor([[9, 1, 0], [3, 7, 0], [2, 0, 8]])
+    figure = helpers.matrix(counts, ["a", "b", "c"])
+    assert figure.get_suptitle() == "Confused most often: b taken for a, 3 of 10"
+    assert [frame.get_xy() for frame in figure.axes[0].patches] == [
+        (-0.5, 0.5),
+        (-0.5, 1.5),
+        (0.5, -0.5),
+    ]
+    assert not helpers.matrix(torch.eye(3, dtype=torch.long), ["a", "b", "c"]).axes[0].patches
 
 
 def test_what_only_colour_tells_apart_or_is_faint_or_small_is_found():
