@@ -5,8 +5,10 @@ workers of a distant cluster do not need this file. The functions that travel ar
 imported by name: with a name of this module would travel all of it.
 """
 
+import glob
 import os
 import sys
+import tempfile
 import time
 
 import cloudpickle
@@ -15,6 +17,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import psutil
+
+import ddp_common as ddp
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -90,6 +94,35 @@ def kill_the_worker():
     time.sleep(1)
     psutil.Process(int(os.environ["DDP_WORKER_PROCESS"])).kill()
     time.sleep(60)  # this rank ends with its worker
+
+
+# Three ways into the ranks
+
+
+def direct(table, to_tensors):
+    return [to_tensors(part)[0].shape for part in table.parts]
+
+
+def from_files(folder, to_tensors):
+    paths = sorted(glob.glob(f"{folder}/*.parquet"))[ddp.rank() :: ddp.world_size()]
+    return to_tensors(pd.read_parquet(paths))[0].shape
+
+
+def three_ways(client, table, to_tensors):
+    """Seconds until two ranks have tensors of all rows of a table, by each way."""
+    options = {"workers": 2, "directory": False, "to_tensors": to_tensors}
+    moments = [time.monotonic()]
+    ddp.launch(client, direct, table=table, **options)
+    moments.append(time.monotonic())
+    with tempfile.TemporaryDirectory() as folder:  # all workers are on this machine
+        table.to_parquet(folder)
+        ddp.launch(client, from_files, folder=folder, **options)
+    moments.append(time.monotonic())
+    whole = table.compute()
+    halves = client.scatter([whole.iloc[half::2] for half in range(2)])
+    ddp.launch(client, direct, table=halves, **options)
+    moments.append(time.monotonic())
+    return dict(zip(("direct", "files", "client"), np.diff(moments)))
 
 
 # Numbers of the held-out days
