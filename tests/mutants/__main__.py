@@ -99,12 +99,14 @@ def judge(lesson: str, wanted: list[tuple[Judged, Answer]]) -> Iterator[tuple[Ju
     while left:
         some = list(left)[:AT_A_TIME]
         command = [sys.executable, "-m", "tests.mutants.judging", lesson, *sum(some, ())]
-        variables = {"WORKERS": "3", "DDP_PROGRESS": "off", "OMP_NUM_THREADS": "1"}
+        # Dask fixes the seed of hashes in its workers, and may leave that to this process
+        variables = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+        variables |= {"WORKERS": "3", "DDP_PROGRESS": "off", "OMP_NUM_THREADS": "1"}
         with tempfile.TemporaryFile("w+") as errors:
             process = subprocess.Popen(
                 command,
                 cwd=HERE.parents[1],
-                env={**os.environ, **variables},
+                env=variables,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
