@@ -82,7 +82,7 @@ help:
 	@echo 'make study TUTORIAL=dogs    the study of the article behind dogs, on real ranks, and a fair one beside it (WORKERS="1 2 4")'
 	@echo 'make marks FOLDER=hand-ins  judge what a class has handed in (TUTORIAL=pets: only this lesson)'
 	@echo 'make doctor CLUSTER=slurm   check what usually goes wrong on a cluster; say what to do'
-	@echo 'make mutants                judge some 700 answers to the exercises, and write what the checks let pass: twenty minutes (TUTORIAL=pets: only this)'
+	@echo 'make mutants                judge 858 answers to the exercises, and write what the checks let pass: half an hour on two cores (TUTORIAL=pets: only this)'
 	@echo 'make fault-lab              break two ranks in every known way; print what became of it'
 	@echo 'make slurm-lab              a shell on a Slurm of four nodes on this machine, to practise on; needs root and slurm-wlm (COMMAND="sinfo": only this)'
 	@echo 'make docs                   build the site, docs/_build/html; nothing is executed'

@@ -22,40 +22,32 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from tests.mutants.judging import HERE, TUTORIALS, Answer, answers_to, exercise_of
+from tests.mutants.judging import HERE, TUTORIALS, Answer, answers_to
+from tutorials import hand_ins
+from tutorials.hand_ins import Exercise
 
 RESULTS = HERE.parents[1] / "runs" / "mutants"
 PAGE = HERE.parents[1] / "docs" / "instructors.md"
 AT_A_TIME = 40  # answers to a process
-EXERCISES = [  # in the lessons' order
-    ("mnist", "my_average"),
-    ("mnist", "my_port"),
-    ("pets", "my_training"),
-    ("pets", "my_run"),
-    ("pets", "repaired"),
-    ("gpt", "my_buckets"),
-    ("gpt", "bytes_of_a_rank"),
-    ("ucmerced", "my_header"),
-    ("ucmerced", "my_reading"),
-    ("ucmerced", "my_accuracy"),
-    ("dogs", "my_rate"),
-    ("dogs", "my_comparison"),
-    ("dogs", "my_end_of_epoch"),
-    ("flights", "my_batches"),
-    ("flights", "my_features"),
-]
-ALONE = [("gpt", "my_changes")]  # it measures time
+LESSONS = ("mnist", "pets", "gpt", "ucmerced", "dogs", "flights")
 
 
 @dataclass
 class Judged:
     """An exercise, its answers, and what was said of them: by their keys (mark, sentence)."""
 
-    lesson: str
-    name: str
+    exercise: Exercise
     answers: list[Answer]
     equivalent: dict[str, str]
     said: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def lesson(self) -> str:
+        return self.exercise.lesson
+
+    @property
+    def name(self) -> str:
+        return self.exercise.name
 
     @property
     def file(self) -> Path:
@@ -67,8 +59,8 @@ class Judged:
         if self.name == "my_port":
             names += ["as_rank", "simulated_gpus"]
         judges = [TUTORIALS / "checks" / f"{name}.py" for name in names]
-        exercise = exercise_of(self.lesson, self.name)
-        base = hashlib.sha256("\n".join([*exercise.context, exercise.judge]).encode())
+        cells = [*self.exercise.context, self.exercise.judge]
+        base = hashlib.sha256("\n".join(cells).encode())
         for path in judges:
             base.update(path.read_bytes())
         of_answers = (HERE / "answers" / f"{self.lesson}_{self.name}.py").read_bytes()
@@ -133,7 +125,8 @@ def judge(lesson: str, wanted: list[tuple[Judged, Answer]]) -> Iterator[tuple[Ju
 
 def exercises() -> list[Judged]:
     """All exercises with their answers; of functions, without the lesson's names."""
-    return [Judged(*each, *answers_to(*each, {})) for each in EXERCISES + ALONE]
+    found = [each for lesson in LESSONS for each in hand_ins.exercises(lesson)]
+    return [Judged(each, *answers_to(each.lesson, each.name, {})) for each in found]
 
 
 def earlier(judged: Judged) -> None:
@@ -147,20 +140,21 @@ def earlier(judged: Judged) -> None:
 
 
 def judge_all(all_of_them: list[Judged]) -> None:
-    """Judge what is not judged yet: two exercises at a time, then those that need the machine."""
+    """Judge what is not judged yet: two exercises at a time, then those that measure time."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     for each in all_of_them:
         earlier(each)
-    missing = [(e, each) for e in all_of_them for each in e.answers if each.key not in e.said]
-    bar = tqdm(total=len(missing), unit=" answers", disable=None)
+    missing = sum(len(each.answers) - len(each.said) for each in all_of_them)
+    bar = tqdm(total=missing, unit=" answers", disable=None)
     lock, failed = threading.Lock(), []
 
     def work(waiting):
         try:
             while True:
-                lesson, wanted = waiting.get_nowait()
-                digests = wanted[0][0].digests() if wanted else {}
-                for judged, key in judge(lesson, wanted):
+                judged = waiting.get_nowait()
+                digests = judged.digests()
+                wanted = [(judged, each) for each in judged.answers if each.key not in judged.said]
+                for _, key in judge(judged.lesson, wanted):
                     record = [key, digests[key], *judged.said[key]]
                     with lock, judged.file.open("a") as file:
                         print(json.dumps(record), file=file)
@@ -170,11 +164,11 @@ def judge_all(all_of_them: list[Judged]) -> None:
         except Exception as error:  # told by the main thread, when all have ended
             failed.append(error)
 
-    for group, at_once in ((EXERCISES, 2), (ALONE, 1)):
+    for is_timed, at_once in ((False, 2), (True, 1)):
         waiting: queue.Queue = queue.Queue()
-        for lesson, name in group:
-            wanted = [pair for pair in missing if (pair[0].lesson, pair[0].name) == (lesson, name)]
-            waiting.put((lesson, wanted))
+        for each in all_of_them:
+            if each.exercise.timed == is_timed:
+                waiting.put(each)
         threads = [threading.Thread(target=work, args=[waiting]) for _ in range(at_once)]
         for thread in threads:
             thread.start()

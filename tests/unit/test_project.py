@@ -95,7 +95,7 @@ BUDGET = {
     "ddp_common": 4158,
     "dask_ranks": 8318,
     "tutorials/kit": 1668,
-    "tests": 22177,
+    "tests": 22171,
 }
 
 
