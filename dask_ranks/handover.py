@@ -23,6 +23,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from types import CodeType
 from typing import Any, BinaryIO
 
 import cloudpickle
@@ -156,6 +157,11 @@ class StandIn:
 def loads(pickled: bytes | memoryview, buffers: Iterable = ()) -> Any:
     """As `pickle.loads`; classes and functions that are made of `__main__` are put there."""
     return _Unpickler(io.BytesIO(pickled), buffers=buffers).load()
+
+
+def code_of_file(file: str, parts: tuple) -> CodeType:
+    """The code that `CodeType` makes of `parts`, and which says that it is from `file`."""
+    return CodeType(*parts).replace(co_filename=file)
 
 
 def be_as_in(argv: list[str], folder: str) -> None:

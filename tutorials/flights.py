@@ -317,7 +317,7 @@ def train(table, epochs, batch_size, weighted=True):
 #
 # **Write your guess before you go on**, and one sentence why.
 
-# %% tags=["lesson"]
+# %% tags=["lesson", "minutes-1"]
 my_prediction = None  # "right", "too high" or "too low"
 
 # %% [markdown]

@@ -21,7 +21,8 @@
 #
 # **You need** the tutorials `mnist` and `pets`: *rank*, *bucket*, *overlap*,
 # *checkpoint*. No GPU, no network. (Two ranks cannot share one GPU: hide it, with
-# `CUDA_VISIBLE_DEVICES=`, before you start Jupyter.) **Data:** the names of `pets`.
+# `CUDA_VISIBLE_DEVICES=`, before you start Jupyter.)
+#
 # **Time:** 80 to 90 minutes in class, 27 of them for three exercises.
 
 # %% tags=["context"]
@@ -67,7 +68,7 @@ print(f"torch {torch.__version__} · {client.ranks} ranks · {dataset.title}")
 # ## 2. A step
 #
 # As in `pets`, all names stand in one row, with `+` between them. We cut it into
-# *windows* of 48 characters. A character is a *token* here. The model predicts each
+# *windows* of 48 characters. A character is a *token*. The model predicts each
 # token from those before it in its window.
 
 # %% tags=["context"]
@@ -79,8 +80,8 @@ print(f"{len(windows):,} windows to learn from, {len(held_out):,} held out")
 
 # %% [markdown]
 # A *GPT* is a stack of *transformer blocks*. In a block, *attention* lets each position
-# read the positions before it, and then come two linear layers. The model returns its
-# loss, the mean cross-entropy. Section 7 explains `recompute`.
+# read itself and those before it, and then come two linear layers. The model returns
+# its loss, the mean cross-entropy. Section 7 explains `recompute`.
 
 
 # %% tags=["context"]
@@ -113,6 +114,12 @@ class GPT(nn.Module):
 
 
 # %% [markdown]
+# <details><summary><b>A small question:</b> attention has four matrices of 256 × 256
+# numbers. Do most of a block's numbers belong to it?</summary>
+#
+# No. The two linear layers have 256 × 1,024 numbers each, together twice as many. With
+# biases and norms a block has 789,760.</details>
+#
 # The training loop is almost that of `pets`. *AdamW* is Adam with weight decay.
 
 
@@ -158,8 +165,8 @@ print(f"GPT {loss:.2f}, 5-gram {five:.2f}, a blind guess {np.log(TOKENS):.2f}")
 
 # %% [markdown]
 # The LSTM of `pets` reaches 2.26 in four passes over the names, as good as the 5-gram.
-# **Both are better than this GPT**, which has 3 million parameters, and reads half of
-# the names once. (`PRESET=full` reaches 2.42.) Here it is a load.
+# **Both are better than this GPT**, which reads half of the names once. (`PRESET=full`
+# reaches 2.42.)
 #
 # ## 3. Predict: two ranks
 #
@@ -171,14 +178,14 @@ print(f"GPT {loss:.2f}, 5-gram {five:.2f}, a blind guess {np.log(TOKENS):.2f}")
 #
 # **Write two numbers before you go on.**
 
-# %% tags=["lesson"]
+# %% tags=["lesson", "minutes-1"]
 my_strong_scaling = None  # times the throughput of one rank
 my_weak_scaling = None
 
 # %% [markdown]
-# The next function makes six steps on each rank. `trace.steps` times them, and has
-# *`torch.profiler`* record the last one. `record_function` names a block of code in
-# that record, the *trace*. Sections 5, 8 and 10 use the other arguments.
+# `measure` makes six steps. `trace.steps` keeps the time of the quickest, and has
+# *`torch.profiler`* record the last one, which slows it. `record_function` names a
+# block of code in that record, the *trace*.
 
 
 # %% tags=["lesson"]
@@ -193,7 +200,7 @@ def measure(windows, batch_size, wrap=DDP, parts=1, network=None, pause=0, **opt
     trace = steps.Trace(network)
     for _ in trace.steps(6):
         optimizer.zero_grad()
-        for number, part in enumerate(rows.chunk(parts), start=1):
+        for number, part in enumerate(rows.tensor_split(parts), 1):
             with model.no_sync() if number < parts else nullcontext():
                 with record_function("forward"):
                     loss = model(part) / parts
@@ -227,11 +234,11 @@ print(checks.prediction("weak scaling", my_weak_scaling, weak))
 
 # %% [markdown]
 # *Efficiency* is the speed-up divided by the number of ranks. Each line, *a* + *b* ·
-# rows, is fitted to the four points beside it; *rows* are the windows of one rank. (If
-# two ranks are slower than one, another program has used the cores: run the cell
-# again.) More ranks leave fewer rows to each. They shrink *b* · rows, but not *a*. If
-# *a* stays what it is on two ranks, then at a batch *B* no number of ranks is more than
-# (*a*₁ + *b*₁ *B*) / *a*₂ times as fast as one.
+# rows, is fitted to the four points beside it; *rows* are the windows of one rank. (Are
+# two ranks slower than one? Run the cell again: another program may run.) More ranks
+# leave fewer rows to each. They shrink *b* · rows, but not *a*. If *a* stays what it is
+# on two ranks, then at a batch *B* no number of ranks is more than (*a*₁ + *b*₁ *B*) /
+# *a*₂ times as fast as one.
 #
 # <details><summary><b>A small question:</b> how many times is that here, for a batch of
 # 16? And for 64?</summary>
@@ -241,28 +248,26 @@ print(checks.prediction("weak scaling", my_weak_scaling, weak))
 #
 # ## 4. A step as a picture
 #
-# What is in *a*, with two ranks? Here is one step of both, as the profiler recorded it.
-# A green bar is a *bucket*: gradients that DDP averages in one message. It begins when
-# this rank is ready, so it includes the time until the other one is. *Waiting* is the
-# end of `backward()`: the gradients are computed, but not yet averaged. (On GPUs these
-# bars show when the CPU *submits* the work. There, record `ProfilerActivity.CUDA` too.)
+# Here is one step of both ranks. A green bar is a *bucket*: gradients that DDP averages
+# in one message. It begins when this rank is ready, so it includes the time until the
+# other one is. *Waiting* is the end of `backward()`: the gradients are computed, but
+# not yet averaged. (On GPUs, record `ProfilerActivity.CUDA` too.)
 
 # %% tags=["lesson"]
-alt = "A step of two ranks. Sending begins while backward is running."
-helpers.show(steps.picture({"Sending begins during backward": traces[2, 16]}), alt)
+title = "The first bucket, of 1 MiB, is sent during backward; the other one after it"
+helpers.show(steps.picture({title: traces[2, 16]}), f"A step of two ranks. {title}.")
 
 # %% [markdown]
 # ### Exercise A · How many buckets? (6 minutes)
 #
 # DDP takes the parameters in the order in which their gradients were ready in the first
-# step. `backward()` begins at the last layer, so this is nearly the reverse order. Use
-# the exact reverse: the number of buckets is the same. DDP puts one after the other
-# into a bucket **until the bucket holds `bucket_cap_mb` MiB or more**, and then begins
-# the next bucket. It divides no parameter. (The first step has one bucket. If you leave
-# `bucket_cap_mb` out, it is 25, and the first bucket is full at 1 MiB.)
+# step. This is nearly the reverse order, as `backward()` begins at the last layer. Use
+# the exact reverse. DDP puts one after the other into a bucket **until the bucket holds
+# `bucket_cap_mb` MiB or more**, and then begins the next bucket. It divides no
+# parameter. (The first step here has one bucket. Without `bucket_cap_mb` it is 25, and
+# the first bucket is full at 1 MiB.)
 #
-# `sizes` are the bytes of the parameters, in the order of `model.parameters()`. The
-# check compares your numbers with what DDP sends.
+# `sizes` are the bytes of the parameters, in the order of `model.parameters()`.
 #
 # <details><summary>Hint</summary>
 #
@@ -311,27 +316,27 @@ for title, changes in slow_steps.items():
     slow_steps[title] = ddp.launch(client, measure, **given).result
     waits = " and ".join(f"{rank.waiting:.0%}" for rank in slow_steps[title])
     tokens = changes["batch_size"] * WIDTH / slow_steps[title][0].seconds
-    print(f"{title}: {tokens:,.0f} tokens/s; the ranks wait for {waits} of a step")
+    print(f"{title}: {tokens:,.0f} tokens/s; of the recorded step, {waits} waiting")
 alt = "Small buckets are sent during backward, one after it. Two parts send once."
 helpers.show(steps.picture(slow_steps), alt)
 
 # %% [markdown]
-# **One bucket**: nothing overlaps, because it is full when `backward()` has computed
-# everything. **Buckets of 1 MiB**: most of the sending overlaps, but each message pays
-# 2 ms. **Two parts**: the first `backward()` sends nothing, so the same messages serve
-# twice as many tokens. A rank holds the activations of 8 windows at a time, not of 16.
-# The optimizer sees a batch of 32, as it would without parts.
+# **One bucket**: nothing overlaps, as it is full only at the end. **Buckets of 1 MiB**:
+# much of the sending overlaps, but each message pays 2 ms or more. **Two parts**: the
+# first `backward()` sends nothing, so the same messages serve twice as many tokens. A
+# rank holds the activations of 8 windows at a time, not of 16. The optimizer sees a
+# batch of 32, as it would without parts.
 #
 # <details><summary><b>A small question:</b> why does <code>measure</code> divide the
 # loss by <code>parts</code>?</summary>
 #
-# The gradients of the parts add up. We want their mean.</details>
+# The gradients of the parts add up. Of equal parts, we want their mean.</details>
 #
 # ## 6. Exercise B · Four runs are slow (12 minutes)
 #
 # Four clusters, A to D, run the same program, with a small model. Each run is slow for
 # one reason, and each reason occurs once: the storage; the network; one slow rank; a
-# model that is too small for such small batches.
+# model that is too small for such small batches. Each has 16 steps; 200 ms are drawn.
 
 # %% tags=["exercise"]
 alt = "Traces of four runs. Each rank has a lane for computing, and one for sending."
@@ -386,15 +391,15 @@ judge(partial(checks.four_runs, client=client, windows=windows), my_changes, tim
 # *buckets*. During a step it also holds the *activations*: what the forward pass saves
 # for the backward pass. **Predict** which of the five is the largest, for 16 windows.
 
-# %% tags=["lesson"]
+# %% tags=["lesson", "minutes-1"]
 my_largest = None  # "parameters", "gradients", "Adam", "buckets" or "activations"
 
 # %% [markdown]
-# `saved_tensors_hooks` calls our function `note` with each tensor that is saved. There
-# are two ways to save fewer bytes. **bf16**: with `autocast`, matrix products use
-# numbers of two bytes. `autocast` also keeps a bf16 copy of every weight.
-# **Activation checkpointing** (`recompute`): only the input of each block is saved, and
-# the backward pass runs the block's forward again.
+# `saved_tensors_hooks` calls our function `note` with each tensor that is saved. Two
+# ways save bytes. **bf16**: with `autocast`, matrix products use numbers of two bytes.
+# Without `recompute`, bf16 copies of their weights are saved, too. **Activation
+# checkpointing** (`recompute`): only the input of each block is saved, and the backward
+# pass runs the block's forward again.
 
 
 # %% tags=["lesson"]
@@ -423,7 +428,7 @@ for recompute in (False, True):
 print(checks.prediction("memory", my_largest))
 
 # %% [markdown]
-# Activations grow with the batch, all else with the model. With `recompute`, the
+# All grow with the model, activations also with the batch. With `recompute`, the
 # activations of one block at a time come back during the backward pass. They are not in
 # our sum.
 #
@@ -433,7 +438,8 @@ print(checks.prediction("memory", my_largest))
 # Nothing: the copies of the weights are larger than what it saves of one window's
 # activations.</details>
 #
-# Whether it pays depends on the size. This was measured on one H200 (torch 2.11):
+# Whether bf16 is faster depends on processor and size. One H200 (torch 2.11) was
+# measured:
 #
 # | model, batch × tokens | | float32 | TF32 | bf16 | bf16 + checkpointing |
 # |---|---|---|---|---|---|
@@ -443,8 +449,8 @@ print(checks.prediction("memory", my_largest))
 # | | peak, GB | 16.7 | 18.3 | 12.5 | 6.5 |
 #
 # *TF32* rounds the inputs of float32 products to fewer bits. (We have not looked into
-# why its peaks are higher.) On that GPU the small model is slower with bf16: it has too
-# little to do, and `autocast` adds more small tasks.
+# why its peaks are higher.) There the small model is slower with bf16, probably because
+# `autocast` adds small tasks.
 #
 # ## 8. When it no longer fits
 #
@@ -472,32 +478,34 @@ print(f"loss {np.mean(last[DDP]):.4f}; the two differ by {difference:.0e}")
 assert difference < 1e-4
 
 # %% [markdown]
-# Each rank holds half (and no buckets). The loss, after six steps with one batch, is
-# the same. DDP averages with `all_reduce`. FSDP2 gathers the parameters of each block
-# by an *all-gather*, in the forward pass and again in the backward pass; what is
-# outside of the blocks only once. A *reduce-scatter* then gives each rank the mean
-# gradient of its own shard. An all-reduce is a reduce-scatter and an all-gather. So
-# FSDP2 sends three parts where DDP sends two: 1.5 times the bytes. (Several
-# GPUs: untried.)
+# Each rank holds half. The sixth step's loss, with one batch, is the same. DDP averages
+# with `all_reduce`. FSDP2 gathers the parameters of each block by an *all-gather*, in
+# the forward pass and again in the backward pass (`reshard_after_forward=False` keeps
+# them); what is outside of the blocks only once. A *reduce-scatter* then gives each
+# rank the mean gradient of its own shard. An all-reduce is a reduce-scatter and an
+# all-gather. So with NCCL, FSDP2 sends three parts where DDP sends two: 1.5 times the
+# bytes. (Several GPUs: untried.) In place of `autocast` it has `mp_policy=`, in place
+# of `no_sync()` `set_requires_gradient_sync`.
 #
 # A model that does not fit on one GPU is made on the *meta device*: its parameters have
 # a shape, and no memory. After `fully_shard`, `to_empty(device=…)` makes this rank's
-# shards. Their values come from an initialization, or from a checkpoint.
+# shards; then make the optimizer. Values come from an initialization, or a checkpoint.
 #
 # A parameter is now a `DTensor`, and `to_local()` is this rank's shard of it. *DCP*,
-# `torch.distributed.checkpoint`, saves such a state: each rank writes its own part.
+# `torch.distributed.checkpoint`, saves such a model: each rank writes its part, and any
+# number of ranks can load them. (Adam's means need `get_optimizer_state_dict`.)
 
 
 # %% tags=["lesson"]
 def save_and_load(folder):
     """Save a model, and load it into an empty one: they must be equal on each rank."""
+    torch.manual_seed(0)  # unlike DDP, FSDP2 copies no weights from rank 0
     model = sharded(GPT().to(ddp.device()))
-    dcp.save({"model": model.state_dict()}, checkpoint_id=folder)
+    dcp.save({"model": model}, checkpoint_id=folder)
     with torch.device("meta"):
         other = GPT()  # no memory yet
     other = sharded(other).to_empty(device=ddp.device())
-    state = {"model": other.state_dict()}
-    dcp.load(state, checkpoint_id=folder)  # into the tensors of `other`
+    dcp.load({"model": other}, checkpoint_id=folder)  # into its tensors
     pairs = zip(model.parameters(), other.parameters())
     assert all(torch.equal(one.to_local(), two.to_local()) for one, two in pairs)
 
@@ -521,7 +529,7 @@ except ddp.RankFailed as failure:
 # then gradients too, then parameters too, as FSDP2 does. *Tensor parallelism* cuts a
 # matrix product between GPUs of one machine, which then talk in every layer. *Pipeline
 # parallelism* gives each GPU some layers; small parts of a batch pass through them.
-# Large models use all three ([torchtitan](https://github.com/pytorch/torchtitan)).
+# Large models combine some ([torchtitan](https://github.com/pytorch/torchtitan)).
 #
 # ## 9. Exercise C · The bytes of a rank (9 minutes)
 #
@@ -532,7 +540,7 @@ except ddp.RankFailed as failure:
 # - `"DDP view"`: DDP with `gradient_as_bucket_view=True`; they are the same memory;
 # - `"FSDP2"`: everything is sharded, and there are no buckets.
 #
-# The check measures three models on two ranks. **Then:** how large a model fits into
+# The check measures three models on two ranks. **Then:** what size at most fits into
 # 24 GB (24e9 bytes) on 1, 8 and 64 ranks? Estimate first. The check asks your function.
 
 
@@ -569,16 +577,17 @@ alt = "Rank 1 is late; rank 0 waits for it at the end of backward."
 helpers.show(steps.picture(compared), alt)
 
 # %% [markdown]
-# Every step takes as long as on the slower rank. **The slow rank is the one that waits
-# far less.** Rank 0's trace alone looks like a slow network. So record all ranks.
+# Every step waits for the slower rank. **That one waits far less, in each step.** Rank
+# 0's trace alone looks like a slow network. So record all ranks, and several steps.
 #
 # ## 11. Recap
 #
 # - *Time*: for each number of ranks, a step takes about *a* + *b* · rows. Most of
 #   computing and loading is in *b*. In *a* is what does not shrink with the rows: many
 #   small operations, the optimizer, sending that does not overlap. A trace shows it,
-#   and who waits for whom.
-# - *Memory*: with Adam a parameter takes 16 bytes, and 4 more for DDP's buckets.
+#   and who waits for whom. (`export_chrome_trace` of `torch.profiler.profile` writes
+#   the trace of your own loop, for [Perfetto](https://ui.perfetto.dev).)
+# - *Memory*: with Adam a float32 parameter takes 16 bytes, 4 more with DDP's buckets.
 #   Activations grow with the batch.
 # - *When it no longer fits*: fewer activations by bf16, checkpointing, or smaller parts
 #   with accumulation; less of everything else by FSDP2.

@@ -570,8 +570,9 @@ except ddp.RankFailed as failure:
 # ## 12. The batch job
 #
 # On a cluster, a *batch job* waits in a queue, then runs without you. *Slurm* keeps the
-# queue, and reads the lines with `#SBATCH`. This job runs your port on two machines,
-# *nodes*, with four GPUs each. Save it as `my-work/my_port.sbatch`:
+# queue, and reads `#SBATCH` lines; most sites want `--account`, too. This job runs your
+# port on two machines, *nodes*, with four GPUs each. Save it as
+# `my-work/my_port.sbatch`:
 #
 #     #!/bin/bash
 #     #SBATCH --nodes=2
@@ -583,17 +584,19 @@ except ddp.RankFailed as failure:
 #     export OMP_NUM_THREADS=4 NCCL_DEBUG=INFO
 #     DIGITS=../../data/mnist/digits-images-idx3-ubyte.gz
 #     first_host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+#     port=$((20000 + SLURM_JOB_ID % 10000))
 #     srun --cpus-per-task=16 --kill-on-bad-exit=1 \
 #         torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d \
-#         --rdzv-endpoint "$first_host:29400" my_port.py $DIGITS
+#         --rdzv-endpoint "$first_host:$port" --rdzv-id $SLURM_JOB_ID \
+#         my_port.py $DIGITS
 #
 # `srun` starts torchrun once on each node, and torchrun starts four ranks there.
 # [`scontrol`][6] prints the nodes of the job, and the ranks meet on the first.
-# `NCCL_DEBUG` makes NCCL print which network it uses. `sbatch my_port.sbatch` submits
-# the job. (We have tried the torchrun command, without GPUs and Slurm.)
+# `NCCL_DEBUG` makes NCCL print which network it uses. `sbatch my_port.sbatch`, typed in
+# `my-work`, submits the job. (Tried without GPUs.)
 #
-# **To test it, take an interactive job:** two nodes for 15 minutes, and a shell. Type
-# there the lines from `source` on, with `--nproc-per-node 1`. `exit` ends the job.
+# **To test it, take an interactive job:** two nodes for 15 minutes. Type there the
+# lines from `source` on, with `--nproc-per-node 1`. `exit` ends the job.
 #
 #     salloc --nodes=2 --ntasks-per-node=1 --gres=gpu:1 --cpus-per-task=16 --time=15
 #
@@ -613,14 +616,15 @@ except ddp.RankFailed as failure:
 # |---|---|
 # | `--ntasks=2` | the world size |
 # | `--cpus-per-task=1`, `OMP_NUM_THREADS` | the cores of each rank |
-# | `--time`, `--signal` | 60 s before the end, a signal asks the ranks to save |
+# | `--time`, `--signal` | 60 to 120 s before the end, a signal asks the ranks to save |
 # | `CHECKPOINT` | the run's folder: submit the job again, and the ranks go on |
 # | `srun` | starts the program once for each rank, as torchrun does |
 # | `--kill-on-bad-exit=1` | if one rank fails, the others end too |
 #
 # The signal is *SIGTERM*, which asks a process to end and leaves it time to save.
 # `srun` calls the numbers `SLURM_PROCID` (the rank), `SLURM_LOCALID` and
-# `SLURM_NTASKS`; `ddp.connect` reads them. `ucmerced` has more of jobs.</details>
+# `SLURM_STEP_NUM_TASKS`; `ddp.connect` reads them. `ucmerced` has more of
+# jobs.</details>
 #
 # [6]: https://slurm.schedmd.com/scontrol.html
 # [7]: https://slurm.schedmd.com/sbatch.html

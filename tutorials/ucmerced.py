@@ -25,8 +25,8 @@
 #
 # ## 2. The data, and three sets
 #
-# In a terminal, `make run TUTORIAL=ucmerced SET="epochs=20 test=False"` trains without
-# the lesson. Write `test=False` while you choose: the test set stays unused.
+# In a terminal, not on a login node, `make run TUTORIAL=ucmerced SET="epochs=20
+# test=False"` trains without the lesson. `test=False` keeps the test set unused.
 
 # %% tags=["context"]
 import contextlib
@@ -110,8 +110,8 @@ show(
 # %% [markdown]
 # ### Predict
 #
-# **First.** A run needs 90 minutes. Its jobs end after 60, and are warned a minute
-# before. You have said `RESTARTS=1`. Near the end of the first hour
+# **First.** A run needs 90 minutes. Its jobs start at once, and end after 60; a minute
+# before, they are warned. `RESTARTS=1` allows new jobs, once. Near the end of the hour
 #
 # - `"error"`: the run ends, and the steps since its last checkpoint are lost;
 # - `"back"`: new jobs go on from that checkpoint, and some steps are done twice;
@@ -121,7 +121,7 @@ show(
 # judge the same model with equally many *other* images each. Imagine 100 such
 # colleagues. For how many does the accuracy lie inside your interval?
 
-# %% tags=["lesson"]
+# %% tags=["lesson", "minutes-1"]
 my_prediction = None  # "error", "back" or "on"
 my_second_prediction = None  # a number from 0 to 100
 
@@ -224,27 +224,29 @@ def train(images, split, network, views, epochs, batch_size, learning_rate, seed
 #
 # ## 4. The header
 #
-# On a cluster you hand in a *job*: a script that says what it needs. It waits in a
+# On a cluster you submit a *job*: a script that says what it needs. It waits in a
 # *queue*. At its *time limit* (walltime) it is ended.
 #
-# | | Slurm | PBS |
+# | | Slurm | PBS Pro |
 # |---|---|---|
-# | hand it in | `sbatch job.sh` | `qsub job.sh` |
+# | submit it | `sbatch job.sh` | `qsub job.sh` |
 # | see your jobs | `squeue --me` | `qstat -u $USER` |
 # | cancel one | `scancel 1234` | `qdel 1234` |
 # | an hour | `--time=01:00:00`, `-t` | `-l walltime=01:00:00` |
-# | two programs | `-n 2`: two *tasks* | `-l select=2`: two *chunks* of resources |
-# | for each, 4 CPUs, 8 GiB | `-c 4 --mem-per-cpu=2G` | `select=2:ncpus=4:mem=8gb` |
-# | for each, a GPU | `--gpus-per-task=1` | `select=2:ncpus=4:ngpus=1` |
-# | a queue | `--partition=short`, `-p` | `-q short` |
-# | below: the environment | `. .venv/bin/activate` | first `cd $PBS_O_WORKDIR` |
-# | then the ranks | `srun python train.py` | `mpiexec …` |
-# | how it ended | `sacct -j 1234`, `seff 1234` | `qstat -xf 1234` |
+# | two programs | `-n 2`: two *tasks* | `-l select=2`: two *chunks* |
+# | each with 4 CPUs, 8 GiB | `-c 4 --mem-per-cpu=2G` | `-l select=2:ncpus=4:mem=8gb` |
+# | and a GPU | `--gpus-per-task=1 --gpu-bind=none` | there, append `:ngpus=1` |
+# | a queue | `--partition=short` | `-q short` |
+# | environment | `. .venv/bin/activate` | first `cd $PBS_O_WORKDIR` |
+# | ranks | `srun -c 4 -K python train.py` | `mpiexec …` |
+# | how it ended | `sacct -j 1234` | `qstat -xf 1234` |
 #
-# `make run TUTORIAL=ucmerced CLUSTER=slurm WORKERS=4` hands in a job for each rank.
-# With `DRY=1` it only prints the script: try it in a terminal. Its *header* comes from
-# `clusters/slurm.yaml` or `clusters/pbs.yaml`. A line such as `interface: ib0` there
-# names the network between nodes.
+# (`srun` does not take over `-c`; with `-K` it ends all ranks if one fails.)
+#
+# `make run TUTORIAL=ucmerced CLUSTER=slurm WORKERS=4` submits a job for each rank.
+# With `DRY=1` it only prints the script. Its *header* comes from
+# `clusters/slurm.yaml` or `clusters/pbs.yaml`. `interface: ib0` there names
+# the network between nodes.
 
 # %% tags=["lesson"]
 for system, mark in (("slurm", "#SBATCH"), ("pbs", "#PBS")):
@@ -254,14 +256,14 @@ for system, mark in (("slurm", "#SBATCH"), ("pbs", "#PBS")):
 
 # %% [markdown]
 # **Where does the client run meanwhile?** The *client*, this notebook or `make run`,
-# hands in the jobs. If it ends, they end. So it must live as long as the training: in a
-# small job (`clusters/batch/pets.sbatch`, `pets.pbs`), or in `tmux` on the login node,
-# which outlives your login. Many sites forbid that, so ask. Without a client, *one* job
-# has all ranks, and `srun` starts them.
+# submits the jobs. If it ends, they end. So it must outlive queue and training: in a
+# small job (`clusters/batch/pets.sbatch`, `pets.pbs`), or in `tmux` on the login node.
+# Sites may forbid either: ask. Without a client, *one* job has all ranks.
 #
 # **A warning.** With `--signal=TERM@300` Slurm sends SIGTERM, the signal that asks a
 # process to end, 300 seconds before the limit, up to 60 seconds earlier. It reaches
-# what `srun` has started: the ranks. With `B:TERM@300` it reaches only the shell.
+# only what `srun` has started: the ranks. `B:TERM@300` reaches only the job's shell, or
+# the program that has replaced it by `exec`.
 #
 # ### Exercise A · The header of one job with all ranks (12 minutes)
 #
@@ -306,15 +308,15 @@ judge(checks.header, my_header)
 
 # %% [markdown]
 # **Send it.** On Linux, with root, `make slurm-lab` opens a shell on a Slurm with four
-# nodes. Save as `job.sh` what `my_header({"account": "lab", "partitions": {"main":
-# 600}}, need)` returns, and `srun hostname`. Then `sbatch job.sh`, `squeue`, `sacct`;
-# [more](../clusters/README.md#a-slurm-to-practise-on): a node fails. Without Slurm go
-# on here.
+# nodes. Run the line of `need`. Save as `job.sh` what `print(my_header({"account":
+# "lab", "partitions": {"main": 600}}, need))` prints, and `srun hostname`. Then `sbatch
+# job.sh`, `squeue`, `sacct`; [more](../clusters/README.md#a-slurm-to-practise-on): a
+# node fails.
 #
 # ## 5. The log
 #
-# Now we train. In a long run, watch `log.txt`: `tail -f runs/ucmerced/*/log.txt`. A
-# job's own log is in `runs/clusters/…`.
+# Now we train. `tail -f runs/ucmerced/*/log.txt` watches a long run. A job's own log is
+# in `runs/clusters/…`.
 
 # %% tags=["nbval-ignore-output"]
 arguments = "network views epochs batch_size learning_rate seed".split()
@@ -326,15 +328,14 @@ print("\nlog.txt begins and ends so:", *log[:2], "…", *log[-2:], sep="\n")
 
 # %% [markdown]
 # **`sacct` says how a job ended**, when nothing runs any more: `sacct -j 70231 -o
-# State,ExitCode,MaxRSS`. `MaxRSS` is the most memory that was in use. `CANCELLED` in a
-# log has several causes: the limit, a lack of memory, a person. The state in `sacct`
-# says which.
+# JobID,State,ExitCode,MaxRSS`. `CANCELLED` in a log may mean: the limit, a lack of
+# memory, a failed rank, preemption, a person, our client. The state in the first line
+# of `sacct` says which. `MaxRSS`, in the lines of steps, is the sampled peak of a task.
 #
 # ### Exercise B · Four logs to read (6 minutes)
 #
-# These jobs ended before they were done. `slurmstepd` and `srun` are Slurm. Its `STEP
-# 70231.0` is a program that `srun` has started, not a training step. The last line is
-# from `sacct`.
+# These jobs ended before they were done. `slurmstepd` and `srun` are Slurm. Its `STEP`
+# is what `srun` started. *OOM*: out of memory. *ExitCode*: code:signal; 15 is SIGTERM.
 
 # %% tags=["exercise"]
 print(*(f"--- log {number}\n{text}" for number, text in checks.LOGS.items()), sep="\n")
@@ -342,8 +343,8 @@ print(*(f"--- log {number}\n{text}" for number, text in checks.LOGS.items()), se
 # %% [markdown]
 # **Goal.** Say of each log why the job ended: **T**, at its time limit, not warned;
 # **W**, warned of it; **M**, it needed more memory; **P**, a person used `scancel`. And
-# say how many training steps were lost, up to the last one that the log names. The next
-# job goes on from the last step that was saved, by this job or by the one before it.
+# how many training steps were lost, up to the last one named? The next job goes on from
+# the last step that was saved, by this job or by the one before it.
 
 
 # %% tags=["exercise", "solution", "minutes-6"]
@@ -359,7 +360,7 @@ judge(checks.reading, my_reading)
 # %% [markdown]
 # <details>
 # <summary>A small question: which two jobs end in the same way if you just
-# hand them in again?</summary>
+# submit them again?</summary>
 #
 # The job of log 2 needs more memory, or a smaller batch. The job of log 1 ends before
 # its next checkpoint: it needs more time, a warning, or earlier saves.
@@ -368,13 +369,13 @@ judge(checks.reading, my_reading)
 # ## 6. Break it: the time limit
 #
 # At the time limit Slurm sends SIGTERM, and by default 30 seconds later SIGKILL, which
-# no program can catch. The programs of logs 1 and 4 did nothing on SIGTERM. Our jobs
-# warn their ranks themselves, 60 seconds before: `warning: 60` in
-# `clusters/slurm.yaml`.
+# no program can catch. Our jobs warn their ranks themselves, 60 seconds before:
+# `warning: 60` in `clusters/slurm.yaml`.
 #
 # A rank that gets SIGTERM tells the others. All finish the same step, save and leave.
-# With `RESTARTS=1` the run goes on in new jobs. Here one of two local ranks gets
-# SIGTERM in the middle of an epoch; in a second run, SIGKILL.
+# With `RESTARTS=1` the run goes on in new jobs, if they begin within `timeout`. Here
+# one of two local ranks gets SIGTERM in the middle of an epoch; in a second run,
+# SIGKILL.
 
 # %% tags=["proof"]
 middle = max(1, len(training) // settings.batch_size // 2)

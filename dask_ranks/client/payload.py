@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Collection
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -83,13 +83,17 @@ class _Pickler(cloudpickle.Pickler):
     """Refuses what belongs to the cluster: a rank has no client that could fetch it.
 
     Modules of a class of their own, such as `torch.backends.cudnn`, which pickle refuses, travel
-    by their name.
+    by their name. Code keeps the name of its file, for tracebacks and hangs: cloudpickle 3.1.3
+    and later call it `<dynamic-code>`.
     """
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, ModuleType) and type(value) is not ModuleType:
             if sys.modules.get(value.__name__) is value:
                 return importlib.import_module, (value.__name__,)
+        if isinstance(value, CodeType):
+            _, parts = self.dispatch_table[CodeType](value)
+            return handover.code_of_file, (value.co_filename, parts)
         # By the type: an instance may have a word for any name
         is_collection = hasattr(type(value), "__dask_graph__") and dask.is_dask_collection(value)
         if is_collection or isinstance(value, Future):

@@ -24,6 +24,7 @@ from dask.system import CPU_COUNT
 from distributed.comm import connect as connect_to
 from distributed.security import Security
 
+from dask_ranks.client import signals
 from dask_ranks.clusters import profiles, protection
 from dask_ranks.clusters.client import ClusterClient, Request, dask_is_silent, open_clients
 from dask_ranks.clusters.jobs import Jobs, check_commands, from_site, job_script, number_of_jobs
@@ -112,6 +113,8 @@ def connect(
     client = _at_address(request) if "://" in name else _start(request)
     try:
         client.make_usable()
+        if signals.interrupted:  # by a Ctrl-C whose exception Python has lost in a callback
+            raise KeyboardInterrupt
     except BaseException:
         client.close()
         raise

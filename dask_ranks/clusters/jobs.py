@@ -180,17 +180,20 @@ def job_warning(profile: dict) -> float:
 
 
 def seconds_of(walltime: str | None) -> int:
-    """Seconds of [days-][hours:]minutes:seconds, as Slurm and PBS write it.
+    """Seconds of [days-][hours:]minutes:seconds, or Slurm's days-hours[:minutes].
 
     Without a time limit these are `UNLIMITED`. Raises `Error` for any other text.
     """
     if walltime is None:
         return UNLIMITED
-    days, _, clock = str(walltime).rpartition("-")
+    days, dash, clock = str(walltime).rpartition("-")
     try:
+        parts = [int(part) for part in clock.split(":")]
+        if dash:
+            parts += [0] * (3 - len(parts))
         seconds = 0
-        for part in clock.split(":"):
-            seconds = seconds * 60 + int(part)
+        for part in parts:
+            seconds = seconds * 60 + part
         return int(days or 0) * 86400 + seconds
     except ValueError:
         raise Error(

@@ -71,6 +71,7 @@ def test_a_script_that_torchrun_starts_unchanged_trains_twice_and_the_port_once(
 
 # What Slurm does on each node; the environment is that of this process
 A_NODE = """cd my-work
+SLURM_JOB_ID=7
 source() { :; }
 scontrol() { printf '127.0.0.1\\nanother\\n'; }
 srun() { "${@:3}"; }
@@ -83,11 +84,12 @@ def test_the_batch_job_for_two_nodes_trains_one_model(my_work):
     for line in ("--nodes=2", "--ntasks-per-node=1", "--gres=gpu:4"):
         assert f"#SBATCH {line}\n" in job
     assert "srun --cpus-per-task=16 --kill-on-bad-exit=1 \\\n" in job  # what srun() leaves out
-    assert "$first_host:29400" in job and "--nproc-per-node 4" in job
+    chosen = "$((20000 + SLURM_JOB_ID % 10000))"
+    assert chosen in job and "--nproc-per-node 4" in job
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    job = job.replace("29400", port).replace("node 4", "node 1")
+    job = job.replace(chosen, port).replace("node 4", "node 1")
     solution = ROOT / "tutorials" / "scripts" / "solutions" / "plain_loop.py"
     shutil.copy(solution, my_work / "my_port.py")
     nodes = [shell(A_NODE + job, my_work) for _ in range(2)]

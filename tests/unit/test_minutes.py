@@ -64,6 +64,15 @@ def test_minutes_before_the_first_gap():
     assert lesson("## 1. One").before_own_code is None
 
 
+def test_the_longest_reading_between_two_things_to_do():
+    asked = "<details><summary>A question</summary>x</details>"
+    hint = "<details>\n<summary>Hint</summary>x</details>"
+    text = "## 1. One " + "word " * 448 + asked + " word" * 300 + hint + " word" * 300
+    timed = lesson(text, ("mine = None", ["minutes-2"]), "word " * 150)
+    assert timed.longest_without_doing == pytest.approx(4)
+    assert timed.reading == pytest.approx(8 + 17 / 60)
+
+
 def test_names_of_the_course_are_counted_once_without_what_all_lessons_have():
     code = """
 from tutorials import dogs_study as ready, helpers, kit

@@ -95,6 +95,7 @@ def lesson(name):
 def test_a_lesson_has_ten_minutes_to_spare_by_the_strict_clock(name):
     timed = lesson(name)
     assert timed.minutes <= 80
+    assert timed.reading <= 48
     assert timed.total("words") <= 1_700
     assert timed.total("lines") <= 230
     assert 20 <= timed.total("cells") <= 28
@@ -104,8 +105,9 @@ def test_a_lesson_has_ten_minutes_to_spare_by_the_strict_clock(name):
 
 
 @each_tutorial
-def test_a_student_writes_a_line_before_minute_25(name):
+def test_a_student_writes_a_line_before_minute_25_and_has_something_to_do_every_15(name):
     assert lesson(name).before_own_code < 25
+    assert lesson(name).longest_without_doing <= 15
 
 
 @each_tutorial

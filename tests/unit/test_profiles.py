@@ -45,7 +45,8 @@ def test_an_option_at_an_address_is_refused(options):
 
 
 @pytest.mark.parametrize(
-    ("walltime", "seconds"), [("00:01:00", 60), ("1-00:00:00", 86400), ("30:00", 1800)]
+    ("walltime", "seconds"),
+    [("00:01:00", 60), ("1-00:00:00", 86400), ("30:00", 1800), ("2-12", 216000), ("0-1:30", 5400)],
 )
 def test_walltimes_are_understood_as_the_batch_systems_do(walltime, seconds):
     assert seconds_of(walltime) == seconds

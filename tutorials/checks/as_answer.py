@@ -33,6 +33,8 @@ LONGEST = 2_000  # characters of a sentence
 LIBRARIES = sys.stdlib_module_names | {"ddp_common", "dask_ranks"}
 LIBRARIES |= {"torch", "numpy", "pandas", "scipy", "tutorials"}
 BUILTINS = set(vars(builtins))
+# Names that Python puts into a class when it is asked for annotations, or an object is copied
+MADE_BY_PYTHON = {"__annotations__", "__slotnames__"}
 CONTAINERS = tuple, list, dict, set
 FUNCTIONS = FunctionType, BuiltinFunctionType, type, property, staticmethod, classmethod
 
@@ -91,7 +93,7 @@ class Owner:
                 return name
             if content is not None and content != content_of(value, content):
                 return name
-        for name in now.keys() - self.names - {"__annotations__"}:  # Python makes it when asked
+        for name in now.keys() - self.names - MADE_BY_PYTHON:
             if name in BUILTINS or any(name in vars(base) for base in mro(self.itself)[1:]):
                 return name
         return ""

@@ -390,7 +390,7 @@ def bytes_of_a_rank(answer, *, client) -> str:
         models = [24e9 / float(answer(10**9, ranks, way)) for ranks in (1, 8, 64)]
         fits.append(f"  {way:8} {', '.join(f'{billions:.1f}' for billions in models)}")
     return (
-        "three models hold what you say. Activations come on top, and a block with FSDP2\n"
+        "three models hold what you say. Activations come on top, and gathered blocks with FSDP2\n"
         "  24 GB on 1, 8, 64 ranks hold so many billions of parameters:\n" + "\n".join(fits)
     )
 

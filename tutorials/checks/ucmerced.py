@@ -184,8 +184,8 @@ Resumed from step-00000240.pt
 memory in use: 5.8 of 6.0 GiB
 step 260: loss 0.718
 slurmstepd: error: *** STEP 70223.0 ON node14 CANCELLED AT … DUE TO TIME LIMIT ***
-srun: error: node14: task 0: Terminated
-sacct: State TIMEOUT, ExitCode 0:0, MaxRSS 5.8G""",
+srun: error: node14: tasks 0-1: Terminated
+sacct: State TIMEOUT, ExitCode 0:0, MaxRSS 2.9G""",
     2: """job 70231: 2 ranks on node14
 step 120: epoch 2 done, saved
 step 180: epoch 3 done, saved
@@ -193,22 +193,22 @@ step 197: loss 0.981
 slurmstepd: error: Detected 1 oom_kill event in StepId=70231.0. Some of the step tasks have
 been OOM Killed.
 slurmstepd: error: *** STEP 70231.0 ON node14 CANCELLED AT … ***
-srun: error: node14: task 1: Terminated
-sacct: State OUT_OF_MEMORY, ExitCode 0:125, MaxRSS 6.0G""",
+srun: error: node14: task 1: Out Of Memory
+sacct: State OUT_OF_MEMORY, ExitCode 0:125, MaxRSS 3.0G""",
     3: """job 70240: 2 ranks on node11
 Resumed from step-00000240.pt
 step 360: epoch 6 done, saved
 step 402: loss 0.655
 SIGTERM: all ranks left after step 402, saved
 srun: error: node11: tasks 0-1: Exited with exit code 143
-sacct: State FAILED, ExitCode 15:0, MaxRSS 4.1G""",
+sacct: State FAILED, ExitCode 15:0, MaxRSS 2.1G""",
     4: """job 70244: 2 ranks on node09
 step 240: epoch 4 done, saved
 step 300: epoch 5 done, saved
 step 342: loss 0.690
 slurmstepd: error: *** STEP 70244.0 ON node09 CANCELLED AT … ***
-srun: error: node09: task 0: Terminated
-sacct: State CANCELLED by 2007, ExitCode 0:15, MaxRSS 4.2G""",
+srun: error: node09: tasks 0-1: Terminated
+sacct: State CANCELLED by 2007, ExitCode 0:15, MaxRSS 2.1G""",
 }
 READINGS = {1: ("T", 20), 2: ("M", 17), 3: ("W", 0), 4: ("P", 42)}
 LETTERS = {

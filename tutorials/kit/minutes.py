@@ -11,6 +11,7 @@ is still a gap. What is folded (`<details>`) and a section called 'If you have t
 import ast
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 WORDS_A_MINUTE = 150
@@ -20,6 +21,7 @@ OPTIONAL = "if you have time"
 COMMON = "tutorials.checks.common"
 
 FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
+QUESTION = re.compile(r"<details>\s*<summary>(?!Hint)")  # or an answer, to a question above it
 HEADING = re.compile(r"(?m)^(?=##\s|### Exercise\s)")  # the text is cut before it
 EXERCISE = re.compile(r"### Exercise (\w+)")
 SECTION = re.compile(r"##\s+(\d*)")
@@ -51,12 +53,24 @@ class Lesson:
 
     sections: list[Section] = field(default_factory=list)
     before_own_code: float | None = None  # minutes before the first gap; None: there is none
+    acts: list[float] = field(default_factory=list)  # `reading` before each thing to do
     helper_names: set[str] = field(default_factory=set)  # names of this course in its code
 
     @property
     def minutes(self) -> float:
         """The sum over all sections."""
         return sum(section.minutes for section in self.sections)
+
+    @property
+    def reading(self) -> float:
+        """The minutes without what is done besides."""
+        return self.minutes - self.total("tagged")
+
+    @property
+    def longest_without_doing(self) -> float:
+        """Minutes of reading from one tagged cell or folded question to the next, at most."""
+        ends = [0.0, *self.acts, self.reading]
+        return max(end - begin for begin, end in pairwise(ends))
 
     def total(self, what: str) -> int:
         """The sum of `words`, `lines`, `cells` or `tagged`, without optional sections."""
@@ -70,11 +84,19 @@ def of_lesson(student: Any) -> Lesson:
     code = []
     for cell in student.cells:
         if cell.cell_type == "markdown":
-            _add_text(lesson.sections, FOLDED.sub("", cell.source))
+            begin = 0
+            for folded in FOLDED.finditer(cell.source):
+                _add_text(lesson.sections, cell.source[begin : folded.start()])
+                begin = folded.end()
+                if QUESTION.match(folded[0]):
+                    lesson.acts.append(lesson.reading)
+            _add_text(lesson.sections, cell.source[begin:])
             continue
         tags = cell.metadata.get("tags", [])
         if "solution" in tags and lesson.before_own_code is None:
             lesson.before_own_code = lesson.minutes
+        if any(map(_minutes_in, tags)):
+            lesson.acts.append(lesson.reading)
         section = lesson.sections[-1]
         section.cells += 1
         section.lines += sum(bool(line.strip()) for line in cell.source.splitlines())

@@ -143,6 +143,7 @@ def execute(tutorial: str, path: Path):
     signal.signal(signal.SIGTERM, signals.pass_on_sigterm)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, note_interrupt)
+        sys.unraisablehook = print_unless_noted
     os.environ.setdefault("MPLBACKEND", "agg")
     namespace: dict[str, Any] = {"__name__": "__main__", "__file__": str(path)}
     began = time.monotonic()
@@ -188,6 +189,12 @@ def note_interrupt(number, frame):
         error = error.__context__
     if error is None:
         raise KeyboardInterrupt
+
+
+def print_unless_noted(unraisable):
+    """Python loses a Ctrl-C that comes in a callback: `note_interrupt` has heard it."""
+    if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
 
 
 def when_it_was(namespace: dict) -> str:
