@@ -602,7 +602,7 @@ def photos(rows):
 
 
 # %% tags=["lesson", "nbval-ignore-output"]
-seconds = 20  # try 60
+seconds = 6  # try 60
 on_two = {"workers": 2, "directory": False}
 layers = backbone.pixels, backbone.layers
 new_head = nn.Linear(backbone.width, len(images.classes))

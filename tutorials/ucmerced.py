@@ -626,16 +626,16 @@ if settings.test:
 
 # %% [markdown]
 # **Other seeds.** Another seed draws other initial weights and another order. Do the
-# eight views help? We train half as long, and look at differences *within a seed*, on
+# eight views help? We train a third as long, and look at differences *within a seed*, on
 # the validation images. Three seeds are few: Student's *t* then takes 4.3 standard
 # errors in place of 2, and hardly anything is told apart. (With all 12 epochs we saw
 # 3.4 points, -0.5 to 7.4.)
 
 # %% tags=["lesson", "nbval-ignore-output"]
-accuracy, half = {}, max(1, settings.epochs // 2)
+accuracy, third = {}, max(1, settings.epochs // 3)
 for views in (True, False):
     for seed in range(settings.seed, settings.seed + 3):
-        other = recipe | {"views": views, "seed": seed, "epochs": half}
+        other = recipe | {"views": views, "seed": seed, "epochs": third}
         with contextlib.redirect_stdout(io.StringIO()):
             done = ddp.launch(client, train, **other, directory=False)
         at_end = done.metrics["validation_accuracy"].dropna().iloc[-1]
