@@ -592,8 +592,9 @@ except ddp.RankFailed as failure:
 #
 # `srun` starts torchrun once on each node, and torchrun starts four ranks there.
 # [`scontrol`][6] prints the nodes of the job, and the ranks meet on the first.
-# `NCCL_DEBUG` makes NCCL print which network it uses. `sbatch my_port.sbatch`, typed in
-# `my-work`, submits the job. (Tried without GPUs.)
+# `NCCL_DEBUG` makes NCCL print which network it uses. `sbatch my_port.sbatch` in
+# `my-work` submits it. (Tried on four hosts without GPUs: gloo needed
+# `GLOO_SOCKET_IFNAME`.)
 #
 # **To test it, take an interactive job:** two nodes for 15 minutes. Type there the
 # lines from `source` on, with `--nproc-per-node 1`. `exit` ends the job.

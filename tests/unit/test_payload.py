@@ -9,6 +9,7 @@ import dask.array
 import pytest
 
 import ddp_common as ddp
+from dask_ranks import handover
 from dask_ranks.client import payload
 from dask_ranks.rank import last_word
 
@@ -124,6 +125,16 @@ def test_a_collection_that_is_no_argument_is_refused_with_how_to_give_it(hidden)
         "global variable.\n"
         "Make it an argument of the function: launch(client, train, table=table)."
     )
+
+
+def test_code_keeps_the_name_of_its_file():
+    """Cloudpickle calls it `<dynamic-code>` since 3.1.3, and a hang would name no line."""
+
+    def outer():
+        return lambda: None
+
+    arrived, *_ = handover.loads(payload.pickled(outer, {}))
+    assert arrived.__code__.co_filename == arrived().__code__.co_filename == __file__
 
 
 @pytest.mark.parametrize("said", ["received 0 items of ancdata", "BdbQuit", "No module named 'x'"])
