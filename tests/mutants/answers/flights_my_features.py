@@ -155,7 +155,7 @@ WRONG = {
     "0 for nothing": (on_honest(lambda table: table.fillna(0)), "Nothing was known"),
     "the mean for nothing": (
         on_honest(lambda table: table.fillna(table.mean())),
-        "Nothing was known",
+        "Nothing was known|When was it measured",
     ),
     "the row above for nothing": (
         on_honest(lambda table: table.ffill()),
