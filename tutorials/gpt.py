@@ -243,8 +243,9 @@ print(checks.prediction("weak scaling", my_weak_scaling, weak))
 # <details><summary><b>A small question:</b> how many times is that here, for a batch of
 # 16? And for 64?</summary>
 #
-# Put your printed numbers in. A larger batch makes *a* matter less. But it may learn
-# less from each window: `dogs` measures that.</details>
+# Put your printed numbers in. With 12 + 10 · rows on one rank and 24 + 10 · rows on
+# two, it is (12 + 160) / 24, 7 times; for 64 windows 27 times. A larger batch makes *a*
+# matter less. But it may learn less from each window: `dogs` measures that.</details>
 #
 # ## 4. A step as a picture
 #
@@ -264,8 +265,8 @@ helpers.show(steps.picture({title: traces[2, 16]}), f"A step of two ranks. {titl
 # step. This is nearly the reverse order, as `backward()` begins at the last layer. Use
 # the exact reverse. DDP puts one after the other into a bucket **until the bucket holds
 # `bucket_cap_mb` MiB or more**, and then begins the next bucket. It divides no
-# parameter. (The first step here has one bucket. Without `bucket_cap_mb` it is 25, and
-# the first bucket is full at 1 MiB.)
+# parameter. (The first step here has one bucket. Without
+# `bucket_cap_mb` it is 25, and the first bucket is full at 1 MiB.)
 #
 # `sizes` are the bytes of the parameters, in the order of `model.parameters()`.
 #
@@ -455,8 +456,9 @@ print(checks.prediction("memory", my_largest))
 # ## 8. When it no longer fits
 #
 # With DDP, each rank holds everything. *FSDP2* (`fully_shard`) cuts each parameter, its
-# gradient and Adam's means into *shards*, one for each rank. The parameters of a block
-# are gathered before the block needs them, and freed afterwards.
+# gradient and Adam's means into *shards*, one for each rank. A *mesh* names the ranks.
+# The parameters of a block are gathered before the block needs them, and freed
+# afterwards.
 
 
 # %% tags=["lesson"]
@@ -577,8 +579,10 @@ alt = "Rank 1 is late; rank 0 waits for it at the end of backward."
 helpers.show(steps.picture(compared), alt)
 
 # %% [markdown]
-# Every step waits for the slower rank. **That one waits far less, in each step.** Rank
-# 0's trace alone looks like a slow network. So record all ranks, and several steps.
+# A pause of half a step makes a step about 1.5 times as long. (If yours is not longer,
+# another program ran: run the cell again.) Every step waits for the slower rank. **That
+# one waits far less, in each step.** Rank 0's trace alone looks like a slow network. So
+# record all ranks, and several steps.
 #
 # ## 11. Recap
 #

@@ -179,8 +179,9 @@ helpers.show_file(
 # Your notebook is the *client*. It sends a function to Dask's *workers*, and each
 # starts a rank. The ranks send gradients **to each other**, not through Dask.
 #
-# To exchange something, all ranks make the same *collective call*. `all_reduce(tensor)`
-# adds up a tensor over all ranks, and leaves the sum in place of the tensor on each.
+# To exchange something, all ranks make the same *collective call*.
+# `dist.all_reduce(tensor)` adds up a tensor over all ranks, and leaves the sum in place
+# of the tensor on each.
 #
 # ### Exercise A · Average the gradients (6 minutes)
 #
@@ -312,10 +313,11 @@ for way, milliseconds in times.items():
     print(f"{way:17} {milliseconds:5.1f} ms a step")
 
 # %% [markdown]
-# Averaging has a price. This model computes for a few milliseconds only: two ranks gain
-# little, or lose. **A step that computes for longer gains:** in `docs/measured.md`, 8
-# steps of ResNet18, with a global batch of 64 images, take 3.21 s on one rank and 2.17
-# s on two, 1.49 times as fast. `gpt` finds where the time goes.
+# Averaging has a price. This model computes for a few milliseconds: two ranks gain
+# little, or lose. **A step that computes for
+# longer gains:** in `docs/measured.md`, 8 steps of ResNet18, with a global batch of 64
+# images, take 3.21 s on one rank and 2.17 s on two, 1.49 times as fast. `gpt` finds
+# where the time goes.
 #
 # ### The timeline of a step
 #
@@ -592,7 +594,7 @@ except ddp.RankFailed as failure:
 #
 # `srun` starts torchrun once on each node, and torchrun starts four ranks there.
 # [`scontrol`][6] prints the nodes of the job, and the ranks meet on the first.
-# `NCCL_DEBUG` makes NCCL print which network it uses. `sbatch my_port.sbatch` in
+# With `NCCL_DEBUG`, NCCL prints its network. `sbatch my_port.sbatch` in
 # `my-work` submits it. (Tried on four hosts without GPUs: gloo needed
 # `GLOO_SOCKET_IFNAME`.)
 #

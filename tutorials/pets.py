@@ -138,9 +138,9 @@ def surprise(model, rows):
 #
 # Here is the plain loop. The optimizer *Adam* keeps two running means for each weight:
 # of its gradient, and of the gradient's square. The loop may be called twice, with any
-# two numbers. After `my_training(25, file)` and a crash, `my_training(40, file)` must
-# train the steps 25 to 39 only, and reach the weights of one call, bit for bit. `file`
-# is a `Path`.
+# two numbers, the second not smaller. After `my_training(25, file)` and a crash,
+# `my_training(40, file)` must train the steps 25 to 39 only, and reach the weights of
+# one call, bit for bit. `file` is a `Path`.
 #
 # - Gap 1: if the file is there, load it, and go on where it was saved.
 # - Gap 2: save all that gap 1 needs in `file`. `torch.save({…}, file)` writes a
@@ -184,6 +184,8 @@ judge(partial(checks.resumed, **of_lesson), my_training)
 
 # %% [markdown]
 # ## If you have time: how names are drawn
+#
+# **Run this cell in any case:** the training calls `invent`. To read it can wait.
 #
 # The model gives each next character a probability. So draw one, append it, and ask the
 # model again, until it draws the `+` that ends a name. Divide the scores by a
@@ -260,8 +262,8 @@ my_prediction = None  # "same", "close" or "different"
 #
 # `checkpoint.step()` says that a batch is done. With `every_steps=25`, after every 25th
 # call the next batch waits while rank 0 copies the state; a thread then writes the
-# file. A killed run loses the steps after the newest complete file: up to 25, and those
-# made while the next file was written.
+# file. (`save()` counts anew.) A killed run loses the steps after the newest complete
+# file: up to 25, and those made while the next file was written.
 
 
 # %% tags=["context"]
@@ -424,8 +426,8 @@ print(f"{1000 * cost:.0f} ms at least; with a failure a day, save every {best:.0
 # First an undisturbed run. Then the same again, and after step 90 rank 1 gets
 # *SIGKILL*, the signal that ends a process at once. `ddp.inject` puts this fault into
 # `train`; before it rank 1 sleeps, so that all reports arrive. The run fails: rank 0
-# loses the connection. A second launch *in the same directory* finds the newest
-# checkpoint and goes on.
+# loses the connection, or Dask ends it. A second launch *in the same directory* finds
+# the newest checkpoint and goes on.
 #
 # Read the log. Which process was killed? From which step did the ranks go on? The
 # picture marks the steps that are done twice: those after this one, up to 90.

@@ -119,7 +119,7 @@ show(
 #
 # **Second.** From test images you compute an accuracy and its 95 % interval. Colleagues
 # judge the same model with equally many *other* images each. Imagine 100 such
-# colleagues. For how many does the accuracy lie inside your interval?
+# colleagues. For how many does their own accuracy lie inside your interval?
 
 # %% tags=["lesson", "minutes-1"]
 my_prediction = None  # "error", "back" or "on"
@@ -329,13 +329,14 @@ print("\nlog.txt begins and ends so:", *log[:2], "…", *log[-2:], sep="\n")
 # %% [markdown]
 # **`sacct` says how a job ended**, when nothing runs any more: `sacct -j 70231 -o
 # JobID,State,ExitCode,MaxRSS`. `CANCELLED` in a log may mean: the limit, a lack of
-# memory, a failed rank, preemption, a person, our client. The state in the first line
-# of `sacct` says which. `MaxRSS`, in the lines of steps, is the sampled peak of a task.
+# memory, a failed rank, preemption, a person, our client. The state in `sacct` says
+# which, unless it is FAILED. `MaxRSS` is the sampled peak of one task.
 #
 # ### Exercise B · Four logs to read (6 minutes)
 #
 # These jobs ended before they were done. `slurmstepd` and `srun` are Slurm. Its `STEP`
-# is what `srun` started. *OOM*: out of memory. *ExitCode*: code:signal; 15 is SIGTERM.
+# is what `srun` started. *OOM*: out of memory. *ExitCode*: code:signal; SIGTERM is 15,
+# and 143 is 128 + 15.
 
 # %% tags=["exercise"]
 print(*(f"--- log {number}\n{text}" for number, text in checks.LOGS.items()), sep="\n")
@@ -626,10 +627,11 @@ if settings.test:
 
 # %% [markdown]
 # **Other seeds.** Another seed draws other initial weights and another order. Do the
-# eight views help? We train a third as long, and look at differences *within a seed*, on
-# the validation images. Three seeds are few: Student's *t* then takes 4.3 standard
-# errors in place of 2, and hardly anything is told apart. (With all 12 epochs we saw
-# 3.4 points, -0.5 to 7.4.)
+# eight views help? We train a third as long, and look at differences *within a seed*,
+# on the validation images. Three seeds are few: Student's *t* then takes 4.3 standard
+# errors in place of 2, and hardly anything is told apart. So short a training may even
+# be worse with views, as there is more to learn. (With all 12 epochs we saw 3.4 points,
+# -0.5 to 7.4.)
 
 # %% tags=["lesson", "nbval-ignore-output"]
 accuracy, third = {}, max(1, settings.epochs // 3)

@@ -1,6 +1,7 @@
 """Clusters that `connect` starts, and what is left of them after they were closed."""
 
 import contextlib
+import re
 import socket
 import ssl
 import subprocess
@@ -143,8 +144,9 @@ if __name__ == "__main__":
 
 
 def test_a_cluster_whose_processes_cannot_be_started_is_an_error_in_time(tmp_path):
-    """Dask waits for them for ever; they are not started where a debugger runs the program."""
+    """Dask before 2026.8 waits for them for ever: a debugger that runs the program starts none."""
     (tmp_path / "program.py").write_text(AS_UNDER_PDB)
     program = [sys.executable, tmp_path / "program.py"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 1 and "has not started within 3 s" in done.stderr, done.stderr
+    said = "has not started within 3 s|LocalCluster could not be started"
+    assert done.returncode == 1 and re.search(said, done.stderr), done.stderr

@@ -100,7 +100,7 @@ BUDGET = {
     "ddp_common": 4158,
     "dask_ranks": 8334,
     "tutorials/kit": 1699,
-    "tests": 22231,
+    "tests": 22244,
 }
 
 
