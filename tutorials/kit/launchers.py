@@ -23,9 +23,9 @@ def command(launcher: str, tutorial: str, workers: int, restarts: int) -> list[s
     if launcher == "srun":
         # In a shell that srun has started, this step would wait for that one's cores
         shared = ["--overlap"] if "SLURM_STEP_ID" in os.environ else []
-        if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):  # which srun does not take over
-            shared.append(f"--cpus-per-task={cpus}")
-        options = [*shared, f"--ntasks={workers}", "--kill-on-bad-exit=1"]
+        cpus = os.environ.get("SLURM_CPUS_PER_TASK")  # which srun does not take over
+        cores = [f"--cpus-per-task={cpus}"] if cpus and not shared else []
+        options = [*shared, *cores, f"--ntasks={workers}", "--kill-on-bad-exit=1"]
         return ["srun", *options, sys.executable, *program]
     options = ["--standalone", f"--nproc-per-node={workers}", f"--max-restarts={restarts}"]
     return ["torchrun", *options, *program]
