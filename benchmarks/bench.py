@@ -49,7 +49,7 @@ def main():
             for row in PARTS[name](options.quick):
                 say(row)
                 rows.append(row)
-        except Exception:
+        except Exception:  # of any kind: the parts know nothing of each other
             traceback.print_exc()
             failed.append(name)
         say(f"{name}: {time.monotonic() - began:.0f} s\n")

@@ -93,7 +93,9 @@ class Batches(Items):
 def by_batch(data):
     """Read an epoch; returns the number of windows."""
     sampler = ddp.ElasticSampler(len(data), BATCH)
-    loader = ddp.DataLoader(data, batch_sampler=sampler, collate_fn=lambda batch: batch)
+    # What it fetches is a batch already: it has no samples to collate, and none to compare
+    options = {"batched": True, "compare": False, "collate_fn": lambda batch: batch}
+    loader = ddp.DataLoader(data, batch_sampler=sampler, **options)
     return sum(len(targets) for _ in sampler.epochs(1) for _, targets in loader)
 
 
