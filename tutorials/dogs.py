@@ -645,8 +645,8 @@ for name, (ranks, time_left, network, inputs, rate) in ways.items():
 # - With a fixed global batch, two ranks made the steps of one, up to rounding. Whether
 #   they are faster depends on the work between two messages: measure it.
 # - A batch that grows with the ranks is *another* training, with fewer steps. With the
-# kept rate it was worse after 5 epochs. After 80, less than a third of this difference
-# was left. So name the budget.
+#   kept rate it was worse after 5 epochs. After 80, less than a third of this
+#   difference was left. So name the budget.
 # - Tuned alike, batch 128 was a little worse than batch 8 after 5 epochs, and batch 32
 #   was not told apart.
 # - A comparison needs the same images, equal samples, several seeds, and intervals.

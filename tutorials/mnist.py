@@ -314,10 +314,9 @@ for way, milliseconds in times.items():
 
 # %% [markdown]
 # Averaging has a price. This model computes for a few milliseconds: two ranks gain
-# little, or lose. **A step that computes for
-# longer gains:** in `docs/measured.md`, 8 steps of ResNet18, with a global batch of 64
-# images, take 3.21 s on one rank and 2.17 s on two, 1.49 times as fast. `gpt` finds
-# where the time goes.
+# little, or lose. **A step that computes for longer gains:** in `docs/measured.md`, 8
+# steps of ResNet18, with a global batch of 64 images, take 3.21 s on one rank and 2.17
+# s on two, 1.49 times as fast. `gpt` finds where the time goes.
 #
 # ### The timeline of a step
 #

@@ -243,10 +243,9 @@ def train(images, split, network, views, epochs, batch_size, learning_rate, seed
 #
 # (`srun` does not take over `-c`; with `-K` it ends all ranks if one fails.)
 #
-# `make run TUTORIAL=ucmerced CLUSTER=slurm WORKERS=4` submits a job for each rank.
-# With `DRY=1` it only prints the script. Its *header* comes from
-# `clusters/slurm.yaml` or `clusters/pbs.yaml`. `interface: ib0` there names
-# the network between nodes.
+# `make run TUTORIAL=ucmerced CLUSTER=slurm WORKERS=4` submits a job for each rank. With
+# `DRY=1` it only prints the script. Its *header* comes from `clusters/slurm.yaml` or
+# `clusters/pbs.yaml`. `interface: ib0` there names the network between nodes.
 
 # %% tags=["lesson"]
 for system, mark in (("slurm", "#SBATCH"), ("pbs", "#PBS")):

@@ -95,12 +95,12 @@ def of_lesson(student: Any) -> Lesson:
         tags = cell.metadata.get("tags", [])
         if "solution" in tags and lesson.before_own_code is None:
             lesson.before_own_code = lesson.minutes
-        if any(map(_minutes_in, tags)):
+        if tagged := sum(map(_minutes_in, tags)):
             lesson.acts.append(lesson.reading)
         section = lesson.sections[-1]
         section.cells += 1
         section.lines += sum(bool(line.strip()) for line in cell.source.splitlines())
-        section.tagged += sum(_minutes_in(tag) for tag in tags)
+        section.tagged += tagged
         if OPTIONAL not in section.heading.lower():
             code.append(cell.source)
     lesson.helper_names = _helper_names("\n".join(code))
