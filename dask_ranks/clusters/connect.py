@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 ANSWER_TIMEOUT = 10  # seconds that a scheduler has to answer at an address
 START_TIMEOUT = 60  # seconds that a cluster has to stand; its workers may come later
+BUSY_TIMES = 5  # so many times as long, at most, where other programs use the cores, too
 HALF_TIMEOUT = 10  # seconds that it has after Ctrl-C
 HASH_SEED = "6640"  # what Dask's nanny gives its workers, so that they hash alike
 SETTINGS = {
@@ -220,7 +221,7 @@ def made_in_time(make: Callable[[], Any]) -> Any:
     Ctrl-C waits until the cluster stands, up to `HALF_TIMEOUT` seconds: Dask cannot close half of
     one. In the thread it is blocked, and so in the processes of workers, which would end with a
     traceback of what they import. Raises what `make` raises, and `Error` after `START_TIMEOUT`
-    seconds.
+    seconds; on a busy machine that is more, and said.
     """
     made: Future = Future()
 
@@ -235,9 +236,19 @@ def made_in_time(make: Callable[[], Any]) -> Any:
     threading.Thread(target=fill, daemon=True, name="ddp-cluster").start()
     signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
     try:
-        if wait([made], START_TIMEOUT).not_done:
+        seconds = START_TIMEOUT
+        if wait([made], seconds).not_done:
+            load = os.getloadavg()[0]  # programs that want a core, in the mean of a minute
+            seconds = round(START_TIMEOUT * min(max(1, load / CPU_COUNT), BUSY_TIMES))
+            if seconds > START_TIMEOUT:
+                print(
+                    f"The cluster has not started within {START_TIMEOUT} s: {load:.0f} programs "
+                    f"want the {CPU_COUNT} cores of this machine. It has {seconds} s.",
+                    file=sys.stderr,
+                )
+        if wait([made], seconds - START_TIMEOUT).not_done:
             raise Error(
-                f"The cluster has not started within {START_TIMEOUT} s. What its processes have "
+                f"The cluster has not started within {seconds} s. What its processes have "
                 "printed says why. Do limits of this shell forbid more of them, or files (`ulimit "
                 "-u`, `ulimit -n`)? Does a debugger run the program (python -m pdb)?"
             )

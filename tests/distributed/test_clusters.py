@@ -1,6 +1,7 @@
 """Clusters that `connect` starts, and what is left of them after they were closed."""
 
 import contextlib
+import os
 import re
 import socket
 import ssl
@@ -11,13 +12,14 @@ import cloudpickle
 import psutil
 import pytest
 from children import children
+from dask.system import CPU_COUNT
 from distributed import Client
 from patience import PATIENCE
 from processes import Background, assert_gone, is_alive
 
 import ddp_common as ddp
 from dask_ranks.client.rpc import known_workers
-from dask_ranks.clusters import protection
+from dask_ranks.clusters import connect, protection
 from dask_ranks.worker.plugin import tls_contexts
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -148,5 +150,14 @@ def test_a_cluster_whose_processes_cannot_be_started_is_an_error_in_time(tmp_pat
     (tmp_path / "program.py").write_text(AS_UNDER_PDB)
     program = [sys.executable, tmp_path / "program.py"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE)
-    said = "has not started within 3 s|LocalCluster could not be started"
+    said = r"has not started within \d+ s\. What|LocalCluster could not be started"
     assert done.returncode == 1 and re.search(said, done.stderr), done.stderr
+
+
+def test_a_cluster_has_longer_to_start_where_the_machine_is_busy(monkeypatch, capsys):
+    monkeypatch.setattr(connect, "START_TIMEOUT", 0.1)
+    monkeypatch.setattr(connect, "BUSY_TIMES", 10_000)
+    monkeypatch.setattr(os, "getloadavg", lambda: (10_000.0 * CPU_COUNT, 0.0, 0.0))
+    with ddp.connect("local", workers=1) as client:
+        assert len(client.workers()) == 1
+    assert f"programs want the {CPU_COUNT} cores of this machine" in capsys.readouterr().err

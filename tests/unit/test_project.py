@@ -98,9 +98,9 @@ def test_the_glossary_has_a_sentence_for_words_of_the_lessons():
 # Lines of Python in each package, as they were when it had been made smaller
 BUDGET = {
     "ddp_common": 4158,
-    "dask_ranks": 8334,
+    "dask_ranks": 8345,
     "tutorials/kit": 1699,
-    "tests": 22244,
+    "tests": 22254,
 }
 
 
