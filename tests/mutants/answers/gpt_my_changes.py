@@ -39,8 +39,8 @@ WRONG = {
     "two of D": (changes(D={"batch_size": 64, "average_every": 4}), "2 changed settings"),
     "A: batches": (changes(A={"batch_size": 32}), "same time"),
     "A: seldom averaged": (changes(A={"average_every": 16}), "same time"),
-    "A: one worker": (changes(A={"num_workers": 1}), "same time"),
     "A: no log": (changes(A={"log_rows": False}), "same time"),
+    # One worker in A is too few where a step reads longer than it computes: not on slow cores.
     "B: workers": (changes(B={"num_workers": 2}), "fewer of them"),
     "B: no log": (changes(B={"log_rows": False}), "fewer of them"),
     "C: batches": (changes(C={"batch_size": 32}), "What does rank 1 do"),
@@ -51,4 +51,4 @@ WRONG = {
 }
 EVERY = 0  # numbers of the solution may be others
 EQUIVALENT: dict = {}
-IN_MAKE_TEST = ["other values", "A: one worker"]
+IN_MAKE_TEST = ["other values", "A: no log"]
