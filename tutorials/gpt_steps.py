@@ -330,7 +330,7 @@ def memory_of_a_step(make_model, rows, forward, **options):
     model.register_comm_hook(None, buckets.average)
     optimizer = torch.optim.AdamW(model.parameters())
     weights = {parameter.data_ptr() for parameter in model.parameters()}
-    for _ in trace.steps(4):
+    for _ in trace.steps(3):
         optimizer.zero_grad()
         loss, saved = forward(model, rows.to(ddp.device()), **options)
         activations = nbytes(each for each in saved if each.data_ptr() not in weights)

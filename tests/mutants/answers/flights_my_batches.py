@@ -202,10 +202,4 @@ EQUIVALENT = {
     "line 11: np.argsort(place, kind='stable') → np.argsort(place)": "equal places have no order",
     "line 11: 'stable' → None": "equal places have no order",
 }
-IN_MAKE_TEST = [
-    "a text as a seed",
-    "the parity of the seed",
-    "the pid",
-    "a hash of text",
-    "halves",
-]
+IN_MAKE_TEST = ["a text as a seed", "the pid", "halves"]
