@@ -164,13 +164,12 @@ class SeededBySample(Dataset):
         self.is_batched = is_batched  # whole batches are asked for, and nothing is seeded
 
     def __getitems__(self, request: tuple[int | None, list[int]]) -> list:
-        """The samples of (epoch, indices), as a loader's fetcher asks for them.
-
-        Of no epoch: their fingerprints.
-        """
+        """The samples of (epoch, indices), which a fetcher asks for; of no epoch fingerprints."""
         epoch, indices = request
         if epoch is None:
-            fetched = self._fetch(EPOCH_BEGINS, indices)
+            fetched = [self._fetch(EPOCH_BEGINS, [index]) for index in indices]
+            if not self.is_batched:  # else these may be whole batches, of one sample each
+                fetched = [sample for (sample,) in fetched]
             return Fingerprints(same_data.fingerprints(indices, fetched))
         return self._fetch(epoch, indices)
 

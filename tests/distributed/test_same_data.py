@@ -1,5 +1,6 @@
 """All ranks see the same data: what differs is refused before the first batch, nothing else is."""
 
+import copy
 import random
 import sys
 
@@ -31,6 +32,13 @@ class Points(torch.utils.data.Dataset):
     def __getitem__(self, index):
         number = self.numbers[index]
         return {"x": self.augment(torch.full((4,), float(number))), "number": number}
+
+
+class WholeBatches(Points):
+    """It stacks a batch itself."""
+
+    def __getitems__(self, indices):
+        return torch.utils.data.default_collate([self[index] for index in indices])
 
 
 def train(make, epochs=1, compare=True, **options):
@@ -147,6 +155,7 @@ def test_data_that_are_not_the_same_on_all_ranks_are_refused(client, make, worke
         (cached, {}),
         (of_another_processor, {}),
         (drawn, {"collate_fn": collate_and_draw}),
+        (WholeBatches, {"batched": True, "collate_fn": copy.copy}),
         (shuffled, {"compare": False}),
     ],
 )
