@@ -197,11 +197,11 @@ WRONG = {
     "all rows on each, summed": (repaired(rows=lambda held_out: held_out), "more than once"),
     "every second": (
         repaired(rows=lambda held_out: held_out[dist.get_rank() % 2 :: 2]),
-        "more than once|mean over|count",
+        "more than once|mean over|count|weigh",
     ),
     "halves": (
         repaired(rows=lambda h: h[: len(h) // 2] if dist.get_rank() == 0 else h[len(h) // 2 :]),
-        "more than once|mean over|count|twice",
+        "more than once|mean over|count|twice|weigh",
     ),
     "padded": (repaired(rows=padded), "counts twice"),
     "torch's sampler": (with_torchs_sampler, "counts twice"),
