@@ -73,7 +73,7 @@ help:
 	@echo 'make check                  look whether this machine is ready for a class: under a minute, and once set up nothing is downloaded'
 	@echo 'make data TUTORIAL=pets     download the full data set (the tutorials work without)'
 	@echo 'make test                   test all that a user relies on, the six notebooks included: about ten minutes on two cores'
-	@echo 'make test-all               and the rest: a real Slurm, hosts, faults at many moments, what students do: half an hour in all'
+	@echo 'make test-all               and the rest: a real Slurm, hosts, faults at many moments, what students do: three quarters of an hour in all'
 	@echo 'make test-others            trainers of Accelerate, Lightning, timm and Transformers under ddprun and torchrun; installs them first'
 	@echo 'make lint                   look at layout, mistakes, who imports whom, types, workflows; nothing is changed'
 	@echo 'make sync                   write the notebooks from the scripts (TUTORIAL=pets: only this one)'
