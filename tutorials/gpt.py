@@ -398,7 +398,7 @@ my_largest = None  # "parameters", "gradients", "Adam", "buckets" or "activation
 # %% [markdown]
 # `saved_tensors_hooks` calls our function `note` with each tensor that is saved. Two
 # ways save bytes. **bf16**: with `autocast`, matrix products use numbers of two bytes.
-# Without `recompute`, bf16 copies of their weights are saved, too. **Activation
+# Without `recompute`, bf16 copies of their weights are saved. **Activation
 # checkpointing** (`recompute`): only the input of each block is saved, and the backward
 # pass runs the block's forward again.
 
@@ -430,8 +430,8 @@ print(checks.prediction("memory", my_largest))
 
 # %% [markdown]
 # All grow with the model, activations also with the batch. With `recompute`, the
-# activations of one block at a time come back during the backward pass. They are not in
-# our sum.
+# activations of one block at a time come back during the backward pass, outside our
+# sum.
 #
 # <details><summary><b>A line to change:</b> what does bf16 save with one window,
 # <code>rows: windows[:1]</code>?</summary>
@@ -439,8 +439,8 @@ print(checks.prediction("memory", my_largest))
 # Nothing: the copies of the weights are larger than what it saves of one window's
 # activations.</details>
 #
-# Whether bf16 is faster depends on processor and size. One H200 (torch 2.11) was
-# measured:
+# bf16 may also be slower: a CPU with AVX2 alone needed four times as long. On one H200
+# (torch 2.11):
 #
 # | model, batch × tokens | | float32 | TF32 | bf16 | bf16 + checkpointing |
 # |---|---|---|---|---|---|
