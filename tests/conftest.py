@@ -14,7 +14,7 @@ import pytest
 from command_line import ROOT, SET_OUTSIDE
 from distributed import Client
 from patience import PATIENCE
-from processes import can_hide, hiding, separate_cluster
+from processes import can_hide, environment_for, hiding, separate_cluster
 from s3_here import s3_server
 
 import ddp_common as ddp
@@ -80,6 +80,14 @@ def client(tmp_path_factory):
         # Dask gives a worker that it has killed five seconds to end, and a busy machine may not
         with contextlib.suppress(TimeoutError):
             client.close()
+
+
+@pytest.fixture
+def joining(client, tmp_path):
+    """Variables with which another program takes these workers in place of starting its own."""
+    given = environment_for(client, tmp_path).items()
+    of_tls = {name: value for name, value in given if name not in os.environ}
+    return {"CLUSTER": client.scheduler.address} | of_tls
 
 
 @pytest.fixture(scope="module")

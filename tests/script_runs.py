@@ -51,9 +51,9 @@ def result(output):
     return re.findall(r"^RESULT (\S+)$", output, flags=re.M)
 
 
-def results_of_both(words, folder):
-    """What a script of ours, with its arguments, has found under `ddprun` and under torchrun."""
+def results_of_both(words, folder, **variables):
+    """What a script, with its arguments, has found under `ddprun` (`variables`) and torchrun."""
     script, *arguments = words
     words = [SCRIPTS / script, *arguments]
-    ours = said([*DDPRUN, "--workers", "2", *words], folder / "ours")
+    ours = said([*DDPRUN, "--workers", "2", *words], folder / "ours", **variables)
     return result(ours), result(under_torchrun(words, folder / "theirs"))

@@ -17,8 +17,8 @@ import ddp_common as ddp
 @pytest.mark.parametrize(
     "words", [["trainer_class.py", "3", "."], ["launches.py"]], ids=lambda words: words[0]
 )
-def test_a_script_ends_with_the_numbers_that_it_has_under_torchrun(tmp_path, words):
-    ours, theirs = results_of_both(words, tmp_path)
+def test_a_script_ends_with_the_numbers_that_it_has_under_torchrun(tmp_path, joining, words):
+    ours, theirs = results_of_both(words, tmp_path, **joining)
     assert ours and ours == theirs
 
 
@@ -35,19 +35,19 @@ def test_what_a_script_writes_lies_where_it_was_started_and_its_log_in_the_run(t
     assert f"[rank 0] RESULT {result(output)[0]}" in (run / "log.txt").read_text()
 
 
-def test_a_module_is_run_by_its_name(tmp_path):
+def test_a_module_is_run_by_its_name(tmp_path, joining):
     (tmp_path / "place" / "package").mkdir(parents=True)
     module = tmp_path / "place" / "package" / "train.py"
     module.write_text(SCRIPTS.joinpath("accumulates.py").read_text())
-    output = said([*DDPRUN, "--workers=2", "-m", "package.train"], tmp_path / "place")
+    output = said([*DDPRUN, "--workers=2", "-m", "package.train"], tmp_path / "place", **joining)
     assert len(result(output)) == 1
 
 
-def test_a_script_with_a_snapshot_goes_on_after_its_rank_was_killed(tmp_path):
+def test_a_script_with_a_snapshot_goes_on_after_its_rank_was_killed(tmp_path, joining):
     words = [SCRIPTS / "trainer_class.py", "4", "."]
-    whole = said([*DDPRUN, "--workers=2", *words], tmp_path / "whole")
+    whole = said([*DDPRUN, "--workers=2", *words], tmp_path / "whole", **joining)
     hurt = [*DDPRUN, "--workers=2", "--max-restarts=1", *words, "--dies-once"]
-    output = said(hurt, tmp_path / "hurt")
+    output = said(hurt, tmp_path / "hurt", **joining)
     assert "Restart 1 on 2 rank(s)" in output and "goes on in epoch 2" in output
     assert result(output) == result(whole)
 
@@ -56,7 +56,7 @@ FAILS = """
 import os, sys
 def fail():
     raise ValueError("no data")
-print("hello from", os.environ["RANK"], flush=True)
+print("hello from", os.environ["RANK"], os.environ["PYTHONHASHSEED"], flush=True)
 if os.environ["RANK"] == "1":
     fail()
 """
@@ -68,12 +68,13 @@ time.sleep(1000)
 
 
 def test_a_script_that_fails_names_the_rank_and_its_lines_alone(tmp_path):
+    """Hashes have the seed of the user."""
     (tmp_path / "fails.py").write_text(FAILS)
-    output = said([*DDPRUN, "--workers=2", "fails.py"], tmp_path, code=1)
+    output = said([*DDPRUN, "--workers=2", "fails.py"], tmp_path, code=1, PYTHONHASHSEED="7")
     assert "Error: Rank 1 of 2 on" in output and "failed: ValueError: no data" in output
     traceback = output[output.index("Traceback") :]
     assert [*re.findall(r'File "(.*)", line', traceback)] == [str(tmp_path / "fails.py")] * 2
-    assert "hello from 0" in output and "[rank 1] hello from 1" in output
+    assert "hello from 0 7\n" in output and "[rank 1] hello from 1 7\n" in output
     assert "There is no script none.py" in said([*DDPRUN, "none.py"], tmp_path, code=1)
 
 
@@ -113,11 +114,11 @@ def test_sigterm_goes_to_the_handlers_of_a_script_which_have_time_to_end(tmp_pat
     assert len(list(tmp_path.glob("saved-*"))) == 2
 
 
-def test_a_script_ends_well_by_os_exit_0_whichever_rank_ends_so_first(tmp_path):
+def test_a_script_ends_well_by_os_exit_0_whichever_rank_ends_so_first(tmp_path, joining):
     line = "import os, sys, time; os.environ['RANK'] == sys.argv[1] and os._exit(0); time.sleep(2)"
     (tmp_path / "leaves.py").write_text(line + "; os.mkdir('ended')")
     for rank in (0, 1):
-        said([*DDPRUN, "--workers=2", "leaves.py", rank], tmp_path)
+        said([*DDPRUN, "--workers=2", "leaves.py", rank], tmp_path, **joining)
         (tmp_path / "ended").rmdir()  # of the other one
 
 
@@ -125,24 +126,18 @@ WORDS = "import argparse; argparse.ArgumentParser().parse_args()"
 SPAWNS = "import torch.multiprocessing as mp\ndef main(rank): ...\nmp.spawn(main, nprocs=2)"
 
 
-def test_a_wrong_line_is_refused_in_a_few_words(tmp_path):
+def test_a_wrong_line_is_refused_in_a_few_words(tmp_path, joining):
     """Of ddprun itself, before anything is started; and of the script."""
     assert "no module nosuch" in said([*DDPRUN, "-m", "nosuch.train"], tmp_path, code=1)
     assert "subprocess" in said([*DDPRUN, "--no-python", "train.py"], tmp_path, code=2)
     assert "Write --workers" in said([*DDPRUN, "--nnodes=2", "train.py"], tmp_path, code=1)
     (tmp_path / "words.py").write_text(WORDS)
-    output = said([*DDPRUN, "--workers=2", "words.py", "--falt=1"], tmp_path, code=1)
+    output = said([*DDPRUN, "--workers=2", "words.py", "--falt=1"], tmp_path, code=1, **joining)
     assert "unrecognized arguments: --falt=1" in output and "exit code 2" in output
     assert "Traceback" not in output
     (tmp_path / "spawns.py").write_text(SPAWNS)
-    output = said([*DDPRUN, "--workers=2", "spawns.py"], tmp_path, code=1)
+    output = said([*DDPRUN, "--workers=2", "spawns.py"], tmp_path, code=1, **joining)
     assert 'write main(rank, …), with rank = int(os.environ["RANK"])' in output
-
-
-def test_the_seed_of_hashes_is_that_of_the_user(tmp_path):
-    (tmp_path / "seed.py").write_text("import os; print(os.environ['PYTHONHASHSEED'])")
-    output = said([*DDPRUN, "--workers=1", "seed.py"], tmp_path, PYTHONHASHSEED="7")
-    assert output.endswith("\n7\n")
 
 
 def torchruns_environment():
@@ -189,9 +184,9 @@ threading.Timer(1, results.write, ["thread "]).start()
 """
 
 
-def test_what_a_script_has_left_open_is_ended_as_python_ends_it(tmp_path):
+def test_what_a_script_has_left_open_is_ended_as_python_ends_it(tmp_path, joining):
     (tmp_path / "leaves.py").write_text(LEFT_OPEN)
-    said([*DDPRUN, "--workers=1", "leaves.py"], tmp_path)
+    said([*DDPRUN, "--workers=1", "leaves.py"], tmp_path, **joining)
     folder, *words = (tmp_path / "results").read_text().split()
     assert words == ["thread", "atexit", "deleted"] and not Path(folder).exists()
     assert (tmp_path / "log").read_text() == "kept in memory\n"
@@ -219,9 +214,10 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_behind_a_link_has_its_builtins_and_its_classes_in_spawned_workers(tmp_path):
+def test_a_script_behind_a_link_has_its_builtins_and_classes_in_spawned_workers(tmp_path, joining):
     (tmp_path / "target").mkdir()
     (tmp_path / "target/script.py").write_text(OF_ITS_MAIN)
     (tmp_path / "target/beside_the_target.py").write_text("x = 1")
     (tmp_path / "link.py").symlink_to(tmp_path / "target/script.py")
-    assert "RESULT hello [0, 1] 1\n" in said([*DDPRUN, "--workers=1", "link.py"], tmp_path)
+    output = said([*DDPRUN, "--workers=1", "link.py"], tmp_path, **joining)
+    assert "RESULT hello [0, 1] 1\n" in output

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import cloudpickle
@@ -73,6 +74,19 @@ def test_a_rank_that_is_killed_while_its_child_goes_on_printing_is_noticed(clien
 
     with pytest.raises(ddp.RankFailed, match="killed by SIGKILL"):
         ddp.launch(client, train, workers=1)
+
+
+def test_a_thread_that_prints_for_ever_keeps_a_rank_for_half_a_minute_and_reaches_no_other(client):
+    def print_for_ever():
+        def chatter():
+            while True:
+                print("still here", flush=True)
+
+        threading.Thread(target=chatter).start()
+        return 7
+
+    assert ddp.launch(client, print_for_ever, workers=2).result == 7
+    assert ddp.launch(client, ddp.world_size, workers=4).result == 4
 
 
 def changes_its_root(folder):

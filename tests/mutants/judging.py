@@ -33,7 +33,7 @@ class Answer:
     is_right: bool
     what: Any  # a function, or the text that defines one (of a port: the script)
     asks: str = ""  # a regular expression that the sentence must have
-    is_quick: bool = False  # `make test` has it, too
+    is_quick: bool = False  # a test has it, too
 
 
 def exercise_of(lesson: str, name: str) -> Exercise:
@@ -70,7 +70,7 @@ def answers_to(lesson: str, name: str, names: dict[str, Any]) -> tuple[list[Answ
             return text
         return what
 
-    quick = there["IN_MAKE_TEST"]
+    quick = there["IN_TESTS"]
     found = [Answer("the solution", True, solution)]  # in `make test` the notebook judges it
     for key, what in there["RIGHT"].items():
         found.append(Answer(key, True, text_of(what), is_quick=key in quick))

@@ -1,5 +1,6 @@
 """Whatever an answer does, it is judged in words below the cell, and the notebook goes on."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import psutil
 import pytest
 
 import ddp_common as ddp
+from tests.mutants.__main__ import PAGE, digest_of_checks
 from tutorials.checks.common import SHOWN, Wrong, judge
 
 
@@ -113,3 +115,13 @@ def test_a_process_that_an_answer_leaves_running_is_ended(capsys):
     for process in started:
         assert process.wait(60) == -signal.SIGKILL
     assert said.startswith("2 process(es) that were left running have been ended.\nright: ")
+
+
+def test_the_table_for_instructors_is_of_these_checks_and_names_no_hole():
+    page = PAGE.read_text()
+    table = page.partition("<!-- mutants -->")[2].partition("<!-- end of mutants -->")[0]
+    numbers = re.findall(r"\*\*(\d+)\*\*", table)
+    wrong, refused, equivalent, holes, right, refused_wrongly = map(int, numbers)
+    assert wrong >= 350 and right >= 130 and holes == refused_wrongly == 0
+    assert wrong == refused + equivalent
+    assert f"checks {digest_of_checks()}" in table, "checks have changed: run `make mutants`"

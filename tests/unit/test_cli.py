@@ -76,13 +76,14 @@ def test_resume_goes_on_with_the_settings_of_the_run_until_ctrl_c_stops_all(tmp_
     assert epochs == sorted(epochs) and epochs[-1] > 1
 
 
-def test_a_resume_says_which_settings_were_changed(tmp_path):
+def test_a_resume_says_which_settings_were_changed(tmp_path, joining):
     directory = tmp_path / "run"
     for variables in (
         {"CHECKPOINT": directory, "SET": "epochs=1 hidden=16"},
         {"RESUME": directory, "SET": "epochs=2"},
     ):
-        code, out, error = finish(command("run", "mnist", runs=tmp_path, WORKERS="1", **variables))
+        variables |= {"WORKERS": "1"} | joining
+        code, out, error = finish(command("run", "mnist", runs=tmp_path, **variables))
         assert code == 0, error
     assert "changed since then: epochs=2 (was 1)" in out
     config = json.loads((directory / "config.json").read_text())

@@ -92,4 +92,4 @@ WRONG = {
     "nothing": (by(whole, lambda found: None), "Is it a dict"),
 }
 EQUIVALENT: dict = {}
-IN_MAKE_TEST = ["by int", "the next step"]
+IN_TESTS = ["by int", "the next step"]

@@ -265,4 +265,4 @@ EQUIVALENT = {
     "line 4: torch.zeros(3, device=inputs.device) → torch.zeros(3)": "the same where there is no GPU",
     "line 5: 100 → 101": "another size of the batches",
 }
-IN_MAKE_TEST = ["blocks", "= for += in the loss", "mean of the batches", "halves"]
+IN_TESTS = ["blocks", "= for += in the loss", "mean of the batches", "halves"]

@@ -98,4 +98,4 @@ WRONG = {
     "text": (written(lambda rate: "fast"), "what is the rule 'kept'"),
 }
 EQUIVALENT: dict = {}
-IN_MAKE_TEST = ["as cases", "in three stairs", "right at a third"]
+IN_TESTS = ["as cases", "in three stairs", "right at a third"]

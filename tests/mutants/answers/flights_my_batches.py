@@ -202,4 +202,4 @@ EQUIVALENT = {
     "line 11: np.argsort(place, kind='stable') → np.argsort(place)": "equal places have no order",
     "line 11: 'stable' → None": "equal places have no order",
 }
-IN_MAKE_TEST = ["a text as a seed", "the pid", "halves"]
+IN_TESTS = ["a text as a seed", "the pid", "halves"]

@@ -191,4 +191,4 @@ EQUIVALENT = {
     "line 10: when < hour → when <= hour": "with or without their ends, as the text says",
     "line 10: when >= hour - pd.Timedelta(hours=24) → when > hour - pd.Timedelta(hours=24)": "with or without their ends, as the text says",
 }
-IN_MAKE_TEST = ["in one loop", "numbers as places", "just before"]
+IN_TESTS = ["in one loop", "numbers as places", "just before"]

@@ -54,4 +54,4 @@ WRONG = {
     "by the root": (of_fsdp(lambda n, ranks: 16 * n / ranks**0.5 * 2**0.5 / 2), HELD),
 }
 EQUIVALENT: dict = {}
-IN_MAKE_TEST = ["one formula", "always two ranks"]
+IN_TESTS = ["one formula", "always two ranks"]

@@ -123,4 +123,4 @@ EQUIVALENT = {
     "line 4: 0 → 1 (2)": "sizes are multiples of 4 bytes: one more fills no bucket",
     "line 9: 0 → 1": "sizes are multiples of 4 bytes",
 }
-IN_MAKE_TEST = ["it empties its list", "a table", "strictly more"]
+IN_TESTS = ["it empties its list", "a table", "strictly more"]

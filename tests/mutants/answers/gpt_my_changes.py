@@ -51,4 +51,4 @@ WRONG = {
 }
 EVERY = 0  # numbers of the solution may be others
 EQUIVALENT: dict = {}
-IN_MAKE_TEST = ["other values", "A: no log"]
+IN_TESTS = ["other values", "A: no log"]

@@ -224,4 +224,4 @@ WRONG = {
     "the largest": (the_largest, "another gradient"),
 }
 EQUIVALENT: dict = {}
-IN_MAKE_TEST = ["one_bucket", "the first four"]
+IN_TESTS = ["one_bucket", "the first four"]

@@ -233,4 +233,4 @@ EQUIVALENT = {
     "line 72: F.mse_loss(model.module(held_out), held_out) → F.mse_loss(held_out, model.module(held_out))": "a squared difference has no order",
     "line 31: 1 → 2": "NumPy takes any negative number for the length that it has to find",
 }
-IN_MAKE_TEST = ["own share, not summed"]
+IN_TESTS = ["own share, not summed"]

@@ -118,4 +118,4 @@ WRONG = {
 }
 EVERY = 0  # the solution is a program that does by itself what students do by hand
 EQUIVALENT: dict = {}
-IN_MAKE_TEST = ["a path", "a typed log", "not killed"]
+IN_TESTS = ["a path", "a typed log", "not killed"]

@@ -181,4 +181,4 @@ WRONG = {
     ),
 }
 EQUIVALENT: dict = {}
-IN_MAKE_TEST = ["Adam knows the step", "the steps of this call"]
+IN_TESTS = ["Adam knows the step", "the steps of this call"]

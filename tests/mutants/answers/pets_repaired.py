@@ -219,4 +219,4 @@ EQUIVALENT = {
     "line 12: F.mse_loss(model(x), y) → F.mse_loss(y, model(x))": "a squared difference has no order",
     "a seed for each rank": "DDP begins with the weights of rank 0, whose seed is the same",
 }
-IN_MAKE_TEST = ["averaged by hand", "DDP removed, no step", "no seed"]
+IN_TESTS = ["averaged by hand", "DDP removed, no step", "no seed"]

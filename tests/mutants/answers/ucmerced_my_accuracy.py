@@ -254,4 +254,4 @@ WRONG = {
 EQUIVALENT = {
     "line 7: binomtest(right, n).proportion_ci(method='wilson') → binomtest(right, n).proportion_ci()": "the default is Clopper and Pearson's, a common 95 % interval",
 }
-IN_MAKE_TEST = ["to_three_places", "97 %", "of two ranks"]
+IN_TESTS = ["to_three_places", "97 %", "of two ranks"]

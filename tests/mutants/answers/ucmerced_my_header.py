@@ -127,4 +127,4 @@ WRONG = {
     "printed": ([(LAST, 'print("\\n".join(lines))')], "whose first line"),
 }
 EQUIVALENT: dict = {}
-IN_MAKE_TEST = ["a clock", "strictly larger", "hours for minutes", "in small letters"]
+IN_TESTS = ["a clock", "strictly larger", "hours for minutes", "in small letters"]

@@ -59,4 +59,4 @@ WRONG = {
     "all at the limit": (says([("T", lost) for _, lost in READING.values()]), "sacct"),
 }
 EQUIVALENT: dict = {}
-IN_MAKE_TEST = ["a dash", "a comma", "2 at its limit", "3 since the epoch"]
+IN_TESTS = ["a dash", "a comma", "2 at its limit", "3 since the epoch"]
