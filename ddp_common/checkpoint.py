@@ -77,7 +77,7 @@ class Checkpoint:
             for batch in ddp.DataLoader(data, batch_sampler=sampler):
                 …
                 optimizer.step()
-                checkpoint.step()  # what this batch was for is done
+                checkpoint.step()  # this batch is trained
             checkpoint.save()
 
     `save()` saves when it is called. `step()` says that what the batches taken so far were for is
@@ -240,8 +240,8 @@ class Checkpoint:
         self._check_parts()
         if self.has_open_batches():
             raise Error(
-                "save() after a batch of which step() has not said that it is done: its gradients "
-                f"would be lost. {moments.STEP}\nWhere gradients of k batches are added up, the "
+                "checkpoint.save() after a batch without checkpoint.step(): its gradients would "
+                f"be lost. {moments.STEP}\nWhere gradients of k batches are added up, the "
                 "optimizer steps after the last batch of an epoch, too: if sampler.step % k == 0 "
                 "or sampler.step == len(sampler). Call step() for a batch without gradients, too."
             )
@@ -280,8 +280,8 @@ class Checkpoint:
             raise Error(
                 "This Checkpoint has a sampler, and restore() was not called: a run that starts "
                 "again would begin from scratch, and remove what was saved. Call "
-                "checkpoint.restore() before the loop; in a new run it does nothing. Of a second "
-                "Checkpoint, for the best model, say, the sampler is no part."
+                "checkpoint.restore() before the loop; in a new run it does nothing. A second "
+                "Checkpoint, for the best model, say, is made without sampler=."
             )
         for part in self.parts.values():
             part.refuse_unfit()

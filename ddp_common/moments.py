@@ -14,7 +14,7 @@ from ddp_common import stopping
 
 STEP = (
     "Write, after the optimizer's step:\n"
-    "    checkpoint.step()  # what the batches so far were for is done: they may be saved"
+    "    checkpoint.step()  # the batches so far are trained: a checkpoint may be saved"
 )
 
 

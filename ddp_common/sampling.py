@@ -39,7 +39,7 @@ THE_LOOP = (
 )
 UNWEIGHTED = (
     "sampler.weight was not read in an epoch in which ranks had different numbers of samples: the "
-    "fewer count more. Multiply the loss by it (docs/loops.md), or set drop_last=True."
+    "fewer count more. Multiply the loss by it (docs/loops.md)."
 )
 
 EPOCH_BEGINS = 2**32 - 1  # in place of a step, for what draws before the first
@@ -354,9 +354,9 @@ class ElasticSampler:
         """
         if self._weight is None:
             raise Error(
-                "sampler.weight was asked for when no batch of the sampler was in training. Read "
-                "it in the loop, when the batch is taken; a batch that is kept (list(loader), "
-                "itertools.cycle(loader)) needs the weight that was read with it."
+                "sampler.weight was asked for when no batch of the sampler was in training. Take "
+                "batches from ddp.DataLoader(data, batch_sampler=sampler), and read the weight as "
+                "one is taken; keep it with a batch that is kept (list, itertools.cycle)."
             )
         self._check_thread()
         self._was_read = True

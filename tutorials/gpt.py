@@ -142,7 +142,7 @@ def train(windows, epochs, batch_size, learning_rate, layers, seed):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            checkpoint.step()  # what this batch was for is done
+            checkpoint.step()  # this batch is trained
             schedule.step()
             ddp.report(loss=loss)
         checkpoint.save()

@@ -367,7 +367,7 @@ helpers.show_file(
 # | `model = model.to(device)` | first move, then wrap |
 # | `model = DDP(model, device_ids=[local_rank])` | without GPUs: `device_ids=None` |
 # | `sampler = DistributedSampler(data)` | `torch.utils.data` has it: own shares |
-# | `DataLoader(data, 64, sampler=sampler)` | 64 *per rank*: global batch 128 on two |
+# | `DataLoader(data, 128 // size, sampler=sampler)` | `size = dist.get_world_size()` |
 # | `sampler.set_epoch(epoch)` | before each epoch: a new order |
 # | `if dist.get_rank() == 0:` | what one rank does for all: print, save |
 # | `model.module.state_dict()` | DDP adds `module.` to all names |
@@ -473,7 +473,7 @@ def train(images, epochs, batch_size, learning_rate, hidden, bottleneck, seed):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            checkpoint.step()  # what this batch was for is done: it may be saved
+            checkpoint.step()  # this batch is trained: a checkpoint may be saved
             ddp.report(loss=loss)  # to your notebook; no rank waits for it
     checkpoint.save()
     return model.module.state_dict()

@@ -246,9 +246,9 @@ my_prediction = None  # "same", "close" or "different"
 # `launch` calls `init_process_group` and `destroy_process_group`. `sampler.epochs`
 # replaces `set_epoch`.
 #
-# **The weight.** If rank 0 has 300 of a batch's 512 windows, its mean loss should count
-# 300/512. But DDP divides the sum over two ranks by 2. So `sampler.weight` is
-# 2 · 300/512 on rank 0.
+# **The weight.** Suppose that rank 0 has 300 of a batch's 512 windows: its mean loss
+# should count 300/512. But DDP divides the sum over two ranks by 2. So
+# `sampler.weight` is 2 · 300/512 on rank 0.
 #
 # <details><summary><b>A small question:</b> what is it on rank 1? And if each rank has
 # 256?</summary>
@@ -293,7 +293,7 @@ def train(windows, epochs, batch_size, learning_rate, layers, hidden, seed):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            checkpoint.step()  # what this batch was for is done
+            checkpoint.step()  # this batch is trained
             schedule.step()
             ddp.report(loss=loss)
         if ddp.rank() == 0:

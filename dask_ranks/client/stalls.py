@@ -85,7 +85,7 @@ def returned_early(
     rank = returned[0]
     return rank, (
         f"It came to its end{_at_step(rank)}, while rank {numbers(peers)} went on and {what}. "
-        "Every rank must run the same number of steps."
+        "Every rank must run the same steps, and call checkpoint.save() and other collectives."
     )
 
 

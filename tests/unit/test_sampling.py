@@ -120,7 +120,7 @@ def test_the_weight_of_no_batch_is_refused():
     with pytest.raises(Error, match="no batch of the sampler was in training"):
         _ = sampler.weight
     for _ in sampler.epochs(1):
-        with pytest.raises(Error, match="Read it in the loop, when the batch is taken"):
+        with pytest.raises(Error, match="read the weight as one is taken"):
             _ = sampler.weight
         assert [sampler.weight for _ in sampler.batches()] == [1.0] * 3
         with pytest.raises(Error, match="no batch of the sampler was in training"):
