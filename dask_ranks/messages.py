@@ -29,6 +29,7 @@ class RankSpec:
     attempt: str  # its id
     rank: int
     variables: dict[str, str]  # of the rank's environment, beside those that its worker knows
+    is_script: bool  # its own handler of SIGTERM is called once, however often it is told to stop
 
 
 # From a rank, or its agent, to the client: these, and those that `ddp_common.reporting` has

@@ -291,5 +291,5 @@ def _specs(attempt: Attempt, store: tuple[str, int]) -> list[RankSpec]:
             "DDP_CHECKPOINTS": attempt.checkpoints.folders[address],
         }
         texts = {name: str(value) for name, value in variables.items()}
-        specs.append(RankSpec(attempt.attempt_id, rank, texts))
+        specs.append(RankSpec(attempt.attempt_id, rank, texts, attempt.job.is_script))
     return specs

@@ -70,8 +70,10 @@ def listen(attempt_id: str, dask_worker: Worker) -> tuple[str, int]:
 
 
 def tell_to_stop() -> None:
-    """Send SIGTERM to the rank on this worker, if there is one."""
-    HOST.signal(signal.SIGTERM)
+    """Send SIGTERM to the rank on this worker, if there is one; to a script only once."""
+    if HOST.running is not None and HOST.sigterms > 0:
+        HOST.sigterms -= 1
+        HOST.signal(signal.SIGTERM)
 
 
 def ask_where() -> str | None:
@@ -125,6 +127,7 @@ def run_rank(spec: RankSpec, payload: bytes, tables: BinaryIO | None = None) -> 
             if process is None:
                 send([Ended("cancelled")])
                 return None
+            HOST.sigterms = 1 if spec.is_script else math.inf
             return _follow(process, send, is_wanted)
     finally:
         HOST.rank_is_gone(lambda do: worker.loop.add_callback(worker.loop.call_later, FLUSH, do))

@@ -22,6 +22,7 @@ class RankHost:
     def __init__(self) -> None:
         self.one_rank = threading.Lock()
         self.running: Supervisor | None = None  # of the rank that runs
+        self.sigterms = 0.0  # how many more of them it gets
         self._store: tuple[str, socket.socket] | None = None  # of an attempt, for its rank 0
         self.afterwards: list[Callable[[], None]] = []  # to be done when the rank is gone
         self._shared_path: str | None = None  # of the fork server of a local cluster

@@ -13,6 +13,7 @@ from processes import Background, assert_nothing_left, log_of, saved_steps, wait
 
 import ddp_common as ddp
 from dask_ranks.client import signals
+from dask_ranks.worker import agent
 from ddp_common import exchange, stopping
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -58,6 +59,32 @@ def test_a_client_that_is_told_to_stop_tells_a_rank_that_still_works(
     monkeypatch.setattr(signals, "stop_requested", True)
     with pytest.raises(ddp.RunStopped):
         running.outcome()
+
+
+HEARS = """
+import os, signal, time
+def save(number, frame):
+    with open("heard-" + os.environ["RANK"], "a") as file:
+        file.write("SIGTERM ")
+signal.signal(signal.SIGTERM, save)
+open("started-" + os.environ["RANK"], "w").close()
+while not os.path.exists("go on"):
+    time.sleep(0.1)
+"""
+
+
+def test_a_script_hears_sigterm_once_however_often_its_job_is_near_its_end(
+    client, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hears.py").write_text(HEARS)
+    running = Background(ddp.launch, client, ddp.script("hears.py"), workers=2)
+    for name in ("started", "heard"):
+        wait_until(lambda: len(list(tmp_path.glob(f"{name}-*"))) == 2)
+        client.run(agent.tell_to_stop)
+    (tmp_path / "go on").touch()
+    running.outcome()
+    assert [(tmp_path / f"heard-{rank}").read_text() for rank in (0, 1)] == ["SIGTERM "] * 2
 
 
 def end_alone():

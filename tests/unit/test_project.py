@@ -98,9 +98,9 @@ def test_the_glossary_has_a_sentence_for_words_of_the_lessons():
 # Lines of Python in each package, as they were when it had been made smaller
 BUDGET = {
     "ddp_common": 4157,
-    "dask_ranks": 8345,
+    "dask_ranks": 8350,
     "tutorials/kit": 1699,
-    "tests": 22258,
+    "tests": 22285,
 }
 
 
