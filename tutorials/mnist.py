@@ -419,8 +419,8 @@ helpers.show_file(
 #   after a `backward()` can abort: `terminate called without an active exception`.)
 # - It uses GPUs if there are any (`torch.cuda.is_available()`).
 #
-# The check runs it as on **two machines** with one rank each. In one process, the same
-# batches must lead to the same weights. Then it simulates GPUs, two on each of two
+# The check runs it as on **two machines** with one rank each. One process trains with
+# the same batches: the weights must agree. Then it simulates GPUs, two on each of two
 # machines, and runs your lines for them.
 #
 # <details><summary>Hint</summary>
